@@ -1,0 +1,191 @@
+"""The emulated trainer equals the equations, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import oracle
+import pytest
+import torch
+import toy
+from torch import nn
+
+from trainer import schedules
+from trainer.corrections.error_feedback import ErrorFeedback
+from trainer.corrections.none import NoCorrection
+from trainer.optimizers import adamw, kinds, muon, sgd
+
+T = 10
+ADAMW = partial(
+    adamw, lr=0.02, momentum=0.9, variance_decay=0.95, eps=1e-8, weight_decay=0.1, fused=False
+)
+SGD = partial(sgd, lr=0.3, momentum=0.9, nesterov=True, weight_decay=0.01, fused=False)
+MUON = partial(
+    muon,
+    lr=0.02,
+    momentum=0.95,
+    nesterov=True,
+    newton_schulz_steps=5,
+    scaling="match_rms_adamw",
+    auxiliary_lr=None,
+    auxiliary_momentum=0.9,
+    variance_decay=0.95,
+    eps=1e-8,
+    weight_decay=0.1,
+)
+OPTIMIZERS = {
+    "adamw": (ADAMW, torch.float64),
+    "sgd": (SGD, torch.float64),
+    "muon": (MUON, torch.float32),
+}
+PHASES = {"synchronous_start": 0, "synchronous_cooldown": 0}
+
+
+def expected(
+    optimizer: Callable[..., torch.optim.Optimizer],
+    dtype: torch.dtype,
+    version: Callable[[int], int],
+    **options: float,
+) -> tuple[list[oracle.Weights], list[float]]:
+    torch.set_num_threads(1)
+    model = nn.Sequential(*toy.modules(1, dtype)[0])
+    kind = kinds(model)
+    batches = [(b[:, :-1], b[:, 1:]) for b in map(toy.batch, range(T))]
+    peak = optimizer.keywords["lr"]  # type: ignore[attr-defined]
+    return oracle.train(
+        model,
+        lambda m: optimizer([(kind[name], p) for name, p in m.named_parameters()]),
+        lambda t: peak * toy.lr_factor(t),
+        batches,
+        toy.loss,
+        version,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def assert_equal(executor: toy.Emulated, reference: oracle.Weights) -> None:
+    for ours, theirs in zip(toy.weights(executor), reference, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("tau", [0, 1, 3])
+@pytest.mark.parametrize("coefficient", [None, 1.0, 0.3])
+def test_equals_the_equations(name: str, tau: int, coefficient: float | None) -> None:
+    optimizer, dtype = OPTIMIZERS[name]
+    history, losses = expected(
+        optimizer, dtype, lambda t: max(0, t - tau), coefficient=coefficient or 0.0, clip_norm=0.5
+    )
+    schedule = schedules.constant_delay(
+        T, delay=tau, num_stages=1, num_microbatches=1, **PHASES
+    )
+    correction = (
+        NoCorrection if coefficient is None else partial(ErrorFeedback, coefficient=coefficient)
+    )
+    executor = toy.emulated(schedule, optimizer, correction, clip_norm=0.5, dtype=dtype)
+    updates = toy.run(executor, schedule.phases)
+    assert [u.loss for u in updates] == losses
+    assert any(u.grad_norm > 0.5 for u in updates), "the clip must act for this test to mean much"
+    assert_equal(executor, history[-1])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_two_buffered_weights_are_a_delay_of_one(name: str) -> None:
+    optimizer, dtype = OPTIMIZERS[name]
+    history, _ = expected(optimizer, dtype, lambda t: max(0, t - 1))
+    schedule = schedules.pipedream_2bw(T, num_stages=1, num_microbatches=1, **PHASES)
+    executor = toy.emulated(schedule, optimizer, dtype=dtype)
+    toy.run(executor, schedule.phases)
+    assert_equal(executor, history[-1])
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 4])
+@pytest.mark.parametrize("coefficient", [0.0, 1.0])
+def test_stages_and_microbatches_change_no_semantics(
+    num_stages: int, coefficient: float
+) -> None:
+    """AdamW is elementwise: stages change nothing but the order of the norm's sum, so no clip."""
+    history, losses = expected(
+        ADAMW, torch.float64, lambda t: max(0, t - 1), coefficient=coefficient, microbatches=3
+    )
+    schedule = schedules.pipedream_2bw(T, num_stages=num_stages, num_microbatches=3, **PHASES)
+    executor = toy.emulated(schedule, ADAMW, partial(ErrorFeedback, coefficient=coefficient))
+    updates = toy.run(executor, schedule.phases)
+    assert_equal(executor, history[-1])
+    torch.testing.assert_close([u.loss for u in updates], losses, rtol=1e-14, atol=0)
+
+
+def test_phases_switch_the_delay_on_and_off() -> None:
+    def version(t: int) -> int:
+        return max(3, t - 1) if 3 <= t < 8 else t
+
+    history, _ = expected(ADAMW, torch.float64, version, coefficient=1.0)
+    schedule = schedules.pipedream_2bw(
+        T, num_stages=2, num_microbatches=1, synchronous_start=3, synchronous_cooldown=0.2
+    )
+    executor = toy.emulated(schedule, ADAMW, partial(ErrorFeedback, coefficient=1.0))
+    toy.run(executor, schedule.phases)
+    assert_equal(executor, history[-1])
+
+
+def test_weight_stashing_delays_each_stage_by_its_own() -> None:
+    """Oracle: every version of every stage is kept, stage s reads t − (p − 1 − s) for m = 1."""
+    schedule = schedules.pipedream(T, num_stages=4, num_microbatches=1, **PHASES)
+    executor = toy.emulated(schedule, SGD)
+    toy.run(executor, schedule.phases)
+
+    parts = toy.modules(4)
+    history = [[[p.detach().clone() for p in m.parameters()] for m in parts]]
+    optimizers = [SGD([(kinds(m)[n], p) for n, p in m.named_parameters()]) for m in parts]
+    for t in range(T):
+        for s, module in enumerate(parts):
+            oracle._load(list(module.parameters()), history[max(0, t - (3 - s))][s])
+        rows = toy.batch(t)
+        toy.loss(nn.Sequential(*parts)(rows[:, :-1]), rows[:, 1:]).backward()
+        for s, module in enumerate(parts):
+            oracle._load(list(module.parameters()), history[t][s])
+            optimizers[s].param_groups[0]["lr"] = 0.3 * toy.lr_factor(t)
+            for group in optimizers[s].param_groups:
+                group["lr"] = 0.3 * toy.lr_factor(t)
+            optimizers[s].step()
+            optimizers[s].zero_grad()
+        history.append([[p.detach().clone() for p in m.parameters()] for m in parts])
+    assert_equal(executor, [w for stage in history[-1] for w in stage])
+
+
+def test_error_feedback_is_weight_prediction_seen_from_the_predicted_point() -> None:
+    """W(t) = V(t) − λ (u_{t−1} − u_0), where V is the plain sum of the same updates."""
+    optimizer = partial(SGD.func, **{**SGD.keywords, "weight_decay": 0.0})
+    history, _ = expected(optimizer, torch.float64, lambda t: max(0, t - 1), coefficient=0.7)
+    schedule = schedules.pipedream_2bw(T, num_stages=1, num_microbatches=1, **PHASES)
+    executor = toy.emulated(schedule, optimizer, partial(ErrorFeedback, coefficient=0.7))
+    toy.run(executor, schedule.phases)
+    updates = _updates_behind(history, 0.7)
+    for i, weight in enumerate(toy.weights(executor)):
+        plain = history[0][i] - sum(u[i] for u in updates)
+        predicted = plain - 0.7 * (updates[-1][i] - updates[0][i])
+        torch.testing.assert_close(weight, predicted, rtol=1e-12, atol=1e-13)
+
+
+def _updates_behind(history: list[oracle.Weights], coefficient: float) -> list[oracle.Weights]:
+    """Solves W(t+1) = W(t) − u_t − λ (u_t − u_{t−1}) for u_t; no correction at t = 0."""
+    updates = [[a - b for a, b in zip(history[0], history[1], strict=True)]]
+    for old, new in zip(history[1:], history[2:], strict=False):
+        updates.append(
+            [
+                (a - b + coefficient * u) / (1 + coefficient)
+                for a, b, u in zip(old, new, updates[-1], strict=True)
+            ]
+        )
+    return updates
+
+
+@pytest.mark.parametrize("marks", [(0, 1, 2, 3, 7, 10), (0, 5, 10)])
+def test_drains_change_no_number(marks: tuple[int, ...]) -> None:
+    schedule = schedules.pipedream_2bw(T, num_stages=4, num_microbatches=3, **PHASES)
+    correction = partial(ErrorFeedback, coefficient=1.0)
+    straight = toy.emulated(schedule, ADAMW, correction, clip_norm=0.5)
+    drained = toy.emulated(schedule, ADAMW, correction, clip_norm=0.5)
+    assert toy.run(straight, (0, T)) == toy.run(drained, marks)
+    assert_equal(drained, toy.weights(straight))

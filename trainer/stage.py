@@ -1,0 +1,130 @@
+"""One stage under delay: W(t+1) = W(t) − u_t(∇loss(W(version(t)); batch t)), then a correction.
+
+Everything that the semantics asks of a stage is here, once; executors only order the calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainer.corrections.none import NoCorrection
+from trainer.schedules import Op
+from trainer.versions import Versions
+
+
+class Stage:
+    """A consecutive part of the model with its versions, gradients and delayed update.
+
+    `tied` names the weights that another stage holds too; `lag` and `tied_lag` say how many
+    versions behind the newest they and the others are read. `lr_factor` maps update t to a factor
+    on every group's peak learning rate.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        make_optimizer: Callable[[Sequence[tuple[str, nn.Parameter]]], Optimizer],
+        correction: NoCorrection,
+        lr_factor: Callable[[int], float],
+        *,
+        lag: int,
+        tied: frozenset[str],
+        tied_lag: int,
+        dtype: torch.dtype,
+        run: Callable[[nn.Module], Callable[[Tensor], Tensor]] = lambda module: module,
+    ) -> None:
+        names = [name for name, _ in module.named_parameters()]
+        self.is_tied = [name in tied for name in names]
+        lags = [tied_lag if is_tied else lag for is_tied in self.is_tied]
+        self.versions = Versions(module, lags, dtype)
+        self.optimizer = make_optimizer(list(zip(names, self.versions.master, strict=True)))
+        self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
+        self._correction, self._lr_factor, self._run = correction, lr_factor, run(module)
+        self._in_flight: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._read: dict[int, list[int]] = {}
+        self._sums: list[Tensor] = []
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the last update, of the first parameter group."""
+        return self.optimizer.param_groups[0]["lr"]
+
+    def forward(self, op: Op, x: Tensor, loss: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Runs the op's version on `x`, [batch, …]; the last stage gives `loss` of the output."""
+        self._read[op.batch] = [
+            op.tied_version if is_tied else op.version for is_tied in self.is_tied
+        ]
+        self.versions.bind(self._read[op.batch])
+        x = x.detach().requires_grad_(x.is_floating_point())
+        output = self._run(x)
+        output = output if loss is None else loss(output)
+        self._in_flight[op.batch, op.microbatch] = x, output
+        return output.detach()
+
+    def backward(self, op: Op, gradient: Tensor | None) -> Tensor | None:
+        """Adds this microbatch's gradients, in fp32; returns the loss gradient of its input."""
+        x, output = self._in_flight.pop((op.batch, op.microbatch))
+        leaves = self.versions.bind(self._read[op.batch])
+        torch.autograd.backward(output, gradient)
+        gradients = [_take_gradient(leaf) for leaf in leaves]
+        if self._sums:
+            torch._foreach_add_(self._sums, gradients)
+        else:
+            self._sums = [
+                gradient.to(master.dtype)
+                for gradient, master in zip(gradients, self.versions.master, strict=True)
+            ]
+        return x.grad
+
+    def take_gradients(self, num_microbatches: int) -> list[Tensor]:
+        """g_t: the mean over the microbatches of the batch just finished, a tensor a weight."""
+        gradients, self._sums = self._sums, []
+        if num_microbatches > 1:
+            torch._foreach_div_(gradients, num_microbatches)
+        return gradients
+
+    def update(self, batch: int, gradients: Sequence[Tensor]) -> None:
+        """W(t+1) = W(t) − u_t, acting on the live W(t), then the correction."""
+        for group, peak in zip(self.optimizer.param_groups, self._peak_lrs, strict=True):
+            group["lr"] = peak * self._lr_factor(batch)
+        delays = [batch - version for version in self._read.pop(batch)]
+        weights = self.versions.open()
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = gradient
+        self._correction.before(weights)
+        self.optimizer.step()
+        with torch.no_grad():
+            self._correction.after(weights, delays)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.versions.close()
+
+    @torch.no_grad()
+    def evaluate(self, x: Tensor) -> Tensor:
+        """Forward of the newest weights, W(t+1), in the master's dtype."""
+        self.versions.bind_master()
+        return self._run(x)
+
+    def state(self) -> dict[str, Any]:
+        """All that the stage needs to go on after a drain (nothing is in flight then)."""
+        return {
+            "versions": self.versions.state(),
+            "optimizer": self.optimizer.state_dict(),
+            "correction": self._correction.state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Takes back what `state` gave."""
+        self.versions.restore(state["versions"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._correction.restore(state["correction"])
+
+
+def _take_gradient(leaf: nn.Parameter) -> Tensor:
+    """The leaf's gradient, which it gives up: the next batch on this version starts anew."""
+    gradient, leaf.grad = leaf.grad, None
+    return torch.zeros_like(leaf) if gradient is None else gradient

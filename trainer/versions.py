@@ -1,0 +1,118 @@
+"""The versions of a stage's weights that are alive, and the master that the optimizer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Versions:
+    """A ring of leaf parameters for each weight: version v lies in slot v mod (lag + 1).
+
+    Every version is its own leaf, re-bound on the module before a forward and before its backward:
+    swapping `p.data` instead would silently mix versions (Linear keeps the old weight in its graph,
+    normalisations take the new one). Overwriting a slot that a backward still needs raises, by
+    autograd's version counter.
+
+    In the master's dtype the newest version *is* the master, so that a lag of 1 costs one more set
+    of weights and a lag of 0 none. Leaves in another dtype (bf16) are copies of an fp32 master.
+    """
+
+    def __init__(self, module: nn.Module, lags: Sequence[int], dtype: torch.dtype) -> None:
+        self.names = [name for name, _ in module.named_parameters()]
+        weights = [weight.detach() for weight in module.parameters()]
+        # `.data`, not `.detach()`: a step of the master must not count as a write to slot 0.
+        self.master = [nn.Parameter(weight.data, requires_grad=False) for weight in weights]
+        self.newest = 0
+        self._places = _places(module)
+        self._shares_master = all(weight.dtype == dtype for weight in weights)
+        self._rings = [
+            [nn.Parameter(weight.to(dtype, copy=slot > 0)) for slot in range(lag + 1)]
+            for weight, lag in zip(weights, lags, strict=True)
+        ]
+        self._held = [[0] * (lag + 1) for lag in lags]
+
+    def bind(self, versions: Sequence[int]) -> list[nn.Parameter]:
+        """Makes the module read version `versions[i]` of weight i; returns those leaves.
+
+        Raises LookupError for a version that does not exist yet or is already overwritten.
+        """
+        leaves = []
+        for name, ring, held, version in zip(
+            self.names, self._rings, self._held, versions, strict=True
+        ):
+            if held[version % len(held)] != version:
+                raise LookupError(f"{name}: version {version} is not there, only {sorted(held)}")
+            leaves.append(ring[version % len(ring)])
+        self._set(leaves)
+        return leaves
+
+    def bind_master(self) -> None:
+        """Makes the module read the newest weights in the master's dtype (evaluation)."""
+        self._set(self.master)
+
+    @torch.no_grad()
+    def open(self) -> list[nn.Parameter]:
+        """The master, W(t), lying where version t + 1 will be read: ready for an in-place step."""
+        if self._shares_master:
+            for master, slot in zip(self.master, self._slots(self.newest + 1), strict=True):
+                if slot.data_ptr() != master.data_ptr():
+                    slot.copy_(master)
+                    master.data = slot.data
+        return self.master
+
+    @torch.no_grad()
+    def close(self) -> None:
+        """Publishes the stepped master as version t + 1."""
+        self.newest += 1
+        if not self._shares_master:
+            torch._foreach_copy_(self._slots(self.newest), list(self.master))
+        for held in self._held:
+            held[self.newest % len(held)] = self.newest
+
+    def state(self) -> dict[str, Any]:
+        """Master and every living version by weight name, and which version each slot holds."""
+        by_name = {
+            name: {
+                "master": master.detach(),
+                "slots": [leaf.detach() for leaf in ring],
+                "held": held,
+            }
+            for name, master, ring, held in zip(
+                self.names, self.master, self._rings, self._held, strict=True
+            )
+        }
+        return {"newest": self.newest, "weights": by_name}
+
+    @torch.no_grad()
+    def restore(self, state: dict[str, Any]) -> None:
+        """Takes back what `state` gave, into the same rings."""
+        self.newest = state["newest"]
+        for i, name in enumerate(self.names):
+            saved = state["weights"][name]
+            self._held[i] = list(saved["held"])
+            torch._foreach_copy_(list(self._rings[i]), saved["slots"])
+            if self._shares_master:
+                self.master[i].data = self._slots(self.newest)[i].data
+            self.master[i].copy_(saved["master"])
+
+    def _slots(self, version: int) -> list[Tensor]:
+        return [ring[version % len(ring)] for ring in self._rings]
+
+    def _set(self, leaves: Sequence[nn.Parameter]) -> None:
+        for leaf, places in zip(leaves, self._places, strict=True):
+            for module, name in places:
+                module._parameters[name] = leaf
+
+
+def _places(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """For each parameter of `module`, every (submodule, attribute) that holds it: two if tied."""
+    places: dict[int, list[tuple[nn.Module, str]]] = {id(p): [] for p in module.parameters()}
+    for submodule in module.modules():
+        for name, parameter in submodule._parameters.items():
+            if parameter is not None:
+                places[id(parameter)].append((submodule, name))
+    return list(places.values())
