@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 Weights = list[Tensor]
 
 
-def train(  # noqa: PLR0913
+def train(
     model: nn.Module,
     optimizer_of: Callable[[nn.Module], torch.optim.Optimizer],
     lr: Callable[[int], float],
@@ -45,9 +45,7 @@ def train(  # noqa: PLR0913
         update = [w - p.detach() for w, p in zip(history[t], parameters, strict=True)]
         new = [p.detach().clone() for p in parameters]
         if previous is not None and t - version(t) > 0:
-            new = [
-                w - coefficient * (u - v) for w, u, v in zip(new, update, previous, strict=True)
-            ]
+            new = [w - coefficient * (u - v) for w, u, v in zip(new, update, previous, strict=True)]
         previous = update
         history.append(new)
     return history, losses

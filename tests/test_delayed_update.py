@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 
 import oracle
 import pytest
@@ -77,9 +78,7 @@ def test_equals_the_equations(name: str, tau: int, coefficient: float | None) ->
     history, losses = expected(
         optimizer, dtype, lambda t: max(0, t - tau), coefficient=coefficient or 0.0, clip_norm=0.5
     )
-    schedule = schedules.constant_delay(
-        T, delay=tau, num_stages=1, num_microbatches=1, **PHASES
-    )
+    schedule = schedules.constant_delay(T, delay=tau, num_stages=1, num_microbatches=1, **PHASES)
     correction = (
         NoCorrection if coefficient is None else partial(ErrorFeedback, coefficient=coefficient)
     )
@@ -102,9 +101,7 @@ def test_two_buffered_weights_are_a_delay_of_one(name: str) -> None:
 
 @pytest.mark.parametrize("num_stages", [1, 2, 4])
 @pytest.mark.parametrize("coefficient", [0.0, 1.0])
-def test_stages_and_microbatches_change_no_semantics(
-    num_stages: int, coefficient: float
-) -> None:
+def test_stages_and_microbatches_change_no_semantics(num_stages: int, coefficient: float) -> None:
     """AdamW is elementwise: stages change nothing but the order of the norm's sum, so no clip."""
     history, losses = expected(
         ADAMW, torch.float64, lambda t: max(0, t - 1), coefficient=coefficient, microbatches=3
@@ -145,7 +142,6 @@ def test_weight_stashing_delays_each_stage_by_its_own() -> None:
         toy.loss(nn.Sequential(*parts)(rows[:, :-1]), rows[:, 1:]).backward()
         for s, module in enumerate(parts):
             oracle._load(list(module.parameters()), history[t][s])
-            optimizers[s].param_groups[0]["lr"] = 0.3 * toy.lr_factor(t)
             for group in optimizers[s].param_groups:
                 group["lr"] = 0.3 * toy.lr_factor(t)
             optimizers[s].step()
@@ -171,7 +167,7 @@ def test_error_feedback_is_weight_prediction_seen_from_the_predicted_point() -> 
 def _updates_behind(history: list[oracle.Weights], coefficient: float) -> list[oracle.Weights]:
     """Solves W(t+1) = W(t) − u_t − λ (u_t − u_{t−1}) for u_t; no correction at t = 0."""
     updates = [[a - b for a, b in zip(history[0], history[1], strict=True)]]
-    for old, new in zip(history[1:], history[2:], strict=False):
+    for old, new in pairwise(history):
         updates.append(
             [
                 (a - b + coefficient * u) / (1 + coefficient)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -34,9 +35,7 @@ def modules(num_stages: int = 1, dtype: torch.dtype = torch.float64) -> list[nn.
     parts = [nn.Embedding(VOCABULARY, WIDTH), *blocks, nn.Linear(WIDTH, VOCABULARY)]
     size = 4 // num_stages
     cuts = [0, *range(1 + size, 5, size), 6]
-    return [
-        nn.Sequential(*parts[a:b]).to(dtype) for a, b in zip(cuts, cuts[1:], strict=False)
-    ]
+    return [nn.Sequential(*parts[a:b]).to(dtype) for a, b in pairwise(cuts)]
 
 
 def batch(t: int) -> Tensor:
@@ -82,7 +81,7 @@ def emulated(
 def run(executor: Emulated, marks: tuple[int, ...]) -> list[Update]:
     """Trains from drain to drain, and returns every update."""
     updates: list[Update] = []
-    for first, last in zip(marks, marks[1:], strict=False):
+    for first, last in pairwise(marks):
         executor.run(first, last, updates.append)
     return updates
 

@@ -95,6 +95,14 @@ class Emulated:
         for stage, saved in zip(self._stages, state, strict=True):
             stage.restore(saved)
 
+    def weights(self) -> dict[str, Tensor]:
+        """The newest weights by name, tied ones once."""
+        return {
+            name: weight.detach()
+            for stage in self._stages
+            for name, weight in zip(stage.versions.names, stage.versions.master, strict=True)
+        }
+
     def _microbatch(self, op: Op) -> tuple[Tensor, Tensor]:
         rows = self._batch(op.batch).chunk(self._schedule.num_microbatches)[op.microbatch]
         return rows[:, :-1], rows[:, 1:]

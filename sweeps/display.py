@@ -1,0 +1,76 @@
+"""What a running sweep shows: one live line on a terminal, a line a finished trial elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from ray.tune import Callback
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from sweeps.expand import Trial
+
+
+class Display(Callback):
+    """Progress in updates over all trials that still had to run, with the time that is left."""
+
+    def __init__(self, trials: Sequence[Trial], console: Console) -> None:
+        self._updates = {trial.plan.trial_id: trial.plan.num_updates for trial in trials}
+        self._done = dict.fromkeys(self._updates, 0)
+        self._ended: Counter[str] = Counter()
+        self._console, self._started = console, time.monotonic()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("updates"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=sum(self._updates.values()), left="")
+
+    def __enter__(self) -> Display:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: object
+    ) -> None:
+        """A row of a running trial, or its last one."""
+        point, status = trial.config["trial"], result["status"]
+        self._done[point["id"]] = result["num_done"]
+        if status != "running":
+            self._done[point["id"]] = self._updates[point["id"]]
+            self._ended[status] += 1
+            self._say_ended(point, status)
+        self._refresh()
+
+    def _say_ended(self, point: dict[str, Any], status: str) -> None:
+        if not self._console.is_terminal:
+            self._console.print(
+                f"{sum(self._ended.values())}/{len(self._updates)} {status} "
+                f"{point['id']} {point['arm']} seed {point['config']['seed']}{self._left()}"
+            )
+
+    def _refresh(self) -> None:
+        ended = ", ".join(f"{count} {status}" for status, count in self._ended.items())
+        description = f"{sum(self._ended.values())} of {len(self._updates)} trials ({ended or '…'})"
+        done = sum(self._done.values())
+        self._progress.update(
+            self._task, completed=done, description=description, left=self._left()
+        )
+
+    def _left(self) -> str:
+        done, total = sum(self._done.values()), sum(self._updates.values())
+        if not done:
+            return ""
+        seconds = (time.monotonic() - self._started) * (total - done) / done
+        return f", about {seconds / 60:.0f} min left"

@@ -1,0 +1,115 @@
+"""Runs trials on Ray Tune, each to its end, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray import tune
+from ray.tune import Callback, FailureConfig, PlacementGroupFactory, RunConfig, TuneConfig, Tuner
+
+from sweeps.expand import Trial
+from trainer.errors import BadInput
+from trainer.record import Row
+from trainer.trial import record_failure, run_trial
+
+REPORT_EVERY = 2.0
+"""Seconds between the rows that a trial sends to the driver for its display."""
+
+DEATHS_ALLOWED = 2
+"""How often a trial whose process died goes on from its checkpoint before it counts as failed."""
+
+
+def run(trials: Sequence[Trial], display: Callback) -> None:
+    """Runs `trials`, which need the same resources; each leaves a result in the store.
+
+    Raises BadInput if this machine, or the cluster that RAY_ADDRESS names, can never hold one.
+    """
+    bundle = _bundle(trials[0].config)
+    with _cluster(), tempfile.TemporaryDirectory(prefix="pipegap-tune-") as scratch:
+        _require(bundle)
+        Tuner(
+            tune.with_resources(_train, PlacementGroupFactory([bundle])),
+            param_space={"trial": tune.grid_search([_payload(trial) for trial in trials])},
+            tune_config=TuneConfig(
+                reuse_actors="GPU" not in bundle,  # a CUDA context would stay on the GPU
+                trial_name_creator=_name,
+                trial_dirname_creator=_name,
+            ),
+            run_config=RunConfig(
+                storage_path=scratch,
+                verbose=0,
+                callbacks=[display],
+                failure_config=FailureConfig(max_failures=DEATHS_ALLOWED),
+            ),
+        ).fit()
+    for trial in trials:
+        if not (trial.folder / "result.json").exists():
+            record_failure(trial.config, "the trial's process died")
+
+
+def _payload(trial: Trial) -> Row:
+    return {"id": trial.plan.trial_id, "arm": trial.arm, "config": trial.config}
+
+
+def _name(trial: Any) -> str:
+    """Tune's name of a trial is ours, so that its logs can be found."""
+    name: str = trial.config["trial"]["id"]
+    return name
+
+
+def _train(point: Mapping[str, Any]) -> None:
+    """What a worker runs: the same function as `python -m trainer`."""
+    last_report = time.monotonic()
+
+    def report(row: Row) -> None:
+        nonlocal last_report
+        if time.monotonic() - last_report > REPORT_EVERY:
+            last_report = time.monotonic()
+            tune.report({"num_done": row["update"] + 1, "status": "running"})
+
+    try:
+        result = run_trial(point["trial"]["config"], report)
+    except Exception as error:
+        record_failure(point["trial"]["config"], repr(error))
+        result = {"num_updates": 0, "status": "failed"}
+    tune.report({"num_done": result["num_updates"], "status": result["status"]})
+
+
+def _bundle(config: Mapping[str, Any]) -> dict[str, float]:
+    """What one emulated trial occupies: its CPU threads, or a GPU with a thread to feed it."""
+    cpus = {"CPU": float(config["num_threads"])}
+    return cpus if config["device"] == "cpu" else {**cpus, "GPU": 1.0}
+
+
+@contextmanager
+def _cluster() -> Iterator[None]:
+    """The cluster of RAY_ADDRESS, or one on this machine that listens on loopback only."""
+    environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    local = {} if "RAY_ADDRESS" in os.environ else {"include_dashboard": False}
+    ray.init(
+        log_to_driver=False,
+        logging_level="ERROR",
+        runtime_env={"env_vars": environment},
+        **local,
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _require(bundle: Mapping[str, float]) -> None:
+    there = ray.cluster_resources()
+    for resource, needed in bundle.items():
+        if there.get(resource, 0) < needed:
+            raise BadInput(
+                "device" if resource == "GPU" else "num_threads",
+                needed,
+                f"a trial needs {needed:g} {resource}, Ray has {there.get(resource, 0):g}",
+            )

@@ -1,0 +1,31 @@
+"""What the store already holds of a sweep's trials."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sweeps.expand import Trial
+from trainer.errors import BadInput
+from trainer.record import Row, TrialFolder
+
+
+def finished(trial: Trial) -> Row | None:
+    """The trial's result; None if it is unfinished or failed, and so has to run."""
+    return TrialFolder(trial.folder, trial.plan.trial_id).result()
+
+
+def failed(trial: Trial) -> bool:
+    """Whether the trial ran and failed."""
+    return finished(trial) is None and (trial.folder / "result.json").exists()
+
+
+def require_writable(results: Path) -> None:
+    """Raises BadInput for a results folder that cannot be written."""
+    try:
+        (results / "trials").mkdir(parents=True, exist_ok=True)
+        writable = os.access(results / "trials", os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise BadInput("results", results, "must be a folder that can be written")

@@ -1,0 +1,139 @@
+"""Schedules name only versions that exist, and their counted delays are those of the design."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import ceil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.errors import BadInput
+from trainer.schedules import (
+    Op,
+    Schedule,
+    check,
+    constant_delay,
+    delays,
+    interleave,
+    pipedream,
+    pipedream_2bw,
+    sync,
+)
+
+T = 12
+STAGES, MICROBATCHES = st.integers(1, 8), st.integers(1, 16)
+
+
+def lists(schedule: Schedule, first: int, last: int) -> list[list[Op]]:
+    return [schedule.operations(stage, first, last) for stage in range(schedule.num_stages)]
+
+
+def counted(schedule: Schedule) -> list[list[int]]:
+    """Delay of every batch, a list a stage, over all phases; every phase is proven possible."""
+    found: list[list[int]] = [[] for _ in range(schedule.num_stages)]
+    marks = schedule.phases
+    for first, last in pairwise(marks):
+        operations = lists(schedule, first, last)
+        check(operations, schedule.lags, first)
+        for stage, ops in enumerate(operations):
+            found[stage] += delays(ops)
+    return found
+
+
+@given(p=STAGES, m=MICROBATCHES)
+def test_sync_has_no_delay(p: int, m: int) -> None:
+    assert counted(sync(T, num_stages=p, num_microbatches=m)) == [[0] * T] * p
+
+
+@given(p=STAGES, m=MICROBATCHES, start=st.integers(0, 5), cooldown=st.integers(0, 5))
+def test_two_buffered_weights_delay_every_stage_by_one(
+    p: int, m: int, start: int, cooldown: int
+) -> None:
+    options = {"synchronous_start": start, "synchronous_cooldown": cooldown}
+    if m < p - 1:
+        with pytest.raises(BadInput, match="num_microbatches"):
+            pipedream_2bw(T, num_stages=p, num_microbatches=m, **options)
+        return
+    schedule = pipedream_2bw(T, num_stages=p, num_microbatches=m, **options)
+    delayed = T - start - cooldown
+    one = [0] * start + [min(t, 1) for t in range(delayed)] + [0] * cooldown
+    assert counted(schedule) == [one] * p
+
+
+@given(p=STAGES, m=MICROBATCHES)
+def test_weight_stashing_delays_a_stage_by_its_depth(p: int, m: int) -> None:
+    schedule = pipedream(
+        T, num_stages=p, num_microbatches=m, synchronous_start=0, synchronous_cooldown=0
+    )
+    for stage, delay_of_batch in enumerate(counted(schedule)):
+        depth = ceil((p - 1 - stage) / m)
+        assert delay_of_batch == [min(t, depth) for t in range(T)]
+
+
+@given(p=STAGES, m=MICROBATCHES, tau=st.integers(0, 5))
+def test_constant_delay(p: int, m: int, tau: int) -> None:
+    schedule = constant_delay(
+        T,
+        delay=tau,
+        num_stages=p,
+        num_microbatches=m,
+        synchronous_start=0,
+        synchronous_cooldown=0,
+    )
+    assert counted(schedule) == [[min(t, tau) for t in range(T)]] * p
+
+
+@given(p=STAGES, m=MICROBATCHES)
+def test_every_microbatch_runs_once_and_at_most_one_update_is_pending(p: int, m: int) -> None:
+    schedule = pipedream(
+        T, num_stages=p, num_microbatches=m, synchronous_start=0, synchronous_cooldown=0
+    )
+    for ops in lists(schedule, 0, T):
+        for kind in "FB":
+            ran = [(op.batch, op.microbatch) for op in ops if op.kind == kind]
+            assert ran == [(t, i) for t in range(T) for i in range(m)]
+        complete = updated = 0
+        for op in ops:
+            complete += op.kind == "B" and op.microbatch == m - 1
+            updated += op.kind == "U"
+            assert complete - updated <= 1
+
+
+def test_fewer_than_p_minus_1_microbatches_cannot_work() -> None:
+    """The bound of 2BW is a fact of its list, not only a check of its arguments."""
+    too_few = Schedule(T, 2, (1,) * 4, flushes=False, first_delayed=0, first_cooldown=T)
+    with pytest.raises(ValueError, match="deadlocks"):
+        check(lists(too_few, 0, T), too_few.lags, 0)
+
+
+def test_a_version_that_is_not_there_is_found() -> None:
+    op = Op("F", 0, 0, 1, 1)
+    with pytest.raises(ValueError, match="not there"):
+        check([[op]], [1], 0)
+    late = [Op("U", 0, 0, 1, 1), Op("U", 1, 0, 2, 2), Op("F", 2, 0, 0, 0)]
+    fine = [Op("B", 0, 0, 0, 0), Op("B", 1, 0, 0, 0)]
+    with pytest.raises(ValueError, match="not there"):
+        check([[*fine, *late]], [1], 0)
+
+
+def test_a_deadlock_is_found() -> None:
+    waits_for_each_other = [[Op("B", 0, 0, 0, 0)], [Op("F", 0, 0, 0, 0)]]
+    with pytest.raises(ValueError, match="deadlock"):
+        list(interleave([*waits_for_each_other]))
+
+
+@pytest.mark.parametrize("start", [0.25, 3])
+def test_a_float_is_a_share_and_an_int_a_number_of_updates(start: float) -> None:
+    schedule = pipedream_2bw(
+        T, num_stages=1, num_microbatches=1, synchronous_start=start, synchronous_cooldown=0
+    )
+    assert schedule.phases == (0, 3, T)
+
+
+def test_phases_longer_than_the_run_are_refused() -> None:
+    with pytest.raises(BadInput, match="num_updates=12"):
+        pipedream_2bw(
+            T, num_stages=1, num_microbatches=1, synchronous_start=10, synchronous_cooldown=0.5
+        )
