@@ -167,7 +167,7 @@ def test_error_feedback_is_weight_prediction_seen_from_the_predicted_point() -> 
 def _updates_behind(history: list[oracle.Weights], coefficient: float) -> list[oracle.Weights]:
     """Solves W(t+1) = W(t) − u_t − λ (u_t − u_{t−1}) for u_t; no correction at t = 0."""
     updates = [[a - b for a, b in zip(history[0], history[1], strict=True)]]
-    for old, new in pairwise(history):
+    for old, new in pairwise(history[1:]):
         updates.append(
             [
                 (a - b + coefficient * u) / (1 + coefficient)
