@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.build import build
-from trainer.data.batches import Batches, validation_windows
+from trainer.data.batches import Batches, Windows
 from trainer.emulated import Emulated
 from trainer.errors import BadInput
 from trainer.models.loss import cross_entropy
@@ -25,13 +25,13 @@ RUNNERS = {"emulated": Emulated}
 
 @dataclass(frozen=True)
 class Parts:
-    """What a trial is made of; `validation` slices to int64 tensors [windows, seq_len + 1]."""
+    """What a trial is made of."""
 
     model: Any
     schedule: Schedule
     lr_factor: Callable[[int], float]
     batches: Batches
-    validation: Any
+    validation: Windows
     executor: Emulated
 
 
@@ -56,7 +56,7 @@ def open_data(config: Config) -> tuple[Batches, Windows]:
 
     Raises BadInput for missing, altered or too short data, or another vocabulary than the model's.
     """
-    dataset, vocab_size = build(config["data"]), build(config["model"]).vocab_size
+    dataset, vocab_size = build(config["data"]).open(), build(config["model"]).vocab_size
     if dataset.vocab_size != vocab_size:
         allowed = f"must be that of data.path={config['data']['path']}, {dataset.vocab_size}"
         raise BadInput("model.vocab_size", vocab_size, allowed)
@@ -66,7 +66,7 @@ def open_data(config: Config) -> tuple[Batches, Windows]:
         batch_size=config["batch_size"],
         seq_len=config["seq_len"],
     )
-    return batches, validation_windows(dataset.validation, config["seq_len"])
+    return batches, Windows(dataset.validation, config["seq_len"])
 
 
 def build_stages(

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.build import build
-from trainer.data.dataset import data_hash
 from trainer.identity import trial_id
 
 
@@ -33,7 +32,7 @@ def plan_trial(config: Mapping[str, Any]) -> Plan:
         num_updates = max(1, round(tokens / tokens_per_update))
     build(config["pipeline"], num_updates)
     tokens = num_updates * tokens_per_update
-    hash_of_data = data_hash(config["data"]["path"])
+    hash_of_data = build(config["data"]).hash
     return Plan(
         trial_id(config, hash_of_data),
         hash_of_data,

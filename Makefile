@@ -1,0 +1,48 @@
+# Everything a user or CI runs. `make help` lists it.
+PYTHON ?= python3
+# A CPU-only machine: TORCH_INDEX=<URL of PyTorch's CPU wheels>, as pytorch.org's installer shows it.
+TORCH_INDEX ?=
+# Words for the sweep, e.g. ARGS="seeds=[0] num_updates=100"
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+WIKI := data/wiki/manifest.json
+
+.PHONY: help setup data-% sweep-% test check clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+setup: $(READY)  ## virtual environment with pinned packages
+
+# torch first and alone: an index of CPU wheels has nothing else.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(shell grep '^torch==' constraints.txt)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,hub]'
+	touch $@
+
+$(WIKI): $(READY)
+	$(BIN)/python -m trainer.data wiki
+
+data-%: $(READY)  ## prepare a corpus: data-wiki, data-gcide, data-fineweb_edu
+	$(BIN)/python -m trainer.data $* $(ARGS)
+
+sweep-tiny sweep-micro: $(WIKI)
+
+sweep-%: $(READY)  ## the main job at a scale: sweep-micro, sweep-tiny, sweep-135m, sweep-360m; DRY_RUN=1 prices it
+	$(BIN)/python -m sweeps sweep=main scale=$* $(if $(DRY_RUN),dry_run=true) $(ARGS)
+
+test: $(READY) $(WIKI)  ## the tests, in parallel
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+check: $(READY)  ## ruff, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:  ## remove the environment and caches; data and results stay
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info

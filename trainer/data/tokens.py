@@ -1,0 +1,53 @@
+"""A split of the data: memory-mapped shards read as one sequence of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.unsignedinteger[Any]]
+
+
+class Tokens:
+    """Read-only concatenation of shards (uint16 or uint32); nothing is loaded before it is read."""
+
+    def __init__(self, shards: Sequence[Array]) -> None:
+        self._shards = shards
+        self._starts = [0, *accumulate(len(shard) for shard in shards)]
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def read(self, start: int, length: int) -> npt.NDArray[np.int64]:
+        """Tokens start … start + length − 1, across shard borders; all must exist."""
+        parts = [
+            shard[max(0, start - first) : max(0, start + length - first)]
+            for shard, first in zip(self._shards, self._starts, strict=False)
+            if first < start + length and first + len(shard) > start
+        ]
+        return np.concatenate(parts, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Verified tokens, 0 … vocab_size − 1, in two splits that share no document."""
+
+    vocab_size: int
+    train: Tokens
+    validation: Tokens
+
+
+class Source(Protocol):
+    """Where data lies: cheap to make, what conf/data/ names."""
+
+    @property
+    def hash(self) -> str | None:
+        """Identifies the tokens; None where the data is not there."""
+
+    def open(self) -> Dataset:
+        """Verified data; raises BadInput (key data.path) where it is missing or altered."""

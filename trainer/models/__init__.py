@@ -1,0 +1,1 @@
+"""Models that split themselves into stages."""
