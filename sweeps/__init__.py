@@ -5,5 +5,6 @@ import os
 # Ray reads these when it is imported. Without a cluster to join, its servers listen on loopback
 # only (the switch is named for the systems on which that is Ray's own default).
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # Tune's own tables, in place of our display
 if "RAY_ADDRESS" not in os.environ:
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"

@@ -92,7 +92,7 @@ def _parse(key: str, value: str) -> Any:
 def _prepare(request: Request) -> list[Trial]:
     """All that can be known to be wrong is found here, before any trial starts."""
     sweep = check_sweep(request.content)
-    trials = expand(sweep, str(request.results))
+    trials = expand(sweep, request.results)
     print(price(trials, num_asked(sweep)), flush=True)
     return trials
 

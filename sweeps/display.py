@@ -41,6 +41,10 @@ class Display(Callback):
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Tune pickles its callbacks for a restore that is never made: a terminal has no copy."""
+        return {}
+
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: object
     ) -> None:

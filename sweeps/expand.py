@@ -57,8 +57,8 @@ def check_sweep(content: Mapping[str, Any]) -> Sweep:
         first = error.errors()[0]
         key = ".".join(str(part) for part in ("sweep", *first["loc"]))
         raise BadInput(key, first["input"], first["msg"]) from None
-    lists = {"seeds": sweep.seeds, **{f"grid.{key}": values for key, values in sweep.grid.items()}}
-    for key, values in lists.items():
+    lists: dict[str, list[Any]] = {f"grid.{key}": list(of) for key, of in sweep.grid.items()}
+    for key, values in {**lists, "seeds": sweep.seeds}.items():
         if any(value in values[:i] for i, value in enumerate(values)):
             raise BadInput(f"sweep.{key}", values, "must not repeat a value")
     if "sync" not in sweep.arms:
@@ -66,21 +66,26 @@ def check_sweep(content: Mapping[str, Any]) -> Sweep:
     return sweep
 
 
-def expand(sweep: Sweep, results: str) -> list[Trial]:
-    """Every unique trial of the sweep, the longest first; raises BadInput before any starts."""
+def expand(sweep: Sweep, results: Path) -> list[Trial]:
+    """Every unique trial of the sweep, the longest first; raises BadInput before any starts.
+
+    Paths become absolute: a worker runs in a folder of its own.
+    """
     unique: dict[str, Trial] = {}
     for trial in _asked(sweep, results):
         unique.setdefault(trial.plan.trial_id, trial)
     return sorted(unique.values(), key=lambda trial: -trial.plan.flops)
 
 
-def _asked(sweep: Sweep, results: str) -> Iterator[Trial]:
+def _asked(sweep: Sweep, results: Path) -> Iterator[Trial]:
     axes = [[_overrides(key, value) for value in values] for key, values in sweep.grid.items()]
     for point in product(*axes):
         swept = [override for overrides in point for override in overrides]
         for arm, of_arm in sweep.arms.items():
-            overrides = _in_order([*sweep.base, *swept, *of_arm, f"results={results}"])
+            overrides = _in_order([*sweep.base, *swept, *of_arm])
             config = _hold_tokens(compose(overrides), sweep.base, swept)
+            config["results"] = str(results.absolute())
+            config["data"]["path"] = str(Path(config["data"]["path"]).absolute())
             for seed in sweep.seeds:
                 seeded = {**config, "seed": seed}
                 yield Trial(arm, seeded, plan_trial(seeded))

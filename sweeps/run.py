@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import time
@@ -91,12 +92,11 @@ def _bundle(config: Mapping[str, Any]) -> dict[str, float]:
 def _cluster() -> Iterator[None]:
     """The cluster of RAY_ADDRESS, or one on this machine that listens on loopback only."""
     environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    local = {} if "RAY_ADDRESS" in os.environ else {"include_dashboard": False}
     ray.init(
+        include_dashboard=None if "RAY_ADDRESS" in os.environ else False,
         log_to_driver=False,
-        logging_level="ERROR",
+        logging_level=logging.ERROR,
         runtime_env={"env_vars": environment},
-        **local,
     )
     try:
         yield

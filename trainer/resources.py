@@ -26,6 +26,11 @@ def require_device(name: str) -> torch.device:
     return device
 
 
+def device_name(device: torch.device) -> str:
+    """What people call the device."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
 @contextmanager
 def reproducible(seed: int, num_threads: int) -> Iterator[None]:
     """Same seed, same numbers, bitwise on one machine; restores the process's settings."""

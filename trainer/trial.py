@@ -21,6 +21,7 @@ from trainer.plan import Plan, plan_trial
 from trainer.randomness import stream_seed
 from trainer.record import Row, TrialFolder, trial_folder
 from trainer.resources import (
+    device_name,
     peak_memory_bytes,
     random_state,
     reproducible,
@@ -190,7 +191,7 @@ class Trial:
     def _finish(self, status: str, final_val_loss: float | None, diverged_at: int | None) -> Row:
         num_tokens = self._tokens(self._num_done)
         result = {
-            **provenance(self._plan.trial_id, self._plan.data_hash, self._config["device"]),
+            **provenance(self._plan.trial_id, self._plan.data_hash, device_name(self._device)),
             "status": status,
             "final_val_loss": final_val_loss,
             "diverged_at": diverged_at,
