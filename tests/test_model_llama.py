@@ -1,0 +1,108 @@
+"""The model is Hugging Face's Llama: same weights, same logits and gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from trainer.build import build
+from trainer.compose import compose_node
+from trainer.export import save_final
+from trainer.models.llama import Llama
+from trainer.models.loss import cross_entropy
+
+transformers = pytest.importorskip("transformers")
+
+SMALL = Llama(
+    vocab_size=61,
+    hidden_size=48,
+    num_layers=4,
+    num_heads=6,
+    num_kv_heads=2,
+    intermediate_size=80,
+    rope_theta=100000.0,
+    rms_norm_eps=1e-5,
+    initializer_range=0.1,
+    tied_embeddings=True,
+    activation_checkpointing=False,
+)
+TOKENS = torch.randint(0, 61, (3, 18), generator=torch.Generator().manual_seed(0))
+
+
+def whole(recipe: Llama, seed: int = 0) -> nn.Module:
+    module = recipe.stage(0, 1)
+    recipe.initialise(module, seed)
+    return module
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_equals_transformers(tied: bool, tmp_path: Path) -> None:
+    recipe = replace(SMALL, tied_embeddings=tied)
+    ours = whole(recipe)
+    save_final(dict(ours.named_parameters()), recipe, tmp_path)
+    theirs = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "final")
+    inputs, targets = TOKENS[:, :-1], TOKENS[:, 1:]
+    logits, expected = ours(inputs), theirs(inputs).logits
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+    cross_entropy(logits, targets).backward()
+    F.cross_entropy(expected.flatten(0, 1), targets.flatten()).backward()
+    reference = dict(theirs.named_parameters())
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter.grad, reference[name].grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("preset", "expected"), [("smollm2_135m", 134_515_008), ("smollm2_360m", 361_821_120)]
+)
+def test_presets_have_the_published_number_of_parameters(preset: str, expected: int) -> None:
+    recipe = build(compose_node("config", [f"model={preset}"])["model"])
+    with torch.device("meta"):
+        module = recipe.stage(0, 1)
+    assert recipe.num_parameters == expected == sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
+def test_stages_in_turn_are_the_whole_model(num_stages: int, tied: bool) -> None:
+    recipe = replace(SMALL, tied_embeddings=tied)
+    model, x = whole(recipe), TOKENS
+    stages = [recipe.stage(index, num_stages) for index in range(num_stages)]
+    for stage in stages:
+        recipe.initialise(stage, 0)
+        x = stage(x)
+    assert torch.equal(x, model(TOKENS))
+    names = [name for stage in stages for name, _ in stage.named_parameters()]
+    assert set(names) == {name for name, _ in model.named_parameters()}
+    assert len(names) == len(set(names)) + tied
+
+
+def test_initial_weights_depend_on_seed_and_name_only() -> None:
+    one, again, other = whole(SMALL), whole(SMALL), whole(SMALL, seed=1)
+    for (name, a), b, c in zip(
+        one.named_parameters(), again.parameters(), other.parameters(), strict=True
+    ):
+        assert torch.equal(a, b)
+        assert torch.equal(a, c) == name.endswith("norm.weight")
+        if a.ndim > 1:
+            assert abs(a.std().item() / 0.1 - 1) < 0.1
+
+
+def test_activation_checkpointing_changes_no_number() -> None:
+    plain, saving = whole(SMALL), whole(replace(SMALL, activation_checkpointing=True))
+    for module in (plain, saving):
+        cross_entropy(module(TOKENS[:, :-1]), TOKENS[:, 1:]).backward()
+    for a, b in zip(plain.parameters(), saving.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
+
+
+def test_bf16_leaves_give_finite_fp32_loss() -> None:
+    module = whole(SMALL).to(torch.bfloat16)
+    loss = cross_entropy(module(TOKENS[:, :-1]), TOKENS[:, 1:])
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert all(p.grad.isfinite().all() for p in module.parameters())

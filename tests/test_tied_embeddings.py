@@ -1,0 +1,82 @@
+"""Tied embeddings over stages: one weight in two places, bit-equal copies, one model's numbers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import toy
+from test_delayed_update import ADAMW, PHASES
+from test_model_llama import SMALL
+from torch import Tensor
+
+from trainer.corrections.error_feedback import ErrorFeedback
+from trainer.emulated import Emulated
+from trainer.models.loss import cross_entropy
+from trainer.optimizers import kinds
+from trainer.schedules import Schedule, pipedream, pipedream_2bw, sync
+from trainer.stage import Stage
+
+T, EMBEDDING = 6, "model.embed_tokens.weight"
+
+
+def batch(t: int) -> Tensor:
+    return torch.randint(0, 61, (4, 9), generator=torch.Generator().manual_seed(t))
+
+
+def train(schedule: Schedule) -> tuple[Emulated, list[float]]:
+    """In float64, so that a different order of sums stays far below any difference that counts."""
+    stages = []
+    for index, lag in enumerate(schedule.lags):
+        module = SMALL.stage(index, schedule.num_stages)
+        SMALL.initialise(module, 0)
+        kind = kinds(module.double())
+        stages.append(
+            Stage(
+                module,
+                lambda named, kind=kind: ADAMW([(kind[name], p) for name, p in named]),
+                ErrorFeedback(coefficient=1.0),
+                toy.lr_factor,
+                lag=lag,
+                tied=frozenset([EMBEDDING] if schedule.num_stages > 1 else []),
+                tied_lag=schedule.tied_lag,
+                dtype=torch.float64,
+            )
+        )
+    executor = Emulated(stages, schedule, batch, cross_entropy, clip_norm=0.5)
+    updates = toy.run(executor, schedule.phases)
+    assert all(update.grad_norm > 0.5 for update in updates)
+    return executor, [update.loss for update in updates]
+
+
+@pytest.mark.parametrize("num_stages", [2, 4])
+@pytest.mark.parametrize(
+    "make", [sync, partial(pipedream_2bw, **PHASES)], ids=["sync", "pipedream_2bw"]
+)
+def test_stages_train_the_same_model(make: partial[Schedule], num_stages: int) -> None:
+    one, losses = train(make(T, num_stages=1, num_microbatches=4))
+    many, split_losses = train(make(T, num_stages=num_stages, num_microbatches=4))
+    torch.testing.assert_close(split_losses, losses, rtol=1e-10, atol=0)
+    expected = one.weights()
+    for name, weight in many.weights().items():
+        torch.testing.assert_close(weight, expected[name], rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("make", [pipedream_2bw, pipedream])
+def test_copies_stay_equal_whatever_the_delay_of_their_stages(make: partial[Schedule]) -> None:
+    executor, _ = train(make(T, num_stages=4, num_microbatches=4, **PHASES))
+    first, last = executor._stages[0], executor._stages[-1]
+    copies = [
+        stage.versions.master[stage.versions.names.index(EMBEDDING)] for stage in (first, last)
+    ]
+    assert torch.equal(*copies)
+
+
+def test_with_delays_by_stage_the_pair_takes_the_larger() -> None:
+    schedule = pipedream(T, num_stages=4, num_microbatches=1, **PHASES)
+    executor, _ = train(schedule)
+    assert schedule.lags == (3, 2, 1, 0)
+    held = executor._stages[-1].versions.state()["weights"]
+    assert sorted(held[EMBEDDING]["held"]) == [T - 3, T - 2, T - 1, T]
+    assert held["model.norm.weight"]["held"] == [T]
