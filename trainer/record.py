@@ -76,7 +76,11 @@ class TrialFolder:
             raise BadInput("out", self.path, allowed)
 
     def result(self) -> Row | None:
-        """The finished trial's result; None while it is unfinished or if it failed."""
+        """The finished trial's result; None while it is unfinished or if it failed.
+
+        Raises BadInput if the folder is another trial's.
+        """
+        self._refuse_another()
         path = self.path / "result.json"
         result: Row | None = json.loads(path.read_text()) if path.exists() else None
         return None if result is None or result["status"] == "failed" else result

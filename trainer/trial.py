@@ -13,10 +13,9 @@ import torch
 
 from trainer import checkpoint
 from trainer.emulated import Diverged, Update
-from trainer.errors import BadInput
 from trainer.export import save_final
 from trainer.identity import provenance
-from trainer.parts import build_parts
+from trainer.parts import Parts, build_parts
 from trainer.plan import Plan, plan_trial
 from trainer.randomness import stream_seed
 from trainer.record import Row, TrialFolder, trial_folder
@@ -46,19 +45,20 @@ def run_trial(config: Config, report: Report = _nowhere) -> Row:
     is a result. Raises BadInput for what cannot run; any other error is recorded, then raised.
     """
     plan = plan_trial(config)
+    folder = TrialFolder(trial_folder(config, plan.trial_id), plan.trial_id)
+    if (done := folder.result()) is not None:
+        return done
     device = require_device(config["device"])
+    reset_peak_memory(device)
     seed = stream_seed(config["seed"], "optimizer")
-    with TrialFolder(trial_folder(config, plan.trial_id), plan.trial_id).claimed(config) as folder:
-        if (done := folder.result()) is not None:
-            return done
-        try:
-            with reproducible(seed, config["num_threads"]):
-                return Trial(config, plan, device, folder, report).run()
-        except BadInput:
-            raise
-        except Exception:
-            folder.finish(_failure(config, plan, traceback.format_exc()))
-            raise
+    with reproducible(seed, config["num_threads"]):
+        parts = build_parts(config, plan.num_updates, device)
+        with folder.claimed(config):
+            try:
+                return Trial(config, plan, device, parts, folder, report).run()
+            except Exception:
+                folder.finish(_failure(config, plan, traceback.format_exc()))
+                raise
 
 
 def record_failure(config: Config, error: str) -> None:
@@ -72,13 +72,17 @@ class Trial:
     """The parts of one trial and how far it has come."""
 
     def __init__(
-        self, config: Config, plan: Plan, device: torch.device, folder: TrialFolder, report: Report
+        self,
+        config: Config,
+        plan: Plan,
+        device: torch.device,
+        parts: Parts,
+        folder: TrialFolder,
+        report: Report,
     ) -> None:
         self._started = self._last_tick = time.monotonic()
-        reset_peak_memory(device)
         self._config, self._plan, self._device = config, plan, device
-        self._folder, self._report = folder, report
-        self._parts = build_parts(config, plan.num_updates, device)
+        self._parts, self._folder, self._report = parts, folder, report
         self._num_done, self._train_seconds = 0, 0.0
         self._delays = [0] * self._parts.schedule.num_stages
         self._val_loss = math.nan

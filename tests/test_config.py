@@ -1,0 +1,162 @@
+"""Bad input: exit code 2 and one line that names key, value and what is allowed."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import small
+
+from trainer.build import build, label, locate
+from trainer.compose import CONF, compose
+from trainer.errors import BadInput
+from trainer.identity import trial_id
+from trainer.plan import plan_trial
+
+GROUPS = ("model", "data", "optimizer", "pipeline", "correction", "lr_schedule")
+CHOICES = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES)
+def test_a_choice_lists_exactly_the_keywords_of_its_target(group: str, choice: str) -> None:
+    node = compose([f"{group}={choice}"])[group]
+    target = locate(node.pop("_target_"))
+    parameters = inspect.signature(target).parameters.values()
+    assert set(node) == {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES)
+def test_every_key_of_a_choice_is_documented(group: str, choice: str) -> None:
+    lines = (CONF / group / f"{choice}.yaml").read_text().splitlines()
+    keys = [line for line in lines if line and not line.startswith(("#", "_target_"))]
+    self_explaining = {"hidden_size", "num_layers", "num_heads", "rms_norm_eps"}
+    assert all("#" in line or line.split(":")[0] in self_explaining for line in keys)
+
+
+@pytest.mark.parametrize(
+    ("group", "choice"), [c for c in CHOICES if c[0] in ("optimizer", "pipeline", "lr_schedule")]
+)
+def test_the_label_of_a_choice_is_its_name(group: str, choice: str) -> None:
+    assert label(compose([f"{group}={choice}"])[group]) == choice
+
+
+BAD = {
+    "optimizer.lrr=1": "optimizer.lrr",
+    "optimizer=nowhere": "nowhere",
+    "pipeline=nowhere": "nowhere",
+    "nonsense=1": "nonsense",
+    "+nonsense=1": "nonsense",
+    "+optimizer.nonsense=1": "optimizer.nonsense",
+    "optimizer.lr=abc": "optimizer.lr=abc",
+    "optimizer.lr=0": "optimizer.lr=0",
+    "optimizer.lr=-1": "optimizer.lr=-1",
+    "optimizer.lr=.inf": "optimizer.lr",
+    "optimizer.momentum=1": "optimizer.momentum=1",
+    "optimizer.momentum=-0.1": "optimizer.momentum=-0.1",
+    "optimizer.fused=3": "optimizer.fused=3",
+    "optimizer._target_=os.nothing": "optimizer._target_",
+    "correction.coefficient=-1 correction=error_feedback": "correction.coefficient=-1",
+    "batch_size=0": "batch_size=0",
+    "batch_size=2.5": "batch_size=2.5",
+    "batch_size=6 pipeline.num_microbatches=4": "batch_size=6",
+    "seed=-1": "seed=-1",
+    "seed=x": "seed=x",
+    "num_updates=null": "num_updates",
+    "tokens_per_parameter=20": "tokens_per_parameter",
+    "dtype=float16": "dtype=float16",
+    "runner=magic": "runner=magic",
+    "device=tpu": "device=tpu",
+    "device=cuda:99": "device=cuda:99",
+    "seq_len=10000000": "seq_len=10000000",
+    "model.num_heads=7": "model.num_heads=7",
+    "model.vocab_size=300": "model.vocab_size=300",
+    "pipeline.num_stages=9": "pipeline.num_stages=9",
+    "pipeline=pipedream_2bw pipeline.num_stages=4 model=tiny": "pipeline.num_microbatches=1",
+    "pipeline=pipedream_2bw pipeline.synchronous_start=1000": "synchronous_start",
+    "lr_schedule.warmup=1.5": "lr_schedule.warmup=1.5",
+    "data.path=nowhere": "data.path=nowhere",
+    "out=/proc/trial": "out=/proc/trial",
+    "=": "",
+    "batch_size": "batch_size",
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainer.__main__ import main
+
+    given = small.overrides(tmp_path, *words.split())
+    given = [w for w in given if "model" not in w] if words.endswith("model=tiny") else given
+    monkeypatch.setattr(sys, "argv", ["trainer", *given])
+    assert main() == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1, captured.err
+    assert BAD[words] in captured.err
+    assert not captured.out
+    assert not list(tmp_path.glob("results/trials/*/config.json"))
+
+
+def test_help_needs_no_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['trainer', '--help']\n"
+        "from trainer.__main__ import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "assert not {'torch', 'hydra', 'pydantic'} & set(sys.modules), 'slow imports'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "muon" in done.stdout
+    assert "batch_size: 16" in done.stdout
+
+
+def test_a_resolved_config_runs_without_hydra(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(small.config(tmp_path, "num_updates=2")))
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['hydra', 'ray', 'wandb', 'pandas']))\n"
+        f"sys.argv = ['trainer', '--config', '{path}', 'out={tmp_path / 'one'}']\n"
+        "from trainer.__main__ import main; sys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "one" / "result.json").read_text())["num_updates"] == 2
+
+
+def test_ways_to_write_a_number_name_the_same_trial(tmp_path: Path) -> None:
+    ids = {
+        plan_trial(small.config(tmp_path, f"optimizer.lr={lr}")).trial_id
+        for lr in ("0.01", "1e-2", "0.010")
+    }
+    assert len(ids) == 1
+    whole = {plan_trial(small.config(tmp_path, f"optimizer.lr={lr}")).trial_id for lr in "11"}
+    assert whole == {plan_trial(small.config(tmp_path, "optimizer.lr=1.0")).trial_id}
+
+
+def test_the_id_leaves_out_what_changes_no_number(tmp_path: Path) -> None:
+    config = small.config(tmp_path)
+    same = [{"results": "x"}, {"out": "x"}, {"save_final": True}, {"checkpoint_every": 3}]
+    other = [{"seed": 1}, {"device": "cuda"}, {"num_threads": 2}, {"eval_batch_size": 8}]
+    assert {trial_id({**config, **change}, "d") for change in same} == {trial_id(config, "d")}
+    ids = {trial_id({**config, **change}, "d") for change in other} | {trial_id(config, "e")}
+    assert len(ids) == len(other) + 1
+    assert trial_id(config, "d") not in ids
+
+
+def test_tokens_per_parameter_sets_the_number_of_updates(tmp_path: Path) -> None:
+    words = ("num_updates=null", "tokens_per_parameter=20")
+    config = small.config(tmp_path, *words)
+    plan = plan_trial(config)
+    assert plan.num_updates == round(20 * build(config["model"]).num_parameters / (4 * 16))
+    assert plan.tokens == plan.num_updates * 4 * 16
+
+
+def test_batches_that_cannot_be_split_say_so() -> None:
+    with pytest.raises(BadInput, match=r"pipeline\.num_microbatches=3"):
+        compose(["pipeline.num_microbatches=3"])

@@ -1,0 +1,183 @@
+"""A trial is recorded whole, resumes bit for bit, and a divergence is a result."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small
+import torch
+from safetensors.torch import load_file
+
+from trainer import checkpoint
+from trainer.errors import BadInput
+from trainer.record import Row
+from trainer.trial import run_trial
+
+ASYNC = ("pipeline=pipedream_2bw", "correction=error_feedback", "save_final=true")
+TIMING = {"tokens_per_second", "wall_seconds"}
+MACHINE = {"peak_memory_bytes", "git"}
+
+
+def rows(folder: Path) -> list[Row]:
+    """metrics.jsonl without what time and machine decide."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMING} for line in lines]
+
+
+def untimed(result: Row) -> Row:
+    return {k: v for k, v in result.items() if k not in TIMING | MACHINE}
+
+
+class Stop(KeyboardInterrupt):
+    pass
+
+
+def stop_at(update: int) -> Any:
+    def report(row: Row) -> None:
+        if row["update"] == update:
+            raise Stop
+
+    return report
+
+
+def test_the_record_is_complete(tmp_path: Path) -> None:
+    seen: list[Row] = []
+    result = run_trial(small.config(tmp_path, *ASYNC), seen.append)
+    folder = tmp_path / "results" / "trials" / result["trial_id"]
+    assert json.loads((folder / "result.json").read_text()) == result
+    assert json.loads((folder / "config.json").read_text())["num_updates"] == 12
+    assert [row["update"] for row in rows(folder)] == list(range(12)) == [r["update"] for r in seen]
+    assert [row["update"] for row in seen if "val_loss" in row] == [3, 7, 11]
+    assert seen[-1]["val_loss"] == result["final_val_loss"] < seen[3]["val_loss"]
+    assert result["status"] == "completed"
+    assert result["delays"] == [1]
+    assert result["tokens"] == 12 * 4 * 16
+    assert 0 < result["epochs"] < 1
+    assert result["tokens_per_second"] > 0
+    assert result["peak_memory_bytes"] > 2**20
+    assert not list(folder.glob("checkpoint*")), "a finished trial keeps no checkpoint"
+    assert seen[0]["lr"] == 0.01, "10 % of 12 updates is a warm-up of one"
+    assert seen[-1]["lr"] == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("stop", [2, 5, 8])
+def test_a_stopped_trial_ends_as_if_it_had_not_been(
+    tmp_path: Path, optimizer: str, stop: int
+) -> None:
+    """Two stages, so that slots, tied copies and the last update are in the checkpoint."""
+    words = (*ASYNC, f"optimizer={optimizer}", "pipeline.num_stages=2", "batch_size=4")
+    config = small.config(tmp_path, *words, "pipeline.num_microbatches=2")
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    expected = run_trial({**config, "out": str(whole)})
+    with pytest.raises(Stop):
+        run_trial({**config, "out": str(cut)}, stop_at(stop))
+    assert len(list(cut.glob("checkpoint*"))) == (stop >= 5)
+    result = run_trial({**config, "out": str(cut)})
+    assert untimed(result) == untimed(expected)
+    assert rows(cut) == rows(whole)
+    ours, theirs = (load_file(folder / "final.safetensors") for folder in (cut, whole))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
+    words = small.overrides(tmp_path, "num_updates=400", "checkpoint_every=7", "eval_every=50")
+    folder = tmp_path / "killed"
+    command = [sys.executable, "-m", "trainer", *words, f"out={folder}"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: list(folder.glob("checkpoint*")))
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (folder / "result.json").exists()
+    assert subprocess.run(command, check=False, capture_output=True).returncode == 0
+    config = small.config(tmp_path, "num_updates=400", "eval_every=50")
+    expected = run_trial({**config, "out": str(tmp_path / "whole")})
+    assert json.loads((folder / "result.json").read_text())["wall_seconds"] > 0
+    assert rows(folder) == rows(tmp_path / "whole")
+    assert expected["status"] == "completed"
+
+
+def wait_for(condition: Any, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_finished_trial_is_not_run_again(tmp_path: Path) -> None:
+    config = small.config(tmp_path)
+    first = run_trial(config)
+    assert run_trial(config, stop_at(0)) == first
+
+
+def test_a_folder_holds_one_trial(tmp_path: Path) -> None:
+    out = f"out={tmp_path / 'one'}"
+    run_trial(small.config(tmp_path, out))
+    with pytest.raises(BadInput, match="choose an empty folder"):
+        run_trial(small.config(tmp_path, out, "seed=1"))
+
+
+def test_an_altered_checkpoint_is_noticed(tmp_path: Path) -> None:
+    config = small.config(tmp_path, f"out={tmp_path / 'one'}")
+    with pytest.raises(Stop):
+        run_trial(config, stop_at(6))
+    [path] = (tmp_path / "one").glob("checkpoint*")
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="truncated or altered"):
+        checkpoint.load(tmp_path / "one")
+
+
+@pytest.mark.parametrize("pipeline", ["sync", "pipedream_2bw"])
+def test_a_divergence_is_a_result(tmp_path: Path, pipeline: str) -> None:
+    words = (f"pipeline={pipeline}", "optimizer=sgd", "optimizer.lr=1e30", "clip_norm=null")
+    result = run_trial(small.config(tmp_path, *words))
+    assert result["status"] == "diverged"
+    assert result["final_val_loss"] is None
+    written = rows(tmp_path / "results" / "trials" / result["trial_id"])
+    assert len(written) == result["diverged_at"], "the bad update was not applied"
+    assert all(math.isfinite(row["train_loss"]) for row in written)
+
+
+def test_a_hopeless_validation_loss_is_a_divergence(tmp_path: Path) -> None:
+    words = ("optimizer=sgd", "optimizer.lr=300", "clip_norm=1", "num_updates=40")
+    result = run_trial(small.config(tmp_path, *words))
+    assert result["status"] == "diverged"
+    written = rows(tmp_path / "results" / "trials" / result["trial_id"])
+    assert written[-1]["val_loss"] > math.log(257) + 1
+    assert written[-1]["update"] == result["diverged_at"]
+
+
+def test_a_failure_is_recorded_with_its_traceback(tmp_path: Path) -> None:
+    def broken(row: Row) -> None:
+        raise RuntimeError("the disk is full")
+
+    config = small.config(tmp_path, f"out={tmp_path / 'one'}")
+    with pytest.raises(RuntimeError):
+        run_trial(config, broken)
+    recorded = json.loads((tmp_path / "one" / "result.json").read_text())
+    assert recorded["status"] == "failed"
+    assert "the disk is full" in recorded["error"]
+    assert run_trial(config)["status"] == "completed", "a failed trial runs again when asked"
+
+
+def test_bf16_leaves_train_an_fp32_master(tmp_path: Path) -> None:
+    result = run_trial(small.config(tmp_path, *ASYNC, "dtype=bfloat16"))
+    final = load_file(tmp_path / "results" / "trials" / result["trial_id"] / "final.safetensors")
+    assert all(weight.dtype == torch.float32 for weight in final.values())
+    assert result["final_val_loss"] < math.log(257)
+
+
+def test_how_often_it_saves_and_evaluates_changes_no_loss(tmp_path: Path) -> None:
+    often = small.config(tmp_path, *ASYNC, "checkpoint_every=1", f"out={tmp_path / 'a'}")
+    seldom = small.config(tmp_path, *ASYNC, "checkpoint_every=100", f"out={tmp_path / 'b'}")
+    assert untimed(run_trial(often)) == untimed(run_trial(seldom))
+    assert rows(tmp_path / "a") == rows(tmp_path / "b")
