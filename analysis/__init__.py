@@ -1,6 +1,6 @@
-"""Results → tidy table → paired gaps with uncertainty → figures and a report."""
+"""Results → tidy pandas tables → gaps with their uncertainty → figures → report."""
 
-from analysis.paired import gaps
-from analysis.store import load
+from analysis.gaps import gaps
+from analysis.load import load
 
 __all__ = ["gaps", "load"]

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor
@@ -21,7 +22,8 @@ def save_final(weights: Mapping[str, Tensor], recipe: Llama, folder: Path) -> No
     write_atomically(folder / "final.safetensors", content)
     pretrained = folder / "final"
     pretrained.mkdir(exist_ok=True)
-    write_atomically(pretrained / "config.json", json.dumps(_config(recipe), indent=1).encode())
+    config = json.dumps(hugging_face_config(recipe), indent=1)
+    write_atomically(pretrained / "config.json", config.encode())
     _link(folder / "final.safetensors", pretrained / "model.safetensors")
 
 
@@ -33,7 +35,8 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _config(recipe: Llama) -> dict[str, object]:
+def hugging_face_config(recipe: Llama) -> dict[str, Any]:
+    """What `transformers.LlamaConfig` needs to build the same model."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

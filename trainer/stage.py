@@ -40,8 +40,8 @@ class Stage:
     ) -> None:
         names = [name for name, _ in module.named_parameters()]
         self.is_tied = [name in tied for name in names]
-        lags = [tied_lag if is_tied else lag for is_tied in self.is_tied]
-        self.versions = Versions(module, lags, dtype)
+        self.lags = [tied_lag if is_tied else lag for is_tied in self.is_tied]
+        self.versions = Versions(module, self.lags, dtype)
         self.optimizer = make_optimizer(list(zip(names, self.versions.master, strict=True)))
         self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self._correction, self._lr_factor, self._run = correction, lr_factor, run(module)

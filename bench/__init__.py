@@ -1,0 +1,1 @@
+"""Benchmarks against peers and limits; bench/README.md has their figures."""

@@ -1,0 +1,186 @@
+"""A sweep asks for each trial once, runs what is missing and survives a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small
+
+from sweeps.__main__ import main
+from sweeps.expand import check_sweep, expand, num_asked
+from trainer.errors import BadInput
+
+ARMS = {
+    "sync": ["pipeline=sync"],
+    "delay": ["pipeline=pipedream_2bw"],
+    "delay_ef": ["pipeline=pipedream_2bw", "correction=error_feedback"],
+}
+
+
+def content(**changes: Any) -> dict[str, Any]:
+    plain = {"base": [], "grid": {}, "arms": ARMS, "seeds": [0], "verdict": "none"}
+    return {**plain, **changes}
+
+
+def test_every_combination_is_asked_once(tmp_path: Path) -> None:
+    grid = {"optimizer": ["adamw", "muon"], "optimizer.lr": [0.01, 0.02]}
+    sweep = check_sweep(content(grid=grid, seeds=[0, 3]))
+    trials = expand(sweep, tmp_path)
+    assert num_asked(sweep) == len(trials) == 2 * 2 * 3 * 2
+    assert len({trial.plan.trial_id for trial in trials}) == len(trials)
+    assert {(t.config["optimizer"]["lr"], t.config["seed"]) for t in trials} == {
+        (lr, seed) for lr in (0.01, 0.02) for seed in (0, 3)
+    }
+
+
+def test_a_trial_that_several_points_ask_for_is_one_trial(tmp_path: Path) -> None:
+    """λ does not exist for sync and delay: their trials are shared by all λ."""
+    twins = {**ARMS, "again": ["pipeline=pipedream_2bw", "correction=none"]}
+    sweep = check_sweep(content(arms=twins))
+    assert num_asked(sweep) == 4
+    assert len(expand(sweep, tmp_path)) == 3
+
+
+def test_a_mapping_in_the_grid_moves_keys_together(tmp_path: Path) -> None:
+    pairs = [{"optimizer": "muon", "optimizer.lr": 0.5}, {"optimizer": "adamw"}]
+    trials = expand(check_sweep(content(grid={"pair": pairs})), tmp_path)
+    found = {(t.config["optimizer"]["_target_"][-4:], t.config["optimizer"]["lr"]) for t in trials}
+    assert found == {("muon", 0.5), ("damw", 0.002)}
+
+
+def test_arms_of_a_point_differ_in_pipeline_and_correction_only(tmp_path: Path) -> None:
+    one, *others = (t.config for t in expand(check_sweep(content()), tmp_path))
+    for other in others:
+        assert {key for key in one if one[key] != other[key]} <= {"pipeline", "correction"}
+
+
+def test_a_sweep_of_batch_sizes_holds_the_tokens(tmp_path: Path) -> None:
+    trials = expand(check_sweep(content(grid={"batch_size": [8, 16, 32]})), tmp_path)
+    assert {trial.plan.tokens for trial in trials} == {400 * 16 * 128}
+
+
+BAD = {
+    "sweep=nowhere": "sweep=nowhere",
+    "scale=nowhere": "scale=nowhere",
+    "seeds=[0,0]": "seeds",
+    "seeds=[-1]": "seeds",
+    "seeds=[0.5]": "seeds",
+    "seeds=[]": "seeds",
+    "seeds=[": "seeds",
+    "grid.optimizer=[]": "grid.optimizer",
+    "grid.optimizer=[adamw,adamw]": "grid.optimizer",
+    "grid.optimizer=[nowhere]": "nowhere",
+    "grid.optimizer.lr=[-1]": "optimizer.lr=-1",
+    "grid.nonsense=[1]": "nonsense",
+    "correction.coefficient=-2": "coefficient",
+    "dry_run=maybe": "dry_run=maybe",
+    "results=/proc/store": "results=/proc/store",
+    "data.path=nowhere": "data.path",
+    "device=cuda": "device=cuda",
+    "nothing": "nothing",
+}
+
+
+@pytest.mark.parametrize("word", BAD)
+def test_bad_input_is_found_before_any_trial_starts(
+    word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [f"results={tmp_path}", f"data.path={small.corpus(tmp_path)}", "sweep=main", word]
+    given = {part.split("=")[0]: part for part in words}
+    monkeypatch.setattr(sys, "argv", ["sweeps", *given.values()])
+    assert main() == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1, captured.err
+    assert BAD[word] in captured.err
+    assert not (tmp_path / "trials").exists() or not list((tmp_path / "trials").iterdir())
+
+
+def test_a_sweep_without_a_sync_arm_is_refused() -> None:
+    with pytest.raises(BadInput, match="sync"):
+        check_sweep(content(arms={"delay": ARMS["delay"]}))
+
+
+@pytest.mark.parametrize("scale", ["micro", "tiny", "135m", "360m"])
+def test_every_scale_is_priced_anywhere(
+    scale: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["sweep=main", f"scale={scale}", "dry_run=true", f"results={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", ["sweeps", *words])
+    assert main() == 0
+    assert "18 asked, 18 unique, 0 done, 18 to do" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    words = small.overrides(folder, "num_updates=60", "checkpoint_every=5", *more)
+    words = ["sweep=main", "scale=micro", "seeds=[0]", "grid.optimizer=[adamw]", *words]
+    return [sys.executable, "-m", "sweeps", *words]
+
+
+def run(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(folder, *more), check=False, capture_output=True, text=True)
+
+
+def losses(folder: Path) -> dict[str, float]:
+    results = (json.loads(p.read_text()) for p in folder.glob("results/trials/*/result.json"))
+    return {result["trial_id"]: result["final_val_loss"] for result in results}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    done = run(folder)
+    assert done.returncode == 0, done.stderr
+    assert "delay_ef" in done.stdout
+    return folder
+
+
+def test_a_sweep_runs_reports_and_is_done(whole: Path) -> None:
+    assert len(losses(whole)) == 3
+    before = {p: p.stat().st_mtime_ns for p in whole.glob("results/trials/*/*")}
+    again = run(whole)
+    assert again.returncode == 0
+    assert "3 done, 0 to do" in again.stdout
+    assert {p: p.stat().st_mtime_ns for p in whole.glob("results/trials/*/*")} == before
+
+
+def test_a_killed_sweep_ends_with_the_same_losses(whole: Path, tmp_path: Path) -> None:
+    driver = subprocess.Popen(
+        command(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 90
+    while not list(tmp_path.glob("results/trials/*/checkpoint*")):
+        assert driver.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.wait()
+    done = run(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(losses(tmp_path).values()) == sorted(losses(whole).values())
+
+
+def test_a_failing_trial_is_recorded_and_stops_no_other(tmp_path: Path) -> None:
+    """The delayed arms cannot write their rows; sync can."""
+    dry = run(tmp_path, "dry_run=true")
+    assert dry.returncode == 0, dry.stderr
+    sweep = check_sweep(
+        content(base=small.overrides(tmp_path, "num_updates=60", "checkpoint_every=5"))
+    )
+    [broken] = [t for t in expand(sweep, tmp_path / "results") if t.arm == "delay"]
+    (broken.folder / "metrics.jsonl").mkdir(parents=True)
+    done = run(tmp_path, "eval_every=4")
+    assert done.returncode == 1
+    assert "failed: delay seed 0" in done.stdout
+    result = json.loads((broken.folder / "result.json").read_text())
+    assert result["status"] == "failed"
+    assert "metrics.jsonl" in result["error"]
+    assert sum(loss is not None for loss in losses(tmp_path).values()) == 2
