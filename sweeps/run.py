@@ -6,6 +6,7 @@ import logging
 import os
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -76,8 +77,8 @@ def _train(point: Mapping[str, Any]) -> None:
 
     try:
         result = run_trial(point["trial"]["config"], report)
-    except Exception as error:
-        record_failure(point["trial"]["config"], repr(error))
+    except Exception:
+        record_failure(point["trial"]["config"], traceback.format_exc())
         result = {"num_updates": 0, "status": "failed"}
     tune.report({"num_done": result["num_updates"], "status": result["status"]})
 
