@@ -1,6 +1,6 @@
-"""Results → tidy pandas tables → gaps with their uncertainty → figures → report."""
+"""Results → tidy table → paired gaps with uncertainty → figures and a report."""
 
-from analysis.gaps import gaps
-from analysis.load import load
+from analysis.paired import gaps
+from analysis.store import load
 
 __all__ = ["gaps", "load"]

@@ -4,38 +4,42 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.report import report
+from trainer.errors import BadInput
 
-DONE, BAD_INPUT = 0, 2
 DEFAULTS = {"results": "results", "out": "report"}
+DONE, BAD_INPUT = 0, 2
+
+
+def _paths(arguments: Sequence[str]) -> dict[str, Path]:
+    paths = dict(DEFAULTS)
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key not in DEFAULTS or not value:
+            raise BadInput(key, value, "must be results=DIR or out=DIR")
+        paths[key] = value
+    return {key: Path(value) for key, value in paths.items()}
 
 
 def main() -> int:
-    """Exit code: 0 done, 2 bad input."""
+    """Exit code: 0 done (also for an empty store), 2 bad input."""
     parser = argparse.ArgumentParser(
         prog="python -m analysis",
-        description="Writes the gap table and the figures of a results folder.",
-        epilog="results=DIR (default: results), out=DIR (default: report)",
+        description="Writes every table and figure of a results folder and prints the gaps.",
     )
-    parser.add_argument("options", nargs="*", metavar="key=value")
-    given = dict(option.partition("=")[::2] for option in parser.parse_args().options)
-    if unknown := sorted(set(given) - set(DEFAULTS)):
-        return _refuse(f"{unknown[0]}={given[unknown[0]]}: must be results=DIR or out=DIR")
-    options = {**DEFAULTS, **given}
+    parser.add_argument("keys", nargs="*", metavar="key=value", help=f"defaults: {DEFAULTS}")
+    arguments = parser.parse_args()
     try:
-        print(report(Path(options["results"]), Path(options["out"])))
-    except FileNotFoundError as error:
-        return _refuse(f"results={options['results']}: {error}")
-    except ValueError as error:
-        return _refuse(str(error))
+        paths = _paths(arguments.keys)
+        from analysis.report import report
+
+        print(report(paths["results"], paths["out"]))
+    except BadInput as error:
+        print(f"python -m analysis: {error}", file=sys.stderr)
+        return BAD_INPUT
     return DONE
-
-
-def _refuse(problem: str) -> int:
-    print(f"python -m analysis: {problem}", file=sys.stderr)
-    return BAD_INPUT
 
 
 if __name__ == "__main__":

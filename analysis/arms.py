@@ -1,57 +1,57 @@
-"""Which arm and which point of the swept settings a trial belongs to, from its config alone."""
+"""What an arm is called, derived from the config and from the delays that were counted."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from trainer.build import label
-from trainer.identity import CHANGES_NO_NUMBER
 
 Config = Mapping[str, Any]
 
-NAMES = {"pipedream_2bw": "delay", "constant_delay": "constant_delay({delay})"}
-"""What a delayed pipeline is called in an arm, where that is not its label."""
+SHORT = {"pipedream_2bw": "delay", "error_feedback": "ef"}
+USUAL = {"coefficient": 1, "lag": 1}
+"""The paper's values: an arm that has them does not say so."""
+PRINCIPAL = ("coefficient", "delay")
+"""Options that need no name: `constant_delay(3)`, `delay_ef(0.5)`."""
+NOT_STALENESS = ("_target_", "num_stages", "num_microbatches")
+PHASES = {"synchronous_start": "start", "synchronous_cooldown": "cooldown"}
 
-CORRECTIONS = {"none": "", "error_feedback": "_ef({coefficient:g})"}
-"""What a correction adds to that."""
 
-OF_THE_ARM = ("pipeline", "correction", "seed")
-"""Keys in which the trials of one point differ."""
+def arm(config: Config, result: Config) -> str:
+    """`sync` if every counted delay is 0, else pipeline, correction and phases of the config.
 
-
-def arm(config: Config, delays: Sequence[int] | None) -> str:
-    """`sync`, `delay`, `delay_ef`, `delay_ef(0.5)`, `pipedream`, `delay+start(100)`, …
-
-    `sync` is what has no counted delay on any stage, whatever made it.
+    2BW is `delay`: `delay`, `delay_ef`, `delay_ef(0.5)`, `pipedream`, `constant_delay(3)_ef`,
+    `delay+start(0.1)`. A trial without a count (unfinished, failed) is named by its config.
     """
-    plain = plain_arm(config, delays)
-    if plain == "sync":
-        return plain
-    node = config["correction"]
-    form = CORRECTIONS.get(label(node), f"_{label(node)}")
-    name, plus, phases = plain.partition("+")
-    return (name + form.format(**node)).replace("_ef(1)", "_ef") + plus + phases
-
-
-def plain_arm(config: Config, delays: Sequence[int] | None) -> str:
-    """The arm of the same pipeline without a correction."""
-    node = config["pipeline"]
-    name = label(node)
-    if name == "sync" or (delays is not None and not any(delays)):
+    if _is_sync(config, result):
         return "sync"
-    phases = {"start": "synchronous_start", "cooldown": "synchronous_cooldown"}
-    return NAMES.get(name, name).format(**node) + "".join(
-        f"+{short}({node[key]:g})" for short, key in phases.items() if node.get(key)
-    )
+    correction = _named(config["correction"])
+    suffix = "" if correction == "none" else f"_{correction}"
+    return _named(config["pipeline"]) + suffix + _phases(config["pipeline"])
 
 
-def point(config: Config) -> str:
-    """Eight digits that name everything but the arm, the seed and what changes no number."""
-    kept = {key: value for key, value in config.items() if key not in OF_THE_ARM}
-    kept["data"] = {key: value for key, value in config["data"].items() if key != "path"}
-    for key in CHANGES_NO_NUMBER:
-        kept.pop(key, None)
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:8]
+def base_arm(config: Config, result: Config) -> str:
+    """The arm that differs from this one by having no correction; itself if it has none."""
+    return arm({**config, "correction": {"_target_": "none"}}, result)
+
+
+def _is_sync(config: Config, result: Config) -> bool:
+    """A trial that diverged in its synchronous start had no time to be delayed."""
+    delays = result.get("delays") or [None]
+    cut_short = result.get("status") == "diverged" and config["pipeline"].get("synchronous_start")
+    return all(delay == 0 for delay in delays) and not cut_short
+
+
+def _named(choice: Config) -> str:
+    name = label(choice)
+    options = [
+        f"{value}" if key in PRINCIPAL else f"{key}={value}"
+        for key, value in choice.items()
+        if key not in NOT_STALENESS and key not in PHASES and USUAL.get(key) != value
+    ]
+    return SHORT.get(name, name) + (f"({','.join(options)})" if options else "")
+
+
+def _phases(pipeline: Config) -> str:
+    return "".join(f"+{name}({pipeline[key]})" for key, name in PHASES.items() if pipeline.get(key))

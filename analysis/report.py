@@ -1,49 +1,69 @@
-"""Everything that a results folder says: tables, figures, and a summary to print."""
+"""A results folder → tables and figures in a folder, and the text that is printed."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 import warnings
-from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 
-from analysis.figures import save_figures
-from analysis.gaps import gaps, missing
-from analysis.load import load
-from analysis.tables import gap_rows, markdown
+import pandas as pd
+
+from analysis.figures import FIGURES, save
+from analysis.notes import notes
+from analysis.paired import gaps
+from analysis.store import load
+from analysis.tables import gap_table
+from trainer.errors import BadInput
+
+PLACES = ["folder", "results", "out", "data.path"]
+"""Where a trial lay on one machine: kept out of the files, its id says which one it is."""
+LEGEND = (
+    "Gap: final validation loss of an arm minus that of sync, same point and seed, nats per token; "
+    "mean over n pairs that both completed, 95 % interval (Student's t below n=20, from there on "
+    "bootstrap). Diverged: pairs in which only the arm did. Gap removed: by the correction, same "
+    "seeds, where the plain gap's interval excludes 0 (Fieller's interval)."
+)
 
 
 def report(results: Path, out: Path, trial_ids: Collection[str] | None = None) -> str:
-    """Writes trials.csv, gaps.csv, gaps.md and the figures into `out`; returns the summary.
+    """Writes trials.csv, gaps.csv, gaps.md and the figures to `out`; returns what to print.
 
-    `trial_ids` narrows it to those trials. An empty or partial store gives a shorter report.
-    Raises FileNotFoundError without a results folder.
+    `trial_ids`: only these trials of the store. Nothing is written of an empty store. Raises
+    BadInput for a missing `results`, an `out` that cannot be written, or mixed data.
     """
-    frame = load(results)
-    if trial_ids is not None and not frame.empty:
-        frame = frame[frame["trial_id"].isin(list(trial_ids))]
-    if frame.empty:
-        return f"{results} holds no trials yet"
-    out.mkdir(parents=True, exist_ok=True)
-    frame.to_csv(out / "trials.csv", index=False)
+    trials = load(results)
+    if trial_ids is not None:
+        trials = trials[trials["trial_id"].isin(list(trial_ids))]
+    if trials.empty:
+        return f"no trials in {results} yet: python -m sweeps or python -m trainer makes them"
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        table = gaps(frame)
-        figures = save_figures(frame, out)
+        warnings.simplefilter("always", UserWarning)
+        table = gaps(trials)
+    remarks = [f"warning: {warning.message}" for warning in caught] + notes(trials, table)
+    try:
+        names = _write(trials, table, remarks, out)
+    except OSError as error:
+        raise BadInput("out", out, f"must be a folder to write to ({error.strerror})") from None
+    shown = gap_table(table, width=_terminal_width()) if (table["pairs"] > 0).any() else ""
+    return "\n".join(part for part in (shown, *remarks, f"in {out}: {', '.join(names)}") if part)
+
+
+def _write(trials: pd.DataFrame, table: pd.DataFrame, remarks: list[str], out: Path) -> list[str]:
+    out.mkdir(parents=True, exist_ok=True)
+    trials.drop(columns=PLACES).to_csv(out / "trials.csv", index=False)
     table.to_csv(out / "gaps.csv", index=False)
-    lines = [_counts(Counter(frame["status"]))]
-    if table.empty:
-        lines.append("no pair of a sync and a delayed trial has finished yet: no gap")
-    else:
-        text = markdown(gap_rows(table, frame))
-        (out / "gaps.md").write_text(text + "\n")
-        lines += ["", text, ""]
-    lines += sorted({f"warning: {warning.message}" for warning in caught})
-    lines += missing(frame)
-    written = "gaps.md, gaps.csv, trials.csv" + "".join(f", {path.name}" for path in figures)
-    return "\n".join([*lines, f"tables and figures are in {out}: {written}"])
+    lines = "".join(f"- {remark}\n" for remark in remarks)
+    (out / "gaps.md").write_text(f"{gap_table(table)}\n\n{LEGEND}\n\n{lines}")
+    names = ["trials.csv", "gaps.csv", "gaps.md"]
+    for figure in FIGURES:
+        data = figure.data(trials, table)
+        if not data.empty:
+            save(figure, data, out)
+            names.append(f"{figure.name}.svg")
+    return names
 
 
-def _counts(statuses: Counter[str]) -> str:
-    listed = ", ".join(f"{count} {status}" for status, count in statuses.items())
-    return f"{sum(statuses.values())} trials: {listed}"
+def _terminal_width() -> int | None:
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

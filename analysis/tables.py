@@ -1,70 +1,79 @@
-"""The gap table for people: Markdown, plain text."""
+"""The gap table for people: Markdown in files, a ruled table on a terminal."""
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
 
 import pandas as pd
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
-from analysis.arms import OF_THE_ARM
+Cells = Mapping[Hashable, Any]
 
-SIZES = ("num_parameters", "batch_size", "seq_len", "num_updates")
-HEAD = ("optimizer", "arm", "sync loss", "loss", "gap", "95 % interval", "n", "EF removed")
-
-
-def swept(frame: pd.DataFrame) -> list[str]:
-    """The config's keys that tell the points of the table apart."""
-    keys = [
-        column
-        for column in frame.columns
-        if "." in column or column in ("batch_size", "seq_len", "num_parameters", "num_updates")
-    ]
-    keys = [
-        key for key in keys if key.partition(".")[0] not in OF_THE_ARM and "_target_" not in key
-    ]
-    return [key for key in keys if _tells_points_apart(frame, key)]
+WIDTH_OF_FILES = 10_000
+"""Columns; wide enough that no cell of a Markdown table is broken."""
 
 
-def _tells_points_apart(frame: pd.DataFrame, key: str) -> bool:
-    """Whether one optimizer has several values of `key`, at different points."""
-    values = frame.groupby(["optimizer", "point"])[key].first().astype(str)
-    return bool((values.groupby("optimizer").nunique() > 1).any())
+def gap_text(row: Cells, separator: str = " ", digits: int = 4) -> str:
+    """`+0.2380 [+0.2120, +0.2640]`; `+0.2380 n=1` for a single pair; `—` for none."""
+    if row["n"] == 0:
+        return "—"
+    form = f"+.{digits}f"
+    return f"{row['gap']:{form}}{separator}{_interval(row, 'low', 'high', form)}"
 
 
-def gap_rows(table: pd.DataFrame, frame: pd.DataFrame) -> list[list[str]]:
-    """Head and rows of text, from `gaps(frame)`."""
-    keys = swept(frame) if len(table) else []
-    values = frame.drop_duplicates("point").set_index("point")[keys] if keys else None
-    rows = [[*HEAD[:1], *keys, *HEAD[1:]]]
-    for _, row in table.iterrows():
-        of_point = [] if values is None else [f"{v}" for v in values.loc[row["point"]]]
-        rows.append([row["optimizer"], *of_point, row["arm"], *_numbers(row)])
-    return rows
+def diverged_text(row: Cells) -> str:
+    """`1 of 3`; empty if none did."""
+    return f"{row['diverged']} of {row['pairs']}" if row["diverged"] else ""
 
 
-def _numbers(row: pd.Series) -> list[str]:
-    interval = f"{row['low']:+.4f} … {row['high']:+.4f}" if not math.isnan(row["low"]) else "n=1"
-    removed = "—"
-    if not math.isnan(row["removed"]):
-        share, low, high = (100 * row[k] for k in ("removed", "removed_low", "removed_high"))
-        removed = f"{share:.0f} % ({low:.0f} … {high:.0f})"
-    count = str(row["n"])
-    if row["diverged"]:
-        count += f", {row['diverged']} of {row['pairs']} diverged"
-    if row["sync_diverged"]:
-        count += f", {row['sync_diverged']} left out: sync diverged"
-    if not row["n"]:
-        return ["—", "—", "—", "—", count, removed]
-    losses = [f"{row['loss_sync']:.4f}", f"{row['loss']:.4f}", f"{row['gap']:+.4f}"]
-    return [*losses, interval, count, removed]
+def _interval(row: Cells, low: str, high: str, form: str) -> str:
+    return "n=1" if math.isnan(row[low]) else f"[{row[low]:{form}}, {row[high]:{form}}]"
 
 
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, its columns aligned so that it reads well as plain text too."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |"
-        for row in rows
-    ]
-    return "\n".join([lines[0], "| " + " | ".join("-" * w for w in widths) + " |", *lines[1:]])
+def _loss(name: str) -> Callable[[Cells], str]:
+    return lambda row: "—" if math.isnan(row[name]) else f"{row[name]:.4f}"
+
+
+def _share(row: Cells) -> str:
+    if math.isnan(row["removed"]):
+        return ""
+    return f"{row['removed']:.0%} {_interval(row, 'removed_low', 'removed_high', '.0%')}"
+
+
+def _plain(name: str) -> Callable[[Cells], str]:
+    return lambda row: str(row[name])
+
+
+TEXTS: Mapping[str, Callable[[Cells], str]] = {
+    "optimizer": _plain("optimizer"),
+    "setting": _plain("setting"),
+    "arm": _plain("arm"),
+    "stages": _plain("num_stages"),
+    "microbatches": _plain("num_microbatches"),
+    "sync loss": _loss("loss_sync"),
+    "loss": _loss("loss"),
+    "gap [95 %]": gap_text,
+    "n": _plain("n"),
+    "diverged": diverged_text,
+    "gap removed [95 %]": _share,
+}
+VARYING = ("setting", "stages", "microbatches")
+"""Columns that are shown only if they tell rows apart."""
+
+
+def gap_table(gaps: pd.DataFrame, *, width: int | None = None) -> str:
+    """The rows that have a pair: Markdown, or ruled lines of `width` columns for a terminal."""
+    rows = gaps[gaps["pairs"] > 0].to_dict("records")
+    cells = {name: [text(row) for row in rows] for name, text in TEXTS.items()}
+    shown = [name for name in cells if name not in VARYING or len(set(cells[name])) > 1]
+    table = Table(*shown, box=box.MARKDOWN if width is None else box.SIMPLE_HEAD)
+    for values in zip(*(cells[name] for name in shown), strict=True):
+        table.add_row(*values)
+    buffer = io.StringIO()
+    Console(file=buffer, width=width or WIDTH_OF_FILES, markup=False, highlight=False).print(table)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().strip("\n").splitlines())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,9 +101,16 @@ def _prepare(request: Request) -> list[Trial]:
 
 def _check(request: Request, trials: Sequence[Trial]) -> None:
     require_writable(request.results)
-    for trial in trials:
-        require_device(trial.config["device"])
-        open_data(trial.config)
+    distinct = {_needs(trial.config): trial.config for trial in trials}
+    for config in distinct.values():
+        if "RAY_ADDRESS" not in os.environ:  # else the cluster's resources count, in sweeps.run
+            require_device(config["device"])
+        open_data(config)
+
+
+def _needs(config: Mapping[str, Any]) -> str:
+    """What a trial needs of the machine and the data."""
+    return json.dumps([config[key] for key in ("device", "data", "seq_len", "model")])
 
 
 def main() -> int:
@@ -137,7 +146,11 @@ def _report(request: Request, trials: Sequence[Trial]) -> int:
         print(f"failed: {trial.arm} seed {trial.config['seed']}, see {trial.folder}/result.json")
     out = request.results / "reports" / request.label
     print(report(request.results, out, {trial.plan.trial_id for trial in trials}))
-    return FAILED if lost else DONE
+    print(f"rule for the verdict, written before the run: {request.content['verdict']}")
+    left = sum(finished(trial) is None for trial in trials) - len(lost)
+    if left:
+        print(f"stopped with {left} trials to go: the same command goes on with them")
+    return FAILED if lost or left else DONE
 
 
 if __name__ == "__main__":

@@ -9,11 +9,21 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray import tune
-from ray.tune import Callback, FailureConfig, PlacementGroupFactory, RunConfig, TuneConfig, Tuner
+from ray.tune import (
+    Callback,
+    FailureConfig,
+    PlacementGroupFactory,
+    Result,
+    ResultGrid,
+    RunConfig,
+    TuneConfig,
+    Tuner,
+)
 
 from sweeps.expand import Trial
 from trainer.errors import BadInput
@@ -28,14 +38,15 @@ DEATHS_ALLOWED = 2
 
 
 def run(trials: Sequence[Trial], display: Callback) -> None:
-    """Runs `trials`, which need the same resources; each leaves a result in the store.
+    """Runs `trials`, which need the same resources; each that ends leaves a result in the store.
 
-    Raises BadInput if this machine, or the cluster that RAY_ADDRESS names, can never hold one.
+    Ctrl-C stops them; the next call goes on from their checkpoints. Raises BadInput if this
+    machine, or the cluster that RAY_ADDRESS names, can never hold one.
     """
     bundle = _bundle(trials[0].config)
     with _cluster(), tempfile.TemporaryDirectory(prefix="pipegap-tune-") as scratch:
         _require(bundle)
-        Tuner(
+        grid = Tuner(
             tune.with_resources(_train, PlacementGroupFactory([bundle])),
             param_space={"trial": tune.grid_search([_payload(trial) for trial in trials])},
             tune_config=TuneConfig(
@@ -50,8 +61,17 @@ def run(trials: Sequence[Trial], display: Callback) -> None:
                 failure_config=FailureConfig(max_failures=DEATHS_ALLOWED),
             ),
         ).fit()
+    _record_deaths(trials, {Path(end.path).name for end in _each(grid) if end.error is not None})
+
+
+def _each(grid: ResultGrid) -> Iterator[Result]:
+    return (grid[i] for i in range(len(grid)))
+
+
+def _record_deaths(trials: Sequence[Trial], died: set[str]) -> None:
+    """A trial whose process died again and again could not record that itself."""
     for trial in trials:
-        if not (trial.folder / "result.json").exists():
+        if trial.plan.trial_id in died and not (trial.folder / "result.json").exists():
             record_failure(trial.config, "the trial's process died")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import resource
@@ -51,7 +52,8 @@ def reproducible(seed: int, num_threads: int) -> Iterator[None]:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Starts a new count of the peak (a process may run several trials)."""
+    """Starts a new count of the peak: a process may run several trials, one after the other."""
+    gc.collect()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:

@@ -54,6 +54,8 @@ def run_trial(config: Config, report: Report = _nowhere) -> Row:
     with reproducible(seed, config["num_threads"]):
         parts = build_parts(config, plan.num_updates, device)
         with folder.claimed(config):
+            if (done := folder.result()) is not None:  # another process was at it until now
+                return done
             try:
                 return Trial(config, plan, device, parts, folder, report).run()
             except Exception:

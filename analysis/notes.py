@@ -1,0 +1,55 @@
+"""What a reader of the gaps must know beside the numbers: what is missing, failed or left out."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+
+import pandas as pd
+
+NAMED = 3
+"""How many of a kind are named before the rest is only counted."""
+
+
+def notes(trials: pd.DataFrame, gaps: pd.DataFrame) -> list[str]:
+    """One line a fact; empty if every trial finished and every pair is there."""
+    return [*_without_result(trials), *_left_out(gaps), *_missing(gaps), *_unpaired(trials, gaps)]
+
+
+def _without_result(trials: pd.DataFrame) -> Iterator[str]:
+    for status in ("failed", "unfinished"):
+        folders = trials.loc[trials["status"] == status, "folder"].tolist()
+        if folders:
+            yield f"{len(folders)} {status}, left out: {_some(folders)}"
+
+
+def _left_out(gaps: pd.DataFrame) -> Iterator[str]:
+    rows = gaps[gaps["sync_diverged"] > 0]
+    for row in rows.to_dict("records"):
+        yield (
+            f"{row['sync_diverged']} seeds of {_name(row)} {row['arm']} are left out: "
+            "their sync trial diverged"
+        )
+
+
+def _missing(gaps: pd.DataFrame) -> Iterator[str]:
+    """One line an arm, however many points lack it."""
+    for column, arm in (("missing_seeds", gaps["arm"]), ("missing_sync_seeds", "sync")):
+        rows = gaps.assign(lacking=arm)[gaps[column] != ""]
+        for name, group in rows.groupby("lacking"):
+            where = [f"{_name(row)} seeds {row[column]}" for row in group.to_dict("records")]
+            yield f"{name} is missing: {_some(list(dict.fromkeys(where)))}"
+
+
+def _unpaired(trials: pd.DataFrame, gaps: pd.DataFrame) -> Iterator[str]:
+    if not (gaps["pairs"] > 0).any():
+        arms = ", ".join(sorted(trials["arm"].unique()))
+        yield f"no pairs yet, and so no gap: a sync trial and another arm at one seed (got: {arms})"
+
+
+def _name(row: Mapping[Hashable, object]) -> str:
+    return f"{row['optimizer']} ({row['setting']})" if row["setting"] else str(row["optimizer"])
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return "; ".join(names[:NAMED]) + rest

@@ -1,0 +1,84 @@
+"""Which two trials are compared: each trial of an arm and its synchronous partner."""
+
+from __future__ import annotations
+
+import warnings
+
+import pandas as pd
+
+from trainer.errors import BadInput
+
+VARIANT = ["num_stages", "num_microbatches"]
+SAME_TRIAL = ["optimizer", "point", "arm", *VARIANT, "seed"]
+MADE_BY = ["trainer_version", "git"]
+KEPT = [*SAME_TRIAL, "base_arm", "trial_id", "status", "final_val_loss", *MADE_BY]
+
+
+def results(trials: pd.DataFrame) -> pd.DataFrame:
+    """Trials that have a result (completed or diverged), each once, with `num_stages` and
+    `num_microbatches`.
+
+    Of several trials of one arm, point, seed, stages and microbatches the newest counts: the
+    highest trainer_version, then the latest. Warns if they were made by different trainers.
+    """
+    named = trials.rename(columns={f"pipeline.{name}": name for name in VARIANT})
+    done = named[named["status"].isin(["completed", "diverged"])]
+    done = done.sort_values(["trainer_version", "finished_at", "trial_id"], kind="stable")
+    makers = done.assign(**{key: done[key].astype(str) for key in MADE_BY}).groupby(SAME_TRIAL)
+    num_mixed = int((makers[MADE_BY].nunique() > 1).any(axis=1).sum())
+    if num_mixed:
+        _warn(f"{num_mixed} trials were run by several versions of the code: the newest count")
+    return done.drop_duplicates(SAME_TRIAL, keep="last").sort_values(SAME_TRIAL)
+
+
+def pairs(trials: pd.DataFrame) -> pd.DataFrame:
+    """A row a trial of an arm other than sync: its own columns and its partner's (`…_sync`).
+
+    The partner has the same point and seed. If several do, the one with as many stages and
+    microbatches is taken, else the one with the fewest stages, then microbatches: without a delay
+    they change no more than the order of a sum. Without a partner its columns are missing.
+    `gap` is NaN unless both completed. Warns of pairs that were not made by the same trainer;
+    raises BadInput (a ValueError) if trials of one setting and data.path saw different data.
+    """
+    _refuse_mixed_data(trials)
+    done = results(trials)[KEPT]
+    sync, arms = done[done["arm"] == "sync"], done[done["arm"] != "sync"]
+    found = arms.merge(
+        sync.drop(columns=["arm", "base_arm"]),
+        on=["optimizer", "point", "seed"],
+        how="left",
+        suffixes=("", "_sync"),
+    )
+    foreign = [found[name] != found[f"{name}_sync"] for name in VARIANT]
+    found["foreign"] = foreign[0] | foreign[1]
+    order = ["foreign", *(f"{name}_sync" for name in VARIANT)]
+    best = found.sort_values(order, kind="stable").drop_duplicates(SAME_TRIAL)
+    _warn_of_mixed(best[best["status_sync"].notna()])
+    best["gap"] = best["final_val_loss"] - best["final_val_loss_sync"]
+    return best.drop(columns="foreign").sort_values(SAME_TRIAL, ignore_index=True)
+
+
+def _refuse_mixed_data(trials: pd.DataFrame) -> None:
+    setting = trials["point"].str.split("-").str[0]
+    seen = trials.groupby([setting, "data.path"])["data_hash"].unique().reset_index()
+    for path, hashes in zip(seen["data.path"], seen["data_hash"], strict=True):
+        known = sorted(value[:8] for value in hashes if pd.notna(value))
+        if len(known) > 1:
+            allowed = (
+                f"trials of one setting on data.path={path} saw different data and cannot be "
+                "compared: move those on the old data out of the results folder"
+            )
+            raise BadInput("data_hash", ", ".join(known), allowed)
+
+
+def _warn_of_mixed(paired: pd.DataFrame) -> None:
+    for key in MADE_BY:
+        own, partner = paired[key].astype(str), paired[f"{key}_sync"].astype(str)
+        mixed = own != partner
+        if mixed.any():
+            example = f"{own[mixed].iloc[0]} and {partner[mixed].iloc[0]}"
+            _warn(f"{mixed.sum()} of {len(paired)} pairs mix {key} ({example}, for example)")
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=4)

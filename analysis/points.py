@@ -1,0 +1,56 @@
+"""The key of a point: what the trials of a comparison must have in common."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from analysis.schema import TRIAL
+from trainer.identity import CHANGES_NO_NUMBER
+
+ARM_GROUPS = ("pipeline", "correction")
+READ_AS = {"num_updates_asked": "num_updates", "data_hash": "data.path"}
+"""Columns of results that tell points apart, and what a reader knows them by."""
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves by their dotted names; a list is a leaf."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def is_of_point(key: str) -> bool:
+    """Whether a config key belongs to the point: not the arm's, nor the seed, nor a path."""
+    return (
+        key.split(".", maxsplit=1)[0] not in ARM_GROUPS
+        and key != "seed"
+        and key not in CHANGES_NO_NUMBER
+    )
+
+
+def point(flat_config: Mapping[str, Any], data_hash: str | None) -> str:
+    """Key of the settings, a hyphen, and the start of the data's hash (0 where it is not known)."""
+    shared = {key: value for key, value in flat_config.items() if is_of_point(key)}
+    digest = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()
+    return f"{digest[:12]}-{(data_hash or '0')[:8]}"
+
+
+def settings(trials: pd.DataFrame) -> dict[str, str]:
+    """For each point, in words, the keys that differ among the points of its optimizer."""
+    in_config = [key for key in map(str, trials) if is_of_point(key) and key not in TRIAL]
+    keys = [*(key for key in in_config if not key.startswith("versions.")), *READ_AS]
+    # An unfinished trial has not recorded its data: its point is not known in full.
+    known = trials[trials["status"] != "unfinished"].drop_duplicates("point")
+    words: dict[str, str] = {}
+    for _, group in known.groupby("optimizer"):
+        shown = [READ_AS.get(key, key) for key in keys if group[key].nunique(dropna=False) > 1]
+        for name, row in group.set_index("point")[shown].iterrows():
+            words[str(name)] = ", ".join(f"{key}={value}" for key, value in row.items())
+    return words

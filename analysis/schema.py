@@ -1,0 +1,68 @@
+"""Every column of the two tables: its dtype and what it says. Losses in nats per token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Columns = Mapping[str, tuple[str, str]]
+
+TRIAL: Columns = {
+    "trial_id": ("string", "hash of what made it; of an unfinished trial the name of its folder"),
+    "status": ("string", "completed, diverged, failed or unfinished"),
+    "model": ("string", "label of the model"),
+    "data": ("string", "label of the data"),
+    "optimizer": ("string", "label of the optimizer"),
+    "pipeline": ("string", "label of the pipeline"),
+    "correction": ("string", "label of the correction"),
+    "lr_schedule": ("string", "label of the learning-rate schedule"),
+    "arm": ("string", "how staleness is made and corrected (see arms.py)"),
+    "base_arm": ("string", "the arm without its correction"),
+    "point": ("string", "key of everything that the arms of a comparison share (see points.py)"),
+    "seed": ("Int64", "seed of the trial"),
+    "final_val_loss": ("float64", "validation loss of the last weights; NaN unless completed"),
+    "diverged_at": ("Int64", "update at which it diverged"),
+    "num_updates": ("Int64", "updates done; of a trial that is not finished, those asked for"),
+    "num_updates_asked": ("Int64", "of the config; missing if tokens_per_parameter says it"),
+    "num_parameters": ("Int64", "tied weights counted once"),
+    "tokens": ("Int64", "tokens trained on"),
+    "epochs": ("float64", "passes over the training split"),
+    "wall_seconds": ("float64", "of all attempts, evaluation included"),
+    "tokens_per_second": ("float64", "of training alone"),
+    "peak_memory_bytes": ("Int64", "largest memory in use"),
+    "delays": ("object", "largest counted delay, in updates, a number a stage"),
+    "data_hash": ("string", "hash of the data manifest"),
+    "trainer_version": ("Int64", "raised when a fix of the trainer changes numbers"),
+    "git": ("string", "commit of the trainer"),
+    "device_name": ("string", "what it ran on"),
+    "error": ("string", "traceback of a failed trial"),
+    "finished_at": ("datetime64[ns, UTC]", "when the result was written"),
+    "folder": ("string", "the trial's folder"),
+}
+"""`analysis.load`: a row a trial. Beside these come `versions.<package>` and every key of the
+config by its dotted name (`optimizer.lr`), typed by its values; it is missing where a choice does
+not have it."""
+
+GAP: Columns = {
+    "optimizer": ("string", "label of the optimizer"),
+    "setting": ("string", "the keys that differ among the points of this optimizer"),
+    "point": ("string", "as in the table of trials"),
+    "arm": ("string", "as in the table of trials; never sync"),
+    "num_stages": ("Int64", "p of the arm; missing if the point has no trial of the arm"),
+    "num_microbatches": ("Int64", "m of the arm; missing if the point has no trial of the arm"),
+    "n": ("Int64", "pairs that are averaged: both trials completed"),
+    "gap": ("float64", "mean over these pairs of the arm's final loss minus that of sync"),
+    "low": ("float64", "lower end of the 95 % interval of the mean gap; NaN if n < 2"),
+    "high": ("float64", "upper end"),
+    "loss_sync": ("float64", "mean final loss of sync over the same pairs"),
+    "loss": ("float64", "mean final loss of the arm over the same pairs"),
+    "diverged": ("Int64", "pairs in which the arm diverged and sync did not; not in n"),
+    "pairs": ("Int64", "n + diverged"),
+    "sync_diverged": ("Int64", "seeds that are left out because sync diverged"),
+    "removed": ("float64", "1 − mean gap / mean gap without the correction, same seeds"),
+    "removed_low": ("float64", "lower end of its 95 % interval (Fieller)"),
+    "removed_high": ("float64", "upper end"),
+    "removed_n": ("Int64", "seeds behind the share"),
+    "missing_seeds": ("string", "seeds of the point that this arm has no result for"),
+    "missing_sync_seeds": ("string", "seeds of the arm that sync has no result for"),
+}
+"""`analysis.gaps`: a row for each optimizer, point, arm and number of stages and microbatches."""

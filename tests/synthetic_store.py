@@ -1,0 +1,106 @@
+"""Writes results folders whose numbers the test chooses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+SYNC = {"_target_": "trainer.schedules.sync", "num_stages": 1, "num_microbatches": 1}
+TWO_BUFFERED = {
+    "_target_": "trainer.schedules.pipedream_2bw",
+    "num_stages": 1,
+    "num_microbatches": 1,
+    "synchronous_start": 0,
+    "synchronous_cooldown": 0,
+}
+NONE = {"_target_": "trainer.corrections.none.NoCorrection"}
+FEEDBACK = {
+    "_target_": "trainer.corrections.error_feedback.ErrorFeedback",
+    "coefficient": 1.0,
+}
+ARMS = {"sync": (SYNC, NONE), "delay": (TWO_BUFFERED, NONE), "delay_ef": (TWO_BUFFERED, FEEDBACK)}
+
+
+def config(arm: str = "sync", *, optimizer: str = "adamw", seed: int = 0) -> dict[str, Any]:
+    """What a resolved config looks like, in short."""
+    pipeline, correction = ARMS[arm]
+    return {
+        "model": {"_target_": "trainer.models.llama.Llama", "vocab_size": 257},
+        "data": {"_target_": "trainer.data.dataset.Dataset", "path": "data/wiki"},
+        "optimizer": {"_target_": f"trainer.optimizers.{optimizer}", "lr": 0.004, "momentum": 0.9},
+        "pipeline": dict(pipeline),
+        "correction": dict(correction),
+        "lr_schedule": {"_target_": "trainer.lr.cosine"},
+        "runner": "emulated",
+        "seed": seed,
+        "batch_size": 16,
+        "seq_len": 128,
+        "num_updates": 400,
+        "tokens_per_parameter": None,
+        "checkpoint_every": 100,
+        "save_final": False,
+        "results": "results",
+        "out": None,
+    }
+
+
+def result(settings: dict[str, Any], loss: float | None, **changes: Any) -> dict[str, Any]:
+    """A result with that final loss; without one the trial diverged."""
+    delay = 0 if settings["pipeline"]["_target_"].endswith(".sync") else 1
+    return {
+        "status": "diverged" if loss is None else "completed",
+        "final_val_loss": loss,
+        "diverged_at": 7 if loss is None else None,
+        "num_updates": 7 if loss is None else 400,
+        "num_parameters": 450_000,
+        "tokens": 819_200,
+        "epochs": 0.2,
+        "wall_seconds": 40.0,
+        "tokens_per_second": 20_000.0,
+        "peak_memory_bytes": 10**9,
+        "delays": [delay] * settings["pipeline"]["num_stages"],
+        "seed": settings["seed"],
+        "versions": {"torch": "2.13.0"},
+        "git": "abc",
+        "data_hash": "d" * 64,
+        "trainer_version": 1,
+        **changes,
+    }
+
+
+def write(
+    store: Path, settings: dict[str, Any], outcome: dict[str, Any] | None, *, curve: bool = False
+) -> Path:
+    """One trial's folder; without an outcome it is unfinished."""
+    trials = store / "trials"
+    trials.mkdir(parents=True, exist_ok=True)
+    folder = trials / f"{len(list(trials.iterdir())):04d}"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(settings))
+    if outcome is not None:
+        named = {"trial_id": folder.name, **outcome}
+        (folder / "result.json").write_text(json.dumps(named))
+        if curve:
+            (folder / "metrics.jsonl").write_text(_metrics(outcome))
+    return folder
+
+
+def _metrics(outcome: dict[str, Any]) -> str:
+    end = outcome["final_val_loss"] or 3.0
+    rows: list[dict[str, Any]] = [
+        {"update": t, "train_loss": 2.0} for t in range(outcome["num_updates"])
+    ]
+    for row in rows[99::100] + rows[-1:]:
+        row["val_loss"] = end + 2.0 * (1 - (row["update"] + 1) / outcome["num_updates"])
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def write_arms(
+    store: Path, losses: dict[str, list[float | None]], *, optimizer: str = "adamw"
+) -> None:
+    """A trial for every arm and seed; None diverges."""
+    for arm, of_seeds in losses.items():
+        for seed, loss in enumerate(of_seeds):
+            settings = config(arm, optimizer=optimizer, seed=seed)
+            write(store, settings, result(settings, loss), curve=True)

@@ -1,0 +1,133 @@
+"""`python -m analysis` writes the same report from the same store, and never a traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from synthetic_store import config, result, write, write_arms
+
+from analysis import gaps, load
+from analysis.figures import FIGURES
+from analysis.figures.figure import STYLES, styles
+from analysis.report import report
+from trainer.errors import BadInput
+
+ROOT = Path(__file__).parent.parent
+LOSSES: dict[str, list[float | None]] = {
+    "sync": [1.70, 1.69],
+    "delay": [2.2, None],
+    "delay_ef": [1.9, 1.95],
+}
+
+
+def analysis(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "analysis", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_the_command_writes_every_file_and_prints_the_table(tmp_path: Path) -> None:
+    write_arms(tmp_path / "results", LOSSES)
+    done = analysis(f"results={tmp_path / 'results'}", f"out={tmp_path / 'out'}")
+    assert (done.returncode, done.stderr) == (0, "")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    figures = {f"{figure.name}.{form}" for figure in FIGURES for form in ("svg", "png", "csv")}
+    assert names == figures | {"trials.csv", "gaps.csv", "gaps.md"}
+    assert "| +0.5000 n=1" in done.stdout
+    assert "| 1 of 2" in done.stdout
+    assert str(tmp_path / "out") in done.stdout
+
+
+@pytest.mark.parametrize("argument", ["result=x", "out", "results=", "results=/no/such/folder"])
+def test_bad_input_is_one_line_and_exit_code_2(argument: str) -> None:
+    done = analysis(argument)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_empty_store_is_no_error(tmp_path: Path) -> None:
+    assert "no trials in" in report(tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_store_without_pairs_says_so(tmp_path: Path) -> None:
+    write(tmp_path, config("delay"), None)
+    text = report(tmp_path, tmp_path / "out")
+    assert "1 unfinished" in text
+    assert "no pairs yet" in text
+
+
+def test_what_is_left_out_is_said_in_the_file_too(tmp_path: Path) -> None:
+    write_arms(tmp_path, {"sync": [1.0, None], "delay": [1.2, 1.2]})
+    settings = config("delay", seed=0)
+    write(tmp_path, settings, {"status": "failed", "data_hash": "d" * 64})
+    write_arms(tmp_path, {"sync": [1.0], "delay_ef": [1.2]}, optimizer="muon")
+    report(tmp_path, tmp_path / "out")
+    text = (tmp_path / "out" / "gaps.md").read_text()
+    for remark in (
+        "1 failed",
+        "1 seeds of adamw delay are left out: their sync trial diverged",
+        "delay is missing: muon seeds 0",
+        "delay_ef is missing: adamw seeds 0, 1",
+    ):
+        assert remark in text
+
+
+def test_warnings_are_part_of_the_report(tmp_path: Path) -> None:
+    for arm, commit in (("sync", "abc"), ("delay", "def")):
+        settings = config(arm)
+        write(tmp_path, settings, result(settings, 1.0, git=commit))
+    assert "warning: 1 of 1 pairs mix git (def and abc" in report(tmp_path, tmp_path / "out")
+
+
+def test_only_the_trials_asked_for(tmp_path: Path) -> None:
+    write_arms(tmp_path, {"sync": [1.0], "delay": [1.2], "delay_ef": [1.1]})
+    text = report(tmp_path, tmp_path / "out", {"0000", "0002"})
+    assert "delay_ef" in text
+    assert len(pd.read_csv(tmp_path / "out" / "trials.csv")) == 2
+
+
+def test_a_file_in_the_way_is_bad_input(tmp_path: Path) -> None:
+    write_arms(tmp_path, LOSSES)
+    (tmp_path / "out").write_text("")
+    with pytest.raises(BadInput, match="out="):
+        report(tmp_path, tmp_path / "out")
+
+
+def test_figures_are_the_same_to_the_byte_and_small(tmp_path: Path) -> None:
+    write_arms(tmp_path, LOSSES)
+    write_arms(tmp_path, LOSSES, optimizer="muon")
+    for out in ("a", "b"):
+        report(tmp_path, tmp_path / out)
+    for figure in FIGURES:
+        for form in ("svg", "png", "csv"):
+            first, second = (tmp_path / out / f"{figure.name}.{form}" for out in ("a", "b"))
+            assert first.read_bytes() == second.read_bytes()
+        assert (tmp_path / "a" / f"{figure.name}.svg").stat().st_size < 60_000
+
+
+def test_figures_show_every_seed_of_the_best_point(tmp_path: Path) -> None:
+    write_arms(tmp_path, LOSSES)
+    for arm, loss in (("sync", 1.8), ("delay", 1.9)):
+        settings = config(arm)
+        settings["optimizer"]["lr"] = 0.001
+        write(tmp_path, settings, result(settings, loss), curve=True)
+    trials = load(tmp_path)
+    table = gaps(trials)
+    shown = {figure.name: figure.data(trials, table) for figure in FIGURES}
+    assert set(shown["final_losses"]["panel"]) == {"adamw\noptimizer.lr=0.004: best sync of 2"}
+    assert len(shown["final_losses"]) == 6
+    curves = shown["validation_curves"]
+    assert curves[curves["trial_id"] == "0000"]["tokens"].tolist() == [
+        count * 100 * 16 * 128 for count in (1, 2, 3, 4)
+    ]
+    assert curves[curves["status"] == "diverged"]["update"].tolist() == [6]
+
+
+def test_the_main_arms_keep_their_styles() -> None:
+    found = styles(["pipedream", "delay", "delay_ef(0.5)"])
+    assert {name: found[name] for name in STYLES} == dict(STYLES)
+    assert found["pipedream"] != found["delay_ef(0.5)"]

@@ -1,0 +1,69 @@
+"""A stage reads its weights when it is called: versions are other leaves, re-bound on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_model_llama import SMALL, TOKENS, whole
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
+
+from trainer.models.llama import Llama
+from trainer.models.loss import cross_entropy
+from trainer.versions import Versions
+
+RECIPES = [SMALL, replace(SMALL, tied_embeddings=False), replace(SMALL, num_kv_heads=6)]
+RECIPES.append(replace(SMALL, activation_checkpointing=True))
+IDS = ["tied", "untied", "ungrouped", "checkpointing"]
+
+
+def loss(logits: Tensor) -> Tensor:
+    return cross_entropy(logits, TOKENS[:, 1:])
+
+
+def moved(module: nn.Module) -> tuple[Versions, list[nn.Parameter], list[nn.Parameter]]:
+    """The versions 0 and 1 of a module, version 1 with other weights than version 0."""
+    versions = Versions(module, [1] * len(list(module.parameters())), torch.float32)
+    for weight in versions.open():
+        weight.add_(0.03)
+    versions.close()
+    old, new = ([v] * len(versions.names) for v in (0, 1))
+    return versions, versions.bind(old), versions.bind(new)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=IDS)
+def test_rebound_leaves_are_what_is_read_and_what_gets_the_gradient(recipe: Llama) -> None:
+    module, expected = whole(recipe), whole(recipe)
+    _, old, new = moved(module)
+    with torch.no_grad():
+        for weight in expected.parameters():
+            weight.add_(0.03)
+    for model in (module, expected):
+        loss(model(TOKENS[:, :-1])).backward()
+    assert all(leaf.grad is None for leaf in old)
+    for leaf, weight in zip(new, expected.parameters(), strict=True):
+        assert torch.equal(leaf.grad, weight.grad)
+
+
+def test_a_tied_weight_is_one_leaf_in_both_places() -> None:
+    module = whole(SMALL)
+    assert sum(p.numel() for p in module.parameters()) == SMALL.num_parameters
+    versions, _, _ = moved(module)
+    assert versions.names.count("model.embed_tokens.weight") == 1
+
+
+def test_compiled_stages_do_not_recompile_for_another_version() -> None:
+    torch._dynamo.reset()
+    module, counter = whole(SMALL), CompileCounter()
+    versions, _, _ = moved(module)
+    compiled = torch.compile(module, backend=counter, fullgraph=True)
+    losses = []
+    for version in (0, 1, 0, 1):
+        leaves = versions.bind([version] * len(versions.names))
+        losses.append(loss(compiled(TOKENS[:, :-1])))
+        losses[-1].backward()
+        assert all(leaf.grad is not None for leaf in leaves)
+    assert counter.frame_count == 1
+    assert losses[0] == losses[2] != losses[1] == losses[3]
