@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.errors import BadInput
+from trainer.interleave import check, interleave
 from trainer.schedules import (
     Op,
     Schedule,
-    check,
     constant_delay,
     delays,
-    interleave,
     pipedream,
     pipedream_2bw,
     sync,

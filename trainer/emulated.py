@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from trainer.schedules import Op, Schedule, interleave
+from trainer.interleave import interleave
+from trainer.schedules import Op, Schedule
 from trainer.stage import Stage
 
 Loss = Callable[[Tensor, Tensor], Tensor]
