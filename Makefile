@@ -25,7 +25,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,hub]'
 	touch $@
 
-$(WIKI): $(READY)
+$(WIKI): | $(READY)
 	$(BIN)/python -m trainer.data wiki
 
 data-%: $(READY)  ## prepare a corpus: data-wiki, data-gcide, data-fineweb_edu

@@ -44,10 +44,11 @@ def test_files_hold_the_weights_under_their_names(file: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("tied", [True, False])
 def test_transformers_finds_every_weight_and_no_other(tied: bool, tmp_path: Path) -> None:
     save(replace(SMALL, tied_embeddings=tied), tmp_path)
-    _, report = transformers.LlamaForCausalLM.from_pretrained(
+    model, report = transformers.LlamaForCausalLM.from_pretrained(
         tmp_path / "final", output_loading_info=True
     )
     assert not any(report.values())
+    assert model.config.tie_word_embeddings == tied
 
 
 def test_every_size_of_the_recipe_reaches_the_config(tmp_path: Path) -> None:
@@ -72,6 +73,7 @@ def test_a_second_save_replaces_the_first_in_both_places(tmp_path: Path) -> None
     for file in FILES:
         found, _ = read(tmp_path / file)
         assert all(torch.equal(found[name], weight) for name, weight in weights.items())
+    assert os.path.samefile(*(tmp_path / file for file in FILES))
 
 
 def test_copies_where_a_file_system_has_no_links(

@@ -47,13 +47,6 @@ def test_rebound_leaves_are_what_is_read_and_what_gets_the_gradient(recipe: Llam
         assert torch.equal(leaf.grad, weight.grad)
 
 
-def test_a_tied_weight_is_one_leaf_in_both_places() -> None:
-    module = whole(SMALL)
-    assert sum(p.numel() for p in module.parameters()) == SMALL.num_parameters
-    versions, _, _ = moved(module)
-    assert versions.names.count("model.embed_tokens.weight") == 1
-
-
 def test_compiled_stages_do_not_recompile_for_another_version() -> None:
     torch._dynamo.reset()
     module, counter = whole(SMALL), CompileCounter()
