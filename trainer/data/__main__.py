@@ -53,6 +53,9 @@ def _num_tokens(value: str) -> float:
 
 def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
     """Prepares corpus `name` unless it is there already, verified; returns a line about it."""
+    corpus_name, _, suffix = name.rpartition("_")
+    if name not in CORPORA and corpus_name in CORPORA:  # wiki_bpe, as the folder is called
+        return run(corpus_name, {"tokenizer": suffix, **options}, cache)
     if name not in CORPORA:
         raise BadInput("corpus", name, f"must be one of {', '.join(CORPORA)}")
     corpus = CORPORA[name]
