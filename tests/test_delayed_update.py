@@ -99,6 +99,32 @@ def test_two_buffered_weights_are_a_delay_of_one(name: str) -> None:
     assert_equal(executor, history[-1])
 
 
+def test_without_delay_it_is_plain_torch_training() -> None:
+    """The loop that everybody writes, bit for bit, through `sync` and through τ = 0."""
+    model = nn.Sequential(*toy.modules(1)[0])
+    decayed = [p for m in model.modules() if isinstance(m, nn.Linear) for p in [m.weight]]
+    decayed += list(model[0].parameters())
+    others = [p for p in model.parameters() if all(p is not q for q in decayed)]
+    groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.02, betas=(0.9, 0.95), weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, toy.lr_factor)
+    for t in range(T):
+        rows = toy.batch(t)
+        toy.loss(model(rows[:, :-1]), rows[:, 1:]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    shape = {"num_stages": 1, "num_microbatches": 1}
+    for ours in (
+        schedules.sync(T, **shape),
+        schedules.constant_delay(T, delay=0, **shape, **PHASES),
+    ):
+        executor = toy.emulated(ours, ADAMW, clip_norm=0.5)
+        toy.run(executor, (0, T))
+        assert_equal(executor, [p.detach() for p in model.parameters()])
+
+
 @pytest.mark.parametrize("num_stages", [1, 2, 4])
 @pytest.mark.parametrize("coefficient", [0.0, 1.0])
 def test_stages_and_microbatches_change_no_semantics(num_stages: int, coefficient: float) -> None:

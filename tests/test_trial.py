@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -181,3 +182,13 @@ def test_how_often_it_saves_and_evaluates_changes_no_loss(tmp_path: Path) -> Non
     seldom = small.config(tmp_path, *ASYNC, "checkpoint_every=100", f"out={tmp_path / 'b'}")
     assert untimed(run_trial(often)) == untimed(run_trial(seldom))
     assert rows(tmp_path / "a") == rows(tmp_path / "b")
+
+
+@pytest.mark.parametrize("key", ["optimizer.fused=true", "compile=true"])
+def test_faster_ways_compute_the_same(tmp_path: Path, key: str) -> None:
+    if key == "compile=true" and shutil.which("g++") is None:
+        pytest.skip("torch.compile needs a C++ compiler on the CPU: g++ is not installed")
+    plain = run_trial(small.config(tmp_path, *ASYNC))
+    faster = run_trial(small.config(tmp_path, *ASYNC, key))
+    assert faster["final_val_loss"] == pytest.approx(plain["final_val_loss"], rel=1e-4)
+    assert faster["trial_id"] != plain["trial_id"]

@@ -1,0 +1,39 @@
+"""What only a GPU can show: the same trial there, in bf16, compiled, with a fused optimizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import small
+import torch
+from test_trial import ASYNC, untimed
+
+from trainer.trial import run_trial
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU is visible to torch"),
+]
+
+
+def test_a_gpu_gives_the_cpu_s_losses(tmp_path: Path) -> None:
+    cpu = run_trial(small.config(tmp_path, *ASYNC))
+    gpu = run_trial(small.config(tmp_path, *ASYNC, "device=cuda"))
+    assert gpu["final_val_loss"] == pytest.approx(cpu["final_val_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_same_numbers_twice(tmp_path: Path, optimizer: str) -> None:
+    words = (*ASYNC, f"optimizer={optimizer}", "device=cuda", "dtype=bfloat16")
+    one, two = (
+        run_trial(small.config(tmp_path, *words, f"out={tmp_path / name}")) for name in "ab"
+    )
+    assert untimed(one) == untimed(two)
+
+
+def test_fused_and_compiled(tmp_path: Path) -> None:
+    words = (*ASYNC, "device=cuda", "dtype=bfloat16")
+    plain = run_trial(small.config(tmp_path, *words))
+    fast = run_trial(small.config(tmp_path, *words, "optimizer.fused=true", "compile=true"))
+    assert fast["final_val_loss"] == pytest.approx(plain["final_val_loss"], rel=1e-2)
