@@ -68,9 +68,11 @@ def _request(arguments: Sequence[str]) -> Request:
         raise BadInput("dry_run", dry_run, "must be true or false")
     content = _load("sweep", name)
     if "seeds" in given:
-        content["seeds"] = _parse("seeds", given.pop("seeds"))
+        seeds = given.pop("seeds")
+        content["seeds"] = _parse("seeds", seeds, seeds)
     for key in [key for key in given if key.startswith("grid.")]:
-        content["grid"][key.removeprefix("grid.")] = _parse(key, given.pop(key))
+        values = given.pop(key)
+        content.setdefault("grid", {})[key.removeprefix("grid.")] = _parse(key, values, values)
     overrides = [f"{key}={value}" for key, value in given.items()]
     content["base"] = [*content["base"], *_load("scale", scale)["base"], *overrides]
     return Request(content, f"{name}-{scale}", Path(results), dry_run == "true")
@@ -80,15 +82,17 @@ def _load(group: str, name: str) -> dict[str, Any]:
     known = sorted(file.stem for file in (CONF / group).glob("*.yaml"))
     if name not in known:
         raise BadInput(group, name, f"must be one of {', '.join(known)}")
-    content: dict[str, Any] = yaml.safe_load((CONF / group / f"{name}.yaml").read_text())
-    return content
+    content = _parse(group, name, (CONF / group / f"{name}.yaml").read_text())
+    if not isinstance(content, dict):
+        raise BadInput(group, name, "must be a YAML file of keys and values")
+    return {"base": [], **content}
 
 
-def _parse(key: str, value: str) -> Any:
+def _parse(key: str, value: str, text: str) -> Any:
     try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise BadInput(key, value, "must be a YAML list such as [0,1,2]") from None
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise BadInput(key, value, f"must be YAML ({' '.join(str(error).split())})") from None
 
 
 def _prepare(request: Request) -> list[Trial]:

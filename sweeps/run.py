@@ -38,19 +38,20 @@ DEATHS_ALLOWED = 2
 
 
 def run(trials: Sequence[Trial], display: Callback) -> None:
-    """Runs `trials`, which need the same resources; each that ends leaves a result in the store.
+    """Runs `trials`; each that ends leaves a result in the store.
 
+    A process runs trials one after the other, except on GPUs, where its CUDA context would stay.
     Ctrl-C stops them; the next call goes on from their checkpoints. Raises BadInput if this
     machine, or the cluster that RAY_ADDRESS names, can never hold one.
     """
-    bundle = _bundle(trials[0].config)
     with _cluster(), tempfile.TemporaryDirectory(prefix="pipegap-tune-") as scratch:
-        _require(bundle)
+        for trial in trials:
+            _require(_bundle(trial.config))
         grid = Tuner(
-            tune.with_resources(_train, PlacementGroupFactory([bundle])),
+            tune.with_resources(_train, _resources),
             param_space={"trial": tune.grid_search([_payload(trial) for trial in trials])},
             tune_config=TuneConfig(
-                reuse_actors="GPU" not in bundle,  # a CUDA context would stay on the GPU
+                reuse_actors=all(trial.config["device"] == "cpu" for trial in trials),
                 trial_name_creator=_name,
                 trial_dirname_creator=_name,
             ),
@@ -103,8 +104,12 @@ def _train(point: Mapping[str, Any]) -> None:
     tune.report({"num_done": result["num_updates"], "status": result["status"]})
 
 
+def _resources(point: Mapping[str, Any]) -> PlacementGroupFactory:
+    return PlacementGroupFactory([_bundle(point["trial"]["config"])])
+
+
 def _bundle(config: Mapping[str, Any]) -> dict[str, float]:
-    """What one emulated trial occupies: its CPU threads, or a GPU with a thread to feed it."""
+    """What one emulated trial occupies: its CPU threads, and a GPU if it trains on one."""
     cpus = {"CPU": float(config["num_threads"])}
     return cpus if config["device"] == "cpu" else {**cpus, "GPU": 1.0}
 
