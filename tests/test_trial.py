@@ -20,8 +20,9 @@ from safetensors.torch import load_file
 
 from trainer import checkpoint
 from trainer.errors import BadInput
-from trainer.record import Row
-from trainer.trial import run_trial
+from trainer.plan import plan_trial
+from trainer.record import Row, TrialFolder
+from trainer.trial import record_failure, run_trial
 
 ASYNC = ("pipeline=pipedream_2bw", "correction=error_feedback", "save_final=true")
 TIMING = {"tokens_per_second", "wall_seconds"}
@@ -168,6 +169,24 @@ def test_a_failure_is_recorded_with_its_traceback(tmp_path: Path) -> None:
     assert recorded["status"] == "failed"
     assert "the disk is full" in recorded["error"]
     assert run_trial(config)["status"] == "completed", "a failed trial runs again when asked"
+
+
+def test_a_failure_is_never_recorded_over_a_result(tmp_path: Path) -> None:
+    config = small.config(tmp_path, "num_updates=2")
+    expected = run_trial(config)
+    record_failure(config, "another driver gave up")
+    assert run_trial(config, stop_at(0)) == expected
+
+
+def test_two_processes_do_not_run_one_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.record.LOCK_PATIENCE", 0.3)
+    config = small.config(tmp_path, f"out={tmp_path / 'one'}")
+    folder = TrialFolder(tmp_path / "one", plan_trial(config).trial_id)
+    with folder.claimed(config), pytest.raises(BadInput, match="another process"):
+        run_trial(config)
+    assert run_trial(config)["status"] == "completed"
 
 
 def test_bf16_leaves_train_an_fp32_master(tmp_path: Path) -> None:

@@ -64,10 +64,11 @@ def run_trial(config: Config, report: Report = _nowhere) -> Row:
 
 
 def record_failure(config: Config, error: str) -> None:
-    """Records a trial that could not even say why it failed (its process died)."""
+    """Records a trial that could not say itself why it failed; never over a finished one."""
     plan = plan_trial(config)
     with TrialFolder(trial_folder(config, plan.trial_id), plan.trial_id).claimed(config) as folder:
-        folder.finish(_failure(config, plan, error))
+        if folder.result() is None:
+            folder.finish(_failure(config, plan, error))
 
 
 class Trial:
