@@ -118,6 +118,7 @@ def test_without_delay_it_is_plain_torch_training() -> None:
     shape = {"num_stages": 1, "num_microbatches": 1}
     for ours in (
         schedules.sync(T, **shape),
+        schedules.gpipe(T, **shape),
         schedules.constant_delay(T, delay=0, **shape, **PHASES),
     ):
         executor = toy.emulated(ours, ADAMW, clip_norm=0.5)
@@ -137,6 +138,16 @@ def test_stages_and_microbatches_change_no_semantics(num_stages: int, coefficien
     updates = toy.run(executor, schedule.phases)
     assert_equal(executor, history[-1])
     torch.testing.assert_close([u.loss for u in updates], losses, rtol=1e-14, atol=0)
+
+
+def test_the_order_of_forwards_and_backwards_changes_no_number() -> None:
+    shape = {"num_stages": 4, "num_microbatches": 3}
+    one, other = (
+        toy.emulated(make(T, **shape), ADAMW, clip_norm=0.5)
+        for make in (schedules.sync, schedules.gpipe)
+    )
+    assert toy.run(one, (0, T)) == toy.run(other, (0, T))
+    assert_equal(one, toy.weights(other))
 
 
 def test_phases_switch_the_delay_on_and_off() -> None:

@@ -16,6 +16,7 @@ from trainer.schedules import (
     Schedule,
     constant_delay,
     delays,
+    gpipe,
     pipedream,
     pipedream_2bw,
     sync,
@@ -42,8 +43,9 @@ def counted(schedule: Schedule) -> list[list[int]]:
 
 
 @given(p=STAGES, m=MICROBATCHES)
-def test_sync_has_no_delay(p: int, m: int) -> None:
-    assert counted(sync(T, num_stages=p, num_microbatches=m)) == [[0] * T] * p
+def test_flushed_schedules_have_no_delay(p: int, m: int) -> None:
+    for schedule in (sync, gpipe):
+        assert counted(schedule(T, num_stages=p, num_microbatches=m)) == [[0] * T] * p
 
 
 @given(p=STAGES, m=MICROBATCHES, start=st.integers(0, 5), cooldown=st.integers(0, 5))

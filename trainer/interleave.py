@@ -19,7 +19,7 @@ def interleave(operations: Sequence[Sequence[Op]]) -> Iterator[tuple[int, Op]]:
         advanced = False
         for stage, ops in enumerate(operations):
             while position[stage] < len(ops) and done.issuperset(
-                _awaited(stage, ops[position[stage]], len(operations))
+                awaited(stage, ops[position[stage]], len(operations))
             ):
                 op = ops[position[stage]]
                 position[stage] += 1
@@ -31,7 +31,7 @@ def interleave(operations: Sequence[Sequence[Op]]) -> Iterator[tuple[int, Op]]:
             raise ValueError(f"the schedule deadlocks: every stage waits, at {stuck}")
 
 
-def _awaited(stage: int, op: Op, num_stages: int) -> set[tuple[str, int, int, int]]:
+def awaited(stage: int, op: Op, num_stages: int) -> set[tuple[str, int, int, int]]:
     """What must be done, on other stages, before `op` can run."""
     if op.kind == "U":
         return {("B", other, op.batch, op.microbatch) for other in range(num_stages)}

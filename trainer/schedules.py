@@ -8,7 +8,7 @@ of the weights that they read, U(t) makes version t + 1, and the delay of batch 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Annotated, Literal, NamedTuple
 
@@ -41,7 +41,8 @@ class Schedule:
 
     `lags[s]` is how many versions stage s reads behind the newest while the delay is on, which is
     for batches first_delayed … first_cooldown − 1. `flushes`: a stage starts a batch only when it
-    has finished the last one (a bubble a batch).
+    has finished the last one (a bubble a batch). `forwards_first`: all forwards of a batch come
+    before its backwards, in place of one in turn.
     """
 
     num_updates: int
@@ -50,6 +51,7 @@ class Schedule:
     flushes: bool
     first_delayed: int
     first_cooldown: int
+    forwards_first: bool = False
 
     @property
     def num_stages(self) -> int:
@@ -76,14 +78,14 @@ class Schedule:
         """What `stage` does from one drain to the next: batches first … last − 1 of one phase."""
         delayed = self.first_delayed <= first < self.first_cooldown
         whole = [range(first, last)] if delayed and not self.flushes else _singles(first, last)
-        order = (step for batches in whole for step in self._one_f_one_b(stage, batches))
+        order = (step for batches in whole for step in self._order(stage, batches))
         return list(self._with_updates(stage, order, first, last))
 
-    def _one_f_one_b(self, stage: int, batches: range) -> Iterator[tuple[Literal["F", "B"], int]]:
-        """One forward, one backward in turn after a warm-up of forwards; flat microbatch index."""
+    def _order(self, stage: int, batches: range) -> Iterator[tuple[Literal["F", "B"], int]]:
+        """One forward, one backward in turn, `ahead` forwards before; flat microbatch index."""
         m = self.num_microbatches
         start, stop = batches.start * m, batches.stop * m
-        ahead = self.num_stages - 1 - stage
+        ahead = m if self.forwards_first else self.num_stages - 1 - stage
         for index in range(start, stop + ahead):
             if index < stop:
                 yield "F", index
@@ -154,6 +156,14 @@ def _phased(
 def sync(num_updates: int, *, num_stages: Count, num_microbatches: Count) -> Schedule:
     """1F1B with a flush a batch (PipeDream-Flush, arXiv 2006.09503): no delay."""
     return _phased(num_updates, [0] * num_stages, num_microbatches, flushes=True)
+
+
+def gpipe(num_updates: int, *, num_stages: Count, num_microbatches: Count) -> Schedule:
+    """All forwards, all backwards, a flush a batch (arXiv 1811.06965): no delay."""
+    return replace(
+        sync(num_updates, num_stages=num_stages, num_microbatches=num_microbatches),
+        forwards_first=True,
+    )
 
 
 def pipedream_2bw(
