@@ -23,7 +23,7 @@ def timeline(schedule: Schedule, **options: float) -> Timeline:
 
 @given(p=STAGES, m=MICROBATCHES, k=BATCHES)
 def test_two_buffered_weights_flush_once(p: int, m: int, k: int) -> None:
-    """From m = p − 1 on; but for p = 2, m = 1, where U(t) stands before the one B of batch t + 1."""
+    """From m = p − 1 on, but not p = 2, m = 1: U(t) stands before the only B of t + 1."""
     m = max(m, p - 1, 2 if p == 2 else 1)
     schedule = pipedream_2bw(k, num_stages=p, num_microbatches=m, **PHASES)
     assert timeline(schedule).makespan == (k * m + p - 1) * (FORWARD + BACKWARD)
