@@ -58,6 +58,8 @@ def test_every_size_of_the_recipe_reaches_the_config(tmp_path: Path) -> None:
     assert config.rope_parameters["rope_theta"] == odd.rope_theta
     assert config.rms_norm_eps == odd.rms_norm_eps
     assert config.initializer_range == odd.initializer_range
+    assert config.bos_token_id is None
+    assert config.eos_token_id is None, "2 would be an ordinary byte"
     model = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "final")
     torch.testing.assert_close(model(TOKENS).logits, whole(odd)(TOKENS), rtol=1e-5, atol=1e-5)
 

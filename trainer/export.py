@@ -51,5 +51,7 @@ def hugging_face_config(recipe: Llama) -> dict[str, Any]:
         "initializer_range": recipe.initializer_range,
         "tie_word_embeddings": recipe.tied_embeddings,
         "hidden_act": "silu",
+        "bos_token_id": None,  # the tokenizer knows them: transformers would assume 1 and 2
+        "eos_token_id": None,
         "dtype": "float32",
     }

@@ -64,7 +64,7 @@ class Llama:
         return 6 * self.num_parameters + 12 * self.num_layers * self.hidden_size * seq_len
 
     def stage(self, index: int, num_stages: int) -> nn.Module:
-        """Part `index` of `num_stages`, uninitialised, on the current default device."""
+        """Part `index` of `num_stages`; its weights mean nothing before `initialise`."""
         if num_stages > self.num_layers:
             allowed = f"must not exceed model.num_layers={self.num_layers}"
             raise BadInput("pipeline.num_stages", num_stages, allowed)
