@@ -20,9 +20,9 @@ from trainer.build import build
 from trainer.compose import compose
 from trainer.models.llama import Llama
 from trainer.models.loss import cross_entropy
+from trainer.operations import Op, Schedule
 from trainer.parts import build_stages
 from trainer.resources import require_device
-from trainer.schedules import Op, Schedule
 from trainer.stage import Stage
 
 ARMS = {
@@ -64,10 +64,10 @@ def seconds_a_token(stage: Stage, tokens: int, device: torch.device, rounds: int
     found = []
     for _ in range(rounds):
         start = time.perf_counter()
-        op = Op("F", 0, 0, version, version)
+        op = Op("F", 0, 0, 0, version, version)
         stage.forward(op, rows[:, :-1], lambda logits: cross_entropy(logits, rows[:, 1:]))
         stage.backward(op, None)
-        stage.take_gradients(1)
+        stage.take_gradients()
         _wait(device)
         found.append((time.perf_counter() - start) / tokens)
     return median(found)

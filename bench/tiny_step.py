@@ -19,11 +19,12 @@ from trainer.build import build
 from trainer.compose import compose
 from trainer.emulated import Emulated
 from trainer.export import hugging_face_config
+from trainer.gradients import Clip
 from trainer.models.llama import Llama
 from trainer.models.loss import cross_entropy
+from trainer.operations import Schedule
 from trainer.parts import build_stages
 from trainer.resources import reproducible
-from trainer.schedules import Schedule
 
 BATCH, LENGTH, UPDATES = 16, 128, 100_000
 
@@ -39,7 +40,7 @@ def ours(*overrides: str) -> Callable[[], None]:
     model: Llama = build(config["model"])
     schedule: Schedule = build(config["pipeline"], UPDATES)
     stages = build_stages(config, model, schedule, lambda t: 1.0, torch.device("cpu"))
-    executor = Emulated(stages, schedule, batch, cross_entropy, clip_norm=1.0)
+    executor = Emulated(stages, schedule, batch, cross_entropy, Clip(1.0))
     updates = iter(range(UPDATES))
 
     def update() -> None:

@@ -12,7 +12,9 @@ from test_delayed_update import ADAMW, PHASES, T, expected
 from torch import Tensor
 
 from trainer.corrections.error_feedback import ErrorFeedback
-from trainer.schedules import Schedule, pipedream_2bw
+from trainer.operations import Schedule
+from trainer.orders import one_forward_one_backward
+from trainer.schedules import pipedream_2bw, sync
 from trainer.stage import Stage
 
 CORRECTION = partial(ErrorFeedback, coefficient=1.0)
@@ -43,7 +45,7 @@ def test_another_batch() -> None:
 @pytest.mark.parametrize("lag", [0, 2])
 def test_another_version(lag: int) -> None:
     executor = toy.emulated(
-        Schedule(T, 3, (lag, lag), flushes=True, first_delayed=0, first_cooldown=T),
+        Schedule(T, 3, (lag, lag), one_forward_one_backward, True, 0, T),
         ADAMW,
         CORRECTION,
     )
@@ -93,7 +95,7 @@ def test_another_first_correction(mutant: type[ErrorFeedback]) -> None:
 
 def test_a_correction_of_fresh_gradients() -> None:
     """In a synchronous phase after the first update, a correction must do nothing."""
-    schedule = Schedule(T, 3, (0, 0), flushes=True, first_delayed=0, first_cooldown=T)
+    schedule = sync(T, num_stages=2, num_microbatches=3)
     plain, mutant = (
         toy.emulated(schedule, ADAMW, partial(kind, coefficient=1.0))
         for kind in (ErrorFeedback, ActsOnFreshGradients)

@@ -6,25 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.schedules import Schedule, gpipe, pipedream_2bw, sync
+from trainer.operations import Schedule
+from trainer.schedules import gpipe, interleaved_1f1b, pipedream_2bw, sync, zero_bubble_h1
 from trainer.simulate import Timeline, simulate
 
 STAGES, MICROBATCHES, BATCHES = st.integers(1, 8), st.integers(1, 16), st.integers(1, 5)
 PHASES = {"synchronous_start": 0, "synchronous_cooldown": 0}
 FORWARD, BACKWARD = 1.0, 2.0
-FREE = {"F": FORWARD, "B": BACKWARD, "U": 0.0}
+FREE = {"F": FORWARD, "B": BACKWARD, "I": 1.0, "W": 1.0, "U": 0.0}
 
 
-def timeline(schedule: Schedule, **options: float) -> Timeline:
-    stages = range(schedule.num_stages)
-    lists = [schedule.operations(stage, 0, schedule.num_updates) for stage in stages]
-    return simulate(lists, {**FREE, **options})
+def timeline(schedule: Schedule) -> Timeline:
+    operations = schedule.operations(0, schedule.num_updates)
+    return simulate(operations, [FREE] * schedule.num_ranks)
 
 
 @given(p=STAGES, m=MICROBATCHES, k=BATCHES)
 def test_two_buffered_weights_flush_once(p: int, m: int, k: int) -> None:
-    """From m = p − 1 on, but not p = 2, m = 1: U(t) stands before the only B of t + 1."""
-    m = max(m, p - 1, 2 if p == 2 else 1)
+    m = max(m, p - 1)
     schedule = pipedream_2bw(k, num_stages=p, num_microbatches=m, **PHASES)
     assert timeline(schedule).makespan == (k * m + p - 1) * (FORWARD + BACKWARD)
 
@@ -52,8 +51,26 @@ def test_gpipe_takes_as_long_as_1f1b_and_keeps_every_activation(p: int, m: int) 
     assert [found.peak_activations(s) for s in range(p)] == [m] * p
 
 
+@given(p=STAGES, groups=st.integers(1, 4), v=st.integers(1, 4))
+def test_chunks_divide_the_bubble(p: int, groups: int, v: int) -> None:
+    """(p − 1)(tf + tb) / v a batch, of the time that a whole stage takes."""
+    m = groups * p
+    schedule = interleaved_1f1b(2, num_stages=p, num_chunks=v, num_microbatches=m)
+    found = timeline(schedule)
+    assert found.makespan == 2 * (m * v + p - 1) * (FORWARD + BACKWARD)
+
+
+@given(p=STAGES, m=MICROBATCHES)
+def test_weight_halves_fill_the_bubble_and_cost_no_activations(p: int, m: int) -> None:
+    """ZB-H1: a bubble of (p − 1)(tf + ti − tw) a batch, where there are p microbatches to fill."""
+    m = max(m, p)
+    found = timeline(zero_bubble_h1(2, num_stages=p, num_microbatches=m))
+    assert found.makespan == 2 * (m * 3 + p - 1)
+    assert max(found.peak_activations(s) for s in range(p)) <= p
+
+
 def test_messages_and_updates_take_time() -> None:
     """Two stages, one microbatch: F, message, F, B, message, B, then a message for the norm, U."""
-    lists = [sync(1, num_stages=2, num_microbatches=1).operations(stage, 0, 1) for stage in (0, 1)]
-    found = simulate(lists, {"F": 1.0, "B": 2.0, "U": 4.0}, communication=0.5)
+    operations = sync(1, num_stages=2, num_microbatches=1).operations(0, 1)
+    found = simulate(operations, [{"F": 1.0, "B": 2.0, "U": 4.0}] * 2, communication=0.5)
     assert found.makespan == 1 + 0.5 + 1 + 2 + 0.5 + 2 + 0.5 + 4

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from trainer.corrections.error_feedback import ErrorFeedback
 from trainer.emulated import Emulated
+from trainer.gradients import Clip
 from trainer.models.loss import cross_entropy
+from trainer.operations import Schedule
 from trainer.optimizers import kinds
-from trainer.schedules import Schedule, pipedream, pipedream_2bw, sync
+from trainer.schedules import pipedream, pipedream_2bw, sync
 from trainer.stage import Stage
 
 T, EMBEDDING = 6, "model.embed_tokens.weight"
@@ -44,7 +46,7 @@ def train(schedule: Schedule) -> tuple[Emulated, list[float]]:
                 dtype=torch.float64,
             )
         )
-    executor = Emulated(stages, schedule, batch, cross_entropy, clip_norm=0.5)
+    executor = Emulated(stages, schedule, batch, cross_entropy, Clip(0.5))
     updates = toy.run(executor, schedule.phases)
     assert all(update.grad_norm > 0.5 for update in updates)
     return executor, [update.loss for update in updates]
@@ -77,6 +79,6 @@ def test_with_delays_by_stage_the_pair_takes_the_larger() -> None:
     schedule = pipedream(T, num_stages=4, num_microbatches=1, **PHASES)
     executor, _ = train(schedule)
     assert schedule.lags == (3, 2, 1, 0)
-    held = executor._stages[-1].versions.state()["weights"]
+    held = executor._stages[-1].versions.state()
     assert sorted(held[EMBEDDING]["held"]) == [T - 3, T - 2, T - 1, T]
     assert held["model.norm.weight"]["held"] == [T]

@@ -8,7 +8,7 @@ import toy
 from test_delayed_update import ADAMW, PHASES
 from torch import nn
 
-from trainer.schedules import Schedule, pipedream_2bw
+from trainer.schedules import pipedream_2bw, sync
 from trainer.versions import Versions
 
 
@@ -72,7 +72,7 @@ def test_a_tied_weight_is_bound_in_both_places() -> None:
 def test_a_schedule_that_reads_too_far_back_cannot_run() -> None:
     """The lists say one version behind, the stages hold only the newest."""
     schedule = pipedream_2bw(4, num_stages=1, num_microbatches=1, **PHASES)
-    narrow = Schedule(4, 1, (0,), flushes=True, first_delayed=0, first_cooldown=4)
+    narrow = sync(4, num_stages=1, num_microbatches=1)
     executor = toy.emulated(narrow, ADAMW)
     executor._schedule = schedule
     with pytest.raises(LookupError, match="version 0 is not there"):

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.corrections.none import NoCorrection
-from trainer.emulated import Emulated, Update
+from trainer.emulated import Emulated
+from trainer.gradients import Clip, Update
+from trainer.operations import Schedule
 from trainer.optimizers import kinds
-from trainer.schedules import Schedule
 from trainer.stage import Stage
 
 VOCABULARY, WIDTH, BATCH, LENGTH = 11, 8, 12, 5
@@ -59,6 +60,7 @@ def emulated(
     dtype: torch.dtype = torch.float64,
     leaf_dtype: torch.dtype | None = None,
     batch: Callable[[int], Tensor] = batch,
+    num_replicas: int = 1,
 ) -> Emulated:
     stages = []
     for index, module in enumerate(modules(schedule.num_stages, dtype)):
@@ -75,7 +77,7 @@ def emulated(
                 dtype=leaf_dtype or dtype,
             )
         )
-    return Emulated(stages, schedule, batch, loss, clip_norm)
+    return Emulated(stages, schedule, batch, loss, Clip(clip_norm), num_replicas)
 
 
 def run(executor: Emulated, marks: tuple[int, ...]) -> list[Update]:
@@ -87,8 +89,4 @@ def run(executor: Emulated, marks: tuple[int, ...]) -> list[Update]:
 
 
 def weights(executor: Emulated) -> list[Tensor]:
-    return [
-        saved["master"].clone()
-        for stage in executor.state()
-        for saved in stage["versions"]["weights"].values()
-    ]
+    return [master.clone() for stage in executor._stages for master in stage.versions.master]

@@ -3,46 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
+from trainer.gradients import Clip, Diverged, Update, slots
 from trainer.interleave import interleave
-from trainer.schedules import Op, Schedule
+from trainer.operations import Op, Schedule, completes
 from trainer.stage import Stage
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class Update:
-    """What update t was made of: mean loss of batch t (nats a token), norm before the clip, lr."""
-
-    batch: int
-    loss: float
-    grad_norm: float
-    lr: float
-
-
-class Diverged(ArithmeticError):
-    """The loss or the gradient of a batch is not finite; its update was not applied."""
-
-    def __init__(self, batch: int) -> None:
-        super().__init__(f"the loss or the gradient of batch {batch} is not finite")
-        self.batch = batch
-
-
 class Emulated:
-    """All stages in this process.
+    """All stages, and all data-parallel replicas of them, in this process.
 
     `batch(t)` is an int64 tensor [batch_size, seq_len + 1]; `loss(output, targets)` averages over
-    the tokens of a microbatch, so that equally long microbatches average to the batch. Gradients
-    are clipped at the global norm `clip_norm` over all weights, tied ones counted once.
+    the tokens of a microbatch, so that equally long microbatches average to the batch. Replica r of
+    R takes its r-th part of the batch; gradients are summed over a replica's microbatches first,
+    over replicas then.
     """
 
     def __init__(
@@ -51,14 +33,16 @@ class Emulated:
         schedule: Schedule,
         batch: Callable[[int], Tensor],
         loss: Loss,
-        clip_norm: float,
+        clip: Clip,
+        num_replicas: int = 1,
     ) -> None:
         self._stages, self._schedule = stages, schedule
-        self._loss, self._clip_norm = loss, clip_norm
+        self._loss, self._clip, self._num_replicas = loss, clip, num_replicas
         self._batch = lru_cache(maxsize=schedule.num_stages + 1)(batch)
+        self._slots = slots([stage.versions.names for stage in stages])
         self._do = {"F": self._forward, "B": self._backward, "U": self._update}
-        self._sent: dict[tuple[str, int, int, int], Tensor] = {}
-        self._losses: dict[int, list[Tensor]] = {}
+        self._sent: dict[tuple[str, int, int, int, int], Tensor] = {}
+        self._losses: dict[tuple[int, int], list[Tensor]] = {}
         self._gradients: dict[int, dict[int, list[Tensor]]] = {}
         self._reduced: dict[int, tuple[float, float]] = {}
 
@@ -67,11 +51,8 @@ class Emulated:
 
         Calls `on_update` when an update is applied. Raises Diverged before applying a bad one.
         """
-        operations = [
-            self._schedule.operations(stage, first, last) for stage in range(len(self._stages))
-        ]
-        for stage, op in interleave(operations):
-            done = self._do[op.kind](stage, op)
+        for _, op in interleave(self._schedule.operations(first, last)):
+            done = self._do[op.kind](op)
             if done is not None:
                 on_update(done)
 
@@ -87,14 +68,14 @@ class Emulated:
             num_tokens += targets.numel()
         return float(total / num_tokens)
 
-    def state(self) -> list[dict[str, Any]]:
-        """A state a stage; call it between runs only."""
-        return [stage.state() for stage in self._stages]
+    def state(self) -> dict[str, dict[str, Any]]:
+        """What each weight needs to go on, by its name; call it between runs only."""
+        return {name: of for stage in self._stages for name, of in stage.state().items()}
 
-    def restore(self, state: list[dict[str, Any]]) -> None:
-        """Takes back what `state` gave."""
-        for stage, saved in zip(self._stages, state, strict=True):
-            stage.restore(saved)
+    def restore(self, state: dict[str, dict[str, Any]]) -> None:
+        """Takes back what `state` gave, of these stages or of the model cut otherwise."""
+        for stage in self._stages:
+            stage.restore(state)
 
     def weights(self) -> dict[str, Tensor]:
         """The newest weights by name, tied ones once."""
@@ -104,65 +85,70 @@ class Emulated:
             for name, weight in zip(stage.versions.names, stage.versions.master, strict=True)
         }
 
-    def _microbatch(self, op: Op) -> tuple[Tensor, Tensor]:
-        rows = self._batch(op.batch).chunk(self._schedule.num_microbatches)[op.microbatch]
+    def _forward(self, op: Op) -> None:
+        for replica in range(self._num_replicas):
+            inputs, targets = self._microbatch(op, replica)
+            x = self._sent.pop(("F", op.stage, op.batch, op.microbatch, replica), inputs)
+            stage = self._stages[op.stage]
+            if op.stage < len(self._stages) - 1:
+                output = stage.forward(op, x, None, replica)
+                self._sent["F", op.stage + 1, op.batch, op.microbatch, replica] = output
+            else:
+                loss = stage.forward(op, x, self._loss_against(targets), replica)
+                self._losses.setdefault((op.batch, replica), []).append(loss)
+
+    def _backward(self, op: Op) -> None:
+        stage = self._stages[op.stage]
+        for replica in range(self._num_replicas):
+            gradient = self._sent.pop(("B", op.stage, op.batch, op.microbatch, replica), None)
+            gradient = stage.backward(op, gradient, replica)
+            if gradient is not None and op.stage > 0:
+                self._sent["B", op.stage - 1, op.batch, op.microbatch, replica] = gradient
+        if completes(op, self._schedule.num_microbatches):
+            self._gradients.setdefault(op.batch, {})[op.stage] = stage.take_gradients()
+
+    def _loss_against(self, targets: Tensor) -> Callable[[Tensor], Tensor]:
+        return lambda output: self._loss(output, targets)
+
+    def _microbatch(self, op: Op, replica: int) -> tuple[Tensor, Tensor]:
+        m = self._schedule.num_microbatches
+        rows = self._batch(op.batch).chunk(m * self._num_replicas)[replica * m + op.microbatch]
         return rows[:, :-1], rows[:, 1:]
 
-    def _forward(self, stage: int, op: Op) -> None:
-        inputs, targets = self._microbatch(op)
-        x = self._sent.pop(("F", stage, op.batch, op.microbatch), inputs)
-        if stage < len(self._stages) - 1:
-            output = self._stages[stage].forward(op, x)
-            self._sent["F", stage + 1, op.batch, op.microbatch] = output
-        else:
-            loss = self._stages[stage].forward(op, x, lambda output: self._loss(output, targets))
-            self._losses.setdefault(op.batch, []).append(loss)
-
-    def _backward(self, stage: int, op: Op) -> None:
-        gradient = self._sent.pop(("B", stage, op.batch, op.microbatch), None)
-        gradient = self._stages[stage].backward(op, gradient)
-        if gradient is not None and stage > 0:
-            self._sent["B", stage - 1, op.batch, op.microbatch] = gradient
-        if op.microbatch == self._schedule.num_microbatches - 1:
-            of_batch = self._gradients.setdefault(op.batch, {})
-            of_batch[stage] = self._stages[stage].take_gradients(op.microbatch + 1)
-            if len(of_batch) == len(self._stages):
-                self._reduced[op.batch] = self._reduce(op.batch)
-
-    def _reduce(self, batch: int) -> tuple[float, float]:
-        """Adds tied gradients and clips, in place; returns the batch's loss and gradient norm."""
-        gradients = [self._gradients[batch][stage] for stage in range(len(self._stages))]
-        once = _add_tied(self._stages, gradients)
-        norm = get_total_norm(once)
-        scale = (self._clip_norm / (norm + 1e-6)).clamp(max=1.0)  # as clip_grad_norm_ does
-        for of_stage in gradients:
-            torch._foreach_mul_(of_stage, scale)
-        loss = torch.stack(self._losses.pop(batch)).mean()
-        values = torch.stack([loss.double(), norm.double()]).tolist()  # the one wait a batch
-        if not all(isfinite(value) for value in values):
-            raise Diverged(batch)
-        return values[0], values[1]
-
-    def _update(self, stage: int, op: Op) -> Update | None:
-        self._stages[stage].update(op.batch, self._gradients[op.batch].pop(stage))
+    def _update(self, op: Op) -> Update | None:
+        if op.batch not in self._reduced:
+            self._reduced[op.batch] = self._reduce(op.batch)
+        self._stages[op.stage].update(op.batch, self._gradients[op.batch].pop(op.stage))
         if self._gradients[op.batch]:
             return None
         del self._gradients[op.batch]
         loss, grad_norm = self._reduced.pop(op.batch)
         return Update(op.batch, loss, grad_norm, self._stages[0].lr)
 
+    def _reduce(self, batch: int) -> tuple[float, float]:
+        """Adds tied gradients and clips, in place; returns the batch's loss and gradient norm."""
+        num_microbatches = self._schedule.num_microbatches * self._num_replicas
+        gradients = [self._gradients[batch][stage] for stage in range(len(self._stages))]
+        for of_stage in gradients:
+            torch._foreach_div_(of_stage, num_microbatches)
+        _add_tied(self._stages, gradients)
+        norms = zip(self._slots, gradients, strict=True)
+        norm = torch.linalg.vector_norm(sum(slots.norms(of) for slots, of in norms))
+        for of_stage in gradients:
+            self._clip(of_stage, norm)
+        replicas = range(self._num_replicas)
+        losses = [torch.stack(self._losses.pop((batch, replica))).mean() for replica in replicas]
+        loss = sum(losses[1:], losses[0]) / self._num_replicas
+        values = torch.stack([loss.double(), norm.double()]).tolist()  # the one wait a batch
+        if not all(isfinite(value) for value in values):
+            raise Diverged(batch)
+        return values[0], values[1]
 
-def _add_tied(stages: Sequence[Stage], gradients: Sequence[list[Tensor]]) -> list[Tensor]:
-    """Gives both copies of a tied weight the sum of their gradients.
 
-    Returns all gradients in the model's order, tied ones once.
-    """
+def _add_tied(stages: Sequence[Stage], gradients: Sequence[list[Tensor]]) -> None:
+    """Gives both copies of a tied weight the sum of their gradients."""
     first = dict(zip(stages[0].versions.names, gradients[0], strict=True))
-    once = [gradient for of_stage in gradients[:-1] for gradient in of_stage]
     last = zip(stages[-1].versions.names, stages[-1].is_tied, gradients[-1], strict=True)
     for name, is_tied, gradient in last:
         if is_tied:
             gradient.copy_(first[name].add_(gradient))
-        else:
-            once.append(gradient)
-    return once

@@ -1,44 +1,72 @@
-"""Operation lists of all stages in one order; the proof that a schedule can run. Pure data."""
+"""Operation lists of all ranks in one order; the proof that a schedule can run. Pure data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trainer.schedules import Op
+from trainer.operations import Op
+
+Key = tuple[str, int, int, int]
+
+
+def key(op: Op) -> Key:
+    """What names the result of `op`; the input half of a backward sends what the whole one does."""
+    return "B" if op.kind == "I" else op.kind, op.stage, op.batch, op.microbatch
 
 
 def interleave(operations: Sequence[Sequence[Op]]) -> Iterator[tuple[int, Op]]:
-    """Yields (stage, operation) in an order in which one process can do what p processes would.
+    """Yields (rank, operation) in an order in which one process can do what p processes would.
 
-    F waits for the stage before, B for the stage after, U(t) for the last B of batch t on every
-    stage (the global norm). Raises ValueError if the lists deadlock.
+    Raises ValueError if the lists deadlock.
     """
-    done: set[tuple[str, int, int, int]] = set()
+    awaits = Awaits(operations)
+    done: set[Key] = set()
     position = [0] * len(operations)
     while any(at < len(ops) for at, ops in zip(position, operations, strict=True)):
         advanced = False
-        for stage, ops in enumerate(operations):
-            while position[stage] < len(ops) and done.issuperset(
-                awaited(stage, ops[position[stage]], len(operations))
-            ):
-                op = ops[position[stage]]
-                position[stage] += 1
+        for rank, ops in enumerate(operations):
+            while position[rank] < len(ops) and done.issuperset(awaits(ops[position[rank]])):
+                op = ops[position[rank]]
+                position[rank] += 1
                 advanced = True
-                yield stage, op
-                done.add((op.kind, stage, op.batch, op.microbatch))
+                yield rank, op
+                done.add(key(op))
         if not advanced:
             stuck = [ops[at] for at, ops in zip(position, operations, strict=True) if at < len(ops)]
-            raise ValueError(f"the schedule deadlocks: every stage waits, at {stuck}")
+            raise ValueError(f"the schedule deadlocks: every rank waits, at {stuck}")
 
 
-def awaited(stage: int, op: Op, num_stages: int) -> set[tuple[str, int, int, int]]:
-    """What must be done, on other stages, before `op` can run."""
-    if op.kind == "U":
-        return {("B", other, op.batch, op.microbatch) for other in range(num_stages)}
-    neighbour = stage - 1 if op.kind == "F" else stage + 1
-    if not 0 <= neighbour < num_stages:
-        return set()
-    return {(op.kind, neighbour, op.batch, op.microbatch)}
+class Awaits:
+    """What an operation of these lists needs of others, beside those before it in its own list.
+
+    F needs the stage before, B the stage after. U(t) needs the gradient of batch t complete on all
+    stages (the global norm), and U(t − 1) applied on all of them: a stage reduces one gradient at a
+    time.
+    """
+
+    def __init__(self, operations: Sequence[Sequence[Op]]) -> None:
+        everything = [op for ops in operations for op in ops]
+        self._stages = sorted({op.stage for op in everything})
+        self._halves = any(op.kind == "W" for op in everything)
+        self._first = min((op.batch for op in everything), default=0)
+
+    def __call__(self, op: Op) -> set[Key]:
+        """Keys of the operations that must be done before `op` can run."""
+        if op.kind == "W":
+            return set()
+        if op.kind == "U":
+            return self._of_update(op)
+        neighbour = op.stage - 1 if op.kind == "F" else op.stage + 1
+        if neighbour not in self._stages:
+            return set()
+        return {(key(op)[0], neighbour, op.batch, op.microbatch)}
+
+    def _of_update(self, op: Op) -> set[Key]:
+        last = "W" if self._halves else "B"
+        complete = {(last, stage, op.batch, op.microbatch) for stage in self._stages}
+        if op.batch == self._first:
+            return complete
+        return complete | {("U", stage, op.batch - 1, op.microbatch) for stage in self._stages}
 
 
 def check(operations: Sequence[Sequence[Op]], lags: Sequence[int], first: int) -> None:
@@ -47,11 +75,11 @@ def check(operations: Sequence[Sequence[Op]], lags: Sequence[int], first: int) -
     Stage s holds its last `lags[s]` + 1 versions; `first` is the newest one at the start.
     Raises ValueError naming the stage and the operation, or on a deadlock.
     """
-    newest = [first] * len(operations)
-    for stage, op in interleave(operations):
+    newest = dict.fromkeys(range(len(lags)), first)
+    for _, op in interleave(operations):
         if op.kind == "U":
-            if op.version != newest[stage] + 1:
-                raise ValueError(f"stage {stage}: {op} does not follow version {newest[stage]}")
-            newest[stage] = op.version
-        elif not newest[stage] - lags[stage] <= op.version <= newest[stage]:
-            raise ValueError(f"stage {stage}: {op} reads a version that is not there")
+            if op.version != newest[op.stage] + 1:
+                raise ValueError(f"{op} does not follow version {newest[op.stage]}")
+            newest[op.stage] = op.version
+        elif not newest[op.stage] - lags[op.stage] <= op.version <= newest[op.stage]:
+            raise ValueError(f"{op} reads a version that is not there")

@@ -14,9 +14,10 @@ from trainer.build import build
 from trainer.data.batches import Batches, Windows
 from trainer.emulated import Emulated
 from trainer.errors import BadInput
+from trainer.gradients import Clip
 from trainer.models.loss import cross_entropy
+from trainer.operations import Schedule
 from trainer.optimizers import Kind, kinds
-from trainer.schedules import Schedule
 from trainer.stage import Stage
 
 Config = Mapping[str, Any]
@@ -46,7 +47,7 @@ def build_parts(config: Config, num_updates: int, device: torch.device) -> Parts
         schedule,
         lambda t: batches[t].to(device),
         cross_entropy,
-        math.inf if config["clip_norm"] is None else config["clip_norm"],
+        Clip(math.inf if config["clip_norm"] is None else config["clip_norm"]),
     )
     return Parts(model, schedule, lr_factor, batches, validation, executor)
 

@@ -5,15 +5,16 @@ Everything that the semantics asks of a stage is here, once; executors only orde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainer import optimizer_state
 from trainer.corrections.none import NoCorrection
-from trainer.schedules import Op
+from trainer.operations import Op
 from trainer.versions import Versions
 
 
@@ -45,17 +46,26 @@ class Stage:
         self.optimizer = make_optimizer(list(zip(names, self.versions.master, strict=True)))
         self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self._correction, self._lr_factor, self._run = correction, lr_factor, run(module)
-        self._in_flight: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._in_flight: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
         self._read: dict[int, list[int]] = {}
-        self._sums: list[Tensor] = []
+        self._sums: dict[int, list[Tensor]] = {}
 
     @property
     def lr(self) -> float:
         """Learning rate of the last update, of the first parameter group."""
         return self.optimizer.param_groups[0]["lr"]
 
-    def forward(self, op: Op, x: Tensor, loss: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Runs the op's version on `x`, [batch, …]; the last stage gives `loss` of the output."""
+    def forward(
+        self,
+        op: Op,
+        x: Tensor,
+        loss: Callable[[Tensor], Tensor] | None = None,
+        replica: int = 0,
+    ) -> Tensor:
+        """Runs the op's version on `x`, [batch, …]; the last stage gives `loss` of the output.
+
+        `replica` keeps data-parallel replicas apart that share these weights (emulation).
+        """
         self._read[op.batch] = [
             op.tied_version if is_tied else op.version for is_tied in self.is_tied
         ]
@@ -63,30 +73,31 @@ class Stage:
         x = x.detach().requires_grad_(x.is_floating_point())
         output = self._run(x)
         output = output if loss is None else loss(output)
-        self._in_flight[op.batch, op.microbatch] = x, output
+        self._in_flight[op.batch, op.microbatch, replica] = x, output
         return output.detach()
 
-    def backward(self, op: Op, gradient: Tensor | None) -> Tensor | None:
+    def backward(self, op: Op, gradient: Tensor | None, replica: int = 0) -> Tensor | None:
         """Adds this microbatch's gradients, in fp32; returns the loss gradient of its input."""
-        x, output = self._in_flight.pop((op.batch, op.microbatch))
+        x, output = self._in_flight.pop((op.batch, op.microbatch, replica))
         leaves = self.versions.bind(self._read[op.batch])
         torch.autograd.backward(output, gradient)
         gradients = [_take_gradient(leaf) for leaf in leaves]
-        if self._sums:
-            torch._foreach_add_(self._sums, gradients)
+        if replica in self._sums:
+            torch._foreach_add_(self._sums[replica], gradients)
         else:
-            self._sums = [
+            self._sums[replica] = [
                 gradient.to(master.dtype)
                 for gradient, master in zip(gradients, self.versions.master, strict=True)
             ]
         return x.grad
 
-    def take_gradients(self, num_microbatches: int) -> list[Tensor]:
-        """g_t: the mean over the microbatches of the batch just finished, a tensor a weight."""
-        gradients, self._sums = self._sums, []
-        if num_microbatches > 1:
-            torch._foreach_div_(gradients, num_microbatches)
-        return gradients
+    def take_gradients(self) -> list[Tensor]:
+        """The sum over the microbatches of the batch just finished, then over replicas."""
+        replicas, self._sums = self._sums, {}
+        total = replicas.pop(0)
+        for replica in sorted(replicas):
+            torch._foreach_add_(total, replicas[replica])
+        return total
 
     def update(self, batch: int, gradients: Sequence[Tensor]) -> None:
         """W(t+1) = W(t) − u_t, acting on the live W(t), then the correction."""
@@ -109,19 +120,26 @@ class Stage:
         self.versions.bind_master()
         return self._run(x)
 
-    def state(self) -> dict[str, Any]:
-        """All that the stage needs to go on after a drain (nothing is in flight then)."""
+    def state(self) -> dict[str, dict[str, Any]]:
+        """All that the stage needs to go on after a drain, by weight: stages may be cut anew."""
+        versions, optimizer = self.versions.state(), optimizer_state.by_weight(self.optimizer)
+        corrections: Sequence[Tensor | None] = self._correction.state() or [None] * len(versions)
         return {
-            "versions": self.versions.state(),
-            "optimizer": self.optimizer.state_dict(),
-            "correction": self._correction.state(),
+            name: {**versions[name], "optimizer": optimizer[master], "correction": correction}
+            for name, master, correction in zip(
+                self.versions.names, self.versions.master, corrections, strict=True
+            )
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Takes back what `state` gave."""
-        self.versions.restore(state["versions"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self._correction.restore(state["correction"])
+    def restore(self, state: Mapping[str, dict[str, Any]]) -> None:
+        """Takes back what `state` gave, from a state that may hold other stages' weights too."""
+        mine = [state[name] for name in self.versions.names]
+        masters = self.versions.master
+        self.versions.restore(mine)
+        saved = {master: of["optimizer"] for master, of in zip(masters, mine, strict=True)}
+        optimizer_state.restore(self.optimizer, saved)
+        corrections = [of["correction"] for of in mine if of["correction"] is not None]
+        self._correction.restore([tensor.to(masters[0].device) for tensor in corrections])
 
 
 def _take_gradient(leaf: nn.Parameter) -> Tensor:

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from trainer import checkpoint
-from trainer.emulated import Diverged, Update
 from trainer.export import save_final
+from trainer.gradients import Diverged, Update
 from trainer.identity import provenance
+from trainer.operations import delays
 from trainer.parts import Parts, build_parts
 from trainer.plan import Plan, plan_trial
 from trainer.randomness import stream_seed
@@ -28,7 +29,6 @@ from trainer.resources import (
     reset_peak_memory,
     restore_random_state,
 )
-from trainer.schedules import delays
 
 Config = Mapping[str, Any]
 Report = Callable[[Row], None]
@@ -128,9 +128,9 @@ class Trial:
             checkpoint.save(self._folder.path, last, self._state())
 
     def _count_delays(self, first: int, last: int) -> None:
-        for stage, largest in enumerate(self._delays):
-            counted = delays(self._parts.schedule.operations(stage, first, last))
-            self._delays[stage] = max(largest, *counted)
+        for operations in self._parts.schedule.operations(first, last):
+            for stage, counted in delays(operations).items():
+                self._delays[stage] = max(self._delays[stage], *counted)
 
     def _row(self, update: Update) -> Row:
         now = time.monotonic()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -73,9 +73,9 @@ class Versions:
         for held in self._held:
             held[self.newest % len(held)] = self.newest
 
-    def state(self) -> dict[str, Any]:
-        """Master and every living version by weight name, and which version each slot holds."""
-        by_name = {
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Master and living versions of each weight by its name, and the version in each slot."""
+        return {
             name: {
                 "master": master.detach(),
                 "slots": [leaf.detach() for leaf in ring],
@@ -85,14 +85,18 @@ class Versions:
                 self.names, self.master, self._rings, self._held, strict=True
             )
         }
-        return {"newest": self.newest, "weights": by_name}
 
     @torch.no_grad()
-    def restore(self, state: dict[str, Any]) -> None:
-        """Takes back what `state` gave, into the same rings."""
-        self.newest = state["newest"]
-        for i, name in enumerate(self.names):
-            saved = state["weights"][name]
+    def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
+        """Takes back what `state` gave, a mapping a weight, into the same rings.
+
+        Raises ValueError for weights that were kept in another number of versions.
+        """
+        self.newest = max(state[0]["held"])
+        for i, saved in enumerate(state):
+            if len(saved["held"]) != len(self._held[i]):
+                kept, needed = len(saved["held"]), len(self._held[i])
+                raise ValueError(f"{self.names[i]} has {kept} versions, {needed} are needed")
             self._held[i] = list(saved["held"])
             torch._foreach_copy_(list(self._rings[i]), saved["slots"])
             if self._shares_master:

@@ -1,0 +1,148 @@
+"""When each stage runs forward (F), backward (B) and update (U), as pure data.
+
+A schedule is made for T updates of p ranks and m microbatches a batch. F and B name the version
+of the weights that they read, U(t) makes version t + 1, and the delay of batch t on a stage is
+*counted* from that list: t − version (`delays`). Executors only execute the list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from trainer.orders import Kind, Order, Place, Step
+
+
+class Op(NamedTuple):
+    """One operation of one stage.
+
+    F and B as usual; I and W are B in halves, for the input's gradient and for the weights'.
+    `version` is the version that these read, or that U makes. `tied_version` is the one they read
+    of weights that another stage holds too (tied embeddings), which share the larger delay.
+    """
+
+    kind: Kind
+    stage: int
+    batch: int
+    microbatch: int
+    version: int
+    tied_version: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Operations of p ranks over T batches of m microbatches, each in the rank's `order`.
+
+    The model has p · num_chunks stages, of which rank r holds r, r + p, …; `lags[s]` is how many
+    versions stage s reads behind the newest while the delay is on, which is for batches
+    first_delayed … first_cooldown − 1. `flushes`: a rank starts a batch only when it has finished
+    the last one (a bubble a batch).
+    """
+
+    num_updates: int
+    num_microbatches: int
+    lags: tuple[int, ...]
+    order: Order
+    flushes: bool
+    first_delayed: int
+    first_cooldown: int
+    num_chunks: int = 1
+
+    @property
+    def num_stages(self) -> int:
+        """Parts of the model."""
+        return len(self.lags)
+
+    @property
+    def num_ranks(self) -> int:
+        """p: processes of a true pipeline."""
+        return len(self.lags) // self.num_chunks
+
+    @property
+    def tied_lag(self) -> int:
+        """Of weights held by the first and the last stage: the larger of their lags."""
+        return max(self.lags[0], self.lags[-1])
+
+    @property
+    def phases(self) -> tuple[int, ...]:
+        """Batches at which a phase starts or ends: synchronous, delayed, cooldown."""
+        marks = {0, self.first_delayed, self.first_cooldown, self.num_updates}
+        return tuple(sorted(marks))
+
+    def stages(self, rank: int) -> range:
+        """The stages that `rank` holds, by chunk."""
+        return range(rank, self.num_stages, self.num_ranks)
+
+    def operations(self, first: int, last: int) -> list[list[Op]]:
+        """What every rank does from one drain to the next: batches first … last − 1 of a phase."""
+        return [self._operations(rank, first, last) for rank in range(self.num_ranks)]
+
+    def _operations(self, rank: int, first: int, last: int) -> list[Op]:
+        delayed = self.first_delayed <= first < self.first_cooldown
+        whole = [range(first, last)] if delayed and not self.flushes else _singles(first, last)
+        ops = (op for batches in whole for op in self._passes(rank, batches))
+        return list(self._with_updates(rank, ops, first, last))
+
+    def _passes(self, rank: int, batches: range) -> Iterator[Op]:
+        """Forwards and backwards of batches that run into each other."""
+        m, stages = self.num_microbatches, self.stages(rank)
+        place = Place(rank, self.num_ranks, self.num_chunks)
+        for step in self.order(place, len(batches) * m):
+            yield self._pass(step, stages[step.chunk], batches.start)
+
+    def _pass(self, step: Step, stage: int, first: int) -> Op:
+        batch, microbatch = divmod(step.flat, self.num_microbatches)
+        batch += first
+        version = self._version(batch, self.lags[stage])
+        return Op(step.kind, stage, batch, microbatch, version, self._version(batch, self.tied_lag))
+
+    def _version(self, batch: int, lag: int) -> int:
+        if not self.first_delayed <= batch < self.first_cooldown:
+            return batch
+        return max(self.first_delayed, batch - lag)
+
+    def _with_updates(self, rank: int, ops: Iterable[Op], first: int, last: int) -> Iterator[Op]:
+        """Puts each U as late as its reader allows.
+
+        That is before the first F that reads its version, or when the batch after it has its
+        gradient complete, so that at most one update is pending (what hides the clip's reduction).
+        """
+        made = first
+        for op in ops:
+            if op.kind == "F":
+                yield from self._updates(rank, made, op.version)
+                made = max(made, op.version)
+            yield op
+            if completes(op, self.num_microbatches):
+                yield from self._updates(rank, made, op.batch)
+                made = max(made, op.batch)
+        yield from self._updates(rank, made, last)
+
+    def _updates(self, rank: int, made: int, needed: int) -> Iterator[Op]:
+        """U on every stage of the rank, from version `made` up to version `needed`."""
+        for batch in range(made, needed):
+            for stage in self.stages(rank):
+                yield Op("U", stage, batch, self.num_microbatches - 1, batch + 1, batch + 1)
+
+
+def completes(op: Op, num_microbatches: int) -> bool:
+    """Whether the gradient of the op's batch is complete, on its stage, after `op`."""
+    return op.kind in ("B", "W") and op.microbatch == num_microbatches - 1
+
+
+def _singles(first: int, last: int) -> list[range]:
+    return [range(batch, batch + 1) for batch in range(first, last)]
+
+
+def delays(operations: Iterable[Op]) -> dict[int, list[int]]:
+    """Counts, for each stage and update in the list, how many updates old its gradient is."""
+    read: dict[tuple[int, int], int] = {}
+    counted: dict[int, list[int]] = {}
+    for op in operations:
+        if op.kind == "F":
+            read[op.stage, op.batch] = op.version
+        elif op.kind == "U":
+            late = op.version - 1 - read[op.stage, op.batch]
+            counted.setdefault(op.stage, []).append(late)
+    return counted

@@ -1,0 +1,91 @@
+"""In which order a rank runs the forwards and backwards of consecutive batches. Pure data.
+
+An order yields (kind, chunk, flat): what is done, on which of the rank's chunks of the model, for
+which microbatch, counted from the first of these batches. An order that flushes is asked for one
+batch at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
+
+Kind = Literal["F", "B", "I", "W", "U"]
+"""Forward; backward, whole or its input and weight halves; update."""
+
+
+class Step(NamedTuple):
+    """One forward or backward; `flat` counts microbatches over the batches asked for."""
+
+    kind: Kind
+    chunk: int
+    flat: int
+
+
+class Place(NamedTuple):
+    """Which rank of how many, and how many chunks of the model each of them holds."""
+
+    rank: int
+    num_ranks: int
+    num_chunks: int
+
+
+Order = Callable[[Place, int], Iterator[Step]]
+"""(place, number of microbatches) → steps."""
+
+
+def one_forward_one_backward(at: Place, num_microbatches: int) -> Iterator[Step]:
+    """1F1B (arXiv 2006.09503): as many forwards ahead as there are ranks behind, then in turn."""
+    ahead = at.num_ranks - 1 - at.rank
+    for step in range(num_microbatches + ahead):
+        if step < num_microbatches:
+            yield Step("F", 0, step)
+        if step >= ahead:
+            yield Step("B", 0, step - ahead)
+
+
+def forwards_first(at: Place, num_microbatches: int) -> Iterator[Step]:
+    """GPipe (arXiv 1811.06965)."""
+    for kind in ("F", "B"):
+        for flat in range(num_microbatches):
+            yield Step(kind, 0, flat)
+
+
+def interleaved(at: Place, num_microbatches: int) -> Iterator[Step]:
+    """Interleaved 1F1B (arXiv 2104.04473): groups of p microbatches go through a chunk at a time.
+
+    Needs a number of microbatches divisible by p.
+    """
+    p, v = at.num_ranks, at.num_chunks
+    total = num_microbatches * v
+    ahead = min(2 * (p - 1 - at.rank) + (v - 1) * p, total)
+
+    def nth(k: int) -> tuple[int, int]:
+        """Chunk and microbatch of the rank's k-th forward."""
+        group, within = divmod(k, p * v)
+        return within // p, group * p + within % p
+
+    for step in range(total + ahead):
+        if step < total:
+            chunk, flat = nth(step)
+            yield Step("F", chunk, flat)
+        if step >= ahead:
+            chunk, flat = nth(step - ahead)
+            yield Step("B", v - 1 - chunk, flat)
+
+
+def zero_bubble_h1(at: Place, num_microbatches: int) -> Iterator[Step]:
+    """ZB-H1 (arXiv 2401.10241): rank r puts a weight half off by r microbatches.
+
+    So the weight halves fill what 1F1B leaves idle, while no rank keeps more than p microbatches.
+    """
+    put_off: list[int] = []
+    for step in one_forward_one_backward(at, num_microbatches):
+        if step.kind == "F":
+            yield step
+            continue
+        yield step._replace(kind="I")
+        put_off.append(step.flat)
+        if len(put_off) > at.rank:
+            yield Step("W", 0, put_off.pop(0))
+    yield from (Step("W", 0, flat) for flat in put_off)
