@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from trainer.data import __main__ as cli
 from trainer.data.batches import Batches, Windows
@@ -160,6 +161,18 @@ def test_bpe_is_deterministic_and_sees_training_documents_only(tmp_path: Path) -
     assert len(one.open().train) < len(prepared(tmp_path / "c").open().train) / 2
 
 
+def test_the_end_token_in_a_text_is_text(tmp_path: Path) -> None:
+    texts = [f"{text} <|endoftext|> more" for text in TEXTS]
+    train = prepared(tmp_path / "d", texts, encoder="bpe").open().train
+    ends = np.load(tmp_path / "d" / "train-ends.npy")
+    flat = train.read(0, len(train))
+    tokenizer = Tokenizer.from_file(str(tmp_path / "d" / "tokenizer.json"))
+    end = tokenizer.token_to_id("<|endoftext|>")
+    assert np.array_equal(np.flatnonzero(flat == end) + 1, ends)
+    documents = [tokenizer.decode(part[:-1].tolist()) for part in np.split(flat, ends[:-1])]
+    assert documents == [text for text in texts if not is_validation(text, 0.2)]
+
+
 LAYOUTS = [(20240520, 1, "<u2"), (20240801, 7, "<u4")]
 
 
@@ -220,6 +233,6 @@ def test_the_published_tokenizer_is_rebuilt_byte_for_byte(tmp_path: Path) -> Non
     assert encoder.vocab_size == 49152
     published = "9ca9acddb6525a194ec8ac7a87f24fbba7232a9a15ffa1af0c1224fcd888e47c"
     assert encoder.sha256 == published
-    text = "Photosynthesis turns CO2 into sugar in 2024.\n\n naïve 你好"
+    text = "Photosynthesis turns CO2 into sugar in 2024.\n\n naïve 你好 <|endoftext|><repo_name>"
     [tokens] = encoder.encode([text])
-    assert encoder._tokenizer.decode(tokens[:-1].tolist(), skip_special_tokens=False) == text
+    assert encoder._tokenizer.decode(tokens[:-1].tolist(), skip_special_tokens=True) == text

@@ -51,6 +51,8 @@ class Subwords:
 
     def __init__(self, content: str) -> None:
         self._tokenizer = Tokenizer.from_str(content)
+        # A text that says <|endoftext|> does not end there: it is text like any other.
+        self._tokenizer.encode_special_tokens = True
         self._end = self._tokenizer.token_to_id(END_OF_DOCUMENT)
         self.vocab_size = self._tokenizer.get_vocab_size()
         self.sha256: str | None = hashlib.sha256(content.encode()).hexdigest()
