@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainer.data.corpora import CORPORA
@@ -51,6 +50,20 @@ def _num_tokens(value: str) -> float:
     return number
 
 
+def _out(value: str) -> Path:
+    if not Path(value).name:  # nothing, "." or "/"
+        raise BadInput("out", value, "must name a folder")
+    return Path(value)
+
+
+def _refuse_other_data(out: Path, asked: Mapping[str, object]) -> None:
+    held = Prepared(path=str(out)).manifest.model_dump(include=set(asked))
+    for key, value in asked.items():
+        if held[key] != value:
+            allowed = f"holds {key}={held[key]}, not {value}; delete it or choose another out="
+            raise BadInput("out", out, allowed)
+
+
 def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
     """Prepares corpus `name` unless it is there already, verified; returns a line about it."""
     corpus_name, _, suffix = name.rpartition("_")
@@ -63,15 +76,19 @@ def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
     if tokenizer not in ENCODERS:
         raise BadInput("tokenizer", tokenizer, f"must be one of {', '.join(ENCODERS)}")
     default = name if tokenizer == corpus.tokenizer else f"{name}_{tokenizer}"
-    out = Path(options.get("out", f"data/{default}"))
+    out = _out(options.get("out", f"data/{default}"))
+    num_tokens = _num_tokens(options.get("num_tokens", "inf"))
     there = Prepared(path=str(out)).hash is not None
-    if not there:
+    if there:
+        asked = {"corpus": name, "tokenizer": tokenizer, "num_tokens": num_tokens}
+        _refuse_other_data(out, asked)
+    else:
         prepare(
             lambda: corpus.documents(cache),
             lambda texts, folder: ENCODERS[tokenizer](texts, folder, cache),
             out,
             validation_share=corpus.validation_share,
-            num_tokens=_num_tokens(options.get("num_tokens", str(math.inf))),
+            num_tokens=num_tokens,
             about={
                 "corpus": name,
                 "tokenizer": tokenizer,

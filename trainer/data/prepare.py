@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from trainer.data.shards import SplitWriter, write_manifest
+from trainer.data.manifest import FORMAT, Manifest, Splits
+from trainer.data.shards import SplitWriter
 from trainer.data.tokenizers import Encoder
+from trainer.errors import BadInput
 
 DOCUMENTS_AT_ONCE = 1000
 
@@ -29,14 +32,13 @@ def prepare(
     num_tokens: float,
     about: dict[str, Any],
 ) -> None:
-    """Writes the splits and the manifest of `out`, which must not exist yet.
+    """Writes the splits and the manifest of `out`; raises BadInput unless it is new or empty.
 
     Stops after `num_tokens` training tokens. A tokenizer sees training documents only. What an
     interrupted call wrote lies in `out`.partial and is written anew.
     """
-    partial = out.with_name(f"{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    out = out.resolve()  # what a link points to is filled; a folder cannot replace the link
+    partial = _make_partial(out)
     texts = (text for text in documents() if not is_validation(text, validation_share))
     encoder = make_encoder(texts, partial)
     train, validation = (
@@ -47,11 +49,31 @@ def prepare(
             (validation if is_validation(text, validation_share) else train).add(tokens)
         if train.num_tokens >= num_tokens:
             break
-    splits = {"train": train.close(), "validation": validation.close()}
-    (partial / "ATTRIBUTION.txt").write_text(f"{about['attribution']}\n{about['license']}\n")
-    described = {"vocab_size": encoder.vocab_size, "tokenizer_sha256": encoder.sha256}
-    write_manifest(partial, {**about, **described, "splits": splits})
+    manifest = Manifest(
+        format=FORMAT,
+        **about,
+        tokenizer_sha256=encoder.sha256,
+        vocab_size=encoder.vocab_size,
+        num_tokens=num_tokens,
+        splits=Splits(train=train.close(), validation=validation.close()),
+    )
+    (partial / "ATTRIBUTION.txt").write_text(f"{manifest.attribution}\n{manifest.license}\n")
+    manifest.write(partial)
     partial.rename(out)
+
+
+def _make_partial(out: Path) -> Path:
+    """Fails now where the last step, renaming, would fail after all the work."""
+    partial = out.with_name(f"{out.name}.partial")
+    try:
+        with suppress(FileNotFoundError):
+            out.rmdir()  # removes an empty folder only
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    except OSError as error:
+        allowed = f"must be a new or an empty folder where one may write ({error.strerror})"
+        raise BadInput("out", out, allowed) from None
+    return partial
 
 
 def _batched(documents: Iterable[str]) -> Iterator[list[str]]:

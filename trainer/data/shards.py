@@ -8,19 +8,18 @@ SHA-256. The manifest's own SHA-256 identifies the data.
 from __future__ import annotations
 
 import hashlib
-import json
+import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ValidationError
 
+from trainer.data.manifest import MANIFEST, File, Manifest, Shard, Split, TokenType
 from trainer.data.tokens import Array, Dataset, Tokens
 from trainer.errors import BadInput
-from trainer.record import write_atomically
 
-MANIFEST = "manifest.json"
-FORMAT = 1
 SHARD_TOKENS = 100_000_000
 
 
@@ -29,8 +28,8 @@ class SplitWriter:
 
     def __init__(self, folder: Path, split: str, vocab_size: int) -> None:
         self._folder, self._split, self._vocab_size = folder, split, vocab_size
-        self._dtype = np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
-        self._shards: list[dict[str, Any]] = []
+        self._dtype: TokenType = "<u2" if vocab_size <= 2**16 else "<u4"
+        self._shards: list[Shard] = []
         self._ends: list[int] = []
         self._file: BinaryIO | None = None
         self._length = 0
@@ -49,19 +48,19 @@ class SplitWriter:
         if self._length >= SHARD_TOKENS:
             self._close_shard()
 
-    def close(self) -> dict[str, Any]:
+    def close(self) -> Split:
         """Finishes the split; returns its part of the manifest."""
         if self._file is not None:
             self._close_shard()
         ends = self._folder / f"{self._split}-ends.npy"
         np.save(ends, np.array(self._ends, dtype=np.int64))
-        return {
-            "num_tokens": self.num_tokens,
-            "num_documents": len(self._ends),
-            "dtype": self._dtype.str,
-            "shards": self._shards,
-            "document_ends": {"file": ends.name, "sha256": file_hash(ends)},
-        }
+        return Split(
+            num_tokens=self.num_tokens,
+            num_documents=len(self._ends),
+            dtype=self._dtype,
+            shards=self._shards,
+            document_ends=File(file=ends.name, sha256=file_hash(ends)),
+        )
 
     def _path(self) -> Path:
         return self._folder / f"{self._split}-{len(self._shards):05d}.tokens"
@@ -70,9 +69,8 @@ class SplitWriter:
         assert self._file is not None
         self._file.close()
         path = self._path()
-        self._shards.append(
-            {"file": path.name, "num_tokens": self._length, "sha256": file_hash(path)}
-        )
+        shard = Shard(file=path.name, num_tokens=self._length, sha256=file_hash(path))
+        self._shards.append(shard)
         self._file, self._length = None, 0
 
 
@@ -80,12 +78,6 @@ def file_hash(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_manifest(folder: Path, content: dict[str, Any]) -> None:
-    """Makes the folder valid."""
-    text = json.dumps({"format": FORMAT, **content}, indent=1, sort_keys=True)
-    write_atomically(folder / MANIFEST, text.encode())
 
 
 class Prepared:
@@ -97,37 +89,53 @@ class Prepared:
     @property
     def hash(self) -> str | None:
         """SHA-256 of the manifest; None where nothing is prepared."""
-        manifest = self._path / MANIFEST
-        return file_hash(manifest) if manifest.exists() else None
+        return file_hash(self._path / MANIFEST) if self._has_manifest() else None
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the folder holds; raises BadInput where nothing usable is prepared."""
+        if not self._has_manifest():
+            allowed = f"holds no {MANIFEST}; prepare it with `make data-{self._path.name}`"
+            raise BadInput("data.path", self._path, allowed)
+        try:
+            return Manifest.model_validate_json((self._path / MANIFEST).read_bytes())
+        except ValidationError as error:
+            first = error.errors()[0]
+            problem = ": ".join(map(str, (*first["loc"], first["msg"])))
+            raise self._bad(f"has an unusable {MANIFEST} ({problem})") from None
 
     def open(self) -> Dataset:
         """Every file is verified; raises BadInput naming the one that is not as it was written."""
-        manifest = self._path / MANIFEST
-        if not manifest.exists():
-            allowed = f"holds no {MANIFEST}; prepare it with `make data-{self._path.name}`"
-            raise BadInput("data.path", self._path, allowed)
-        content = json.loads(manifest.read_text())
-        if content.get("format") != FORMAT:
-            raise self._bad(f"has format {content.get('format')}, not {FORMAT}")
-        splits = content["splits"]
-        return Dataset(
-            content["vocab_size"], self._split(splits["train"]), self._split(splits["validation"])
-        )
+        manifest = self.manifest
+        vocab_size, splits = manifest.vocab_size, manifest.splits
+        train = self._split(splits.train, vocab_size)
+        return Dataset(vocab_size, train, self._split(splits.validation, vocab_size))
 
-    def _split(self, split: dict[str, Any]) -> Tokens:
-        self._verify(split["document_ends"])
-        return Tokens([self._shard(shard, split["dtype"]) for shard in split["shards"]])
+    def _split(self, split: Split, vocab_size: int) -> Tokens:
+        self._verify(split.document_ends)
+        return Tokens([self._shard(shard, split.dtype, vocab_size) for shard in split.shards])
 
-    def _shard(self, shard: dict[str, Any], dtype: str) -> Array:
-        self._verify(shard)
-        return np.memmap(self._path / shard["file"], dtype=dtype, mode="r")
+    def _shard(self, shard: Shard, dtype: TokenType, vocab_size: int) -> Array:
+        path = self._verify(shard)
+        if path.stat().st_size != shard.num_tokens * np.dtype(dtype).itemsize:
+            raise self._bad(f"has a {MANIFEST} that does not fit the size of {shard.file}")
+        tokens: Array = np.memmap(path, dtype=dtype, mode="r")
+        # The hash has just read the file, so that this costs a small part of what that did.
+        if (largest := tokens.max()) >= vocab_size:
+            vocabulary = f"a vocabulary of {vocab_size}, which {MANIFEST} states"
+            raise self._bad(f"has token {largest} in {shard.file}, outside {vocabulary}")
+        return tokens
 
-    def _verify(self, entry: dict[str, Any]) -> None:
-        path = self._path / entry["file"]
-        if not path.exists():
-            raise self._bad(f"lacks {path.name}")
-        if file_hash(path) != entry["sha256"]:
-            raise self._bad(f"has a truncated or altered {path.name}")
+    def _verify(self, entry: File) -> Path:
+        path = self._path / entry.file
+        if not path.is_file():
+            raise self._bad(f"lacks {entry.file}")
+        if file_hash(path) != entry.sha256:
+            raise self._bad(f"has a truncated or altered {entry.file}")
+        return path
+
+    def _has_manifest(self) -> bool:
+        return os.path.isfile(self._path / MANIFEST)  # Path.is_file raises where it may not look
 
     def _bad(self, problem: str) -> BadInput:
         advice = f"delete the folder and prepare it again with `make data-{self._path.name}`"
