@@ -39,7 +39,7 @@ def make_stage(words: list[str], optimizer: str, device: torch.device, dtype: st
     config = compose([*choices, f"dtype={dtype}"])
     model: Llama = build(config["model"])
     schedule: Schedule = build(config["pipeline"], 1000)
-    [stage] = build_stages(config, model, schedule, lambda t: 1.0, device)
+    [stage] = build_stages(config, model, schedule, lambda t: 1.0, device, range(1))
     return stage
 
 

@@ -39,7 +39,7 @@ def ours(*overrides: str) -> Callable[[], None]:
     config = compose(["optimizer=adamw", f"num_updates={UPDATES}", *overrides])
     model: Llama = build(config["model"])
     schedule: Schedule = build(config["pipeline"], UPDATES)
-    stages = build_stages(config, model, schedule, lambda t: 1.0, torch.device("cpu"))
+    stages = build_stages(config, model, schedule, lambda t: 1.0, torch.device("cpu"), range(1))
     executor = Emulated(stages, schedule, batch, cross_entropy, Clip(1.0))
     updates = iter(range(UPDATES))
 

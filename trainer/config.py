@@ -37,6 +37,7 @@ class TrialConfig(BaseModel):
     num_updates: Count | None
     tokens_per_parameter: Annotated[float, Gt(0)] | None
     clip_norm: Annotated[float, Gt(0)] | None
+    clip_scope: Literal["global", "stage"]
     seed: Annotated[int, Ge(0)]
 
     eval_every: Count
@@ -46,7 +47,10 @@ class TrialConfig(BaseModel):
     results: str
     out: str | None
 
-    runner: Literal["emulated"]
+    runner: Literal["emulated", "pipelined"]
+    num_replicas: Count
+    timeout: Annotated[float, Gt(0)]
+    trace: bool
     device: str
     dtype: Literal["float32", "bfloat16"]
     num_threads: Count
@@ -113,10 +117,11 @@ def _check_length(config: Mapping[str, Any]) -> None:
 
 
 def _check_batch(config: Mapping[str, Any]) -> None:
-    microbatches = config["pipeline"]["num_microbatches"]
-    if config["batch_size"] % microbatches:
+    microbatches, replicas = config["pipeline"]["num_microbatches"], config["num_replicas"]
+    if config["batch_size"] % (microbatches * replicas):
+        of_replicas = f" times num_replicas={replicas}" if replicas > 1 else ""
         raise BadInput(
             "batch_size",
             config["batch_size"],
-            f"must be divisible by pipeline.num_microbatches={microbatches}",
+            f"must be divisible by pipeline.num_microbatches={microbatches}{of_replicas}",
         )

@@ -85,6 +85,10 @@ class Emulated:
             for name, weight in zip(stage.versions.names, stage.versions.master, strict=True)
         }
 
+    def usage(self) -> dict[str, Any]:
+        """What only ranks that work side by side can tell."""
+        return {"bubble": None, "bubble_by_rank": None, "peak_memory_bytes_by_rank": None}
+
     def _forward(self, op: Op) -> None:
         for replica in range(self._num_replicas):
             inputs, targets = self._microbatch(op, replica)

@@ -14,7 +14,15 @@ from typing import Any
 TRAINER_VERSION = 1
 """Raised by hand when a fix changes numbers: results of different versions are never mixed."""
 
-CHANGES_NO_NUMBER = ("results", "out", "save_final", "checkpoint_every", "data.path")
+CHANGES_NO_NUMBER = (
+    "results",
+    "out",
+    "save_final",
+    "checkpoint_every",
+    "timeout",
+    "trace",
+    "data.path",
+)
 """Keys left out of the id. The data counts by its hash, not by where it lies."""
 
 

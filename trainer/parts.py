@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,45 +11,78 @@ import torch
 from torch import Tensor, nn
 
 from trainer.build import build
+from trainer.clock import Clock
 from trainer.data.batches import Batches, Windows
 from trainer.emulated import Emulated
 from trainer.errors import BadInput
+from trainer.gang import Gang
 from trainer.gradients import Clip
 from trainer.models.loss import cross_entropy
 from trainer.operations import Schedule
 from trainer.optimizers import Kind, kinds
+from trainer.pipelined import Pipelined
 from trainer.stage import Stage
 
 Config = Mapping[str, Any]
-RUNNERS = {"emulated": Emulated}
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a trial is made of."""
+    """What a trial is made of, but for the stages and who executes them."""
 
     model: Any
     schedule: Schedule
     lr_factor: Callable[[int], float]
     batches: Batches
     validation: Windows
-    executor: Emulated
 
 
-def build_parts(config: Config, num_updates: int, device: torch.device) -> Parts:
-    """All parts, weights initialised; raises BadInput where two of them do not fit."""
-    model = build(config["model"])
+def build_parts(config: Config, num_updates: int) -> Parts:
+    """Raises BadInput where two parts do not fit."""
     batches, validation = open_data(config)
-    schedule: Schedule = build(config["pipeline"], num_updates)
-    lr_factor = build(config["lr_schedule"], num_updates)
-    executor = RUNNERS[config["runner"]](
-        build_stages(config, model, schedule, lr_factor, device),
-        schedule,
-        lambda t: batches[t].to(device),
-        cross_entropy,
-        Clip(math.inf if config["clip_norm"] is None else config["clip_norm"]),
+    return Parts(
+        build(config["model"]),
+        build(config["pipeline"], num_updates),
+        build(config["lr_schedule"], num_updates),
+        batches,
+        validation,
     )
-    return Parts(model, schedule, lr_factor, batches, validation, executor)
+
+
+def build_emulated(config: Config, parts: Parts, device: torch.device) -> Emulated:
+    """All stages in this process, weights initialised."""
+    schedule = parts.schedule
+    every = range(schedule.num_stages)
+    return Emulated(
+        build_stages(config, parts.model, schedule, parts.lr_factor, device, every),
+        schedule,
+        lambda t: parts.batches[t].to(device),
+        cross_entropy,
+        _clip(config),
+        config["num_replicas"],
+    )
+
+
+def build_pipelined(config: Config, parts: Parts, gang: Gang) -> Pipelined:
+    """This rank's stages of the pipeline, weights initialised."""
+    schedule, device = parts.schedule, gang.device
+    rows = config["batch_size"] // (schedule.num_microbatches * gang.num_replicas)
+    mine = schedule.stages(gang.place)
+    return Pipelined(
+        build_stages(config, parts.model, schedule, parts.lr_factor, device, mine),
+        schedule,
+        lambda t: parts.batches[t].to(device),
+        cross_entropy,
+        _clip(config),
+        gang,
+        Clock(device, config["trace"]),
+        torch.Size([rows, config["seq_len"], parts.model.hidden_size]),
+    )
+
+
+def _clip(config: Config) -> Clip:
+    norm = math.inf if config["clip_norm"] is None else config["clip_norm"]
+    return Clip(norm, by_stage=config["clip_scope"] == "stage")
 
 
 def open_data(config: Config) -> tuple[Batches, Windows]:
@@ -76,22 +109,21 @@ def build_stages(
     schedule: Schedule,
     lr_factor: Callable[[int], float],
     device: torch.device,
+    indices: Iterable[int],
 ) -> list[Stage]:
-    """The model's stages; a weight name that the first and the last both have is tied."""
-    modules: list[nn.Module] = [
-        model.stage(index, schedule.num_stages) for index in range(schedule.num_stages)
-    ]
-    names = [{name for name, _ in module.named_parameters()} for module in modules]
-    tied = frozenset(names[0] & names[-1]) if len(modules) > 1 else frozenset()
+    """Some of the model's stages; a weight name that the first and the last both have is tied."""
+    first, last = (_names(_empty(model, index, schedule)) for index in (0, schedule.num_stages - 1))
+    tied = first & last if schedule.num_stages > 1 else frozenset()
     stages = []
-    for module, lag in zip(modules, schedule.lags, strict=True):
+    for index in indices:
+        module = _empty(model, index, schedule).to_empty(device="cpu")
         model.initialise(module, config["seed"])
         stage = Stage(
             module.to(device),
             _optimizer_of(config["optimizer"], kinds(module)),
             build(config["correction"]),
             lr_factor,
-            lag=lag,
+            lag=schedule.lags[index],
             tied=tied,
             tied_lag=schedule.tied_lag,
             dtype=getattr(torch, config["dtype"]),
@@ -99,6 +131,17 @@ def build_stages(
         )
         stages.append(stage)
     return stages
+
+
+def _empty(model: Any, index: int, schedule: Schedule) -> nn.Module:
+    """A stage without memory: no default weights are drawn only to be replaced."""
+    with torch.device("meta"):
+        module: nn.Module = model.stage(index, schedule.num_stages)
+    return module
+
+
+def _names(module: nn.Module) -> frozenset[str]:
+    return frozenset(name for name, _ in module.named_parameters())
 
 
 def _optimizer_of(

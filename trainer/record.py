@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from trainer.errors import BadInput
 
 Row = dict[str, Any]
@@ -39,6 +41,9 @@ def _json(content: object) -> bytes:
 
 class TrialFolder:
     """The record of one trial, written by one process at a time."""
+
+    records = True
+    """Whether this process writes it."""
 
     def __init__(self, path: Path, trial_id: str) -> None:
         self.path, self._trial_id = path, trial_id
@@ -107,3 +112,22 @@ class TrialFolder:
         )
         write_atomically(path, kept.encode())
         return rows[-1]["wall_seconds"] if rows else 0.0
+
+
+class Onlooker(TrialFolder):
+    """The same folder, as the ranks see it that do not write the record: they only read it."""
+
+    records = False
+
+    @contextmanager
+    @override
+    def claimed(self, config: Mapping[str, Any]) -> Iterator[TrialFolder]:
+        yield self
+
+    @override
+    def append(self, row: Row) -> None:
+        pass
+
+    @override
+    def cut_back(self, num_updates: int) -> float:
+        return 0.0

@@ -27,6 +27,11 @@ def require_device(name: str) -> torch.device:
     return device
 
 
+def rank_device(name: str, local_rank: int) -> torch.device:
+    """The device of one of several processes on this machine: with `cuda`, each has its own GPU."""
+    return require_device(f"cuda:{local_rank}" if name == "cuda" else name)
+
+
 def device_name(device: torch.device) -> str:
     """What people call the device."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

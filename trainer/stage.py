@@ -45,6 +45,7 @@ class Stage:
         self.versions = Versions(module, self.lags, dtype)
         self.optimizer = make_optimizer(list(zip(names, self.versions.master, strict=True)))
         self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
+        self.dtype = dtype
         self._correction, self._lr_factor, self._run = correction, lr_factor, run(module)
         self._in_flight: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
         self._read: dict[int, list[int]] = {}

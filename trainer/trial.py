@@ -1,44 +1,26 @@
-"""One trial: trains the parts that a resolved config names, evaluates, records."""
+"""Runs one trial, in this process or as a gang of them."""
 
 from __future__ import annotations
 
-import math
-import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
-from trainer import checkpoint
-from trainer.export import save_final
-from trainer.gradients import Diverged, Update
+from trainer.errors import BadInput
 from trainer.identity import provenance
-from trainer.operations import delays
-from trainer.parts import Parts, build_parts
+from trainer.parts import build_emulated, build_parts
 from trainer.plan import Plan, plan_trial
 from trainer.randomness import stream_seed
+from trainer.ranks import train_in_gang
 from trainer.record import Row, TrialFolder, trial_folder
-from trainer.resources import (
-    device_name,
-    peak_memory_bytes,
-    random_state,
-    reproducible,
-    require_device,
-    reset_peak_memory,
-    restore_random_state,
-)
+from trainer.resources import reproducible, require_device, reset_peak_memory
+from trainer.training import Report, Training, nowhere
 
 Config = Mapping[str, Any]
-Report = Callable[[Row], None]
+Runner = Callable[[Config, Plan, TrialFolder, Report], Row]
 
 
-def _nowhere(row: Row) -> None:
-    pass
-
-
-def run_trial(config: Config, report: Report = _nowhere) -> Row:
+def run_trial(config: Config, report: Report = nowhere) -> Row:
     """Runs, or goes on with, the trial of a resolved config; returns its result.
 
     `report` is handed every row of metrics.jsonl. A finished trial is not run again; a divergence
@@ -48,19 +30,13 @@ def run_trial(config: Config, report: Report = _nowhere) -> Row:
     folder = TrialFolder(trial_folder(config, plan.trial_id), plan.trial_id)
     if (done := folder.result()) is not None:
         return done
-    device = require_device(config["device"])
-    reset_peak_memory(device)
-    seed = stream_seed(config["seed"], "optimizer")
-    with reproducible(seed, config["num_threads"]):
-        parts = build_parts(config, plan.num_updates, device)
-        with folder.claimed(config):
-            if (done := folder.result()) is not None:  # another process was at it until now
-                return done
-            try:
-                return Trial(config, plan, device, parts, folder, report).run()
-            except Exception:
-                folder.finish(_failure(config, plan, traceback.format_exc()))
-                raise
+    try:
+        return RUNNERS[config["runner"]](config, plan, folder, report)
+    except BadInput:
+        raise
+    except Exception:
+        record_failure(config, traceback.format_exc())
+        raise
 
 
 def record_failure(config: Config, error: str) -> None:
@@ -71,152 +47,20 @@ def record_failure(config: Config, error: str) -> None:
             folder.finish(_failure(config, plan, error))
 
 
-class Trial:
-    """The parts of one trial and how far it has come."""
+def _train_alone(config: Config, plan: Plan, folder: TrialFolder, report: Report) -> Row:
+    """All stages in this process."""
+    device = require_device(config["device"])
+    reset_peak_memory(device)
+    with reproducible(stream_seed(config["seed"], "optimizer"), config["num_threads"]):
+        parts = build_parts(config, plan.num_updates)
+        executor = build_emulated(config, parts, device)
+        with folder.claimed(config):
+            if (done := folder.result()) is not None:  # another process was at it until now
+                return done
+            return Training(config, plan, device, parts, executor, folder, report).run()
 
-    def __init__(
-        self,
-        config: Config,
-        plan: Plan,
-        device: torch.device,
-        parts: Parts,
-        folder: TrialFolder,
-        report: Report,
-    ) -> None:
-        self._started = self._last_tick = time.monotonic()
-        self._config, self._plan, self._device = config, plan, device
-        self._parts, self._folder, self._report = parts, folder, report
-        self._num_done, self._train_seconds = 0, 0.0
-        self._delays = [0] * self._parts.schedule.num_stages
-        self._val_loss = math.nan
-        self._resume()
 
-    def run(self) -> Row:
-        """Trains to the end or to divergence, and records the result."""
-        try:
-            for first, last in self._segments():
-                self._advance(first, last)
-        except Diverged as diverged:
-            return self._finish("diverged", None, diverged.batch)
-        return self._finish("completed", self._val_loss, None)
-
-    def _segments(self) -> Iterator[tuple[int, int]]:
-        """From drain to drain: a phase starts, an evaluation or a checkpoint is due."""
-        total, marks = self._plan.num_updates, set(self._parts.schedule.phases)
-        for every in (self._config["eval_every"], self._config["checkpoint_every"]):
-            marks.update(range(0, total, every))
-        return pairwise([self._num_done, *sorted(m for m in marks if m > self._num_done)])
-
-    def _advance(self, first: int, last: int) -> None:
-        config, is_last = self._config, last == self._plan.num_updates
-        evaluates = is_last or last % config["eval_every"] == 0
-        held: list[Row] = []
-
-        def on_update(update: Update) -> None:
-            row = self._row(update)
-            if evaluates and update.batch == last - 1:
-                held.append(row)
-            else:
-                self._write(row)
-
-        self._count_delays(first, last)
-        self._last_tick = time.monotonic()
-        self._parts.executor.run(first, last, on_update)
-        for row in held:
-            self._evaluate(row)
-        if not is_last and last % config["checkpoint_every"] == 0:
-            checkpoint.save(self._folder.path, last, self._state())
-
-    def _count_delays(self, first: int, last: int) -> None:
-        for operations in self._parts.schedule.operations(first, last):
-            for stage, counted in delays(operations).items():
-                self._delays[stage] = max(self._delays[stage], *counted)
-
-    def _row(self, update: Update) -> Row:
-        now = time.monotonic()
-        seconds, self._last_tick = now - self._last_tick, now
-        self._train_seconds += seconds
-        self._num_done = update.batch + 1
-        return {
-            "update": update.batch,
-            "train_loss": update.loss,
-            "lr": update.lr,
-            "grad_norm": update.grad_norm,
-            "tokens_per_second": self._tokens(1) / seconds,
-            "wall_seconds": self._wall_seconds(),
-        }
-
-    def _write(self, row: Row) -> None:
-        self._folder.append(row)
-        self._report(row)
-
-    def _tokens(self, num_updates: int) -> int:
-        return num_updates * self._config["batch_size"] * self._config["seq_len"]
-
-    def _wall_seconds(self) -> float:
-        return self._seconds_before + time.monotonic() - self._started
-
-    def _evaluate(self, row: Row) -> None:
-        """Adds the loss of W(t + 1) on the whole validation split to the row of update t.
-
-        Above ln(vocabulary) + 1 after the warm-up, or not finite, it is a divergence.
-        """
-        size, windows = self._config["eval_batch_size"], self._parts.validation
-        starts = range(0, len(windows), size)
-        batches = (windows[start : start + size].to(self._device) for start in starts)
-        self._val_loss = self._parts.executor.evaluate(batches)
-        row["val_loss"] = self._val_loss if math.isfinite(self._val_loss) else None
-        self._write(row)
-        is_warm = any(self._parts.lr_factor(t) >= 1 for t in range(row["update"] + 1))
-        limit = math.log(self._parts.model.vocab_size) + 1 if is_warm else math.inf
-        if not self._val_loss < limit:
-            raise Diverged(row["update"])
-
-    def _state(self) -> Row:
-        return {
-            "trial_id": self._plan.trial_id,
-            "config": dict(self._config),
-            "num_updates": self._num_done,
-            "executor": self._parts.executor.state(),
-            "random": random_state(self._device),
-            "delays": self._delays,
-            "train_seconds": self._train_seconds,
-            "val_loss": self._val_loss,
-        }
-
-    def _resume(self) -> None:
-        """Goes on from the newest checkpoint; without one, from the start."""
-        state = checkpoint.load(self._folder.path)
-        if state is not None:
-            self._num_done = state["num_updates"]
-            self._parts.executor.restore(state["executor"])
-            restore_random_state(state["random"], self._device)
-            self._delays, self._val_loss = state["delays"], state["val_loss"]
-            self._train_seconds = state["train_seconds"]
-        self._seconds_before = self._folder.cut_back(self._num_done)
-
-    def _finish(self, status: str, final_val_loss: float | None, diverged_at: int | None) -> Row:
-        num_tokens = self._tokens(self._num_done)
-        result = {
-            **provenance(self._plan.trial_id, self._plan.data_hash, device_name(self._device)),
-            "status": status,
-            "final_val_loss": final_val_loss,
-            "diverged_at": diverged_at,
-            "seed": self._config["seed"],
-            "num_updates": self._num_done,
-            "num_parameters": self._plan.num_parameters,
-            "tokens": num_tokens,
-            "epochs": self._parts.batches.epochs(self._num_done),
-            "wall_seconds": self._wall_seconds(),
-            "tokens_per_second": num_tokens / max(self._train_seconds, 1e-9),
-            "peak_memory_bytes": peak_memory_bytes(self._device),
-            "delays": self._delays,
-        }
-        if self._config["save_final"]:
-            save_final(self._parts.executor.weights(), self._parts.model, self._folder.path)
-        self._folder.finish(result)
-        checkpoint.delete(self._folder.path)
-        return result
+RUNNERS: Mapping[str, Runner] = {"emulated": _train_alone, "pipelined": train_in_gang}
 
 
 def _failure(config: Config, plan: Plan, error: str) -> Row:

@@ -1,0 +1,93 @@
+"""Trains configs as a true pipeline and as its emulation, and hands back all numbers."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainer.emulated import Emulated
+from trainer.gang import Pulse, joined
+from trainer.gradients import Diverged, Update
+from trainer.parts import Parts, build_emulated, build_parts, build_pipelined
+from trainer.pipelined import Pipelined
+from trainer.resources import reproducible
+from trainer.spawn import run_gang
+
+CPU = torch.device("cpu")
+Config = dict[str, Any]
+
+
+@dataclass
+class Numbers:
+    """All that two executions must agree on, to the last bit."""
+
+    updates: list[Update]
+    val_loss: float | None
+    weights: dict[str, Tensor]
+    diverged: int | None
+
+
+def train(executor: Emulated | Pipelined, parts: Parts) -> Numbers:
+    """Every phase, a drain in the middle of each, an evaluation at the end."""
+    updates: list[Update] = []
+    marks = sorted({*parts.schedule.phases, parts.schedule.num_updates // 2})
+    try:
+        for first, last in pairwise(marks):
+            executor.run(first, last, updates.append)
+    except Diverged as diverged:
+        return Numbers(updates, None, executor.weights(), diverged.batch)
+    val_loss = executor.evaluate([parts.validation[0:8], parts.validation[8:11]])
+    return Numbers(updates, val_loss, executor.weights(), None)
+
+
+def emulated(config: Config) -> Numbers:
+    with reproducible(0, 1):
+        parts = build_parts(config, config["num_updates"])
+        return train(build_emulated(config, parts, CPU), parts)
+
+
+def as_rank(
+    store: str, pulse: Pulse, tell: Callable[[object], None], configs: Sequence[Config]
+) -> None:
+    p, replicas = configs[0]["pipeline"]["num_stages"], configs[0]["num_replicas"]
+    file_store = dist.FileStore(store, p * replicas)
+    with (
+        reproducible(0, 1),
+        joined(file_store, pulse.rank, p, replicas, CPU, pulse, 60) as gang,
+    ):
+        for i, config in enumerate(configs):
+            parts = build_parts(config, config["num_updates"])
+            numbers = train(build_pipelined(config, parts, gang), parts)
+            tell((i, pulse.rank, pickle.dumps(numbers)))  # not by memory that ends with the rank
+
+
+def pipelined(configs: Sequence[Config]) -> list[list[Numbers]]:
+    """One gang for all configs, which share its shape; for each what every rank found."""
+    world = configs[0]["pipeline"]["num_stages"] * configs[0]["num_replicas"]
+    found: dict[tuple[int, int], Numbers] = {}
+
+    def hear(told: tuple[int, int, bytes]) -> None:
+        found[told[0], told[1]] = pickle.loads(told[2])
+
+    run_gang(as_rank, (configs,), world, hear, timeout=60)
+    return [[found[i, rank] for rank in range(world)] for i in range(len(configs))]
+
+
+def assert_equal(config: Config, ranks: Sequence[Numbers]) -> Numbers:
+    """The emulation's losses, norms, validation loss and weights, bit for bit."""
+    expected = emulated(config)
+    for rank in ranks:
+        assert rank.updates == expected.updates
+        assert (rank.val_loss, rank.diverged) == (expected.val_loss, expected.diverged)
+    recorded = ranks[0].weights
+    assert recorded.keys() == expected.weights.keys()
+    for name, weight in expected.weights.items():
+        assert torch.equal(recorded[name], weight), name
+    return expected

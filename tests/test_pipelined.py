@@ -1,0 +1,86 @@
+"""The true pipeline gives the emulation's numbers, to the last bit."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import gangs
+import pytest
+import small
+
+OPTIMIZERS = ["adamw", "muon", "sgd"]
+SCHEDULES = ["sync", "gpipe", "pipedream_2bw", "pipedream"]
+CORRECTIONS = ["none", "error_feedback"]
+SHAPE = (
+    "model.num_layers=4",
+    "pipeline.num_microbatches=4",
+    "batch_size=8",
+    "num_updates=6",
+    "clip_norm=0.5",
+)
+
+
+def config(folder: Path, *words: str) -> dict[str, Any]:
+    return small.config(folder, *SHAPE, *words)
+
+
+@pytest.mark.parametrize("p", [1, 2, 4])
+def test_every_combination(tmp_path: Path, p: int) -> None:
+    """Tied embeddings; a clip that is active at every update; a drain in the middle."""
+    configs = [
+        config(
+            tmp_path,
+            f"optimizer={optimizer}",
+            f"pipeline={schedule}",
+            f"correction={correction}",
+            f"pipeline.num_stages={p}",
+        )
+        for optimizer, schedule, correction in product(OPTIMIZERS, SCHEDULES, CORRECTIONS)
+    ]
+    for one, ranks in zip(configs, gangs.pipelined(configs), strict=True):
+        expected = gangs.assert_equal(one, ranks)
+        assert len(expected.updates) == 6
+        assert all(update.grad_norm > 0.5 for update in expected.updates), "the clip is active"
+
+
+def test_other_ways_to_run_it(tmp_path: Path) -> None:
+    """What the combinations leave out, on two ranks."""
+    two = "pipeline.num_stages=2"
+    delayed = ("pipeline=pipedream_2bw", "correction=error_feedback", two)
+    configs = [
+        config(tmp_path, "pipeline=interleaved_1f1b", "pipeline.num_chunks=2", two),
+        config(tmp_path, "pipeline=constant_delay", "pipeline.delay=3", two),
+        config(tmp_path, *delayed, "pipeline.num_microbatches=1"),
+        config(tmp_path, *delayed, "pipeline.synchronous_start=2"),
+        config(tmp_path, *delayed, "pipeline.synchronous_cooldown=2"),
+        config(tmp_path, *delayed, "clip_scope=stage"),
+        config(tmp_path, *delayed, "clip_norm=null"),
+        config(tmp_path, *delayed, "dtype=bfloat16"),
+        config(tmp_path, *delayed, "model.activation_checkpointing=true"),
+        config(tmp_path, *delayed, "model.tied_embeddings=false"),
+    ]
+    for one, ranks in zip(configs, gangs.pipelined(configs), strict=True):
+        gangs.assert_equal(one, ranks)
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_two_replicas(tmp_path: Path, p: int) -> None:
+    """The emulation accumulates each replica's microbatches, then adds the two."""
+    configs = [
+        config(tmp_path, f"pipeline={name}", f"pipeline.num_stages={p}", "num_replicas=2")
+        for name in ("sync", "pipedream_2bw")
+    ]
+    for one, ranks in zip(configs, gangs.pipelined(configs), strict=True):
+        gangs.assert_equal(one, ranks)
+
+
+@pytest.mark.parametrize("schedule", ["sync", "pipedream_2bw", "pipedream"])
+def test_a_divergence_stops_every_rank_at_the_same_update(tmp_path: Path, schedule: str) -> None:
+    words = (f"pipeline={schedule}", "pipeline.num_stages=4", "optimizer=sgd", "clip_norm=null")
+    one = config(tmp_path, *words, "optimizer.lr=1e12", "num_updates=12")
+    [ranks] = gangs.pipelined([one])
+    expected = gangs.assert_equal(one, ranks)
+    assert expected.diverged is not None
+    assert expected.diverged < 12

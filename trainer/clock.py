@@ -1,0 +1,80 @@
+"""What a rank did when: seconds since the gang met, by the host's clock or by CUDA events."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+
+from trainer.operations import Op
+
+LONGEST_TRACE = 50_000
+"""Spans a rank keeps: what a viewer of traces shows with ease."""
+
+
+class Span(NamedTuple):
+    """An operation, or a wait before one ("wait"), from `start` to `end`."""
+
+    kind: str
+    stage: int
+    batch: int
+    microbatch: int
+    start: float
+    end: float
+
+
+class Clock:
+    """Adds up what operations take, and keeps each of them while `is_tracing`."""
+
+    def __init__(self, device: torch.device, is_tracing: bool) -> None:
+        self._is_cuda, self._is_tracing = device.type == "cuda", is_tracing
+        self._zero = self._now()
+        self._open: list[tuple[str, Op, Any, Any]] = []
+        self.spans: list[Span] = []
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.elapsed = 0.0
+
+    @property
+    def bubble(self) -> float:
+        """Share of the time between drains in which this rank ran no operation."""
+        busy = sum(self.seconds[kind] for kind in "FBIWU")
+        return 1 - busy / self.elapsed if self.elapsed else 0.0
+
+    @contextmanager
+    def span(self, op: Op, kind: str = "") -> Iterator[None]:
+        """Times what runs inside as `op`, or as what else happened for its sake."""
+        start = self._now()
+        yield
+        self._open.append((kind or op.kind, op, start, self._now()))
+
+    @contextmanager
+    def between_drains(self) -> Iterator[None]:
+        """Times a run of operations."""
+        start = self._now()
+        yield
+        self.elapsed += self._seconds(self._now(), start)
+        for kind, op, began, ended in self._open:
+            self._keep(kind, op, self._seconds(began, self._zero), self._seconds(ended, self._zero))
+        self._open.clear()
+
+    def _keep(self, kind: str, op: Op, start: float, end: float) -> None:
+        self.seconds[kind] += end - start
+        if self._is_tracing and len(self.spans) < LONGEST_TRACE:
+            self.spans.append(Span(kind, op.stage, op.batch, op.microbatch, start, end))
+
+    def _now(self) -> Any:
+        if not self._is_cuda:
+            return perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _seconds(self, now: Any, before: Any) -> float:
+        if not self._is_cuda:
+            return now - before
+        now.synchronize()
+        return before.elapsed_time(now) / 1000

@@ -1,0 +1,215 @@
+"""Executes a schedule as one rank of a true pipeline: the emulation's stages, lists and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from functools import lru_cache
+from itertools import takewhile
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.channel import Channels
+from trainer.clock import Clock
+from trainer.gang import Gang
+from trainer.gradients import Clip, Diverged, Update
+from trainer.operations import Op, Schedule, completes
+from trainer.reduction import Reduced, Reducer
+from trainer.resources import peak_memory_bytes
+from trainer.stage import Stage
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class Pipelined:
+    """This rank's stages of the pipeline; every rank of the gang makes the same calls.
+
+    Arguments are those of `Emulated`, but `stages` are this rank's, and `message` is the
+    shape of a microbatch's hidden states, [rows, length, width], which travel between stages.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        schedule: Schedule,
+        batch: Callable[[int], Tensor],
+        loss: Loss,
+        clip: Clip,
+        gang: Gang,
+        clock: Clock,
+        message: torch.Size,
+    ) -> None:
+        self._schedule, self._gang, self._clock = schedule, gang, clock
+        self._stages = dict(zip(schedule.stages(gang.place), stages, strict=True))
+        self._loss = loss
+        self._last = schedule.num_stages - 1
+        self._batch = lru_cache(maxsize=schedule.num_stages + 1)(batch)
+        self._do = {"F": self._forward, "B": self._backward, "U": self._update}
+        self._reducer = Reducer(
+            gang, self._stages, schedule.num_stages, schedule.num_microbatches, clip
+        )
+        self._channels = Channels(gang, schedule.num_stages, message, stages[0].dtype)
+        self._losses: dict[int, list[Tensor]] = {}
+        self._incomplete: dict[int, int] = {}
+        self._complete: list[int] = []
+        self._pending: Future[Reduced] | None = None
+
+    def run(self, first: int, last: int, on_update: Callable[[Update], None]) -> None:
+        """Trains on batches first … last − 1 of one phase, then drains.
+
+        Calls `on_update` when an update is applied. Raises Diverged before applying a bad one, on
+        every rank, and PeerLost if another rank is gone.
+        """
+        lists = self._schedule.operations(first, last)
+        operations = lists[self._gang.place]
+        with self._clock.between_drains():
+            self._channels.expect(operations)
+            for position, op in enumerate(operations):
+                try:
+                    self._execute(op, on_update)
+                except Diverged:
+                    self._let_others_notice(operations[position + 1 :], horizon(lists, op.batch))
+                    raise
+            self._channels.flush()
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[Tensor]) -> float:
+        """Mean loss of the newest weights, nats a token, on every rank; like `Emulated`'s."""
+        total, num_tokens = torch.zeros((), dtype=torch.float64, device=self._gang.device), 0
+        for batch in batches:
+            self._gang.pulse.works()
+            inputs, targets = batch[:, :-1], batch[:, 1:]
+            for index, stage in self._stages.items():
+                if index > 0:
+                    dtype = stage.versions.master[0].dtype
+                    inputs = self._channels.take_hidden(targets.shape, dtype)
+                output = stage.evaluate(inputs)
+                if index < self._last:
+                    self._channels.send_on(output)
+                else:
+                    total += self._loss(output, targets).double() * targets.numel()
+            num_tokens += targets.numel()
+        self._channels.flush()
+        self._gang.wait(self._gang.add(total, self._gang.pipeline))  # 0 but on the last stage
+        return float(total / num_tokens)
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """What each weight needs to go on, by name, on the recording rank; between runs only."""
+        return self._gathered(
+            {name: of for s in self._stages.values() for name, of in s.state().items()}
+        )
+
+    def restore(self, state: dict[str, dict[str, Any]]) -> None:
+        """Takes back what `state` gave, of these stages or of the model cut otherwise."""
+        for stage in self._stages.values():
+            stage.restore(state)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The newest weights by name, tied ones once, on the recording rank."""
+        return self._gathered(
+            {
+                name: weight.detach().cpu()
+                for stage in self._stages.values()
+                for name, weight in zip(stage.versions.names, stage.versions.master, strict=True)
+            }
+        )
+
+    def usage(self) -> dict[str, Any]:
+        """Share of the time without work, and peak memory, of all ranks."""
+        everyone = self._gang.share((self._clock.bubble, peak_memory_bytes(self._gang.device)))
+        bubbles, peaks = ([of[i] for of in everyone] for i in (0, 1))
+        return {
+            "bubble": sum(bubbles) / len(bubbles),
+            "bubble_by_rank": bubbles,
+            "peak_memory_bytes": max(peaks),
+            "peak_memory_bytes_by_rank": peaks,
+        }
+
+    def _gathered(self, mine: dict[str, Any]) -> dict[str, Any]:
+        is_first_replica = self._gang.replica == 0
+        return {
+            k: v
+            for of in self._gang.gather(mine if is_first_replica else {})
+            for k, v in of.items()
+        }
+
+    def _let_others_notice(self, rest: Sequence[Op], horizon: int) -> None:
+        """After a divergence: other ranks may still wait for messages of batches up to `horizon`.
+
+        Then they, too, come to see that the reduced gradient is not finite.
+        """
+        self._channels.go_through_the_motions([op for op in rest if op.batch <= horizon])
+
+    def _execute(self, op: Op, on_update: Callable[[Update], None]) -> None:
+        self._gang.pulse.works()
+        done = self._do[op.kind](op)
+        if done is not None:
+            on_update(done)
+
+    def _forward(self, op: Op) -> None:
+        stage, x = self._stages[op.stage], self._take(op)
+        x = self._microbatch(op)[0] if x is None else x
+        with self._clock.span(op):
+            if op.stage < self._last:
+                self._channels.send(op, stage.forward(op, x))
+            else:
+                _, targets = self._microbatch(op)
+                loss = stage.forward(op, x, lambda output: self._loss(output, targets))
+                self._losses.setdefault(op.batch, []).append(loss)
+
+    def _backward(self, op: Op) -> None:
+        gradient = self._take(op)
+        with self._clock.span(op):
+            gradient = self._stages[op.stage].backward(op, gradient)
+        if gradient is not None:
+            self._channels.send(op, gradient)
+        self._note(op)
+
+    def _take(self, op: Op) -> Tensor | None:
+        with self._clock.span(op, "wait"):
+            return self._channels.take(op)
+
+    def _update(self, op: Op) -> Update | None:
+        """Applies the pending update; then the next gradient, if it is complete, is reduced."""
+        assert self._pending is not None
+        with self._clock.span(op, "wait"):
+            reduced = self._pending.result()
+        if not (isfinite(reduced.loss) and isfinite(reduced.norm)):
+            raise Diverged(op.batch)
+        with self._clock.span(op):
+            self._stages[op.stage].update(op.batch, reduced.gradients.pop(0))
+        if reduced.gradients:
+            return None
+        self._pending = None
+        self._launch()
+        return Update(op.batch, reduced.loss, reduced.norm, self._stages[op.stage].lr)
+
+    def _microbatch(self, op: Op) -> tuple[Tensor, Tensor]:
+        m, gang = self._schedule.num_microbatches, self._gang
+        rows = self._batch(op.batch).chunk(m * gang.num_replicas)[gang.replica * m + op.microbatch]
+        return rows[:, :-1], rows[:, 1:]
+
+    def _note(self, op: Op) -> None:
+        """Launches the reduction of a batch once its gradient is complete on all of the stages."""
+        if completes(op, self._schedule.num_microbatches):
+            left = self._incomplete.pop(op.batch, len(self._stages)) - 1
+            if left:
+                self._incomplete[op.batch] = left
+            else:
+                self._complete.append(op.batch)
+                self._launch()
+
+    def _launch(self) -> None:
+        """One at a time: a correction of the next gradient may need the weights of this update."""
+        if self._complete and self._pending is None:
+            losses = self._losses.pop(self._complete.pop(0), [])
+            self._pending = self._reducer.launch(losses)
+
+
+def horizon(operations: Sequence[Sequence[Op]], batch: int) -> int:
+    """The last batch that any rank works on before it applies the update of `batch`."""
+    before = (takewhile(lambda op: (op.kind, op.batch) != ("U", batch), ops) for ops in operations)
+    return max(op.batch for ops in before for op in ops)

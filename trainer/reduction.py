@@ -1,0 +1,102 @@
+"""The deferred update: a batch's gradient is summed and clipped while its rank computes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.gang import Gang
+from trainer.gradients import Clip, Slots, slots
+from trainer.stage import Stage
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """The clipped gradients of each of the rank's stages, and of the whole model the batch's mean
+    loss and the gradient's norm before the clip.
+    """
+
+    gradients: list[list[Tensor]]
+    loss: float
+    norm: float
+
+
+class Reducer:
+    """Sums over the ranks what makes one gradient: replicas, tied weights, norm.
+
+    One sum needs the result of the one before, so a thread of its own goes through them: the rank
+    never waits before it needs the result, and the sums go on while it waits for a message.
+    """
+
+    def __init__(
+        self,
+        gang: Gang,
+        stages: dict[int, Stage],
+        num_stages: int,
+        num_microbatches: int,
+        clip: Clip,
+    ) -> None:
+        self._gang, self._stages = gang, list(stages.values())
+        self._slots = _agree_on_slots(gang, stages, num_stages)
+        self._divisor, self._clip = num_microbatches * gang.num_replicas, clip
+        self._stream = torch.cuda.Stream() if gang.device.type == "cuda" else None
+        self._thread = ThreadPoolExecutor(1, "reducer", torch.set_num_threads, (1,))
+
+    def launch(self, losses: Sequence[Tensor]) -> Future[Reduced]:
+        """Takes the stages' gradients of the batch just finished, and the last stage's losses."""
+        gradients = [stage.take_gradients() for stage in self._stages]
+        loss = torch.stack(list(losses)).mean() if losses else gradients[0][0].new_zeros(())
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream())
+        return self._thread.submit(self._reduce, gradients, loss)
+
+    def _reduce(self, gradients: list[list[Tensor]], loss: Tensor) -> Reduced:
+        with torch.cuda.stream(self._stream):  # does nothing for None
+            gang = self._gang
+            loss = loss.to(gradients[0][0].dtype)
+            if gang.num_replicas > 1:
+                self._sum([*chain.from_iterable(gradients), loss], gang.replicas)
+            for of_stage in gradients:
+                torch._foreach_div_(of_stage, self._divisor)
+            if tied := self._tied(gradients):
+                self._sum(tied, gang.tied)
+            norms = [s.norms(of) for s, of in zip(self._slots, gradients, strict=True)]
+            vector = torch.cat((sum(norms[1:], norms[0]), loss.reshape(1) / gang.num_replicas))
+            self._sum([vector], gang.pipeline)
+            norm = torch.linalg.vector_norm(vector[:-1])
+            for of_stage in gradients:
+                self._clip(of_stage, norm)
+            values = torch.stack((vector[-1], norm)).double().tolist()  # on CUDA the one wait
+        return Reduced(gradients, *values)
+
+    def _tied(self, gradients: list[list[Tensor]]) -> list[Tensor]:
+        return [
+            gradient
+            for stage, of_stage in zip(self._stages, gradients, strict=True)
+            for gradient, is_tied in zip(of_stage, stage.is_tied, strict=True)
+            if is_tied
+        ]
+
+    def _sum(self, tensors: Sequence[Tensor], group: Any) -> None:
+        """Adds the tensors up over a group, in place, in one message."""
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        with self._gang.talking():
+            self._gang.add(flat, group).wait()
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        torch._foreach_copy_(
+            list(tensors), [part.view_as(t) for part, t in zip(parts, tensors, strict=True)]
+        )
+
+
+def _agree_on_slots(gang: Gang, stages: dict[int, Stage], num_stages: int) -> list[Slots]:
+    """The slots of this rank's stages, by the names of all ranks' weights."""
+    mine = {index: stage.versions.names for index, stage in stages.items()}
+    names = {index: of for rank in gang.share(mine) for index, of in rank.items()}
+    every = slots([names[index] for index in range(num_stages)])
+    return [every[index] for index in stages]
