@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import settings
+
+settings.register_profile("no deadline", deadline=None)  # a slow machine fails no test
+settings.load_profile("no deadline")
 
 
 @pytest.fixture(autouse=True)

@@ -109,5 +109,9 @@ def test_a_correction_of_fresh_gradients() -> None:
 
 def test_a_sum_in_place_of_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     take = Stage.take_gradients
-    monkeypatch.setattr(Stage, "take_gradients", lambda self, m: take(self, 1))
+
+    def take_sum(stage: Stage) -> list[Tensor]:
+        return [3 * gradient for gradient in take(stage)]  # of 3 microbatches
+
+    monkeypatch.setattr(Stage, "take_gradients", take_sum)
     assert differs(make())

@@ -26,7 +26,13 @@ from trainer.trial import record_failure, run_trial
 
 ASYNC = ("pipeline=pipedream_2bw", "correction=error_feedback", "save_final=true")
 TIMING = {"tokens_per_second", "wall_seconds"}
-MACHINE = {"peak_memory_bytes", "git"}
+MACHINE = {
+    "git",
+    "peak_memory_bytes",
+    "peak_memory_bytes_by_rank",
+    "bubble",
+    "bubble_by_rank",
+}
 
 
 def rows(folder: Path) -> list[Row]:
@@ -135,7 +141,7 @@ def test_an_altered_checkpoint_is_noticed(tmp_path: Path) -> None:
     [path] = (tmp_path / "one").glob("checkpoint*")
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ValueError, match="truncated or altered"):
-        checkpoint.load(tmp_path / "one")
+        checkpoint.load(path)
 
 
 @pytest.mark.parametrize("pipeline", ["sync", "pipedream_2bw"])

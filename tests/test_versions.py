@@ -71,8 +71,8 @@ def test_a_tied_weight_is_bound_in_both_places() -> None:
 
 def test_a_schedule_that_reads_too_far_back_cannot_run() -> None:
     """The lists say one version behind, the stages hold only the newest."""
-    schedule = pipedream_2bw(4, num_stages=1, num_microbatches=1, **PHASES)
-    narrow = sync(4, num_stages=1, num_microbatches=1)
+    schedule = pipedream_2bw(4, num_stages=2, num_microbatches=1, **PHASES)
+    narrow = sync(4, num_stages=2, num_microbatches=1)
     executor = toy.emulated(narrow, ADAMW)
     executor._schedule = schedule
     with pytest.raises(LookupError, match="version 0 is not there"):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import BadInput
+from trainer.errors import BadInput, GangFailed
 
 CONF = Path(__file__).parent.parent / "conf"
 DONE, FAILED, BAD_INPUT = 0, 1, 2
@@ -88,6 +89,11 @@ def main() -> int:
     except BadInput as error:
         print(f"python -m trainer: {error}", file=sys.stderr)
         return BAD_INPUT
+    except GangFailed as error:
+        print(f"python -m trainer: {error}", file=sys.stderr)
+        return FAILED
+    if int(os.environ.get("RANK", "0")) > 0:  # torchrun: one rank speaks
+        return DONE
     print(
         f"{result['status']} trial {result['trial_id']}: final_val_loss "
         f"{result['final_val_loss']}, delays {result['delays']}, "

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from trainer.errors import BadInput
 
 State = dict[str, Any]
 PREFIX = "checkpoint-"
@@ -31,17 +34,43 @@ def save(folder: Path, num_updates: int, state: State) -> None:
             old.unlink()
 
 
-def load(folder: Path) -> State | None:
-    """The newest state, on the CPU; None without a checkpoint.
+def newest(folder: Path) -> Path | None:
+    """The checkpoint to go on from, if there is one."""
+    return max(_all(folder), default=None)
+
+
+def load(path: Path) -> State:
+    """The state in a checkpoint, on the CPU.
 
     Raises ValueError, naming the file, if it is not what was written.
     """
-    paths = _all(folder)
-    if not paths:
-        return None
-    if not paths[-1].stem.endswith(_digest(paths[-1])):
-        raise ValueError(f"{paths[-1]} is truncated or altered; delete it to start the trial anew")
-    state: State = torch.load(paths[-1], map_location="cpu", weights_only=True)
+    if not path.stem.endswith(_digest(path)):
+        raise ValueError(f"{path} is truncated or altered; delete it to start the trial anew")
+    state: State = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    return state
+
+
+# What a trial may do otherwise than the one whose checkpoint it goes on from.
+MAY_DIFFER = {
+    *("pipeline", "runner", "num_replicas", "device", "num_threads", "compile", "resume_from"),
+    *("results", "out", "save_final", "checkpoint_every", "eval_every", "timeout", "trace"),
+}
+
+
+def load_other(path: Path, config: Mapping[str, Any]) -> State:
+    """The state in a checkpoint of another trial, which this one goes on from.
+
+    Raises BadInput if it is none, or of a trial that differs in what makes the numbers.
+    """
+    if not path.is_file():
+        raise BadInput("resume_from", path, "must be a checkpoint-*.pt of an unfinished trial")
+    try:
+        state = load(path)
+    except ValueError as error:
+        raise BadInput("resume_from", path, str(error)) from None
+    for key, value in state["config"].items():
+        if key not in MAY_DIFFER and value != config[key]:
+            raise BadInput("resume_from", path, f"is of a trial with {key}={value}")
     return state
 
 

@@ -54,6 +54,7 @@ class TrialConfig(BaseModel):
     device: str
     dtype: Literal["float32", "bfloat16"]
     num_threads: Count
+    resume_from: str | None
     compile: bool
 
 

@@ -1,4 +1,4 @@
-"""Errors that a user can act on."""
+"""Errors that speak to users."""
 
 from __future__ import annotations
 
@@ -15,3 +15,7 @@ class BadInput(ValueError):
 
     def __str__(self) -> str:
         return f"{self.key}={self.value}: {self.allowed}"
+
+
+class GangFailed(RuntimeError):
+    """A rank of a gang died, raised or hangs; the message names it and says why."""

@@ -176,7 +176,9 @@ class Pipelined:
         """Applies the pending update; then the next gradient, if it is complete, is reduced."""
         assert self._pending is not None
         with self._clock.span(op, "wait"):
+            self._gang.pulse.waits()
             reduced = self._pending.result()
+            self._gang.pulse.works()
         if not (isfinite(reduced.loss) and isfinite(reduced.norm)):
             raise Diverged(op.batch)
         with self._clock.span(op):

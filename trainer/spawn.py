@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any, NamedTuple
 
-from trainer.errors import BadInput
+from trainer.errors import BadInput, GangFailed
 from trainer.gang import PeerLost, Pulse
 
 START_UP = 300.0
@@ -28,16 +28,19 @@ PATIENCE = 2.0
 Tell = Callable[[object], None]
 
 
-class GangFailed(RuntimeError):
-    """A rank died, raised or hangs; the message names it and says why."""
-
-
 class Cause(NamedTuple):
     """Why a rank ended, the likelier first cause first: those that lost a peer are its victims."""
 
     likelihood: int
     time: float
     message: str
+
+
+class Vitals(NamedTuple):
+    """By rank, in memory that all processes share: see `Pulse`, and when it was last awake."""
+
+    beats: Any
+    awake: Any
 
 
 @dataclass
@@ -65,9 +68,12 @@ def run_gang(
     """
     with TemporaryDirectory(prefix="pipegap-gang-") as folder:
         context = SpawnContext()
-        beats = context.Array("d", [monotonic() + START_UP] * num_ranks, lock=False)
-        with _started(context, program, arguments, Path(folder) / "store", beats) as ranks:
-            _watch(ranks, hear, beats, timeout)
+        vitals = Vitals(
+            context.Array("d", [monotonic() + START_UP] * num_ranks, lock=False),
+            context.Array("d", [monotonic() + START_UP] * num_ranks, lock=False),
+        )
+        with _started(context, program, arguments, Path(folder) / "store", vitals) as ranks:
+            _watch(ranks, hear, vitals, timeout)
 
 
 @contextmanager
@@ -76,15 +82,15 @@ def _started(
     program: Callable[..., None],
     arguments: Sequence[object],
     store: Path,
-    beats: Any,
+    vitals: Vitals,
 ) -> Iterator[list[Rank]]:
     ranks: list[Rank] = []
     try:
-        for index in range(len(beats)):
+        for index in range(len(vitals.beats)):
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=_rank_main,
-                args=(program, str(store), index, beats, theirs, tuple(arguments)),
+                args=(program, str(store), index, vitals, theirs, tuple(arguments)),
                 name=f"pipegap-rank-{index}",
             )
             process.start()
@@ -103,14 +109,15 @@ def _rank_main(
     program: Callable[..., None],
     store: str,
     index: int,
-    beats: Any,
+    vitals: Vitals,
     link: Connection,
     arguments: tuple[object, ...],
 ) -> None:
-    threading.Thread(target=_end_with_parent, args=(link,), daemon=True).start()
+    watch = threading.Thread(target=_end_with_parent, args=(link, vitals, index), daemon=True)
+    watch.start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     try:
-        program(store, Pulse(beats, index), link.send, *arguments)
+        program(store, Pulse(vitals.beats, index), link.send, *arguments)
     except BadInput as error:
         link.send(error)
     except PeerLost as error:
@@ -124,15 +131,16 @@ def _rank_main(
     os._exit(0)  # not through torch's atexit handlers, which may wait for a peer that is gone
 
 
-def _end_with_parent(link: Connection) -> None:
+def _end_with_parent(link: Connection, vitals: Vitals, index: int) -> None:
     """The parent never writes: its end of the link closes when it dies, however it dies."""
-    with suppress(EOFError, OSError):
-        link.recv()
+    with suppress(OSError):
+        while not link.poll(0.5):
+            vitals.awake[index] = monotonic()
     os._exit(1)
 
 
 def _watch(
-    ranks: Sequence[Rank], hear: Callable[[Any], None], beats: Sequence[float], timeout: float
+    ranks: Sequence[Rank], hear: Callable[[Any], None], vitals: Vitals, timeout: float
 ) -> None:
     causes: list[Cause] = []
     deadline = float("inf")
@@ -143,9 +151,9 @@ def _watch(
             cause = _listen(running[link], hear)
             if cause is not None:
                 causes.append(cause)
-        last_beat = max(map(abs, beats))
+        last_beat = max(map(abs, vitals.beats))
         if not causes and monotonic() - last_beat > timeout:
-            raise GangFailed(_hung(beats, timeout))
+            raise GangFailed(_hung(vitals, timeout))
         if causes:
             deadline = min(deadline, monotonic() + PATIENCE)
         if monotonic() > deadline or (causes and min(causes).likelihood == 0):
@@ -177,9 +185,14 @@ def _end_of(exit_code: int | None) -> str:
     return f"ended with exit code {exit_code}"
 
 
-def _hung(beats: Sequence[float], timeout: float) -> str:
-    """Those that do not wait for another rank are to blame."""
-    stuck = [f"rank {rank}" for rank, beat in enumerate(beats) if beat > 0]
+def _hung(vitals: Vitals, timeout: float) -> str:
+    """To blame are those that do not wait for another rank, or do not even do that."""
+    asleep = monotonic() - timeout / 2
+    stuck = [
+        f"rank {rank}"
+        for rank, (beat, awake) in enumerate(zip(vitals.beats, vitals.awake, strict=True))
+        if beat > 0 or awake < asleep
+    ]
     if not stuck:
         return f"every rank waits for another since more than timeout={timeout:g} seconds"
     return (

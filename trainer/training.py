@@ -6,12 +6,14 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from trainer import checkpoint
 from trainer.emulated import Emulated
+from trainer.errors import BadInput
 from trainer.export import save_final
 from trainer.gradients import Diverged, Update
 from trainer.identity import provenance
@@ -148,15 +150,24 @@ class Training:
         }
 
     def _resume(self) -> None:
-        """Goes on from the newest checkpoint; without one, from the start."""
-        state = checkpoint.load(self._folder.path)
-        if state is not None:
-            self._num_done = state["num_updates"]
-            self._executor.restore(state["executor"])
-            restore_random_state(state["random"], self._device)
-            self._delays, self._val_loss = state["delays"], state["val_loss"]
-            self._train_seconds = state["train_seconds"]
+        """Goes on from the newest checkpoint; without one, from `resume_from` or the start."""
+        path, other = checkpoint.newest(self._folder.path), self._config["resume_from"]
+        if path is not None:
+            state = checkpoint.load(path)
+            self._take_back(state)
+            self._delays = state["delays"]
+        elif other is not None:
+            try:
+                self._take_back(checkpoint.load_other(Path(other), self._config))
+            except LookupError as error:
+                raise BadInput("resume_from", other, str(error)) from None
         self._seconds_before = self._folder.cut_back(self._num_done)
+
+    def _take_back(self, state: Row) -> None:
+        self._num_done = state["num_updates"]
+        self._executor.restore(state["executor"])
+        restore_random_state(state["random"], self._device)
+        self._val_loss, self._train_seconds = state["val_loss"], state["train_seconds"]
 
     def _finish(self, status: str, final_val_loss: float | None, diverged_at: int | None) -> Row:
         num_tokens = self._tokens(self._num_done)

@@ -90,13 +90,13 @@ class Versions:
     def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Takes back what `state` gave, a mapping a weight, into the same rings.
 
-        Raises ValueError for weights that were kept in another number of versions.
+        Raises LookupError for weights that were kept in another number of versions.
         """
         self.newest = max(state[0]["held"])
         for i, saved in enumerate(state):
             if len(saved["held"]) != len(self._held[i]):
                 kept, needed = len(saved["held"]), len(self._held[i])
-                raise ValueError(f"{self.names[i]} has {kept} versions, {needed} are needed")
+                raise LookupError(f"{self.names[i]} has {kept} versions, {needed} are needed")
             self._held[i] = list(saved["held"])
             torch._foreach_copy_(list(self._rings[i]), saved["slots"])
             if self._shares_master:

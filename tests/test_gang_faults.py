@@ -1,0 +1,142 @@
+"""Whatever befalls a rank ends the whole gang soon, says the first cause, and loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small
+from test_trial import rows, untimed, wait_for
+
+from trainer.errors import BadInput, GangFailed
+from trainer.gang import PeerLost, Pulse
+from trainer.spawn import run_gang
+from trainer.trial import run_trial
+
+Tell = Callable[[object], None]
+GANG = (
+    "pipeline=pipedream_2bw",
+    "correction=error_feedback",
+    "runner=pipelined",
+    "pipeline.num_stages=2",
+    "pipeline.num_microbatches=2",
+    "checkpoint_every=7",
+    "eval_every=50",
+)
+
+
+def ranks_of(parent: int) -> dict[int, int]:
+    """Process of each rank below `parent`, as they register themselves by their command line."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            stat = (folder / "stat").read_text().rpartition(")")[2].split()
+            command = (folder / "cmdline").read_text()
+        except OSError:
+            continue
+        if int(stat[1]) == parent and "spawn_main" in command:
+            found[len(found)] = int(folder.name)
+    return dict(enumerate(sorted(found.values())))
+
+
+def alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+class Run:
+    """`python -m trainer` of a gang, in the background."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.out = folder / "gang"
+        words = (*GANG, *words)
+        self.command = [sys.executable, "-m", "trainer", *small.overrides(folder, *words)]
+        self.command.append(f"out={self.out}")
+        self.process = subprocess.Popen(
+            self.command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        wait_for(lambda: list(self.out.glob("checkpoint*")))
+        self.ranks = ranks_of(self.process.pid)
+        assert len(self.ranks) == 2
+
+    def error(self) -> str:
+        """Waits for its end."""
+        _, error = self.process.communicate(timeout=30)
+        assert self.process.returncode == 1
+        wait_for(lambda: not any(map(alive, self.ranks.values())), seconds=5)
+        return error
+
+
+def assert_ends_as_if_nothing_had_been(folder: Path, run: Run, *words: str) -> None:
+    again = subprocess.run(run.command, check=False, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    expected = run_trial(small.config(folder, *GANG, *words, f"out={folder / 'whole'}"))
+    assert untimed(json.loads((run.out / "result.json").read_text())) == untimed(expected)
+    assert rows(run.out) == rows(folder / "whole")
+
+
+def test_a_killed_rank(tmp_path: Path) -> None:
+    run = Run(tmp_path, "num_updates=300")
+    os.kill(run.ranks[1], signal.SIGKILL)
+    assert "rank 1 was killed by SIGKILL" in run.error()
+    assert json.loads((run.out / "result.json").read_text())["status"] == "failed"
+    assert_ends_as_if_nothing_had_been(tmp_path, run, "num_updates=300")
+
+
+def test_a_stopped_rank_counts_as_hung(tmp_path: Path) -> None:
+    run = Run(tmp_path, "num_updates=3000", "timeout=3")
+    os.kill(run.ranks[0], signal.SIGSTOP)
+    error = run.error()
+    assert "rank 0 made no progress for timeout=3 seconds; the others wait for it" in error
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_rank_survives_its_parent(tmp_path: Path, how: signal.Signals) -> None:
+    run = Run(tmp_path, "num_updates=3000")
+    run.process.send_signal(how)
+    run.process.communicate(timeout=30)
+    wait_for(lambda: not any(map(alive, run.ranks.values())), seconds=5)
+    assert list(run.out.glob("checkpoint*"))
+    assert not (run.out / "result.json").exists()
+
+
+def raising(store: str, pulse: Pulse, tell: Tell, error: Exception) -> None:
+    """Rank 1 is the cause; the others notice before they hear of it, and blame each other."""
+    pulse.works()
+    if pulse.rank == 1:
+        time.sleep(0.5)
+        raise error
+    raise PeerLost("connection closed by peer")
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("in a layer"), BadInput("key", 3, "no")])
+def test_a_rank_that_raises(error: Exception) -> None:
+    expected: Any = BadInput if isinstance(error, BadInput) else GangFailed
+    with pytest.raises(expected, match=str(error)) as caught:
+        run_gang(raising, (error,), 3, print, timeout=60)
+    assert "connection closed" not in str(caught.value)
+
+
+def alone(store: str, pulse: Pulse, tell: Tell) -> None:
+    pulse.waits()
+    time.sleep(60)
+
+
+def test_ranks_that_all_wait_for_each_other() -> None:
+    started = time.monotonic()
+    with pytest.raises(GangFailed, match="every rank waits for another"):
+        run_gang(alone, (), 2, print, timeout=1)
+    assert time.monotonic() - started < 45
