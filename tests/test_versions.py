@@ -86,4 +86,5 @@ def test_nothing_stays_in_flight() -> None:
     assert not executor._sent
     assert not executor._gradients
     assert not executor._losses
-    assert not any(stage._in_flight or stage._read or stage._sums for stage in executor._stages)
+    for stage in executor._stages:
+        assert not any((stage._in_flight, stage._halfway, stage._read, stage._sums))

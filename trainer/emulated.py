@@ -40,7 +40,13 @@ class Emulated:
         self._loss, self._clip, self._num_replicas = loss, clip, num_replicas
         self._batch = lru_cache(maxsize=schedule.num_stages + 1)(batch)
         self._slots = slots([stage.versions.names for stage in stages])
-        self._do = {"F": self._forward, "B": self._backward, "U": self._update}
+        self._do = {
+            "F": self._forward,
+            "B": self._backward,
+            "I": self._backward_input,
+            "W": self._backward_weights,
+            "U": self._update,
+        }
         self._sent: dict[tuple[str, int, int, int, int], Tensor] = {}
         self._losses: dict[tuple[int, int], list[Tensor]] = {}
         self._gradients: dict[int, dict[int, list[Tensor]]] = {}
@@ -102,12 +108,20 @@ class Emulated:
                 self._losses.setdefault((op.batch, replica), []).append(loss)
 
     def _backward(self, op: Op) -> None:
-        stage = self._stages[op.stage]
+        self._backward_input(op)
+        self._backward_weights(op)
+
+    def _backward_input(self, op: Op) -> None:
         for replica in range(self._num_replicas):
             gradient = self._sent.pop(("B", op.stage, op.batch, op.microbatch, replica), None)
-            gradient = stage.backward(op, gradient, replica)
+            gradient = self._stages[op.stage].backward_input(op, gradient, replica)
             if gradient is not None and op.stage > 0:
                 self._sent["B", op.stage - 1, op.batch, op.microbatch, replica] = gradient
+
+    def _backward_weights(self, op: Op) -> None:
+        stage = self._stages[op.stage]
+        for replica in range(self._num_replicas):
+            stage.backward_weights(op, replica)
         if completes(op, self._schedule.num_microbatches):
             self._gradients.setdefault(op.batch, {})[op.stage] = stage.take_gradients()
 

@@ -65,6 +65,11 @@ class Schedule:
         return max(self.lags[0], self.lags[-1])
 
     @property
+    def splits_backward(self) -> bool:
+        """Whether backwards come in halves, I and W."""
+        return any(step.kind == "W" for step in self.order(Place(0, 1, 1), 1))
+
+    @property
     def phases(self) -> tuple[int, ...]:
         """Batches at which a phase starts or ends: synchronous, delayed, cooldown."""
         marks = {0, self.first_delayed, self.first_cooldown, self.num_updates}

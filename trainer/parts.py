@@ -40,9 +40,13 @@ class Parts:
 def build_parts(config: Config, num_updates: int) -> Parts:
     """Raises BadInput where two parts do not fit."""
     batches, validation = open_data(config)
+    model, schedule = build(config["model"]), build(config["pipeline"], num_updates)
+    if schedule.splits_backward and model.activation_checkpointing:
+        allowed = "must be false with a schedule that splits backwards: they cannot recompute"
+        raise BadInput("model.activation_checkpointing", True, allowed)
     return Parts(
-        build(config["model"]),
-        build(config["pipeline"], num_updates),
+        model,
+        schedule,
         build(config["lr_schedule"], num_updates),
         batches,
         validation,
@@ -127,6 +131,7 @@ def build_stages(
             tied=tied,
             tied_lag=schedule.tied_lag,
             dtype=getattr(torch, config["dtype"]),
+            splits_backward=schedule.splits_backward,
             run=torch.compile if config["compile"] else _eager,
         )
         stages.append(stage)

@@ -47,7 +47,13 @@ class Pipelined:
         self._loss = loss
         self._last = schedule.num_stages - 1
         self._batch = lru_cache(maxsize=schedule.num_stages + 1)(batch)
-        self._do = {"F": self._forward, "B": self._backward, "U": self._update}
+        self._do = {
+            "F": self._forward,
+            "B": self._backward,
+            "I": self._backward_input,
+            "W": self._backward_weights,
+            "U": self._update,
+        }
         self._reducer = Reducer(
             gang, self._stages, schedule.num_stages, schedule.num_microbatches, clip
         )
@@ -163,10 +169,25 @@ class Pipelined:
     def _backward(self, op: Op) -> None:
         gradient = self._take(op)
         with self._clock.span(op):
-            gradient = self._stages[op.stage].backward(op, gradient)
+            self._pass_back(op, gradient)
+            self._stages[op.stage].backward_weights(op)
+        self._note(op)
+
+    def _backward_input(self, op: Op) -> None:
+        gradient = self._take(op)
+        with self._clock.span(op):
+            self._pass_back(op, gradient)
+
+    def _backward_weights(self, op: Op) -> None:
+        with self._clock.span(op):
+            self._stages[op.stage].backward_weights(op)
+        self._note(op)
+
+    def _pass_back(self, op: Op, gradient: Tensor | None) -> None:
+        """The input's gradient leaves first: the stage before waits for it."""
+        gradient = self._stages[op.stage].backward_input(op, gradient)
         if gradient is not None:
             self._channels.send(op, gradient)
-        self._note(op)
 
     def _take(self, op: Op) -> Tensor | None:
         with self._clock.span(op, "wait"):

@@ -6,7 +6,8 @@ Everything that the semantics asks of a stage is here, once; executors only orde
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,27 @@ from torch.optim import Optimizer
 
 from trainer import optimizer_state
 from trainer.corrections.none import NoCorrection
+from trainer.halves import WeightsLater
 from trainer.operations import Op
 from trainer.versions import Versions
+
+
+class InFlight(NamedTuple):
+    """What a microbatch leaves on the stage between its forward and its backward."""
+
+    x: Tensor
+    output: Tensor
+    weights_later: WeightsLater | None
+
+
+class Halfway(NamedTuple):
+    """Of a microbatch between the halves of its backward: the leaves it read, what they have of
+    their gradients so far, and what is to come.
+    """
+
+    leaves: list[nn.Parameter]
+    early: list[Tensor | None]
+    weights_later: WeightsLater | None
 
 
 class Stage:
@@ -23,7 +43,8 @@ class Stage:
 
     `tied` names the weights that another stage holds too; `lag` and `tied_lag` say how many
     versions behind the newest they and the others are read. `lr_factor` maps update t to a factor
-    on every group's peak learning rate.
+    on every group's peak learning rate. `splits_backward`: the weights' gradients of the linear
+    layers are left to `backward_weights`.
     """
 
     def __init__(
@@ -37,6 +58,7 @@ class Stage:
         tied: frozenset[str],
         tied_lag: int,
         dtype: torch.dtype,
+        splits_backward: bool = False,
         run: Callable[[nn.Module], Callable[[Tensor], Tensor]] = lambda module: module,
     ) -> None:
         names = [name for name, _ in module.named_parameters()]
@@ -47,7 +69,9 @@ class Stage:
         self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.dtype = dtype
         self._correction, self._lr_factor, self._run = correction, lr_factor, run(module)
-        self._in_flight: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
+        self._splits_backward = splits_backward
+        self._in_flight: dict[tuple[int, int, int], InFlight] = {}
+        self._halfway: dict[tuple[int, int, int], Halfway] = {}
         self._read: dict[int, list[int]] = {}
         self._sums: dict[int, list[Tensor]] = {}
 
@@ -72,17 +96,30 @@ class Stage:
         ]
         self.versions.bind(self._read[op.batch])
         x = x.detach().requires_grad_(x.is_floating_point())
-        output = self._run(x)
+        later = WeightsLater() if self._splits_backward else None
+        with later or nullcontext():
+            output = self._run(x)
         output = output if loss is None else loss(output)
-        self._in_flight[op.batch, op.microbatch, replica] = x, output
+        self._in_flight[op.batch, op.microbatch, replica] = InFlight(x, output, later)
         return output.detach()
 
-    def backward(self, op: Op, gradient: Tensor | None, replica: int = 0) -> Tensor | None:
-        """Adds this microbatch's gradients, in fp32; returns the loss gradient of its input."""
-        x, output = self._in_flight.pop((op.batch, op.microbatch, replica))
+    def backward_input(self, op: Op, gradient: Tensor | None, replica: int = 0) -> Tensor | None:
+        """Returns the loss gradient of this microbatch's input."""
+        x, output, later = self._in_flight.pop((op.batch, op.microbatch, replica))
         leaves = self.versions.bind(self._read[op.batch])
         torch.autograd.backward(output, gradient)
-        gradients = [_take_gradient(leaf) for leaf in leaves]
+        early = [_take_gradient(leaf) for leaf in leaves]
+        self._halfway[op.batch, op.microbatch, replica] = Halfway(leaves, early, later)
+        return x.grad
+
+    def backward_weights(self, op: Op, replica: int = 0) -> None:
+        """Adds this microbatch's gradients, in fp32; comes after its `backward_input`."""
+        leaves, early, later = self._halfway.pop((op.batch, op.microbatch, replica))
+        late = later.compute() if later else {}
+        gradients = [
+            _sum(leaf, gradient, late.get(leaf))
+            for leaf, gradient in zip(leaves, early, strict=True)
+        ]
         if replica in self._sums:
             torch._foreach_add_(self._sums[replica], gradients)
         else:
@@ -90,7 +127,6 @@ class Stage:
                 gradient.to(master.dtype)
                 for gradient, master in zip(gradients, self.versions.master, strict=True)
             ]
-        return x.grad
 
     def take_gradients(self) -> list[Tensor]:
         """The sum over the microbatches of the batch just finished, then over replicas."""
@@ -143,7 +179,13 @@ class Stage:
         self._correction.restore([tensor.to(masters[0].device) for tensor in corrections])
 
 
-def _take_gradient(leaf: nn.Parameter) -> Tensor:
+def _take_gradient(leaf: nn.Parameter) -> Tensor | None:
     """The leaf's gradient, which it gives up: the next batch on this version starts anew."""
     gradient, leaf.grad = leaf.grad, None
-    return torch.zeros_like(leaf) if gradient is None else gradient
+    return gradient
+
+
+def _sum(leaf: nn.Parameter, *parts: Tensor | None) -> Tensor:
+    """A microbatch's gradient of a leaf from what each half of its backward found, if anything."""
+    found = [part for part in parts if part is not None]
+    return sum(found[1:], found[0]) if found else torch.zeros_like(leaf)

@@ -1,0 +1,82 @@
+"""A backward in halves gives the whole one's numbers, to the last bit, and keeps less for later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gangs
+import pytest
+import small
+import torch
+from torch import nn
+
+from trainer.errors import BadInput
+from trainer.halves import WeightsLater
+from trainer.interleave import interleave
+from trainer.parts import build_emulated, build_parts
+
+CPU = torch.device("cpu")
+SHAPE = ("model.num_layers=4", "pipeline.num_microbatches=4", "batch_size=8", "num_updates=4")
+
+
+def config(folder: Path, *words: str) -> dict[str, Any]:
+    return small.config(folder, *SHAPE, "correction=none", *words)
+
+
+@pytest.mark.parametrize("p", [1, 2, 4])
+@pytest.mark.parametrize(
+    "word",
+    [
+        "optimizer=adamw",
+        "model.tied_embeddings=false",
+        "dtype=bfloat16",
+        "num_replicas=2",
+    ],
+)
+def test_split_equals_whole(tmp_path: Path, p: int, word: str) -> None:
+    stages = f"pipeline.num_stages={p}"
+    split = gangs.emulated(config(tmp_path, "pipeline=zero_bubble_h1", stages, word))
+    whole = gangs.emulated(config(tmp_path, "pipeline=sync", stages, word))
+    assert split.updates == whole.updates
+    assert split.val_loss == whole.val_loss
+    assert all(torch.equal(split.weights[name], whole.weights[name]) for name in whole.weights)
+
+
+def test_it_does_not_go_with_activation_checkpointing(tmp_path: Path) -> None:
+    words = ("pipeline=zero_bubble_h1", "model.activation_checkpointing=true")
+    with pytest.raises(BadInput, match="activation_checkpointing=True: must be false"):
+        gangs.emulated(config(tmp_path, *words))
+
+
+def test_the_input_half_leaves_the_weights_alone() -> None:
+    layer, biased = nn.Linear(3, 4, bias=False), nn.Linear(4, 2)
+    x = torch.ones(5, 2, 3, requires_grad=True)
+    later = WeightsLater()
+    with later:
+        output = biased(layer(x)).square().sum()
+    output.backward()
+    assert x.grad is not None
+    assert layer.weight.grad is None
+    assert biased.weight.grad is not None, "a layer with a bias is not split"
+    [(weight, product)] = later.compute().items()
+    biased(layer(x)).square().sum().backward()
+    assert weight is layer.weight
+    assert torch.equal(product, layer.weight.grad)
+    assert not later.compute(), "it lets go of what it had"
+
+
+def test_every_matrix_of_the_model_but_an_embedding_is_put_off(tmp_path: Path) -> None:
+    one = config(tmp_path, "pipeline=zero_bubble_h1", "model.tied_embeddings=false")
+    parts = build_parts(one, one["num_updates"])
+    executor = build_emulated(one, parts, CPU)
+    [stage] = executor._stages
+    for _, op in interleave(parts.schedule.operations(0, 1)):
+        if op.kind == "W":
+            break
+        executor._do[op.kind](op)
+    [(leaves, early, later)] = stage._halfway.values()
+    found = [name for name, g in zip(stage.versions.names, early, strict=True) if g is not None]
+    assert all(name.endswith(("norm.weight", "embed_tokens.weight")) for name in found)
+    late = later.compute()
+    assert [leaf in late for leaf in leaves] == [gradient is None for gradient in early]
