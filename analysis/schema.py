@@ -30,6 +30,8 @@ TRIAL: Columns = {
     "tokens_per_second": ("float64", "of training alone"),
     "peak_memory_bytes": ("Int64", "largest memory in use"),
     "delays": ("object", "largest counted delay, in updates, a number a stage"),
+    "layers_by_stage": ("object", "how the model was cut, a number a stage"),
+    "bubble": ("float64", "of a true pipeline: share of the time that ranks ran nothing, mean"),
     "data_hash": ("string", "hash of the data manifest"),
     "trainer_version": ("Int64", "raised when a fix of the trainer changes numbers"),
     "git": ("string", "commit of the trainer"),

@@ -71,7 +71,7 @@ def theirs() -> Callable[[], None]:
 def matmuls() -> Callable[[], None]:
     """Every matrix product of a step's linear layers and head, forward and backward, alone."""
     recipe: Llama = build(compose([])["model"])
-    module = recipe.stage(0, 1)
+    module = recipe.stage(0, recipe.split(1, LENGTH))
     shapes = [tuple(p.shape) for p in module.parameters() if p.ndim == 2]
     tokens = BATCH * LENGTH
     work = [(torch.randn(tokens, i), torch.randn(o, i), torch.randn(tokens, o)) for o, i in shapes]

@@ -46,7 +46,7 @@ def run(trials: Sequence[Trial], display: Callback) -> None:
     """
     with _cluster(), tempfile.TemporaryDirectory(prefix="pipegap-tune-") as scratch:
         for trial in trials:
-            _require(_bundle(trial.config))
+            _require(_bundle(trial.config, trial.plan.num_processes))
         grid = Tuner(
             tune.with_resources(_train, _resources),
             param_space={"trial": tune.grid_search([_payload(trial) for trial in trials])},
@@ -77,7 +77,12 @@ def _record_deaths(trials: Sequence[Trial], died: set[str]) -> None:
 
 
 def _payload(trial: Trial) -> Row:
-    return {"id": trial.plan.trial_id, "arm": trial.arm, "config": trial.config}
+    return {
+        "id": trial.plan.trial_id,
+        "arm": trial.arm,
+        "config": trial.config,
+        "bundle": _bundle(trial.config, trial.plan.num_processes),
+    }
 
 
 def _name(trial: Any) -> str:
@@ -105,13 +110,13 @@ def _train(point: Mapping[str, Any]) -> None:
 
 
 def _resources(point: Mapping[str, Any]) -> PlacementGroupFactory:
-    return PlacementGroupFactory([_bundle(point["trial"]["config"])])
+    return PlacementGroupFactory([point["trial"]["bundle"]])
 
 
-def _bundle(config: Mapping[str, Any]) -> dict[str, float]:
-    """What one emulated trial occupies: its CPU threads, and a GPU if it trains on one."""
-    cpus = {"CPU": float(config["num_threads"])}
-    return cpus if config["device"] == "cpu" else {**cpus, "GPU": 1.0}
+def _bundle(config: Mapping[str, Any], num_processes: int) -> dict[str, float]:
+    """What a trial occupies on one node: CPU threads, and a GPU a process if it trains on them."""
+    cpus = {"CPU": float(config["num_threads"] * num_processes)}
+    return cpus if config["device"] == "cpu" else {**cpus, "GPU": float(num_processes)}
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from trainer.errors import BadInput
 from trainer.halves import WeightsLater
 from trainer.interleave import interleave
 from trainer.parts import build_emulated, build_parts
+from trainer.plan import plan_trial
 
 CPU = torch.device("cpu")
 SHAPE = ("model.num_layers=4", "pipeline.num_microbatches=4", "batch_size=8", "num_updates=4")
@@ -46,7 +47,7 @@ def test_split_equals_whole(tmp_path: Path, p: int, word: str) -> None:
 def test_it_does_not_go_with_activation_checkpointing(tmp_path: Path) -> None:
     words = ("pipeline=zero_bubble_h1", "model.activation_checkpointing=true")
     with pytest.raises(BadInput, match="activation_checkpointing=True: must be false"):
-        gangs.emulated(config(tmp_path, *words))
+        plan_trial(config(tmp_path, *words))
 
 
 def test_the_input_half_leaves_the_weights_alone() -> None:

@@ -38,7 +38,7 @@ TOKENS = torch.randint(0, 61, (3, 18), generator=torch.Generator().manual_seed(0
 
 
 def whole(recipe: Llama, seed: int = 0) -> nn.Module:
-    module = recipe.stage(0, 1)
+    module = recipe.stage(0, recipe.split(1, 8))
     recipe.initialise(module, seed)
     return module
 
@@ -71,7 +71,7 @@ def test_equals_transformers(tied: bool, num_kv_heads: int, tmp_path: Path) -> N
 def test_presets_have_the_published_number_of_parameters(preset: str, expected: int) -> None:
     recipe = build(compose_node("config", [f"model={preset}"])["model"])
     with torch.device("meta"):
-        module = recipe.stage(0, 1)
+        module = recipe.stage(0, recipe.split(1, 8))
         theirs = transformers.LlamaForCausalLM(
             transformers.LlamaConfig(**hugging_face_config(recipe))
         )
@@ -104,7 +104,7 @@ def test_sizes_that_do_not_divide_are_bad_input(key: str, sizes: dict[str, int])
 
 def test_a_stage_without_a_layer_is_bad_input() -> None:
     with pytest.raises(BadInput, match=r"pipeline\.num_stages"):
-        SMALL.stage(0, 5)
+        SMALL.split(5, 8)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -112,7 +112,8 @@ def test_a_stage_without_a_layer_is_bad_input() -> None:
 def test_stages_in_turn_are_the_whole_model(num_stages: int, tied: bool) -> None:
     recipe = replace(SMALL, tied_embeddings=tied)
     model, x = whole(recipe), TOKENS
-    stages = [recipe.stage(index, num_stages) for index in range(num_stages)]
+    split = recipe.split(num_stages, 8)
+    stages = [recipe.stage(index, split) for index in range(num_stages)]
     for stage in stages:
         recipe.initialise(stage, 0)
         x = stage(x)

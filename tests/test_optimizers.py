@@ -18,7 +18,7 @@ MAKERS = {"adamw": ADAMW, "sgd": SGD, "muon": MUON}
 
 
 def model() -> nn.Module:
-    module = SMALL.stage(0, 1)
+    module = SMALL.stage(0, SMALL.split(1, 8))
     SMALL.initialise(module, 0)
     return module
 

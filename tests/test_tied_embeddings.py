@@ -31,7 +31,7 @@ def train(schedule: Schedule) -> tuple[Emulated, list[float]]:
     """In float64, so that a different order of sums stays far below any difference that counts."""
     stages = []
     for index, lag in enumerate(schedule.lags):
-        module = SMALL.stage(index, schedule.num_stages)
+        module = SMALL.stage(index, SMALL.split(schedule.num_stages, 8))
         SMALL.initialise(module, 0)
         kind = kinds(module.double())
         stages.append(

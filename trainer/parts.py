@@ -18,6 +18,7 @@ from trainer.errors import BadInput
 from trainer.gang import Gang
 from trainer.gradients import Clip
 from trainer.models.loss import cross_entropy
+from trainer.models.split import Split
 from trainer.operations import Schedule
 from trainer.optimizers import Kind, kinds
 from trainer.pipelined import Pipelined
@@ -40,13 +41,9 @@ class Parts:
 def build_parts(config: Config, num_updates: int) -> Parts:
     """Raises BadInput where two parts do not fit."""
     batches, validation = open_data(config)
-    model, schedule = build(config["model"]), build(config["pipeline"], num_updates)
-    if schedule.splits_backward and model.activation_checkpointing:
-        allowed = "must be false with a schedule that splits backwards: they cannot recompute"
-        raise BadInput("model.activation_checkpointing", True, allowed)
     return Parts(
-        model,
-        schedule,
+        build(config["model"]),
+        build(config["pipeline"], num_updates),
         build(config["lr_schedule"], num_updates),
         batches,
         validation,
@@ -116,11 +113,12 @@ def build_stages(
     indices: Iterable[int],
 ) -> list[Stage]:
     """Some of the model's stages; a weight name that the first and the last both have is tied."""
-    first, last = (_names(_empty(model, index, schedule)) for index in (0, schedule.num_stages - 1))
-    tied = first & last if schedule.num_stages > 1 else frozenset()
+    split = model.split(schedule.num_stages, config["seq_len"])
+    first, last = (_names(_empty(model, index, split)) for index in (0, len(split) - 1))
+    tied = first & last if len(split) > 1 else frozenset()
     stages = []
     for index in indices:
-        module = _empty(model, index, schedule).to_empty(device="cpu")
+        module = _empty(model, index, split).to_empty(device="cpu")
         model.initialise(module, config["seed"])
         stage = Stage(
             module.to(device),
@@ -138,10 +136,10 @@ def build_stages(
     return stages
 
 
-def _empty(model: Any, index: int, schedule: Schedule) -> nn.Module:
+def _empty(model: Any, index: int, split: Split) -> nn.Module:
     """A stage without memory: no default weights are drawn only to be replaced."""
     with torch.device("meta"):
-        module: nn.Module = model.stage(index, schedule.num_stages)
+        module: nn.Module = model.stage(index, split)
     return module
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.build import build
+from trainer.errors import BadInput
 from trainer.identity import trial_id
+from trainer.operations import Schedule
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,8 @@ class Plan:
     num_updates: int
     tokens: int
     flops: float
+    layers_by_stage: list[int]
+    num_processes: int
 
 
 def plan_trial(config: Mapping[str, Any]) -> Plan:
@@ -30,7 +34,8 @@ def plan_trial(config: Mapping[str, Any]) -> Plan:
     if num_updates is None:
         tokens = config["tokens_per_parameter"] * model.num_parameters
         num_updates = max(1, round(tokens / tokens_per_update))
-    build(config["pipeline"], num_updates)
+    schedule = build(config["pipeline"], num_updates)
+    _check_backward(model, schedule)
     tokens = num_updates * tokens_per_update
     hash_of_data = build(config["data"]).hash
     return Plan(
@@ -40,4 +45,23 @@ def plan_trial(config: Mapping[str, Any]) -> Plan:
         num_updates,
         tokens,
         tokens * model.flops_per_token(config["seq_len"]),
+        [len(layers) for layers in model.split(schedule.num_stages, config["seq_len"])],
+        _num_processes(config, schedule),
     )
+
+
+def _num_processes(config: Mapping[str, Any], schedule: Schedule) -> int:
+    """One, or of a true pipeline one for each rank of each replica."""
+    if config["runner"] == "emulated":
+        return 1
+    if schedule.num_ranks == 1 and schedule.num_stages > 1:
+        allowed = "must be 2 or more with pipeline.num_chunks > 1 and runner=pipelined"
+        raise BadInput("pipeline.num_stages", 1, allowed)
+    replicas: int = config["num_replicas"]
+    return schedule.num_ranks * replicas
+
+
+def _check_backward(model: Any, schedule: Schedule) -> None:
+    if schedule.splits_backward and model.activation_checkpointing:
+        allowed = "must be false with a schedule that splits backwards: they cannot recompute"
+        raise BadInput("model.activation_checkpointing", True, allowed)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from trainer.errors import BadInput
 from trainer.gang import Gang, Pulse, joined
 from trainer.parts import build_parts, build_pipelined, open_data
-from trainer.plan import Plan, plan_trial
+from trainer.plan import Plan
 from trainer.randomness import stream_seed
 from trainer.record import Onlooker, Row, TrialFolder, trial_folder
 from trainer.resources import rank_device, reproducible, reset_peak_memory
@@ -25,52 +25,49 @@ Config = Mapping[str, Any]
 def train_in_gang(config: Config, plan: Plan, folder: TrialFolder, report: Report) -> Row:
     """Starts the ranks and waits for them; under torchrun, this process is one of them."""
     if dist.is_torchelastic_launched():
-        return _as_elastic_rank(config, report)
+        return _as_elastic_rank(config, plan, report)
     open_data(config)  # says what is wrong with it before p processes do
-    for local_rank in range(_world_size(config)):
+    for local_rank in range(plan.num_processes):
         rank_device(config["device"], local_rank)
-    run_gang(_as_rank, (config,), _world_size(config), report, config["timeout"])
+    run_gang(_as_rank, (config, plan), plan.num_processes, report, config["timeout"])
     result = folder.result()
     assert result is not None
     return result
 
 
-def _world_size(config: Config) -> int:
-    size: int = config["pipeline"]["num_stages"] * config["num_replicas"]
-    return size
-
-
-def _as_rank(store: str, pulse: Pulse, tell: Callable[[Row], None], config: Config) -> None:
+def _as_rank(
+    store: str, pulse: Pulse, tell: Callable[[Row], None], config: Config, plan: Plan
+) -> None:
     """What a process that was started here runs."""
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if loopback:  # all ranks are on this machine, and nobody else shall connect
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-    world = _world_size(config)
     # The parent watches for what hangs: torch's own limit must not come first.
     patience = 2 * config["timeout"]
-    _train(config, pulse, tell, pulse.rank, dist.FileStore(store, world), patience)
+    _train(config, plan, pulse, tell, dist.FileStore(store, plan.num_processes), patience)
 
 
-def _as_elastic_rank(config: Config, report: Report) -> Row:
+def _as_elastic_rank(config: Config, plan: Plan, report: Report) -> Row:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if world != _world_size(config):
+    if world != plan.num_processes:
         raise BadInput(
             "pipeline.num_stages",
             config["pipeline"]["num_stages"],
             f"times num_replicas={config['num_replicas']} must be torchrun's {world} processes",
         )
     pulse = Pulse([0.0] * world, rank)
-    return _train(config, pulse, report, rank, None, config["timeout"])
+    return _train(config, plan, pulse, report, None, config["timeout"])
 
 
 def _train(
     config: Config,
+    plan: Plan,
     pulse: Pulse,
     report: Report,
-    rank: int,
     store: dist.Store | None,
     patience: float,
 ) -> Row:
+    rank = pulse.rank
     device = rank_device(config["device"], int(os.environ.get("LOCAL_RANK", rank)))
     reset_peak_memory(device)
     num_ranks = config["pipeline"]["num_stages"]
@@ -79,11 +76,10 @@ def _train(
         reproducible(seed, config["num_threads"]),
         joined(store, rank, num_ranks, config["num_replicas"], device, pulse, patience) as gang,
     ):
-        return _train_as(gang, config, report)
+        return _train_as(gang, config, plan, report)
 
 
-def _train_as(gang: Gang, config: Config, report: Report) -> Row:
-    plan = plan_trial(config)
+def _train_as(gang: Gang, config: Config, plan: Plan, report: Report) -> Row:
     parts = build_parts(config, plan.num_updates)
     executor = build_pipelined(config, parts, gang)
     place = TrialFolder if gang.records else Onlooker

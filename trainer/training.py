@@ -184,6 +184,7 @@ class Training:
             "wall_seconds": self._wall_seconds(),
             "tokens_per_second": num_tokens / max(self._train_seconds, 1e-9),
             "delays": self._delays,
+            "layers_by_stage": self._plan.layers_by_stage,
             "peak_memory_bytes": peak_memory_bytes(self._device),
             **self._executor.usage(),
         }

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainer.errors import BadInput
+from trainer.models.split import Split, balanced
 from trainer.randomness import stream
 
 Count = Annotated[int, Gt(0)]
@@ -63,12 +64,22 @@ class Llama:
         """Forward and backward: 6 a parameter and 12 L d T for attention (PaLM, appendix B)."""
         return 6 * self.num_parameters + 12 * self.num_layers * self.hidden_size * seq_len
 
-    def stage(self, index: int, num_stages: int) -> nn.Module:
-        """Part `index` of `num_stages`; its weights mean nothing before `initialise`."""
+    def split(self, num_stages: int, seq_len: int) -> Split:
+        """The layers of each stage, balanced by counted work.
+
+        That is the multiplications of the matrices and of causal attention; a look-up in the
+        embedding is none. Raises BadInput for more stages than layers.
+        """
         if num_stages > self.num_layers:
             allowed = f"must not exceed model.num_layers={self.num_layers}"
             raise BadInput("pipeline.num_stages", num_stages, allowed)
-        return LlamaStage(self, index, num_stages)
+        d, kv = self.hidden_size, self.num_kv_heads * self.head_size
+        layer = 2 * d * d + 2 * d * kv + 3 * d * self.intermediate_size + d * seq_len
+        return balanced(self.num_layers, num_stages, head=self.vocab_size * d / layer)
+
+    def stage(self, index: int, split: Split) -> nn.Module:
+        """Part `index`; its weights mean nothing before `initialise`."""
+        return LlamaStage(self, index, split)
 
     @torch.no_grad()
     def initialise(self, module: nn.Module, seed: int) -> None:
@@ -87,13 +98,6 @@ class Llama:
                 parameter.copy_(normal)
 
 
-def layers_of(index: int, num_stages: int, num_layers: int) -> range:
-    """The layers of a stage: as many for each as is possible, the first stages one more."""
-    size, extra = divmod(num_layers, num_stages)
-    start = index * size + min(index, extra)
-    return range(start, start + size + (index < extra))
-
-
 class LlamaStage(nn.Module):
     """A consecutive part of the model.
 
@@ -102,15 +106,14 @@ class LlamaStage(nn.Module):
     of the embedding, under the same name.
     """
 
-    def __init__(self, recipe: Llama, index: int, num_stages: int) -> None:
+    def __init__(self, recipe: Llama, index: int, split: Split) -> None:
         super().__init__()
         self._recipe = recipe
-        self.is_first, self.is_last = index == 0, index == num_stages - 1
+        self.is_first, self.is_last = index == 0, index == len(split) - 1
         parts: dict[str, nn.Module] = {}
         if self.is_first or (self.is_last and recipe.tied_embeddings):
             parts["embed_tokens"] = nn.Embedding(recipe.vocab_size, recipe.hidden_size)
-        layers = layers_of(index, num_stages, recipe.num_layers)
-        parts["layers"] = nn.ModuleDict({str(layer): Layer(recipe) for layer in layers})
+        parts["layers"] = nn.ModuleDict({str(layer): Layer(recipe) for layer in split[index]})
         if self.is_last:
             parts["norm"] = RMSNorm(recipe.hidden_size, recipe.rms_norm_eps)
             if not recipe.tied_embeddings:
