@@ -1,11 +1,11 @@
-"""What a rank did when: seconds since the gang met, by the host's clock or by CUDA events."""
+"""What a rank did when, by the host's clock or by CUDA events."""
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,10 @@ LONGEST_TRACE = 50_000
 
 
 class Span(NamedTuple):
-    """An operation, or a wait before one ("wait"), from `start` to `end`."""
+    """An operation, a wait before one ("wait F"), or the reduction of a batch ("reduce").
+
+    `start` and `end` are seconds since 1970, by which the ranks of one machine can be compared.
+    """
 
     kind: str
     stage: int
@@ -33,6 +36,7 @@ class Clock:
     def __init__(self, device: torch.device, is_tracing: bool) -> None:
         self._is_cuda, self._is_tracing = device.type == "cuda", is_tracing
         self._zero = self._now()
+        self._epoch = time.time() - self._seconds(self._now(), self._zero)
         self._open: list[tuple[str, Op, Any, Any]] = []
         self.spans: list[Span] = []
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -41,8 +45,11 @@ class Clock:
     @property
     def bubble(self) -> float:
         """Share of the time between drains in which this rank ran no operation."""
-        busy = sum(self.seconds[kind] for kind in "FBIWU")
-        return 1 - busy / self.elapsed if self.elapsed else 0.0
+        return 1 - self.share("F", "B", "I", "W", "U") if self.elapsed else 0.0
+
+    def share(self, *kinds: str) -> float:
+        """Share of the time between drains that went to spans of these kinds."""
+        return sum(self.seconds[kind] for kind in kinds) / max(self.elapsed, 1e-9)
 
     @contextmanager
     def span(self, op: Op, kind: str = "") -> Iterator[None]:
@@ -57,18 +64,19 @@ class Clock:
         start = self._now()
         yield
         self.elapsed += self._seconds(self._now(), start)
-        for kind, op, began, ended in self._open:
+        spans, self._open = self._open, []
+        for kind, op, began, ended in spans:
             self._keep(kind, op, self._seconds(began, self._zero), self._seconds(ended, self._zero))
-        self._open.clear()
 
     def _keep(self, kind: str, op: Op, start: float, end: float) -> None:
         self.seconds[kind] += end - start
         if self._is_tracing and len(self.spans) < LONGEST_TRACE:
+            start, end = self._epoch + start, self._epoch + end
             self.spans.append(Span(kind, op.stage, op.batch, op.microbatch, start, end))
 
     def _now(self) -> Any:
         if not self._is_cuda:
-            return perf_counter()
+            return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event

@@ -70,6 +70,8 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
         checked[key] = _check_choice(key, node)
     _check_length(checked)
     _check_batch(checked)
+    if checked["trace"] and checked["runner"] == "emulated":
+        raise BadInput("trace", True, "needs runner=pipelined: only ranks wait for each other")
     return checked
 
 

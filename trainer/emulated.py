@@ -93,7 +93,8 @@ class Emulated:
 
     def usage(self) -> dict[str, Any]:
         """What only ranks that work side by side can tell."""
-        return {"bubble": None, "bubble_by_rank": None, "peak_memory_bytes_by_rank": None}
+        keys = ("bubble", "bubble_by_rank", "update_wait_by_rank", "peak_memory_bytes_by_rank")
+        return dict.fromkeys(keys)
 
     def _forward(self, op: Op) -> None:
         for replica in range(self._num_replicas):

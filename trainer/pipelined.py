@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from functools import lru_cache
 from itertools import takewhile
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from trainer.operations import Op, Schedule, completes
 from trainer.reduction import Reduced, Reducer
 from trainer.resources import peak_memory_bytes
 from trainer.stage import Stage
+from trainer.trace import leave
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -55,13 +57,14 @@ class Pipelined:
             "U": self._update,
         }
         self._reducer = Reducer(
-            gang, self._stages, schedule.num_stages, schedule.num_microbatches, clip
+            gang, self._stages, schedule.num_stages, schedule.num_microbatches, clip, clock
         )
         self._channels = Channels(gang, schedule.num_stages, message, stages[0].dtype)
         self._losses: dict[int, list[Tensor]] = {}
         self._incomplete: dict[int, int] = {}
-        self._complete: list[int] = []
+        self._complete: list[Op] = []
         self._pending: Future[Reduced] | None = None
+        self._runs: list[tuple[int, int]] = []
 
     def run(self, first: int, last: int, on_update: Callable[[Update], None]) -> None:
         """Trains on batches first … last − 1 of one phase, then drains.
@@ -80,6 +83,7 @@ class Pipelined:
                     self._let_others_notice(operations[position + 1 :], horizon(lists, op.batch))
                     raise
             self._channels.flush()
+        self._runs.append((first, last))
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Tensor]) -> float:
@@ -124,15 +128,23 @@ class Pipelined:
         )
 
     def usage(self) -> dict[str, Any]:
-        """Share of the time without work, and peak memory, of all ranks."""
-        everyone = self._gang.share((self._clock.bubble, peak_memory_bytes(self._gang.device)))
-        bubbles, peaks = ([of[i] for of in everyone] for i in (0, 1))
+        """Shares of the time without work, and waiting for updates; peak memory; of all ranks."""
+        clock = self._clock
+        mine = clock.bubble, clock.share("wait U"), peak_memory_bytes(self._gang.device)
+        bubbles, waits, peaks = zip(*self._gang.share(mine), strict=True)
         return {
             "bubble": sum(bubbles) / len(bubbles),
             "bubble_by_rank": bubbles,
+            "update_wait_by_rank": waits,
             "peak_memory_bytes": max(peaks),
             "peak_memory_bytes_by_rank": peaks,
         }
+
+    def write_trace(self, folder: Path) -> None:
+        """Writes trace.json and timeline.svg, on the recording rank."""
+        spans = self._gang.gather(self._clock.spans)
+        if self._gang.records:
+            leave(folder, spans, self._schedule, self._runs)
 
     def _gathered(self, mine: dict[str, Any]) -> dict[str, Any]:
         is_first_replica = self._gang.replica == 0
@@ -190,13 +202,13 @@ class Pipelined:
             self._channels.send(op, gradient)
 
     def _take(self, op: Op) -> Tensor | None:
-        with self._clock.span(op, "wait"):
+        with self._clock.span(op, f"wait {op.kind}"):
             return self._channels.take(op)
 
     def _update(self, op: Op) -> Update | None:
         """Applies the pending update; then the next gradient, if it is complete, is reduced."""
         assert self._pending is not None
-        with self._clock.span(op, "wait"):
+        with self._clock.span(op, f"wait {op.kind}"):
             self._gang.pulse.waits()
             reduced = self._pending.result()
             self._gang.pulse.works()
@@ -222,14 +234,14 @@ class Pipelined:
             if left:
                 self._incomplete[op.batch] = left
             else:
-                self._complete.append(op.batch)
+                self._complete.append(op)
                 self._launch()
 
     def _launch(self) -> None:
         """One at a time: a correction of the next gradient may need the weights of this update."""
         if self._complete and self._pending is None:
-            losses = self._losses.pop(self._complete.pop(0), [])
-            self._pending = self._reducer.launch(losses)
+            op = self._complete.pop(0)
+            self._pending = self._reducer.launch(op, self._losses.pop(op.batch, []))
 
 
 def horizon(operations: Sequence[Sequence[Op]], batch: int) -> int:

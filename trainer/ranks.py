@@ -17,7 +17,7 @@ from trainer.randomness import stream_seed
 from trainer.record import Onlooker, Row, TrialFolder, trial_folder
 from trainer.resources import rank_device, reproducible, reset_peak_memory
 from trainer.spawn import run_gang
-from trainer.training import Report, Training, nowhere
+from trainer.training import Report, Training, nothing, nowhere
 
 Config = Mapping[str, Any]
 
@@ -89,4 +89,5 @@ def _train_as(gang: Gang, config: Config, plan: Plan, report: Report) -> Row:
         if (done := folder.result()) is not None:  # another process was at it until now
             return done
         told = report if gang.records else nowhere
-        return Training(config, plan, gang.device, parts, executor, folder, told).run()
+        leave = executor.write_trace if config["trace"] else nothing
+        return Training(config, plan, gang.device, parts, executor, folder, told, leave).run()

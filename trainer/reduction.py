@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.clock import Clock
 from trainer.gang import Gang
 from trainer.gradients import Clip, Slots, slots
+from trainer.operations import Op
 from trainer.stage import Stage
 
 
@@ -41,23 +43,25 @@ class Reducer:
         num_stages: int,
         num_microbatches: int,
         clip: Clip,
+        clock: Clock,
     ) -> None:
         self._gang, self._stages = gang, list(stages.values())
         self._slots = _agree_on_slots(gang, stages, num_stages)
         self._divisor, self._clip = num_microbatches * gang.num_replicas, clip
+        self._clock = clock
         self._stream = torch.cuda.Stream() if gang.device.type == "cuda" else None
         self._thread = ThreadPoolExecutor(1, "reducer", torch.set_num_threads, (1,))
 
-    def launch(self, losses: Sequence[Tensor]) -> Future[Reduced]:
-        """Takes the stages' gradients of the batch just finished, and the last stage's losses."""
+    def launch(self, op: Op, losses: Sequence[Tensor]) -> Future[Reduced]:
+        """Takes the gradients of the batch that `op` completed, and the last stage's losses."""
         gradients = [stage.take_gradients() for stage in self._stages]
         loss = torch.stack(list(losses)).mean() if losses else gradients[0][0].new_zeros(())
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream())
-        return self._thread.submit(self._reduce, gradients, loss)
+        return self._thread.submit(self._reduce, op, gradients, loss)
 
-    def _reduce(self, gradients: list[list[Tensor]], loss: Tensor) -> Reduced:
-        with torch.cuda.stream(self._stream):  # does nothing for None
+    def _reduce(self, op: Op, gradients: list[list[Tensor]], loss: Tensor) -> Reduced:
+        with torch.cuda.stream(self._stream), self._clock.span(op, "reduce"):  # None: no stream
             gang = self._gang
             loss = loss.to(gradients[0][0].dtype)
             if gang.num_replicas > 1:

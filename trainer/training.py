@@ -32,8 +32,15 @@ def nowhere(row: Row) -> None:
     """Reports to nobody."""
 
 
+def nothing(folder: Path) -> None:
+    """Leaves nothing more in a trial's folder."""
+
+
 class Training:
-    """The parts of one trial and how far it has come."""
+    """The parts of one trial and how far it has come.
+
+    `on_finish` is handed the trial's folder before the result is written.
+    """
 
     def __init__(
         self,
@@ -44,11 +51,12 @@ class Training:
         executor: Emulated | Pipelined,
         folder: TrialFolder,
         report: Report,
+        on_finish: Callable[[Path], None] = nothing,
     ) -> None:
         self._started = self._last_tick = time.monotonic()
         self._config, self._plan, self._device = config, plan, device
         self._parts, self._executor = parts, executor
-        self._folder, self._report = folder, report
+        self._folder, self._report, self._on_finish = folder, report, on_finish
         self._num_done, self._train_seconds = 0, 0.0
         self._delays = [0] * self._parts.schedule.num_stages
         self._val_loss = math.nan
@@ -192,6 +200,7 @@ class Training:
             weights = self._executor.weights()
             if self._folder.records:
                 save_final(weights, self._parts.model, self._folder.path)
+        self._on_finish(self._folder.path)
         if self._folder.records:
             self._folder.finish(result)
             checkpoint.delete(self._folder.path)

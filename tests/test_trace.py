@@ -1,0 +1,99 @@
+"""What the ranks did, as measured: nothing is missing, costs are theirs, updates hide their sums."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import small
+
+from trainer.clock import Span
+from trainer.errors import BadInput
+from trainer.operations import Op, Schedule
+from trainer.schedules import pipedream_2bw, sync, zero_bubble_h1
+from trainer.simulate import Costs, simulate
+from trainer.trace import communication, costs, leave, simulated
+from trainer.trial import run_trial
+
+MESSAGE = 0.25
+COSTS: list[Costs] = [
+    {"F": 1.0, "B": 2.0, "I": 1.5, "W": 0.5, "U": 0.125},
+    {"F": 1.5, "B": 3.0, "I": 2.0, "W": 1.0, "U": 0.25},
+]
+SCHEDULES = [
+    sync(8, num_stages=2, num_microbatches=3),
+    zero_bubble_h1(8, num_stages=2, num_microbatches=3),
+    pipedream_2bw(8, num_stages=2, num_microbatches=3, synchronous_start=0, synchronous_cooldown=0),
+]
+
+
+def as_if_measured(schedule: Schedule) -> list[list[Span]]:
+    """The spans that ranks with those costs would leave, waits included."""
+    spans: list[list[Span]] = []
+    for of_rank in simulate(schedule.operations(0, 8), COSTS, MESSAGE).spans:
+        now, found = 0.0, []
+        for op, start, end in of_rank:
+            where = op.stage, op.batch, op.microbatch
+            found.append(Span(f"wait {op.kind}", *where, now, start))
+            found.append(Span(op.kind, *where, start, end))
+            now = end
+        spans.append(found)
+    return spans
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_costs_and_messages_are_found_again(schedule: Schedule) -> None:
+    spans = as_if_measured(schedule)
+    for found, true in zip(costs(spans), COSTS, strict=True):
+        kinds = found.keys() & true.keys()
+        assert {kind: found[kind] for kind in kinds} == pytest.approx(
+            {kind: true[kind] for kind in kinds}
+        )
+    operations = schedule.operations(0, 8)
+    assert communication(spans, operations) == pytest.approx(MESSAGE)
+    again = simulated(spans, schedule, 0, 8)
+    assert again.makespan == pytest.approx(simulate(operations, COSTS, MESSAGE).makespan)
+
+
+def test_nobody_waited() -> None:
+    alone = [[Op("F", 0, 0, 0, 0, 0), Op("B", 0, 0, 0, 0, 0)]]
+    assert communication([[Span("F", 0, 0, 0, 0.0, 1.0)]], alone) == 0
+
+
+def test_a_trial_leaves_a_trace_and_a_picture(tmp_path: Path) -> None:
+    m, updates = 4, 12
+    words = ("pipeline=pipedream_2bw", "runner=pipelined", "pipeline.num_stages=2", "trace=true")
+    out = tmp_path / "out"
+    result = run_trial(
+        small.config(tmp_path, *words, f"pipeline.num_microbatches={m}", f"out={out}")
+    )
+    events = json.loads((out / "trace.json").read_text())["traceEvents"]
+    ran = [event for event in events if event["ph"] == "X"]
+    for rank in range(2):
+        mine = [event for event in ran if event["args"]["stage"] == rank]
+        kinds = [event["cat"] for event in mine]
+        assert kinds.count("F") == kinds.count("B") == m * updates
+        assert kinds.count("U") == kinds.count("reduce") == updates
+        passes = sorted((e["ts"], e["ts"] + e["dur"]) for e in mine if e["cat"] in "FBU")
+        ends = [end for _, end in passes]
+        starts = [start for start, _ in passes]
+        slack = 1.0  # µs: times are rounded
+        assert all(a <= b + slack for a, b in zip(ends, starts[1:], strict=False)), "one at a time"
+    assert (out / "timeline.svg").stat().st_size > 1000
+    assert all(0 <= share < 1 for share in result["bubble_by_rank"])
+    assert len(result["update_wait_by_rank"]) == len(result["peak_memory_bytes_by_rank"]) == 2
+
+
+def test_a_run_of_which_too_little_was_kept_is_not_pictured(tmp_path: Path) -> None:
+    spans = as_if_measured(SCHEDULES[0])
+    leave(tmp_path, spans, SCHEDULES[0], [(0, 9)])
+    assert (tmp_path / "trace.json").exists()
+    assert not (tmp_path / "timeline.svg").exists()
+    leave(tmp_path, spans, SCHEDULES[0], [(0, 9), (0, 8)])
+    assert (tmp_path / "timeline.svg").exists()
+
+
+def test_only_ranks_can_be_traced(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="trace=True: needs runner=pipelined"):
+        small.config(tmp_path, "trace=true")

@@ -1,0 +1,113 @@
+"""What all ranks did when: as a trace for Perfetto, and as costs for a simulation."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, median
+
+from trainer.clock import Span
+from trainer.interleave import Awaits, key
+from trainer.operations import Op, Schedule
+from trainer.simulate import Costs, Timeline, simulate
+from trainer.timeline import draw
+
+SHOWN = 6
+"""Batches in the picture: more would be too narrow to see."""
+
+Spans = Sequence[Sequence[Span]]
+"""By rank, in the order in which they ended."""
+
+
+def write_trace(path: Path, spans: Spans, num_ranks: int) -> None:
+    """Chrome's trace format: a process a replica, a thread a rank and one for its reductions."""
+    zero = min((span.start for of_rank in spans for span in of_rank), default=0.0)
+    events: list[dict[str, object]] = []
+    for rank, of_rank in enumerate(spans):
+        replica, place = divmod(rank, num_ranks)
+        threads = {False: 2 * place, True: 2 * place + 1}
+        for is_reducer, thread in threads.items():
+            name = f"rank {place}" + (", reductions" if is_reducer else "")
+            about = {"ph": "M", "pid": replica, "tid": thread}
+            events.append({**about, "name": "thread_name", "args": {"name": name}})
+            events.append({**about, "name": "thread_sort_index", "args": {"sort_index": thread}})
+        events += [
+            {
+                "ph": "X",
+                "name": f"{span.kind} of batch {span.batch}",
+                "cat": span.kind,
+                "pid": replica,
+                "tid": threads[span.kind == "reduce"],
+                "ts": round((span.start - zero) * 1e6, 1),
+                "dur": round((span.end - span.start) * 1e6, 1),
+                "args": {"stage": span.stage, "batch": span.batch, "microbatch": span.microbatch},
+            }
+            for span in of_rank
+        ]
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+
+
+def between(spans: Spans, first: int, last: int) -> list[list[Span]]:
+    """The spans of batches first … last − 1."""
+    return [[span for span in of_rank if first <= span.batch < last] for of_rank in spans]
+
+
+def costs(spans: Spans) -> list[Costs]:
+    """Mean seconds of an operation of each kind, a mapping a rank."""
+    found: list[Costs] = []
+    for of_rank in spans:
+        seconds = defaultdict(list)
+        for span in of_rank:
+            seconds[span.kind].append(span.end - span.start)
+        found.append({kind: mean(values) for kind, values in seconds.items()})
+    return found
+
+
+def communication(spans: Spans, operations: Sequence[Sequence[Op]]) -> float:
+    """Seconds that a message takes: the median, over those that were waited for.
+
+    From the end of the operation that made it to the end of the wait for it, where the wait began
+    before; 0 if nobody waited.
+    """
+    ends, waits = {}, {}
+    for of_rank in spans:
+        for span in of_rank:
+            where = span.stage, span.batch, span.microbatch
+            ends[span.kind, *where] = span.end
+            if span.kind.startswith("wait"):
+                waits[span.kind[-1], *where] = span
+    awaits = Awaits(operations)
+    delays = []
+    for op in (op for ops in operations for op in ops if op.kind in "FBI"):
+        wait = waits.get((op.kind, *key(op)[1:]))
+        for made in awaits(op):
+            end = ends.get(made, ends.get(("I", *made[1:])))
+            if wait is not None and end is not None and wait.start < end < wait.end:
+                delays.append(wait.end - end)
+    return median(delays) if delays else 0.0
+
+
+def simulated(spans: Spans, schedule: Schedule, first: int, last: int) -> Timeline:
+    """Batches first … last − 1 of a phase, from drain to drain, with the costs of these spans."""
+    operations = schedule.operations(first, last)
+    return simulate(operations, costs(spans), communication(spans, operations))
+
+
+def leave(folder: Path, spans: Spans, schedule: Schedule, runs: Sequence[tuple[int, int]]) -> None:
+    """Writes trace.json, and timeline.svg of the first batches of the longest of `runs`.
+
+    A run is a pair (first, last): batches first … last − 1, from drain to drain.
+    """
+    write_trace(folder / "trace.json", spans, schedule.num_ranks)
+    one_replica = spans[: schedule.num_ranks]
+    kept = min(max((span.batch for span in of_rank), default=-1) for of_rank in one_replica)
+    whole = [(first, last) for first, last in runs if last <= kept + 1]
+    if not whole:
+        return
+    first, last = max(whole, key=lambda run: (run[1] - run[0], run[0]))
+    longer = min(last, first + SHOWN + 2)  # so that the last batch shown is not the last to run
+    expected = simulated(between(one_replica, first, last), schedule, first, longer)
+    batches = range(first, min(last, first + SHOWN))
+    draw(folder / "timeline.svg", between(one_replica, first, longer), expected, batches)
