@@ -1,4 +1,4 @@
-"""What the ranks did, as measured: nothing is missing, costs are theirs, updates hide their sums."""
+"""What the ranks did, as measured: nothing is missing, and the costs are those of the ranks."""
 
 from __future__ import annotations
 

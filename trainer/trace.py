@@ -12,7 +12,6 @@ from trainer.clock import Span
 from trainer.interleave import Awaits, key
 from trainer.operations import Op, Schedule
 from trainer.simulate import Costs, Timeline, simulate
-from trainer.timeline import draw
 
 SHOWN = 6
 """Batches in the picture: more would be too narrow to see."""
@@ -107,6 +106,8 @@ def leave(folder: Path, spans: Spans, schedule: Schedule, runs: Sequence[tuple[i
     if not whole:
         return
     first, last = max(whole, key=lambda run: (run[1] - run[0], run[0]))
+    from trainer.timeline import draw  # matplotlib is slow to load
+
     longer = min(last, first + SHOWN + 2)  # so that the last batch shown is not the last to run
     expected = simulated(between(one_replica, first, last), schedule, first, longer)
     batches = range(first, min(last, first + SHOWN))
