@@ -32,6 +32,7 @@ MACHINE = {
     "peak_memory_bytes_by_rank",
     "bubble",
     "bubble_by_rank",
+    "update_wait_by_rank",
 }
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from trainer.errors import BadInput, GangFailed
 
@@ -74,6 +74,12 @@ def _show(row: dict[str, Any]) -> None:
         )
 
 
+def _say(message: str, file: TextIO) -> None:
+    """Of the ranks that torchrun started, one speaks."""
+    if os.environ.get("RANK", "0") == "0":
+        print(message, file=file)
+
+
 def main() -> int:
     """Exit code: 0 done (a diverged trial is done), 2 bad input, 1 anything else."""
     arguments = _parser().parse_args()
@@ -86,18 +92,14 @@ def main() -> int:
         from trainer.trial import run_trial
 
         result = run_trial(config, _show)
-    except BadInput as error:
-        print(f"python -m trainer: {error}", file=sys.stderr)
-        return BAD_INPUT
-    except GangFailed as error:
-        print(f"python -m trainer: {error}", file=sys.stderr)
-        return FAILED
-    if int(os.environ.get("RANK", "0")) > 0:  # torchrun: one rank speaks
-        return DONE
-    print(
+    except (BadInput, GangFailed) as error:
+        _say(f"python -m trainer: {error}", sys.stderr)
+        return BAD_INPUT if isinstance(error, BadInput) else FAILED
+    _say(
         f"{result['status']} trial {result['trial_id']}: final_val_loss "
         f"{result['final_val_loss']}, delays {result['delays']}, "
-        f"{result['wall_seconds']:.0f} s, in {trial_folder(config, result['trial_id'])}"
+        f"{result['wall_seconds']:.0f} s, in {trial_folder(config, result['trial_id'])}",
+        sys.stdout,
     )
     return DONE
 
