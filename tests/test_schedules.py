@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from math import ceil
+from pathlib import Path
 
 import pytest
+import small
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +16,7 @@ from trainer.errors import BadInput
 from trainer.interleave import check, interleave
 from trainer.operations import Op, Schedule, delays
 from trainer.orders import one_forward_one_backward
+from trainer.plan import plan_trial
 from trainer.schedules import (
     constant_delay,
     gpipe,
@@ -127,6 +131,26 @@ def test_fewer_than_p_minus_1_microbatches_cannot_work() -> None:
     )
     with pytest.raises(ValueError, match="deadlocks"):
         check(too_few.operations(0, T), too_few.lags, 0)
+
+
+def overwrites(num_updates: int, *, num_stages: int, num_microbatches: int) -> Schedule:
+    """A recipe that somebody might add: without flushes, but with one version."""
+    flushed = sync(num_updates, num_stages=num_stages, num_microbatches=num_microbatches)
+    return replace(flushed, flushes=False)
+
+
+def test_a_trial_of_a_schedule_that_cannot_run_is_refused(tmp_path: Path) -> None:
+    words = ("pipeline._target_=test_schedules.overwrites", "pipeline.num_stages=2")
+    with pytest.raises(BadInput, match="pipeline=overwrites: the schedule deadlocks"):
+        plan_trial(small.config(tmp_path, *words))
+
+
+def test_a_tied_version_that_is_not_there_is_found() -> None:
+    """Of stages with lags 2 and 0 the tied weights have three versions, on both."""
+    fine = [Op("F", 0, 0, 0, 0, 0)], [Op("F", 1, 0, 0, 0, 0)]
+    check(fine, [2, 0], 0)
+    with pytest.raises(ValueError, match="not there"):
+        check([fine[0], [Op("F", 1, 0, 0, 0, 1)]], [2, 0], 0)
 
 
 def test_a_version_that_is_not_there_is_found() -> None:

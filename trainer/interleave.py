@@ -72,14 +72,19 @@ class Awaits:
 def check(operations: Sequence[Sequence[Op]], lags: Sequence[int], first: int) -> None:
     """Proves that every version exists when it is read and is not yet overwritten.
 
-    Stage s holds its last `lags[s]` + 1 versions; `first` is the newest one at the start.
+    Stage s holds its last `lags[s]` + 1 versions, and of tied weights, which the first and the last
+    stage have, as many as the larger of their lags says; `first` is the newest one at the start.
     Raises ValueError naming the stage and the operation, or on a deadlock.
     """
     newest = dict.fromkeys(range(len(lags)), first)
+    ends, tied_lag = {0, len(lags) - 1}, max(lags[0], lags[-1])
     for _, op in interleave(operations):
         if op.kind == "U":
             if op.version != newest[op.stage] + 1:
                 raise ValueError(f"{op} does not follow version {newest[op.stage]}")
             newest[op.stage] = op.version
-        elif not newest[op.stage] - lags[op.stage] <= op.version <= newest[op.stage]:
+            continue
+        reads = [(op.version, lags[op.stage])]
+        reads += [(op.tied_version, tied_lag)] if op.stage in ends else []
+        if not all(0 <= newest[op.stage] - version <= lag for version, lag in reads):
             raise ValueError(f"{op} reads a version that is not there")

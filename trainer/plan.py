@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
-from trainer.build import build
+from trainer.build import build, label
 from trainer.errors import BadInput
 from trainer.identity import trial_id
+from trainer.interleave import check
 from trainer.operations import Schedule
+
+PROVEN = 8
+"""Batches of a phase that are proven to run: the later ones repeat them."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,8 @@ def plan_trial(config: Mapping[str, Any]) -> Plan:
         num_updates = max(1, round(tokens / tokens_per_update))
     schedule = build(config["pipeline"], num_updates)
     _check_backward(model, schedule)
+    if (problem := _problem(schedule)) is not None:
+        raise BadInput("pipeline", label(config["pipeline"]), problem)
     tokens = num_updates * tokens_per_update
     hash_of_data = build(config["data"]).hash
     return Plan(
@@ -59,6 +67,18 @@ def _num_processes(config: Mapping[str, Any], schedule: Schedule) -> int:
         raise BadInput("pipeline.num_stages", 1, allowed)
     replicas: int = config["num_replicas"]
     return schedule.num_ranks * replicas
+
+
+@cache
+def _problem(schedule: Schedule) -> str | None:
+    """Why the schedule cannot run, seen in the first batches of its phases; None if it can."""
+    try:
+        for first, last in pairwise(schedule.phases):
+            operations = schedule.operations(first, min(last, first + PROVEN))
+            check(operations, schedule.lags, first)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _check_backward(model: Any, schedule: Schedule) -> None:
