@@ -37,3 +37,16 @@ def test_fused_and_compiled(tmp_path: Path) -> None:
     plain = run_trial(small.config(tmp_path, *words))
     fast = run_trial(small.config(tmp_path, *words, "optimizer.fused=true", "compile=true"))
     assert fast["final_val_loss"] == pytest.approx(plain["final_val_loss"], rel=1e-2)
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_the_true_pipeline_gives_the_emulation_s_numbers(tmp_path: Path, p: int) -> None:
+    """By NCCL, which takes one rank a GPU; with one rank its sums are over that rank alone."""
+    if torch.cuda.device_count() < p:
+        pytest.skip(f"{p} ranks need {p} GPUs")
+    stages = (f"pipeline.num_stages={p}", "pipeline.num_microbatches=2", "device=cuda")
+    emulated = run_trial(small.config(tmp_path, *ASYNC, *stages))
+    words = ("runner=pipelined", "trace=true")
+    pipelined = run_trial(small.config(tmp_path, *ASYNC, *stages, *words))
+    assert pipelined["final_val_loss"] == pytest.approx(emulated["final_val_loss"], rel=1e-5)
+    assert all(0 <= share < 1 for share in pipelined["bubble_by_rank"])

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from trainer.errors import BadInput
@@ -69,6 +70,8 @@ def _train(
 ) -> Row:
     rank = pulse.rank
     device = rank_device(config["device"], int(os.environ.get("LOCAL_RANK", rank)))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # what NCCL and new streams go by
     reset_peak_memory(device)
     num_ranks = config["pipeline"]["num_stages"]
     seed = stream_seed(config["seed"], "optimizer")

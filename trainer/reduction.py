@@ -49,7 +49,7 @@ class Reducer:
         self._slots = _agree_on_slots(gang, stages, num_stages)
         self._divisor, self._clip = num_microbatches * gang.num_replicas, clip
         self._clock = clock
-        self._stream = torch.cuda.Stream() if gang.device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(gang.device) if gang.device.type == "cuda" else None
         self._thread = ThreadPoolExecutor(1, "reducer", torch.set_num_threads, (1,))
 
     def launch(self, op: Op, losses: Sequence[Tensor]) -> Future[Reduced]:
