@@ -27,10 +27,13 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def is_of_point(key: str) -> bool:
-    """Whether a config key belongs to the point: not the arm's, nor the seed, nor a path."""
+    """Whether a config key belongs to the point: not the arm's, nor the seed, nor a path.
+
+    Nor which checkpoint a trial went on from, exactly, on another number of stages.
+    """
     return (
         key.split(".", maxsplit=1)[0] not in ARM_GROUPS
-        and key != "seed"
+        and key not in ("seed", "resume_from")
         and key not in CHANGES_NO_NUMBER
     )
 

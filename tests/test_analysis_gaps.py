@@ -174,6 +174,13 @@ def test_a_pair_of_different_code_warns(tmp_path: Path, key: str, value: object)
     assert one(table, "delay")["gap"] == pytest.approx(0.2)
 
 
+def test_a_trial_that_went_on_elsewhere_is_paired_all_the_same(tmp_path: Path) -> None:
+    add(tmp_path, "sync", 1.0)
+    moved = config("delay") | {"resume_from": "checkpoint-000000100-0123456789abcdef.pt"}
+    write(tmp_path, moved, result(moved, 1.2))
+    assert one(gaps(load(tmp_path)), "delay")["gap"] == pytest.approx(0.2)
+
+
 def test_of_two_versions_of_a_trial_the_newest_counts(tmp_path: Path) -> None:
     add(tmp_path, "sync", 1.0, trainer_version=2)
     add(tmp_path, "delay", 1.2, trainer_version=2)
