@@ -1,0 +1,154 @@
+"""What the global clip costs a pipeline without flushes: deferred, blocking, or left out.
+
+    python -m bench.clip [rounds=7]
+
+Four ranks that sleep in place of computing, so that two cores are enough for them; all else is
+real: messages, sums over the ranks, versions, updates.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from bench.timing import medians
+from trainer.clock import Clock
+from trainer.corrections.none import NoCorrection
+from trainer.gang import Gang, Pulse, joined
+from trainer.gradients import Clip
+from trainer.models.loss import cross_entropy
+from trainer.operations import Schedule
+from trainer.pipelined import Pipelined
+from trainer.reduction import Reduced, Reducer
+from trainer.resources import reproducible
+from trainer.schedules import pipedream_2bw, sync
+from trainer.spawn import run_gang
+from trainer.stage import Stage
+
+RANKS, BATCHES, UPDATES = 4, 12, 10_000
+FORWARD, BACKWARD = 0.010, 0.020
+SHAPE = torch.Size([2, 8, 16])  # of a message: rows, length, width
+CPU = torch.device("cpu")
+
+
+class _Sleep(torch.autograd.Function):
+    """The identity; takes as long as a stage's forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        time.sleep(FORWARD)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        time.sleep(BACKWARD)
+        return gradient
+
+
+class Sleeper(nn.Module):
+    """A stage of one small matrix; the first one takes tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(SHAPE[-1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, length] or [rows, length, width] to the latter."""
+        x = x if x.is_floating_point() else nn.functional.one_hot(x, SHAPE[-1]).float()
+        return _Sleep.apply(x @ self.weight)
+
+
+class Blocking(Reducer):
+    """Waits for the sums where the gradient is complete, as a blocking all-reduce does."""
+
+    def launch(self, *arguments: Any) -> Future[Reduced]:
+        """Returns what is there already."""
+        pending = super().launch(*arguments)
+        pending.result()
+        return pending
+
+
+class Apart(Reducer):
+    """Sums nothing over the ranks: an update without a clip."""
+
+    def _sum(self, tensors: Any, group: Any) -> None:
+        pass
+
+
+def executor(gang: Gang, schedule: Schedule, reducer: type[Reducer]) -> Pipelined:
+    """This rank's part."""
+    stage = Stage(
+        Sleeper(),
+        lambda named: torch.optim.SGD([weight for _, weight in named], lr=0.1),
+        NoCorrection(),
+        lambda t: 1.0,
+        lag=schedule.lags[gang.place],
+        tied=frozenset(),
+        tied_lag=schedule.tied_lag,
+        dtype=torch.float32,
+    )
+    m, clip, clock = schedule.num_microbatches, Clip(1e-3), Clock(CPU, False)
+    tokens = torch.zeros(m * SHAPE[0], SHAPE[1] + 1, dtype=torch.long)
+    made = Pipelined([stage], schedule, lambda t: tokens, cross_entropy, clip, gang, clock, SHAPE)
+    made._reducer = reducer(gang, {gang.place: stage}, RANKS, m, clip, clock)
+    return made
+
+
+def runner(gang: Gang, schedule: Schedule, reducer: type[Reducer]) -> Callable[[], None]:
+    """Trains on from drain to drain, `BATCHES` at a time."""
+    one = executor(gang, schedule, reducer)
+    firsts = iter(range(0, UPDATES, BATCHES))
+
+    def run() -> None:
+        gang.pulse.works()
+        first = next(firsts)
+        one.run(first, first + BATCHES, lambda update: None)
+        dist.barrier()
+
+    return run
+
+
+def as_rank(store: str, pulse: Pulse, tell: Callable[[object], None], rounds: int) -> None:
+    """Times all, for each number of microbatches."""
+    file_store = dist.FileStore(store, RANKS)
+    with reproducible(0, 1), joined(file_store, pulse.rank, RANKS, 1, CPU, pulse, 600) as gang:
+        for m in (4, 8):
+            shape = {"num_stages": RANKS, "num_microbatches": m}
+            delayed = pipedream_2bw(UPDATES, **shape, synchronous_start=0, synchronous_cooldown=0)
+            contenders = {
+                "2BW without a clip": runner(gang, delayed, Apart),
+                "2BW, deferred clip": runner(gang, delayed, Reducer),
+                "2BW, blocking clip": runner(gang, delayed, Blocking),
+                "flushed 1F1B": runner(gang, sync(UPDATES, **shape), Reducer),
+            }
+            found = medians(contenders, rounds)
+            if gang.records:
+                tell((m, found))
+
+
+def show(told: tuple[int, dict[str, float]]) -> None:
+    """Prints the lines of one number of microbatches."""
+    m, found = told
+    ideal = (BATCHES * m + RANKS - 1) * (FORWARD + BACKWARD)
+    for name, seconds in found.items():
+        ratio = seconds / found["2BW without a clip"]
+        print(f"| {m} | {name} | {seconds * 1e3:.0f} | {ratio:.3f} | {seconds / ideal:.3f} |")
+
+
+def main() -> None:
+    """Prints the table."""
+    given = dict(word.split("=") for word in sys.argv[1:])
+    print(f"| m | | ms for {BATCHES} batches | / without a clip | / 2BW with free messages |")
+    print("| --- | --- | --- | --- | --- |")
+    run_gang(as_rank, (int(given.get("rounds", "7")),), RANKS, show, timeout=600)
+
+
+if __name__ == "__main__":
+    main()
