@@ -37,7 +37,8 @@ def draw(
 
     `measured`, by rank of one replica, and `simulated` may hold later batches too.
     """
-    zero = min(span.start for of_rank in measured for span in of_rank)
+    # Not a wait: the recording rank may have written a checkpoint meanwhile.
+    zero = min(span.start for of_rank in measured for span in of_rank if span.kind in SHADES)
     above = [
         [Bar(s.kind, s.batch, s.microbatch, s.start - zero, s.end - zero) for s in of_rank]
         for of_rank in measured
