@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
 from math import isfinite
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from trainer.gradients import Clip, Diverged, Update, slots
 from trainer.interleave import interleave
+from trainer.microbatches import Microbatches
 from trainer.operations import Op, Schedule, completes
 from trainer.stage import Stage
 
@@ -38,7 +38,7 @@ class Emulated:
     ) -> None:
         self._stages, self._schedule = stages, schedule
         self._loss, self._clip, self._num_replicas = loss, clip, num_replicas
-        self._batch = lru_cache(maxsize=schedule.num_stages + 1)(batch)
+        self._microbatch = Microbatches(batch, schedule, num_replicas)
         self._slots = slots([stage.versions.names for stage in stages])
         self._do = {
             "F": self._forward,
@@ -128,11 +128,6 @@ class Emulated:
 
     def _loss_against(self, targets: Tensor) -> Callable[[Tensor], Tensor]:
         return lambda output: self._loss(output, targets)
-
-    def _microbatch(self, op: Op, replica: int) -> tuple[Tensor, Tensor]:
-        m = self._schedule.num_microbatches
-        rows = self._batch(op.batch).chunk(m * self._num_replicas)[replica * m + op.microbatch]
-        return rows[:, :-1], rows[:, 1:]
 
     def _update(self, op: Op) -> Update | None:
         if op.batch not in self._reduced:

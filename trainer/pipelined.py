@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from functools import lru_cache
 from itertools import takewhile
 from math import isfinite
 from pathlib import Path
@@ -17,6 +16,7 @@ from trainer.channel import Channels
 from trainer.clock import Clock
 from trainer.gang import Gang
 from trainer.gradients import Clip, Diverged, Update
+from trainer.microbatches import Microbatches
 from trainer.operations import Op, Schedule, completes
 from trainer.reduction import Reduced, Reducer
 from trainer.resources import peak_memory_bytes
@@ -48,7 +48,7 @@ class Pipelined:
         self._stages = dict(zip(schedule.stages(gang.place), stages, strict=True))
         self._loss = loss
         self._last = schedule.num_stages - 1
-        self._batch = lru_cache(maxsize=schedule.num_stages + 1)(batch)
+        self._microbatch = Microbatches(batch, schedule, gang.num_replicas)
         self._do = {
             "F": self._forward,
             "B": self._backward,
@@ -169,12 +169,12 @@ class Pipelined:
 
     def _forward(self, op: Op) -> None:
         stage, x = self._stages[op.stage], self._take(op)
-        x = self._microbatch(op)[0] if x is None else x
+        x = self._microbatch(op, self._gang.replica)[0] if x is None else x
         with self._clock.span(op):
             if op.stage < self._last:
                 self._channels.send(op, stage.forward(op, x))
             else:
-                _, targets = self._microbatch(op)
+                _, targets = self._microbatch(op, self._gang.replica)
                 loss = stage.forward(op, x, lambda output: self._loss(output, targets))
                 self._losses.setdefault(op.batch, []).append(loss)
 
@@ -221,11 +221,6 @@ class Pipelined:
         self._pending = None
         self._launch()
         return Update(op.batch, reduced.loss, reduced.norm, self._stages[op.stage].lr)
-
-    def _microbatch(self, op: Op) -> tuple[Tensor, Tensor]:
-        m, gang = self._schedule.num_microbatches, self._gang
-        rows = self._batch(op.batch).chunk(m * gang.num_replicas)[gang.replica * m + op.microbatch]
-        return rows[:, :-1], rows[:, 1:]
 
     def _note(self, op: Op) -> None:
         """Launches the reduction of a batch once its gradient is complete on all of the stages."""

@@ -1,0 +1,154 @@
+"""Damaged, foreign or half-written data is refused before training, with the way out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import reduce
+from operator import getitem
+from pathlib import Path
+
+import pytest
+from test_data import ABOUT, TEXTS, prepared
+
+from trainer.data import __main__ as cli
+from trainer.data.prepare import prepare
+from trainer.data.shards import Prepared
+from trainer.data.tokenizers import Bytes
+from trainer.errors import BadInput
+
+
+@pytest.mark.parametrize("damage", ["truncate", "alter", "remove", "manifest"])
+def test_damaged_shards_are_refused_with_the_way_out(tmp_path: Path, damage: str) -> None:
+    source = prepared(tmp_path / "d")
+    shard = tmp_path / "d" / "train-00000.tokens"
+    if damage == "truncate":
+        shard.write_bytes(shard.read_bytes()[:-2])
+    elif damage == "alter":
+        shard.write_bytes(b"\1" + shard.read_bytes()[1:])
+    elif damage == "remove":
+        shard.unlink()
+    else:
+        (tmp_path / "d" / "manifest.json").unlink()
+    with pytest.raises(BadInput, match="prepare it"):
+        source.open()
+
+
+def change_manifest(folder: Path, path: str, value: object) -> None:
+    """Sets the field at a dotted path; a field of the value None is removed."""
+    content = json.loads((folder / "manifest.json").read_text())
+    *parents, key = path.split(".")
+    parent = reduce(getitem, parents, content)
+    parent[key] = value
+    if value is None:
+        del parent[key]
+    (folder / "manifest.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"null"])
+def test_a_manifest_that_is_no_json_object_is_refused(tmp_path: Path, content: bytes) -> None:
+    source = prepared(tmp_path / "d")
+    (tmp_path / "d" / "manifest.json").write_bytes(content)
+    refuses(source.open, r"unusable manifest.json .*prepare it again")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("format", 2),
+        ("corpus", None),
+        ("vocab_size", "257"),
+        ("vocab_size", None),
+        ("splits", []),
+        ("splits.train", None),
+        ("splits.train.dtype", "words"),
+        ("splits.train.document_ends.sha256", None),
+        ("splits.train.shards", [{"file": "train-00000.tokens"}]),
+    ],
+)
+def test_a_manifest_with_wrong_fields_is_refused_by_name(
+    tmp_path: Path, path: str, value: object
+) -> None:
+    source = prepared(tmp_path / "d")
+    change_manifest(tmp_path / "d", path, value)
+    refuses(source.open, f"unusable manifest.json .*{path.replace('.', ': ')}: .*prepare it again")
+
+
+def test_a_manifest_that_does_not_fit_its_shards_is_refused(tmp_path: Path) -> None:
+    source = prepared(tmp_path / "d")
+    change_manifest(tmp_path / "d", "vocab_size", 257)
+    assert source.open().vocab_size == 257
+    change_manifest(tmp_path / "d", "vocab_size", 256)
+    refuses(source.open, "token 256 in train-00000.tokens, outside a vocabulary of 256")
+    change_manifest(tmp_path / "d", "vocab_size", 2**17)
+    change_manifest(tmp_path / "d", "splits.train.dtype", "<u4")
+    refuses(source.open, "does not fit the size of train-00000.tokens")
+
+
+def refuses(call: Callable[[], object], match: str) -> None:
+    """By an error of one line."""
+    with pytest.raises(BadInput, match=match) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_an_interrupted_preparation_leaves_nothing_half_valid(tmp_path: Path) -> None:
+    def dying() -> list[str]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(
+            dying,
+            lambda documents, folder: Bytes(),
+            tmp_path / "d",
+            validation_share=0.1,
+            num_tokens=9,
+            about=ABOUT,
+        )
+    assert not (tmp_path / "d").exists()
+    assert prepared(tmp_path / "d").hash
+
+
+def test_an_empty_folder_or_a_link_to_one_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    filled = prepared(tmp_path / "link").hash
+    assert filled is not None
+    assert filled == Prepared(path=str(tmp_path / "empty")).hash
+
+
+@pytest.mark.parametrize("out", ["occupied", "occupied/file", "occupied/file/below", "n" * 300])
+def test_a_folder_that_cannot_be_used_is_refused_before_the_work(tmp_path: Path, out: str) -> None:
+    (tmp_path / "occupied").mkdir()
+    (tmp_path / "occupied" / "file").write_text("mine")
+    refuses(lambda: cli.run("wiki", {"out": str(tmp_path / out)}, tmp_path), "empty folder")
+    assert [path.name for path in tmp_path.rglob("*")] == ["occupied", "file"]
+
+
+@pytest.mark.parametrize("out", ["", ".", "/"])
+def test_a_folder_must_be_named(out: str) -> None:
+    refuses(lambda: cli.run("wiki", {"out": out}), "out=.*must name a folder")
+
+
+def test_a_folder_that_holds_other_data_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = replace(cli.CORPORA["wiki"], documents=lambda _: iter(TEXTS))
+    monkeypatch.setattr(cli, "CORPORA", {"wiki": few, "gcide": few})
+    same = {"out": str(tmp_path / "d"), "num_tokens": "500"}
+    assert "prepared" in cli.run("wiki", same)
+    assert "was there already" in cli.run("wiki", {**same, "num_tokens": "5e2"})
+    for name, options, difference in [
+        ("gcide", {}, "corpus=wiki, not gcide"),
+        ("wiki", {"tokenizer": "bpe"}, "tokenizer=bytes, not bpe"),
+        ("wiki", {"num_tokens": "501"}, "num_tokens=500.0, not 501.0"),
+        ("wiki", {"num_tokens": "inf"}, "num_tokens=500.0, not inf"),
+    ]:
+        refuses(lambda n=name, o=options: cli.run(n, {**same, **o}), f"holds {difference};")
+
+
+def test_the_manifest_of_a_whole_corpus_names_no_limit(tmp_path: Path) -> None:
+    """So that its hash, which names the data of a trial, stays what it was before limits."""
+    prepared(tmp_path / "d")
+    assert "num_tokens" not in json.loads((tmp_path / "d" / "manifest.json").read_text())
