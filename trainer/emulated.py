@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.diagnostics import Found
 from trainer.gradients import Clip, Diverged, Update, slots
 from trainer.interleave import interleave
 from trainer.microbatches import Microbatches
 from trainer.operations import Op, Schedule, completes
-from trainer.stage import Stage
+from trainer.stage import Stage, rehearsal
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -57,10 +58,16 @@ class Emulated:
 
         Calls `on_update` when an update is applied. Raises Diverged before applying a bad one.
         """
-        for _, op in interleave(self._schedule.operations(first, last)):
-            done = self._do[op.kind](op)
-            if done is not None:
-                on_update(done)
+        self._execute(self._schedule.operations(first, last), on_update)
+
+    def rehearse(self, batch: int) -> None:
+        """Notes what the update of `batch`, the next one, would be if its gradient were fresh."""
+        with rehearsal(self._stages):
+            self._execute(self._schedule.undelayed(batch), lambda update: None)
+
+    def take_comparison(self) -> Found:
+        """What the last update was beside its rehearsal, by weight; tied ones once."""
+        return {k: v for stage in self._stages for k, v in stage.take_comparison().items()}
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Tensor]) -> float:
@@ -95,6 +102,14 @@ class Emulated:
         """What only ranks that work side by side can tell."""
         keys = ("bubble", "bubble_by_rank", "update_wait_by_rank", "peak_memory_bytes_by_rank")
         return dict.fromkeys(keys)
+
+    def _execute(
+        self, operations: Sequence[Sequence[Op]], on_update: Callable[[Update], None]
+    ) -> None:
+        for _, op in interleave(operations):
+            done = self._do[op.kind](op)
+            if done is not None:
+                on_update(done)
 
     def _forward(self, op: Op) -> None:
         for replica in range(self._num_replicas):
@@ -140,12 +155,14 @@ class Emulated:
         return Update(op.batch, loss, grad_norm, self._stages[0].lr)
 
     def _reduce(self, batch: int) -> tuple[float, float]:
-        """Adds tied gradients and clips, in place; returns the batch's loss and gradient norm."""
+        """Averages, adds tied gradients, corrects and clips, in place; returns loss and norm."""
         num_microbatches = self._schedule.num_microbatches * self._num_replicas
         gradients = [self._gradients[batch][stage] for stage in range(len(self._stages))]
         for of_stage in gradients:
             torch._foreach_div_(of_stage, num_microbatches)
         _add_tied(self._stages, gradients)
+        for stage, of_stage in zip(self._stages, gradients, strict=True):
+            stage.correct(batch, of_stage)
         norms = zip(self._slots, gradients, strict=True)
         norm = torch.linalg.vector_norm(sum(slots.norms(of) for slots, of in norms))
         for of_stage in gradients:

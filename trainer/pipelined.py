@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from itertools import takewhile
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,14 @@ from torch import Tensor
 
 from trainer.channel import Channels
 from trainer.clock import Clock
+from trainer.diagnostics import Found
 from trainer.gang import Gang
 from trainer.gradients import Clip, Diverged, Update
 from trainer.microbatches import Microbatches
-from trainer.operations import Op, Schedule, completes
+from trainer.operations import Op, Schedule, completes, horizon
 from trainer.reduction import Reduced, Reducer
 from trainer.resources import peak_memory_bytes
-from trainer.stage import Stage
+from trainer.stage import Stage, rehearsal
 from trainer.trace import leave
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -72,18 +72,20 @@ class Pipelined:
         Calls `on_update` when an update is applied. Raises Diverged before applying a bad one, on
         every rank, and PeerLost if another rank is gone.
         """
-        lists = self._schedule.operations(first, last)
-        operations = lists[self._gang.place]
-        with self._clock.between_drains():
-            self._channels.expect(operations)
-            for position, op in enumerate(operations):
-                try:
-                    self._execute(op, on_update)
-                except Diverged:
-                    self._let_others_notice(operations[position + 1 :], horizon(lists, op.batch))
-                    raise
-            self._channels.flush()
+        self._execute(self._schedule.operations(first, last), on_update)
         self._runs.append((first, last))
+
+    def rehearse(self, batch: int) -> None:
+        """Notes what the update of `batch`, the next one, would be if its gradient were fresh."""
+        with rehearsal(self._stages.values()):
+            self._execute(self._schedule.undelayed(batch), lambda update: None)
+        self._pending = None
+
+    def take_comparison(self) -> Found:
+        """What the last update was beside its rehearsal, by weight, on the recording rank."""
+        return self._gathered(
+            {k: v for s in self._stages.values() for k, v in s.take_comparison().items()}
+        )
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Tensor]) -> float:
@@ -161,11 +163,20 @@ class Pipelined:
         """
         self._channels.go_through_the_motions([op for op in rest if op.batch <= horizon])
 
-    def _execute(self, op: Op, on_update: Callable[[Update], None]) -> None:
-        self._gang.pulse.works()
-        done = self._do[op.kind](op)
-        if done is not None:
-            on_update(done)
+    def _execute(self, lists: Sequence[Sequence[Op]], on_update: Callable[[Update], None]) -> None:
+        operations = lists[self._gang.place]
+        with self._clock.between_drains():
+            self._channels.expect(operations)
+            for position, op in enumerate(operations):
+                self._gang.pulse.works()
+                try:
+                    done = self._do[op.kind](op)
+                except Diverged:
+                    self._let_others_notice(operations[position + 1 :], horizon(lists, op.batch))
+                    raise
+                if done is not None:
+                    on_update(done)
+            self._channels.flush()
 
     def _forward(self, op: Op) -> None:
         stage, x = self._stages[op.stage], self._take(op)
@@ -237,9 +248,3 @@ class Pipelined:
         if self._complete and self._pending is None:
             op = self._complete.pop(0)
             self._pending = self._reducer.launch(op, self._losses.pop(op.batch, []))
-
-
-def horizon(operations: Sequence[Sequence[Op]], batch: int) -> int:
-    """The last batch that any rank works on before it applies the update of `batch`."""
-    before = (takewhile(lambda op: (op.kind, op.batch) != ("U", batch), ops) for ops in operations)
-    return max(op.batch for ops in before for op in ops)

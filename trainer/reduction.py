@@ -70,6 +70,8 @@ class Reducer:
                 torch._foreach_div_(of_stage, self._divisor)
             if tied := self._tied(gradients):
                 self._sum(tied, gang.tied)
+            for stage, of_stage in zip(self._stages, gradients, strict=True):
+                stage.correct(op.batch, of_stage)
             norms = [s.norms(of) for s, of in zip(self._slots, gradients, strict=True)]
             vector = torch.cat((sum(norms[1:], norms[0]), loss.reshape(1) / gang.num_replicas))
             self._sum([vector], gang.pipeline)
