@@ -84,10 +84,13 @@ class Schedule:
         """What every rank does from one drain to the next: batches first … last − 1 of a phase."""
         return [self._operations(rank, first, last) for rank in range(self.num_ranks)]
 
+    def alone(self, batch: int) -> list[list[Op]]:
+        """What every rank does for `batch`, from drain to drain, if nothing runs beside it."""
+        return replace(self, flushes=True).operations(batch, batch + 1)
+
     def undelayed(self, batch: int) -> list[list[Op]]:
-        """What every rank would do for `batch` alone, from drain to drain, without a delay."""
-        fresh = replace(self, lags=(0,) * len(self.lags), flushes=True)
-        return fresh.operations(batch, batch + 1)
+        """The same, if there were no delay."""
+        return replace(self, lags=(0,) * len(self.lags)).alone(batch)
 
     def _operations(self, rank: int, first: int, last: int) -> list[Op]:
         delayed = self.first_delayed <= first < self.first_cooldown

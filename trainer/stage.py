@@ -5,8 +5,8 @@ Everything that the semantics asks of a stage is here, once; executors only orde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from trainer import optimizer_state
 from trainer.corrections.none import NoCorrection
 from trainer.diagnostics import Found, NoProbe, Probe, dry_update
-from trainer.gradients import Diverged
 from trainer.halves import Halfway, InFlight, WeightsLater, sum_of, take_gradient
+from trainer.observer import Observer
 from trainer.operations import Op
 from trainer.optimizers import kinds
 from trainer.versions import Versions
@@ -55,7 +55,6 @@ class Stage:
         self.optimizer = make_optimizer(list(zip(names, self.versions.master, strict=True)))
         self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.dtype = dtype
-        self.rehearses = False
         self._lr_factor, self._run, self._kinds = lr_factor, run(module), kinds(module)
         self._probe = NoProbe()
         self._splits_backward = splits_backward
@@ -128,19 +127,15 @@ class Stage:
     @torch.no_grad()
     def correct(self, batch: int, gradients: Sequence[Tensor]) -> None:
         """Lets the correction change, in place, the batch's raw gradients, averaged over it all."""
-        if not self.rehearses:
-            self._probe.raw(gradients)
-            self._correction.gradient(gradients, self.versions.master, self._delays(batch))
-            self._probe.corrected(gradients)
+        self._probe.raw(gradients)
+        self._correction.gradient(gradients, self.versions.master, self._delays(batch))
+        self._probe.corrected(gradients)
 
     def update(self, batch: int, gradients: Sequence[Tensor]) -> None:
         """W(t+1) = W(t) − u_t, acting on the live W(t), then the correction."""
         delays = self._delays(batch)
         del self._read[batch]
         self._set_lrs(batch, delays)
-        if self.rehearses:
-            self._probe = Probe(dry_update(self.optimizer, self.versions.master, gradients))
-            return
         weights = self.versions.open()
         for weight, gradient in zip(weights, gradients, strict=True):
             weight.grad = gradient
@@ -153,6 +148,24 @@ class Stage:
             self._probe.applied(weights)
             self.versions.close(self._correction.ahead(weights))
         self.optimizer.zero_grad(set_to_none=True)
+
+    def rehearse(self, batch: int, gradients: Sequence[Tensor]) -> None:
+        """Notes u_t of these gradients, to compare the next update with; makes none."""
+        self._set_lrs(batch, self._delays(batch))
+        del self._read[batch]
+        self._probe = Probe(dry_update(self.optimizer, self.versions.master, gradients))
+
+    @property
+    def observe_every(self) -> int | None:
+        """Updates between the observations that the optimizer asks for; None: it asks for none."""
+        return self.optimizer.observe_every if isinstance(self.optimizer, Observer) else None
+
+    @torch.no_grad()
+    def observe(self, batch: int, gradients: Sequence[Tensor]) -> None:
+        """Shows the optimizer gradients against sampled labels; makes no update."""
+        del self._read[batch]
+        assert isinstance(self.optimizer, Observer)
+        self.optimizer.observe(dict(zip(self.versions.master, gradients, strict=True)))
 
     def take_comparison(self) -> Found:
         """What the last update was beside its rehearsal, by weight; nothing if it had none."""
@@ -201,18 +214,3 @@ class Stage:
         if any(corrections):
             device = masters[0].device
             self._correction.restore([[t.to(device) for t in tensors] for tensors in corrections])
-
-
-@contextmanager
-def rehearsal(stages: Iterable[Stage]) -> Iterator[None]:
-    """Inside, updates are noted for `take_comparison` and not made; a divergence ends it."""
-    for stage in stages:
-        stage.rehearses = True
-    try:
-        yield
-    except Diverged:
-        for stage in stages:
-            stage.take_comparison()
-    finally:
-        for stage in stages:
-            stage.rehearses = False

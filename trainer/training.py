@@ -13,14 +13,13 @@ import torch
 
 from trainer import checkpoint
 from trainer.diagnostics import summary
-from trainer.emulated import Emulated
 from trainer.errors import BadInput
+from trainer.executor import Executor
 from trainer.export import save_final
 from trainer.gradients import Diverged, Update
 from trainer.identity import provenance
 from trainer.operations import delays
 from trainer.parts import Parts
-from trainer.pipelined import Pipelined
 from trainer.plan import Plan
 from trainer.record import Row, TrialFolder
 from trainer.resources import device_name, peak_memory_bytes, random_state, restore_random_state
@@ -49,7 +48,7 @@ class Training:
         plan: Plan,
         device: torch.device,
         parts: Parts,
-        executor: Emulated | Pipelined,
+        executor: Executor,
         folder: TrialFolder,
         report: Report,
         on_finish: Callable[[Path], None] = nothing,
@@ -77,12 +76,18 @@ class Training:
         total, marks = self._plan.num_updates, set(self._parts.schedule.phases)
         for every in (self._config["eval_every"], self._config["checkpoint_every"]):
             marks.update(range(0, total, every))
+        marks.update(t for t in range(total) if self._observes(t))
         marks.update(mark for t in range(total) if self._compares(t) for mark in (t, t + 1))
         return pairwise([self._num_done, *sorted(m for m in marks if m > self._num_done)])
 
     def _compares(self, update: int) -> bool:
         """Whether the update is measured beside the one that a fresh gradient would have made."""
         every = self._config["diagnostics"]
+        return every is not None and update % every == 0
+
+    def _observes(self, update: int) -> bool:
+        """Whether the optimizer asks to see more than the gradient before this update."""
+        every = self._executor.observe_every
         return every is not None and update % every == 0
 
     def _advance(self, first: int, last: int) -> None:
@@ -99,6 +104,8 @@ class Training:
                 self._write(row)
 
         self._count_delays(first, last)
+        if self._observes(first):
+            self._executor.observe(first)
         if compares:
             self._executor.rehearse(first)
         self._last_tick = time.monotonic()
