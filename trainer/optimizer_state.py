@@ -7,7 +7,7 @@ from copy import deepcopy
 from itertools import chain
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 State = dict[str, Any]
@@ -28,20 +28,30 @@ def by_weight(optimizer: Optimizer) -> dict[nn.Parameter, State]:
 def restore(optimizer: Optimizer, saved: Mapping[nn.Parameter, State]) -> None:
     """Takes back a copy of what `by_weight` gave, for the same kinds of weights.
 
-    A copy, since the stages that share a tied weight must not share its moments.
+    A copy, since the stages that share a tied weight must not share its moments; to the last bit,
+    which torch alone does not grant: it casts what is not in the weight's dtype.
     """
     groups = [group["params"] for group in optimizer.param_groups]
     index = {weight: i for i, weight in enumerate(chain.from_iterable(groups))}
+    states = {weight: deepcopy(saved[weight]["state"]) for weight in index}
     optimizer.load_state_dict(
         {
-            "state": {
-                i: deepcopy(saved[weight]["state"])
-                for weight, i in index.items()
-                if saved[weight]["state"]
-            },
+            "state": {i: states[weight] for weight, i in index.items() if states[weight]},
             "param_groups": [
                 {**saved[weights[0]]["options"], "params": [index[w] for w in weights]}
                 for weights in groups
             ],
         }
     )
+    for weight, state in states.items():
+        loaded = optimizer.state[weight]
+        loaded.update({key: _exactly(value, loaded[key]) for key, value in state.items()})
+
+
+def _exactly(saved: Any, loaded: Any) -> Any:
+    """What was saved, on the device that torch's `load_state_dict` chose for it."""
+    if isinstance(saved, Tensor):
+        return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
+    if isinstance(saved, list | tuple):
+        return type(saved)(_exactly(a, b) for a, b in zip(saved, loaded, strict=True))
+    return saved

@@ -1,0 +1,23 @@
+"""Every optimizer of conf/optimizer/: a YAML there is in the tests from then on."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+from trainer.build import locate
+from trainer.compose import CONF, compose
+
+NAMES = sorted(path.stem for path in (CONF / "optimizer").glob("*.yaml"))
+
+
+@cache
+def _node(name: str) -> dict[str, Any]:
+    return compose([f"optimizer={name}"])["optimizer"]
+
+
+def maker(name: str, **changes: Any) -> partial[Any]:
+    """The factory with its YAML's settings and `changes` of those keys that it has."""
+    settings = {key: value for key, value in _node(name).items() if key != "_target_"}
+    kept = {key: value for key, value in changes.items() if key in settings}
+    return partial(locate(_node(name)["_target_"]), **{**settings, **kept})

@@ -1,0 +1,122 @@
+"""Every optimizer of conf/optimizer/ equals its published equations over ten updates."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import optimizer_references as references
+import pytest
+import torch
+from every_optimizer import NAMES, maker
+from torch import Tensor, nn
+
+T = 10
+WEIGHTS = [("matrix", shape) for shape in references.MATRICES] + [
+    ("embedding", (7, 8)),
+    ("vector", (8,)),
+]
+EVERY = {reference.__name__: reference for reference in references.OF_EVERY_WEIGHT}
+MATRICES = {reference.__name__: reference for reference in references.OF_MATRICES}
+TOLERANCES = {
+    "adamuon": 1e-8,  # 7e-9: eps beside the norm, which the paper divides by alone
+    "dion": 1e-6,  # 3e-7: eps beside the norm of a basis' column
+    "kron": 1e-7,  # 2e-8: the library solves triangular systems in fp32
+    "mars": 1e-4,  # 1e-5: eps before the bias correction, not after (conf/optimizer/mars.yaml)
+    "nadamw": 1e-5,  # 1e-6: torch keeps the product of its momenta in fp32
+    "normuon": 1e-8,  # 7e-10: eps beside the norm
+    "soap": 1e-6,  # 2e-7: the library's QR is in fp32
+}
+"""Largest error relative to the whole displacement, with what was measured; else `ROUNDING`."""
+ROUNDING = 1e-12
+
+CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in NAMES]
+CASES += [
+    ("sgd", {"nesterov": True, "weight_decay": 0.1}),
+    ("sgdw", {"nesterov": True}),
+    ("nadamw", {"momentum": 0.99, "momentum_decay": 1e9}),
+    ("ademamix", {"slow_warmup": 4}),
+    ("muon", {"scaling": "original", "nesterov": False}),
+    ("normuon", {"scaling": "preserve_norm", "nesterov": False}),
+    ("adamuon", {"nesterov": False, "variance_decay": 0.9}),
+    ("soap", {"precondition_every": 3}),
+    ("shampoo", {"precondition_every": 1, "auxiliary_lr": None}),
+    ("dion", {"rank_fraction": 1.0}),
+]
+
+
+def reference(name: str, kind: str) -> references.Reference:
+    """The equations of a kind of weight; a YAML without them fails here."""
+    if kind == "vector" and name == "scion":
+        return _adamw
+    found = EVERY | {"scion": references.scion}
+    found["schedule_free_adamw"] = references.schedule_free_adamw
+    found |= MATRICES if kind == "matrix" else dict.fromkeys(MATRICES, _adamw)
+    return found[name]
+
+
+def _adamw(w: Tensor, batches: references.Batches, o: SimpleNamespace, place: int) -> Tensor:
+    return references.auxiliary(w, batches, o, o.variance_decay)
+
+
+@pytest.fixture
+def double_newton_schulz(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bf16 rounds away 5 to 20 % of a small matrix's update: the equations are compared in fp64."""
+    from pytorch_optimizer.optimizer import scion
+    from pytorch_optimizer.optimizer.muon import base
+    from pytorch_optimizer.optimizer.utils import matrix
+
+    exact = partial(matrix.zero_power_via_newton_schulz_5, dtype=torch.float64)
+    for module in (scion, base, matrix):
+        monkeypatch.setattr(module, "zero_power_via_newton_schulz_5", exact)
+
+
+def problem() -> tuple[list[Tensor], list[tuple[list[Tensor], float]]]:
+    """Weights, and gradients with a factor of the learning rate for each of ten updates."""
+    generator = torch.Generator().manual_seed(0)
+    draw = partial(torch.randn, dtype=torch.float64, generator=generator)
+    weights = [draw(shape) for _, shape in WEIGHTS]
+    batches = [([0.1 * draw(shape) for _, shape in WEIGHTS], (t + 1) / T) for t in range(T)]
+    return weights, batches
+
+
+def trained(name: str, changes: dict[str, Any]) -> tuple[list[nn.Parameter], Any]:
+    start, batches = problem()
+    ours = [nn.Parameter(weight.clone()) for weight in start]
+    kinds = [kind for kind, _ in WEIGHTS]
+    optimizer = maker(name, **changes)(list(zip(kinds, ours, strict=True)))
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    for gradients, factor in batches:
+        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+            group["lr"] = peak * factor
+        for weight, gradient in zip(ours, gradients, strict=True):
+            weight.grad = gradient.clone()
+        optimizer.step()
+    return ours, optimizer
+
+
+@pytest.mark.usefixtures("double_newton_schulz")
+@pytest.mark.parametrize(("name", "changes"), CASES, ids=str)
+def test_it_equals_its_equations(name: str, changes: dict[str, Any]) -> None:
+    torch.manual_seed(3)
+    ours, _ = trained(name, changes)
+    start, batches = problem()
+    for i, (kind, _) in enumerate(WEIGHTS):
+        options = SimpleNamespace(**maker(name, **changes).keywords)
+        if kind == "vector":
+            options.weight_decay = 0.0
+        mine = [(gradients[i], factor) for gradients, factor in batches]
+        place = i if kind == "matrix" else -1
+        theirs = reference(name, kind)(start[i], mine, options, place)
+        error = (ours[i].detach() - theirs).norm() / (theirs - start[i]).norm()
+        assert error <= TOLERANCES.get(name, ROUNDING), f"{kind} {i}: {error:.1e}"
+
+
+@pytest.mark.parametrize("name", ["lion", "signum"])
+def test_signs_are_exact(name: str) -> None:
+    ours, _ = trained(name, {})
+    start, batches = problem()
+    options = SimpleNamespace(**maker(name).keywords)
+    mine = [(gradients[0], factor) for gradients, factor in batches]
+    assert torch.equal(ours[0], reference(name, "matrix")(start[0], mine, options, 0))

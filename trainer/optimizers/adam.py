@@ -1,0 +1,190 @@
+"""Adam and its descendants: every weight by its own moments."""
+
+from __future__ import annotations
+
+import torch
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from trainer.optimizers.routing import (
+    Count,
+    Decay,
+    NonNegative,
+    Parameters,
+    Positive,
+    decaying,
+    grouped,
+)
+from trainer.optimizers.together import Together
+
+
+def adamw(
+    parameters: Parameters,
+    *,
+    lr: Positive,
+    momentum: Decay,
+    variance_decay: Decay,
+    eps: Positive,
+    weight_decay: NonNegative,
+    fused: bool,
+) -> Optimizer:
+    """AdamW (arXiv 1711.05101), torch's."""
+    return torch.optim.AdamW(
+        decaying(parameters, weight_decay),
+        lr=lr,
+        betas=(momentum, variance_decay),
+        eps=eps,
+        fused=fused,
+    )
+
+
+def nadamw(
+    parameters: Parameters,
+    *,
+    lr: Positive,
+    momentum: Decay,
+    momentum_decay: NonNegative,
+    variance_decay: Decay,
+    eps: Positive,
+    weight_decay: NonNegative,
+) -> Optimizer:
+    """NAdam (Dozat 2016) with decoupled decay, torch's.
+
+    The first moment's decay at update t, from 1, is momentum · (1 − 0.96^(t · momentum_decay) / 2).
+    """
+    return torch.optim.NAdam(
+        decaying(parameters, weight_decay),
+        lr=lr,
+        betas=(momentum, variance_decay),
+        eps=eps,
+        momentum_decay=momentum_decay,
+        decoupled_weight_decay=True,
+    )
+
+
+def adan(
+    parameters: Parameters,
+    *,
+    lr: Positive,
+    momentum: Decay,
+    difference_decay: Decay,
+    variance_decay: Decay,
+    eps: Positive,
+    weight_decay: NonNegative,
+) -> Optimizer:
+    """Adan (arXiv 2208.06677), pytorch_optimizer's. The paper's β are one minus ours.
+
+    As the paper decays: W ← W / (1 + lr · weight_decay), after the step.
+    """
+    from pytorch_optimizer import Adan
+
+    optimizer: Optimizer = Adan(
+        decaying(parameters, weight_decay),
+        lr=lr,
+        betas=(momentum, difference_decay, variance_decay),
+        eps=eps,
+        weight_decouple=False,  # the library's name for the decay above, which is decoupled too
+    )
+    return optimizer
+
+
+def adopt(
+    parameters: Parameters,
+    *,
+    lr: Positive,
+    momentum: Decay,
+    variance_decay: Decay,
+    eps: Positive,
+    weight_decay: NonNegative,
+) -> Optimizer:
+    """ADOPT (arXiv 2411.02853), pytorch_optimizer's: normalises by the *last* second moment.
+
+    The normalised gradient of update t (from 0) is clipped to t^(1/4).
+    """
+    from pytorch_optimizer import ADOPT
+
+    optimizer = ADOPT(
+        decaying(parameters, weight_decay),
+        lr=lr,
+        betas=(momentum, variance_decay),
+        eps=eps,
+        weight_decouple=True,
+        clip_lambda=lambda step: (step - 1) ** 0.25,  # the library counts from 1
+    )
+    return _FirstCallOnlyLooks([optimizer])
+
+
+class _FirstCallOnlyLooks(Together):
+    """Leaves the weights alone at the first call, as the paper does; the library decays there."""
+
+    @override
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        decays = [group["weight_decay"] for group in self.param_groups]
+        for group in self.param_groups:
+            group["weight_decay"] *= group.get("step", 0) > 0
+        super().step()
+        for group, decay in zip(self.param_groups, decays, strict=True):
+            group["weight_decay"] = decay
+
+
+def ademamix(
+    parameters: Parameters,
+    *,
+    lr: Positive,
+    momentum: Decay,
+    slow_momentum: Decay,
+    slow_share: NonNegative,
+    slow_warmup: Count,
+    variance_decay: Decay,
+    eps: Positive,
+    weight_decay: NonNegative,
+) -> Optimizer:
+    """AdEMAMix (arXiv 2409.03137), pytorch_optimizer's: a fast and a slow first moment.
+
+    Over `slow_warmup` updates the slow one's decay grows from `momentum` and its share from 0.
+    """
+    from pytorch_optimizer import AdEMAMix
+
+    optimizer: Optimizer = AdEMAMix(
+        decaying(parameters, weight_decay),
+        lr=lr,
+        betas=(momentum, variance_decay, slow_momentum),
+        alpha=slow_share,
+        t_alpha_beta3=slow_warmup,
+        eps=eps,
+        weight_decouple=True,
+    )
+    return optimizer
+
+
+def mars(
+    parameters: Parameters,
+    *,
+    lr: Positive,
+    momentum: Decay,
+    variance_decay: Decay,
+    correction: NonNegative,
+    auxiliary_lr: Positive | None,
+    auxiliary_momentum: Decay,
+    auxiliary_variance_decay: Decay,
+    eps: Positive,
+    weight_decay: NonNegative,
+) -> Optimizer:
+    """MARS-AdamW (arXiv 2411.10438), the approximate one, pytorch_optimizer's; AdamW for vectors.
+
+    It needs no second gradient: it compares this batch's with the one before.
+    """
+    from pytorch_optimizer import MARS
+
+    optimizer: Optimizer = MARS(
+        grouped(parameters, matrix={}, embedding={}, vector={"weight_decay": 0.0}),
+        lr=lr,
+        betas=(momentum, variance_decay),
+        gamma=correction,
+        lr_1d=lr if auxiliary_lr is None else auxiliary_lr,
+        betas_1d=(auxiliary_momentum, auxiliary_variance_decay),
+        weight_decay=weight_decay,
+        weight_decay_1d=0.0,
+        eps=eps,
+    )
+    return optimizer

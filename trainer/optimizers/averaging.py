@@ -1,0 +1,70 @@
+"""Optimizers that are evaluated at other weights than those that they train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Protocol, runtime_checkable
+
+import torch
+from annotated_types import Interval
+from torch import Tensor
+from torch.optim import Optimizer
+
+from trainer.optimizers.routing import Decay, NonNegative, Parameters, Positive, decaying
+from trainer.optimizers.together import Together
+
+
+@runtime_checkable
+class Averages(Protocol):
+    """What an optimizer has that keeps an average to evaluate at."""
+
+    def evaluation_weights(self) -> Mapping[Tensor, Tensor]:
+        """By weight, the tensor to evaluate and export in its place; nothing is changed."""
+        ...
+
+
+def evaluated(optimizer: Optimizer, weights: Sequence[Tensor]) -> list[Tensor]:
+    """What to evaluate in place of `weights`, which `optimizer` steps: mostly themselves."""
+    if not isinstance(optimizer, Averages):
+        return list(weights)
+    averages = optimizer.evaluation_weights()
+    return [averages[weight] for weight in weights]
+
+
+class ScheduleFree(Together):
+    """schedulefree's optimizers, which are always in train mode: the weights are their y.
+
+    The library's own eval() and train() move the weights there and back, which is not exact.
+    """
+
+    @torch.no_grad()
+    def evaluation_weights(self) -> dict[Tensor, Tensor]:
+        """x = y + (1 − 1/momentum) (z − y); a weight without a z was never stepped."""
+        return {
+            y: torch.lerp(y, self.state[y].get("z", y), 1 - 1 / group["betas"][0])
+            for group in self.param_groups
+            for y in group["params"]
+        }
+
+
+def schedule_free_adamw(
+    parameters: Parameters,
+    *,
+    lr: Positive,
+    momentum: Annotated[float, Interval(gt=0, lt=1)],
+    variance_decay: Decay,
+    eps: Positive,
+    weight_decay: NonNegative,
+) -> Optimizer:
+    """Schedule-Free AdamW (arXiv 2405.15682), the authors' library; its own warm-up is off.
+
+    Gradients are taken at y = momentum · x + (1 − momentum) · z; z makes Adam's steps, and x, the
+    average of z, is what is evaluated.
+    """
+    from schedulefree import AdamWScheduleFree
+
+    optimizer = AdamWScheduleFree(
+        decaying(parameters, weight_decay), lr=lr, betas=(momentum, variance_decay), eps=eps
+    )
+    optimizer.train()
+    return ScheduleFree([optimizer])

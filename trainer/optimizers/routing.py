@@ -1,0 +1,61 @@
+"""Routes parameters to optimizers, by the module that they belong to. Vectors never decay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Interval
+from torch import nn
+
+Kind = Literal["matrix", "embedding", "vector"]
+"""Weight of a hidden nn.Linear; of an nn.Embedding or the head; the rest (norms, biases)."""
+
+Parameters = Sequence[tuple[Kind, nn.Parameter]]
+Group = dict[str, Any]
+Decay = Annotated[float, Interval(ge=0, lt=1)]
+"""Of an average: the share of the old value that stays. Larger is a longer memory."""
+Positive = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+Count = Annotated[int, Gt(0)]
+
+HEAD = "lm_head"
+
+
+def kinds(module: nn.Module) -> dict[str, Kind]:
+    """The kind of every parameter of `module`, by name; a tied weight is an embedding."""
+    found: dict[str, Kind] = {}
+    for path, submodule in module.named_modules():
+        for name, _ in submodule.named_parameters(path, recurse=False):
+            found[name] = _kind(submodule, path, name)
+    return {name: found[name] for name, _ in module.named_parameters()}
+
+
+def _kind(submodule: nn.Module, path: str, name: str) -> Kind:
+    if isinstance(submodule, nn.Embedding) or path.endswith(HEAD):
+        return "embedding"
+    is_weight = isinstance(submodule, nn.Linear) and name.endswith("weight")
+    return "matrix" if is_weight else "vector"
+
+
+def grouped(parameters: Parameters, **options: Group) -> list[Group]:
+    """A parameter group a kind with that kind's `options`; kinds without parameters are skipped.
+
+    Raises KeyError for a parameter whose kind has no options, so that the groups are a partition.
+    """
+    members: dict[str, list[nn.Parameter]] = {kind: [] for kind in options}
+    for kind, parameter in parameters:
+        members[kind].append(parameter)
+    return [{"params": members[kind], **options[kind]} for kind in options if members[kind]]
+
+
+def decaying(parameters: Parameters, weight_decay: float) -> list[Group]:
+    """Groups of one optimizer for all kinds, of which only vectors do not decay."""
+    decay, no_decay = {"weight_decay": weight_decay}, {"weight_decay": 0.0}
+    return grouped(parameters, matrix=decay, embedding=decay, vector=no_decay)
+
+
+def split(parameters: Parameters) -> tuple[Parameters, Parameters]:
+    """The hidden matrices, and the rest."""
+    matrices = [(kind, parameter) for kind, parameter in parameters if kind == "matrix"]
+    return matrices, [(kind, parameter) for kind, parameter in parameters if kind != "matrix"]

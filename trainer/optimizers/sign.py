@@ -1,0 +1,38 @@
+"""Updates of one size: the sign of a momentum."""
+
+from __future__ import annotations
+
+from torch.optim import Optimizer
+
+from trainer.optimizers.routing import Decay, NonNegative, Parameters, Positive, decaying
+
+
+def lion(
+    parameters: Parameters,
+    *,
+    lr: Positive,
+    momentum: Decay,
+    interpolation: Decay,
+    weight_decay: NonNegative,
+) -> Optimizer:
+    """Lion (arXiv 2302.06675), pytorch_optimizer's.
+
+    `momentum` is the decay of what it keeps, the paper's β2; the sign is taken of
+    interpolation · kept + (1 − interpolation) · gradient, the paper's β1.
+    """
+    from pytorch_optimizer import Lion
+
+    optimizer: Optimizer = Lion(
+        decaying(parameters, weight_decay), lr=lr, betas=(interpolation, momentum)
+    )
+    return optimizer
+
+
+def signum(
+    parameters: Parameters, *, lr: Positive, momentum: Decay, weight_decay: NonNegative
+) -> Optimizer:
+    """Signum (arXiv 1802.04434) with decoupled decay, pytorch_optimizer's."""
+    from pytorch_optimizer import SignSGD
+
+    optimizer: Optimizer = SignSGD(decaying(parameters, weight_decay), lr=lr, momentum=momentum)
+    return optimizer

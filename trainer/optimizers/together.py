@@ -1,0 +1,67 @@
+"""Several optimizers behind one: a rule for hidden matrices, AdamW for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from trainer.optimizers.routing import Group, Parameters, decaying, grouped, split
+
+
+class Together(Optimizer):
+    """Steps `parts`, optimizers of disjoint weights, whose groups and state are its own.
+
+    Bitwise equal to stepping them one after the other. What a part keeps outside of `state` and
+    `param_groups` is not in the checkpoint.
+    """
+
+    def __init__(self, parts: Iterable[Optimizer]) -> None:
+        self._parts = list(parts)
+        super().__init__([group for part in self._parts for group in part.param_groups], {})
+        self._link()
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for part in self._parts:
+            part.step()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # load_state_dict ends here, with new groups and state
+        self._link()
+
+    def _link(self) -> None:
+        groups = iter(self.param_groups)
+        for part in self._parts:
+            part.param_groups = list(islice(groups, len(part.param_groups)))
+            part.state = self.state
+
+
+def auxiliary(
+    lr: float, auxiliary_lr: float | None, momentum: float, variance_decay: float, eps: float
+) -> Group:
+    """AdamW's options for what is not a hidden matrix; its learning rate is `lr` if it has none."""
+    own = lr if auxiliary_lr is None else auxiliary_lr
+    return {"lr": own, "betas": (momentum, variance_decay), "eps": eps}
+
+
+def beside_adamw(
+    parameters: Parameters,
+    make: Callable[[list[Group]], Optimizer],
+    adamw: Mapping[str, Any],
+    weight_decay: float,
+    into: Callable[[list[Optimizer]], Together] = Together,
+) -> Optimizer:
+    """`make` for the hidden matrices, torch's AdamW for the rest; a part may have no weights."""
+    matrices, rest = split(parameters)
+    parts: list[Optimizer] = []
+    if matrices:
+        parts.append(make(grouped(matrices, matrix={"weight_decay": weight_decay})))
+    if rest:
+        parts.append(torch.optim.AdamW(decaying(rest, weight_decay), **adamw))
+    return into(parts)
