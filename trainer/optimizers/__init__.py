@@ -14,6 +14,7 @@ from trainer.optimizers.routing import Kind, Parameters, kinds
 from trainer.optimizers.scion import scion
 from trainer.optimizers.sgd import sgd, sgdw
 from trainer.optimizers.sign import lion, signum
+from trainer.optimizers.sophia import sophia
 
 __all__ = [
     "Kind",
@@ -39,4 +40,5 @@ __all__ = [
     "shampoo",
     "signum",
     "soap",
+    "sophia",
 ]
