@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -27,21 +27,29 @@ LEGEND = (
 )
 
 
-def report(results: Path, out: Path, trial_ids: Collection[str] | None = None) -> str:
+def report(
+    results: Path,
+    out: Path,
+    trial_ids: Collection[str] | None = None,
+    more: Sequence[str] = (),
+) -> str:
     """Writes trials.csv, gaps.csv, gaps.md and the figures to `out`; returns what to print.
 
-    `trial_ids`: only these trials of the store. Nothing is written of an empty store. Raises
-    BadInput for a missing `results`, an `out` that cannot be written, or mixed data.
+    `trial_ids`: only these trials of the store; `more`: remarks of whoever chose them. Nothing is
+    written of an empty store. Raises BadInput for a missing `results`, an `out` that cannot be
+    written, or mixed data.
     """
     trials = load(results)
     if trial_ids is not None:
         trials = trials[trials["trial_id"].isin(list(trial_ids))]
     if trials.empty:
-        return f"no trials in {results} yet: python -m sweeps or python -m trainer makes them"
+        nothing = f"no trials in {results} yet: python -m sweeps or python -m trainer makes them"
+        return "\n".join([nothing, *more])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         table = gaps(trials)
     remarks = [f"warning: {warning.message}" for warning in caught] + notes(trials, table)
+    remarks += more
     try:
         names = _write(trials, table, remarks, out)
     except OSError as error:
