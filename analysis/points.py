@@ -13,8 +13,15 @@ from analysis.schema import TRIAL
 from trainer.identity import CHANGES_NO_NUMBER
 
 ARM_GROUPS = ("pipeline", "correction")
-READ_AS = {"num_updates_asked": "num_updates", "data_hash": "data.path"}
+READ_AS = {
+    "num_updates_asked": "num_updates",
+    "data_hash": "data.path",
+    "model": "model",
+    "lr_schedule": "lr_schedule",
+}
 """Columns of results that tell points apart, and what a reader knows them by."""
+MEASURES_ONLY = ("diagnostics",)
+"""Keys of what a trial measures beside its loss: they change no number of the training."""
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -32,7 +39,7 @@ def is_of_point(key: str) -> bool:
     Nor which checkpoint a trial went on from, exactly, on another number of stages.
     """
     return (
-        key.split(".", maxsplit=1)[0] not in ARM_GROUPS
+        key.split(".", maxsplit=1)[0] not in (*ARM_GROUPS, *MEASURES_ONLY)
         and key not in ("seed", "resume_from")
         and key not in CHANGES_NO_NUMBER
     )
@@ -45,15 +52,27 @@ def point(flat_config: Mapping[str, Any], data_hash: str | None) -> str:
     return f"{digest[:12]}-{(data_hash or '0')[:8]}"
 
 
-def settings(trials: pd.DataFrame) -> dict[str, str]:
-    """For each point, in words, the keys that differ among the points of its optimizer."""
+def varied(trials: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """By optimizer, its points (the index) and the columns that differ among them."""
     in_config = [key for key in map(str, trials) if is_of_point(key) and key not in TRIAL]
     keys = [*(key for key in in_config if not key.startswith("versions.")), *READ_AS]
     # An unfinished trial has not recorded its data: its point is not known in full.
-    known = trials[trials["status"] != "unfinished"].drop_duplicates("point")
-    words: dict[str, str] = {}
-    for _, group in known.groupby("optimizer"):
-        shown = [READ_AS.get(key, key) for key in keys if group[key].nunique(dropna=False) > 1]
-        for name, row in group.set_index("point")[shown].iterrows():
-            words[str(name)] = ", ".join(f"{key}={value}" for key, value in row.items())
-    return words
+    known = trials[trials["status"] != "unfinished"].drop_duplicates("point").set_index("point")
+    return {
+        str(optimizer): group[[key for key in keys if group[key].nunique(dropna=False) > 1]]
+        for optimizer, group in known.groupby("optimizer")
+    }
+
+
+def settings(trials: pd.DataFrame) -> dict[str, str]:
+    """For each point, in words, the keys that differ among the points of its optimizer."""
+    return {
+        str(name): in_words(row)
+        for group in varied(trials).values()
+        for name, row in group.iterrows()
+    }
+
+
+def in_words(row: pd.Series) -> str:
+    """`optimizer.lr=0.002, batch_size=16` of a row of `varied`."""
+    return ", ".join(f"{READ_AS.get(str(key), key)}={value}" for key, value in row.items())
