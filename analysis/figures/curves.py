@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from analysis.figures.figure import in_order, panels, styles
+from analysis.figures.figure import in_order, label_rows, panels, styles
 from analysis.figures.shown import shown_results
 from analysis.store import validation_losses
 
@@ -39,7 +39,7 @@ def draw_means(data: pd.DataFrame, column: str, title: str) -> Canvas:
     canvas, grid = panels(list(data["panel"].unique()))
     for axes, (_, panel) in zip(grid, data.groupby("panel", sort=False), strict=True):
         _draw_panel(axes, panel, column)
-    grid[0].set_ylabel(title)
+    label_rows(grid, title)
     canvas.supxlabel("tokens (lines: mean over n seeds; faint: each seed)", fontsize=9)
     return canvas
 

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure as Canvas
+from matplotlib.transforms import offset_copy
 
-from analysis.figures.figure import in_order, panels, styles
+from analysis.figures.figure import in_order, label_rows, panels, styles
 
 CAPTION = (
     "mean gap and its 95 % interval over n seeds; faint: each seed; "
@@ -20,21 +22,30 @@ LOG_FROM = 10
 """A longer span of x, largest over smallest, is drawn on a log axis."""
 SYMMETRIC_LOG_FROM = 100
 """As much of the gaps, largest over median: small ones would be a flat line on a linear axis."""
-MARK_HEIGHT = 0.055  # share of the axis between the marks of two arms
+MARK_HEIGHT = 0.06  # share of the axis that the mark of an arm that diverged takes
+MARGIN = 0.06  # share of the values' span left and right of them
+SEED_OFFSET = 5  # points to the right of the mean
+MAX_TICKS = 7
+CROWDED = 0.08  # share of the axis: ticks closer than that are turned
 
 
 def draw(data: pd.DataFrame) -> Canvas:
     """`data`: rows of `paired_seeds.COLUMNS`. A series without a value is a horizontal line."""
     canvas, grid = panels(list(data["panel"].unique()))
     look = styles(data["series"])
+    label_rows(grid, "gap to sync (nats per token)" + _scale_y(grid[0], data["gap"].dropna().abs()))
     for axes, (_, panel) in zip(grid, data.groupby("panel", sort=False), strict=True):
         axes.axhline(0, color="#000000", linewidth=0.8)
         for place, series in enumerate(in_order(panel["series"])):
             _draw_series(axes, panel[panel["series"] == series], look[series], place)
         _scale_x(axes, panel["value"].dropna())
         axes.set_xlabel(panel["key"].iloc[0])
+    if (data["diverged"] > 0).any():
+        low, high = grid[0].get_ylim()
+        room = MARK_HEIGHT * data.groupby("panel")["series"].nunique().max()
+        grid[0].set_ylim(low, _beyond(grid[0].yaxis, high, low, room))
+    for axes in grid:
         axes.legend(fontsize=7)
-    _scale_y(grid[0], data["gap"].dropna().abs())
     canvas.supxlabel(CAPTION, fontsize=8)
     return canvas
 
@@ -53,8 +64,11 @@ def _draw_series(axes: Axes, rows: pd.DataFrame, style: Mapping[str, Any], place
         marker=style["marker"],
         markersize=3,
         color=color,
-        alpha=0.35,
+        alpha=0.45,
         markeredgewidth=0,
+        transform=offset_copy(
+            axes.transData, axes.get_figure(root=True), SEED_OFFSET, units="points"
+        ),
     )
     arms = np.array([means["mean"] - means["low"], means["high"] - means["mean"]])
     axes.errorbar(
@@ -116,15 +130,30 @@ def _scale_x(axes: Axes, values: pd.Series) -> None:
         else:
             axes.set_xscale("symlog", linthresh=positive.min())
     distinct = sorted(set(values))
-    if len(distinct) <= 7:
-        axes.set_xticks(distinct, [f"{value:g}" for value in distinct])
+    low, high = distinct[0], distinct[-1]
+    ends = _beyond(axes.xaxis, low, high, MARGIN), _beyond(axes.xaxis, high, low, MARGIN)
+    axes.set_xlim(*ends)  # also where the arm has no gap, because it diverged
+    if len(distinct) <= MAX_TICKS:
+        places = axes.transData.transform([(value, 0) for value in distinct])[:, 0]
+        crowded = np.diff(places).min() < CROWDED * np.ptp(places)
+        words = [f"{value:g}" for value in distinct]
+        axes.set_xticks(distinct, words, rotation=45 if crowded else 0)
         axes.minorticks_off()
 
 
-def _scale_y(axes: Axes, sizes: pd.Series) -> None:
-    name = "gap to sync (nats per token)"
+def _scale_y(axes: Axes, sizes: pd.Series) -> str:
+    """What the title of the axis says of its scale."""
     middle = sizes[sizes > 0].median()
     if sizes.max() / middle > SYMMETRIC_LOG_FROM:
-        axes.set_yscale("symlog", linthresh=10 ** np.floor(np.log10(middle)))
-        name += ", symmetric log"
-    axes.set_ylabel(name)
+        threshold = 10 ** np.floor(np.log10(middle))
+        axes.set_yscale("symlog", linthresh=threshold)
+        return f"\nlinear up to {threshold:g}, then logarithmic"
+    return ""
+
+
+def _beyond(axis: Axis, end: float, start: float, share: float) -> float:
+    """The value that lies past `end` by a share of the way from `start`, whatever the scale."""
+    scale = axis.get_transform()
+    first, last = scale.transform(np.array([start, end]))
+    beyond: float = scale.inverted().transform(np.array([last + share * (last - first)]))[0]
+    return beyond
