@@ -13,13 +13,10 @@ from analysis.schema import TRIAL
 from trainer.identity import CHANGES_NO_NUMBER
 
 ARM_GROUPS = ("pipeline", "correction")
-READ_AS = {
-    "num_updates_asked": "num_updates",
-    "data_hash": "data.path",
-    "model": "model",
-    "lr_schedule": "lr_schedule",
-}
+READ_AS = {"num_updates_asked": "num_updates", "data_hash": "data.path"}
 """Columns of results that tell points apart, and what a reader knows them by."""
+CHOICES = ("model", "lr_schedule")
+"""Labels of choices that may have the same keys and still be others."""
 MEASURES_ONLY = ("diagnostics",)
 """Keys of what a trial measures beside its loss: they change no number of the training."""
 
@@ -53,13 +50,15 @@ def point(flat_config: Mapping[str, Any], data_hash: str | None) -> str:
 
 
 def varied(trials: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """By optimizer, its points (the index) and the columns that differ among them."""
+    """By optimizer, its points (the index) and the keys that differ among them (the columns)."""
     in_config = [key for key in map(str, trials) if is_of_point(key) and key not in TRIAL]
-    keys = [*(key for key in in_config if not key.startswith("versions.")), *READ_AS]
+    keys = [*(key for key in in_config if not key.startswith("versions.")), *READ_AS, *CHOICES]
     # An unfinished trial has not recorded its data: its point is not known in full.
     known = trials[trials["status"] != "unfinished"].drop_duplicates("point").set_index("point")
     return {
-        str(optimizer): group[[key for key in keys if group[key].nunique(dropna=False) > 1]]
+        str(optimizer): group[
+            [READ_AS.get(key, key) for key in keys if group[key].nunique(dropna=False) > 1]
+        ]
         for optimizer, group in known.groupby("optimizer")
     }
 
@@ -75,4 +74,4 @@ def settings(trials: pd.DataFrame) -> dict[str, str]:
 
 def in_words(row: pd.Series) -> str:
     """`optimizer.lr=0.002, batch_size=16` of a row of `varied`."""
-    return ", ".join(f"{READ_AS.get(str(key), key)}={value}" for key, value in row.items())
+    return ", ".join(f"{key}={value}" for key, value in row.items())

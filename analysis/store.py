@@ -90,7 +90,7 @@ def _row(folder: Path) -> Row:
         "status": "unfinished",
         "num_updates_asked": config["num_updates"],
         **{key: value for key, value in flat.items() if not key.endswith("._target_")},
-        **{key: label(node) for key, node in config.items() if isinstance(node, dict)},
+        **{key: label(node) for key, node in config.items() if _is_choice(node)},
         **known,
         **dict(flatten(result.get("versions", {}), "versions.")),
         "arm": arm(config, result),
@@ -100,6 +100,10 @@ def _row(folder: Path) -> Row:
         "finished_at": finished.stat().st_mtime_ns if result else None,
         "folder": str(folder),
     }
+
+
+def _is_choice(node: object) -> bool:
+    return isinstance(node, dict) and "_target_" in node
 
 
 def _read(path: Path) -> Row:

@@ -120,6 +120,7 @@ def test_the_point_is_what_the_arms_of_a_comparison_share(tmp_path: Path) -> Non
     same, other_lr, other_data = config("delay", seed=3), config("delay"), config("delay")
     same |= {"out": "elsewhere", "checkpoint_every": 7, "save_final": True, "results": "r"}
     same["data"]["path"] = "/elsewhere/wiki"
+    same["diagnostics"] = {"every": 10}
     same["pipeline"]["num_microbatches"] = 8
     other_lr["optimizer"]["lr"] = 0.002
     for settings in (config("sync"), same, other_lr):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from analysis.figures.paired_seeds import COLUMNS, paired_seeds, with_variant
+from analysis.figures.paired_seeds import COLUMNS, IN_PANEL, paired_seeds, with_variant
 from analysis.points import settings
 
 KEY = "correction.coefficient"
@@ -22,12 +22,8 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     found[["correction", "family", "value"]] = of_trial.to_numpy()
     found["value"] = found["value"].astype(float)
     found["key"] = KEY
-    shown = [*_panels(found, settings(trials))]
-    return (
-        pd.concat(shown, ignore_index=True)[COLUMNS]
-        if shown
-        else found[:0].reindex(columns=COLUMNS)
-    )
+    panels = [panel.sort_values(IN_PANEL) for panel in _panels(found, settings(trials))]
+    return pd.concat(panels, ignore_index=True)[COLUMNS] if panels else found[:0]
 
 
 def _panels(found: pd.DataFrame, words: dict[str, str]) -> Iterator[pd.DataFrame]:

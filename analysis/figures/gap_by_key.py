@@ -7,27 +7,23 @@ from collections.abc import Iterator
 import pandas as pd
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
-from analysis.figures.paired_seeds import COLUMNS, paired_seeds
-from analysis.points import READ_AS, in_words, varied
+from analysis.figures.paired_seeds import COLUMNS, IN_PANEL, paired_seeds
+from analysis.points import in_words, varied
 
 
 def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     """A row a seed of each panel, see `paired_seeds.COLUMNS`; empty if no number was swept.
 
-    A panel holds the points that differ in its key alone, and in keys that the key determines (a
-    tuned learning rate, or the number of updates of a batch size): the title names those.
+    A panel holds the points that differ in its key alone, and in keys that follow from it: a tuned
+    learning rate is named in the title, the number of updates that goes with a batch size is not.
     """
     found = paired_seeds(trials, gaps)
     panels = [
-        found.merge(panel, left_on="point", right_index=True)
+        found.merge(panel, left_on="point", right_index=True).sort_values(IN_PANEL)
         for optimizer, points in varied(trials).items()
         for panel in _panels(optimizer, points[points.index.isin(found["point"])])
     ]
-    return pd.concat(panels, ignore_index=True)[COLUMNS] if panels else _nothing()
-
-
-def _nothing() -> pd.DataFrame:
-    return pd.DataFrame(columns=COLUMNS)
+    return pd.concat(panels, ignore_index=True)[COLUMNS] if panels else found[:0]
 
 
 def _panels(optimizer: str, points: pd.DataFrame) -> Iterator[pd.DataFrame]:
@@ -43,11 +39,11 @@ def _panels(optimizer: str, points: pd.DataFrame) -> Iterator[pd.DataFrame]:
             shown = group.dropna(subset=key)
             if shown[key].nunique() > 1:
                 title = [optimizer, in_words(group[fixed].iloc[0])]
-                title += [f"with {READ_AS.get(other, other)} moving along" for other in follow]
+                title += [f"with {other} moving along" for other in follow]
                 title += [f"without {key}: not shown"] if len(shown) < len(group) else []
                 named = "\n".join(line for line in title if line)
                 values = shown[key].astype(float)
-                yield pd.DataFrame({"panel": named, "key": READ_AS.get(key, key), "value": values})
+                yield pd.DataFrame({"panel": named, "key": key, "value": values})
 
 
 def _distinct(points: pd.DataFrame) -> list[str]:

@@ -13,6 +13,8 @@ COLUMNS = [
     *OF_GAP,
 ]
 """A figure of gaps against `value` of `key`: a row a seed; a reference line has no value."""
+IN_PANEL = ["series", "value", "seed"]
+"""Order of the rows of a panel."""
 
 
 def paired_seeds(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
