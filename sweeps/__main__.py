@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from sweeps.expand import Point, Trial, points, unique
+from sweeps.expand import Trial, points, unique
 from sweeps.price import price
 from sweeps.request import Request, parser, request
 from sweeps.store import failed, finished, require_writable
@@ -27,30 +27,25 @@ def main() -> int:
     """Exit code: 0 done, 1 a trial failed, 2 bad input."""
     try:
         asked = request(parser().parse_args().keys)
-        swept = _prepare(asked)
+        tuned = _prepare(asked)
         if asked.dry_run:
             return DONE
-        _check(asked, unique(trial for point in _tuned(asked, swept) for trial in point.planned))
-        _run(asked, swept)
-        return _report(asked, _tuned(asked, swept))
+        _check(asked, unique(trial for point in tuned for trial in point.planned))
+        return _report(asked, _run(asked, tuned))
     except BadInput as error:
         print(f"python -m sweeps: {error}", file=sys.stderr)
         return BAD_INPUT
 
 
-def _prepare(asked: Request) -> list[Point]:
+def _prepare(asked: Request) -> list[Tuned]:
     """All that can be known to be wrong is found here, before any trial starts."""
     swept = points(asked.sweep, asked.results)
     check_reach(asked.sweep, swept)
-    tuned = _tuned(asked, swept)
+    tuned = [tune(asked.sweep, point) for point in swept]
     planned = [trial for point in tuned for trial in point.planned]
     lines = [price(unique(planned), len(planned)), *estimate(asked.sweep, tuned)]
     print("\n".join([*lines, *(remarks(asked.sweep, tuned) if asked.dry_run else [])]), flush=True)
-    return swept
-
-
-def _tuned(asked: Request, swept: Sequence[Point]) -> list[Tuned]:
-    return [tune(asked.sweep, point) for point in swept]
+    return tuned
 
 
 def _check(asked: Request, planned: Sequence[Trial]) -> None:
@@ -68,21 +63,24 @@ def _needs(config: Mapping[str, Any]) -> str:
     return json.dumps([config[key] for key in ("device", "data", "seq_len", "model")])
 
 
-def _run(asked: Request, swept: Sequence[Point]) -> None:
+def _run(asked: Request, tuned: list[Tuned]) -> list[Tuned]:
     """Rounds of all that can run: what tuning needs next, and the arms of settled points.
 
-    Each trial runs once at most, and an interrupted round is the last.
+    Each trial runs once at most, and an interrupted round is the last. Returns the points as they
+    are then.
     """
     attempted: set[str] = set()
-    while todo := _missing(_tuned(asked, swept), attempted):
+    interrupted = False
+    while not interrupted and (todo := _missing(tuned, attempted)):
         from sweeps.display import Display
         from sweeps.run import run
 
         with Display(todo, Console()) as display:
             run(todo, display)
         attempted |= {trial.plan.trial_id for trial in todo}
-        if any(finished(trial) is None and not failed(trial) for trial in todo):
-            return
+        tuned = [point if point.settled else tune(asked.sweep, point.point) for point in tuned]
+        interrupted = any(finished(trial) is None and not failed(trial) for trial in todo)
+    return tuned
 
 
 def _missing(tuned: Sequence[Tuned], attempted: set[str]) -> list[Trial]:

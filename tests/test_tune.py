@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -165,23 +166,47 @@ def test_every_tried_value_is_in_the_file(tmp_path: Path) -> None:
     assert len(rows) == len(found.tried)
 
 
-def test_a_tuned_sweep_runs_reports_its_arms_alone_and_is_done(tmp_path: Path) -> None:
-    words = small.overrides(tmp_path, "num_updates=6", "checkpoint_every=5")
+def command(folder: Path) -> list[str]:
+    words = small.overrides(folder, "num_updates=30", "checkpoint_every=5")
     words = [word for word in words if not word.startswith(KEY)]
     choice = "grid.optimizer=[{optimizer: adamw, optimizer.lr: 0.01}]"
-    command = [sys.executable, "-m", "sweeps", "sweep=optimizers", "scale=micro", "seeds=[0]"]
-    command += [choice, *words]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    sweep_words = ["sweep=optimizers", "scale=micro", "seeds=[0]", choice]
+    return [sys.executable, "-m", "sweeps", *sweep_words, *words]
+
+
+def run(folder: Path) -> str:
+    done = subprocess.run(command(folder), check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    report = tmp_path / "results" / "reports" / "optimizers-micro"
-    with (report / "tuned.csv").open() as file:
-        tried = list(csv.DictReader(file))
-    with (report / "trials.csv").open() as file:
-        compared = list(csv.DictReader(file))
+    return done.stdout
+
+
+def table(folder: Path, name: str) -> list[dict[str, str]]:
+    with (folder / "results" / "reports" / "optimizers-micro" / name).open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_tuned_sweep_runs_reports_its_arms_alone_and_is_done(tmp_path: Path) -> None:
+    said = run(tmp_path)
+    tried, compared = table(tmp_path, "tuned.csv"), table(tmp_path, "trials.csv")
     [chosen] = [row["value"] for row in tried if row["chosen"] == "True"]
     assert [row["optimizer.lr"] for row in compared] == [chosen] * 3
-    assert len(list((tmp_path / "results" / "trials").iterdir())) == len(tried) + 2
-    assert f"optimizer.lr={float(chosen):g}" in done.stdout
-    assert "the choice favours sync at that seed" in (report / "gaps.md").read_text()
-    again = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert f"{len(tried) + 2} unique, {len(tried) + 2} done, 0 to do" in again.stdout
+    num_trials = len(list((tmp_path / "results" / "trials").iterdir()))
+    assert num_trials == len(tried) + 2
+    assert f"optimizer.lr={float(chosen):g}" in said
+    notes = (tmp_path / "results" / "reports" / "optimizers-micro" / "gaps.md").read_text()
+    assert "the choice favours sync at that seed" in notes
+    assert f"{num_trials} unique, {num_trials} done, 0 to do" in run(tmp_path)
+
+
+def test_a_sweep_killed_while_it_tunes_chooses_the_same(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+    run(whole)
+    with subprocess.Popen(command(killed), stdout=subprocess.DEVNULL) as driver:
+        while not list(killed.glob("results/trials/*/checkpoint*")):
+            assert driver.poll() is None
+            time.sleep(0.05)
+        driver.kill()
+    run(killed)
+    assert table(killed, "tuned.csv") == table(whole, "tuned.csv")
