@@ -70,16 +70,19 @@ def _run(asked: Request, tuned: list[Tuned]) -> list[Tuned]:
     are then.
     """
     attempted: set[str] = set()
-    interrupted = False
-    while not interrupted and (todo := _missing(tuned, attempted)):
-        from sweeps.display import Display
-        from sweeps.run import run
+    if not _missing(tuned, attempted):
+        return tuned
+    from sweeps.display import Display
+    from sweeps.run import cluster, run
 
-        with Display(todo, Console()) as display:
-            run(todo, display)
-        attempted |= {trial.plan.trial_id for trial in todo}
-        tuned = [point if point.settled else tune(asked.sweep, point.point) for point in tuned]
-        interrupted = any(finished(trial) is None and not failed(trial) for trial in todo)
+    with cluster():
+        while todo := _missing(tuned, attempted):
+            with Display(todo, Console()) as display:
+                run(todo, display)
+            attempted |= {trial.plan.trial_id for trial in todo}
+            tuned = [point if point.settled else tune(asked.sweep, point.point) for point in tuned]
+            if any(finished(trial) is None and not failed(trial) for trial in todo):
+                break
     return tuned
 
 

@@ -241,14 +241,14 @@ def test_ray_listens_on_loopback_only() -> None:
     """Of the sockets that appear when Ray starts, none can be reached from another machine."""
     code = """
 from pathlib import Path
-from sweeps.run import _cluster
+from sweeps.run import cluster
 
 def listening():
     lines = [l.split() for f in ("tcp", "tcp6") for l in open(f"/proc/net/{f}").readlines()[1:]]
     return {l[1] for l in lines if l[3] == "0A"}
 
 before = listening()
-with _cluster():
+with cluster():
     opened = {address.split(":")[0] for address in listening() - before}
 assert opened, "Ray has servers"
 loopback = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}

@@ -185,28 +185,33 @@ def table(folder: Path, name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_a_tuned_sweep_runs_reports_its_arms_alone_and_is_done(tmp_path: Path) -> None:
-    said = run(tmp_path)
-    tried, compared = table(tmp_path, "tuned.csv"), table(tmp_path, "trials.csv")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a tuned sweep that ran undisturbed, and what it printed."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, run(folder)
+
+
+def test_a_tuned_sweep_reports_its_arms_alone_and_is_done(whole: tuple[Path, str]) -> None:
+    folder, said = whole
+    tried, compared = table(folder, "tuned.csv"), table(folder, "trials.csv")
     [chosen] = [row["value"] for row in tried if row["chosen"] == "True"]
     assert [row["optimizer.lr"] for row in compared] == [chosen] * 3
-    num_trials = len(list((tmp_path / "results" / "trials").iterdir()))
+    num_trials = len(list((folder / "results" / "trials").iterdir()))
     assert num_trials == len(tried) + 2
     assert f"optimizer.lr={float(chosen):g}" in said
-    notes = (tmp_path / "results" / "reports" / "optimizers-micro" / "gaps.md").read_text()
+    notes = (folder / "results" / "reports" / "optimizers-micro" / "gaps.md").read_text()
     assert "the choice favours sync at that seed" in notes
-    assert f"{num_trials} unique, {num_trials} done, 0 to do" in run(tmp_path)
+    assert f"{num_trials} unique, {num_trials} done, 0 to do" in run(folder)
 
 
-def test_a_sweep_killed_while_it_tunes_chooses_the_same(tmp_path: Path) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    for folder in (whole, killed):
-        folder.mkdir()
-    run(whole)
-    with subprocess.Popen(command(killed), stdout=subprocess.DEVNULL) as driver:
-        while not list(killed.glob("results/trials/*/checkpoint*")):
+def test_a_sweep_killed_while_it_tunes_chooses_the_same(
+    whole: tuple[Path, str], tmp_path: Path
+) -> None:
+    with subprocess.Popen(command(tmp_path), stdout=subprocess.DEVNULL) as driver:
+        while not list(tmp_path.glob("results/trials/*/checkpoint*")):
             assert driver.poll() is None
             time.sleep(0.05)
         driver.kill()
-    run(killed)
-    assert table(killed, "tuned.csv") == table(whole, "tuned.csv")
+    run(tmp_path)
+    assert table(tmp_path, "tuned.csv") == table(whole[0], "tuned.csv")
