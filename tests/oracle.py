@@ -45,7 +45,12 @@ def train(
         update = [w - p.detach() for w, p in zip(history[t], parameters, strict=True)]
         new = [p.detach().clone() for p in parameters]
         if previous is not None and t - version(t) > 0:
-            new = [w - coefficient * (u - v) for w, u, v in zip(new, update, previous, strict=True)]
+            new = [
+                w - coefficient * (u - v)
+                if v.any()
+                else w  # an optimizer's first call may do nothing
+                for w, u, v in zip(new, update, previous, strict=True)
+            ]
         previous = update
         history.append(new)
     return history, losses
