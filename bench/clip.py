@@ -87,7 +87,7 @@ def executor(gang: Gang, schedule: Schedule, reducer: type[Reducer]) -> Pipeline
     stage = Stage(
         Sleeper(),
         lambda named: torch.optim.SGD([weight for _, weight in named], lr=0.1),
-        NoCorrection(),
+        lambda lags: NoCorrection(0, lags),
         lambda t: 1.0,
         lag=schedule.lags[gang.place],
         tied=frozenset(),

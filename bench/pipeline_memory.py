@@ -32,9 +32,7 @@ def as_rank(store: str, pulse: Pulse, tell: Callable[[Any], None], name: str, up
         reset_peak_memory(CPU)
         before = peak_memory_bytes(CPU)
         executor = build_pipelined(config, parts, gang)
-        weights = sum(
-            weight.nbytes for s in executor._stages.values() for weight in s.versions.master
-        )
+        weights = sum(weight.nbytes for s in executor._stages for weight in s.versions.master)
         executor.run(0, updates, lambda update: None)
         tell((gang.place, weights, peak_memory_bytes(CPU) - before))
 

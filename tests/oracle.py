@@ -21,14 +21,26 @@ def train(
     coefficient: float = 0.0,
     clip_norm: float = float("inf"),
     microbatches: int = 1,
+    lag: Callable[[int], int] = lambda t: 1,
+    horizon: float = 0.0,
+    compensate: Callable[[int, list[Weights], list[Weights]], Weights] = lambda t, raw, _: raw[t],
 ) -> tuple[list[Weights], list[float]]:
-    """All versions of the weights, W(0) … W(T), and the loss of every batch."""
+    """All versions of the weights, W(0) … W(T), and the loss of every batch.
+
+    `compensate(t, raw, history)` makes the gradient of batch t of all raw ones and all weights.
+    """
     parameters = list(model.parameters())
     optimizer = optimizer_of(model)
     history = [[p.detach().clone() for p in parameters]]
-    losses, previous = [], None
+    losses: list[float] = []
+    updates: list[Weights] = []
+    raw: list[Weights] = []
     for t, (x, y) in enumerate(batches):
-        _load(parameters, history[version(t)])
+        v = version(t)
+        read = history[v]
+        if 0 < v < t:
+            read = [w - horizon * u for w, u in zip(read, updates[v - 1], strict=True)]
+        _load(parameters, read)
         optimizer.zero_grad()
         parts = list(zip(x.chunk(microbatches), y.chunk(microbatches), strict=True))
         values = [loss(model(a), b) for a, b in parts]
@@ -36,7 +48,10 @@ def train(
             value.backward()
         for p in parameters:
             p.grad /= microbatches
-        losses.append(float(sum(v.detach() for v in values)) / microbatches)
+        losses.append(float(sum(value.detach() for value in values)) / microbatches)
+        raw.append([p.grad.clone() for p in parameters])
+        for p, gradient in zip(parameters, compensate(t, raw, history), strict=True):
+            p.grad = gradient.clone()
         clip_grad_norm_(parameters, clip_norm)
         _load(parameters, history[t])
         for group in optimizer.param_groups:
@@ -44,14 +59,13 @@ def train(
         optimizer.step()
         update = [w - p.detach() for w, p in zip(history[t], parameters, strict=True)]
         new = [p.detach().clone() for p in parameters]
-        if previous is not None and t - version(t) > 0:
-            new = [
-                w - coefficient * (u - v)
-                if v.any()
-                else w  # an optimizer's first call may do nothing
-                for w, u, v in zip(new, update, previous, strict=True)
+        if t > v:
+            earlier = updates[t - lag(t)]
+            new = [  # an optimizer's first call may do nothing, which is no update to go by
+                w - coefficient * (u - e) if e.any() else w
+                for w, u, e in zip(new, update, earlier, strict=True)
             ]
-        previous = update
+        updates.append(update)
         history.append(new)
     return history, losses
 

@@ -1,22 +1,34 @@
-"""Corrections by hand on a two-step example, identity without delay, and what they keep."""
+"""Corrections by hand on small examples, against the equations, and the identity without delay."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
+import oracle
 import pytest
 import torch
 import toy
-from test_delayed_update import ADAMW, PHASES, T
+from test_delayed_update import ADAMW, PHASES, SGD, T, assert_equal, expected
 from torch import Tensor
 
 from trainer.build import build
 from trainer.compose import CONF, compose
+from trainer.corrections.adaptive_error_feedback import AdaptiveErrorFeedback
 from trainer.corrections.error_feedback import ErrorFeedback
+from trainer.corrections.error_feedback_gradient import GradientErrorFeedback
+from trainer.corrections.learning_rate import LearningRate
 from trainer.corrections.none import NoCorrection
-from trainer.schedules import pipedream_2bw, sync
+from trainer.corrections.taylor import Taylor
+from trainer.corrections.weight_prediction import WeightPrediction
+from trainer.errors import BadInput
+from trainer.schedules import constant_delay, pipedream, pipedream_2bw, sync
 
 CHOICES = sorted(path.stem for path in (CONF / "correction").glob("*.yaml"))
+TO_ACT = {"taylor": ["correction.coefficient=30"], "learning_rate": ["correction.anneal=1.0"]}
+"""What makes a choice act on a problem as small as this one."""
+FEEDBACK = partial(ErrorFeedback, coefficient=1.0, lag=1)
 
 
 def apply(correction: NoCorrection, weight: Tensor, update: float, delay: int) -> float:
@@ -29,13 +41,22 @@ def apply(correction: NoCorrection, weight: Tensor, update: float, delay: int) -
 
 def test_error_feedback_by_hand() -> None:
     """10 − 1 = 9; u = 3 after u = 1: 9 − 3 − 0.5 (3 − 1) = 5; u = 2: 5 − 2 + 0.5 = 3.5."""
-    correction, weight = ErrorFeedback(coefficient=0.5), torch.tensor([10.0])
+    correction, weight = ErrorFeedback(T, [1], coefficient=0.5, lag=1), torch.tensor([10.0])
     steps = [(1.0, 1), (3.0, 1), (2.0, 1)]
     assert [apply(correction, weight, *step) for step in steps] == [9.0, 5.0, 3.5]
 
 
+def test_error_feedback_with_the_lag_of_the_delay_by_hand() -> None:
+    """u = 1, 2, 4, 3; delay 2 from t = 2 on: 10 − 1, −2 − (2 − 1), −4 − (4 − 1), −3 − (3 − 2)."""
+    correction = ErrorFeedback(T, [2], coefficient=1.0, lag="delay")
+    weight = torch.tensor([10.0])
+    steps = [(1.0, 0), (2.0, 1), (4.0, 2), (3.0, 2)]
+    assert [apply(correction, weight, *step) for step in steps] == [9.0, 6.0, -1.0, -5.0]
+    assert [len(past) for past in correction.state()] == [2]
+
+
 def test_an_update_is_recorded_while_there_is_no_delay() -> None:
-    correction, weight = ErrorFeedback(coefficient=1.0), torch.tensor([10.0])
+    correction, weight = FEEDBACK(T, [1]), torch.tensor([10.0])
     assert apply(correction, weight, 1.0, delay=0) == 9.0
     assert apply(correction, weight, 2.0, delay=0) == 7.0, "no delay, no correction"
     assert apply(correction, weight, 3.0, delay=1) == 7.0 - 3.0 - (3.0 - 2.0)
@@ -43,20 +64,102 @@ def test_an_update_is_recorded_while_there_is_no_delay() -> None:
 
 def test_no_correction_after_an_update_of_nothing() -> None:
     """SOAP and ADOPT make no update at their first call."""
-    correction, weight = ErrorFeedback(coefficient=1.0), torch.tensor([10.0])
+    correction, weight = FEEDBACK(T, [1]), torch.tensor([10.0])
     assert apply(correction, weight, 0.0, delay=1) == 10.0
     assert apply(correction, weight, 2.0, delay=1) == 8.0
     assert apply(correction, weight, 1.0, delay=1) == 8.0 - 1.0 - (1.0 - 2.0)
 
 
 def test_only_delayed_weights_are_corrected() -> None:
-    correction = ErrorFeedback(coefficient=1.0)
+    correction = FEEDBACK(T, [0, 1])
     weights = [torch.tensor([10.0]), torch.tensor([10.0])]
     for update in (1.0, 2.0):
         correction.before(weights)
         torch._foreach_sub_(weights, update)
         correction.after(weights, [0, 1])
     assert [float(weight) for weight in weights] == [7.0, 6.0]
+
+
+def test_error_feedback_keeps_one_buffer_a_weight() -> None:
+    correction, weights = FEEDBACK(T, [1, 1]), [torch.ones(3, 4), torch.ones(5)]
+    for _ in range(3):
+        correction.before(weights)
+        correction.after(weights, [1, 1])
+    kept = [value for value in vars(correction).values() if isinstance(value, list)]
+    tensors = [tensor for of in kept for past in of if isinstance(past, list) for tensor in past]
+    assert [tensor.shape for tensor in tensors] == [(3, 4), (5,)]
+
+
+def test_adaptive_error_feedback_by_hand() -> None:
+    """No memory (decay 0): λ is ⟨u_t, u_{t−1}⟩ / ‖u_{t−1}‖², between 0 and 1."""
+    correction = AdaptiveErrorFeedback(T, [1], coefficient=1.0, decay=0.0)
+    weight = torch.zeros(2)
+    found = []
+    for update in ([1.0, 0.0], [0.5, 2.0], [-1.0, 0.0], [-3.0, 1.0]):
+        correction.before([weight])
+        weight -= torch.tensor(update)
+        correction.after([weight], [1])
+        found.append(weight.clone())
+    first = torch.tensor([-1.0, 0.0])
+    second = first - torch.tensor([0.5, 2.0]) - 0.5 * torch.tensor([-0.5, 2.0])
+    third = second - torch.tensor([-1.0, 0.0])  # they disagree: ⟨u, v⟩ < 0, λ = 0
+    fourth = third - torch.tensor([-3.0, 1.0]) - 1.0 * torch.tensor([-2.0, 1.0])  # λ = 3 → 1
+    torch.testing.assert_close(found, [first, second, third, fourth])
+
+
+def test_the_agreement_is_averaged() -> None:
+    """a, b: (2, 1), then 0.5 (2, 1) + 0.5 (−4, 4) = (−1, 2.5) → 0, then (7.5, 3.25)/… → 1."""
+    correction = AdaptiveErrorFeedback(T, [1], coefficient=0.5, decay=0.5)
+    weight = torch.tensor([0.0])
+    steps = [(1.0, 1), (2.0, 1), (-2.0, 1), (-1.0, 1)]
+    # λ = 0.5, 0, and 0.5 · clamp((0.5 · −1 + 0.5 · 2) / (0.5 · 2.5 + 0.5 · 4)) = 0.5 · 0.5 / 3.25
+    last = -1.5 + 1.0 - 0.25 / 3.25 * (-1.0 + 2.0)
+    found = [apply(correction, weight, *step) for step in steps]
+    assert found == pytest.approx([-1.0, -3.5, -1.5, last])
+
+
+def test_gradient_feedback_by_hand() -> None:
+    """1; 3 + 0.5 (3 − 1) = 4; 2 + 0.5 (2 − 3) = 1.5: raw gradients are what is stored."""
+    correction, weight = GradientErrorFeedback(T, [1], coefficient=0.5), torch.tensor([0.0])
+    found = []
+    for value, delay in ((1.0, 0), (3.0, 1), (2.0, 1)):
+        gradient = torch.tensor([value])
+        correction.gradient([gradient], [weight], [delay])
+        found.append(float(gradient))
+    assert found == [1.0, 4.0, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("decay", "second"), [(0.0, 2 + 0.1 * 4 * -3), (0.75, 2 + 0.1 * 1.75 * -3)]
+)
+def test_taylor_by_hand(decay: float, second: float) -> None:
+    """g = 1, then 2 at W(0) = 10 for W(1) = 7: 2 + 0.1 D (7 − 10), D = 4 or 0.75 · 1 + 0.25 · 4."""
+    correction = Taylor(T, [1], coefficient=0.1, decay=decay)
+    found = []
+    for value, weight, delay in ((1.0, 10.0, 0), (2.0, 7.0, 1)):
+        gradient, weights = torch.tensor([value]), [torch.tensor([weight])]
+        correction.gradient([gradient], weights, [delay])
+        correction.before(weights)
+        found.append(float(gradient))
+    assert found == pytest.approx([1.0, second])
+
+
+def test_weight_prediction_by_hand() -> None:
+    """10 → 9 by u = 1: with a lag of 2 and horizon 0.5, late reads see 9 − 0.5 · 2 · 1 = 8."""
+    correction, weight = WeightPrediction(T, [2], horizon=0.5), torch.tensor([10.0])
+    apply(correction, weight, 1.0, delay=1)
+    assert [float(ahead) for ahead in correction.ahead([weight])] == [8.0]
+    assert float(weight) == 9.0, "what is evaluated is not what is predicted"
+
+
+def test_learning_rate_by_hand() -> None:
+    """PipeMare, K = 4: τ = 9 → 1/9 at k = 0, 1/3 at k = 2, 1 from k = 4 on; τ ≤ 1 → 1."""
+    for anneal in (4, 0.4):
+        correction = LearningRate(10, [9], anneal=anneal)
+        assert [correction.lr_factor(k, 9) for k in (0, 2, 4, 7)] == pytest.approx(
+            [1 / 9, 1 / 3, 1, 1]
+        )
+        assert [correction.lr_factor(0, delay) for delay in (0, 1)] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -69,17 +172,142 @@ def test_every_correction_is_the_identity_without_delay(choice: str) -> None:
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("choice", [choice for choice in CHOICES if choice != "none"])
+def test_every_correction_acts_and_survives_drains_and_a_restart(choice: str) -> None:
+    """On `pipedream` with m = 1, whose delays are 3, 2, 1, 0; bit for bit, also by a checkpoint."""
+    schedule = pipedream(T, num_stages=4, num_microbatches=1, **PHASES)
+    words = [f"correction={choice}", *TO_ACT.get(choice, [])]
+    make = partial(build, compose(words)["correction"])
+    straight, drained, other, plain = (
+        toy.emulated(schedule, ADAMW, of) for of in (make, make, make, NoCorrection)
+    )
+    updates = toy.run(straight, (0, T))
+    assert updates != toy.run(plain, (0, T))
+    first = toy.run(drained, (0, 3, 5))
+    for stage, saved in zip(other._stages, drained._stages, strict=True):
+        stage.restore(saved.state())
+    assert first + toy.run(other, (5, 7, T)) == updates
+    assert_equal(other, toy.weights(straight))
+
+
 def test_a_coefficient_of_zero_is_the_plain_delay() -> None:
     schedule = pipedream_2bw(T, num_stages=2, num_microbatches=3, **PHASES)
-    zero = toy.emulated(schedule, ADAMW, partial(ErrorFeedback, coefficient=0.0))
-    plain = toy.emulated(schedule, ADAMW)
-    assert toy.run(zero, (0, T)) == toy.run(plain, (0, T))
+    plain = toy.run(toy.emulated(schedule, ADAMW), (0, T))
+    for zero in (
+        partial(ErrorFeedback, coefficient=0.0, lag=1),
+        partial(AdaptiveErrorFeedback, coefficient=0.0, decay=0.5),
+        partial(GradientErrorFeedback, coefficient=0.0),
+        partial(Taylor, coefficient=0.0, decay=0.5),
+        partial(WeightPrediction, horizon=0.0),
+    ):
+        assert toy.run(toy.emulated(schedule, ADAMW, zero), (0, T)) == plain
 
 
-def test_error_feedback_keeps_one_buffer_a_weight() -> None:
-    correction, weights = ErrorFeedback(coefficient=1.0), [torch.ones(3, 4), torch.ones(5)]
-    for _ in range(3):
-        correction.before(weights)
-        correction.after(weights, [1, 1])
-    kept = [value for value in vars(correction).values() if isinstance(value, list) and value]
-    assert [[tensor.shape for tensor in tensors] for tensors in kept] == [[(3, 4), (5,)]]
+def assert_like_the_equations(tau: int, correction: Any, clip_norm: float, **options: Any) -> None:
+    schedule = constant_delay(T, delay=tau, num_stages=1, num_microbatches=1, **PHASES)
+    executor = toy.emulated(schedule, SGD, correction, clip_norm=clip_norm)
+    toy.run(executor, schedule.phases)
+    history, _ = expected(
+        SGD, torch.float64, lambda t: max(0, t - tau), clip_norm=clip_norm, **options
+    )
+    for ours, theirs in zip(toy.weights(executor), history[-1], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("tau", [1, 3])
+def test_error_feedback_with_the_lag_of_the_delay(tau: int) -> None:
+    feedback = partial(ErrorFeedback, coefficient=0.7, lag="delay")
+    assert_like_the_equations(tau, feedback, 0.5, coefficient=0.7, lag=lambda t: min(t, tau))
+
+
+@pytest.mark.parametrize("tau", [1, 3])
+def test_gradient_feedback(tau: int) -> None:
+    def compensate(t: int, raw: list[oracle.Weights], _: list[oracle.Weights]) -> oracle.Weights:
+        if t == 0:
+            return raw[0]
+        return [g + 0.7 * (g - before) for g, before in zip(raw[t], raw[t - 1], strict=True)]
+
+    feedback = partial(GradientErrorFeedback, coefficient=0.7)
+    assert_like_the_equations(tau, feedback, 0.5, compensate=compensate)
+
+
+@pytest.mark.parametrize("tau", [1, 3])
+@pytest.mark.parametrize("decay", [0.0, 0.9])
+def test_taylor(tau: int, decay: float) -> None:
+    averages: list[Tensor] = []
+
+    def compensate(
+        t: int, raw: list[oracle.Weights], history: list[oracle.Weights]
+    ) -> oracle.Weights:
+        squares = [g**2 for g in raw[t]]
+        averages[:] = [
+            decay * a + (1 - decay) * s for a, s in zip(averages or squares, squares, strict=True)
+        ]
+        read = history[max(0, t - tau)]
+        moved = [now - then for now, then in zip(history[t], read, strict=True)]
+        return [g + 30 * a * m for g, a, m in zip(raw[t], averages, moved, strict=True)]
+
+    taylor = partial(Taylor, coefficient=30.0, decay=decay)
+    assert_like_the_equations(tau, taylor, 0.5, compensate=compensate)
+
+
+@pytest.mark.parametrize("tau", [1, 3])
+def test_weight_prediction(tau: int) -> None:
+    prediction = partial(WeightPrediction, horizon=0.8)
+    assert_like_the_equations(tau, prediction, 0.5, horizon=0.8 * tau)
+
+
+class Anchored(WeightPrediction):
+    """Predicts by u − u_0, so that the trajectory is Error Feedback's without its constant."""
+
+    first: list[Tensor]
+
+    def ahead(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        update = [start - weight for start, weight in zip(self._start, weights, strict=True)]
+        if not hasattr(self, "first"):
+            self.first = update
+        return [w - 0.7 * (u - f) for w, u, f in zip(weights, update, self.first, strict=True)]
+
+
+def test_error_feedback_is_weight_prediction_seen_from_the_predicted_point() -> None:
+    """Gradients and updates of both are the same; W of the one is the Ŵ that the other reads."""
+    optimizer = partial(ADAMW.func, **{**ADAMW.keywords, "weight_decay": 0.0})
+    schedule = pipedream_2bw(T, num_stages=2, num_microbatches=3, **PHASES)
+    feedback = toy.emulated(schedule, optimizer, partial(ErrorFeedback, coefficient=0.7, lag=1))
+    prediction = toy.emulated(schedule, optimizer, partial(Anchored, horizon=0.7))
+    losses, others = (
+        [update.loss for update in toy.run(executor, (0, T))] for executor in (feedback, prediction)
+    )
+    assert losses == pytest.approx(others, rel=1e-12)
+    seen = [ring[T % 2] for stage in prediction._stages for ring in stage.versions._ahead]
+    for ours, theirs in zip(toy.weights(feedback), seen, strict=True):
+        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_prediction_is_for_late_reads_only(dtype: torch.dtype) -> None:
+    """After a synchronous start, batch 3 is fresh and reads W(3), batch 4 its prediction."""
+    schedule = pipedream_2bw(
+        T, num_stages=1, num_microbatches=1, synchronous_start=3, synchronous_cooldown=0
+    )
+    make = partial(WeightPrediction, horizon=1.0)
+    executor = toy.emulated(schedule, ADAMW, make, dtype=torch.float32, leaf_dtype=dtype)
+    plain = toy.emulated(schedule, ADAMW, dtype=torch.float32, leaf_dtype=dtype)
+    found, usual = (toy.run(one, schedule.phases) for one in (executor, plain))
+    assert found[:4] == usual[:4]
+    assert found[4] != usual[4]
+
+
+def test_pipemare_slows_the_early_stages() -> None:
+    """Delays 3, 2, 1, 0; half way to K the lr of stage s is divided by sqrt(max(τ, 1))."""
+    schedule = pipedream(T, num_stages=4, num_microbatches=1, **PHASES)
+    executor = toy.emulated(schedule, SGD, partial(LearningRate, anneal=2 * (T - 1)))
+    toy.run(executor, (0, T))
+    lrs = [stage.lr / (0.3 * toy.lr_factor(T - 1)) for stage in executor._stages]
+    assert lrs == pytest.approx([3**-0.5, 2**-0.5, 1, 1])
+
+
+def test_combinations_that_break_a_method_are_refused() -> None:
+    words = ["optimizer=schedule_free_adamw", "correction=error_feedback"]
+    with pytest.raises(BadInput, match="not with optimizer=schedule_free_adamw"):
+        compose(words)

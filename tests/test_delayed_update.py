@@ -80,7 +80,9 @@ def test_equals_the_equations(name: str, tau: int, coefficient: float | None) ->
     )
     schedule = schedules.constant_delay(T, delay=tau, num_stages=1, num_microbatches=1, **PHASES)
     correction = (
-        NoCorrection if coefficient is None else partial(ErrorFeedback, coefficient=coefficient)
+        NoCorrection
+        if coefficient is None
+        else partial(ErrorFeedback, coefficient=coefficient, lag=1)
     )
     executor = toy.emulated(schedule, optimizer, correction, clip_norm=0.5, dtype=dtype)
     updates = toy.run(executor, schedule.phases)
@@ -134,7 +136,7 @@ def test_stages_and_microbatches_change_no_semantics(num_stages: int, coefficien
         ADAMW, torch.float64, lambda t: max(0, t - 1), coefficient=coefficient, microbatches=3
     )
     schedule = schedules.pipedream_2bw(T, num_stages=num_stages, num_microbatches=3, **PHASES)
-    executor = toy.emulated(schedule, ADAMW, partial(ErrorFeedback, coefficient=coefficient))
+    executor = toy.emulated(schedule, ADAMW, partial(ErrorFeedback, coefficient=coefficient, lag=1))
     updates = toy.run(executor, schedule.phases)
     assert_equal(executor, history[-1])
     torch.testing.assert_close([u.loss for u in updates], losses, rtol=1e-14, atol=0)
@@ -158,7 +160,7 @@ def test_phases_switch_the_delay_on_and_off() -> None:
     schedule = schedules.pipedream_2bw(
         T, num_stages=2, num_microbatches=1, synchronous_start=3, synchronous_cooldown=0.2
     )
-    executor = toy.emulated(schedule, ADAMW, partial(ErrorFeedback, coefficient=1.0))
+    executor = toy.emulated(schedule, ADAMW, partial(ErrorFeedback, coefficient=1.0, lag=1))
     toy.run(executor, schedule.phases)
     assert_equal(executor, history[-1])
 
@@ -192,7 +194,7 @@ def test_error_feedback_is_weight_prediction_seen_from_the_predicted_point() -> 
     optimizer = partial(SGD.func, **{**SGD.keywords, "weight_decay": 0.0})
     history, _ = expected(optimizer, torch.float64, lambda t: max(0, t - 1), coefficient=0.7)
     schedule = schedules.pipedream_2bw(T, num_stages=1, num_microbatches=1, **PHASES)
-    executor = toy.emulated(schedule, optimizer, partial(ErrorFeedback, coefficient=0.7))
+    executor = toy.emulated(schedule, optimizer, partial(ErrorFeedback, coefficient=0.7, lag=1))
     toy.run(executor, schedule.phases)
     updates = _updates_behind(history, 0.7)
     for i, weight in enumerate(toy.weights(executor)):
@@ -217,7 +219,7 @@ def _updates_behind(history: list[oracle.Weights], coefficient: float) -> list[o
 @pytest.mark.parametrize("marks", [(0, 1, 2, 3, 7, 10), (0, 5, 10)])
 def test_drains_change_no_number(marks: tuple[int, ...]) -> None:
     schedule = schedules.pipedream_2bw(T, num_stages=4, num_microbatches=3, **PHASES)
-    correction = partial(ErrorFeedback, coefficient=1.0)
+    correction = partial(ErrorFeedback, coefficient=1.0, lag=1)
     straight = toy.emulated(schedule, ADAMW, correction, clip_norm=0.5)
     drained = toy.emulated(schedule, ADAMW, correction, clip_norm=0.5)
     assert toy.run(straight, (0, T)) == toy.run(drained, marks)

@@ -28,9 +28,9 @@ def moved(module: nn.Module) -> tuple[Versions, list[nn.Parameter], list[nn.Para
     versions = Versions(module, [1] * len(list(module.parameters())), torch.float32)
     for weight in versions.open():
         weight.add_(0.03)
-    versions.close()
+    versions.close(versions.master)
     old, new = ([v] * len(versions.names) for v in (0, 1))
-    return versions, versions.bind(old), versions.bind(new)
+    return versions, versions.bind(old, 0), versions.bind(new, 1)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=IDS)
@@ -54,7 +54,7 @@ def test_compiled_stages_do_not_recompile_for_another_version() -> None:
     compiled = torch.compile(module, backend=counter, fullgraph=True)
     losses = []
     for version in (0, 1, 0, 1):
-        leaves = versions.bind([version] * len(versions.names))
+        leaves = versions.bind([version] * len(versions.names), version)
         losses.append(loss(compiled(TOKENS[:, :-1])))
         losses[-1].backward()
         assert all(leaf.grad is not None for leaf in leaves)

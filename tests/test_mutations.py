@@ -17,7 +17,7 @@ from trainer.orders import one_forward_one_backward
 from trainer.schedules import pipedream_2bw, sync
 from trainer.stage import Stage
 
-CORRECTION = partial(ErrorFeedback, coefficient=1.0)
+CORRECTION = partial(ErrorFeedback, coefficient=1.0, lag=1)
 
 
 def differs(executor: toy.Emulated) -> bool:
@@ -63,8 +63,8 @@ class StartsFromZero(ErrorFeedback):
     """Corrects the first delayed update as if a zero update had come before it."""
 
     def after(self, weights: Sequence[Tensor], delays: Sequence[int]) -> None:
-        if not self._previous:
-            self._previous = [torch.zeros_like(weight) for weight in weights]
+        if not any(self._past):
+            self._past = [[torch.zeros_like(weight)] for weight in weights]
             with torch.no_grad():
                 for weight, start in zip(weights, self._start, strict=True):
                     weight.sub_(self.coefficient * (start - weight))
@@ -82,22 +82,22 @@ class ForgetsToRecord(ErrorFeedback):
     """Records updates only while the delay is on."""
 
     def after(self, weights: Sequence[Tensor], delays: Sequence[int]) -> None:
-        before = self._previous
+        before = [list(past) for past in self._past]
         super().after(weights, delays)
         if not any(delays):
-            self._previous = before
+            self._past = before
 
 
 @pytest.mark.parametrize("mutant", [StartsFromZero, ForgetsToRecord])
 def test_another_first_correction(mutant: type[ErrorFeedback]) -> None:
-    assert differs(make(correction=partial(mutant, coefficient=1.0)))
+    assert differs(make(correction=partial(mutant, coefficient=1.0, lag=1)))
 
 
 def test_a_correction_of_fresh_gradients() -> None:
     """In a synchronous phase after the first update, a correction must do nothing."""
     schedule = sync(T, num_stages=2, num_microbatches=3)
     plain, mutant = (
-        toy.emulated(schedule, ADAMW, partial(kind, coefficient=1.0))
+        toy.emulated(schedule, ADAMW, partial(kind, coefficient=1.0, lag=1))
         for kind in (ErrorFeedback, ActsOnFreshGradients)
     )
     for executor in (plain, mutant):

@@ -9,7 +9,6 @@ from typing import Any
 
 import gangs
 import numpy as np
-import oracle
 import pytest
 import small
 import test_delayed_update as delayed
@@ -215,7 +214,7 @@ RATES: dict[str, dict[str, Any]] = {
 
 @every
 def test_it_finds_the_minimum_of_a_quadratic(name: str) -> None:
-    """Half the squared distance to a point, noise on the gradients, lr falling to 0: 100 updates."""
+    """Half the squared distance to a point, noisy gradients, lr falling to 0: 100 updates."""
     weights = one_of_each()
     targets = [torch.randn(p.shape) for _, p in weights]
     changes = {"lr": 0.05, "auxiliary_lr": 0.05, "slow_warmup": 100, "weight_decay": 0.0}

@@ -10,6 +10,8 @@ import gangs
 import pytest
 import small
 
+from trainer.compose import CONF
+
 OPTIMIZERS = ["adamw", "muon", "sgd"]
 SCHEDULES = ["sync", "gpipe", "pipedream_2bw", "pipedream"]
 CORRECTIONS = ["none", "error_feedback"]
@@ -61,6 +63,26 @@ def test_other_ways_to_run_it(tmp_path: Path) -> None:
         config(tmp_path, *delayed, "dtype=bfloat16"),
         config(tmp_path, *delayed, "model.activation_checkpointing=true"),
         config(tmp_path, *delayed, "model.tied_embeddings=false"),
+    ]
+    for one, ranks in zip(configs, gangs.pipelined(configs), strict=True):
+        gangs.assert_equal(one, ranks)
+
+
+def test_corrections(tmp_path: Path) -> None:
+    """Of gradients, of weights that are read, of learning rates; on 2BW and where delays differ."""
+    choices = sorted(path.stem for path in (CONF / "correction").glob("*.yaml"))
+    strong = {"taylor": "correction.coefficient=100", "learning_rate": "correction.anneal=1.0"}
+    configs = [
+        config(
+            tmp_path,
+            f"pipeline={schedule}",
+            f"correction={choice}",
+            *([strong[choice]] if choice in strong else []),
+            "pipeline.num_stages=2",
+            f"pipeline.num_microbatches={m}",
+        )
+        for choice in choices
+        for schedule, m in (("pipedream_2bw", 4), ("pipedream", 1), ("constant_delay", 2))
     ]
     for one, ranks in zip(configs, gangs.pipelined(configs), strict=True):
         gangs.assert_equal(one, ranks)

@@ -38,7 +38,7 @@ def train(schedule: Schedule) -> tuple[Emulated, list[float]]:
             Stage(
                 module,
                 lambda named, kind=kind: ADAMW([(kind[name], p) for name, p in named]),
-                ErrorFeedback(coefficient=1.0),
+                partial(ErrorFeedback, T, coefficient=1.0, lag=1),
                 toy.lr_factor,
                 lag=lag,
                 tied=frozenset([EMBEDDING] if schedule.num_stages > 1 else []),

@@ -33,30 +33,30 @@ def test_a_delay_costs_one_more_set_of_leaves(lag: int, dtype: torch.dtype, sets
     for _ in range(5):
         assert storages(versions) == 2 * sets
         versions.open()
-        versions.close()
+        versions.close(versions.master)
 
 
 def test_a_version_is_there_from_its_update_until_it_is_overwritten() -> None:
     versions = Versions(nn.Linear(2, 2), [1, 1], torch.float32)
-    versions.bind([0, 0])
+    versions.bind([0, 0], 0)
     with pytest.raises(LookupError, match="version 1 is not there"):
-        versions.bind([1, 1])
+        versions.bind([1, 1], 0)
     for _ in range(2):
         versions.open()
-        versions.close()
-    versions.bind([1, 2])
+        versions.close(versions.master)
+    versions.bind([1, 2], 0)
     with pytest.raises(LookupError, match="version 0 is not there"):
-        versions.bind([0, 0])
+        versions.bind([0, 0], 0)
 
 
 def test_overwriting_a_version_in_use_raises() -> None:
     module = nn.Linear(2, 2)
     versions = Versions(module, [1, 1], torch.float32)
-    versions.bind([0, 0])
+    versions.bind([0, 0], 0)
     output = module(torch.ones(1, 2, requires_grad=True)).sum()
     for _ in range(2):
         versions.open()
-        versions.close()
+        versions.close(versions.master)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         output.backward()
 
@@ -65,7 +65,7 @@ def test_a_tied_weight_is_bound_in_both_places() -> None:
     module = nn.ModuleDict({"a": nn.Embedding(3, 2), "b": nn.Linear(2, 3, bias=False)})
     module["b"].weight = module["a"].weight
     versions = Versions(module, [1], torch.float32)
-    [leaf] = versions.bind([0])
+    [leaf] = versions.bind([0], 0)
     assert module["a"].weight is leaf is module["b"].weight
 
 

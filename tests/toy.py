@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -55,7 +56,7 @@ def lr_factor(t: int) -> float:
 def emulated(
     schedule: Schedule,
     optimizer: Callable[..., torch.optim.Optimizer],
-    correction: Callable[[], NoCorrection] = NoCorrection,
+    correction: Callable[[int, Sequence[int]], NoCorrection] = NoCorrection,
     clip_norm: float = float("inf"),
     dtype: torch.dtype = torch.float64,
     leaf_dtype: torch.dtype | None = None,
@@ -69,7 +70,7 @@ def emulated(
             Stage(
                 module,
                 lambda named, kind=kind: optimizer([(kind[name], p) for name, p in named]),
-                correction(),
+                partial(correction, schedule.num_updates),
                 lr_factor,
                 lag=schedule.lags[index],
                 tied=frozenset(),

@@ -53,7 +53,8 @@ def load(path: Path) -> State:
 # What a trial may do otherwise than the one whose checkpoint it goes on from.
 MAY_DIFFER = {
     *("pipeline", "runner", "num_replicas", "device", "num_threads", "compile", "resume_from"),
-    *("results", "out", "save_final", "checkpoint_every", "eval_every", "timeout", "trace"),
+    *("results", "out", "save_final", "checkpoint_every", "eval_every", "timeout"),
+    *("trace", "diagnostics"),
 }
 
 

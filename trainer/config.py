@@ -14,6 +14,7 @@ from annotated_types import Ge, Gt
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from trainer.build import locate
+from trainer.combinations import check_combinations
 from trainer.errors import BadInput
 
 Count = Annotated[int, Ge(1)]
@@ -51,6 +52,7 @@ class TrialConfig(BaseModel):
     num_replicas: Count
     timeout: Annotated[float, Gt(0)]
     trace: bool
+    diagnostics: Count | None
     device: str
     dtype: Literal["float32", "bfloat16"]
     num_threads: Count
@@ -70,8 +72,7 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
         checked[key] = _check_choice(key, node)
     _check_length(checked)
     _check_batch(checked)
-    if checked["trace"] and checked["runner"] == "emulated":
-        raise BadInput("trace", True, "needs runner=pipelined: only ranks wait for each other")
+    check_combinations(checked)
     return checked
 
 

@@ -8,23 +8,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
+from trainer.executor import Executor, OnUpdate
 from trainer.gradients import Clip, Diverged, Update, slots
 from trainer.interleave import interleave
-from trainer.microbatches import Microbatches
 from trainer.operations import Op, Schedule, completes
+from trainer.purposes import Loss
 from trainer.stage import Stage
 
-Loss = Callable[[Tensor, Tensor], Tensor]
 
-
-class Emulated:
+class Emulated(Executor):
     """All stages, and all data-parallel replicas of them, in this process.
 
-    `batch(t)` is an int64 tensor [batch_size, seq_len + 1]; `loss(output, targets)` averages over
-    the tokens of a microbatch, so that equally long microbatches average to the batch. Replica r of
-    R takes its r-th part of the batch; gradients are summed over a replica's microbatches first,
-    over replicas then.
+    Gradients are summed over a replica's microbatches first, over replicas then.
     """
 
     def __init__(
@@ -36,35 +33,17 @@ class Emulated:
         clip: Clip,
         num_replicas: int = 1,
     ) -> None:
-        self._stages, self._schedule = stages, schedule
-        self._loss, self._clip, self._num_replicas = loss, clip, num_replicas
-        self._microbatch = Microbatches(batch, schedule, num_replicas)
+        super().__init__(stages, range(len(stages)), schedule, batch, loss, num_replicas)
+        self._clip, self._num_replicas = clip, num_replicas
         self._slots = slots([stage.versions.names for stage in stages])
-        self._do = {
-            "F": self._forward,
-            "B": self._backward,
-            "I": self._backward_input,
-            "W": self._backward_weights,
-            "U": self._update,
-        }
         self._sent: dict[tuple[str, int, int, int, int], Tensor] = {}
         self._losses: dict[tuple[int, int], list[Tensor]] = {}
         self._gradients: dict[int, dict[int, list[Tensor]]] = {}
         self._reduced: dict[int, tuple[float, float]] = {}
 
-    def run(self, first: int, last: int, on_update: Callable[[Update], None]) -> None:
-        """Trains on batches first … last − 1 of one phase, then drains.
-
-        Calls `on_update` when an update is applied. Raises Diverged before applying a bad one.
-        """
-        for _, op in interleave(self._schedule.operations(first, last)):
-            done = self._do[op.kind](op)
-            if done is not None:
-                on_update(done)
-
+    @override
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Tensor]) -> float:
-        """Mean loss of the newest weights, nats a token; `batches` are like those of training."""
         total, num_tokens = torch.zeros((), dtype=torch.float64), 0
         for batch in batches:
             inputs, targets = batch[:, :-1], batch[:, 1:]
@@ -74,44 +53,38 @@ class Emulated:
             num_tokens += targets.numel()
         return float(total / num_tokens)
 
-    def state(self) -> dict[str, dict[str, Any]]:
-        """What each weight needs to go on, by its name; call it between runs only."""
-        return {name: of for stage in self._stages for name, of in stage.state().items()}
-
-    def restore(self, state: dict[str, dict[str, Any]]) -> None:
-        """Takes back what `state` gave, of these stages or of the model cut otherwise."""
-        for stage in self._stages:
-            stage.restore(state)
-
-    def weights(self) -> dict[str, Tensor]:
-        """The newest weights by name, tied ones once."""
-        return {
-            name: weight.detach()
-            for stage in self._stages
-            for name, weight in zip(stage.versions.names, stage.versions.master, strict=True)
-        }
-
+    @override
     def usage(self) -> dict[str, Any]:
-        """What only ranks that work side by side can tell."""
+        """Nothing: only ranks that work side by side can tell."""
         keys = ("bubble", "bubble_by_rank", "update_wait_by_rank", "peak_memory_bytes_by_rank")
         return dict.fromkeys(keys)
 
+    @override
+    def _execute(self, operations: Sequence[Sequence[Op]], on_update: OnUpdate) -> None:
+        for _, op in interleave(operations):
+            done = self._do[op.kind](op)
+            if done is not None:
+                on_update(done)
+
+    @override
     def _forward(self, op: Op) -> None:
         for replica in range(self._num_replicas):
-            inputs, targets = self._microbatch(op, replica)
+            inputs, _ = self._microbatch(op, replica)
             x = self._sent.pop(("F", op.stage, op.batch, op.microbatch, replica), inputs)
             stage = self._stages[op.stage]
-            if op.stage < len(self._stages) - 1:
+            if op.stage < self._last:
                 output = stage.forward(op, x, None, replica)
                 self._sent["F", op.stage + 1, op.batch, op.microbatch, replica] = output
             else:
-                loss = stage.forward(op, x, self._loss_against(targets), replica)
+                loss = stage.forward(op, x, self._loss_of(op, replica), replica)
                 self._losses.setdefault((op.batch, replica), []).append(loss)
 
+    @override
     def _backward(self, op: Op) -> None:
         self._backward_input(op)
         self._backward_weights(op)
 
+    @override
     def _backward_input(self, op: Op) -> None:
         for replica in range(self._num_replicas):
             gradient = self._sent.pop(("B", op.stage, op.batch, op.microbatch, replica), None)
@@ -119,6 +92,7 @@ class Emulated:
             if gradient is not None and op.stage > 0:
                 self._sent["B", op.stage - 1, op.batch, op.microbatch, replica] = gradient
 
+    @override
     def _backward_weights(self, op: Op) -> None:
         stage = self._stages[op.stage]
         for replica in range(self._num_replicas):
@@ -126,13 +100,12 @@ class Emulated:
         if completes(op, self._schedule.num_microbatches):
             self._gradients.setdefault(op.batch, {})[op.stage] = stage.take_gradients()
 
-    def _loss_against(self, targets: Tensor) -> Callable[[Tensor], Tensor]:
-        return lambda output: self._loss(output, targets)
-
+    @override
     def _update(self, op: Op) -> Update | None:
         if op.batch not in self._reduced:
             self._reduced[op.batch] = self._reduce(op.batch)
-        self._stages[op.stage].update(op.batch, self._gradients[op.batch].pop(op.stage))
+        gradients = self._gradients[op.batch].pop(op.stage)
+        self._purpose.use(self._stages[op.stage], op.batch, gradients)
         if self._gradients[op.batch]:
             return None
         del self._gradients[op.batch]
@@ -140,16 +113,19 @@ class Emulated:
         return Update(op.batch, loss, grad_norm, self._stages[0].lr)
 
     def _reduce(self, batch: int) -> tuple[float, float]:
-        """Adds tied gradients and clips, in place; returns the batch's loss and gradient norm."""
-        num_microbatches = self._schedule.num_microbatches * self._num_replicas
+        """Makes the stages' sums one clipped gradient, in place; returns the loss and the norm."""
         gradients = [self._gradients[batch][stage] for stage in range(len(self._stages))]
         for of_stage in gradients:
-            torch._foreach_div_(of_stage, num_microbatches)
+            torch._foreach_div_(of_stage, self._num_parts)
         _add_tied(self._stages, gradients)
+        if self._purpose.is_corrected:
+            for stage, of_stage in zip(self._stages, gradients, strict=True):
+                stage.correct(batch, of_stage)
         norms = zip(self._slots, gradients, strict=True)
         norm = torch.linalg.vector_norm(sum(slots.norms(of) for slots, of in norms))
-        for of_stage in gradients:
-            self._clip(of_stage, norm)
+        if self._purpose.is_clipped:
+            for of_stage in gradients:
+                self._clip(of_stage, norm)
         replicas = range(self._num_replicas)
         losses = [torch.stack(self._losses.pop((batch, replica))).mean() for replica in replicas]
         loss = sum(losses[1:], losses[0]) / self._num_replicas

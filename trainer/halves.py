@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -66,3 +66,33 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         ctx.products.append((ctx.weight, gradient, x))
         return gradient @ weight, None, None
+
+
+class InFlight(NamedTuple):
+    """What a microbatch leaves on the stage between its forward and its backward."""
+
+    x: Tensor
+    output: Tensor
+    weights_later: WeightsLater | None
+
+
+class Halfway(NamedTuple):
+    """Of a microbatch between the halves of its backward: the leaves it read, what they have of
+    their gradients so far, and what is to come.
+    """
+
+    leaves: list[nn.Parameter]
+    early: list[Tensor | None]
+    weights_later: WeightsLater | None
+
+
+def take_gradient(leaf: nn.Parameter) -> Tensor | None:
+    """The leaf's gradient, which it gives up: the next batch on this version starts anew."""
+    gradient, leaf.grad = leaf.grad, None
+    return gradient
+
+
+def sum_of(leaf: nn.Parameter, *parts: Tensor | None) -> Tensor:
+    """A microbatch's gradient of a leaf from what each half of its backward found, if anything."""
+    found = [part for part in parts if part is not None]
+    return sum(found[1:], found[0]) if found else torch.zeros_like(leaf)

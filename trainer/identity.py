@@ -35,6 +35,8 @@ def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
         for part in path:
             node = node[part]
         node.pop(last, None)
+    if kept.get("diagnostics") is None:  # so that trials older than the key keep their ids
+        kept.pop("diagnostics", None)
     if kept["resume_from"]:
         kept["resume_from"] = Path(kept["resume_from"]).name  # which has the checkpoint's digest
     made_by = {"config": kept, "data_hash": data_hash, "trainer_version": TRAINER_VERSION}

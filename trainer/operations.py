@@ -7,8 +7,9 @@ of the weights that they read, U(t) makes version t + 1, and the delay of batch 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import NamedTuple
 
 from trainer.orders import Kind, Order, Place, Step
@@ -83,6 +84,14 @@ class Schedule:
         """What every rank does from one drain to the next: batches first … last − 1 of a phase."""
         return [self._operations(rank, first, last) for rank in range(self.num_ranks)]
 
+    def alone(self, batch: int) -> list[list[Op]]:
+        """What every rank does for `batch`, from drain to drain, if nothing runs beside it."""
+        return replace(self, flushes=True).operations(batch, batch + 1)
+
+    def undelayed(self, batch: int) -> list[list[Op]]:
+        """The same, if there were no delay."""
+        return replace(self, lags=(0,) * len(self.lags)).alone(batch)
+
     def _operations(self, rank: int, first: int, last: int) -> list[Op]:
         delayed = self.first_delayed <= first < self.first_cooldown
         whole = [range(first, last)] if delayed and not self.flushes else _singles(first, last)
@@ -151,3 +160,9 @@ def delays(operations: Iterable[Op]) -> dict[int, list[int]]:
             late = op.version - 1 - read[op.stage, op.batch]
             counted.setdefault(op.stage, []).append(late)
     return counted
+
+
+def horizon(operations: Sequence[Sequence[Op]], batch: int) -> int:
+    """The last batch that any rank works on before it applies the update of `batch`."""
+    before = (takewhile(lambda op: (op.kind, op.batch) != ("U", batch), ops) for ops in operations)
+    return max(op.batch for ops in before for op in ops)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from trainer.build import build
 from trainer.clock import Clock
+from trainer.corrections.none import NoCorrection
 from trainer.data.batches import Batches, Windows
 from trainer.emulated import Emulated
 from trainer.errors import BadInput
@@ -123,7 +124,7 @@ def build_stages(
         stage = Stage(
             module.to(device),
             _optimizer_of(config["optimizer"], kinds(module)),
-            build(config["correction"]),
+            _correction_of(config["correction"], schedule.num_updates),
             lr_factor,
             lag=schedule.lags[index],
             tied=tied,
@@ -151,6 +152,12 @@ def _optimizer_of(
     node: Mapping[str, Any], kind: Mapping[str, Kind]
 ) -> Callable[[Sequence[tuple[str, nn.Parameter]]], torch.optim.Optimizer]:
     return lambda named: build(node, [(kind[name], weight) for name, weight in named])
+
+
+def _correction_of(
+    node: Mapping[str, Any], num_updates: int
+) -> Callable[[Sequence[int]], NoCorrection]:
+    return lambda lags: build(node, num_updates, lags)
 
 
 def _eager(module: nn.Module) -> Callable[[Tensor], Tensor]:

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from itertools import takewhile
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from trainer.channel import Channels
 from trainer.clock import Clock
+from trainer.diagnostics import Found
+from trainer.executor import Executor, OnUpdate
 from trainer.gang import Gang
 from trainer.gradients import Clip, Diverged, Update
-from trainer.microbatches import Microbatches
-from trainer.operations import Op, Schedule, completes
+from trainer.operations import Op, Schedule, completes, horizon
+from trainer.purposes import Loss
 from trainer.reduction import Reduced, Reducer
 from trainer.resources import peak_memory_bytes
 from trainer.stage import Stage
 from trainer.trace import leave
 
-Loss = Callable[[Tensor, Tensor], Tensor]
 
-
-class Pipelined:
+class Pipelined(Executor):
     """This rank's stages of the pipeline; every rank of the gang makes the same calls.
 
     Arguments are those of `Emulated`, but `stages` are this rank's, and `message` is the
@@ -44,20 +44,11 @@ class Pipelined:
         clock: Clock,
         message: torch.Size,
     ) -> None:
-        self._schedule, self._gang, self._clock = schedule, gang, clock
-        self._stages = dict(zip(schedule.stages(gang.place), stages, strict=True))
-        self._loss = loss
-        self._last = schedule.num_stages - 1
-        self._microbatch = Microbatches(batch, schedule, gang.num_replicas)
-        self._do = {
-            "F": self._forward,
-            "B": self._backward,
-            "I": self._backward_input,
-            "W": self._backward_weights,
-            "U": self._update,
-        }
+        mine = schedule.stages(gang.place)
+        super().__init__(stages, mine, schedule, batch, loss, gang.num_replicas)
+        self._gang, self._clock = gang, clock
         self._reducer = Reducer(
-            gang, self._stages, schedule.num_stages, schedule.num_microbatches, clip, clock
+            gang, self._at, schedule.num_stages, schedule.num_microbatches, clip, clock
         )
         self._channels = Channels(gang, schedule.num_stages, message, stages[0].dtype)
         self._losses: dict[int, list[Tensor]] = {}
@@ -66,25 +57,22 @@ class Pipelined:
         self._pending: Future[Reduced] | None = None
         self._runs: list[tuple[int, int]] = []
 
-    def run(self, first: int, last: int, on_update: Callable[[Update], None]) -> None:
-        """Trains on batches first … last − 1 of one phase, then drains.
-
-        Calls `on_update` when an update is applied. Raises Diverged before applying a bad one, on
-        every rank, and PeerLost if another rank is gone.
-        """
-        lists = self._schedule.operations(first, last)
-        operations = lists[self._gang.place]
-        with self._clock.between_drains():
-            self._channels.expect(operations)
-            for position, op in enumerate(operations):
-                try:
-                    self._execute(op, on_update)
-                except Diverged:
-                    self._let_others_notice(operations[position + 1 :], horizon(lists, op.batch))
-                    raise
-            self._channels.flush()
+    @override
+    def run(self, first: int, last: int, on_update: OnUpdate) -> None:
+        super().run(first, last, on_update)
         self._runs.append((first, last))
 
+    @override
+    def rehearse(self, batch: int) -> None:
+        super().rehearse(batch)
+        self._pending = None
+
+    @override
+    def take_comparison(self) -> Found:
+        """On the recording rank: of the whole model."""
+        return self._gathered(dict(super().take_comparison()))
+
+    @override
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Tensor]) -> float:
         """Mean loss of the newest weights, nats a token, on every rank; like `Emulated`'s."""
@@ -92,7 +80,7 @@ class Pipelined:
         for batch in batches:
             self._gang.pulse.works()
             inputs, targets = batch[:, :-1], batch[:, 1:]
-            for index, stage in self._stages.items():
+            for index, stage in self._at.items():
                 if index > 0:
                     dtype = stage.versions.master[0].dtype
                     inputs = self._channels.take_hidden(targets.shape, dtype)
@@ -106,27 +94,17 @@ class Pipelined:
         self._gang.wait(self._gang.add(total, self._gang.pipeline))  # 0 but on the last stage
         return float(total / num_tokens)
 
+    @override
     def state(self) -> dict[str, dict[str, Any]]:
-        """What each weight needs to go on, by name, on the recording rank; between runs only."""
-        return self._gathered(
-            {name: of for s in self._stages.values() for name, of in s.state().items()}
-        )
+        """On the recording rank: of the whole model."""
+        return self._gathered(super().state())
 
-    def restore(self, state: dict[str, dict[str, Any]]) -> None:
-        """Takes back what `state` gave, of these stages or of the model cut otherwise."""
-        for stage in self._stages.values():
-            stage.restore(state)
-
+    @override
     def weights(self) -> dict[str, Tensor]:
-        """The newest weights by name, tied ones once, on the recording rank."""
-        return self._gathered(
-            {
-                name: weight.detach().cpu()
-                for stage in self._stages.values()
-                for name, weight in zip(stage.versions.names, stage.versions.master, strict=True)
-            }
-        )
+        """On the recording rank: of the whole model."""
+        return self._gathered(super().weights())
 
+    @override
     def usage(self) -> dict[str, Any]:
         """Shares of the time without work, and waiting for updates; peak memory; of all ranks."""
         clock = self._clock
@@ -161,43 +139,55 @@ class Pipelined:
         """
         self._channels.go_through_the_motions([op for op in rest if op.batch <= horizon])
 
-    def _execute(self, op: Op, on_update: Callable[[Update], None]) -> None:
-        self._gang.pulse.works()
-        done = self._do[op.kind](op)
-        if done is not None:
-            on_update(done)
+    def _execute(self, lists: Sequence[Sequence[Op]], on_update: OnUpdate) -> None:
+        operations = lists[self._gang.place]
+        with self._clock.between_drains():
+            self._channels.expect(operations)
+            for position, op in enumerate(operations):
+                self._gang.pulse.works()
+                try:
+                    done = self._do[op.kind](op)
+                except Diverged:
+                    self._let_others_notice(operations[position + 1 :], horizon(lists, op.batch))
+                    raise
+                if done is not None:
+                    on_update(done)
+            self._channels.flush()
 
+    @override
     def _forward(self, op: Op) -> None:
-        stage, x = self._stages[op.stage], self._take(op)
+        stage, x = self._at[op.stage], self._take(op)
         x = self._microbatch(op, self._gang.replica)[0] if x is None else x
         with self._clock.span(op):
             if op.stage < self._last:
                 self._channels.send(op, stage.forward(op, x))
             else:
-                _, targets = self._microbatch(op, self._gang.replica)
-                loss = stage.forward(op, x, lambda output: self._loss(output, targets))
+                loss = stage.forward(op, x, self._loss_of(op, self._gang.replica))
                 self._losses.setdefault(op.batch, []).append(loss)
 
+    @override
     def _backward(self, op: Op) -> None:
         gradient = self._take(op)
         with self._clock.span(op):
             self._pass_back(op, gradient)
-            self._stages[op.stage].backward_weights(op)
+            self._at[op.stage].backward_weights(op)
         self._note(op)
 
+    @override
     def _backward_input(self, op: Op) -> None:
         gradient = self._take(op)
         with self._clock.span(op):
             self._pass_back(op, gradient)
 
+    @override
     def _backward_weights(self, op: Op) -> None:
         with self._clock.span(op):
-            self._stages[op.stage].backward_weights(op)
+            self._at[op.stage].backward_weights(op)
         self._note(op)
 
     def _pass_back(self, op: Op, gradient: Tensor | None) -> None:
         """The input's gradient leaves first: the stage before waits for it."""
-        gradient = self._stages[op.stage].backward_input(op, gradient)
+        gradient = self._at[op.stage].backward_input(op, gradient)
         if gradient is not None:
             self._channels.send(op, gradient)
 
@@ -205,6 +195,7 @@ class Pipelined:
         with self._clock.span(op, f"wait {op.kind}"):
             return self._channels.take(op)
 
+    @override
     def _update(self, op: Op) -> Update | None:
         """Applies the pending update; then the next gradient, if it is complete, is reduced."""
         assert self._pending is not None
@@ -215,12 +206,12 @@ class Pipelined:
         if not (isfinite(reduced.loss) and isfinite(reduced.norm)):
             raise Diverged(op.batch)
         with self._clock.span(op):
-            self._stages[op.stage].update(op.batch, reduced.gradients.pop(0))
+            self._purpose.use(self._at[op.stage], op.batch, reduced.gradients.pop(0))
         if reduced.gradients:
             return None
         self._pending = None
         self._launch()
-        return Update(op.batch, reduced.loss, reduced.norm, self._stages[op.stage].lr)
+        return Update(op.batch, reduced.loss, reduced.norm, self._at[op.stage].lr)
 
     def _note(self, op: Op) -> None:
         """Launches the reduction of a batch once its gradient is complete on all of the stages."""
@@ -236,10 +227,4 @@ class Pipelined:
         """One at a time: a correction of the next gradient may need the weights of this update."""
         if self._complete and self._pending is None:
             op = self._complete.pop(0)
-            self._pending = self._reducer.launch(op, self._losses.pop(op.batch, []))
-
-
-def horizon(operations: Sequence[Sequence[Op]], batch: int) -> int:
-    """The last batch that any rank works on before it applies the update of `batch`."""
-    before = (takewhile(lambda op: (op.kind, op.batch) != ("U", batch), ops) for ops in operations)
-    return max(op.batch for ops in before for op in ops)
+            self._pending = self._reducer.launch(op, self._losses.pop(op.batch, []), self._purpose)

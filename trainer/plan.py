@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from trainer.build import build, label
+from trainer.combinations import check_backward
 from trainer.errors import BadInput
 from trainer.identity import trial_id
 from trainer.interleave import check
@@ -41,7 +42,7 @@ def plan_trial(config: Mapping[str, Any]) -> Plan:
         tokens = config["tokens_per_parameter"] * model.num_parameters
         num_updates = max(1, round(tokens / tokens_per_update))
     schedule = build(config["pipeline"], num_updates)
-    _check_backward(model, schedule)
+    check_backward(model, schedule)
     if (problem := _problem(schedule)) is not None:
         raise BadInput("pipeline", label(config["pipeline"]), problem)
     tokens = num_updates * tokens_per_update
@@ -79,9 +80,3 @@ def _problem(schedule: Schedule) -> str | None:
     except ValueError as error:
         return str(error)
     return None
-
-
-def _check_backward(model: Any, schedule: Schedule) -> None:
-    if schedule.splits_backward and model.activation_checkpointing:
-        allowed = "must be false with a schedule that splits backwards: they cannot recompute"
-        raise BadInput("model.activation_checkpointing", True, allowed)

@@ -15,6 +15,7 @@ from trainer.clock import Clock
 from trainer.gang import Gang
 from trainer.gradients import Clip, Slots, slots
 from trainer.operations import Op
+from trainer.purposes import Purpose
 from trainer.stage import Stage
 
 
@@ -52,15 +53,17 @@ class Reducer:
         self._stream = torch.cuda.Stream(gang.device) if gang.device.type == "cuda" else None
         self._thread = ThreadPoolExecutor(1, "reducer", torch.set_num_threads, (1,))
 
-    def launch(self, op: Op, losses: Sequence[Tensor]) -> Future[Reduced]:
+    def launch(self, op: Op, losses: Sequence[Tensor], purpose: Purpose) -> Future[Reduced]:
         """Takes the gradients of the batch that `op` completed, and the last stage's losses."""
         gradients = [stage.take_gradients() for stage in self._stages]
         loss = torch.stack(list(losses)).mean() if losses else gradients[0][0].new_zeros(())
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream())
-        return self._thread.submit(self._reduce, op, gradients, loss)
+        return self._thread.submit(self._reduce, op, gradients, loss, purpose)
 
-    def _reduce(self, op: Op, gradients: list[list[Tensor]], loss: Tensor) -> Reduced:
+    def _reduce(
+        self, op: Op, gradients: list[list[Tensor]], loss: Tensor, purpose: Purpose
+    ) -> Reduced:
         with torch.cuda.stream(self._stream), self._clock.span(op, "reduce"):  # None: no stream
             gang = self._gang
             loss = loss.to(gradients[0][0].dtype)
@@ -70,12 +73,16 @@ class Reducer:
                 torch._foreach_div_(of_stage, self._divisor)
             if tied := self._tied(gradients):
                 self._sum(tied, gang.tied)
+            if purpose.is_corrected:
+                for stage, of_stage in zip(self._stages, gradients, strict=True):
+                    stage.correct(op.batch, of_stage)
             norms = [s.norms(of) for s, of in zip(self._slots, gradients, strict=True)]
             vector = torch.cat((sum(norms[1:], norms[0]), loss.reshape(1) / gang.num_replicas))
             self._sum([vector], gang.pipeline)
             norm = torch.linalg.vector_norm(vector[:-1])
-            for of_stage in gradients:
-                self._clip(of_stage, norm)
+            if purpose.is_clipped:
+                for of_stage in gradients:
+                    self._clip(of_stage, norm)
             values = torch.stack((vector[-1], norm)).double().tolist()  # on CUDA the one wait
         return Reduced(gradients, *values)
 

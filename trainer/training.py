@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from trainer import checkpoint
-from trainer.emulated import Emulated
+from trainer.diagnostics import summary
 from trainer.errors import BadInput
+from trainer.executor import Executor
 from trainer.export import save_final
 from trainer.gradients import Diverged, Update
 from trainer.identity import provenance
 from trainer.operations import delays
 from trainer.parts import Parts
-from trainer.pipelined import Pipelined
 from trainer.plan import Plan
 from trainer.record import Row, TrialFolder
 from trainer.resources import device_name, peak_memory_bytes, random_state, restore_random_state
@@ -48,7 +48,7 @@ class Training:
         plan: Plan,
         device: torch.device,
         parts: Parts,
-        executor: Emulated | Pipelined,
+        executor: Executor,
         folder: TrialFolder,
         report: Report,
         on_finish: Callable[[Path], None] = nothing,
@@ -76,25 +76,47 @@ class Training:
         total, marks = self._plan.num_updates, set(self._parts.schedule.phases)
         for every in (self._config["eval_every"], self._config["checkpoint_every"]):
             marks.update(range(0, total, every))
+        marks.update(t for t in range(total) if self._observes(t))
+        marks.update(mark for t in range(total) if self._compares(t) for mark in (t, t + 1))
         return pairwise([self._num_done, *sorted(m for m in marks if m > self._num_done)])
+
+    def _compares(self, update: int) -> bool:
+        """Whether the update is measured beside the one that a fresh gradient would have made."""
+        every = self._config["diagnostics"]
+        return every is not None and update % every == 0
+
+    def _observes(self, update: int) -> bool:
+        """Whether the optimizer asks to see more than the gradient before this update."""
+        every = self._executor.observe_every
+        return every is not None and update % every == 0
 
     def _advance(self, first: int, last: int) -> None:
         config, is_last = self._config, last == self._plan.num_updates
         evaluates = is_last or last % config["eval_every"] == 0
+        compares = self._compares(first)
         held: list[Row] = []
 
         def on_update(update: Update) -> None:
             row = self._row(update)
-            if evaluates and update.batch == last - 1:
+            if (evaluates or compares) and update.batch == last - 1:
                 held.append(row)
             else:
                 self._write(row)
 
         self._count_delays(first, last)
+        if self._observes(first):
+            self._executor.observe(first)
+        if compares:
+            self._executor.rehearse(first)
         self._last_tick = time.monotonic()
         self._executor.run(first, last, on_update)
         for row in held:
-            self._evaluate(row)
+            if compares:
+                row["diagnostics"] = summary(self._executor.take_comparison())
+            if evaluates:
+                self._evaluate(row)
+            else:
+                self._write(row)
         if not is_last and last % config["checkpoint_every"] == 0:
             state = self._state()
             if self._folder.records:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,9 +19,19 @@ class Versions:
 
     In the master's dtype the newest version *is* the master, so that a lag of 1 costs one more set
     of weights and a lag of 0 none. Leaves in another dtype (bf16) are copies of an fp32 master.
+
+    With `reads_ahead` a batch that reads a version late sees other leaves, those that were foreseen
+    when the version was made: lag + 1 more sets of weights.
     """
 
-    def __init__(self, module: nn.Module, lags: Sequence[int], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        lags: Sequence[int],
+        dtype: torch.dtype,
+        *,
+        reads_ahead: bool = False,
+    ) -> None:
         self.names = [name for name, _ in module.named_parameters()]
         weights = [weight.detach() for weight in module.parameters()]
         # `.data`, not `.detach()`: a step of the master must not count as a write to slot 0.
@@ -33,20 +43,27 @@ class Versions:
             [nn.Parameter(weight.to(dtype, copy=slot > 0)) for slot in range(lag + 1)]
             for weight, lag in zip(weights, lags, strict=True)
         ]
+        self._ahead = [
+            [nn.Parameter(leaf.detach().clone()) for leaf in ring] if reads_ahead and lag else ring
+            for ring, lag in zip(self._rings, lags, strict=True)
+        ]
         self._held = [[0] * (lag + 1) for lag in lags]
 
-    def bind(self, versions: Sequence[int]) -> list[nn.Parameter]:
-        """Makes the module read version `versions[i]` of weight i; returns those leaves.
+    def bind(self, versions: Sequence[int], batch: int) -> list[nn.Parameter]:
+        """Makes the module read, for `batch`, version `versions[i]` of weight i.
 
-        Raises LookupError for a version that does not exist yet or is already overwritten.
+        Returns those leaves. Raises LookupError for a version that does not exist yet or is already
+        overwritten.
         """
         leaves = []
-        for name, ring, held, version in zip(
-            self.names, self._rings, self._held, versions, strict=True
-        ):
-            if held[version % len(held)] != version:
-                raise LookupError(f"{name}: version {version} is not there, only {sorted(held)}")
-            leaves.append(ring[version % len(ring)])
+        for i, version in enumerate(versions):
+            held = self._held[i]
+            slot = version % len(held)
+            if held[slot] != version:
+                at = f"{self.names[i]}: version {version}"
+                raise LookupError(f"{at} is not there, only {sorted(held)}")
+            rings = self._ahead if version < batch else self._rings
+            leaves.append(rings[i][slot])
         self._set(leaves)
         return leaves
 
@@ -65,11 +82,13 @@ class Versions:
         return self.master
 
     @torch.no_grad()
-    def close(self) -> None:
-        """Publishes the stepped master as version t + 1."""
+    def close(self, ahead: Sequence[Tensor]) -> None:
+        """Publishes the stepped master as version t + 1, and `ahead` as what late reads see."""
         self.newest += 1
         if not self._shares_master:
             torch._foreach_copy_(self._slots(self.newest), list(self.master))
+        for i, ring in self._foreseen():
+            ring[self.newest % len(ring)].copy_(ahead[i])
         for held in self._held:
             held[self.newest % len(held)] = self.newest
 
@@ -79,10 +98,11 @@ class Versions:
             name: {
                 "master": master.detach(),
                 "slots": [leaf.detach() for leaf in ring],
+                "ahead": [] if ahead is ring else [leaf.detach() for leaf in ahead],
                 "held": held,
             }
-            for name, master, ring, held in zip(
-                self.names, self.master, self._rings, self._held, strict=True
+            for name, master, ring, ahead, held in zip(
+                self.names, self.master, self._rings, self._ahead, self._held, strict=True
             )
         }
 
@@ -102,9 +122,16 @@ class Versions:
             if self._shares_master:
                 self.master[i].data = self._slots(self.newest)[i].data
             self.master[i].copy_(saved["master"])
+        for i, ring in self._foreseen():
+            torch._foreach_copy_(list(ring), state[i]["ahead"])
 
     def _slots(self, version: int) -> list[Tensor]:
         return [ring[version % len(ring)] for ring in self._rings]
+
+    def _foreseen(self) -> Iterator[tuple[int, list[nn.Parameter]]]:
+        """The weights that have leaves for late reads, by number, with these."""
+        pairs = enumerate(zip(self._rings, self._ahead, strict=True))
+        return ((i, ahead) for i, (ring, ahead) in pairs if ahead is not ring)
 
     def _set(self, leaves: Sequence[nn.Parameter]) -> None:
         for leaf, places in zip(leaves, self._places, strict=True):

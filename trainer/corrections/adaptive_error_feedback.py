@@ -1,0 +1,73 @@
+"""Error Feedback whose λ follows how well successive updates agree (beyond arXiv 2606.30634)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Interval
+from torch import Tensor
+from typing_extensions import override
+
+from trainer.corrections.error_feedback import ErrorFeedback
+
+
+class AdaptiveErrorFeedback(ErrorFeedback):
+    """W(t+1) = W(t) − u_t − λ_t (u_t − u_{t−1}) with a λ_t of its own for each weight tensor.
+
+    Error Feedback takes its gradients at weights that lie λ u_{t−1} ahead of the plain sum of the
+    updates: it bets that u_t = λ u_{t−1}. The λ that would have won the bet, in the sense of least
+    squares, is ⟨u_t, u_{t−1}⟩ / ‖u_{t−1}‖²; hence
+
+        λ_t = coefficient · clamp(a_t / b_t, 0, 1),
+        a_t, b_t = running averages (`decay`) of ⟨u_t, u_{t−1}⟩ and ‖u_{t−1}‖².
+
+    Updates that repeat each other (high momentum) give λ → coefficient, unrelated ones λ → 0.
+    The inner product comes from three norms, of which two are of tensors that Error Feedback has
+    anyway: 2⟨u, v⟩ = ‖u‖² + ‖v‖² − ‖u − v‖². Memory: that of Error Feedback and two numbers a
+    tensor.
+    """
+
+    def __init__(
+        self,
+        num_updates: int,
+        lags: Sequence[int],
+        *,
+        coefficient: Annotated[float, Ge(0)],
+        decay: Annotated[float, Interval(ge=0, lt=1)],
+    ) -> None:
+        super().__init__(num_updates, lags, coefficient=coefficient, lag=1)
+        self.decay = decay
+        self._averages: dict[int, Tensor] = {}
+
+    @override
+    def _factors(
+        self,
+        late: list[int],
+        update: list[Tensor],
+        earlier: list[Tensor],
+        difference: list[Tensor],
+    ) -> Tensor:
+        squares = [
+            torch.stack(torch._foreach_norm(of)).square() for of in (update, earlier, difference)
+        ]
+        products = (squares[0] + squares[1] - squares[2]) / 2
+        for i, new in zip(late, torch.stack([products, squares[1]], dim=1), strict=True):
+            # Both averages start from their first values: their ratio needs no bias correction.
+            self._averages[i] = new.lerp(self._averages.get(i, new), self.decay)
+        averages = torch.stack([self._averages[i] for i in late])
+        agreement = (averages[:, 0] / averages[:, 1]).nan_to_num(0.0).clamp(0, 1)
+        return self.coefficient * agreement * (squares[1] != 0)
+
+    @override
+    def state(self) -> list[list[Tensor]]:
+        return [
+            [*past, *([self._averages[i]] if i in self._averages else [])]
+            for i, past in enumerate(super().state())
+        ]
+
+    @override
+    def restore(self, state: list[list[Tensor]]) -> None:
+        super().restore([kept[:1] for kept in state])
+        self._averages = {i: kept[1] for i, kept in enumerate(state) if len(kept) > 1}

@@ -1,0 +1,65 @@
+"""What the gradient of a batch is computed for, and so what becomes of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trainer.randomness import stream_seed
+from trainer.stage import Stage
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+LossOfOutput = Callable[[Tensor], Tensor]
+
+
+class Part(NamedTuple):
+    """Which part of a batch a microbatch is: of a replica, and one of `num_parts` equal ones."""
+
+    batch: int
+    microbatch: int
+    replica: int
+    num_parts: int
+
+
+def against_targets(loss: Loss, targets: Tensor, part: Part) -> LossOfOutput:
+    """The loss that is trained."""
+    return lambda output: loss(output, targets)
+
+
+def against_samples(loss: Loss, targets: Tensor, part: Part) -> LossOfOutput:
+    """sqrt(B) times the loss against labels that are drawn from the model's own predictions.
+
+    B is the number of tokens of the batch. The square of its mean gradient estimates the diagonal
+    of the Gauss-Newton matrix (Sophia, arXiv 2305.14342, algorithm 2). Each part draws, by the
+    Gumbel-max trick, from a stream of its own: the same in every executor.
+    """
+    num_tokens = targets.numel() * part.num_parts
+    seed = stream_seed(torch.initial_seed(), "labels", *map(str, part))
+
+    def loss_of(output: Tensor) -> Tensor:
+        generator = torch.Generator(output.device).manual_seed(seed)
+        chances = output.detach().float().softmax(-1)
+        noise = torch.empty_like(chances).exponential_(generator=generator)
+        return math.sqrt(num_tokens) * loss(output, (chances / noise).argmax(-1))
+
+    return loss_of
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """`use` is handed each stage's gradient; `loss` says of what it is one."""
+
+    use: Callable[[Stage, int, Sequence[Tensor]], None]
+    is_corrected: bool
+    is_clipped: bool
+    loss: Callable[[Loss, Tensor, Part], LossOfOutput] = against_targets
+
+
+UPDATE = Purpose(Stage.update, is_corrected=True, is_clipped=True)
+REHEARSAL = Purpose(Stage.rehearse, is_corrected=False, is_clipped=True)
+CURVATURE = Purpose(Stage.observe, is_corrected=False, is_clipped=False, loss=against_samples)
