@@ -155,7 +155,7 @@ def test_a_resumed_run_goes_on_to_the_last_bit(name: str, dtype: torch.dtype) ->
     optimizer = maker(name, precondition_every=3)
 
     def fresh() -> toy.Emulated:
-        correction = partial(ErrorFeedback, coefficient=1.0)
+        correction = partial(ErrorFeedback, coefficient=1.0, lag=1)
         return toy.emulated(schedule, optimizer, correction, clip_norm=0.5, dtype=dtype)
 
     whole, stopped, resumed = fresh(), fresh(), fresh()
@@ -184,7 +184,9 @@ def test_the_delayed_update_is_its_equation(name: str, tau: int, coefficient: fl
         clip_norm=0.5,
     )
     schedule = schedules.constant_delay(delayed.T, delay=tau, **ONE_STAGE)
-    correction = partial(ErrorFeedback, coefficient=coefficient) if coefficient else NoCorrection
+    correction = (
+        partial(ErrorFeedback, coefficient=coefficient, lag=1) if coefficient else NoCorrection
+    )
     executor = toy.emulated(schedule, optimizer, correction, clip_norm=0.5, dtype=torch.float32)
     assert [update.loss for update in toy.run(executor, schedule.phases)] == losses
     delayed.assert_equal(executor, history[-1])
@@ -209,6 +211,7 @@ RATES: dict[str, dict[str, Any]] = {
     "normuon": {"lr": 0.2},
     "adopt": {"lr": 0.1},
     "soap": {"lr": 0.1},
+    "schedule_free_adamw": {"lr": 0.1},
 }
 
 
