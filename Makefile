@@ -31,10 +31,21 @@ $(WIKI): | $(READY)
 data-%: $(READY)  ## prepare a corpus: data-wiki, data-gcide, data-fineweb_edu
 	$(BIN)/python -m trainer.data $* $(ARGS)
 
-sweep-tiny sweep-micro: $(WIKI)
+# $(call sweep,SCALE,NAME)
+sweep = $(BIN)/python -m sweeps sweep=$(2) scale=$(1) $(if $(DRY_RUN),dry_run=true) $(ARGS)
+stem = $(subst -, ,$*)
 
-sweep-%: $(READY)  ## the main job at a scale: sweep-micro, sweep-tiny, sweep-135m, sweep-360m; DRY_RUN=1 prices it
-	$(BIN)/python -m sweeps sweep=main scale=$* $(if $(DRY_RUN),dry_run=true) $(ARGS)
+sweep-micro sweep-tiny: $(WIKI)
+
+sweep-%: $(READY)  ## a sweep: sweep-SCALE (the main job) or sweep-SCALE-NAME, e.g. sweep-tiny, sweep-135m-optimizers; DRY_RUN=1 prices it
+	$(call sweep,$(word 1,$(stem)),$(or $(word 2,$(stem)),main))
+
+# These two scales train on the wiki text, whichever the sweep.
+sweep-micro-%: $(READY) $(WIKI)
+	$(call sweep,micro,$*)
+
+sweep-tiny-%: $(READY) $(WIKI)
+	$(call sweep,tiny,$*)
 
 test: $(READY) $(WIKI)  ## the tests, in parallel
 	$(BIN)/python -m pytest -n 2 $(ARGS)

@@ -9,11 +9,19 @@ from trainer.build import label
 
 Config = Mapping[str, Any]
 
-SHORT = {"pipedream_2bw": "delay", "error_feedback": "ef"}
-USUAL = {"coefficient": 1, "lag": 1}
-"""The paper's values: an arm that has them does not say so."""
+SHORT = {
+    "pipedream_2bw": "delay",
+    "error_feedback": "ef",
+    "error_feedback_gradient": "ef_gradient",
+    "adaptive_error_feedback": "adaptive_ef",
+}
+USUAL: Mapping[str, Config] = {
+    "error_feedback": {"coefficient": 1, "lag": 1},
+    "error_feedback_gradient": {"coefficient": 1},
+}
+"""The paper's values of a choice: an arm that has them does not say so."""
 PRINCIPAL = ("coefficient", "delay")
-"""Options that need no name: `constant_delay(3)`, `delay_ef(0.5)`."""
+"""Options that need no name: `constant_delay(3)`, `delay_ef(0.5)`, `delay_taylor(1000)`."""
 NOT_STALENESS = ("_target_", "num_stages", "num_microbatches")
 PHASES = {"synchronous_start": "start", "synchronous_cooldown": "cooldown"}
 
@@ -21,8 +29,9 @@ PHASES = {"synchronous_start": "start", "synchronous_cooldown": "cooldown"}
 def arm(config: Config, result: Config) -> str:
     """`sync` if every counted delay is 0, else pipeline, correction and phases of the config.
 
-    2BW is `delay`: `delay`, `delay_ef`, `delay_ef(0.5)`, `pipedream`, `constant_delay(3)_ef`,
-    `delay+start(0.1)`. A trial without a count (unfinished, failed) is named by its config.
+    2BW is `delay`: `delay`, `delay_ef`, `delay_ef(0.5)`, `delay_ef_gradient`, `pipedream`,
+    `constant_delay(3)_ef(lag=delay)`, `delay+start(0.1)`. A trial without a count
+    (unfinished, failed) is named by its config.
     """
     if _is_sync(config, result):
         return "sync"
@@ -36,6 +45,12 @@ def base_arm(config: Config, result: Config) -> str:
     return arm({**config, "correction": {"_target_": "none"}}, result)
 
 
+def family(config: Config, result: Config) -> str:
+    """The arm without the coefficient of its correction: what a line against it is called."""
+    kept = {key: value for key, value in config["correction"].items() if key != "coefficient"}
+    return arm({**config, "correction": kept}, result)
+
+
 def _is_sync(config: Config, result: Config) -> bool:
     """A trial that diverged in its synchronous start had no time to be delayed."""
     delays = result.get("delays") or [None]
@@ -45,13 +60,19 @@ def _is_sync(config: Config, result: Config) -> bool:
 
 def _named(choice: Config) -> str:
     name = label(choice)
+    usual = USUAL.get(name, {})
     options = [
-        f"{value}" if key in PRINCIPAL else f"{key}={value}"
+        _number(value) if key in PRINCIPAL else f"{key}={_number(value)}"
         for key, value in choice.items()
-        if key not in NOT_STALENESS and key not in PHASES and USUAL.get(key) != value
+        if key not in NOT_STALENESS and key not in PHASES and usual.get(key) != value
     ]
     return SHORT.get(name, name) + (f"({','.join(options)})" if options else "")
 
 
 def _phases(pipeline: Config) -> str:
     return "".join(f"+{name}({pipeline[key]})" for key, name in PHASES.items() if pipeline.get(key))
+
+
+def _number(value: Any) -> str:
+    """A float as people write it, in full: 1000.0 is 1000."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

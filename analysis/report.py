@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +13,7 @@ import pandas as pd
 from analysis.figures import FIGURES, save
 from analysis.notes import notes
 from analysis.paired import gaps
+from analysis.spikes import spikes
 from analysis.store import load
 from analysis.tables import gap_table
 from trainer.errors import BadInput
@@ -27,23 +28,34 @@ LEGEND = (
 )
 
 
-def report(results: Path, out: Path, trial_ids: Collection[str] | None = None) -> str:
-    """Writes trials.csv, gaps.csv, gaps.md and the figures to `out`; returns what to print.
+def report(
+    results: Path,
+    out: Path,
+    trial_ids: Collection[str] | None = None,
+    more: Sequence[str] = (),
+) -> str:
+    """Writes trials.csv, gaps.csv, gaps.md, the figures, and spikes.csv where a trial had a
+    synchronous start, to `out`; returns what to print.
 
-    `trial_ids`: only these trials of the store. Nothing is written of an empty store. Raises
-    BadInput for a missing `results`, an `out` that cannot be written, or mixed data.
+    `trial_ids`: only these trials of the store; `more`: remarks of whoever chose them. Nothing is
+    written of an empty store. Raises BadInput for a missing `results`, an `out` that cannot be
+    written, or mixed data.
     """
     trials = load(results)
     if trial_ids is not None:
         trials = trials[trials["trial_id"].isin(list(trial_ids))]
     if trials.empty:
-        return f"no trials in {results} yet: python -m sweeps or python -m trainer makes them"
+        nothing = f"no trials in {results} yet: python -m sweeps or python -m trainer makes them"
+        return "\n".join([nothing, *more])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         table = gaps(trials)
     remarks = [f"warning: {warning.message}" for warning in caught] + notes(trials, table)
+    remarks += more
     try:
-        names = _write(trials, table, remarks, out)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # those of the gaps: they are remarks now
+            names = _write(trials, table, remarks, out)
     except OSError as error:
         raise BadInput("out", out, f"must be a folder to write to ({error.strerror})") from None
     shown = gap_table(table, width=_terminal_width()) if (table["pairs"] > 0).any() else ""
@@ -57,6 +69,9 @@ def _write(trials: pd.DataFrame, table: pd.DataFrame, remarks: list[str], out: P
     lines = "".join(f"- {remark}\n" for remark in remarks)
     (out / "gaps.md").write_text(f"{gap_table(table)}\n\n{LEGEND}\n\n{lines}")
     names = ["trials.csv", "gaps.csv", "gaps.md"]
+    if not (found := spikes(trials)).empty:
+        found.to_csv(out / "spikes.csv", index=False)
+        names.append("spikes.csv")
     for figure in FIGURES:
         data = figure.data(trials, table)
         if not data.empty:

@@ -17,6 +17,7 @@ TRIAL: Columns = {
     "lr_schedule": ("string", "label of the learning-rate schedule"),
     "arm": ("string", "how staleness is made and corrected (see arms.py)"),
     "base_arm": ("string", "the arm without its correction"),
+    "family": ("string", "the arm without its correction's coefficient"),
     "point": ("string", "key of everything that the arms of a comparison share (see points.py)"),
     "seed": ("Int64", "seed of the trial"),
     "final_val_loss": ("float64", "validation loss of the last weights; NaN unless completed"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.arms import arm, base_arm
+from analysis.arms import arm, base_arm, family
 from analysis.points import flatten, point
 from analysis.schema import TRIAL
 from trainer.build import label
@@ -28,13 +28,44 @@ def load(results_dir: str | Path) -> pd.DataFrame:
     return pd.DataFrame({name: _column(name, [row.get(name) for row in rows]) for name in names})
 
 
+def config_of(folder: str) -> Row:
+    """One trial's config as it was resolved: there 1 is not 1.0."""
+    return _read(Path(folder) / "config.json")
+
+
 def validation_losses(folder: str) -> pd.DataFrame:
     """Columns `update` (0-based) and `val_loss` of one trial; a loss that is not finite is NaN."""
+    return _series(folder, "val_loss")
+
+
+def training_losses(folder: str) -> pd.DataFrame:
+    """Columns `update` and `train_loss`, likewise."""
+    return _series(folder, "train_loss")
+
+
+def diagnostics(folder: str, group: str, name: str) -> pd.DataFrame:
+    """Columns `update` and `name`: a diagnostic of a group of parameters where it was measured."""
+    rows = [
+        {"update": row["update"], name: row["diagnostics"].get(group, {}).get(name)}
+        for row in metrics(folder, "diagnostics")
+    ]
+    return pd.DataFrame(rows, columns=["update", name]).astype({name: float})
+
+
+def _series(folder: str, name: str) -> pd.DataFrame:
+    rows = [*metrics(folder, name)]
+    return pd.DataFrame(rows, columns=["update", name]).astype({name: float})
+
+
+def metrics(folder: str, key: str) -> Iterator[Row]:
+    """The rows of one trial's metrics.jsonl that have `key`; none if there is no such file."""
     path = Path(folder) / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    # A running trial may be writing its last line.
-    rows = [json.loads(line) for line in lines if "val_loss" in line and line.endswith("\n")]
-    return pd.DataFrame(rows, columns=["update", "val_loss"]).astype({"val_loss": float})
+    for line in lines:
+        # A running trial may be writing its last line.
+        if f'"{key}"' in line and line.endswith("\n"):
+            row: Row = json.loads(line)
+            yield row
 
 
 def _folders(results: Path) -> Iterator[Path]:
@@ -59,15 +90,20 @@ def _row(folder: Path) -> Row:
         "status": "unfinished",
         "num_updates_asked": config["num_updates"],
         **{key: value for key, value in flat.items() if not key.endswith("._target_")},
-        **{key: label(node) for key, node in config.items() if isinstance(node, dict)},
+        **{key: label(node) for key, node in config.items() if _is_choice(node)},
         **known,
         **dict(flatten(result.get("versions", {}), "versions.")),
         "arm": arm(config, result),
         "base_arm": base_arm(config, result),
+        "family": family(config, result),
         "point": point(flat, result.get("data_hash")),
         "finished_at": finished.stat().st_mtime_ns if result else None,
         "folder": str(folder),
     }
+
+
+def _is_choice(node: object) -> bool:
+    return isinstance(node, dict) and "_target_" in node
 
 
 def _read(path: Path) -> Row:

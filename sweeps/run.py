@@ -37,14 +37,30 @@ DEATHS_ALLOWED = 2
 """How often a trial whose process died goes on from its checkpoint before it counts as failed."""
 
 
+@contextmanager
+def cluster() -> Iterator[None]:
+    """The cluster of RAY_ADDRESS, or one on this machine that listens on loopback only."""
+    environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    ray.init(
+        include_dashboard=None if "RAY_ADDRESS" in os.environ else False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        runtime_env={"env_vars": environment},
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
 def run(trials: Sequence[Trial], display: Callback) -> None:
     """Runs `trials`; each that ends leaves a result in the store.
 
-    A process runs trials one after the other, except on GPUs, where its CUDA context would stay.
-    Ctrl-C stops them; the next call goes on from their checkpoints. Raises BadInput if this
-    machine, or the cluster that RAY_ADDRESS names, can never hold one.
+    Needs a `cluster`. A process runs trials one after the other, except on GPUs, where its CUDA
+    context would stay. Ctrl-C stops them; the next call goes on from their checkpoints. Raises
+    BadInput if the cluster can never hold one.
     """
-    with _cluster(), tempfile.TemporaryDirectory(prefix="pipegap-tune-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="pipegap-tune-") as scratch:
         for trial in trials:
             _require(_bundle(trial.config, trial.plan.num_processes))
         grid = Tuner(
@@ -117,22 +133,6 @@ def _bundle(config: Mapping[str, Any], num_processes: int) -> dict[str, float]:
     """What a trial occupies on one node: CPU threads, and a GPU a process if it trains on them."""
     cpus = {"CPU": float(config["num_threads"] * num_processes)}
     return cpus if config["device"] == "cpu" else {**cpus, "GPU": float(num_processes)}
-
-
-@contextmanager
-def _cluster() -> Iterator[None]:
-    """The cluster of RAY_ADDRESS, or one on this machine that listens on loopback only."""
-    environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    ray.init(
-        include_dashboard=None if "RAY_ADDRESS" in os.environ else False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        runtime_env={"env_vars": environment},
-    )
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 def _require(bundle: Mapping[str, float]) -> None:

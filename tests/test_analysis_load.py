@@ -18,6 +18,9 @@ from trainer.errors import BadInput
 
 PER_STAGE = {**TWO_BUFFERED, "_target_": "trainer.schedules.pipedream"}
 CONSTANT = {**TWO_BUFFERED, "_target_": "trainer.schedules.constant_delay", "delay": 3}
+TAYLOR = {"_target_": "trainer.corrections.taylor.Taylor", "coefficient": 1000.0}
+GRADIENT = {"_target_": "trainer.corrections.error_feedback_gradient.X", "coefficient": 1.0}
+ADAPTIVE = {"_target_": "trainer.corrections.adaptive_error_feedback.Adaptive"}
 PREDICTION = {"_target_": "trainer.corrections.prediction.Prediction", "coefficient": 0.3}
 
 
@@ -33,6 +36,13 @@ PREDICTION = {"_target_": "trainer.corrections.prediction.Prediction", "coeffici
         (TWO_BUFFERED, FEEDBACK, [1], "delay_ef", "delay"),
         (TWO_BUFFERED, {**FEEDBACK, "coefficient": 0.5}, [1], "delay_ef(0.5)", "delay"),
         (TWO_BUFFERED, {**FEEDBACK, "lag": "delay"}, [1], "delay_ef(lag=delay)", "delay"),
+        (TWO_BUFFERED, {**FEEDBACK, "lag": 1}, [1], "delay_ef", "delay"),
+        (TWO_BUFFERED, TAYLOR, [1], "delay_taylor(1000)", "delay"),
+        (TWO_BUFFERED, {**TAYLOR, "coefficient": 1.0}, [1], "delay_taylor(1)", "delay"),
+        (TWO_BUFFERED, {**TAYLOR, "coefficient": 1e-5}, [1], "delay_taylor(1e-05)", "delay"),
+        (TWO_BUFFERED, GRADIENT, [1], "delay_ef_gradient", "delay"),
+        (TWO_BUFFERED, {**GRADIENT, "coefficient": 2.0}, [1], "delay_ef_gradient(2)", "delay"),
+        (TWO_BUFFERED, ADAPTIVE, [1], "delay_adaptive_ef", "delay"),
         (CONSTANT, FEEDBACK, [3], "constant_delay(3)_ef", "constant_delay(3)"),
         (CONSTANT, PREDICTION, [3], "constant_delay(3)_prediction(0.3)", "constant_delay(3)"),
         ({**TWO_BUFFERED, "synchronous_start": 0.1}, NONE, [1], "delay+start(0.1)", None),
@@ -110,6 +120,7 @@ def test_the_point_is_what_the_arms_of_a_comparison_share(tmp_path: Path) -> Non
     same, other_lr, other_data = config("delay", seed=3), config("delay"), config("delay")
     same |= {"out": "elsewhere", "checkpoint_every": 7, "save_final": True, "results": "r"}
     same["data"]["path"] = "/elsewhere/wiki"
+    same["diagnostics"] = {"every": 10}
     same["pipeline"]["num_microbatches"] = 8
     other_lr["optimizer"]["lr"] = 0.002
     for settings in (config("sync"), same, other_lr):

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import small
 
+from analysis.arms import arm as arm_of
 from sweeps.__main__ import main
-from sweeps.expand import check_sweep, expand, num_asked
+from sweeps.expand import Sweep, Trial, check_sweep, points, unique
+from sweeps.request import known, request
 from trainer.errors import BadInput
 
 ARMS = {
@@ -30,11 +32,19 @@ def content(**changes: Any) -> dict[str, Any]:
     return {**plain, **changes}
 
 
+def asked(sweep: Sweep, results: Path) -> list[Trial]:
+    return [trial for point in points(sweep, results) for trial in point.trials(sweep.seeds)]
+
+
+def expand(sweep: Sweep, results: Path) -> list[Trial]:
+    return unique(asked(sweep, results))
+
+
 def test_every_combination_is_asked_once(tmp_path: Path) -> None:
     grid = {"optimizer": ["adamw", "muon"], "optimizer.lr": [0.01, 0.02]}
     sweep = check_sweep(content(grid=grid, seeds=[0, 3]))
     trials = expand(sweep, tmp_path)
-    assert num_asked(sweep) == len(trials) == 2 * 2 * 3 * 2
+    assert len(asked(sweep, tmp_path)) == len(trials) == 2 * 2 * 3 * 2
     assert len({trial.plan.trial_id for trial in trials}) == len(trials)
     assert {(t.config["optimizer"]["lr"], t.config["seed"]) for t in trials} == {
         (lr, seed) for lr in (0.01, 0.02) for seed in (0, 3)
@@ -45,7 +55,7 @@ def test_a_trial_that_several_points_ask_for_is_one_trial(tmp_path: Path) -> Non
     """λ does not exist for sync and delay: their trials are shared by all λ."""
     twins = {**ARMS, "again": ["pipeline=pipedream_2bw", "correction=none"]}
     sweep = check_sweep(content(arms=twins))
-    assert num_asked(sweep) == 4
+    assert len(asked(sweep, tmp_path)) == 4
     assert len(expand(sweep, tmp_path)) == 3
 
 
@@ -86,6 +96,13 @@ BAD = {
     "data.path=nowhere": "data.path",
     "device=cuda": "device=cuda",
     "nothing": "nothing",
+    "optimizer=sgd": "optimizer=sgd",
+    "tune.optimizer.lr=[1]": "tune.optimizer.lr",
+    "tune.optimizer.lr=[2,1]": "tune.optimizer.lr",
+    "tune.optimizer.lr=[0,1]": "tune.optimizer.lr",
+    "tune.optimizer=[1,2]": "sweep.tune=optimizer",
+    "tune.optimizer.nowhere=[1,2]": "optimizer.nowhere",
+    "tune.optimizer.momentum=[1,2]": "optimizer.momentum",
 }
 
 
@@ -108,15 +125,49 @@ def test_a_sweep_without_a_sync_arm_is_refused() -> None:
         check_sweep(content(arms={"delay": ARMS["delay"]}))
 
 
-@pytest.mark.parametrize("scale", ["micro", "tiny", "135m", "360m"])
-def test_every_scale_is_priced_anywhere(
-    scale: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("scale", known("scale"))
+@pytest.mark.parametrize("name", known("sweep"))
+def test_every_sweep_is_priced_at_every_scale_anywhere(
+    name: str,
+    scale: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    words = ["sweep=main", f"scale={scale}", "dry_run=true", f"results={tmp_path}"]
+    words = [f"sweep={name}", f"scale={scale}", "dry_run=true", f"results={tmp_path}"]
     monkeypatch.setattr(sys, "argv", ["sweeps", *words])
-    assert main() == 0
-    assert "18 asked, 18 unique, 0 done, 18 to do" in capsys.readouterr().out
+    assert main() == 0, capsys.readouterr().err
+    plan = capsys.readouterr().out
+    assert "0 done" in plan
+    if name == "main":
+        assert "18 asked, 18 unique, 0 done, 18 to do" in plan
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", known("sweep"))
+def test_an_arm_has_the_name_that_the_report_gives_it(name: str, tmp_path: Path) -> None:
+    for point in points(request([f"sweep={name}"]).sweep, tmp_path):
+        assert {arm: arm_of(config, {}) for arm, config in point.configs.items()} == {
+            arm: arm for arm in point.configs
+        }
+
+
+def test_the_overrides_of_a_scale_come_after_those_of_conf_and_before_the_command_lines() -> None:
+    tiny = request(["sweep=optimizers", "num_updates=7"]).sweep.base
+    assert [word for word in tiny if word.startswith("num_updates")] == [
+        f"num_updates={number}" for number in (400, 250, 7)
+    ]
+    large = request(["sweep=optimizers", "scale=135m"]).sweep.base
+    assert "num_updates=250" not in large
+    with pytest.raises(BadInput, match="nowhere"):
+        check_sweep(content(scales={"nowhere": []}))
+
+
+def test_a_list_of_the_grid_is_replaced_mappings_included(tmp_path: Path) -> None:
+    values = "[sgd, {optimizer: muon, optimizer.lr: 0.5}]"
+    sweep = request(["sweep=optimizers", f"grid.optimizer={values}"]).sweep
+    found = [point.configs["sync"]["optimizer"]["lr"] for point in points(sweep, tmp_path)]
+    assert found == [0.004, 0.5]
 
 
 def command(folder: Path, *more: str) -> list[str]:
@@ -190,14 +241,14 @@ def test_ray_listens_on_loopback_only() -> None:
     """Of the sockets that appear when Ray starts, none can be reached from another machine."""
     code = """
 from pathlib import Path
-from sweeps.run import _cluster
+from sweeps.run import cluster
 
 def listening():
     lines = [l.split() for f in ("tcp", "tcp6") for l in open(f"/proc/net/{f}").readlines()[1:]]
     return {l[1] for l in lines if l[3] == "0A"}
 
 before = listening()
-with _cluster():
+with cluster():
     opened = {address.split(":")[0] for address in listening() - before}
 assert opened, "Ray has servers"
 loopback = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}

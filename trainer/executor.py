@@ -93,11 +93,7 @@ class Executor(ABC):
 
     def weights(self) -> dict[str, Tensor]:
         """The newest weights by name, tied ones once, on the CPU."""
-        return {
-            name: weight.detach().cpu()
-            for stage in self._stages
-            for name, weight in zip(stage.versions.names, stage.versions.master, strict=True)
-        }
+        return {name: of for stage in self._stages for name, of in stage.weights().items()}
 
     def _pursue(
         self,

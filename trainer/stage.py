@@ -19,7 +19,7 @@ from trainer.diagnostics import Found, NoProbe, Probe, dry_update
 from trainer.halves import Halfway, InFlight, WeightsLater, sum_of, take_gradient
 from trainer.observer import Observer
 from trainer.operations import Op
-from trainer.optimizers import kinds
+from trainer.optimizers import evaluated, kinds
 from trainer.versions import Versions
 
 
@@ -188,9 +188,15 @@ class Stage:
 
     @torch.no_grad()
     def evaluate(self, x: Tensor) -> Tensor:
-        """Forward of the newest weights, W(t+1), in the master's dtype."""
-        self.versions.bind_master()
+        """Forward of W(t+1), or what the optimizer evaluates for it, in the master's dtype."""
+        self.versions.bind_others(evaluated(self.optimizer, self.versions.master))
         return self._run(x)
+
+    def weights(self) -> dict[str, Tensor]:
+        """What is evaluated and exported, by name, on the CPU."""
+        tensors = evaluated(self.optimizer, self.versions.master)
+        named = zip(self.versions.names, tensors, strict=True)
+        return {name: tensor.detach().cpu() for name, tensor in named}
 
     def state(self) -> dict[str, dict[str, Any]]:
         """All that the stage needs to go on after a drain, by weight: stages may be cut anew."""

@@ -67,9 +67,9 @@ class Versions:
         self._set(leaves)
         return leaves
 
-    def bind_master(self) -> None:
-        """Makes the module read the newest weights in the master's dtype (evaluation)."""
-        self._set(self.master)
+    def bind_others(self, weights: Sequence[Tensor]) -> None:
+        """Makes the module read these, in the order of the weights, until the next `bind`."""
+        self._set(weights)
 
     @torch.no_grad()
     def open(self) -> list[nn.Parameter]:
@@ -133,10 +133,10 @@ class Versions:
         pairs = enumerate(zip(self._rings, self._ahead, strict=True))
         return ((i, ahead) for i, (ring, ahead) in pairs if ahead is not ring)
 
-    def _set(self, leaves: Sequence[nn.Parameter]) -> None:
+    def _set(self, leaves: Sequence[Tensor]) -> None:
         for leaf, places in zip(leaves, self._places, strict=True):
             for module, name in places:
-                module._parameters[name] = leaf
+                module._parameters[name] = leaf  # type: ignore[assignment]
 
 
 def _places(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from analysis.figures.figure import in_order, panels, styles
+from analysis.figures.figure import in_order, label_rows, panels, styles
 from analysis.figures.shown import shown_results
 from analysis.store import validation_losses
 
@@ -17,37 +17,43 @@ COLUMNS = ["panel", "series", "seed", "status", "trial_id"]
 def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     """A row an evaluation: `tokens` trained on and `val_loss`, of every trial that is shown."""
     shown = shown_results(trials, gaps)
-    curves = [_curve(trial) for _, trial in shown.iterrows()]
+    curves = [over_tokens(validation_losses(row["folder"]), row) for _, row in shown.iterrows()]
     return pd.concat(curves, ignore_index=True) if curves else pd.DataFrame(columns=COLUMNS)
 
 
-def _curve(trial: pd.Series) -> pd.DataFrame:
-    curve = validation_losses(trial["folder"])
+def over_tokens(curve: pd.DataFrame, trial: pd.Series) -> pd.DataFrame:
+    """A trial's `update` and one more column, with `tokens` and what tells the trial apart."""
     tokens = (curve["update"] + 1) * trial["batch_size"] * trial["seq_len"]
     of_trial = {column: trial[column] for column in COLUMNS}
-    return curve.assign(**of_trial, tokens=tokens)[[*COLUMNS, "update", "tokens", "val_loss"]]
+    *_, last = curve.columns
+    return curve.assign(**of_trial, tokens=tokens)[[*COLUMNS, "update", "tokens", last]]
 
 
 def draw(data: pd.DataFrame) -> Canvas:
     """Means end where the first of their seeds diverged; a cross is where a seed did."""
+    return draw_means(data, "val_loss", "validation loss (nats per token)")
+
+
+def draw_means(data: pd.DataFrame, column: str, title: str) -> Canvas:
+    """`column` of rows of `over_tokens`, a panel an optimizer; `title` of the y axis."""
     canvas, grid = panels(list(data["panel"].unique()))
     for axes, (_, panel) in zip(grid, data.groupby("panel", sort=False), strict=True):
-        _draw_panel(axes, panel)
-    grid[0].set_ylabel("validation loss (nats per token)")
+        _draw_panel(axes, panel, column)
+    label_rows(grid, title)
     canvas.supxlabel("tokens (lines: mean over n seeds; faint: each seed)", fontsize=9)
     return canvas
 
 
-def _draw_panel(axes: Axes, panel: pd.DataFrame) -> None:
+def _draw_panel(axes: Axes, panel: pd.DataFrame, column: str) -> None:
     look = styles(panel["series"])
     for series in in_order(panel["series"]):
         style = look[series]
         rows = panel[panel["series"] == series]
-        by_seed = rows.pivot(index="tokens", columns="seed", values="val_loss")
+        by_seed = rows.pivot(index="tokens", columns="seed", values=column)
         mean = by_seed.mean(axis=1, skipna=False).dropna()
         for seed in by_seed:
             axes.plot(by_seed[seed].dropna(), color=style["color"], alpha=0.3, linewidth=0.7)
-        num_diverged = _mark_diverged(axes, rows, style["color"])
+        num_diverged = _mark_diverged(axes, rows, column, style["color"])
         note = f", {num_diverged} diverged" if num_diverged else ""
         axes.plot(
             mean,
@@ -62,8 +68,8 @@ def _draw_panel(axes: Axes, panel: pd.DataFrame) -> None:
     axes.legend(fontsize=8)
 
 
-def _mark_diverged(axes: Axes, rows: pd.DataFrame, color: str) -> int:
-    """A cross at the last finite loss of each diverged trial; how many there are."""
-    ends = rows[rows["status"] == "diverged"].dropna(subset="val_loss").groupby("seed").last()
-    axes.plot(ends["tokens"], ends["val_loss"], linestyle="", marker="x", color=color)
+def _mark_diverged(axes: Axes, rows: pd.DataFrame, column: str, color: str) -> int:
+    """A cross at the last finite value of each diverged trial; how many there are."""
+    ends = rows[rows["status"] == "diverged"].dropna(subset=column).groupby("seed").last()
+    axes.plot(ends["tokens"], ends[column], linestyle="", marker="x", color=color)
     return int(rows.loc[rows["status"] == "diverged", "seed"].nunique())

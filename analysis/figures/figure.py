@@ -84,3 +84,11 @@ def panels(titles: Sequence[str], width: float = PANEL_WIDTH) -> tuple[Canvas, l
     for unused in grid[len(titles) :]:
         unused.remove()
     return canvas, grid[: len(titles)]
+
+
+def label_rows(grid: Iterable[Axes], words: str) -> None:
+    """The title of the y axis, at the first panel of each row."""
+    for axes in grid:
+        place = axes.get_subplotspec()
+        if place is not None and place.is_first_col():
+            axes.set_ylabel(words)

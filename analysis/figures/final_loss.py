@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from analysis.figures.figure import PANEL_WIDTH, in_order, panels, styles
+from analysis.figures.figure import PANEL_WIDTH, in_order, label_rows, panels, styles
 from analysis.figures.shown import shown_results
 from analysis.pairs import VARIANT
 from analysis.tables import diverged_text, gap_text
@@ -34,7 +34,7 @@ def draw(data: pd.DataFrame) -> Canvas:
         _draw_panel(axes, panel)
     low, high = grid[0].get_ylim()
     grid[0].set_ylim(top=high + ROOM_FOR_WORDS * (high - low))
-    grid[0].set_ylabel("final validation loss (nats per token)")
+    label_rows(grid, "final validation loss (nats per token)")
     caption = "bars: means; points: seeds; above: mean gap to sync and its 95 % interval"
     canvas.supxlabel(caption, fontsize=9)
     return canvas

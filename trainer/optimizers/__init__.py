@@ -15,6 +15,7 @@ from trainer.optimizers.scion import scion
 from trainer.optimizers.sgd import sgd, sgdw
 from trainer.optimizers.shampoo import shampoo, soap
 from trainer.optimizers.sign import lion, signum
+from trainer.optimizers.sophia import sophia
 
 __all__ = [
     "Kind",
@@ -40,4 +41,5 @@ __all__ = [
     "shampoo",
     "signum",
     "soap",
+    "sophia",
 ]

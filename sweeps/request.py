@@ -1,0 +1,101 @@
+"""What a command line asks for: a sweep at a scale, a store, and whether to run it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sweeps.expand import Sweep, check_sweep, overrides
+from trainer.compose import CONF
+from trainer.errors import BadInput
+
+
+def parser() -> argparse.ArgumentParser:
+    """Its `keys` are the words of a request."""
+    sweeps, scales = (", ".join(known(group)) for group in ("sweep", "scale"))
+    found = argparse.ArgumentParser(
+        prog="python -m sweeps",
+        description="Runs the trials of a sweep that are not in the store yet, then reports gaps.",
+        epilog=f"sweep=    {sweeps}\nscale=    {scales} (default: tiny)\n"
+        "results=  the store (default: results)\n"
+        "dry_run=  true prints the plan and runs nothing\n"
+        "seeds=[0,1], grid.KEY=[…] and tune.KEY=[…] replace the sweep file's; "
+        "any other key=value goes to every trial, as in python -m trainer",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    found.add_argument("keys", nargs="+", metavar="key=value")
+    return found
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for on the command line."""
+
+    sweep: Sweep
+    label: str
+    results: Path
+    dry_run: bool
+
+
+def request(arguments: Sequence[str]) -> Request:
+    """The sweep file with its scale and the command line's changes; raises BadInput."""
+    given: dict[str, str] = {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals:
+            raise BadInput(key, "", "must be key=value")
+        given[key] = value
+    name, scale = given.pop("sweep", ""), given.pop("scale", "tiny")
+    results, dry_run = given.pop("results", "results"), given.pop("dry_run", "false")
+    if dry_run not in ("true", "false"):
+        raise BadInput("dry_run", dry_run, "must be true or false")
+    content = _load("sweep", name)
+    if "seeds" in given:
+        seeds = given.pop("seeds")
+        content["seeds"] = _parse("seeds", seeds, seeds)
+    for key in [key for key in given if key.startswith(("grid.", "tune."))]:
+        group, _, inner = key.partition(".")
+        values = given.pop(key)
+        content.setdefault(group, {})[inner] = _parse(key, values, values)
+    sweep = check_sweep(content)
+    _refuse_without_effect(sweep, given)
+    base = [*sweep.base, *_load("scale", scale)["base"], *sweep.scales.get(scale, [])]
+    base += [f"{key}={value}" for key, value in given.items()]
+    sweep = sweep.model_copy(update={"base": base})
+    return Request(sweep, f"{name}-{scale}", Path(results), dry_run == "true")
+
+
+def known(group: str) -> list[str]:
+    """The names of a group of conf/."""
+    return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+
+
+def _refuse_without_effect(sweep: Sweep, given: Mapping[str, str]) -> None:
+    """A key that every point of the grid sets cannot be set for all of them."""
+    for axis, values in sweep.grid.items():
+        for value in values:
+            set_here = {word.split("=")[0] for word in overrides(axis, value)}
+            for key in sorted(set_here & set(given)):
+                allowed = f"is set by the sweep's grid: choose its values by grid.{axis}=[…]"
+                raise BadInput(key, given[key], allowed)
+
+
+def _load(group: str, name: str) -> dict[str, Any]:
+    if name not in known(group):
+        raise BadInput(group, name, f"must be one of {', '.join(known(group))}")
+    content = _parse(group, name, (CONF / group / f"{name}.yaml").read_text())
+    if not isinstance(content, dict):
+        raise BadInput(group, name, "must be a YAML file of keys and values")
+    return {"base": [], **content}
+
+
+def _parse(key: str, value: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise BadInput(key, value, f"must be YAML ({' '.join(str(error).split())})") from None

@@ -1,0 +1,134 @@
+"""Chooses a key's value for each point of a sweep, on its sync arm alone, before the arms run.
+
+The sync arm is trained with the sweep's first seed at every factor on the value that the point has.
+The value of the lowest final validation loss wins; a diverged trial is worse than any other. While
+the winner lies on the edge of what was tried, one value more is tried beyond it, at the same ratio.
+All of it is a function of the store: a sweep that was killed goes on and chooses the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sweeps.expand import Config, Point, Sweep, Trial
+from sweeps.store import finished
+from trainer.config import validate
+from trainer.errors import BadInput
+
+MAX_EXTENSIONS = 3
+"""How many values beyond the factors are tried for a point."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A point with what is known of its tuned key."""
+
+    point: Point
+    tried: dict[float, Trial]
+    """Sync trials by value, ascending; none if the sweep tunes nothing."""
+    settled: bool
+    chosen: float | None
+    """The best value, once it is settled; None if no value completed."""
+    arms: list[Trial]
+    """All arms and seeds at the chosen value; until it is settled an estimate, at the middle of
+    the tried values; none if the sync arm diverged at every value."""
+
+    @property
+    def known(self) -> list[Trial]:
+        """The trials that can run now."""
+        return [*self.tried.values(), *(self.arms if self.settled else [])]
+
+    @property
+    def planned(self) -> list[Trial]:
+        """All trials, as far as they can be told."""
+        return [*self.tried.values(), *self.arms]
+
+
+def check_reach(sweep: Sweep, points: Iterable[Point]) -> None:
+    """Raises BadInput if tuning may come to a value that no trial can have."""
+    for point in points:
+        for key, factors in sweep.tune.items():
+            low, high = factors[0] / factors[1], factors[-1] / factors[-2]
+            ends = factors[0] * low**MAX_EXTENSIONS, factors[-1] * high**MAX_EXTENSIONS
+            for factor in (*ends, *factors):
+                _at(point, key, factor * _start(point, key)).trials(sweep.seeds[:1])
+
+
+def tune(sweep: Sweep, point: Point) -> Tuned:
+    """What the store says of the tuned key's best value at this point."""
+    if not sweep.tune:
+        return Tuned(point, {}, True, None, point.trials(sweep.seeds))
+    [(key, factors)] = sweep.tune.items()
+    sync = replace(point, configs={"sync": point.configs["sync"]})
+    tried: dict[float, Trial] = {}
+    todo = [factor * _start(point, key) for factor in factors]
+    while todo:
+        tried |= {value: _at(sync, key, value).trials(sweep.seeds[:1])[0] for value in todo}
+        todo = beyond(losses(tried), len(factors))
+    tried = dict(sorted(tried.items()))
+    found = losses(tried)
+    if None in found.values():
+        middle = [*tried][len(tried) // 2]
+        return Tuned(point, tried, False, None, _at(point, key, middle).trials(sweep.seeds))
+    chosen = best(found)
+    arms = [] if chosen is None else _at(point, key, chosen).trials(sweep.seeds)
+    return Tuned(point, tried, True, chosen, arms)
+
+
+def losses(tried: Mapping[float, Trial]) -> dict[float, float | None]:
+    """Final validation loss by value: infinite of a diverged trial, None where it has to run."""
+    found: dict[float, float | None] = {}
+    for value, trial in tried.items():
+        result = finished(trial)
+        loss = None if result is None else result["final_val_loss"]
+        found[value] = math.inf if result is not None and loss is None else loss
+    return found
+
+
+def best(found: Mapping[float, float | None]) -> float | None:
+    """The value of the lowest loss, the smallest of several; None if no trial completed."""
+    finite = {value: loss for value, loss in found.items() if loss not in (None, math.inf)}
+    return min(sorted(finite), key=lambda value: finite[value] or 0.0, default=None)
+
+
+def beyond(found: Mapping[float, float | None], num_factors: int) -> list[float]:
+    """The next value to try, if the best one lies on the edge; none while a trial has to run."""
+    values, winner = sorted(found), best(found)
+    if None in found.values() or len(values) - num_factors == MAX_EXTENSIONS:
+        return []
+    if winner == values[0]:
+        return [values[0] * (values[0] / values[1])]
+    if winner == values[-1]:
+        return [values[-1] * (values[-1] / values[-2])]
+    return []
+
+
+def _start(point: Point, key: str) -> float:
+    """The value that the point's sync arm has."""
+    node: Any = point.configs["sync"]
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, dict) else None
+    if isinstance(node, bool) or not isinstance(node, int | float):
+        raise BadInput("sweep.tune", key, f"must be a number in the config (it is {node})")
+    return node
+
+
+def _at(point: Point, key: str, value: float) -> Point:
+    """The point with the key at that value in every arm."""
+    return replace(
+        point, configs={arm: _with(config, key, value) for arm, config in point.configs.items()}
+    )
+
+
+def _with(config: Config, key: str, value: float) -> Config:
+    changed = deepcopy(config)
+    *path, last = key.split(".")
+    node = changed
+    for part in path:
+        node = node[part]
+    node[last] = value
+    return validate(changed)

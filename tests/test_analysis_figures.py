@@ -1,0 +1,175 @@
+"""The data of the figures: what was swept is the axis, and no seed is lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from synthetic_store import config, result, write, write_arms
+
+from analysis import gaps, load
+from analysis.figures import FIGURES
+from analysis.report import report
+
+BY_NAME = {figure.name: figure for figure in FIGURES}
+
+
+def put(
+    store: Path,
+    arm: str,
+    losses: Sequence[float | None],
+    *,
+    optimizer: str = "adamw",
+    correction: dict[str, Any] | None = None,
+    **keys: Any,
+) -> None:
+    """A trial a seed; `keys` are the optimizer's, or the trial's where it has them."""
+    for seed, loss in enumerate(losses):
+        settings = config(arm, optimizer=optimizer, seed=seed)
+        for key, value in keys.items():
+            (settings if key in settings else settings["optimizer"])[key] = value
+        settings["correction"] |= correction or {}
+        write(store, settings, result(settings, loss), curve=True)
+
+
+def shown(store: Path, name: str) -> pd.DataFrame:
+    trials = load(store)
+    return BY_NAME[name].data(trials, gaps(trials))
+
+
+def means(data: pd.DataFrame) -> dict[tuple[str, float], float]:
+    rows = data.drop_duplicates(["series", "value"])
+    return dict(zip(zip(rows["series"], rows["value"], strict=True), rows["mean"], strict=True))
+
+
+def test_the_swept_number_is_the_axis_and_every_seed_is_there(tmp_path: Path) -> None:
+    for momentum, gap in ((0.8, 0.4), (0.9, 0.2)):
+        put(tmp_path, "sync", [1.0, 1.2], momentum=momentum)
+        put(tmp_path, "delay", [1.0 + gap, 1.4 + gap], momentum=momentum)
+    data = shown(tmp_path, "gap_lines")
+    assert set(data["panel"]) == {"adamw"}
+    assert set(data["key"]) == {"optimizer.momentum"}
+    assert means(data) == {("delay", 0.8): pytest.approx(0.5), ("delay", 0.9): pytest.approx(0.3)}
+    assert data.groupby("value")["gap"].apply(list).to_dict() == {
+        0.8: pytest.approx([0.4, 0.6]),
+        0.9: pytest.approx([0.2, 0.4]),
+    }
+    assert (data["n"] == 2).all()
+    assert (data["low"] < data["mean"]).all()
+
+
+def test_what_diverged_is_counted_and_what_sync_lost_is_left_out(tmp_path: Path) -> None:
+    for momentum, losses in ((0.8, [None, 1.4, None]), (0.9, [1.1, 1.1, 1.1])):
+        put(tmp_path, "sync", [1.0, 1.0, None], momentum=momentum)
+        put(tmp_path, "delay", losses, momentum=momentum)
+    rows = shown(tmp_path, "gap_lines").drop_duplicates("value").set_index("value")
+    assert rows.loc[0.8, ["n", "mean", "diverged", "pairs"]].tolist() == [
+        1,
+        pytest.approx(0.4),
+        1,
+        2,
+    ]
+    assert rows.loc[0.9, ["n", "diverged", "pairs"]].tolist() == [2, 0, 2]
+
+
+def test_a_second_swept_key_makes_panels_of_its_own(tmp_path: Path) -> None:
+    for momentum in (0.8, 0.9):
+        for rate in (0.002, 0.004):
+            put(tmp_path, "sync", [1.0], momentum=momentum, lr=rate)
+            put(tmp_path, "delay", [1.0 + momentum + rate], momentum=momentum, lr=rate)
+    data = shown(tmp_path, "gap_lines")
+    assert set(data["panel"]) == {
+        "adamw\noptimizer.momentum=0.8",
+        "adamw\noptimizer.momentum=0.9",
+        "adamw\noptimizer.lr=0.002",
+        "adamw\noptimizer.lr=0.004",
+    }
+    one = data[data["panel"] == "adamw\noptimizer.lr=0.004"]
+    assert means(one) == {("delay", m): pytest.approx(m + 0.004) for m in (0.8, 0.9)}
+
+
+def test_a_key_that_moves_along_is_named_and_splits_nothing(tmp_path: Path) -> None:
+    """As the number of updates does with the batch size, or a tuned learning rate."""
+    for size, updates, rate in ((8, 800, 0.002), (16, 400, 0.004), (32, 200, 0.004)):
+        for arm, loss in (("sync", 1.0), ("delay", 1.1)):
+            put(tmp_path, arm, [loss], batch_size=size, num_updates=updates, lr=rate)
+    data = shown(tmp_path, "gap_lines")
+    by_size = data[data["key"] == "batch_size"]
+    assert set(by_size["panel"]) == {"adamw\nwith optimizer.lr moving along"}
+    assert by_size["value"].tolist() == [8, 16, 32]
+
+
+def test_no_swept_number_no_figure(tmp_path: Path) -> None:
+    write_arms(tmp_path, {"sync": [1.0], "delay": [1.2], "delay_ef": [1.1]})
+    write_arms(tmp_path, {"sync": [1.0], "delay": [1.1]}, optimizer="muon")
+    for name in ("gap_lines", "gap_by_coefficient", "update_cosine", "update_error"):
+        assert shown(tmp_path, name).empty
+    put(tmp_path, "sync", [1.0], lr=0.002)  # a second point without a pair
+    assert shown(tmp_path, "gap_lines").empty
+
+
+def test_coefficients_of_a_correction_are_a_line_beside_the_plain_delay(tmp_path: Path) -> None:
+    put(tmp_path, "sync", [1.0, 1.0])
+    put(tmp_path, "delay", [1.4, 1.6])
+    taylor = "trainer.corrections.taylor.Taylor"
+    for value in (0.5, 1.0):
+        put(tmp_path, "delay_ef", [1.1 + value, 1.2], correction={"coefficient": value})
+        lagged = {"coefficient": value, "lag": "delay"}
+        put(tmp_path, "delay_ef", [1.3, 1.3], correction=lagged)
+        decades = {"coefficient": 1000 * value, "_target_": taylor}
+        put(tmp_path, "delay_ef", [1.5, None], correction=decades)
+    data = shown(tmp_path, "gap_by_coefficient")
+    assert set(data["panel"]) == {"adamw, error_feedback", "adamw, taylor"}
+    feedback = data[data["panel"] == "adamw, error_feedback"]
+    plain = feedback[feedback["value"].isna()]
+    assert (plain["series"].unique().tolist(), plain["mean"].iloc[0]) == (["delay"], 0.5)
+    lines = means(feedback.dropna(subset="value"))
+    assert lines[("delay_ef", 0.5)] == pytest.approx(0.4)
+    assert lines[("delay_ef(lag=delay)", 1.0)] == pytest.approx(0.3)
+    of_taylor = data[data["series"] == "delay_taylor"]
+    assert sorted(of_taylor["value"].unique()) == [500.0, 1000.0]
+    assert (of_taylor["diverged"] == 1).all()
+
+
+def test_one_coefficient_is_no_line(tmp_path: Path) -> None:
+    write_arms(tmp_path, {"sync": [1.0], "delay": [1.2], "delay_ef": [1.1]})
+    assert shown(tmp_path, "gap_by_coefficient").empty
+
+
+def test_diagnostics_are_shown_where_they_were_measured(tmp_path: Path) -> None:
+    write_arms(tmp_path, {"sync": [1.0], "delay": [1.2, 1.3]})
+    folder = tmp_path / "trials" / "0001"  # delay, seed 0
+    measured = {"all": {"update_cosine": 0.5, "update_error": None}, "matrix": {}}
+    rows = [
+        {"update": 9, "train_loss": 2.0, "diagnostics": measured},
+        {"update": 10, "train_loss": 2.0},
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = shown(tmp_path, "update_cosine")
+    assert data[["series", "seed", "tokens", "update_cosine"]].to_numpy().tolist() == [
+        ["delay", 0, 10 * 16 * 128, 0.5]
+    ]
+    assert shown(tmp_path, "update_error")["update_error"].isna().all()
+
+
+def test_every_figure_is_drawn_even_of_arms_that_only_diverged(tmp_path: Path) -> None:
+    for value in (0.25, 1.0, 1000.0):
+        for momentum in (0.5, 0.9):
+            loss = None if value > 1 else 1.0 + 100 * value
+            ef = {"coefficient": value}
+            put(tmp_path, "delay_ef", [loss, loss], correction=ef, momentum=momentum)
+    for momentum in (0.5, 0.9):
+        put(tmp_path, "sync", [1.0, 1.0], momentum=momentum)
+        put(tmp_path, "delay", [None, None], momentum=momentum)
+    for path in (tmp_path / "trials").iterdir():
+        row = {"update": 1, "diagnostics": {"all": {"update_cosine": 0.5, "update_error": 0.2}}}
+        with (path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    report(tmp_path, tmp_path / "out")
+    assert {figure.name for figure in FIGURES} <= {
+        path.stem for path in (tmp_path / "out").iterdir()
+    }

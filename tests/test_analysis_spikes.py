@@ -1,0 +1,111 @@
+"""The spike at the switch is measured as its docstring says, on curves with known answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from synthetic_store import config, result, write, write_arms
+
+from analysis import load
+from analysis.report import report
+from analysis.spikes import WINDOW, measure, spikes
+
+LEVEL = 2.0
+BEFORE = np.full(WINDOW, LEVEL)
+
+
+def curve(*pieces: tuple[float, int]) -> Any:
+    """So many updates at each loss."""
+    return np.concatenate([np.full(count, loss) for loss, count in pieces])
+
+
+def add(store: Path, start: float, losses: Any, *, seed: int = 0, **changes: Any) -> None:
+    settings = config("delay", seed=seed)
+    settings["pipeline"]["synchronous_start"] = start
+    settings["num_updates"] = changes.pop("asked", len(losses))
+    settings |= {key: changes.pop(key) for key in [*changes] if key in settings}
+    folder = write(store, settings, result(settings, 1.0, **changes))
+    rows = [{"update": t, "train_loss": loss} for t, loss in enumerate(losses)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_plateau_has_its_height_and_ends_where_the_window_left_it() -> None:
+    height, recovery = measure(BEFORE, curve((3.0, 30), (1.5, 50)))
+    assert height == pytest.approx(1.0)
+    # Of a window's 10 losses 7 must be 1.5 for a mean of no more than 2: 3.0 · 3 + 1.5 · 7 = 19.5.
+    assert recovery == 30 + 7
+
+
+def test_a_short_spike_is_averaged_over_the_window() -> None:
+    height, recovery = measure(BEFORE, curve((LEVEL, 5), (4.0, 1), (LEVEL, 60)))
+    assert height == pytest.approx(2.0 / WINDOW)
+    assert recovery == 6 + WINDOW
+
+
+def test_a_curve_that_only_falls_has_no_spike() -> None:
+    height, recovery = measure(BEFORE, np.linspace(1.9, 1.0, 50))
+    assert height < 0
+    assert recovery == 0
+
+
+def test_a_spike_that_stays_has_no_recovery() -> None:
+    height, recovery = measure(BEFORE, curve((2.5, 50)))
+    assert height == pytest.approx(0.5)
+    assert np.isnan(recovery)
+
+
+def test_losses_that_are_not_finite_are_no_height() -> None:
+    height, _ = measure(BEFORE, np.array([2.0] * 20 + [np.nan] * 5))
+    assert height == 0
+    assert np.isnan(measure(BEFORE, np.full(20, np.nan))).all()
+
+
+@pytest.mark.parametrize(("before", "after"), [(WINDOW - 1, 50), (WINDOW, WINDOW - 1)])
+def test_too_few_updates_are_no_measurement(before: int, after: int) -> None:
+    assert np.isnan(measure(np.full(before, 2.0), np.full(after, 2.0))).all()
+
+
+@pytest.mark.parametrize(
+    ("start", "changes", "switch"),
+    [
+        (30, {}, 30),
+        (1, {}, 1),
+        (0.3, {}, 30),
+        (0.5, {"asked": None, "tokens_per_parameter": 8.0, "num_parameters": 25_600}, 50),
+    ],
+    ids=["updates", "one update", "share of the updates", "share of tokens"],
+)
+def test_the_switch_counts_updates_or_is_a_share(
+    start: float, changes: dict[str, Any], switch: int, tmp_path: Path
+) -> None:
+    add(tmp_path, start, [2.0] * 100, **changes)
+    add(tmp_path, 0.25, [2.0] * 100, seed=1)  # beside a share, a count is a float in the table
+    table = spikes(load(tmp_path)).set_index("seed")
+    assert table["switch"].to_dict() == {0: switch, 1: 25}
+
+
+def test_the_arm_has_the_mean_of_its_seeds(tmp_path: Path) -> None:
+    for seed, top in enumerate((3.0, 4.0)):
+        add(tmp_path, 20, curve((2.0, 20), (top, 20), (2.0, 60)), seed=seed)
+    add(tmp_path, 20, curve((2.0, 20), (5.0, 80)), seed=2)
+    table = spikes(load(tmp_path))
+    assert table["height"].tolist() == pytest.approx([1.0, 2.0, 3.0])
+    assert table[["n", "mean_height", "recovered"]].drop_duplicates().to_numpy().tolist() == [
+        [3, 2.0, 2]
+    ]
+    assert (table["low"] < 2.0).all()
+    assert table["arm"].unique().tolist() == ["delay+start(20)"]
+
+
+def test_the_report_has_the_table_only_where_there_is_a_start(tmp_path: Path) -> None:
+    write_arms(tmp_path, {"sync": [1.0], "delay": [1.2]})
+    assert spikes(load(tmp_path)).empty
+    assert "spikes.csv" not in report(tmp_path, tmp_path / "out")
+    add(tmp_path, 20, [2.0] * 100)
+    assert "spikes.csv" in report(tmp_path, tmp_path / "out")
+    assert len(pd.read_csv(tmp_path / "out" / "spikes.csv")) == 1

@@ -1,0 +1,128 @@
+"""Sophia: its equations, the curvature it is shown, and that no executor or restart changes it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import small
+import torch
+import torch.nn.functional as F
+import toy
+from every_optimizer import maker
+from test_delayed_update import PHASES
+from test_diagnostics import numbers
+from torch import Tensor, nn
+
+from trainer.purposes import Part, against_samples
+from trainer.randomness import stream_seed
+from trainer.schedules import pipedream_2bw
+from trainer.trial import run_trial
+
+SOPHIA = maker("sophia", rho=0.5, weight_decay=0.2, observe_every=2)
+
+
+def test_it_equals_its_equations() -> None:
+    """Algorithm 3 of the paper, with the observation before the update, every second one."""
+    generator = torch.Generator().manual_seed(0)
+    weight = nn.Parameter(torch.randn(5, 4, generator=generator, dtype=torch.float64))
+    expected, m, h = weight.detach().clone(), torch.zeros(5, 4), torch.zeros(5, 4)
+    optimizer = SOPHIA([("matrix", weight)])
+    clipped = []
+    for t in range(10):
+        g, sampled = torch.randn(2, 5, 4, generator=generator, dtype=torch.float64)
+        if t % 2 == 0:
+            optimizer.observe({weight: 3 * sampled})
+            h = 0.99 * h + 0.01 * (3 * sampled) ** 2
+        weight.grad = g
+        optimizer.step()
+        m = 0.96 * m + 0.04 * g
+        ratio = m / (0.5 * h).clamp(min=1e-12)
+        clipped.append(float((ratio.abs() > 1).double().mean()))
+        expected = expected - 5e-4 * 0.2 * expected - 5e-4 * ratio.clamp(-1, 1)
+    assert 0 < clipped[-1] < 1, "some entries are clipped, some are not"
+    torch.testing.assert_close(weight.detach(), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_squares_of_sampled_gradients_estimate_the_gauss_newton_diagonal() -> None:
+    """For logits x Wᵀ it is the mean over tokens of x_j² p_k (1 − p_k), entry (k, j) of W."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(6, 3), torch.randn(4, 3, requires_grad=True)
+    targets, num_draws = torch.zeros(2, 3, dtype=torch.int64), 4000
+    total = torch.zeros(4, 3)
+    for draw in range(num_draws):
+        of = against_samples(toy.loss, targets, Part(draw, 0, 0, num_parts=1))
+        logits = F.linear(x, weight).view(2, 3, 4)
+        total += torch.autograd.grad(of(logits), weight)[0] ** 2
+    chances = F.linear(x, weight).detach().softmax(-1)
+    exact = torch.einsum("nk,nj->kj", chances * (1 - chances), x**2) / 6
+    torch.testing.assert_close(total / num_draws, exact, rtol=0.12, atol=0.002)
+
+
+def test_the_curvature_is_taken_where_the_gradient_is() -> None:
+    """Batch 4 under 2BW: at W(3), over its three microbatches, not clipped, no update made."""
+    schedule = pipedream_2bw(10, num_stages=1, num_microbatches=3, **PHASES)
+    executor = toy.emulated(schedule, SOPHIA, clip_norm=1e-3)
+    [stage] = executor._stages
+    toy.run(executor, (0, 3))
+    read = [w.clone() for w in toy.weights(executor)]
+    toy.run(executor, (3, 4))
+    before = toy.weights(executor)
+    states = [stage.optimizer._state(weight) for weight in stage.versions.master]
+    curvatures = [state["curvature"].clone() for state in states]
+    executor.observe(4)
+
+    assert all(map(torch.equal, toy.weights(executor), before))
+    for state, h, g in zip(states, curvatures, sampled_gradients(read, 4), strict=True):
+        torch.testing.assert_close(state["curvature"], 0.99 * h + 0.01 * g**2, rtol=1e-10, atol=0)
+
+
+def sampled_gradients(weights: list[Tensor], batch: int) -> list[Tensor]:
+    model = nn.Sequential(*toy.modules(1)[0])
+    with torch.no_grad():
+        for parameter, weight in zip(model.parameters(), weights, strict=True):
+            parameter.copy_(weight)
+    for i, rows in enumerate(toy.batch(batch).chunk(3)):
+        seed = stream_seed(torch.initial_seed(), "labels", str(batch), str(i), "0", "3")
+        generator = torch.Generator().manual_seed(seed)
+        logits = model(rows[:, :-1])
+        chances = logits.detach().float().softmax(-1)
+        labels = (chances / torch.empty_like(chances).exponential_(generator=generator)).argmax(-1)
+        (toy.loss(logits, labels) * math.sqrt(toy.BATCH * toy.LENGTH) / 3).backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+WORDS = (
+    "optimizer=sophia",
+    "optimizer.observe_every=2",
+    "pipeline=pipedream_2bw",
+    "correction=error_feedback",
+    "pipeline.num_stages=2",
+    "pipeline.num_microbatches=2",
+)
+
+
+def test_executors_and_restarts_change_nothing(tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(row: dict[str, object]) -> None:
+        if row["update"] == 8:
+            raise Stop
+
+    found = []
+    for name, words in {"a": WORDS, "b": (*WORDS, "runner=pipelined"), "c": WORDS}.items():
+        config = small.config(tmp_path / name, *words)
+        if name == "c":
+            with pytest.raises(Stop):
+                run_trial(config, stop)
+        run_trial(config)
+        [out] = (tmp_path / name).glob("results/trials/*")
+        found.append(numbers(out))
+    assert found[0] == found[1] == found[2]
+    plain = small.config(tmp_path / "d", *WORDS, "optimizer.observe_every=100")
+    run_trial(plain)
+    [out] = (tmp_path / "d").glob("results/trials/*")
+    assert found[0][:2] == numbers(out)[:2], "both have seen the curvature of batch 0"
+    assert found[0] != numbers(out)

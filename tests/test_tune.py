@@ -1,0 +1,217 @@
+"""The tuned value is the best of the sync arm's, whatever was killed, and is not hidden."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small
+
+from sweeps.expand import Sweep, Trial, check_sweep, points
+from sweeps.tune import MAX_EXTENSIONS, Tuned, best, beyond, tune
+from sweeps.tuning_report import remarks, write
+from trainer.errors import BadInput
+
+ARMS = {
+    "sync": ["pipeline=sync"],
+    "delay": ["pipeline=pipedream_2bw"],
+}
+KEY = "optimizer.lr"
+Loss = Callable[[float], float | None]
+
+
+def sweep(**changes: Any) -> Sweep:
+    plain = {"base": [f"{KEY}=0.004"], "grid": {"optimizer": ["adamw"]}, "arms": ARMS}
+    return check_sweep(
+        {**plain, "seeds": [3, 5], "tune": {KEY: [0.5, 1, 2]}, "verdict": "none", **changes}
+    )
+
+
+def record(trial: Trial, loss: float | None) -> None:
+    trial.folder.mkdir(parents=True)
+    status = "completed" if loss is not None else "diverged"
+    (trial.folder / "result.json").write_text(
+        json.dumps({"status": status, "final_val_loss": loss})
+    )
+
+
+def run_to_the_end(swept: Sweep, store: Path, loss: Loss) -> tuple[Tuned, list[float]]:
+    """The settled point, and the values in the order in which they were tried."""
+    [point] = points(swept, store)
+    order: list[float] = []
+    while not (found := tune(swept, point)).settled:
+        for value, trial in found.tried.items():
+            if not trial.folder.exists():
+                record(trial, loss(value))
+                order.append(value)
+    return found, order
+
+
+def bowl(lowest: float) -> Loss:
+    return lambda value: abs(math.log(value / lowest))
+
+
+def test_the_best_inner_value_is_chosen_for_all_arms_and_seeds(tmp_path: Path) -> None:
+    found, order = run_to_the_end(sweep(), tmp_path, bowl(0.004))
+    assert (found.chosen, order) == (0.004, [0.002, 0.004, 0.008])
+    assert [(t.arm, t.config["seed"], t.config["optimizer"]["lr"]) for t in found.arms] == [
+        (arm, seed, 0.004) for arm in ("sync", "delay") for seed in (3, 5)
+    ]
+
+
+def test_tuning_trials_are_sync_trials_of_the_first_seed_and_shared_with_the_arms(
+    tmp_path: Path,
+) -> None:
+    found, _ = run_to_the_end(sweep(), tmp_path, bowl(0.004))
+    assert {(t.arm, t.config["seed"]) for t in found.tried.values()} == {("sync", 3)}
+    assert found.tried[0.004].plan.trial_id == found.arms[0].plan.trial_id
+
+
+@pytest.mark.parametrize(
+    ("lowest", "more"), [(0.016, [0.016, 0.032]), (0.0005, [0.001, 0.0005, 0.00025])]
+)
+def test_a_best_value_on_the_edge_extends_the_grid(
+    lowest: float, more: list[float], tmp_path: Path
+) -> None:
+    found, order = run_to_the_end(sweep(), tmp_path, bowl(lowest))
+    assert found.chosen == lowest
+    assert order == [0.002, 0.004, 0.008, *more]
+
+
+def test_the_extension_is_bounded_and_the_edge_is_named(tmp_path: Path) -> None:
+    swept = sweep()
+    found, order = run_to_the_end(swept, tmp_path, bowl(100.0))
+    assert len(order) == 3 + MAX_EXTENSIONS
+    assert found.chosen == max(order) == 0.064
+    assert "optimizer.lr=0.064, on the edge" in remarks(swept, [found])[1]
+
+
+def test_a_diverged_value_is_the_worst(tmp_path: Path) -> None:
+    found, order = run_to_the_end(sweep(), tmp_path, lambda lr: None if lr > 0.003 else 9.0 - lr)
+    assert found.chosen == 0.002
+    assert order == [0.002, 0.004, 0.008, 0.001]
+
+
+def test_a_point_whose_every_value_diverged_is_left_out(tmp_path: Path) -> None:
+    swept = sweep()
+    found, order = run_to_the_end(swept, tmp_path, lambda lr: None)
+    assert (found.chosen, found.arms, len(order)) == (None, [], 3)
+    assert "optimizer=adamw is left out" in remarks(swept, [found])[1]
+
+
+def test_until_it_is_settled_the_plan_is_an_estimate_and_no_arm_runs(tmp_path: Path) -> None:
+    swept = sweep()
+    [point] = points(swept, tmp_path)
+    found = tune(swept, point)
+    assert (found.settled, found.chosen) == (False, None)
+    assert {trial.config["optimizer"]["lr"] for trial in found.arms} == {0.004}
+    assert found.known == [*found.tried.values()]
+    record(found.tried[0.008], 1.0)
+    assert not tune(swept, point).settled
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ({1.0: 3.0, 2.0: 2.0, 4.0: 3.0}, []),
+        ({1.0: 3.0, 3.0: 2.0}, [9.0]),
+        ({1.0: 2.0, 3.0: 2.0}, [1 / 3]),
+        ({1.0: 3.0, 2.0: None}, []),
+        ({1.0: math.inf, 2.0: math.inf}, []),
+        ({1.0: 3.0, 2.0: 2.0, 4.0: 1.0, 8.0: 0.5, 16.0: 0.2}, []),
+    ],
+)
+def test_what_is_tried_next(found: Mapping[float, float | None], expected: list[float]) -> None:
+    assert beyond(found, num_factors=2) == expected
+
+
+def test_of_equal_losses_the_smallest_value_wins() -> None:
+    assert best({4.0: 1.0, 2.0: 1.0, 1.0: 2.0}) == 2.0
+    assert best({4.0: None, 2.0: math.inf}) is None
+
+
+@pytest.mark.parametrize(
+    "tuned",
+    [
+        {KEY: [1, 2], "optimizer.momentum": [0.5, 1]},
+        {KEY: [1]},
+        {KEY: [2, 1]},
+        {KEY: [-1, 1]},
+        {"optimizer": [1, 2]},
+    ],
+    ids=["two keys", "one factor", "descending", "negative", "an axis of the grid"],
+)
+def test_a_bad_tune_is_refused(tuned: dict[str, list[float]]) -> None:
+    with pytest.raises(BadInput, match=r"sweep\.tune"):
+        sweep(tune=tuned)
+
+
+def test_every_tried_value_is_in_the_file(tmp_path: Path) -> None:
+    swept = sweep()
+    found, _ = run_to_the_end(swept, tmp_path, lambda lr: None if lr > 0.005 else lr)
+    write(swept, [found], tmp_path / "out")
+    with (tmp_path / "out" / "tuned.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert rows[0]["point"] == "optimizer=adamw"
+    assert [row["loss"] for row in rows][-1] == ""
+    assert [row["value"] for row in rows if row["chosen"] == "True"] == [str(found.chosen)]
+    assert len(rows) == len(found.tried)
+
+
+def command(folder: Path) -> list[str]:
+    words = small.overrides(folder, "num_updates=30", "checkpoint_every=5")
+    words = [word for word in words if not word.startswith(KEY)]
+    choice = "grid.optimizer=[{optimizer: adamw, optimizer.lr: 0.01}]"
+    sweep_words = ["sweep=optimizers", "scale=micro", "seeds=[0]", choice]
+    return [sys.executable, "-m", "sweeps", *sweep_words, *words]
+
+
+def run(folder: Path) -> str:
+    done = subprocess.run(command(folder), check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def table(folder: Path, name: str) -> list[dict[str, str]]:
+    with (folder / "results" / "reports" / "optimizers-micro" / name).open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a tuned sweep that ran undisturbed, and what it printed."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, run(folder)
+
+
+def test_a_tuned_sweep_reports_its_arms_alone_and_is_done(whole: tuple[Path, str]) -> None:
+    folder, said = whole
+    tried, compared = table(folder, "tuned.csv"), table(folder, "trials.csv")
+    [chosen] = [row["value"] for row in tried if row["chosen"] == "True"]
+    assert [row["optimizer.lr"] for row in compared] == [chosen] * 3
+    num_trials = len(list((folder / "results" / "trials").iterdir()))
+    assert num_trials == len(tried) + 2
+    assert f"optimizer.lr={float(chosen):g}" in said
+    notes = (folder / "results" / "reports" / "optimizers-micro" / "gaps.md").read_text()
+    assert "the choice favours sync at that seed" in notes
+    assert f"{num_trials} unique, {num_trials} done, 0 to do" in run(folder)
+
+
+def test_a_sweep_killed_while_it_tunes_chooses_the_same(
+    whole: tuple[Path, str], tmp_path: Path
+) -> None:
+    with subprocess.Popen(command(tmp_path), stdout=subprocess.DEVNULL) as driver:
+        while not list(tmp_path.glob("results/trials/*/checkpoint*")):
+            assert driver.poll() is None
+            time.sleep(0.05)
+        driver.kill()
+    run(tmp_path)
+    assert table(tmp_path, "tuned.csv") == table(whole[0], "tuned.csv")
