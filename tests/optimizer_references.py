@@ -10,10 +10,11 @@ import math
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace as Settings
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.optimizers.kron import noise_like
+from trainer.optimizers.kronecker import own_stream
 
 Batches = Sequence[tuple[Tensor, float]]
 MATRICES = [(8, 8), (6, 10), (10, 6), (8, 8)]
@@ -280,8 +281,13 @@ def kron(w: Tensor, batches: Batches, o: Settings, place: int) -> Tensor:
     left, right = (torch.eye(n, dtype=w.dtype) for n in w.shape)
     m = torch.zeros_like(w)
     for t, (g, factor) in enumerate(batches, 1):
-        alike = MATRICES[:place].count(tuple(w.shape))
-        noise = noise_like(torch.stack([w] * (alike + 1)), t)[-1]
+        with own_stream(torch.initial_seed(), t - 1, set()):
+            balanced = np.random.random() < 0.01
+            noise = [torch.randn(shape, dtype=w.dtype) for shape in MATRICES[: place + 1]][-1]
+        if balanced:
+            sizes = left.abs().max(), right.abs().max()
+            mean = (sizes[0] * sizes[1]).sqrt()
+            left, right = left * mean / sizes[0], right * mean / sizes[1]
         m = o.momentum * m + (1 - o.momentum) * g
         mean = m / (1 - o.momentum**t)
         a = left @ mean @ right.T

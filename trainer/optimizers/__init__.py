@@ -8,12 +8,11 @@ from trainer.optimizers.adam import adamw, adan, ademamix, adopt, mars, nadamw
 from trainer.optimizers.adamuon import adamuon
 from trainer.optimizers.averaging import evaluated, schedule_free_adamw
 from trainer.optimizers.dion import dion
-from trainer.optimizers.kron import kron
+from trainer.optimizers.kronecker import kron, shampoo, soap
 from trainer.optimizers.muon import muon, normuon
 from trainer.optimizers.routing import Kind, Parameters, kinds
 from trainer.optimizers.scion import scion
 from trainer.optimizers.sgd import sgd, sgdw
-from trainer.optimizers.shampoo import shampoo, soap
 from trainer.optimizers.sign import lion, signum
 from trainer.optimizers.sophia import sophia
 

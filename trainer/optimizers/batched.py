@@ -17,7 +17,7 @@ from trainer.optimizers.routing import Group
 class Batched(Optimizer):
     """W ← (1 − lr · weight_decay) W − lr · `update`, with a state of tensors for every matrix."""
 
-    def __init__(self, groups: list[Group], **defaults: float) -> None:
+    def __init__(self, groups: list[Group], **defaults: float | bool) -> None:
         super().__init__(groups, dict(defaults))
 
     @abstractmethod

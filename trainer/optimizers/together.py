@@ -55,6 +55,7 @@ def beside_adamw(
     make: Callable[[list[Group]], Optimizer],
     adamw: Mapping[str, Any],
     weight_decay: float,
+    into: Callable[[list[Optimizer]], Together] = Together,
 ) -> Optimizer:
     """`make` for the hidden matrices, torch's AdamW for the rest; a part may have no weights."""
     matrices, rest = split(parameters)
@@ -63,4 +64,4 @@ def beside_adamw(
         parts.append(make(grouped(matrices, matrix={"weight_decay": weight_decay})))
     if rest:
         parts.append(torch.optim.AdamW(decaying(rest, weight_decay), **adamw))
-    return Together(parts)
+    return into(parts)

@@ -1,0 +1,132 @@
+"""Preconditioners that are Kronecker products: Shampoo, SOAP, PSGD."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from trainer.optimizers.routing import Count, Decay, NonNegative, Parameters, Positive
+from trainer.optimizers.together import Together, auxiliary, beside_adamw
+
+
+def shampoo(
+    parameters: Parameters,
+    *,
+    lr: Positive,
+    precondition_every: Count,
+    matrix_eps: Positive,
+    auxiliary_lr: Positive | None,
+    auxiliary_momentum: Decay,
+    variance_decay: Decay,
+    eps: Positive,
+    weight_decay: NonNegative,
+) -> Optimizer:
+    """Shampoo (arXiv 1802.09568, Algorithm 1) for hidden matrices, AdamW for the rest.
+
+    pytorch_optimizer's: L^(−1/4) G R^(−1/4), where L and R sum G Gᵀ and Gᵀ G over all updates.
+    """
+    from pytorch_optimizer import Shampoo
+
+    return beside_adamw(
+        parameters,
+        lambda groups: Shampoo(
+            groups,
+            lr=lr,
+            weight_decouple=True,
+            preconditioning_compute_steps=precondition_every,
+            matrix_eps=matrix_eps,
+        ),
+        auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps),
+        weight_decay,
+    )
+
+
+def soap(
+    parameters: Parameters,
+    *,
+    lr: Positive,
+    momentum: Decay,
+    precondition_every: Count,
+    auxiliary_lr: Positive | None,
+    auxiliary_momentum: Decay,
+    variance_decay: Decay,
+    eps: Positive,
+    weight_decay: NonNegative,
+) -> Optimizer:
+    """SOAP (arXiv 2409.11321) for hidden matrices, AdamW for the rest.
+
+    pytorch_optimizer's: Adam in the eigenbasis of Shampoo's averaged L and R.
+    """
+    from pytorch_optimizer import SOAP
+
+    return beside_adamw(
+        parameters,
+        lambda groups: SOAP(
+            groups,
+            lr=lr,
+            betas=(momentum, variance_decay),
+            eps=eps,
+            precondition_frequency=precondition_every,
+        ),
+        auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps),
+        weight_decay,
+    )
+
+
+def kron(
+    parameters: Parameters,
+    *,
+    lr: Positive,
+    momentum: Decay,
+    auxiliary_lr: Positive | None,
+    auxiliary_momentum: Decay,
+    variance_decay: Decay,
+    eps: Positive,
+    weight_decay: NonNegative,
+) -> Optimizer:
+    """PSGD-Kron (arXiv 1512.04202, 2402.04553) for hidden matrices, AdamW for the rest.
+
+    pytorch_optimizer's: triangular factors fitted to a whitening criterion with random vectors.
+    """
+    from pytorch_optimizer import Kron
+
+    return beside_adamw(
+        parameters,
+        lambda groups: Kron(groups, lr=lr, momentum=momentum, precondition_dtype=None),
+        auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps),
+        weight_decay,
+        into=DrawsItsOwn,
+    )
+
+
+class DrawsItsOwn(Together):
+    """Steps whose draws are a function of the trial's seed and the step, not of what ran before.
+
+    So a checkpoint holds no generator, and a stage draws the same in a process of its own.
+    """
+
+    @override
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        devices = {p.device for group in self.param_groups for p in group["params"]}
+        with own_stream(torch.initial_seed(), self.param_groups[0].get("step", 0), devices):
+            super().step()
+
+
+@contextmanager
+def own_stream(seed: int, step: int, devices: set[torch.device]) -> Iterator[None]:
+    """torch's and numpy's global generators start from (seed, step), and are put back after."""
+    for_torch, for_numpy = np.random.SeedSequence([seed, step]).generate_state(2)
+    before = np.random.get_state()
+    gpus = [device.index for device in devices if device.type == "cuda"]
+    with torch.random.fork_rng(devices=gpus):
+        torch.manual_seed(int(for_torch))
+        np.random.seed(int(for_numpy))
+        try:
+            yield
+        finally:
+            np.random.set_state(before)
