@@ -61,7 +61,10 @@ def train(
         new = [p.detach().clone() for p in parameters]
         if t > v:
             earlier = updates[t - lag(t)]
-            new = [w - coefficient * (u - e) for w, u, e in zip(new, update, earlier, strict=True)]
+            new = [  # an optimizer's first call may do nothing, which is no update to go by
+                w - coefficient * (u - e) if e.any() else w
+                for w, u, e in zip(new, update, earlier, strict=True)
+            ]
         updates.append(update)
         history.append(new)
     return history, losses

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,9 @@ import pytest
 import torch
 from every_optimizer import NAMES, maker
 from torch import Tensor, nn
+
+from trainer.optimizers import evaluated
+from trainer.optimizers.together import Together
 
 T = 10
 WEIGHTS = [("matrix", shape) for shape in references.MATRICES] + [
@@ -120,3 +124,64 @@ def test_signs_are_exact(name: str) -> None:
     options = SimpleNamespace(**maker(name).keywords)
     mine = [(gradients[0], factor) for gradients, factor in batches]
     assert torch.equal(ours[0], reference(name, "matrix")(start[0], mine, options, 0))
+
+
+@pytest.mark.parametrize("scaling", ["original", "match_rms_adamw"])
+def test_muon_equals_torch(scaling: str) -> None:
+    """In bf16, one matrix of a shape at a time: a batch of them sums in another order."""
+    torch.manual_seed(0)
+    shapes = [(24, 24), (12, 40), (40, 16)]
+    ours = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+    theirs = [nn.Parameter(p.detach().clone()) for p in ours]
+    mine = maker("muon", lr=0.02, scaling=scaling)([("matrix", p) for p in ours])
+    oracle = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.1, adjust_lr_fn=scaling)
+    for _ in range(T):
+        for p, q in zip(ours, theirs, strict=True):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.clone()
+        mine.step()
+        oracle.step()
+    for p, q in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.usefixtures("double_newton_schulz")
+def test_schedule_free_is_evaluated_at_its_average() -> None:
+    """And no other optimizer elsewhere than at the weights; asking changes nothing."""
+    ours, optimizer = trained("schedule_free_adamw", {})
+    y = [weight.detach().clone() for weight in ours]
+    start, batches = problem()
+    options = SimpleNamespace(**maker("schedule_free_adamw").keywords)
+    for i, found in enumerate(evaluated(optimizer, ours)[:-1]):
+        mine = [(gradients[i], factor) for gradients, factor in batches]
+        _, x = references.schedule_free(start[i], mine, options)
+        torch.testing.assert_close(found, x, rtol=1e-12, atol=1e-12)
+        assert not torch.equal(found, ours[i])
+    assert all(map(torch.equal, ours, y))
+    for name in set(NAMES) - {"schedule_free_adamw"}:
+        ours, optimizer = trained(name, {})
+        assert all(a is b for a, b in zip(evaluated(optimizer, ours), ours, strict=True))
+
+
+def test_together_is_one_after_the_other() -> None:
+    """To the last bit, and after a checkpoint too: the parts then step the loaded state."""
+
+    def two() -> tuple[list[nn.Parameter], list[torch.optim.Optimizer]]:
+        torch.manual_seed(0)
+        a, b = nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(3))
+        return [a, b], [torch.optim.AdamW([a], lr=0.1), torch.optim.SGD([b], lr=0.2, momentum=0.9)]
+
+    (ours, parts), (theirs, apart) = two(), two()
+    together = Together(parts)
+    for t in range(6):
+        for p, q in zip(ours, theirs, strict=True):
+            p.grad = torch.full_like(p, t + 1.0)
+            q.grad = p.grad.clone()
+        for group in [*together.param_groups, *(g for part in apart for g in part.param_groups)]:
+            group["lr"] *= 0.9
+        together.step()
+        for part in apart:
+            part.step()
+        if t == 2:
+            together.load_state_dict(deepcopy(together.state_dict()))
+    assert all(map(torch.equal, ours, theirs))

@@ -1,20 +1,31 @@
-"""Optimizers get every parameter once, by its module, and equal their library oracles."""
+"""What every optimizer of conf/optimizer/ must do, whatever its rule."""
 
 from __future__ import annotations
 
+import io
 from functools import partial
+from pathlib import Path
+from typing import Any
 
+import gangs
+import numpy as np
 import pytest
+import small
+import test_delayed_update as delayed
 import torch
 import toy
-from test_delayed_update import ADAMW, MUON, SGD
+from every_optimizer import NAMES, maker
 from test_model_llama import SMALL
 from torch import nn
-from torch.optim import AdamW, Muon
+from torch.optim import Optimizer
 
-from trainer.optimizers import kinds
+from trainer import schedules
+from trainer.corrections.error_feedback import ErrorFeedback
+from trainer.corrections.none import NoCorrection
+from trainer.optimizers import Kind, evaluated, kinds
 
-MAKERS = {"adamw": ADAMW, "sgd": SGD, "muon": MUON}
+every = pytest.mark.parametrize("name", NAMES)
+ONE_STAGE = {"num_stages": 1, "num_microbatches": 1, **delayed.PHASES}
 
 
 def model() -> nn.Module:
@@ -23,9 +34,29 @@ def model() -> nn.Module:
     return module
 
 
-def named(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+def named(module: nn.Module) -> list[tuple[Kind, nn.Parameter]]:
     kind = kinds(module)
     return [(kind[name], p) for name, p in module.named_parameters()]
+
+
+def one_of_each() -> list[tuple[Kind, nn.Parameter]]:
+    torch.manual_seed(0)
+    shapes: list[tuple[Kind, tuple[int, ...]]] = [
+        ("matrix", (6, 4)),
+        ("matrix", (4, 6)),
+        ("matrix", (6, 4)),
+        ("embedding", (5, 4)),
+        ("vector", (4,)),
+    ]
+    return [(kind, nn.Parameter(torch.randn(shape))) for kind, shape in shapes]
+
+
+def step(optimizer: Optimizer, batch: int, scale: float = 1.0) -> None:
+    generator = torch.Generator().manual_seed(batch)
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = scale * torch.randn(p.shape, generator=generator, dtype=p.dtype)
+    optimizer.step()
 
 
 def test_kinds_follow_the_module_not_the_shape() -> None:
@@ -39,57 +70,171 @@ def test_kinds_follow_the_module_not_the_shape() -> None:
     assert sum(kind == "matrix" for kind in found.values()) == 7 * 4
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_groups_are_a_partition_and_vectors_do_not_decay(name: str) -> None:
+@every
+def test_groups_are_a_partition(name: str) -> None:
     module = model()
-    optimizer = MAKERS[name](named(module))
+    optimizer = maker(name)(named(module))
     members = [p for group in optimizer.param_groups for p in group["params"]]
     assert sorted(map(id, members)) == sorted(map(id, module.parameters()))
+
+
+@every
+def test_without_a_gradient_all_but_vectors_decay(name: str) -> None:
+    weights = one_of_each()
+    start = [p.detach().clone() for _, p in weights]
+    optimizer = maker(name, weight_decay=0.1)(weights)
+    for _ in range(2):  # some make no update at their first call
+        step(optimizer, 0, scale=0.0)
+    for (kind, p), before in zip(weights, start, strict=True):
+        decayed = (p.abs() < before.abs()).all()
+        assert torch.equal(p, before) if kind == "vector" else decayed, kind
+
+
+@every
+@pytest.mark.parametrize("present", ["matrix", "embedding", "vector"])
+def test_a_stage_may_lack_any_kind(name: str, present: Kind) -> None:
+    for weights in (
+        [(kind, p) for kind, p in one_of_each() if kind == present],
+        [(kind, p) for kind, p in one_of_each() if kind != present],
+    ):
+        start = [p.detach().clone() for _, p in weights]
+        optimizer = maker(name)(weights)
+        step(optimizer, 0)
+        step(optimizer, 1)
+        for (_, p), before in zip(weights, start, strict=True):
+            assert not torch.equal(p, before)
+
+
+@every
+def test_the_schedule_reaches_every_group(name: str) -> None:
+    weights = one_of_each()
+    optimizer = maker(name)(weights)
+    step(optimizer, 0)
+    before = [p.detach().clone() for _, p in weights]
     for group in optimizer.param_groups:
-        is_vector = {p.ndim == 1 for p in group["params"]}
-        assert len(is_vector) == 1
-        assert (group["weight_decay"] == 0) == is_vector.pop()
+        group["lr"] = 0.0
+    step(optimizer, 1)
+    assert all(torch.equal(p, old) for (_, p), old in zip(weights, before, strict=True))
 
 
-@pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("kind", ["matrix", "vector"])
-def test_a_stage_may_lack_a_kind(name: str, kind: str) -> None:
-    parameter = nn.Parameter(torch.ones(4, 4) if kind == "matrix" else torch.ones(4))
-    optimizer = MAKERS[name]([(kind, parameter)])
-    parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    assert not torch.equal(parameter, torch.ones_like(parameter))
+@every
+def test_no_draw_depends_on_what_ran_before(name: str) -> None:
+    """The trial's seed alone decides; and nobody else's draws depend on the optimizer."""
+
+    def trained(disturb: bool) -> list[torch.Tensor]:
+        weights = one_of_each()
+        optimizer = maker(name)(weights)
+        for t in range(3):
+            if disturb:
+                torch.rand(t + 1), np.random.random(t + 1)
+            before = torch.get_rng_state(), np.random.get_state()[1]
+            step(optimizer, t)
+            assert torch.equal(torch.get_rng_state(), before[0])
+            assert np.array_equal(np.random.get_state()[1], before[1])
+        return [p.detach() for _, p in weights]
+
+    assert all(map(torch.equal, trained(disturb=False), trained(disturb=True)))
 
 
-@pytest.mark.parametrize("scaling", ["original", "match_rms_adamw"])
-def test_muon_equals_torch(scaling: str) -> None:
-    """One matrix of a shape at a time: a batch of them sums in another order (bf16)."""
-    torch.manual_seed(0)
-    shapes = [(24, 24), (12, 40), (40, 16)]
-    ours = [nn.Parameter(torch.randn(shape)) for shape in shapes]
-    theirs = [nn.Parameter(p.detach().clone()) for p in ours]
-    mine = partial(MUON.func, **{**MUON.keywords, "scaling": scaling})(
-        [("matrix", p) for p in ours]
+@every
+def test_bf16_leaves_stay_finite(name: str) -> None:
+    schedule = schedules.pipedream_2bw(6, **ONE_STAGE)
+    executor = toy.emulated(
+        schedule, maker(name), dtype=torch.float32, leaf_dtype=torch.bfloat16, clip_norm=1.0
     )
-    oracle = Muon(theirs, lr=0.02, momentum=0.95, weight_decay=0.1, adjust_lr_fn=scaling)
-    for step in range(10):
-        torch.manual_seed(step)
-        for p, q in zip(ours, theirs, strict=True):
-            p.grad = torch.randn_like(p)
-            q.grad = p.grad.clone()
-        mine.step()
-        oracle.step()
-    for p, q in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-6)
+    updates = toy.run(executor, schedule.phases)
+    assert len(updates) == 6
+    assert all(weight.isfinite().all() for weight in toy.weights(executor))
 
 
-def test_the_other_half_of_muon_is_adamw() -> None:
-    ours, theirs = (nn.Parameter(torch.ones(5, 3, dtype=torch.float64)) for _ in range(2))
-    mine = MUON([("embedding", ours)])
-    oracle = AdamW([theirs], lr=0.02, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
-    for step in range(10):
-        ours.grad = toy.batch(step)[:5, :3].double()
-        theirs.grad = ours.grad.clone()
-        mine.step()
-        oracle.step()
-    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
+@every
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_resumed_run_goes_on_to_the_last_bit(name: str, dtype: torch.dtype) -> None:
+    """Through a file that holds plain data and tensors alone."""
+    schedule = schedules.pipedream_2bw(8, **ONE_STAGE)
+    optimizer = maker(name, precondition_every=3)
+
+    def fresh() -> toy.Emulated:
+        correction = partial(ErrorFeedback, coefficient=1.0, lag=1)
+        return toy.emulated(schedule, optimizer, correction, clip_norm=0.5, dtype=dtype)
+
+    whole, stopped, resumed = fresh(), fresh(), fresh()
+    updates = toy.run(whole, (0, 4, 8))
+    toy.run(stopped, (0, 4))
+    file = io.BytesIO()
+    torch.save(stopped.state(), file)
+    file.seek(0)
+    resumed.restore(torch.load(file, weights_only=True))
+    assert toy.run(resumed, (4, 8)) == updates[4:]
+    assert all(map(torch.equal, toy.weights(resumed), toy.weights(whole)))
+
+
+@every
+@pytest.mark.parametrize("tau", [0, 1, 3])
+@pytest.mark.parametrize("coefficient", [0.0, 1.0])
+def test_the_delayed_update_is_its_equation(name: str, tau: int, coefficient: float) -> None:
+    """To the last bit: whatever the optimizer does, the stage applies it where the oracle does."""
+    optimizer = maker(name, precondition_every=3)
+    optimizer = maker(name, precondition_every=3, auxiliary_lr=optimizer.keywords["lr"])
+    history, losses = delayed.expected(
+        optimizer,
+        torch.float32,
+        lambda t: max(0, t - tau),
+        coefficient=coefficient,
+        clip_norm=0.5,
+    )
+    schedule = schedules.constant_delay(delayed.T, delay=tau, **ONE_STAGE)
+    correction = (
+        partial(ErrorFeedback, coefficient=coefficient, lag=1) if coefficient else NoCorrection
+    )
+    executor = toy.emulated(schedule, optimizer, correction, clip_norm=0.5, dtype=torch.float32)
+    assert [update.loss for update in toy.run(executor, schedule.phases)] == losses
+    delayed.assert_equal(executor, history[-1])
+
+
+def test_the_true_pipeline_gives_the_emulations_numbers(tmp_path: Path) -> None:
+    words = ("pipeline=pipedream_2bw", "pipeline.num_stages=2", "pipeline.num_microbatches=2")
+    configs = [
+        small.config(tmp_path, *words, f"optimizer={name}", "num_updates=4", "model.num_layers=4")
+        for name in NAMES
+    ]
+    for one, ranks in zip(configs, gangs.pipelined(configs), strict=True):
+        assert len(gangs.assert_equal(one, ranks).updates) == 4
+
+
+RATES: dict[str, dict[str, Any]] = {
+    "scion": {"lr": 0.02, "radius": 10.0, "embedding_radius": 40.0, "auxiliary_lr": 0.05},
+    "shampoo": {"lr": 1.0},
+    "dion": {"lr": 0.3},
+    "adamuon": {"lr": 0.2},
+    "muon": {"lr": 0.2},
+    "normuon": {"lr": 0.2},
+    "adopt": {"lr": 0.1},
+    "soap": {"lr": 0.1},
+    "schedule_free_adamw": {"lr": 0.1},
+}
+
+
+@every
+def test_it_finds_the_minimum_of_a_quadratic(name: str) -> None:
+    """Half the squared distance to a point, noisy gradients, lr falling to 0: 100 updates."""
+    weights = one_of_each()
+    targets = [torch.randn(p.shape) for _, p in weights]
+    changes = {"lr": 0.05, "auxiliary_lr": 0.05, "slow_warmup": 100, "weight_decay": 0.0}
+    optimizer = maker(name, **{**changes, **RATES.get(name, {})})(weights)
+    peaks = [group["lr"] for group in optimizer.param_groups]
+
+    def distance() -> float:
+        found = evaluated(optimizer, [p for _, p in weights])
+        return sum(
+            float((p.detach() - to).square().sum()) for p, to in zip(found, targets, strict=True)
+        )
+
+    start = distance()
+    for t in range(100):
+        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+            group["lr"] = peak * (1 - t / 100)
+        for (_, p), target in zip(weights, targets, strict=True):
+            p.grad = p.detach() - target + 0.1 * torch.randn(p.shape)
+        optimizer.step()
+    assert distance() < 0.1 * start, distance() / start
