@@ -143,7 +143,8 @@ def test_one_coefficient_is_no_line(tmp_path: Path) -> None:
 def test_diagnostics_are_shown_where_they_were_measured(tmp_path: Path) -> None:
     write_arms(tmp_path, {"sync": [1.0], "delay": [1.2, 1.3]})
     folder = tmp_path / "trials" / "0001"  # delay, seed 0
-    measured = {"all": {"update_cosine": 0.5, "update_error": None}, "matrix": {}}
+    of_model = {"update_cosine": 0.5, "update_error": None, "gradient_change": 0.0}
+    measured = {"all": of_model, "matrix": {}}
     rows = [
         {"update": 9, "train_loss": 2.0, "diagnostics": measured},
         {"update": 10, "train_loss": 2.0},
@@ -154,6 +155,7 @@ def test_diagnostics_are_shown_where_they_were_measured(tmp_path: Path) -> None:
         ["delay", 0, 10 * 16 * 128, 0.5]
     ]
     assert shown(tmp_path, "update_error")["update_error"].isna().all()
+    assert shown(tmp_path, "gradient_change").empty, "nothing changed it"
 
 
 def test_every_figure_is_drawn_even_of_arms_that_only_diverged(tmp_path: Path) -> None:
@@ -166,7 +168,12 @@ def test_every_figure_is_drawn_even_of_arms_that_only_diverged(tmp_path: Path) -
         put(tmp_path, "sync", [1.0, 1.0], momentum=momentum)
         put(tmp_path, "delay", [None, None], momentum=momentum)
     for path in (tmp_path / "trials").iterdir():
-        row = {"update": 1, "diagnostics": {"all": {"update_cosine": 0.5, "update_error": 0.2}}}
+        row = {
+            "update": 1,
+            "diagnostics": {
+                "all": {"update_cosine": 0.5, "update_error": 0.2, "gradient_change": 1e-4}
+            },
+        }
         with (path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
     report(tmp_path, tmp_path / "out")
