@@ -18,8 +18,12 @@ SHORT = {
 USUAL: Mapping[str, Config] = {
     "error_feedback": {"coefficient": 1, "lag": 1},
     "error_feedback_gradient": {"coefficient": 1},
+    "adaptive_error_feedback": {"coefficient": 1, "decay": 0.9},
+    "taylor": {"decay": 0},
+    "weight_prediction": {"horizon": 1},
+    "learning_rate": {"anneal": 0.25},
 }
-"""The paper's values of a choice: an arm that has them does not say so."""
+"""The usual values of a choice, those of its YAML: an arm that has them does not say so."""
 PRINCIPAL = ("coefficient", "delay")
 """Options that need no name: `constant_delay(3)`, `delay_ef(0.5)`, `delay_taylor(1000)`."""
 NOT_STALENESS = ("_target_", "num_stages", "num_microbatches")

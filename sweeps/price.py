@@ -36,6 +36,12 @@ def price(trials: Sequence[Trial], num_asked: int) -> str:
             f"data      {', '.join(sorted(unprepared))} is not prepared here: "
             "trials that ran on it elsewhere count as to do"
         )
+    idle = sum(trial.plan.corrects_nothing for trial in trials)
+    if idle:
+        lines.append(
+            f"warning   {idle} trials have a correction and no delay: "
+            "they repeat the numbers of the trials without"
+        )
     return "\n".join(lines)
 
 

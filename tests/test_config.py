@@ -165,3 +165,13 @@ def test_tokens_per_parameter_sets_the_number_of_updates(tmp_path: Path) -> None
 def test_batches_that_cannot_be_split_say_so() -> None:
     with pytest.raises(BadInput, match=r"pipeline\.num_microbatches=3"):
         compose(["pipeline.num_microbatches=3"])
+
+
+def test_a_plan_knows_that_a_correction_has_nothing_to_correct(tmp_path: Path) -> None:
+    def idle(*words: str) -> bool:
+        return plan_trial(small.config(tmp_path, *words)).corrects_nothing
+
+    assert idle("correction=taylor")
+    assert idle("correction=taylor", "pipeline=pipedream_2bw", "pipeline.synchronous_start=1.0")
+    assert not idle()
+    assert not idle("correction=taylor", "pipeline=pipedream_2bw")

@@ -66,6 +66,11 @@ class Schedule:
         return max(self.lags[0], self.lags[-1])
 
     @property
+    def is_delayed(self) -> bool:
+        """Whether any gradient is late, by what the stages lag and the phases are."""
+        return any(self.lags) and self.first_cooldown - self.first_delayed > 1
+
+    @property
     def splits_backward(self) -> bool:
         """Whether backwards come in halves, I and W."""
         return any(step.kind == "W" for step in self.order(Place(0, 1, 1), 1))

@@ -8,8 +8,9 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from trainer.build import build, label
+from trainer.build import build, label, locate
 from trainer.combinations import check_backward
+from trainer.corrections.none import NoCorrection
 from trainer.errors import BadInput
 from trainer.identity import trial_id
 from trainer.interleave import check
@@ -21,7 +22,10 @@ PROVEN = 8
 
 @dataclass(frozen=True)
 class Plan:
-    """`tokens` and `flops` (forward and backward) are those of the whole training."""
+    """`tokens` and `flops` (forward and backward) are those of the whole training.
+
+    `corrects_nothing`: it has a correction and no delay, and so the numbers of the trial without.
+    """
 
     trial_id: str
     data_hash: str | None
@@ -31,6 +35,7 @@ class Plan:
     flops: float
     layers_by_stage: list[int]
     num_processes: int
+    corrects_nothing: bool
 
 
 def plan_trial(config: Mapping[str, Any]) -> Plan:
@@ -56,6 +61,7 @@ def plan_trial(config: Mapping[str, Any]) -> Plan:
         tokens * model.flops_per_token(config["seq_len"]),
         [len(layers) for layers in model.split(schedule.num_stages, config["seq_len"])],
         _num_processes(config, schedule),
+        not schedule.is_delayed and locate(config["correction"]["_target_"]) is not NoCorrection,
     )
 
 
