@@ -39,8 +39,12 @@ DEATHS_ALLOWED = 2
 
 @contextmanager
 def cluster() -> Iterator[None]:
-    """The cluster of RAY_ADDRESS, or one on this machine that listens on loopback only."""
-    environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    """The cluster of RAY_ADDRESS, or one on this machine that listens on loopback only.
+
+    A worker runs each of its trials in a new thread, for which glibc would open a new arena, and so
+    keep the memory of the trials before.
+    """
+    environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
     ray.init(
         include_dashboard=None if "RAY_ADDRESS" in os.environ else False,
         log_to_driver=False,

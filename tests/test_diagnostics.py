@@ -40,7 +40,7 @@ def trial(folder: Path, *words: str) -> list[dict[str, Any]]:
     return numbers(out)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "soap", "kron", "nadamw", "sophia"])
 def test_a_comparison_changes_no_number(tmp_path: Path, optimizer: str) -> None:
     words = (*DELAYED, *TWO, f"optimizer={optimizer}", "clip_norm=0.5")
     plain = trial(tmp_path / "a", *words)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import small
 import torch
+from every_optimizer import NAMES
 from test_trial import ASYNC, untimed
 
 from trainer.trial import run_trial
@@ -23,9 +24,10 @@ def test_a_gpu_gives_the_cpu_s_losses(tmp_path: Path) -> None:
     assert gpu["final_val_loss"] == pytest.approx(cpu["final_val_loss"], rel=1e-4)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", NAMES)
 def test_the_same_numbers_twice(tmp_path: Path, optimizer: str) -> None:
-    words = (*ASYNC, f"optimizer={optimizer}", "device=cuda", "dtype=bfloat16")
+    delayed = ("pipeline=pipedream_2bw", "diagnostics=5")
+    words = (*delayed, f"optimizer={optimizer}", "device=cuda", "dtype=bfloat16")
     one, two = (
         run_trial(small.config(tmp_path, *words, f"out={tmp_path / name}")) for name in "ab"
     )
