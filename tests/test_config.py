@@ -62,6 +62,7 @@ BAD = {
     "correction.coefficient=-1 correction=error_feedback": "correction.coefficient=-1",
     "correction.lag=2 correction=error_feedback": "correction.lag=2",
     "correction.decay=1 correction=taylor": "correction.decay=1",
+    "optimizer=schedule_free_adamw correction=error_feedback": "correction=error_feedback",
     "diagnostics=0": "diagnostics=0",
     "trace=true": "trace=True",
     "trace=true diagnostics=5 runner=pipelined": "trace=True",

@@ -22,7 +22,6 @@ from trainer.corrections.learning_rate import LearningRate
 from trainer.corrections.none import NoCorrection
 from trainer.corrections.taylor import Taylor
 from trainer.corrections.weight_prediction import WeightPrediction
-from trainer.errors import BadInput
 from trainer.schedules import constant_delay, pipedream, pipedream_2bw, sync
 
 CHOICES = sorted(path.stem for path in (CONF / "correction").glob("*.yaml"))
@@ -305,9 +304,3 @@ def test_pipemare_slows_the_early_stages() -> None:
     toy.run(executor, (0, T))
     lrs = [stage.lr / (0.3 * toy.lr_factor(T - 1)) for stage in executor._stages]
     assert lrs == pytest.approx([3**-0.5, 2**-0.5, 1, 1])
-
-
-def test_combinations_that_break_a_method_are_refused() -> None:
-    words = ["optimizer=schedule_free_adamw", "correction=error_feedback"]
-    with pytest.raises(BadInput, match="not with optimizer=schedule_free_adamw"):
-        compose(words)

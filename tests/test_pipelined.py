@@ -72,17 +72,23 @@ def test_corrections(tmp_path: Path) -> None:
     """Of gradients, of weights that are read, of learning rates; on 2BW and where delays differ."""
     choices = sorted(path.stem for path in (CONF / "correction").glob("*.yaml"))
     strong = {"taylor": "correction.coefficient=100", "learning_rate": "correction.anneal=1.0"}
+    phases = ("pipeline.synchronous_start=2", "pipeline.synchronous_cooldown=1")
+    ways = [
+        ("pipeline=pipedream_2bw", "pipeline.num_microbatches=4"),
+        ("pipeline=pipedream_2bw", "pipeline.num_microbatches=2", *phases),
+        ("pipeline=pipedream", "pipeline.num_microbatches=1"),
+        ("pipeline=constant_delay", "pipeline.num_microbatches=2", "pipeline.delay=2"),
+    ]
     configs = [
         config(
             tmp_path,
-            f"pipeline={schedule}",
+            *way,
             f"correction={choice}",
             *([strong[choice]] if choice in strong else []),
             "pipeline.num_stages=2",
-            f"pipeline.num_microbatches={m}",
         )
         for choice in choices
-        for schedule, m in (("pipedream_2bw", 4), ("pipedream", 1), ("constant_delay", 2))
+        for way in ways
     ]
     for one, ranks in zip(configs, gangs.pipelined(configs), strict=True):
         gangs.assert_equal(one, ranks)
