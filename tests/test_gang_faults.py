@@ -138,5 +138,5 @@ def alone(store: str, pulse: Pulse, tell: Tell) -> None:
 def test_ranks_that_all_wait_for_each_other() -> None:
     started = time.monotonic()
     with pytest.raises(GangFailed, match="every rank waits for another"):
-        run_gang(alone, (), 2, print, timeout=1)
+        run_gang(alone, (), 2, print, timeout=8)  # the ranks of a busy machine start seconds apart
     assert time.monotonic() - started < 45
