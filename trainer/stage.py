@@ -28,9 +28,8 @@ class Stage:
 
     `tied` names the weights that another stage holds too; `lag` and `tied_lag` say how many
     versions behind the newest they and the others are read, which `make_correction` is told for
-    each weight. `lr_factor` maps update t to a factor
-    on every group's peak learning rate. `splits_backward`: the weights' gradients of the linear
-    layers are left to `backward_weights`.
+    each weight. `lr_factor` maps update t to a factor on every group's peak learning rate.
+    `splits_backward`: the weights' gradients of the linear layers are left to `backward_weights`.
     """
 
     def __init__(
