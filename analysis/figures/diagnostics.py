@@ -15,7 +15,7 @@ from analysis.store import diagnostics
 SHOWN = {
     "update_cosine": "cosine of delayed and fresh update",
     "update_error": "relative error of the delayed update",
-    "gradient_change": "relative change of the gradient by the correction",
+    "gradient_change": "relative change of the gradient",
 }
 """Diagnostics of the whole model that have a figure, and their axis."""
 
@@ -36,10 +36,13 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def draw(data: pd.DataFrame, name: str) -> Canvas:
-    """As the validation curves are drawn; what spans more than two decades on a log axis."""
-    canvas = draw_means(data, name, SHOWN[name])
-    positive = data.loc[data[name] > 0, name]
-    if positive.max() > 100 * positive.min():
-        for axes in canvas.axes:
-            axes.set_yscale("log")
+    """As the validation curves are drawn; what spans more than two decades on a log axis, where a
+    0, that of updates without a delay, has no place.
+    """
+    positive = data[data[name] > 0]
+    if positive[name].max() <= 100 * positive[name].min():
+        return draw_means(data, name, SHOWN[name])
+    canvas = draw_means(positive, name, SHOWN[name])
+    for axes in canvas.axes:
+        axes.set_yscale("log")
     return canvas

@@ -24,6 +24,7 @@ LOOK: dict[Any, Any] = {
     "grid.color": "#e4e4e4",
     "grid.linewidth": 0.6,
     "legend.edgecolor": "white",
+    "legend.framealpha": 0.5,
     "svg.fonttype": "none",
     "svg.hashsalt": "pipegap",
 }
