@@ -15,7 +15,7 @@ from matplotlib.transforms import offset_copy
 from analysis.figures.figure import in_order, label_rows, panels, styles
 
 CAPTION = (
-    "mean gap and its 95 % interval over n seeds; faint: each seed; "
+    "mean gap and its 95 % interval over n seeds; faint: each seed;\n"
     "× with k/n: k of n pairs in which the arm diverged"
 )
 LOG_FROM = 10
