@@ -72,10 +72,9 @@ def _assert_clipped(update: Update) -> None:
     assert update.grad_norm > 0.01
 
 
-def as_rank(store: str, pulse: Pulse, tell: Callable[[object], None], rounds: int) -> None:
+def as_rank(store: dist.Store, pulse: Pulse, tell: Callable[[object], None], rounds: int) -> None:
     """Every number of microbatches in turn; of each, both schedules alternate."""
-    file_store = dist.FileStore(store, RANKS)
-    with reproducible(0, 1), joined(file_store, pulse.rank, RANKS, 1, CPU, pulse, 600) as gang:
+    with reproducible(0, 1), joined(store, pulse.rank, RANKS, 1, CPU, pulse, 600) as gang:
         for m in MICROBATCHES:
             contenders = {name: Contender(gang, m, name) for name in SCHEDULES}
             found: dict[str, list[Found]] = {name: [] for name in SCHEDULES}

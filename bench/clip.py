@@ -115,10 +115,9 @@ def runner(gang: Gang, schedule: Schedule, reducer: type[Reducer]) -> Callable[[
     return run
 
 
-def as_rank(store: str, pulse: Pulse, tell: Callable[[object], None], rounds: int) -> None:
+def as_rank(store: dist.Store, pulse: Pulse, tell: Callable[[object], None], rounds: int) -> None:
     """Times all, for each number of microbatches."""
-    file_store = dist.FileStore(store, RANKS)
-    with reproducible(0, 1), joined(file_store, pulse.rank, RANKS, 1, CPU, pulse, 600) as gang:
+    with reproducible(0, 1), joined(store, pulse.rank, RANKS, 1, CPU, pulse, 600) as gang:
         for m in (4, 8):
             shape = {"num_stages": RANKS, "num_microbatches": m}
             delayed = pipedream_2bw(UPDATES, **shape, synchronous_start=0, synchronous_cooldown=0)

@@ -24,10 +24,11 @@ WIDE = ("model.hidden_size=768", "model.intermediate_size=2048", "model.num_laye
 M = 4
 
 
-def as_rank(store: str, pulse: Pulse, tell: Callable[[Any], None], name: str, updates: int) -> None:
+def as_rank(
+    store: dist.Store, pulse: Pulse, tell: Callable[[Any], None], name: str, updates: int
+) -> None:
     """Memory of this rank above what the libraries take."""
-    file_store = dist.FileStore(store, RANKS)
-    with reproducible(0, 1), joined(file_store, pulse.rank, RANKS, 1, CPU, pulse, 600) as gang:
+    with reproducible(0, 1), joined(store, pulse.rank, RANKS, 1, CPU, pulse, 600) as gang:
         config, parts = prepare(M, name, *WIDE)
         reset_peak_memory(CPU)
         before = peak_memory_bytes(CPU)

@@ -155,11 +155,14 @@ def contenders(gang: Gang, m: int) -> dict[str, Run]:
 
 
 def as_rank(
-    store: str, pulse: Pulse, tell: Callable[[object], None], num_microbatches: int, rounds: int
+    store: dist.Store,
+    pulse: Pulse,
+    tell: Callable[[object], None],
+    num_microbatches: int,
+    rounds: int,
 ) -> None:
     """Times all contenders together with the other rank."""
-    file_store = dist.FileStore(store, RANKS)
-    with reproducible(0, 1), joined(file_store, pulse.rank, RANKS, 1, CPU, pulse, 600) as gang:
+    with reproducible(0, 1), joined(store, pulse.rank, RANKS, 1, CPU, pulse, 600) as gang:
 
         def with_others(run: Run) -> Run:
             def timed() -> None:

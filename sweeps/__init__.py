@@ -6,5 +6,6 @@ import os
 # only (the switch is named for the systems on which that is Ray's own default).
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # Tune's own tables, in place of our display
+os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # trials save a checkpoint first: stop.py
 if "RAY_ADDRESS" not in os.environ:
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"

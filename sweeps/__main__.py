@@ -1,115 +1,28 @@
-"""Runs what is missing of a sweep: `python -m sweeps sweep=NAME [scale=…] [key=value …]`."""
+"""`python -m sweeps [COMMAND] [key=value …]`; without a command, it runs a sweep."""
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from importlib import import_module
 
-from rich.console import Console
-
-from sweeps.expand import Trial, points, unique
-from sweeps.price import price
-from sweeps.request import Request, parser, request
-from sweeps.store import failed, finished, require_writable
-from sweeps.tune import Tuned, check_reach, tune
-from sweeps.tuning_report import estimate, remarks, write
+from sweeps.commands import COMMANDS
 from trainer.errors import BadInput
-from trainer.parts import open_data
-from trainer.resources import require_device
 
-DONE, FAILED, BAD_INPUT = 0, 1, 2
+BAD_INPUT = 2
 
 
-def main() -> int:
-    """Exit code: 0 done, 1 a trial failed, 2 bad input."""
+def main(words: Sequence[str]) -> int:
+    """Exit code: 0 done, 2 bad input, 1 anything else."""
+    name, *rest = words if words and words[0] in COMMANDS else ["run", *words]
+    module = import_module(f"sweeps.commands.{name}")
     try:
-        asked = request(parser().parse_args().keys)
-        tuned = _prepare(asked)
-        if asked.dry_run:
-            return DONE
-        _check(asked, unique(trial for point in tuned for trial in point.planned))
-        return _report(asked, _run(asked, tuned))
+        exit_code: int = module.main(rest)
     except BadInput as error:
         print(f"python -m sweeps: {error}", file=sys.stderr)
         return BAD_INPUT
-
-
-def _prepare(asked: Request) -> list[Tuned]:
-    """All that can be known to be wrong is found here, before any trial starts."""
-    swept = points(asked.sweep, asked.results)
-    check_reach(asked.sweep, swept)
-    tuned = [tune(asked.sweep, point) for point in swept]
-    planned = [trial for point in tuned for trial in point.planned]
-    lines = [price(unique(planned), len(planned)), *estimate(asked.sweep, tuned)]
-    print("\n".join([*lines, *(remarks(asked.sweep, tuned) if asked.dry_run else [])]), flush=True)
-    return tuned
-
-
-def _check(asked: Request, planned: Sequence[Trial]) -> None:
-    require_writable(asked.results)
-    todo = [trial for trial in planned if finished(trial) is None]
-    distinct = {_needs(trial.config): trial.config for trial in todo}
-    for config in distinct.values():
-        if "RAY_ADDRESS" not in os.environ:  # else the cluster's resources count, in sweeps.run
-            require_device(config["device"])
-        open_data(config)
-
-
-def _needs(config: Mapping[str, Any]) -> str:
-    """What a trial needs of the machine and the data."""
-    return json.dumps([config[key] for key in ("device", "data", "seq_len", "model")])
-
-
-def _run(asked: Request, tuned: list[Tuned]) -> list[Tuned]:
-    """Rounds of all that can run: what tuning needs next, and the arms of settled points.
-
-    Each trial runs once at most, and an interrupted round is the last. Returns the points as they
-    are then.
-    """
-    attempted: set[str] = set()
-    if not _missing(tuned, attempted):
-        return tuned
-    from sweeps.display import Display
-    from sweeps.run import cluster, run
-
-    with cluster():
-        while todo := _missing(tuned, attempted):
-            with Display(todo, Console()) as display:
-                run(todo, display)
-            attempted |= {trial.plan.trial_id for trial in todo}
-            tuned = [point if point.settled else tune(asked.sweep, point.point) for point in tuned]
-            if any(finished(trial) is None and not failed(trial) for trial in todo):
-                break
-    return tuned
-
-
-def _missing(tuned: Sequence[Tuned], attempted: set[str]) -> list[Trial]:
-    known = unique(trial for point in tuned for trial in point.known)
-    return [t for t in known if t.plan.trial_id not in attempted and finished(t) is None]
-
-
-def _report(asked: Request, tuned: Sequence[Tuned]) -> int:
-    """The report is of the arms at the chosen values: what tuning tried beside is in tuned.csv."""
-    from analysis.report import report
-
-    sweep, out = asked.sweep, asked.results / "reports" / asked.label
-    planned = unique(trial for point in tuned for trial in point.planned)
-    lost = [trial for trial in planned if failed(trial)]
-    for trial in lost:
-        print(f"failed: {trial.arm} seed {trial.config['seed']}, see {trial.folder}/result.json")
-    compared = {trial.plan.trial_id for point in tuned if point.settled for trial in point.arms}
-    print(report(asked.results, out, compared, remarks(sweep, tuned)))
-    if sweep.tune:
-        print(write(sweep, tuned, out))
-    print(f"rule for the verdict, written before the run: {sweep.verdict}")
-    left = sum(finished(trial) is None for trial in planned) - len(lost)
-    if left:
-        print(f"stopped with {left} trials to go: the same command goes on with them")
-    return FAILED if lost or left else DONE
+    return exit_code
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -21,6 +21,8 @@ class Display(Callback):
         self._updates = {trial.plan.trial_id: trial.plan.num_updates for trial in trials}
         self._done = dict.fromkeys(self._updates, 0)
         self._ended: Counter[str] = Counter()
+        self.running: set[str] = set()
+        """Ids of the trials that run now."""
         self._console, self._started = console, time.monotonic()
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -45,6 +47,16 @@ class Display(Callback):
         """Tune pickles its callbacks for a restore that is never made: a terminal has no copy."""
         return {}
 
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: object) -> None:
+        """A trial starts, or starts again."""
+        self.running.add(trial.config["trial"]["id"])
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: object) -> None:
+        """A trial failed, and is not tried again."""
+        self.running.discard(trial.config["trial"]["id"])
+        self._end(trial.config["trial"], "failed")
+        self._refresh()
+
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: object
     ) -> None:
@@ -52,12 +64,13 @@ class Display(Callback):
         point, status = trial.config["trial"], result["status"]
         self._done[point["id"]] = result["num_done"]
         if status != "running":
-            self._done[point["id"]] = self._updates[point["id"]]
-            self._ended[status] += 1
-            self._say_ended(point, status)
+            self.running.discard(point["id"])
+            self._end(point, status)
         self._refresh()
 
-    def _say_ended(self, point: dict[str, Any], status: str) -> None:
+    def _end(self, point: dict[str, Any], status: str) -> None:
+        self._done[point["id"]] = self._updates[point["id"]]
+        self._ended[status] += 1
         if not self._console.is_terminal:
             self._console.print(
                 f"{sum(self._ended.values())}/{len(self._updates)} {status} "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from sweeps.commands import COMMANDS
 from sweeps.expand import Sweep, check_sweep, overrides
 from trainer.compose import CONF
 from trainer.errors import BadInput
@@ -18,12 +20,14 @@ from trainer.errors import BadInput
 def parser() -> argparse.ArgumentParser:
     """Its `keys` are the words of a request."""
     sweeps, scales = (", ".join(known(group)) for group in ("sweep", "scale"))
+    commands = "\n".join(f"  {name:<10}{what}" for name, what in COMMANDS.items())
     found = argparse.ArgumentParser(
-        prog="python -m sweeps",
+        prog="python -m sweeps [COMMAND]",
         description="Runs the trials of a sweep that are not in the store yet, then reports gaps.",
-        epilog=f"sweep=    {sweeps}\nscale=    {scales} (default: tiny)\n"
+        epilog=f"commands:\n{commands}\n\nsweep=    {sweeps}\nscale=    {scales} (default: tiny)\n"
         "results=  the store (default: results)\n"
         "dry_run=  true prints the plan and runs nothing\n"
+        "gpus_per_trial=  of a trial without ranks, e.g. 0.5 to run two on each GPU (default: 1)\n"
         "seeds=[0,1], grid.KEY=[…] and tune.KEY=[…] replace the sweep file's; "
         "any other key=value goes to every trial, as in python -m trainer",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -40,6 +44,7 @@ class Request:
     label: str
     results: Path
     dry_run: bool
+    gpus_per_trial: float
 
 
 def request(arguments: Sequence[str]) -> Request:
@@ -48,12 +53,14 @@ def request(arguments: Sequence[str]) -> Request:
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if not equals:
-            raise BadInput(key, "", "must be key=value")
+            allowed = f"must be key=value, or a command first: {', '.join(COMMANDS)}"
+            raise BadInput(key, "", allowed)
         given[key] = value
     name, scale = given.pop("sweep", ""), given.pop("scale", "tiny")
     results, dry_run = given.pop("results", "results"), given.pop("dry_run", "false")
     if dry_run not in ("true", "false"):
         raise BadInput("dry_run", dry_run, "must be true or false")
+    gpus_per_trial = _gpus(given.pop("gpus_per_trial", "1"))
     content = _load("sweep", name)
     if "seeds" in given:
         seeds = given.pop("seeds")
@@ -67,7 +74,17 @@ def request(arguments: Sequence[str]) -> Request:
     base = [*sweep.base, *_load("scale", scale)["base"], *sweep.scales.get(scale, [])]
     base += [f"{key}={value}" for key, value in given.items()]
     sweep = sweep.model_copy(update={"base": base})
-    return Request(sweep, f"{name}-{scale}", Path(results), dry_run == "true")
+    return Request(sweep, f"{name}-{scale}", Path(results), dry_run == "true", gpus_per_trial)
+
+
+def _gpus(given: str) -> float:
+    try:
+        gpus = float(given)
+    except ValueError:
+        gpus = math.nan
+    if not 0 < gpus <= 1:
+        raise BadInput("gpus_per_trial", given, "must be a number above 0, 1 at most")
+    return gpus
 
 
 def known(group: str) -> list[str]:

@@ -6,7 +6,6 @@ import logging
 import os
 import tempfile
 import time
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 import ray
 from ray import tune
 from ray.tune import (
-    Callback,
     FailureConfig,
     PlacementGroupFactory,
     Result,
@@ -25,16 +23,21 @@ from ray.tune import (
     Tuner,
 )
 
+from sweeps.display import Display
 from sweeps.expand import Trial
-from trainer.errors import BadInput
+from sweeps.gang import run_gang_on_ray
+from sweeps.stop import StopWhenAsked, asks
+from trainer.errors import BadInput, Stopped
+from trainer.lease import Held, LeaseLost
 from trainer.record import Row
 from trainer.trial import record_failure, run_trial
+from trainer.watch import AskedToStop
 
 REPORT_EVERY = 2.0
 """Seconds between the rows that a trial sends to the driver for its display."""
 
-DEATHS_ALLOWED = 2
-"""How often a trial whose process died goes on from its checkpoint before it counts as failed."""
+RETRIES = 2
+"""How often a trial that failed or died goes on from its checkpoint before it counts as failed."""
 
 
 @contextmanager
@@ -57,19 +60,27 @@ def cluster() -> Iterator[None]:
         ray.shutdown()
 
 
-def run(trials: Sequence[Trial], display: Callback) -> None:
+def run(
+    trials: Sequence[Trial], gpus_per_trial: float, display: Display, asked_to_stop: AskedToStop
+) -> None:
     """Runs `trials`; each that ends leaves a result in the store.
 
     Needs a `cluster`. A process runs trials one after the other, except on GPUs, where its CUDA
-    context would stay. Ctrl-C stops them; the next call goes on from their checkpoints. Raises
-    BadInput if the cluster can never hold one.
+    context would stay. If `asked_to_stop`, they save a checkpoint first, from which the next call
+    goes on. Raises BadInput if the cluster can never hold one.
     """
+    needed = {trial.plan.trial_id: bundles(trial, gpus_per_trial) for trial in trials}
+    for bundle in needed.values():
+        _require(bundle)
+    stop = StopWhenAsked(asked_to_stop, display)
     with tempfile.TemporaryDirectory(prefix="pipegap-tune-") as scratch:
-        for trial in trials:
-            _require(_bundle(trial.config, trial.plan.num_processes))
         grid = Tuner(
-            tune.with_resources(_train, _resources),
-            param_space={"trial": tune.grid_search([_payload(trial) for trial in trials])},
+            tune.with_resources(tune.with_parameters(_train, sign=stop.sign), _resources),
+            param_space={
+                "trial": tune.grid_search(
+                    [_payload(trial, needed[trial.plan.trial_id]) for trial in trials]
+                )
+            },
             tune_config=TuneConfig(
                 reuse_actors=all(trial.config["device"] == "cpu" for trial in trials),
                 trial_name_creator=_name,
@@ -79,29 +90,31 @@ def run(trials: Sequence[Trial], display: Callback) -> None:
                 storage_path=scratch,
                 verbose=0,
                 callbacks=[display],
-                failure_config=FailureConfig(max_failures=DEATHS_ALLOWED),
+                stop=stop,
+                failure_config=FailureConfig(max_failures=RETRIES),
             ),
         ).fit()
-    _record_deaths(trials, {Path(end.path).name for end in _each(grid) if end.error is not None})
+    _record_deaths(trials, {Path(end.path).name: end.error for end in _each(grid) if end.error})
 
 
 def _each(grid: ResultGrid) -> Iterator[Result]:
     return (grid[i] for i in range(len(grid)))
 
 
-def _record_deaths(trials: Sequence[Trial], died: set[str]) -> None:
+def _record_deaths(trials: Sequence[Trial], died: Mapping[str, Exception]) -> None:
     """A trial whose process died again and again could not record that itself."""
     for trial in trials:
-        if trial.plan.trial_id in died and not (trial.folder / "result.json").exists():
-            record_failure(trial.config, "the trial's process died")
+        error = died.get(trial.plan.trial_id)
+        if error is not None and not (trial.folder / "result.json").exists():
+            record_failure(trial.config, f"the trial's process died: {error}")
 
 
-def _payload(trial: Trial) -> Row:
+def _payload(trial: Trial, needed: list[dict[str, float]]) -> Row:
     return {
         "id": trial.plan.trial_id,
         "arm": trial.arm,
         "config": trial.config,
-        "bundle": _bundle(trial.config, trial.plan.num_processes),
+        "bundles": needed,
     }
 
 
@@ -111,8 +124,12 @@ def _name(trial: Any) -> str:
     return name
 
 
-def _train(point: Mapping[str, Any]) -> None:
-    """What a worker runs: the same function as `python -m trainer`."""
+def _train(point: Mapping[str, Any], sign: Any) -> None:
+    """What a worker runs: the same function as `python -m trainer`.
+
+    What it raises makes Tune start it again, in a new process, to go on from its checkpoint.
+    """
+    config = point["trial"]["config"]
     last_report = time.monotonic()
 
     def report(row: Row) -> None:
@@ -121,30 +138,42 @@ def _train(point: Mapping[str, Any]) -> None:
             last_report = time.monotonic()
             tune.report({"num_done": row["update"] + 1, "status": "running"})
 
+    num_done = 0
     try:
-        result = run_trial(point["trial"]["config"], report)
-    except Exception:
-        record_failure(point["trial"]["config"], traceback.format_exc())
-        result = {"num_updates": 0, "status": "failed"}
-    tune.report({"num_done": result["num_updates"], "status": result["status"]})
+        result = run_trial(config, report, lambda: asks(sign), run_gang_on_ray)
+        num_done, status = result["num_updates"], result["status"]
+    except Stopped as stopped:
+        num_done, status = stopped.num_updates, "stopped"
+    except (Held, LeaseLost):
+        status = "elsewhere"
+    except BadInput as error:  # another attempt would find the same
+        record_failure(config, str(error))
+        status = "failed"
+    tune.report({"num_done": num_done, "status": status})
 
 
 def _resources(point: Mapping[str, Any]) -> PlacementGroupFactory:
-    return PlacementGroupFactory([point["trial"]["bundle"]])
+    return PlacementGroupFactory(point["trial"]["bundles"])
 
 
-def _bundle(config: Mapping[str, Any], num_processes: int) -> dict[str, float]:
-    """What a trial occupies on one node: CPU threads, and a GPU a process if it trains on them."""
-    cpus = {"CPU": float(config["num_threads"] * num_processes)}
-    return cpus if config["device"] == "cpu" else {**cpus, "GPU": float(num_processes)}
+def bundles(trial: Trial, gpus_per_trial: float) -> list[dict[str, float]]:
+    """What the trial occupies: its process, and each rank of a gang.
+
+    The process that watches a gang takes nothing. Ranks have whole GPUs: two on one would wait for
+    each other.
+    """
+    cpus = {"CPU": float(trial.config["num_threads"])}
+    on_gpus = trial.config["device"] != "cpu"
+    if trial.config["runner"] == "emulated":
+        return [{**cpus, "GPU": gpus_per_trial} if on_gpus else cpus]
+    return [{}, *[{**cpus, "GPU": 1.0} if on_gpus else cpus] * trial.plan.num_processes]
 
 
-def _require(bundle: Mapping[str, float]) -> None:
+def _require(needed: Sequence[Mapping[str, float]]) -> None:
     there = ray.cluster_resources()
-    for resource, needed in bundle.items():
-        if there.get(resource, 0) < needed:
-            raise BadInput(
-                "device" if resource == "GPU" else "num_threads",
-                needed,
-                f"a trial needs {needed:g} {resource}, Ray has {there.get(resource, 0):g}",
-            )
+    for key, resource in (("device", "GPU"), ("num_threads", "CPU")):
+        amount = sum(bundle.get(resource, 0.0) for bundle in needed)
+        if there.get(resource, 0) < amount:
+            of_gang = f" for its {len(needed) - 1} ranks" if len(needed) > 1 else ""
+            allowed = f"a trial needs {amount:g} {resource}{of_gang}, "
+            raise BadInput(key, amount, f"{allowed}Ray has {there.get(resource, 0):g}")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sweeps.expand import Trial
 from trainer.errors import BadInput
+from trainer.lease import holder
 from trainer.record import Row, TrialFolder
 
 
@@ -18,6 +19,11 @@ def finished(trial: Trial) -> Row | None:
 def failed(trial: Trial) -> bool:
     """Whether the trial ran and failed."""
     return finished(trial) is None and (trial.folder / "result.json").exists()
+
+
+def held(trial: Trial) -> bool:
+    """Whether a process runs the trial now, here or elsewhere."""
+    return finished(trial) is None and holder(trial.folder) is not None
 
 
 def require_writable(results: Path) -> None:

@@ -2,7 +2,8 @@
 
 The sync arm is trained with the sweep's first seed at every factor on the value that the point has.
 The value of the lowest final validation loss wins; a diverged trial is worse than any other. While
-the winner lies on the edge of what was tried, one value more is tried beyond it, at the same ratio.
+the winner lies on the edge of what was tried, one value more is tried beyond it, at the same ratio;
+below the smallest one while every value diverged.
 All of it is a function of the store: a sweep that was killed goes on and chooses the same.
 """
 
@@ -19,8 +20,9 @@ from sweeps.store import finished
 from trainer.config import validate
 from trainer.errors import BadInput
 
-MAX_EXTENSIONS = 3
-"""How many values beyond the factors are tried for a point."""
+MAX_EXTENSIONS = 8
+"""How many values beyond the factors are tried for a point. Learning rates of optimizers differ by
+orders of magnitude, and eight doublings are two of them."""
 
 
 @dataclass(frozen=True)
@@ -96,11 +98,12 @@ def best(found: Mapping[float, float | None]) -> float | None:
 
 
 def beyond(found: Mapping[float, float | None], num_factors: int) -> list[float]:
-    """The next value to try, if the best one lies on the edge; none while a trial has to run."""
+    """The next value to try, if the best one lies on the edge or none completed; none while a trial
+    has to run."""
     values, winner = sorted(found), best(found)
     if None in found.values() or len(values) - num_factors == MAX_EXTENSIONS:
         return []
-    if winner == values[0]:
+    if winner is None or winner == values[0]:
         return [values[0] * (values[0] / values[1])]
     if winner == values[-1]:
         return [values[-1] * (values[-1] / values[-2])]

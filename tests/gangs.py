@@ -54,13 +54,12 @@ def emulated(config: Config) -> Numbers:
 
 
 def as_rank(
-    store: str, pulse: Pulse, tell: Callable[[object], None], configs: Sequence[Config]
+    store: dist.Store, pulse: Pulse, tell: Callable[[object], None], configs: Sequence[Config]
 ) -> None:
     p, replicas = configs[0]["pipeline"]["num_stages"], configs[0]["num_replicas"]
-    file_store = dist.FileStore(store, p * replicas)
     with (
         reproducible(0, 1),
-        joined(file_store, pulse.rank, p, replicas, CPU, pulse, 60) as gang,
+        joined(store, pulse.rank, p, replicas, CPU, pulse, 60) as gang,
     ):
         for i, config in enumerate(configs):
             parts = build_parts(config, config["num_updates"])

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import small
+import torch.distributed as dist
 from test_trial import rows, untimed, wait_for
 
 from trainer.errors import BadInput, GangFailed
@@ -113,7 +114,7 @@ def test_no_rank_survives_its_parent(tmp_path: Path, how: signal.Signals) -> Non
     assert not (run.out / "result.json").exists()
 
 
-def raising(store: str, pulse: Pulse, tell: Tell, error: Exception) -> None:
+def raising(store: dist.Store, pulse: Pulse, tell: Tell, error: Exception) -> None:
     """Rank 1 is the cause; the others notice before they hear of it, and blame each other."""
     pulse.works()
     if pulse.rank == 1:
@@ -130,7 +131,7 @@ def test_a_rank_that_raises(error: Exception) -> None:
     assert "connection closed" not in str(caught.value)
 
 
-def alone(store: str, pulse: Pulse, tell: Tell) -> None:
+def alone(store: dist.Store, pulse: Pulse, tell: Tell) -> None:
     pulse.waits()
     time.sleep(60)
 

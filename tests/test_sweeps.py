@@ -108,12 +108,11 @@ BAD = {
 
 @pytest.mark.parametrize("word", BAD)
 def test_bad_input_is_found_before_any_trial_starts(
-    word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [f"results={tmp_path}", f"data.path={small.corpus(tmp_path)}", "sweep=main", word]
     given = {part.split("=")[0]: part for part in words}
-    monkeypatch.setattr(sys, "argv", ["sweeps", *given.values()])
-    assert main() == 2
+    assert main([*given.values()]) == 2
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1, captured.err
     assert BAD[word] in captured.err
@@ -132,11 +131,9 @@ def test_every_sweep_is_priced_at_every_scale_anywhere(
     scale: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     words = [f"sweep={name}", f"scale={scale}", "dry_run=true", f"results={tmp_path}"]
-    monkeypatch.setattr(sys, "argv", ["sweeps", *words])
-    assert main() == 0, capsys.readouterr().err
+    assert main(words) == 0, capsys.readouterr().err
     plan = capsys.readouterr().out
     assert "0 done" in plan
     if name == "main":

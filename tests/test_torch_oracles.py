@@ -55,13 +55,12 @@ CASES = {
 
 
 def as_rank(
-    store: str, pulse: Pulse, tell: Callable[[object], None], cases: Sequence[Case]
+    store: dist.Store, pulse: Pulse, tell: Callable[[object], None], cases: Sequence[Case]
 ) -> None:
     p = cases[0][0]["pipeline"]["num_stages"]
-    file_store = dist.FileStore(store, p)
     with (
         reproducible(0, 1),
-        joined(file_store, pulse.rank, p, 1, gangs.CPU, pulse, 60) as gang,
+        joined(store, pulse.rank, p, 1, gangs.CPU, pulse, 60) as gang,
     ):
         for i, (config, theirs) in enumerate(cases):
             parts = build_parts(config, config["num_updates"])

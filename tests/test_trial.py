@@ -188,7 +188,7 @@ def test_a_failure_is_never_recorded_over_a_result(tmp_path: Path) -> None:
 def test_two_processes_do_not_run_one_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.record.LOCK_PATIENCE", 0.3)
+    monkeypatch.setattr("trainer.lease.PATIENCE", 0.3)
     config = small.config(tmp_path, f"out={tmp_path / 'one'}")
     folder = TrialFolder(tmp_path / "one", plan_trial(config).trial_id)
     with folder.claimed(config), pytest.raises(BadInput, match="another process"):

@@ -90,8 +90,8 @@ def test_the_extension_is_bounded_and_the_edge_is_named(tmp_path: Path) -> None:
     swept = sweep()
     found, order = run_to_the_end(swept, tmp_path, bowl(100.0))
     assert len(order) == 3 + MAX_EXTENSIONS
-    assert found.chosen == max(order) == 0.064
-    assert "optimizer.lr=0.064, on the edge" in remarks(swept, [found])[1]
+    assert found.chosen == max(order) == 2.048
+    assert "optimizer.lr=2.048, on the edge" in remarks(swept, [found])[1]
 
 
 def test_a_diverged_value_is_the_worst(tmp_path: Path) -> None:
@@ -100,10 +100,18 @@ def test_a_diverged_value_is_the_worst(tmp_path: Path) -> None:
     assert order == [0.002, 0.004, 0.008, 0.001]
 
 
+def test_where_every_factor_diverged_smaller_values_are_tried(tmp_path: Path) -> None:
+    def loss(lr: float) -> float | None:
+        return None if lr > 0.0006 else bowl(0.00025)(lr)
+
+    found, order = run_to_the_end(sweep(), tmp_path, loss)
+    assert (found.chosen, order[3:]) == (0.00025, [0.001, 0.0005, 0.00025, 0.000125])
+
+
 def test_a_point_whose_every_value_diverged_is_left_out(tmp_path: Path) -> None:
     swept = sweep()
     found, order = run_to_the_end(swept, tmp_path, lambda lr: None)
-    assert (found.chosen, found.arms, len(order)) == (None, [], 3)
+    assert (found.chosen, found.arms, len(order)) == (None, [], 3 + MAX_EXTENSIONS)
     assert "optimizer=adamw is left out" in remarks(swept, [found])[1]
 
 
@@ -125,8 +133,8 @@ def test_until_it_is_settled_the_plan_is_an_estimate_and_no_arm_runs(tmp_path: P
         ({1.0: 3.0, 3.0: 2.0}, [9.0]),
         ({1.0: 2.0, 3.0: 2.0}, [1 / 3]),
         ({1.0: 3.0, 2.0: None}, []),
-        ({1.0: math.inf, 2.0: math.inf}, []),
-        ({1.0: 3.0, 2.0: 2.0, 4.0: 1.0, 8.0: 0.5, 16.0: 0.2}, []),
+        ({1.0: math.inf, 2.0: math.inf}, [0.5]),
+        ({2.0**n: -n for n in range(2 + MAX_EXTENSIONS)}, []),
     ],
 )
 def test_what_is_tried_next(found: Mapping[float, float | None], expected: list[float]) -> None:

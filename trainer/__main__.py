@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
-from trainer.errors import BadInput, GangFailed
+from trainer.errors import BadInput, GangFailed, Stopped
 
 CONF = Path(__file__).parent.parent / "conf"
-DONE, FAILED, BAD_INPUT = 0, 1, 2
+DONE = 0
 
 
 def _choices() -> str:
@@ -81,7 +81,7 @@ def _say(message: str, file: TextIO) -> None:
 
 
 def main() -> int:
-    """Exit code: 0 done (a diverged trial is done), 2 bad input, 1 anything else."""
+    """Exit code: 0 done (a diverged trial is done), 2 bad input, 143 asked to stop, 1 else."""
     arguments = _parser().parse_args()
     try:
         config = _config(arguments)
@@ -89,12 +89,14 @@ def main() -> int:
             print(json.dumps(config, indent=1))
             return DONE
         from trainer.record import trial_folder
+        from trainer.stopping import stopping
         from trainer.trial import run_trial
 
-        result = run_trial(config, _show)
-    except (BadInput, GangFailed) as error:
+        with stopping("stops at the next drain, with a checkpoint") as asked_to_stop:
+            result = run_trial(config, _show, asked_to_stop)
+    except (BadInput, GangFailed, Stopped) as error:
         _say(f"python -m trainer: {error}", sys.stderr)
-        return BAD_INPUT if isinstance(error, BadInput) else FAILED
+        return error.exit_code
     _say(
         f"{result['status']} trial {result['trial_id']}: final_val_loss "
         f"{result['final_val_loss']}, delays {result['delays']}, "

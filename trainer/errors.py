@@ -1,13 +1,12 @@
-"""Errors that speak to users."""
+"""Errors that speak to users: entry points print them on stderr and exit with their code."""
 
 from __future__ import annotations
 
 
 class BadInput(ValueError):
-    """A setting that cannot be used. One line: the key, its value, and what is allowed.
+    """A setting that cannot be used. One line: the key, its value, and what is allowed."""
 
-    Entry points print it on stderr and exit with code 2.
-    """
+    exit_code = 2
 
     def __init__(self, key: str, value: object, allowed: str) -> None:
         super().__init__(key, value, allowed)
@@ -19,3 +18,15 @@ class BadInput(ValueError):
 
 class GangFailed(RuntimeError):
     """A rank of a gang died, raised or hangs; the message names it and says why."""
+
+    exit_code = 1
+
+
+class Stopped(Exception):
+    """The trial was asked to stop; its checkpoint after `num_updates` is what it goes on from."""
+
+    exit_code = 143  # as of a process that SIGTERM ended
+
+    def __init__(self, num_updates: int) -> None:
+        super().__init__(f"stopped after update {num_updates}: the same command goes on")
+        self.num_updates = num_updates

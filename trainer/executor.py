@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from trainer.purposes import CURVATURE, REHEARSAL, UPDATE, Loss, LossOfOutput, P
 from trainer.stage import Stage
 
 OnUpdate = Callable[[Update], None]
+T = TypeVar("T")
 
 
 class Executor(ABC):
@@ -77,6 +78,10 @@ class Executor(ABC):
     def observe(self, batch: int) -> None:
         """Shows the optimizers the curvature at the version that `batch`, the next one, reads."""
         self._pursue(CURVATURE, self._schedule.alone(batch))
+
+    def agreed(self, mine: T) -> T:
+        """What the process that records says, in all of them."""
+        return mine
 
     def take_comparison(self) -> Found:
         """What the last update was beside its rehearsal, by weight, tied ones once."""

@@ -12,8 +12,8 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
+from trainer.atomic import write_atomically
 from trainer.models.llama import Llama
-from trainer.record import write_atomically
 
 
 def save_final(weights: Mapping[str, Tensor], recipe: Llama, folder: Path) -> None:

@@ -22,12 +22,17 @@ class PeerLost(RuntimeError):
 class Pulse:
     """What a rank tells those who watch it: when it last got on, and whether it waits for another.
 
-    `beats[rank]` is a time of `time.monotonic`, negative while the rank waits. Both are seen by
-    all processes of the machine.
+    `beats[rank]` is a time of `time.monotonic`, negative while the rank waits. `stop[0]` is what
+    they tell it: not 0 once it shall stop. All are seen by whoever watches.
     """
 
     beats: MutableSequence[float]
     rank: int
+    stop: MutableSequence[int]
+
+    def asked_to_stop(self) -> bool:
+        """Whether the trial shall stop when it can."""
+        return bool(self.stop[0])
 
     def works(self) -> None:
         """The rank got on."""

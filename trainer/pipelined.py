@@ -15,7 +15,7 @@ from typing_extensions import override
 from trainer.channel import Channels
 from trainer.clock import Clock
 from trainer.diagnostics import Found
-from trainer.executor import Executor, OnUpdate
+from trainer.executor import Executor, OnUpdate, T
 from trainer.gang import Gang
 from trainer.gradients import Clip, Diverged, Update
 from trainer.operations import Op, Schedule, completes, horizon
@@ -66,6 +66,11 @@ class Pipelined(Executor):
     def rehearse(self, batch: int) -> None:
         super().rehearse(batch)
         self._pending = None
+
+    @override
+    def agreed(self, mine: T) -> T:
+        first: T = self._gang.share(mine)[0]
+        return first
 
     @override
     def take_comparison(self) -> Found:
@@ -139,6 +144,7 @@ class Pipelined(Executor):
         """
         self._channels.go_through_the_motions([op for op in rest if op.batch <= horizon])
 
+    @override
     def _execute(self, lists: Sequence[Sequence[Op]], on_update: OnUpdate) -> None:
         operations = lists[self._gang.place]
         with self._clock.between_drains():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,38 +16,41 @@ from trainer.plan import Plan
 from trainer.randomness import stream_seed
 from trainer.record import Onlooker, Row, TrialFolder, trial_folder
 from trainer.resources import rank_device, reproducible, reset_peak_memory
-from trainer.spawn import run_gang
 from trainer.training import Report, Training, nothing, nowhere
+from trainer.watch import AskedToStop, Launch
 
 Config = Mapping[str, Any]
 
 
-def train_in_gang(config: Config, plan: Plan, folder: TrialFolder, report: Report) -> Row:
+def train_in_gang(
+    launch: Launch,
+    config: Config,
+    plan: Plan,
+    folder: TrialFolder,
+    report: Report,
+    asked_to_stop: AskedToStop,
+) -> Row:
     """Starts the ranks and waits for them; under torchrun, this process is one of them."""
     if dist.is_torchelastic_launched():
-        return _as_elastic_rank(config, plan, report)
+        return _as_elastic_rank(config, plan, report, asked_to_stop)
     open_data(config)  # says what is wrong with it before p processes do
-    for local_rank in range(plan.num_processes):
-        rank_device(config["device"], local_rank)
-    run_gang(_as_rank, (config, plan), plan.num_processes, report, config["timeout"])
+    timeout = config["timeout"]
+    launch(as_rank, (config, plan), plan.num_processes, report, timeout, asked_to_stop)
     result = folder.result()
     assert result is not None
     return result
 
 
-def _as_rank(
-    store: str, pulse: Pulse, tell: Callable[[Row], None], config: Config, plan: Plan
+def as_rank(
+    store: dist.Store, pulse: Pulse, tell: Callable[[Row], None], config: Config, plan: Plan
 ) -> None:
-    """What a process that was started here runs."""
-    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
-    if loopback:  # all ranks are on this machine, and nobody else shall connect
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+    """What a rank runs, wherever it was started."""
     # The parent watches for what hangs: torch's own limit must not come first.
     patience = 2 * config["timeout"]
-    _train(config, plan, pulse, tell, dist.FileStore(store, plan.num_processes), patience)
+    _train(config, plan, pulse, tell, pulse.asked_to_stop, store, patience)
 
 
-def _as_elastic_rank(config: Config, plan: Plan, report: Report) -> Row:
+def _as_elastic_rank(config: Config, plan: Plan, report: Report, asked_to_stop: AskedToStop) -> Row:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world != plan.num_processes:
         raise BadInput(
@@ -56,8 +58,8 @@ def _as_elastic_rank(config: Config, plan: Plan, report: Report) -> Row:
             config["pipeline"]["num_stages"],
             f"times num_replicas={config['num_replicas']} must be torchrun's {world} processes",
         )
-    pulse = Pulse([0.0] * world, rank)
-    return _train(config, plan, pulse, report, None, config["timeout"])
+    pulse = Pulse([0.0] * world, rank, [0])
+    return _train(config, plan, pulse, report, asked_to_stop, None, config["timeout"])
 
 
 def _train(
@@ -65,6 +67,7 @@ def _train(
     plan: Plan,
     pulse: Pulse,
     report: Report,
+    asked_to_stop: AskedToStop,
     store: dist.Store | None,
     patience: float,
 ) -> Row:
@@ -79,10 +82,12 @@ def _train(
         reproducible(seed, config["num_threads"]),
         joined(store, rank, num_ranks, config["num_replicas"], device, pulse, patience) as gang,
     ):
-        return _train_as(gang, config, plan, report)
+        return _train_as(gang, config, plan, report, asked_to_stop)
 
 
-def _train_as(gang: Gang, config: Config, plan: Plan, report: Report) -> Row:
+def _train_as(
+    gang: Gang, config: Config, plan: Plan, report: Report, asked_to_stop: AskedToStop
+) -> Row:
     parts = build_parts(config, plan.num_updates)
     executor = build_pipelined(config, parts, gang)
     place = TrialFolder if gang.records else Onlooker
@@ -93,4 +98,7 @@ def _train_as(gang: Gang, config: Config, plan: Plan, report: Report) -> Row:
             return done
         told = report if gang.records else nowhere
         leave = executor.write_trace if config["trace"] else nothing
-        return Training(config, plan, gang.device, parts, executor, folder, told, leave).run()
+        training = Training(
+            config, plan, gang.device, parts, executor, folder, told, asked_to_stop, leave
+        )
+        return training.run()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,30 +10,16 @@ from typing import Any
 
 from typing_extensions import override
 
+from trainer.atomic import write_atomically, write_json
 from trainer.errors import BadInput
+from trainer.lease import leased
 
 Row = dict[str, Any]
-LOCK_PATIENCE = 30.0
-"""Seconds to wait for a writer that may just be dying (a killed sweep, started again)."""
 
 
 def trial_folder(config: Mapping[str, Any], trial_id: str) -> Path:
     """Where a trial is recorded: `out`, or its place in the store."""
     return Path(config["out"] or f"{config['results']}/trials/{trial_id}")
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """After this, `path` holds all of `content`, also when the machine stops at any moment."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-
-
-def _json(content: object) -> bytes:
-    return (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()
 
 
 class TrialFolder:
@@ -50,28 +33,22 @@ class TrialFolder:
 
     @contextmanager
     def claimed(self, config: Mapping[str, Any]) -> Iterator[TrialFolder]:
-        """Makes the folder and holds its lock; raises BadInput if it is another trial's."""
+        """Makes the folder and holds the trial's lease; raises BadInput if it is another trial's,
+        or if another process runs it.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / "lock").open("w")
+            self._refuse_another()
         except OSError as error:
             raise BadInput("out", self.path, f"must be writable ({error.strerror})") from None
-        with lock:
-            self._acquire(lock.fileno())
-            self._refuse_another()
-            write_atomically(self.path / "config.json", _json(config))
+        with leased(self.path, self._outcome) as self._lease:
+            write_json(self.path / "config.json", config)
             write_atomically(self.path / "trial_id", f"{self._trial_id}\n".encode())
             yield self
 
-    def _acquire(self, lock: int) -> None:
-        deadline = time.monotonic() + LOCK_PATIENCE
-        while True:
-            try:
-                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise BadInput("out", self.path, "another process runs this trial") from None
-                time.sleep(0.2)
+    def _outcome(self) -> str:
+        done = self.result()
+        return "failed" if done is None else done["status"]
 
     def _refuse_another(self) -> None:
         marker = self.path / "trial_id"
@@ -86,24 +63,19 @@ class TrialFolder:
         Raises BadInput if the folder is another trial's.
         """
         self._refuse_another()
-        path = self.path / "result.json"
-        result: Row | None = json.loads(path.read_text()) if path.exists() else None
+        result = read_result(self.path)
         return None if result is None or result["status"] == "failed" else result
 
-    def finish(self, result: Row) -> None:
-        """Writes result.json: the trial exists from here on."""
-        write_atomically(self.path / "result.json", _json(result))
+    def require(self) -> None:
+        """Raises LeaseLost if another process took the trial over, and so writes the record."""
+        self._lease.require()
 
-    def append(self, row: Row) -> None:
-        """Adds one update's row to metrics.jsonl."""
-        with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(row, allow_nan=False) + "\n")
-
-    def cut_back(self, num_updates: int) -> float:
-        """Drops the rows of updates that no checkpoint holds.
+    def starts(self, num_updates: int) -> float:
+        """Notes that training starts after `num_updates`, and drops the rows of later ones.
 
         Returns the wall seconds that were spent, those of the dropped rows included.
         """
+        self._lease.note(from_update=num_updates)
         path = self.path / "metrics.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         rows = [json.loads(line) for line in lines if line.endswith("\n")]
@@ -112,6 +84,29 @@ class TrialFolder:
         )
         write_atomically(path, kept.encode())
         return rows[-1]["wall_seconds"] if rows else 0.0
+
+    def finish(self, result: Row) -> None:
+        """Writes result.json: the trial exists from here on."""
+        self.require()
+        write_json(self.path / "result.json", result)
+
+    def append(self, row: Row) -> None:
+        """Adds one update's row to metrics.jsonl."""
+        self.require()
+        with (self.path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(row, allow_nan=False) + "\n")
+
+
+def read_result(folder: Path) -> Row | None:
+    """What result.json says; None if there is none, or one that is not whole.
+
+    Since it is written atomically, no such file is ours: the trial has to run again.
+    """
+    try:
+        result: Row = json.loads((folder / "result.json").read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return result
 
 
 class Onlooker(TrialFolder):
@@ -129,5 +124,9 @@ class Onlooker(TrialFolder):
         pass
 
     @override
-    def cut_back(self, num_updates: int) -> float:
+    def require(self) -> None:
+        pass
+
+    @override
+    def starts(self, num_updates: int) -> float:
         return 0.0

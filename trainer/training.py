@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from trainer import checkpoint
+from trainer.agenda import Agenda
 from trainer.diagnostics import summary
-from trainer.errors import BadInput
+from trainer.errors import BadInput, Stopped
 from trainer.executor import Executor
 from trainer.export import save_final
 from trainer.gradients import Diverged, Update
@@ -23,13 +23,22 @@ from trainer.parts import Parts
 from trainer.plan import Plan
 from trainer.record import Row, TrialFolder
 from trainer.resources import device_name, peak_memory_bytes, random_state, restore_random_state
+from trainer.watch import AskedToStop
 
 Config = Mapping[str, Any]
 Report = Callable[[Row], None]
 
+STOP_WITHIN = 10.0
+"""Seconds between drains: so long can it take until a trial that is asked to stop can do so."""
+
 
 def nowhere(row: Row) -> None:
     """Reports to nobody."""
+
+
+def never() -> bool:
+    """Nobody asks to stop."""
+    return False
 
 
 def nothing(folder: Path) -> None:
@@ -39,7 +48,8 @@ def nothing(folder: Path) -> None:
 class Training:
     """The parts of one trial and how far it has come.
 
-    `on_finish` is handed the trial's folder before the result is written.
+    `asked_to_stop` is asked between drains; `on_finish` is handed the trial's folder before the
+    result is written.
     """
 
     def __init__(
@@ -51,49 +61,56 @@ class Training:
         executor: Executor,
         folder: TrialFolder,
         report: Report,
+        asked_to_stop: AskedToStop,
         on_finish: Callable[[Path], None] = nothing,
     ) -> None:
-        self._started = self._last_tick = time.monotonic()
         self._config, self._plan, self._device = config, plan, device
         self._parts, self._executor = parts, executor
         self._folder, self._report, self._on_finish = folder, report, on_finish
-        self._num_done, self._train_seconds = 0, 0.0
+        self._asked_to_stop = asked_to_stop
+        self._agenda = Agenda(
+            plan.num_updates,
+            parts.schedule.phases,
+            config["eval_every"],
+            config["checkpoint_every"],
+            config["diagnostics"],
+            executor.observe_every,
+        )
+        self._started = self._last_tick = time.monotonic()
+        self._num_done, self._train_seconds, self._stride = 0, 0.0, 1
         self._delays = [0] * self._parts.schedule.num_stages
         self._val_loss = math.nan
         self._resume()
 
     def run(self) -> Row:
-        """Trains to the end or to divergence, and records the result."""
+        """Trains to the end or to divergence, and records the result.
+
+        Raises Stopped, after a checkpoint, if it is asked to stop.
+        """
         try:
-            for first, last in self._segments():
-                self._advance(first, last)
+            for drain in self._agenda.drains(self._num_done):
+                self._advance_to(drain)
         except Diverged as diverged:
             return self._finish("diverged", None, diverged.batch)
         return self._finish("completed", self._val_loss, None)
 
-    def _segments(self) -> Iterator[tuple[int, int]]:
-        """From drain to drain: a phase starts, an evaluation or a checkpoint is due."""
-        total, marks = self._plan.num_updates, set(self._parts.schedule.phases)
-        for every in (self._config["eval_every"], self._config["checkpoint_every"]):
-            marks.update(range(0, total, every))
-        marks.update(t for t in range(total) if self._observes(t))
-        marks.update(mark for t in range(total) if self._compares(t) for mark in (t, t + 1))
-        return pairwise([self._num_done, *sorted(m for m in marks if m > self._num_done)])
-
-    def _compares(self, update: int) -> bool:
-        """Whether the update is measured beside the one that a fresh gradient would have made."""
-        every = self._config["diagnostics"]
-        return every is not None and update % every == 0
-
-    def _observes(self, update: int) -> bool:
-        """Whether the optimizer asks to see more than the gradient before this update."""
-        every = self._executor.observe_every
-        return every is not None and update % every == 0
+    def _advance_to(self, drain: int) -> None:
+        """In runs so short that a wish to stop is soon heard; every rank does the same."""
+        last = self._num_done
+        while last < drain:
+            first, last = last, min(drain, last + self._stride)
+            started = time.monotonic()
+            self._advance(first, last)
+            seconds = (time.monotonic() - started) / (last - first)
+            stop, self._stride = self._executor.agreed(
+                (self._asked_to_stop(), max(1, int(STOP_WITHIN / seconds)))
+            )
+            if stop and last < self._plan.num_updates:
+                self._save()
+                raise Stopped(last)
 
     def _advance(self, first: int, last: int) -> None:
-        config, is_last = self._config, last == self._plan.num_updates
-        evaluates = is_last or last % config["eval_every"] == 0
-        compares = self._compares(first)
+        evaluates, compares = self._agenda.evaluates_after(last), self._agenda.compares(first)
         held: list[Row] = []
 
         def on_update(update: Update) -> None:
@@ -104,7 +121,7 @@ class Training:
                 self._write(row)
 
         self._count_delays(first, last)
-        if self._observes(first):
+        if self._agenda.observes(first):
             self._executor.observe(first)
         if compares:
             self._executor.rehearse(first)
@@ -117,10 +134,14 @@ class Training:
                 self._evaluate(row)
             else:
                 self._write(row)
-        if not is_last and last % config["checkpoint_every"] == 0:
-            state = self._state()
-            if self._folder.records:
-                checkpoint.save(self._folder.path, last, state)
+        if self._agenda.saves_after(last):
+            self._save()
+
+    def _save(self) -> None:
+        state = self._state()
+        if self._folder.records:
+            self._folder.require()
+            checkpoint.save(self._folder.path, self._num_done, state)
 
     def _count_delays(self, first: int, last: int) -> None:
         for operations in self._parts.schedule.operations(first, last):
@@ -191,7 +212,7 @@ class Training:
                 self._take_back(checkpoint.load_other(Path(other), self._config))
             except LookupError as error:
                 raise BadInput("resume_from", other, str(error)) from None
-        self._seconds_before = self._folder.cut_back(self._num_done)
+        self._seconds_before = self._folder.starts(self._num_done)
 
     def _take_back(self, state: Row) -> None:
         self._num_done = state["num_updates"]

@@ -4,38 +4,54 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
-from trainer.errors import BadInput
+from trainer.errors import BadInput, Stopped
 from trainer.identity import provenance
+from trainer.lease import LeaseLost
 from trainer.parts import build_emulated, build_parts
 from trainer.plan import Plan, plan_trial
 from trainer.randomness import stream_seed
 from trainer.ranks import train_in_gang
 from trainer.record import Row, TrialFolder, trial_folder
 from trainer.resources import reproducible, require_device, reset_peak_memory
-from trainer.training import Report, Training, nowhere
+from trainer.spawn import run_gang
+from trainer.training import Report, Training, never, nowhere
+from trainer.watch import AskedToStop, Launch
 
 Config = Mapping[str, Any]
-Runner = Callable[[Config, Plan, TrialFolder, Report], Row]
+Runner = Callable[[Config, Plan, TrialFolder, Report, AskedToStop], Row]
 
 
-def run_trial(config: Config, report: Report = nowhere) -> Row:
+def run_trial(
+    config: Config,
+    report: Report = nowhere,
+    asked_to_stop: AskedToStop = never,
+    launch: Launch = run_gang,
+) -> Row:
     """Runs, or goes on with, the trial of a resolved config; returns its result.
 
-    `report` is handed every row of metrics.jsonl. A finished trial is not run again; a divergence
-    is a result. Raises BadInput for what cannot run; any other error is recorded, then raised.
+    `report` is handed every row of metrics.jsonl; `launch` starts the ranks of a gang. A finished
+    trial is not run again; a divergence is a result. Raises Stopped, after a checkpoint, if
+    `asked_to_stop`; BadInput for what cannot run; any other error is recorded, then raised.
     """
+    runners: Mapping[str, Runner] = {
+        "emulated": _train_alone,
+        "pipelined": partial(train_in_gang, launch),
+    }
     plan = plan_trial(config)
     folder = TrialFolder(trial_folder(config, plan.trial_id), plan.trial_id)
     if (done := folder.result()) is not None:
         return done
     try:
-        return RUNNERS[config["runner"]](config, plan, folder, report)
-    except BadInput:
+        return runners[config["runner"]](config, plan, folder, report, asked_to_stop)
+    except (BadInput, Stopped, LeaseLost):
         raise
     except Exception:
-        record_failure(config, traceback.format_exc())
+        with suppress(OSError):  # which may be the very failure: the disk is full
+            record_failure(config, traceback.format_exc())
         raise
 
 
@@ -47,7 +63,13 @@ def record_failure(config: Config, error: str) -> None:
             folder.finish(_failure(config, plan, error))
 
 
-def _train_alone(config: Config, plan: Plan, folder: TrialFolder, report: Report) -> Row:
+def _train_alone(
+    config: Config,
+    plan: Plan,
+    folder: TrialFolder,
+    report: Report,
+    asked_to_stop: AskedToStop,
+) -> Row:
     """All stages in this process."""
     device = require_device(config["device"])
     reset_peak_memory(device)
@@ -57,10 +79,10 @@ def _train_alone(config: Config, plan: Plan, folder: TrialFolder, report: Report
         with folder.claimed(config):
             if (done := folder.result()) is not None:  # another process was at it until now
                 return done
-            return Training(config, plan, device, parts, executor, folder, report).run()
-
-
-RUNNERS: Mapping[str, Runner] = {"emulated": _train_alone, "pipelined": train_in_gang}
+            training = Training(
+                config, plan, device, parts, executor, folder, report, asked_to_stop
+            )
+            return training.run()
 
 
 def _failure(config: Config, plan: Plan, error: str) -> Row:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt
 from pydantic import BaseModel, ConfigDict
 
-from trainer.record import write_atomically
+from trainer.atomic import write_atomically
 
 MANIFEST = "manifest.json"
 FORMAT: Literal[1] = 1

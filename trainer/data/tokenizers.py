@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from trainer.atomic import write_atomically
 from trainer.data.archives import fetch
 from trainer.data.gguf import byte_level_bpe, published_json, read_metadata, split_as_bytes
-from trainer.record import write_atomically
 
 Document = npt.NDArray[np.integer[Any]]
 END_OF_DOCUMENT = "<|endoftext|>"
