@@ -125,7 +125,14 @@ def read(path: Path) -> Attempt:
 
 def holder(folder: Path) -> Attempt | None:
     """The attempt in force; None if the trial is free."""
-    newest = max(attempts(folder), default=None)
+    return _in_force(_newest(folder))
+
+
+def _newest(folder: Path) -> Path | None:
+    return max(folder.glob(PATTERN), default=None)
+
+
+def _in_force(newest: Path | None) -> Attempt | None:
     if newest is None:
         return None
     attempt = read(newest)
@@ -137,10 +144,11 @@ def holder(folder: Path) -> Attempt | None:
 def _take(folder: Path) -> Lease:
     deadline = time.monotonic() + PATIENCE
     while True:
-        if (other := holder(folder)) is None:
-            number = 1 + max(map(_number, attempts(folder)), default=0)
+        newest = _newest(folder)
+        if (other := _in_force(newest)) is None:
+            # The number after the one that was found free, not after one that came since.
             with suppress(FileExistsError):
-                return _create(folder, number)
+                return _create(folder, 1 if newest is None else _number(newest) + 1)
         elif time.monotonic() > deadline:
             who = f"process {other.get('pid', '?')} on {other.get('host', '?')}"
             raise Held("out", folder, f"another process runs this trial ({who})")

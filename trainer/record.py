@@ -104,7 +104,7 @@ def read_result(folder: Path) -> Row | None:
     """
     try:
         result: Row = json.loads((folder / "result.json").read_bytes())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return result
 

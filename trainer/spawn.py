@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from trainer.gang import Pulse
-from trainer.watch import START_UP, AskedToStop, Cause, Vital, last_words, watch
+from trainer.watch import START_UP, AskedToStop, Cause, Vital, is_last, last_words, watch
 
 Tell = Callable[[object], None]
 
@@ -48,7 +48,7 @@ class Rank:
         except (EOFError, OSError):
             self.process.join()
             told = Cause(0, monotonic(), f"rank {self.index} {_end_of(self.process.exitcode)}")
-        self.is_done = told is None or isinstance(told, Cause)
+        self.is_done = is_last(told)
         return told
 
 

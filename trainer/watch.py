@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from trainer.errors import BadInput, GangFailed, Stopped
 from trainer.gang import PeerLost
@@ -17,6 +17,7 @@ PATIENCE = 2.0
 """Seconds to wait, after the first sign of a failure, for the one that caused it."""
 
 AskedToStop = Callable[[], bool]
+T = TypeVar("T")
 
 
 class Launch(Protocol):
@@ -84,6 +85,11 @@ def last_words(index: int, run: Callable[[], None]) -> Cause | BadInput | Stoppe
     return None
 
 
+def is_last(told: object) -> bool:
+    """Whether a rank says no more."""
+    return told is None or isinstance(told, Cause | BadInput | Stopped)
+
+
 def watch(
     ranks: Ranks,
     num_ranks: int,
@@ -92,27 +98,32 @@ def watch(
     asked_to_stop: AskedToStop,
 ) -> None:
     """Hears the ranks to their end; raises as `Launch` does."""
-    causes: list[Cause] = []
-    deadline, running = float("inf"), set(range(num_ranks))
-    while running and monotonic() < deadline:
+    last: dict[int, object] = {}
+    deadline = float("inf")
+    while len(last) < num_ranks and monotonic() < deadline:
         if asked_to_stop():
             ranks.ask_to_stop()
         for index, told in ranks.told(0.5):
-            if isinstance(told, BadInput | Stopped):
-                raise told
-            if told is None or isinstance(told, Cause):
-                running.discard(index)
-                causes += [] if told is None else [told]
+            if is_last(told):
+                last[index] = told
             else:
                 hear(told)
-        if not causes:
-            _require_progress(ranks.vitals(), timeout)
-        else:
+        if causes := _of(Cause, last):
             deadline = min(deadline, monotonic() + PATIENCE)
-            if min(causes).likelihood == 0:
-                break
-    if causes:
+        else:
+            _require_progress(ranks.vitals(), timeout)
+        if _of(BadInput, last) or (causes and min(causes).likelihood == 0):
+            break
+    for refused in _of(BadInput, last):
+        raise refused
+    if causes := _of(Cause, last):
         raise GangFailed(min(causes).message)
+    for stopped in _of(Stopped, last):  # not before all ended: one writes the checkpoint
+        raise stopped
+
+
+def _of(kind: type[T], last: Mapping[int, object]) -> list[T]:
+    return [words for words in last.values() if isinstance(words, kind)]
 
 
 def _require_progress(vitals: Sequence[Vital], timeout: float) -> None:

@@ -20,7 +20,6 @@ from trainer.errors import Stopped
 from trainer.parts import open_data
 from trainer.resources import require_device
 from trainer.stopping import stopping
-from trainer.watch import AskedToStop
 
 DONE, FAILED = 0, 1
 LOOK_AGAIN = 5.0
@@ -34,9 +33,7 @@ def main(words: Sequence[str]) -> int:
     if asked.dry_run:
         return DONE
     _check(asked, unique(trial for point in tuned for trial in point.planned))
-    with stopping("running trials save a checkpoint and stop") as asked_to_stop:
-        tuned = _run(asked, tuned, asked_to_stop)
-        stopped = asked_to_stop()
+    tuned, stopped = _run(asked, tuned)
     exit_code = _report(asked, tuned)
     return Stopped.exit_code if stopped else exit_code
 
@@ -67,19 +64,20 @@ def _needs(config: Mapping[str, Any]) -> str:
     return json.dumps([config[key] for key in ("device", "data", "seq_len", "model")])
 
 
-def _run(asked: Request, tuned: list[Tuned], asked_to_stop: AskedToStop) -> list[Tuned]:
+def _run(asked: Request, tuned: list[Tuned]) -> tuple[list[Tuned], bool]:
     """Rounds of all that can run: what tuning needs next, and the arms of settled points.
 
     Each trial runs here once at most; those that another driver runs are waited for, and run here
-    if it dies. Returns the points as they are at the end.
+    if it dies. Returns the points as they are at the end, and whether a signal asked to stop.
     """
     attempted: set[str] = set()
     if not _missing(tuned, attempted):
-        return tuned
+        return tuned, False
     from sweeps.display import Display
     from sweeps.run import cluster, run
 
-    with cluster():
+    # Ray takes the signals over when it starts, and so stopping takes them back after that.
+    with cluster(), stopping("running trials save a checkpoint and stop") as asked_to_stop:
         while (missing := _missing(tuned, attempted)) and not asked_to_stop():
             if todo := [trial for trial in missing if not held(trial)]:
                 with Display(todo, Console()) as display:
@@ -88,7 +86,7 @@ def _run(asked: Request, tuned: list[Tuned], asked_to_stop: AskedToStop) -> list
             else:
                 time.sleep(LOOK_AGAIN)
             tuned = [point if point.settled else tune(asked.sweep, point.point) for point in tuned]
-    return tuned
+        return tuned, asked_to_stop()
 
 
 def _missing(tuned: Sequence[Tuned], attempted: set[str]) -> list[Trial]:

@@ -1,0 +1,199 @@
+"""One process runs a trial at a time: whoever dies, sleeps, or has a wrong clock."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small
+
+from trainer import lease
+from trainer.errors import BadInput, Stopped
+from trainer.lease import Held, LeaseLost, attempt_path, holder, leased
+from trainer.record import TrialFolder
+from trainer.trial import run_trial
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from trainer.lease import leased
+with leased(Path(sys.argv[1]), lambda: "done"):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "PATIENCE", 0.0)
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Any:
+    """A process that holds the trial of the folder."""
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def take(folder: Path) -> int:
+    """The number of the attempt that this process gets."""
+    with leased(folder, lambda: "done"):
+        newest = lease.attempts(folder)[-1]
+        return int(json.loads(newest.read_text())["attempt"])
+
+
+def change(path: Path, **facts: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+
+
+def age(path: Path, seconds: float) -> None:
+    then = path.stat().st_mtime - seconds
+    os.utime(path, (then, then))
+
+
+def test_a_holder_that_lives_keeps_it_and_is_named(
+    tmp_path: Path, other: subprocess.Popen[str]
+) -> None:
+    with pytest.raises(Held, match=f"process {other.pid} on "):
+        take(tmp_path)
+    assert len(lease.attempts(tmp_path)) == 1
+
+
+def test_a_dead_holder_of_this_machine_frees_it_at_once(
+    tmp_path: Path, other: subprocess.Popen[str]
+) -> None:
+    other.send_signal(signal.SIGKILL)
+    other.wait()
+    assert take(tmp_path) == 2
+
+
+def test_a_process_with_the_number_of_a_dead_one_is_another(tmp_path: Path) -> None:
+    assert take(tmp_path) == 1
+    path = attempt_path(tmp_path, 1)
+    alive = {**json.loads(path.read_text()), "pid": os.getpid()}
+    del alive["ended"]
+    path.write_text(json.dumps(alive))
+    assert holder(tmp_path) is not None
+    change(path, process_started="1")
+    assert holder(tmp_path) is None
+
+
+@pytest.mark.parametrize("skew", [-86400.0, 86400.0])
+def test_another_machine_counts_by_its_signs_of_life_whatever_the_clocks_say(
+    tmp_path: Path, other: subprocess.Popen[str], skew: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + skew)
+    path = attempt_path(tmp_path, 1)
+    change(path, machine="elsewhere", pid=1)
+    with pytest.raises(Held):
+        take(tmp_path)
+    age(path, lease.STALE - 5)
+    with pytest.raises(Held):
+        take(tmp_path)
+    age(path, 10)
+    assert take(tmp_path) == 2
+
+
+def test_who_died_before_it_said_who_it_is_counts_as_another_machine(tmp_path: Path) -> None:
+    attempt_path(tmp_path, 1).touch()
+    with pytest.raises(Held):
+        take(tmp_path)
+    age(attempt_path(tmp_path, 1), lease.STALE + 1)
+    assert take(tmp_path) == 2
+
+
+def test_a_holder_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "RENEW_EVERY", 0.05)
+    path = attempt_path(tmp_path, 1)
+    with leased(tmp_path, lambda: "done"):
+        age(path, 1000)
+        deadline = time.monotonic() + 30
+        while lease._age(path) > 500:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_of_many_that_race_one_gets_each_attempt(tmp_path: Path) -> None:
+    race = """
+import sys
+from pathlib import Path
+from trainer import lease
+lease.PATIENCE = 60.0
+for _ in range(20):
+    with lease.leased(Path(sys.argv[1]), lambda: "done") as mine:
+        alone = Path(sys.argv[1]) / "alone"
+        alone.touch(exist_ok=False)  # raises if another is inside too
+        alone.unlink()
+"""
+    command = [sys.executable, "-c", race, str(tmp_path)]
+    racers = [subprocess.Popen(command) for _ in range(4)]
+    assert [racer.wait() for racer in racers] == [0] * 4
+    numbers = [lease._number(path) for path in lease.attempts(tmp_path)]
+    assert numbers == [*range(1, 81)]
+
+
+def test_who_was_taken_over_writes_nothing_more(tmp_path: Path) -> None:
+    """As after a machine's long sleep: the other found it stale, and trains."""
+    folder = TrialFolder(tmp_path, "a")
+    writes = (
+        lambda: folder.append({"update": 0}),
+        lambda: folder.finish({}),
+        lambda: folder.starts(0),
+    )
+
+    def train() -> None:
+        with folder.claimed({}):
+            attempt_path(tmp_path, 2).touch()
+            for write in writes:
+                with pytest.raises(LeaseLost):
+                    write()
+
+    with pytest.raises(LeaseLost):  # at its end too
+        train()
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("config.json", "trial_id", "attempt-000001.json", "attempt-000002.json")
+    }
+
+
+def ends(folder: Path) -> list[tuple[str | None, int | None]]:
+    """How each attempt ended, and after which update it began to train."""
+    read = [json.loads(path.read_text()) for path in lease.attempts(folder)]
+    return [(attempt.get("ended"), attempt.get("from_update")) for attempt in read]
+
+
+def test_the_log_says_how_each_attempt_ended(tmp_path: Path) -> None:
+    config = small.config(tmp_path, f"out={tmp_path / 'trial'}")
+    seen: list[int] = []
+
+    def fail(row: dict[str, Any]) -> None:
+        seen.append(row["update"])
+        if len(seen) == 7:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_trial(config, fail)
+    with pytest.raises(Stopped):
+        run_trial(config, asked_to_stop=lambda: True)
+    run_trial(config)
+    run_trial(config)
+    # The failure was recorded by an attempt that trained nothing.
+    expected = [("ZeroDivisionError", 0), ("failed", None), ("Stopped", 5), ("completed", 6)]
+    assert ends(tmp_path / "trial") == expected
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match=r"out=.*/file/trial: must be writable"):
+        run_trial(small.config(tmp_path, f"out={tmp_path / 'file' / 'trial'}"))
