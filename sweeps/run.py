@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,8 @@ def _record_deaths(trials: Sequence[Trial], died: Mapping[str, Exception]) -> No
     for trial in trials:
         error = died.get(trial.plan.trial_id)
         if error is not None and not (trial.folder / "result.json").exists():
-            record_failure(trial.config, f"the trial's process died: {error}")
+            with suppress(OSError, BadInput):  # the store may be what failed
+                record_failure(trial.config, f"the trial's process died: {error}")
 
 
 def _payload(trial: Trial, needed: list[dict[str, float]]) -> Row:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import sys
@@ -12,7 +13,7 @@ from typing import Any, TextIO
 from trainer.errors import BadInput, GangFailed, Stopped
 
 CONF = Path(__file__).parent.parent / "conf"
-DONE = 0
+DONE, FAILED = 0, 1
 
 
 def _choices() -> str:
@@ -97,6 +98,11 @@ def main() -> int:
     except (BadInput, GangFailed, Stopped) as error:
         _say(f"python -m trainer: {error}", sys.stderr)
         return error.exit_code
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _say(f"python -m trainer: {error}: free some, the same command goes on", sys.stderr)
+        return FAILED
     _say(
         f"{result['status']} trial {result['trial_id']}: final_val_loss "
         f"{result['final_val_loss']}, delays {result['delays']}, "

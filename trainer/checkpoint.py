@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from trainer.atomic import partial
 from trainer.errors import BadInput
 
 State = dict[str, Any]
@@ -22,13 +22,13 @@ def save(folder: Path, num_updates: int, state: State) -> None:
     The digest in the file's name makes a truncated or altered file known when it is read.
     """
     older = _all(folder)
-    partial = folder / f".{PREFIX}{os.getpid()}.partial"
-    with partial.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    path = folder / f"{PREFIX}{num_updates:09d}-{_digest(partial)}.pt"
-    partial.replace(path)
+    with partial(folder, PREFIX) as (filled, file):
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:  # by which torch hides what went wrong with the file
+            raise (error.__context__ or error) from None
+    path = folder / f"{PREFIX}{num_updates:09d}-{_digest(filled)}.pt"
+    filled.replace(path)
     for old in older:
         if old != path:
             old.unlink()

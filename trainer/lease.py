@@ -27,7 +27,7 @@ RENEW_EVERY = 10.0
 """Seconds between the signs of life of a holder."""
 STALE = 60.0
 """Seconds without one after which the trial is free, if its holder cannot be looked up here."""
-PATIENCE = 30.0
+PATIENCE = 5.0
 """Seconds to wait for a holder that may just be dying (a killed sweep, started again)."""
 PATTERN = "attempt-*.json"
 
@@ -59,6 +59,13 @@ class Lease:
         self.require()
         self._content |= facts
         write_json(self._path, self._content)
+
+    def end(self, how: str) -> None:
+        """Frees the trial; where the disk is too full to say how, by the file's age."""
+        try:
+            self.note(ended=how, ended_at=time.time())
+        except OSError:
+            os.utime(self._path, (0, 0))
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
@@ -94,10 +101,10 @@ def leased(folder: Path, outcome: Callable[[], str]) -> Iterator[Lease]:
         try:
             yield lease
         except BaseException as error:
-            with suppress(LeaseLost, OSError):
-                lease.note(ended=type(error).__name__, ended_at=time.time())
+            with suppress(LeaseLost):
+                lease.end(type(error).__name__)
             raise
-    lease.note(ended=outcome(), ended_at=time.time())
+    lease.end(outcome())
 
 
 def attempts(folder: Path) -> list[Path]:
@@ -168,7 +175,12 @@ def _create(folder: Path, number: int) -> Lease:
     }
     path = attempt_path(folder, number)
     with path.open("x") as file:
-        json.dump(content, file)
+        try:
+            json.dump(content, file)
+            file.flush()
+        except OSError:  # an attempt that says nothing would hold the trial until it is stale
+            path.unlink()
+            raise
     return Lease(folder, number, content)
 
 

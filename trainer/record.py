@@ -10,7 +10,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from trainer.atomic import write_atomically, write_json
+from trainer.atomic import clean, write_atomically, write_json
 from trainer.errors import BadInput
 from trainer.lease import leased
 
@@ -42,6 +42,7 @@ class TrialFolder:
         except OSError as error:
             raise BadInput("out", self.path, f"must be writable ({error.strerror})") from None
         with leased(self.path, self._outcome) as self._lease:
+            clean(self.path)
             write_json(self.path / "config.json", config)
             write_atomically(self.path / "trial_id", f"{self._trial_id}\n".encode())
             yield self

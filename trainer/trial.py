@@ -50,7 +50,7 @@ def run_trial(
     except (BadInput, Stopped, LeaseLost):
         raise
     except Exception:
-        with suppress(OSError):  # which may be the very failure: the disk is full
+        with suppress(OSError, BadInput):  # the disk may be full, which may be the very failure
             record_failure(config, traceback.format_exc())
         raise
 

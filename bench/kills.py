@@ -1,0 +1,209 @@
+"""Kills the driver, a trial, a rank or the raylet of a small sweep, and looks at what became of it.
+
+`python -m bench.kills [moments=20] [seed=0]`: every target at as many random moments; a table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+GANG = ("runner=pipelined", "pipeline.num_stages=2", "pipeline.num_microbatches=2")
+SWEEP = ("sweep=main", "scale=micro", "seeds=[0]", "grid.optimizer=[adamw]")
+LENGTH = ("num_updates=300", "eval_every=100", "checkpoint_every=20")
+MATRIX = (
+    ("driver", signal.SIGKILL),
+    ("driver", signal.SIGTERM),
+    ("trial", signal.SIGKILL),
+    ("trial", signal.SIGTERM),
+    ("rank", signal.SIGKILL),
+    ("rank", signal.SIGTERM),
+    ("raylet", signal.SIGKILL),
+    ("raylet", signal.SIGTERM),
+)
+TARGETS: Mapping[str, str] = {
+    "driver": "-m sweeps",
+    "trial": "ray::ImplicitFunc",
+    "rank": "ray::RankActor",
+    "raylet": "raylet/raylet",
+}
+"""What is killed → what its command line has."""
+MARK = "PIPEGAP_TEST_SWEEP"
+PATIENCE = 300.0
+"""Seconds for a sweep to come to its end, or for its processes to be gone, on a busy machine."""
+
+
+@dataclass
+class Sweep:
+    """`python -m sweeps` on a store of its own; its processes are known by their environment."""
+
+    folder: Path
+    words: Sequence[str]
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def start(self, **environment: str) -> subprocess.Popen[str]:
+        """Runs it in the background."""
+        words = [*SWEEP, *self.words, f"results={self.folder / 'results'}"]
+        return subprocess.Popen(
+            [sys.executable, "-m", "sweeps", *words],
+            env={**os.environ, MARK: self.mark, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def finish(self) -> None:
+        """Runs the same command to its end."""
+        with self.start() as driver:
+            said, _ = driver.communicate(timeout=PATIENCE)
+        assert driver.returncode == 0, said
+
+    def processes(self, target: str = "") -> list[int]:
+        """Those that live, of one target or all, parents first."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            if not folder.name.isdigit():
+                continue
+            try:
+                environment = (folder / "environ").read_bytes()
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            is_ours = f"{MARK}={self.mark}".encode() in environment and state not in "ZX"
+            if is_ours and TARGETS.get(target, "") in command:
+                found.append(int(folder.name))
+        return sorted(found)
+
+    def table(self) -> str:
+        """What it reports."""
+        return (self.folder / "results/reports/main-micro/gaps.csv").read_text()
+
+    def attempts(self) -> dict[str, list[dict[str, object]]]:
+        """Of every trial, in their order."""
+        trials = sorted((self.folder / "results" / "trials").iterdir())
+        return {
+            trial.name: [json.loads(path.read_text()) for path in sorted(trial.glob("attempt-*"))]
+            for trial in trials
+        }
+
+    def records(self) -> dict[str, list[int]]:
+        """The updates that metrics.jsonl of each trial has."""
+        return {
+            path.parent.name: [json.loads(line)["update"] for line in path.read_text().splitlines()]
+            for path in sorted(self.folder.glob("results/trials/*/metrics.jsonl"))
+        }
+
+
+def disturb(sweep: Sweep, target: str, how: signal.Signals, moment: float) -> tuple[int, str]:
+    """Kills one process of the target, `moment` seconds after the first of its kind is at work.
+
+    Then waits for the sweep to end, as it may or must; returns its exit code and what it said.
+    """
+    with sweep.start() as driver:
+        try:
+            found = _wait_for(sweep, target, driver)
+            time.sleep(moment)
+            found = sweep.processes(target) or found
+            if driver.poll() is None:
+                _kill(found[-1], how)
+            said, _ = driver.communicate(timeout=PATIENCE)
+        finally:
+            driver.kill()
+    return driver.returncode, said
+
+
+def _wait_for(sweep: Sweep, target: str, driver: subprocess.Popen[str]) -> Sequence[int]:
+    attempts = "results/trials/*/attempt-*.json"
+    while not ((found := sweep.processes(target)) and any(sweep.folder.glob(attempts))):
+        assert driver.poll() is None, driver.communicate()
+        time.sleep(0.05)
+    return found
+
+
+def _kill(process: int, how: signal.Signals) -> None:
+    with suppress(ProcessLookupError):  # it ended by itself, just now
+        os.kill(process, how)
+
+
+def check(sweep: Sweep, whole: Sweep) -> None:
+    """Nothing lost, nothing run twice, nothing left, and the same table to the last bit.
+
+    Raises AssertionError otherwise.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while left := sweep.processes():
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+    assert sweep.table() == whole.table()
+    assert sweep.records() == whole.records()
+    assert sweep.attempts().keys() == whole.attempts().keys()
+    for attempts in sweep.attempts().values():
+        trained = [attempt.get("ended") for attempt in attempts if "from_update" in attempt]
+        assert trained.index("completed") == len(trained) - 1, "nothing trains what is done"
+
+
+def main() -> None:
+    """Prints a row for each target and signal; exits with 1 if anything was lost."""
+    given = dict(word.split("=") for word in sys.argv[1:])
+    moments, generator = int(given.get("moments", "20")), random.Random(int(given.get("seed", "0")))
+    failures = 0
+    print("| killed | by | moments | exit codes of the driver | intact | seconds |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    with TemporaryDirectory(prefix="pipegap-kills-") as scratch:
+        for words in (LENGTH, (*LENGTH, *GANG)):
+            whole = Sweep(Path(scratch) / f"whole{len(words)}", words)
+            started = time.monotonic()
+            whole.finish()
+            duration = time.monotonic() - started
+            for target, how in MATRIX:
+                if (target == "rank") != (words != LENGTH):
+                    continue
+                started, exits, intact = time.monotonic(), Counter[int](), 0
+                for _ in range(moments):
+                    sweep = Sweep(Path(scratch) / uuid.uuid4().hex, words)
+                    moment = generator.uniform(0, duration)
+                    intact += _survives(sweep, whole, target, how, moment, exits)
+                failures += moments - intact
+                codes = ", ".join(f"{code}: {count}" for code, count in sorted(exits.items()))
+                print(
+                    f"| {target} | {how.name} | {moments} | {codes} | {intact} of {moments} | "
+                    f"{time.monotonic() - started:.0f} |",
+                    flush=True,
+                )
+    sys.exit(failures > 0)
+
+
+def _survives(
+    sweep: Sweep,
+    whole: Sweep,
+    target: str,
+    how: signal.Signals,
+    moment: float,
+    exits: Counter[int],
+) -> bool:
+    try:
+        code, _ = disturb(sweep, target, how, moment)
+        exits[code] += 1
+        sweep.finish()
+        check(sweep, whole)
+    except AssertionError as error:
+        print(f"{target} {how.name} after {moment:.1f} s: {error}", file=sys.stderr, flush=True)
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()

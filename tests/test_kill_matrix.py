@@ -1,0 +1,76 @@
+"""Whatever is killed at whatever moment: nothing is lost, nothing runs twice, nothing is left."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import small
+
+from bench.kills import GANG, LENGTH, PATIENCE, Sweep, check, disturb
+
+MATRIX = [
+    ("driver", signal.SIGKILL),
+    ("driver", signal.SIGTERM),
+    ("trial", signal.SIGKILL),
+    ("rank", signal.SIGKILL),
+    ("raylet", signal.SIGKILL),
+]
+"""One moment each; `python -m bench.kills` has more."""
+
+
+@pytest.fixture(scope="module")
+def small_words(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    words = small.overrides(tmp_path_factory.mktemp("data"), *LENGTH)
+    return tuple(word for word in words if not word.startswith("results="))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ...]], Sweep]:
+    """The sweep with some words that ran undisturbed."""
+
+    @cache
+    def run(words: tuple[str, ...]) -> Sweep:
+        sweep = Sweep(tmp_path_factory.mktemp("whole"), words)
+        sweep.finish()
+        return sweep
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("target", "how"), MATRIX, ids=[f"{target}-{how.name}" for target, how in MATRIX]
+)
+def test_a_sweep_survives(
+    target: str,
+    how: signal.Signals,
+    small_words: tuple[str, ...],
+    whole: Callable[[tuple[str, ...]], Sweep],
+    tmp_path: Path,
+) -> None:
+    words = (*small_words, *GANG) if target == "rank" else small_words
+    sweep = Sweep(tmp_path, words)
+    disturb(sweep, target, how, random.Random(target + how.name).uniform(0, 5))
+    sweep.finish()
+    check(sweep, whole(words))
+
+
+def test_two_drivers_share_the_trials_though_their_clocks_differ(
+    small_words: tuple[str, ...], whole: Callable[[tuple[str, ...]], Sweep], tmp_path: Path
+) -> None:
+    """The second one's clock is a day ahead."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import time\nclock = time.time\ntime.time = lambda: clock() + 86400\n"
+    )
+    sweep = Sweep(tmp_path, small_words)
+    with sweep.start() as first, sweep.start(PYTHONPATH=str(tmp_path)) as second:
+        for driver in (first, second):
+            said, _ = driver.communicate(timeout=PATIENCE)
+            assert driver.returncode == 0, said
+    check(sweep, whole(small_words))
+    for attempts in sweep.attempts().values():
+        assert sum("from_update" in attempt for attempt in attempts) == 1

@@ -1,0 +1,97 @@
+"""A disk that is full, a store that cannot be written, files that are not whole: said, no harm."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import small
+from test_trial import rows, untimed
+
+from sweeps.__main__ import main
+from trainer.trial import run_trial
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 800 KB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=800k", "tmpfs", str(disk)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("may not mount a file system here")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def trainer(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "trainer", *small.overrides(folder, *words)]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+def test_a_full_disk_is_said_in_a_line_and_the_trial_goes_on_when_there_is_space(
+    tmp_path: Path, tiny_disk: Path
+) -> None:
+    words = ("num_updates=40", "checkpoint_every=5", f"out={tiny_disk / 'trial'}")
+    ballast = tiny_disk / "ballast"
+    ballast.write_bytes(b"0" * 650_000)
+    full = trainer(tmp_path, *words)
+    assert full.returncode == 1
+    assert full.stderr.strip().splitlines()[-1].startswith("python -m trainer: ")
+    assert "No space left on device" in full.stderr
+    assert "Traceback" not in full.stderr
+    ballast.unlink()
+    done = trainer(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    expected = run_trial(small.config(tmp_path, "num_updates=40", f"out={tmp_path / 'whole'}"))
+    result = json.loads((tiny_disk / "trial" / "result.json").read_text())
+    assert untimed(result) == untimed(expected)
+    assert rows(tiny_disk / "trial") == rows(tmp_path / "whole")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_store_that_may_not_be_written_is_refused_by_permission(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir(mode=0o500)
+    assert main(["sweep=main", "scale=micro", *small.overrides(tmp_path)]) == 2
+
+
+def test_a_read_only_store_is_refused(
+    tmp_path: Path, tiny_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(tiny_disk)], check=True)
+    words = small.overrides(tmp_path, f"results={tiny_disk / 'results'}")
+    assert main(["sweep=main", "scale=micro", *words]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"results={tiny_disk / 'results'}: must be a folder that can be written" in said
+
+
+def test_a_result_that_is_not_whole_is_made_again(tmp_path: Path) -> None:
+    config = small.config(tmp_path, f"out={tmp_path / 'trial'}")
+    expected = run_trial(config)
+    path = tmp_path / "trial" / "result.json"
+    path.write_text(path.read_text()[:100])
+    assert untimed(run_trial(config)) == untimed(expected)
+    assert untimed(json.loads(path.read_text())) == untimed(expected)
+
+
+def test_a_corrupt_checkpoint_is_named(tmp_path: Path) -> None:
+    config = small.config(tmp_path, f"out={tmp_path / 'trial'}", "num_updates=400")
+    stop = iter([False, True])
+    with pytest.raises(Exception, match="stopped after update"):
+        run_trial(config, asked_to_stop=lambda: next(stop))
+    [checkpoint] = (tmp_path / "trial").glob("checkpoint-*.pt")
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=f"{checkpoint.name} is truncated or altered; delete it"):
+        run_trial(config)
+    result = json.loads((tmp_path / "trial" / "result.json").read_text())
+    assert result["status"] == "failed"
+    checkpoint.unlink()
+    assert run_trial(config)["status"] == "completed"
