@@ -16,6 +16,7 @@ from trainer.errors import BadInput
 from trainer.identity import trial_id
 from trainer.interleave import check
 from trainer.operations import Schedule
+from trainer.storage import checkpoint_bytes, kept_bytes
 
 PROVEN = 8
 """Batches of a phase that are proven to run: the later ones repeat them."""
@@ -25,6 +26,7 @@ PROVEN = 8
 class Plan:
     """`tokens` and `flops` (forward and backward) are those of the whole training.
 
+    `checkpoint_bytes` (of one checkpoint) and `kept_bytes` (of a finished trial) are estimates.
     `corrects_nothing`: it has a correction and no delay, and so the numbers of the trial without.
     """
 
@@ -37,6 +39,8 @@ class Plan:
     layers_by_stage: list[int]
     num_processes: int
     corrects_nothing: bool
+    checkpoint_bytes: int
+    kept_bytes: int
 
 
 def plan_trial(config: Mapping[str, Any]) -> Plan:
@@ -91,6 +95,8 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None) -> Plan:
         [len(layers) for layers in model.split(schedule.num_stages, config["seq_len"])],
         _num_processes(config, schedule),
         not schedule.is_delayed and locate(config["correction"]["_target_"]) is not NoCorrection,
+        checkpoint_bytes(config, schedule, model.num_parameters),
+        kept_bytes(config, num_updates, model.num_parameters),
     )
 
 
