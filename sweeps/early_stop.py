@@ -70,9 +70,7 @@ def estimate(sweep: Sweep, points: Sequence[Judged]) -> list[str]:
     num_open = sum(not point.settled for point in points)
     if sweep.early_stop is None or not num_open:
         return []
-    return [
-        f"stop      {num_open} of {len(points)} points are not judged yet: their arms are priced too"
-    ]
+    return [f"stop      {num_open} of {len(points)} points are not judged yet: all arms are priced"]
 
 
 def remarks(sweep: Sweep, points: Sequence[Judged]) -> list[str]:

@@ -108,7 +108,9 @@ def check_sweep(content: Mapping[str, Any]) -> Sweep:
 
 
 def _first_of(error: ValidationError) -> BadInput:
-    first = error.errors()[0]
+    errors = error.errors()
+    # A misspelt key is missing too: what is there says more than what is not.
+    first = next((one for one in errors if one["type"] != "missing"), errors[0])
     key = ".".join(str(part) for part in ("sweep", *first["loc"]))
     given = "missing" if first["type"] == "missing" else " ".join(str(first["input"]).split())
     schema = EarlyStop if "early_stop" in first["loc"] else Sweep

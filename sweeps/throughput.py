@@ -40,9 +40,7 @@ class Throughput:
     def of(self, config: Config) -> float | None:
         """The median of the trial's shape; None if none of it has finished."""
         of_shape = self._speeds.get(shape(config), {})
-        speeds = of_shape.get(_kind(config)) or [
-            s for of_kind in of_shape.values() for s in of_kind
-        ]
+        speeds = of_shape.get(_kind(config)) or [*chain.from_iterable(of_shape.values())]
         return median(speeds) if speeds else None
 
     def look_around(self, store: Path, wanted: Iterable[Config]) -> None:

@@ -134,9 +134,11 @@ def _plain(config: DictConfig, *, resolve: bool) -> Node:
 
 def _culprit(overrides: Sequence[str], message: str) -> str:
     """The override that a message of Hydra's speaks of, as far as it tells."""
-    named = (o for o in overrides if o.split("=")[0].lstrip("+~") in message or o in message)
+    keys = {override: override.split("=")[0].lstrip("+~") for override in overrides}
+    quoted = (o for o in overrides if f"'{keys[o]}'" in message or f"'{keys[o]}/" in message)
+    named = (o for o in overrides if keys[o] in message or o in message)
     unknown = (o for o in overrides if _chooses_nothing(o))
-    return next(chain(named, unknown), " ".join(overrides))
+    return next(chain(quoted, named, unknown), " ".join(overrides))
 
 
 def _chooses_nothing(override: str) -> bool:
