@@ -27,7 +27,8 @@ def checkpoint_bytes(config: Mapping[str, Any], schedule: Schedule, num_paramete
     correction: Any = locate(config["correction"]["_target_"])
     ahead = [lag + 1 for lag in schedule.lags if lag and correction.reads_ahead]
     versions = (sum(schedule.lags) + sum(ahead)) / len(schedule.lags) + 1
-    buffers = OPTIMIZER_BUFFERS + (correction is not NoCorrection)
+    remembers = correction is not NoCorrection and not correction.reads_ahead
+    buffers = OPTIMIZER_BUFFERS + remembers
     master = 0 if dtype == torch.float32 else FP32
     return round(num_parameters * (master + versions * dtype.itemsize + buffers * FP32))
 

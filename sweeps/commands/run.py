@@ -100,7 +100,8 @@ def _report(asked: Request, progress: Progress) -> int:
     """The report is of the arms at the chosen values: what tuning tried beside is in tuned.csv."""
     from analysis.report import report
 
-    print(f"\nsweep {progress.label}" if len(asked.sweeps) > 1 else "", end="\n")
+    if len(asked.sweeps) > 1:
+        print(f"\nsweep {progress.label}")
     sweep, out = progress.sweep, asked.results / "reports" / progress.label
     planned = unique(progress.planned)
     lost = [trial for trial in planned if failed(trial)]
