@@ -1,54 +1,112 @@
-"""What a sweep will cost, before it runs: trials, tokens, FLOPs, hours."""
+"""What sweeps will cost, before they run: trials, tokens, FLOPs, hours, storage."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from statistics import median
+from collections.abc import Iterator, Mapping, Sequence
 
+from sweeps.bundles import occupied, unit
 from sweeps.expand import Trial
+from sweeps.request import Request
 from sweeps.store import finished
+from sweeps.throughput import Throughput
+from trainer.record import Row
 
-ASSUMED_FLOPS = {"cuda": 400e12, "cpu": 50e9}
+ASSUMED_FLOPS = {"GPU": 400e12, "core": 50e9}
 """FLOP/s that a trial sustains on one GPU (40 % of an H100's dense bf16) or one CPU core."""
 
 
-def price(trials: Sequence[Trial], num_asked: int) -> str:
-    """Lines for people: what is asked, what is done, what the rest will take."""
-    done = [trial for trial in trials if finished(trial)]
-    todo = [trial for trial in trials if not finished(trial)]
-    device = trials[0].config["device"].split(":")[0]
-    speeds = [speed for trial in done if (speed := _measured(trial))]
-    speed = median(speeds) if speeds else ASSUMED_FLOPS[device]
-    source = f"measured on {len(speeds)} of its trials" if speeds else "assumed, not measured"
-    flops = sum(trial.plan.flops for trial in todo)
-    unprepared = {t.config["data"]["path"] for t in trials if t.plan.data_hash is None}
-    unit = "GPU-hours" if device == "cuda" else "core-hours"
-    lines = [
-        f"trials    {num_asked} asked, {len(trials)} unique, {len(done)} done, {len(todo)} to do",
+def price(asked: Request, trials: Sequence[Trial], num_asked: int) -> Iterator[str]:
+    """Lines for people: what is asked, what is done, what the rest will take.
+
+    `trials`: each once; `num_asked`: how often the sweeps ask for one of them.
+    """
+    results = {trial.plan.trial_id: finished(trial) for trial in trials}
+    todo = [trial for trial in trials if results[trial.plan.trial_id] is None]
+    num_done = len(trials) - len(todo)
+    yield f"trials    {num_asked} asked, {len(trials)} unique, {num_done} done, {len(todo)} to do"
+    yield (
         f"tokens    {sum(t.plan.tokens for t in todo):.3g} to do, "
-        f"{max(t.plan.tokens for t in trials):.3g} in the longest trial",
-        f"compute   {flops:.3g} FLOPs to do",
-        f"time      about {flops / speed / 3600:.3g} {unit} at {speed:.3g} FLOP/s ({source}), "
-        f"longest trial {max(t.plan.flops for t in trials) / speed / 3600:.3g} hours",
+        f"{max(t.plan.tokens for t in trials):.3g} in the longest trial"
+    )
+    yield f"compute   {sum(t.plan.flops for t in todo):.3g} FLOPs to do"
+    yield _time(asked, trials, todo, _throughput(asked, trials, results))
+    yield _storage(trials, todo)
+    yield from _warnings(trials)
+
+
+def _throughput(
+    asked: Request, trials: Sequence[Trial], results: Mapping[str, Row | None]
+) -> Throughput:
+    found = Throughput()
+    for trial in trials:
+        if (result := results[trial.plan.trial_id]) is not None:
+            found.add(trial.config, result)
+    found.look_around(asked.results, (trial.config for trial in trials))
+    return found
+
+
+def _time(
+    asked: Request, trials: Sequence[Trial], todo: Sequence[Trial], throughput: Throughput
+) -> str:
+    """Hours of GPUs or cores, all ranks together, and what they rest on."""
+    amounts = {trial.plan.trial_id: occupied(trial, asked.gpus_per_trial) for trial in trials}
+    hours = {
+        trial.plan.trial_id: _hours(trial, amounts[trial.plan.trial_id], throughput)
+        for trial in trials
+    }
+    spent = dict.fromkeys((unit(trial) for trial in trials), 0.0)
+    for trial in todo:
+        spent[unit(trial)] += hours[trial.plan.trial_id] * amounts[trial.plan.trial_id]
+    total = " and ".join(f"{number:.3g} {name}-hours" for name, number in spent.items())
+    assumed = [trial for trial in todo if throughput.of(trial.config) is None]
+    rates = {name: f"{ASSUMED_FLOPS[name]:.3g} FLOP/s a {name}" for name in map(unit, assumed)}
+    sources = [
+        f"{len(todo) - len(assumed)} of {len(todo)} trials at the measured speed of finished ones "
+        "of their shape",
+        *([f"{len(assumed)} only assumed, at {', '.join(rates.values())}"] if assumed else []),
     ]
+    return (
+        f"time      about {total} ({', '.join(sources)}), "
+        f"longest trial {max(hours.values()):.3g} hours; evaluation comes on top"
+    )
+
+
+def _hours(trial: Trial, amount: float, throughput: Throughput) -> float:
+    """Of training, by the clock."""
+    speed = throughput.of(trial.config)
+    if speed is not None:
+        return trial.plan.tokens / speed / 3600
+    return trial.plan.flops / (ASSUMED_FLOPS[unit(trial)] * amount) / 3600
+
+
+def _storage(trials: Sequence[Trial], todo: Sequence[Trial]) -> str:
+    """A new checkpoint is complete before the one before it is deleted."""
+    running = max((2 * trial.plan.checkpoint_bytes for trial in todo), default=0)
+    kept = sum(trial.plan.kept_bytes for trial in trials)
+    return (
+        f"storage   about {_bytes(kept)} kept of all trials, and up to {_bytes(running)} "
+        "for each that runs (two checkpoints, estimated from its parameters)"
+    )
+
+
+def _bytes(number: float) -> str:
+    for name in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.3g} {name}"
+        number /= 1000
+    return f"{number:.3g} TB"
+
+
+def _warnings(trials: Sequence[Trial]) -> Iterator[str]:
+    unprepared = {t.config["data"]["path"] for t in trials if t.plan.data_hash is None}
     if unprepared:
-        lines.append(
+        yield (
             f"data      {', '.join(sorted(unprepared))} is not prepared here: "
             "trials that ran on it elsewhere count as to do"
         )
     idle = sum(trial.plan.corrects_nothing for trial in trials)
     if idle:
-        lines.append(
+        yield (
             f"warning   {idle} trials have a correction and no delay: "
             "they repeat the numbers of the trials without"
         )
-    return "\n".join(lines)
-
-
-def _measured(trial: Trial) -> float | None:
-    """FLOP/s of a finished trial; None if it was too short to tell."""
-    result = finished(trial)
-    if not result or not result["tokens"]:
-        return None
-    per_token = trial.plan.flops / trial.plan.tokens
-    return float(result["tokens_per_second"]) * per_token

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from sweeps.commands import COMMANDS
-from sweeps.expand import Sweep, check_sweep, overrides
-from trainer.compose import CONF
+from sweeps.files import known, parse, scale_file, sweep_file
+from sweeps.schema import Sweep, check_sweep, keys, overrides, refuse_reserved
 from trainer.errors import BadInput
 
 
@@ -24,7 +22,9 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="python -m sweeps [COMMAND]",
         description="Runs the trials of a sweep that are not in the store yet, then reports gaps.",
-        epilog=f"commands:\n{commands}\n\nsweep=    {sweeps}\nscale=    {scales} (default: tiny)\n"
+        epilog=f"commands:\n{commands}\n\n"
+        f"sweep=    {sweeps}, or a file: path/to/a.yaml; several: a,b\n"
+        f"scale=    {scales} (default: tiny)\n"
         "results=  the store (default: results)\n"
         "dry_run=  true prints the plan and runs nothing\n"
         "gpus_per_trial=  of a trial without ranks, e.g. 0.5 to run two on each GPU (default: 1)\n"
@@ -40,15 +40,15 @@ def parser() -> argparse.ArgumentParser:
 class Request:
     """What was asked for on the command line."""
 
-    sweep: Sweep
-    label: str
+    sweeps: dict[str, Sweep]
+    """By label, which is the name of the sweep's reports in the store."""
     results: Path
     dry_run: bool
     gpus_per_trial: float
 
 
 def request(arguments: Sequence[str]) -> Request:
-    """The sweep file with its scale and the command line's changes; raises BadInput."""
+    """The sweep files with their scale and the command line's changes; raises BadInput."""
     given: dict[str, str] = {}
     for argument in arguments:
         key, equals, value = argument.partition("=")
@@ -56,25 +56,37 @@ def request(arguments: Sequence[str]) -> Request:
             allowed = f"must be key=value, or a command first: {', '.join(COMMANDS)}"
             raise BadInput(key, "", allowed)
         given[key] = value
-    name, scale = given.pop("sweep", ""), given.pop("scale", "tiny")
+    names, scale = given.pop("sweep", ""), given.pop("scale", "tiny")
     results, dry_run = given.pop("results", "results"), given.pop("dry_run", "false")
     if dry_run not in ("true", "false"):
         raise BadInput("dry_run", dry_run, "must be true or false")
     gpus_per_trial = _gpus(given.pop("gpus_per_trial", "1"))
-    content = _load("sweep", name)
-    if "seeds" in given:
-        seeds = given.pop("seeds")
-        content["seeds"] = _parse("seeds", seeds, seeds)
-    for key in [key for key in given if key.startswith(("grid.", "tune."))]:
+    sweeps: dict[str, Sweep] = {}
+    for name in names.split(","):
+        label, content = sweep_file(name)
+        if f"{label}-{scale}" in sweeps:
+            raise BadInput("sweep", names, f"must name {label} once: its report has that name")
+        sweeps[f"{label}-{scale}"] = _changed(content, scale, given)
+    return Request(sweeps, Path(results), dry_run == "true", gpus_per_trial)
+
+
+def _changed(content: dict[str, Any], scale: str, given: Mapping[str, str]) -> Sweep:
+    """The sweep of a file's content at a scale, with what the command line says otherwise."""
+    common = dict(given)
+    if "seeds" in common:
+        seeds = common.pop("seeds")
+        content["seeds"] = parse("seeds", seeds, seeds)
+    for key in [key for key in common if key.startswith(("grid.", "tune."))]:
         group, _, inner = key.partition(".")
-        values = given.pop(key)
-        content.setdefault(group, {})[inner] = _parse(key, values, values)
+        values = common.pop(key)
+        if isinstance(content.setdefault(group, {}), dict):  # else check_sweep refuses it
+            content[group][inner] = parse(key, values, values)
     sweep = check_sweep(content)
-    _refuse_without_effect(sweep, given)
-    base = [*sweep.base, *_load("scale", scale)["base"], *sweep.scales.get(scale, [])]
-    base += [f"{key}={value}" for key, value in given.items()]
-    sweep = sweep.model_copy(update={"base": base})
-    return Request(sweep, f"{name}-{scale}", Path(results), dry_run == "true", gpus_per_trial)
+    _refuse_without_effect(sweep, common)
+    words = [f"{key}={value}" for key, value in common.items()]
+    refuse_reserved(words)
+    base = [*sweep.base, *scale_file(scale), *sweep.scales.get(scale, []), *words]
+    return sweep.model_copy(update={"base": base})
 
 
 def _gpus(given: str) -> float:
@@ -87,32 +99,10 @@ def _gpus(given: str) -> float:
     return gpus
 
 
-def known(group: str) -> list[str]:
-    """The names of a group of conf/."""
-    return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
-
-
 def _refuse_without_effect(sweep: Sweep, given: Mapping[str, str]) -> None:
     """A key that every point of the grid sets cannot be set for all of them."""
     for axis, values in sweep.grid.items():
         for value in values:
-            set_here = {word.split("=")[0] for word in overrides(axis, value)}
-            for key in sorted(set_here & set(given)):
+            for key in sorted({*keys(overrides(axis, value))} & set(given)):
                 allowed = f"is set by the sweep's grid: choose its values by grid.{axis}=[…]"
                 raise BadInput(key, given[key], allowed)
-
-
-def _load(group: str, name: str) -> dict[str, Any]:
-    if name not in known(group):
-        raise BadInput(group, name, f"must be one of {', '.join(known(group))}")
-    content = _parse(group, name, (CONF / group / f"{name}.yaml").read_text())
-    if not isinstance(content, dict):
-        raise BadInput(group, name, "must be a YAML file of keys and values")
-    return {"base": [], **content}
-
-
-def _parse(key: str, value: str, text: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise BadInput(key, value, f"must be YAML ({' '.join(str(error).split())})") from None

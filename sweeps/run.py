@@ -23,6 +23,7 @@ from ray.tune import (
     Tuner,
 )
 
+from sweeps.bundles import bundles
 from sweeps.display import Display
 from sweeps.expand import Trial
 from sweeps.gang import run_gang_on_ray
@@ -155,19 +156,6 @@ def _train(point: Mapping[str, Any], sign: Any) -> None:
 
 def _resources(point: Mapping[str, Any]) -> PlacementGroupFactory:
     return PlacementGroupFactory(point["trial"]["bundles"])
-
-
-def bundles(trial: Trial, gpus_per_trial: float) -> list[dict[str, float]]:
-    """What the trial occupies: its process, and each rank of a gang.
-
-    The process that watches a gang takes nothing. Ranks have whole GPUs: two on one would wait for
-    each other.
-    """
-    cpus = {"CPU": float(trial.config["num_threads"])}
-    on_gpus = trial.config["device"] != "cpu"
-    if trial.config["runner"] == "emulated":
-        return [{**cpus, "GPU": gpus_per_trial} if on_gpus else cpus]
-    return [{}, *[{**cpus, "GPU": 1.0} if on_gpus else cpus] * trial.plan.num_processes]
 
 
 def _require(needed: Sequence[Mapping[str, float]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -14,6 +15,15 @@ from trainer.record import Row, TrialFolder
 def finished(trial: Trial) -> Row | None:
     """The trial's result; None if it is unfinished or failed, and so has to run."""
     return TrialFolder(trial.folder, trial.plan.trial_id).result()
+
+
+def loss(trial: Trial) -> float | None:
+    """Final validation loss: infinite if it diverged, None where it has to run."""
+    result = finished(trial)
+    if result is None:
+        return None
+    found: float | None = result["final_val_loss"]
+    return math.inf if found is None else found
 
 
 def failed(trial: Trial) -> bool:

@@ -15,8 +15,9 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sweeps.expand import Config, Point, Sweep, Trial
-from sweeps.store import finished
+from sweeps.expand import Point, Trial
+from sweeps.schema import Config, Sweep
+from sweeps.store import loss
 from trainer.config import validate
 from trainer.errors import BadInput
 
@@ -83,12 +84,7 @@ def tune(sweep: Sweep, point: Point) -> Tuned:
 
 def losses(tried: Mapping[float, Trial]) -> dict[float, float | None]:
     """Final validation loss by value: infinite of a diverged trial, None where it has to run."""
-    found: dict[float, float | None] = {}
-    for value, trial in tried.items():
-        result = finished(trial)
-        loss = None if result is None else result["final_val_loss"]
-        found[value] = math.inf if result is not None and loss is None else loss
-    return found
+    return {value: loss(trial) for value, trial in tried.items()}
 
 
 def best(found: Mapping[float, float | None]) -> float | None:

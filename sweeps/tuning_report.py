@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sweeps.expand import Sweep
+from sweeps.schema import Sweep
 from sweeps.tune import Tuned, losses
 
 COLUMNS = ("point", "key", "value", "loss", "chosen")

@@ -16,8 +16,10 @@ import small
 
 from analysis.arms import arm as arm_of
 from sweeps.__main__ import main
-from sweeps.expand import Sweep, Trial, check_sweep, points, unique
-from sweeps.request import known, request
+from sweeps.expand import Trial, points, unique
+from sweeps.files import known
+from sweeps.request import request
+from sweeps.schema import Sweep, check_sweep
 from trainer.errors import BadInput
 
 ARMS = {
@@ -34,6 +36,11 @@ def content(**changes: Any) -> dict[str, Any]:
 
 def asked(sweep: Sweep, results: Path) -> list[Trial]:
     return [trial for point in points(sweep, results) for trial in point.trials(sweep.seeds)]
+
+
+def only(*words: str) -> Sweep:
+    [sweep] = request(words).sweeps.values()
+    return sweep
 
 
 def expand(sweep: Sweep, results: Path) -> list[Trial]:
@@ -143,18 +150,18 @@ def test_every_sweep_is_priced_at_every_scale_anywhere(
 
 @pytest.mark.parametrize("name", known("sweep"))
 def test_an_arm_has_the_name_that_the_report_gives_it(name: str, tmp_path: Path) -> None:
-    for point in points(request([f"sweep={name}"]).sweep, tmp_path):
+    for point in points(only(f"sweep={name}"), tmp_path):
         assert {arm: arm_of(config, {}) for arm, config in point.configs.items()} == {
             arm: arm for arm in point.configs
         }
 
 
 def test_the_overrides_of_a_scale_come_after_those_of_conf_and_before_the_command_lines() -> None:
-    tiny = request(["sweep=optimizers", "num_updates=7"]).sweep.base
+    tiny = only("sweep=optimizers", "num_updates=7").base
     assert [word for word in tiny if word.startswith("num_updates")] == [
         f"num_updates={number}" for number in (400, 250, 7)
     ]
-    large = request(["sweep=optimizers", "scale=135m"]).sweep.base
+    large = only("sweep=optimizers", "scale=135m").base
     assert "num_updates=250" not in large
     with pytest.raises(BadInput, match="nowhere"):
         check_sweep(content(scales={"nowhere": []}))
@@ -162,7 +169,7 @@ def test_the_overrides_of_a_scale_come_after_those_of_conf_and_before_the_comman
 
 def test_a_list_of_the_grid_is_replaced_mappings_included(tmp_path: Path) -> None:
     values = "[sgd, {optimizer: muon, optimizer.lr: 0.5}]"
-    sweep = request(["sweep=optimizers", f"grid.optimizer={values}"]).sweep
+    sweep = only("sweep=optimizers", f"grid.optimizer={values}")
     found = [point.configs["sync"]["optimizer"]["lr"] for point in points(sweep, tmp_path)]
     assert found == [0.004, 0.5]
 

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import small
 
-from sweeps.expand import Sweep, Trial, check_sweep, points
+from sweeps.expand import Trial, points
+from sweeps.schema import Sweep, check_sweep
 from sweeps.tune import MAX_EXTENSIONS, Tuned, best, beyond, tune
 from sweeps.tuning_report import remarks, write
 from trainer.errors import BadInput

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, Literal, get_type_hints
 
 from annotated_types import Ge, Gt
@@ -86,6 +87,7 @@ def _check_choice(key: str, node: Choice) -> Choice:
     return {"_target_": path, **_check(_schema(target), options, prefix=f"{key}.")}
 
 
+@cache
 def _schema(target: Any) -> type[BaseModel]:
     """A model of the target's keyword-only parameters."""
     function = target.__init__ if inspect.isclass(target) else target

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -15,6 +16,7 @@ from trainer.errors import BadInput
 from trainer.identity import trial_id
 from trainer.interleave import check
 from trainer.operations import Schedule
+from trainer.storage import checkpoint_bytes, kept_bytes
 
 PROVEN = 8
 """Batches of a phase that are proven to run: the later ones repeat them."""
@@ -24,6 +26,7 @@ PROVEN = 8
 class Plan:
     """`tokens` and `flops` (forward and backward) are those of the whole training.
 
+    `checkpoint_bytes` (of one checkpoint) and `kept_bytes` (of a finished trial) are estimates.
     `corrects_nothing`: it has a correction and no delay, and so the numbers of the trial without.
     """
 
@@ -36,10 +39,41 @@ class Plan:
     layers_by_stage: list[int]
     num_processes: int
     corrects_nothing: bool
+    checkpoint_bytes: int
+    kept_bytes: int
 
 
 def plan_trial(config: Mapping[str, Any]) -> Plan:
     """The plan of a validated config; raises BadInput for a schedule or model that cannot be."""
+    return Planner()(config)
+
+
+class Planner:
+    """`plan_trial` for many trials: what does not depend on the seed is worked out once.
+
+    Data count as they are when the first trial on them is planned.
+    """
+
+    def __init__(self) -> None:
+        self._plans: dict[str, Plan] = {}
+        self._hash_of_data = cache(_hash_of_data)
+
+    def __call__(self, config: Mapping[str, Any]) -> Plan:
+        """See `plan_trial`."""
+        seeds_aside = json.dumps({**config, "seed": None}, sort_keys=True)
+        if seeds_aside not in self._plans:
+            hash_of_data = self._hash_of_data(json.dumps(config["data"], sort_keys=True))
+            self._plans[seeds_aside] = _plan(config, hash_of_data)
+        plan = self._plans[seeds_aside]
+        return replace(plan, trial_id=trial_id(config, plan.data_hash))
+
+
+def _hash_of_data(node: str) -> str | None:
+    found: str | None = build(json.loads(node)).hash
+    return found
+
+
+def _plan(config: Mapping[str, Any], hash_of_data: str | None) -> Plan:
     model = build(config["model"])
     tokens_per_update = config["batch_size"] * config["seq_len"]
     num_updates = config["num_updates"]
@@ -51,7 +85,6 @@ def plan_trial(config: Mapping[str, Any]) -> Plan:
     if (problem := _problem(schedule)) is not None:
         raise BadInput("pipeline", label(config["pipeline"]), problem)
     tokens = num_updates * tokens_per_update
-    hash_of_data = build(config["data"]).hash
     return Plan(
         trial_id(config, hash_of_data),
         hash_of_data,
@@ -62,6 +95,8 @@ def plan_trial(config: Mapping[str, Any]) -> Plan:
         [len(layers) for layers in model.split(schedule.num_stages, config["seq_len"])],
         _num_processes(config, schedule),
         not schedule.is_delayed and locate(config["correction"]["_target_"]) is not NoCorrection,
+        checkpoint_bytes(config, schedule, model.num_parameters),
+        kept_bytes(config, num_updates, model.num_parameters),
     )
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from rich.console import Console
 
-from sweeps.expand import Trial, points, unique
+from sweeps import tuning_report
+from sweeps.expand import Trial, unique
 from sweeps.price import price
 from sweeps.request import Request, parser, request
+from sweeps.standing import Standing, all_planned, look
 from sweeps.store import failed, finished, held, require_writable
-from sweeps.tune import Tuned, check_reach, tune
-from sweeps.tuning_report import estimate, remarks, write
 from trainer.errors import Stopped
 from trainer.parts import open_data
 from trainer.resources import require_device
@@ -29,24 +29,23 @@ LOOK_AGAIN = 5.0
 def main(words: Sequence[str]) -> int:
     """Exit code: 0 done, 1 a trial failed or is still to do, 143 stopped. Raises BadInput."""
     asked = request(parser().parse_args(words).keys)
-    tuned = _prepare(asked)
+    sweeps = look(asked)
+    _print_plan(asked, sweeps)
     if asked.dry_run:
         return DONE
-    _check(asked, unique(trial for point in tuned for trial in point.planned))
-    tuned, stopped = _run(asked, tuned)
-    exit_code = _report(asked, tuned)
+    _check(asked, all_planned(sweeps))
+    sweeps, stopped = _run(asked, sweeps)
+    exit_code = max(_report(asked, sweep) for sweep in sweeps)
     return Stopped.exit_code if stopped else exit_code
 
 
-def _prepare(asked: Request) -> list[Tuned]:
-    """All that can be known to be wrong is found here, before any trial starts."""
-    swept = points(asked.sweep, asked.results)
-    check_reach(asked.sweep, swept)
-    tuned = [tune(asked.sweep, point) for point in swept]
-    planned = [trial for point in tuned for trial in point.planned]
-    lines = [price(unique(planned), len(planned)), *estimate(asked.sweep, tuned)]
-    print("\n".join([*lines, *(remarks(asked.sweep, tuned) if asked.dry_run else [])]), flush=True)
-    return tuned
+def _print_plan(asked: Request, sweeps: Sequence[Standing]) -> None:
+    num_asked = sum(len(sweep.planned) for sweep in sweeps)
+    lines = [*price(asked, all_planned(sweeps), num_asked)]
+    for sweep in sweeps:
+        lines += [f"sweep     {sweep.label}"] if len(sweeps) > 1 else []
+        lines += [*sweep.estimate, *(sweep.remarks if asked.dry_run else [])]
+    print("\n".join(lines), flush=True)
 
 
 def _check(asked: Request, planned: Sequence[Trial]) -> None:
@@ -64,49 +63,50 @@ def _needs(config: Mapping[str, Any]) -> str:
     return json.dumps([config[key] for key in ("device", "data", "seq_len", "model")])
 
 
-def _run(asked: Request, tuned: list[Tuned]) -> tuple[list[Tuned], bool]:
-    """Rounds of all that can run: what tuning needs next, and the arms of settled points.
+def _run(asked: Request, sweeps: list[Standing]) -> tuple[list[Standing], bool]:
+    """Rounds of all that can run: what choosing and judging points needs next, and their arms.
 
     Each trial runs here once at most; those that another driver runs are waited for, and run here
-    if it dies. Returns the points as they are at the end, and whether a signal asked to stop.
+    if it dies. Returns the sweeps as they are at the end, and whether a signal asked to stop.
     """
     attempted: set[str] = set()
-    if not _missing(tuned, attempted):
-        return tuned, False
+    if not _missing(sweeps, attempted):
+        return sweeps, False
     from sweeps.display import Display
     from sweeps.run import cluster, run
 
     # Ray takes the signals over when it starts, and so stopping takes them back after that.
     with cluster(), stopping("running trials save a checkpoint and stop") as asked_to_stop:
-        while (missing := _missing(tuned, attempted)) and not asked_to_stop():
+        while (missing := _missing(sweeps, attempted)) and not asked_to_stop():
             if todo := [trial for trial in missing if not held(trial)]:
                 with Display(todo, Console()) as display:
                     run(todo, asked.gpus_per_trial, display, asked_to_stop)
                 attempted |= {trial.plan.trial_id for trial in todo if not held(trial)}
             else:
                 time.sleep(LOOK_AGAIN)
-            tuned = [point if point.settled else tune(asked.sweep, point.point) for point in tuned]
-        return tuned, asked_to_stop()
+            sweeps = [sweep.again() for sweep in sweeps]
+        return sweeps, asked_to_stop()
 
 
-def _missing(tuned: Sequence[Tuned], attempted: set[str]) -> list[Trial]:
-    known = unique(trial for point in tuned for trial in point.known)
+def _missing(sweeps: Sequence[Standing], attempted: set[str]) -> list[Trial]:
+    known = unique(trial for sweep in sweeps for trial in sweep.known)
     return [t for t in known if t.plan.trial_id not in attempted and finished(t) is None]
 
 
-def _report(asked: Request, tuned: Sequence[Tuned]) -> int:
+def _report(asked: Request, standing: Standing) -> int:
     """The report is of the arms at the chosen values: what tuning tried beside is in tuned.csv."""
     from analysis.report import report
 
-    sweep, out = asked.sweep, asked.results / "reports" / asked.label
-    planned = unique(trial for point in tuned for trial in point.planned)
+    if len(asked.sweeps) > 1:
+        print(f"\nsweep {standing.label}")
+    sweep, out = standing.sweep, asked.results / "reports" / standing.label
+    planned = unique(standing.planned)
     lost = [trial for trial in planned if failed(trial)]
     for trial in lost:
         print(f"failed: {trial.arm} seed {trial.config['seed']}, see {trial.folder}/result.json")
-    compared = {trial.plan.trial_id for point in tuned if point.settled for trial in point.arms}
-    print(report(asked.results, out, compared, remarks(sweep, tuned)))
+    print(report(asked.results, out, standing.compared, standing.remarks))
     if sweep.tune:
-        print(write(sweep, tuned, out))
+        print(tuning_report.write(sweep, [point.tuned for point in standing.points], out))
     print(f"rule for the verdict, written before the run: {sweep.verdict}")
     left = sum(finished(trial) is None for trial in planned) - len(lost)
     if left:

@@ -1,0 +1,129 @@
+"""Leaves out the points whose sync arm alone ends far above the best, before their arms run.
+
+With `early_stop: {margin: m}` in a sweep, the sync arm is trained to its end at the first seed, at
+every point. A point whose loss ends more than m nats a token above the lowest, or that diverged, is
+not run further, at any seed: the arms of a pair are never stopped independently. Only losses that
+can be compared are: those of the same model, data and context, and of the same optimizer too, so
+that none is left out because another one is better.
+All of it is a function of the store: a sweep that was killed goes on and decides the same.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sweeps.expand import Trial
+from sweeps.schema import Sweep
+from sweeps.store import loss
+from sweeps.tune import Tuned
+from trainer.build import label
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A point with what early stopping makes of it."""
+
+    tuned: Tuned
+    first: list[Trial]
+    """What is judged: the sync trial of the first seed; none without early stopping, or where
+    tuning has not settled, or left the point out."""
+    settled: bool
+    stopped: str | None
+    """Why the point is not run further; None if it is, or may be."""
+
+    @property
+    def arms(self) -> list[Trial]:
+        """All arms and seeds; none of a stopped point."""
+        return [] if self.stopped else self.tuned.arms
+
+    @property
+    def known(self) -> list[Trial]:
+        """The trials that can run now."""
+        return [*self.tuned.tried.values(), *self.first, *(self.arms if self.settled else [])]
+
+    @property
+    def planned(self) -> list[Trial]:
+        """All trials, as far as they can be told."""
+        judged = self.first if self.stopped else []  # else it is among the arms
+        return [*self.tuned.tried.values(), *judged, *self.arms]
+
+
+def judge(sweep: Sweep, points: Sequence[Tuned]) -> list[Judged]:
+    """What the store says of every point of the sweep."""
+    if sweep.early_stop is None:
+        return [Judged(point, [], point.settled, None) for point in points]
+    waiting = [_waiting(point) for point in points]
+    groups: dict[str, list[Judged]] = {}
+    for point in waiting:
+        groups.setdefault(_group(point.tuned), []).append(point)
+    best = {key: _best(group) for key, group in groups.items()}
+    margin = sweep.early_stop.margin
+    return [_judged(point, best[_group(point.tuned)], margin) for point in waiting]
+
+
+def estimate(sweep: Sweep, points: Sequence[Judged]) -> list[str]:
+    """What a plan cannot know yet."""
+    num_open = sum(not point.settled for point in points)
+    if sweep.early_stop is None or not num_open:
+        return []
+    return [f"stop      {num_open} of {len(points)} points are not judged yet: all arms are priced"]
+
+
+def remarks(sweep: Sweep, points: Sequence[Judged]) -> list[str]:
+    """The rule, then a line a point that is left out; nothing without early stopping."""
+    if sweep.early_stop is None:
+        return []
+    rule = (
+        f"early stop: a point is left out, in every arm, if its sync arm at seed {sweep.seeds[0]} "
+        f"diverges or ends more than {sweep.early_stop.margin:g} nats above the best point of its "
+        "optimizer, model and data"
+    )
+    left_out = [
+        f"{' '.join(point.tuned.point.overrides)} is left out: {point.stopped}"
+        for point in points
+        if point.stopped
+    ]
+    return [rule, *left_out]
+
+
+def _waiting(point: Tuned) -> Judged:
+    sync = [trial for trial in point.arms if trial.arm == "sync"]
+    return Judged(point, sync[:1] if point.settled else [], False, None)
+
+
+def _group(point: Tuned) -> str:
+    """What losses must share to be compared."""
+    config: Mapping[str, Any] = point.point.configs["sync"]
+    comparable = [config[key] for key in ("model", "data", "seq_len")]
+    return json.dumps([label(config["optimizer"]), *comparable], sort_keys=True)
+
+
+def _best(group: Sequence[Judged]) -> float | None:
+    """The lowest loss; None, so that nothing is decided, while any of the group has still to run.
+
+    Infinite if all of them diverged.
+    """
+    losses = [loss(trial) for point in group for trial in point.first]
+    if None in losses or not all(point.tuned.settled for point in group):
+        return None
+    return min((found for found in losses if found is not None), default=math.inf)
+
+
+def _judged(point: Judged, best: float | None, margin: float) -> Judged:
+    if best is None:
+        return point
+    reasons = [_why(own, best, margin) for trial in point.first if (own := loss(trial)) is not None]
+    return replace(point, settled=True, stopped=next(iter(reasons), None))
+
+
+def _why(own: float, best: float, margin: float) -> str | None:
+    """Why a point of this loss is left out; None if it is not."""
+    if own == math.inf:
+        return "its sync arm diverged"
+    if own > best + margin:
+        return f"its sync arm ended at {own:.4f}, the best at {best:.4f}"
+    return None

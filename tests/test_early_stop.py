@@ -1,0 +1,182 @@
+"""Early stop leaves whole points out, by their sync arm alone, and any driver decides the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small
+
+from sweeps.early_stop import Judged, judge, remarks
+from sweeps.expand import Trial, points
+from sweeps.schema import Sweep, check_sweep
+from sweeps.tune import tune
+
+LR = "optimizer.lr"
+Loss = Callable[[dict[str, Any]], float | None]
+
+
+def sweep(**changes: Any) -> Sweep:
+    plain = {
+        "base": [],
+        "grid": {"optimizer": ["adamw", "muon"], LR: [0.1, 0.2, 0.4]},
+        "arms": {"delay": ["pipeline=pipedream_2bw"], "sync": ["pipeline=sync"]},
+        "seeds": [3, 5],
+        "early_stop": {"margin": 0.5},
+        "verdict": "none",
+    }
+    return check_sweep({**plain, **changes})
+
+
+def look(swept: Sweep, store: Path) -> list[Judged]:
+    return judge(swept, [tune(swept, point) for point in points(swept, store)])
+
+
+def record(trial: Trial, loss: float | None) -> None:
+    trial.folder.mkdir(parents=True, exist_ok=True)
+    status = "completed" if loss is not None else "diverged"
+    result = {"status": status, "final_val_loss": loss}
+    (trial.folder / "result.json").write_text(json.dumps(result))
+
+
+def run_to_the_end(swept: Sweep, store: Path, loss: Loss) -> tuple[list[Judged], list[str]]:
+    """The judged points, and the ids of the trials that ran, in rounds of all that can run."""
+    order: list[str] = []
+    while True:
+        found = look(swept, store)
+        known = {t.plan.trial_id: t for point in found for t in point.known}
+        todo = [trial for key, trial in known.items() if key not in order]
+        if not todo:
+            return found, order
+        for trial in todo:
+            record(trial, loss(trial.config))
+            order.append(trial.plan.trial_id)
+
+
+def by_lr(**losses: float | None) -> Loss:
+    return lambda config: losses[f"at_{config['optimizer']['lr']}".replace(".", "_")]
+
+
+GOOD = by_lr(at_0_1=2.0, at_0_2=2.6, at_0_4=None)
+
+
+def test_first_the_sync_arm_runs_at_the_first_seed_of_every_point(tmp_path: Path) -> None:
+    found = look(sweep(), tmp_path)
+    assert [[(t.arm, t.config["seed"]) for t in point.known] for point in found] == [
+        [("sync", 3)]
+    ] * 6
+    assert not any(point.settled for point in found)
+    assert sum(len(point.planned) for point in found) == 6 * 4
+
+
+def test_a_point_far_above_the_best_or_diverged_is_run_in_no_arm(tmp_path: Path) -> None:
+    found, order = run_to_the_end(sweep(), tmp_path, GOOD)
+    assert [point.stopped is None for point in found] == [True, False, False] * 2
+    assert len(order) == 2 * (4 + 1 + 1)
+    assert [len(point.arms) for point in found] == [4, 0, 0] * 2
+    lines = remarks(sweep(), found)
+    assert "more than 0.5 nats" in lines[0]
+    assert "seed 3" in lines[0]
+    assert lines[1] == (
+        "optimizer=adamw optimizer.lr=0.2 is left out: "
+        "its sync arm ended at 2.6000, the best at 2.0000"
+    )
+    assert lines[2] == "optimizer=adamw optimizer.lr=0.4 is left out: its sync arm diverged"
+    assert len(lines) == 1 + 4
+
+
+def test_a_loss_at_the_margin_goes_on(tmp_path: Path) -> None:
+    found, _ = run_to_the_end(sweep(), tmp_path, by_lr(at_0_1=2.0, at_0_2=2.5, at_0_4=2.25))
+    assert all(point.stopped is None for point in found)
+
+
+def test_only_losses_of_one_optimizer_and_model_are_compared(tmp_path: Path) -> None:
+    """Of muon every point is far worse than adamw's; its own best goes on."""
+
+    def loss(config: dict[str, Any]) -> float:
+        worse = 5.0 if config["optimizer"]["_target_"].endswith("muon") else 0.0
+        return worse + config["model"]["num_layers"] + config["optimizer"]["lr"]
+
+    grid = {"optimizer": ["adamw", "muon"], "model.num_layers": [2, 4], LR: [0.1, 0.9]}
+    found, _ = run_to_the_end(sweep(grid=grid), tmp_path, loss)
+    assert [point.stopped is None for point in found] == [True, False] * 4
+
+
+def test_where_every_point_diverged_none_goes_on(tmp_path: Path) -> None:
+    found, order = run_to_the_end(sweep(), tmp_path, lambda config: None)
+    assert all(point.stopped for point in found)
+    assert len(order) == 6
+
+
+def test_nothing_is_decided_while_a_sync_arm_has_to_run(tmp_path: Path) -> None:
+    """Of one optimizer, that is: the other one's points go on."""
+    *first, last = [point.first[0] for point in look(sweep(), tmp_path)]
+    for trial in first:
+        record(trial, GOOD(trial.config))
+    (last.folder).mkdir(parents=True)
+    (last.folder / "result.json").write_text(json.dumps({"status": "failed"}))
+    found = look(sweep(), tmp_path)
+    assert [point.settled for point in found] == [True] * 3 + [False] * 3
+    assert [bool(point.stopped) for point in found] == [False, True, True] + [False] * 3
+
+
+def test_any_order_of_results_decides_the_same(tmp_path: Path) -> None:
+    """What a killed sweep left, whatever it is, changes nothing: not even arms that ran."""
+    expected, _ = run_to_the_end(sweep(), tmp_path / "whole", GOOD)
+    store = tmp_path / "killed"
+    for point in points(sweep(), store)[::2]:
+        record(point.trials([5])[0], 9.0)
+        record(point.trials([3])[1], GOOD(point.trials([3])[1].config))
+    found, _ = run_to_the_end(sweep(), store, GOOD)
+    assert [point.stopped for point in found] == [point.stopped for point in expected]
+
+
+def test_a_tuned_point_is_judged_at_its_chosen_value(tmp_path: Path) -> None:
+    grid = {"optimizer.momentum": [0.5, 0.9, 0.99]}
+
+    def loss(config: dict[str, Any]) -> float | None:
+        lr, momentum = config["optimizer"]["lr"], config["optimizer"]["momentum"]
+        return None if momentum > 0.95 else 2 + abs(lr - 0.2) + (momentum > 0.5)
+
+    swept = sweep(base=[f"{LR}=0.1"], grid=grid, tune={LR: [1, 2, 4]})
+    found, _ = run_to_the_end(swept, tmp_path, loss)
+    assert [point.tuned.chosen for point in found] == [0.2, 0.2, None]
+    assert [len(point.arms) for point in found] == [4, 0, 0]
+    assert "ended at 3.0000, the best at 2.0000" in remarks(swept, found)[1]
+
+
+def test_without_it_all_points_run(tmp_path: Path) -> None:
+    found = look(sweep(early_stop=None), tmp_path)
+    assert all(point.settled and len(point.known) == 4 for point in found)
+    assert remarks(sweep(early_stop=None), found) == []
+
+
+@pytest.mark.parametrize("margin", [0, -1, float("nan"), "wide"])
+def test_a_bad_margin_is_refused(margin: object) -> None:
+    with pytest.raises(ValueError, match="early_stop"):
+        sweep(early_stop={"margin": margin})
+
+
+def test_a_sweep_stops_early_reports_why_and_is_done(tmp_path: Path) -> None:
+    path = tmp_path / "early.yaml"
+    path.write_text(
+        "grid: {optimizer.lr: [0.01, 1.0e-9]}\n"
+        "arms: {sync: [pipeline=sync], delay: [pipeline=pipedream_2bw]}\n"
+        "seeds: [0]\nearly_stop: {margin: 0.1}\nverdict: none\n"
+    )
+    given = [word for word in small.overrides(tmp_path) if not word.startswith(LR)]
+    command = [sys.executable, "-m", "sweeps", f"sweep={path}", "scale=micro", *given]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "4 asked, 4 unique, 0 done, 4 to do" in done.stdout
+    assert "optimizer.lr=1e-09 is left out: its sync arm ended at" in done.stdout
+    assert len(list((tmp_path / "results" / "trials").iterdir())) == 3
+    notes = (tmp_path / "results" / "reports" / "early-micro" / "gaps.md").read_text()
+    assert "optimizer.lr=1e-09 is left out" in notes
+    again = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert "3 asked, 3 unique, 3 done, 0 to do" in again.stdout

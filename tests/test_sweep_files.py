@@ -1,0 +1,202 @@
+"""A malformed sweep file: exit code 2, one line that names key and fix, and nothing is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sweeps.__main__ import main
+
+GRID = """\
+  optimizer: [adamw, muon]
+  optimizer.lr: [0.01, 0.02]
+"""
+GOOD = f"""\
+base: [batch_size=4, seq_len=16, num_updates=12]
+scales: {{tiny: [eval_every=6]}}
+grid:
+{GRID}\
+arms:
+  sync: [pipeline=sync]
+  delay: [pipeline=pipedream_2bw]
+  delay_ef: [pipeline=pipedream_2bw, correction=error_feedback]
+seeds: [0, 1]
+early_stop: {{margin: 0.5}}
+verdict: none
+"""
+
+# what is malformed: (text of the good file, what takes its place, words of the message)
+BAD = {
+    "typo in a key": ("seeds:", "seed:", ["sweep.seed", "known: base", "seeds"]),
+    "typo in a group": ("optimizer: [", "optimiser: [", ["optimiser=adamw"]),
+    "typo in a dotted key": ("optimizer.lr: [", "optimizer.lrr: [", ["optimizer.lrr=0.01"]),
+    "unknown group": ("pipeline=sync", "pipelines=sync", ["pipelines=sync"]),
+    "unknown choice in an arm": (
+        "pipedream_2bw]",
+        "pipedream_3bw]",
+        ["pipeline=pipedream_3bw", "sync"],
+    ),
+    "unknown choice in the grid": ("muon", "muom", ["optimizer=muom", "muon"]),
+    "an arm that is a text": ("sync: [pipeline=sync]", "sync: pipeline=sync", ["sweep.arms.sync"]),
+    "a grid that is a list": (GRID, "  - optimizer=adamw\n", ["sweep.grid=", "dictionary"]),
+    "a grid of nothing": (GRID, "", ["sweep.grid=None", "dictionary"]),
+    "no grid": (f"grid:\n{GRID}", "", ["sweep.grid=missing", "required"]),
+    "an axis that is one value": ("[0.01, 0.02]", "0.01", ["sweep.grid.optimizer.lr=0.01", "list"]),
+    "an axis without values": ("[0.01, 0.02]", "[]", ["sweep.grid.optimizer.lr", "at least 1"]),
+    "an axis of lists": ("[0.01, 0.02]", "[[0.01]]", ["sweep.grid.optimizer.lr", "one value"]),
+    "nested mappings": ("[0.01, 0.02]", "[{optimizer: {lr: 1}}]", ["optimizer.lr.0", "mapping"]),
+    "a repeated grid value": ("[0.01, 0.02]", "[0.01, 0.01]", ["optimizer.lr", "not repeat"]),
+    "a grid value of a wrong type": ("[0.01, 0.02]", "[fast]", ["optimizer.lr=fast", "number"]),
+    "a grid value out of range": ("[0.01, 0.02]", "[0.01, -1]", ["optimizer.lr=-1", "greater"]),
+    "a choice that is no name": ("[adamw, muon]", "[adamw, 5]", ["optimizer=5", "string"]),
+    "a key in place of another": ("grid:", "scales:", ["sweep=", "scales is there twice"]),
+    "two axes for a key": (
+        "optimizer: [adamw, muon]",
+        "pair: [{optimizer: sgd, optimizer.lr: 1}]",
+        ["sweep.grid.pair=optimizer.lr", "one place"],
+    ),
+    "an arm that sets a key of the grid": (
+        "delay: [",
+        "delay: [optimizer.lr=1, ",
+        ["optimizer.lr", "arms.delay"],
+    ),
+    "no arms": ("  sync: [pipeline=sync]\n  delay", "  delay", ["sweep.arms", "sync"]),
+    "arms without a list": ("sync: [pipeline=sync]", "sync:", ["sweep.arms.sync", "list"]),
+    "an arm twice": ("delay_ef:", "delay:", ["delay is there twice"]),
+    "arms of the same overrides": (
+        ", correction=error_feedback]",
+        "]",
+        ["sweep.arms", "delay and delay_ef", "must differ"],
+    ),
+    "a key twice": ("verdict: none", "seeds: [2]\nverdict: none", ["seeds is there twice"]),
+    "coefficient out of range": (
+        "correction=error_feedback]",
+        "correction=error_feedback, correction.coefficient=-1]",
+        ["correction.coefficient=-1", "greater"],
+    ),
+    "a coefficient without a correction": (
+        "delay: [",
+        "delay: [correction.coefficient=1, ",
+        ["correction.coefficient"],
+    ),
+    "an override without =": ("pipeline=sync", "pipeline", ["sweep.arms.sync.0", "key=value"]),
+    "an override without a key": ("batch_size=4", "=4", ["sweep.base.0", "key=value"]),
+    "seeds that are no integers": ("[0, 1]", "[0, 0.5]", ["sweep.seeds.1=0.5", "integer"]),
+    "seeds that are text": ("[0, 1]", "[a]", ["sweep.seeds.0=a", "integer"]),
+    "a negative seed": ("[0, 1]", "[-1]", ["sweep.seeds.0=-1", "greater"]),
+    "a repeated seed": ("[0, 1]", "[1, 1]", ["sweep.seeds", "not repeat"]),
+    "no seeds": ("[0, 1]", "[]", ["sweep.seeds", "at least 1"]),
+    "the number of seeds": ("[0, 1]", "3", ["sweep.seeds=3", "list"]),
+    "a seed in the grid": ("optimizer.lr: [0.01, 0.02]", "seed: [0, 1]", ["seed=0", "seeds=["]),
+    "a seed in the base": ("batch_size=4", "seed=4", ["seed=4", "seeds=["]),
+    "a folder in an arm": ("pipeline=sync", "out=here", ["out=here", "results=DIR"]),
+    "tune of two keys": (
+        "early_stop",
+        "tune: {clip_norm: [1, 2], timeout: [1, 2]}\nearly_stop",
+        ["sweep.tune", "one key"],
+    ),
+    "tune of one factor": ("early_stop", "tune: {clip_norm: [1]}\nearly_stop", ["at least 2"]),
+    "tune factors that descend": (
+        "early_stop",
+        "tune: {clip_norm: [2, 1]}\nearly_stop",
+        ["sweep.tune.clip_norm", "ascending"],
+    ),
+    "a tune factor of 0": (
+        "early_stop",
+        "tune: {clip_norm: [0, 1]}\nearly_stop",
+        ["sweep.tune.clip_norm.0=0", "above 0"],
+    ),
+    "a tune factor that YAML reads as text": (
+        "early_stop",
+        "tune: {clip_norm: [1e-3, 1]}\nearly_stop",
+        ["sweep.tune.clip_norm.0=1e-3", "text in YAML"],
+    ),
+    "tune of an axis": (
+        "early_stop",
+        "tune: {optimizer.lr: [1, 2]}\nearly_stop",
+        ["sweep.tune=optimizer.lr", "axis"],
+    ),
+    "tune of no number": (
+        "early_stop",
+        "tune: {dtype: [1, 2]}\nearly_stop",
+        ["sweep.tune=dtype", "number"],
+    ),
+    "a negative margin": ("margin: 0.5", "margin: -0.5", ["sweep.early_stop.margin=-0.5"]),
+    "a margin that is no number": ("0.5}", "wide}", ["sweep.early_stop.margin=wide", "number"]),
+    "typo in early_stop": ("margin:", "margn:", ["sweep.early_stop.margn", "known: margin"]),
+    "no margin": ("{margin: 0.5}", "{}", ["sweep.early_stop.margin=missing"]),
+    "an unknown scale": ("{tiny:", "{huge:", ["sweep.scales", "huge", "among"]),
+    "no verdict": ("verdict: none\n", "", ["sweep.verdict=missing", "required"]),
+    "an empty verdict": ("verdict: none\n", "verdict: ''\n", ["sweep.verdict", "at least 1"]),
+    "a verdict that is no text": ("verdict: none", "verdict: 3", ["sweep.verdict=3", "string"]),
+    "a batch that cannot be split": (
+        "pipeline=sync]",
+        "pipeline=sync, pipeline.num_microbatches=3]",
+        ["batch_size=", "divisible", "num_microbatches=3"],
+    ),
+    "too few microbatches": (
+        "delay: [pipeline=pipedream_2bw",
+        "delay: [pipeline=pipedream_2bw, pipeline.num_stages=4",
+        ["pipeline.num_microbatches=1", "at least"],
+    ),
+    "both lengths": ("seq_len=16", "tokens_per_parameter=20", ["num_updates", "exactly one"]),
+    "not YAML": ("verdict: none", "verdict: [", ["sweep=", "must be YAML"]),
+    "a tab": ("  sync", "\tsync", ["sweep=", "must be YAML"]),
+    "an unhashable key": ("verdict:", "? [a]\n: b\nverdict:", ["sweep=", "must be YAML"]),
+    "a list instead of a mapping": (GOOD, "- base\n", ["sweep=", "keys and values"]),
+    "an empty file": (GOOD, "", ["sweep=", "keys and values"]),
+    "a text": (GOOD, "main", ["sweep=", "keys and values"]),
+    "bytes": (GOOD, "\udcff", ["sweep=", "can be read"]),
+}
+
+
+def refusal(words: list[str], store: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line; checks that nothing else was left."""
+    assert main([*words, f"results={store}"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1, captured.err
+    assert not captured.out
+    assert not store.exists()
+    return captured.err
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_malformed_sweep_file_is_refused_in_one_line(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new, words = BAD[name]
+    assert old in GOOD
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(GOOD.replace(old, new, 1).encode(errors="surrogateescape"))
+    error = refusal([f"sweep={path}"], tmp_path / "store", capsys)
+    assert all(word in error for word in words), error
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_good_file_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Else every malformed one might be refused for another reason."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(GOOD)
+    assert main([f"sweep={path}", f"results={tmp_path / 'store'}", "dry_run=true"]) == 0
+    assert "24 asked, 24 unique, 0 done, 24 to do" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["sweep=nowhere/mine.yaml"], "sweep=nowhere/mine.yaml"),
+        (["sweep=/"], "sweep=/"),
+        (["sweep=main,"], "sweep="),
+        (["sweep=main,main"], "sweep=main,main"),
+        (["sweep=main,nowhere"], "sweep=nowhere"),
+        (["sweep=main", "seed=3"], "seed=3"),
+        (["sweep=main", "out=here"], "out=here"),
+        (["sweep=main", "grid.seed=[1]"], "seed=1"),
+    ],
+)
+def test_a_bad_choice_of_sweeps_is_refused(
+    words: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert named in refusal(words, tmp_path / "store", capsys)
