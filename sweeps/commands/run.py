@@ -82,7 +82,10 @@ def _run(asked: Request, tuned: list[Tuned], asked_to_stop: AskedToStop) -> list
     with cluster():
         while (missing := _missing(tuned, attempted)) and not asked_to_stop():
             if todo := [trial for trial in missing if not held(trial)]:
-                with Display(todo, Console()) as display:
+                planned = unique(trial for point in tuned for trial in point.planned)
+                with Display(
+                    asked.label, planned, todo, asked.results, asked_to_stop, Console()
+                ) as display:
                     run(todo, asked.gpus_per_trial, display, asked_to_stop)
                 attempted |= {trial.plan.trial_id for trial in todo if not held(trial)}
             else:
