@@ -11,8 +11,8 @@ from analysis.store import load
 from analysis.tables import gap_table
 
 
-def gaps_so_far(results: Path, trial_ids: Collection[str], width: int) -> str:
-    """The gaps among these trials of a store, in `width` columns; empty while there is no pair.
+def gaps_so_far(results: Path, trial_ids: Collection[str], width: int | None) -> str:
+    """The gaps among these trials of a store, in `width` columns (None: in Markdown); empty while there is no pair.
 
     Raises as `load` and `gaps` do; what they warn of is left to the report at the end.
     """

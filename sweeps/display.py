@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.live import Live
 
 from sweeps.expand import Trial
-from sweeps.progress import ENDED, Progress
+from sweeps.gaps import Gaps
+from sweeps.progress import Progress
 from sweeps.seldom import Seldom
 from sweeps.view import duration, view
 from trainer.watch import AskedToStop
@@ -41,7 +42,7 @@ class Display(Callback):
     ) -> None:
         self.running: set[str] = set()
         """Ids of the trials that run now."""
-        self._title, self._results, self._console = title, results, console
+        self._title, self._gaps, self._console = title, Gaps(results), console
         self._asked_to_stop = asked_to_stop
         self._ours = {trial.plan.trial_id for trial in todo}
         self._num_todo, self._num_ended = len(todo), 0
@@ -50,7 +51,6 @@ class Display(Callback):
         self._mark_others()
         for trial_id in self._ours:
             self._progress.states[trial_id].status = "waiting"
-        self._gaps, self._counted = "", -1
         self._live = Live(console=console, auto_refresh=False)  # a thread could hold up a signal
         self._look = Seldom(self._look_at_store, LOOK_EVERY)
         self._draw = Seldom(self._show, DRAW_EVERY)
@@ -64,7 +64,7 @@ class Display(Callback):
 
     def __exit__(self, *_: object) -> None:
         if self._console.is_terminal:
-            self._gaps = ""  # the report has them
+            self._gaps.text = ""  # the report has them
             self._show()
             self._live.stop()
 
@@ -115,18 +115,10 @@ class Display(Callback):
             )
 
     def _look_at_store(self) -> None:
-        """A store that is away for a moment, or trials that cannot be compared, end no sweep."""
-        from analysis.so_far import gaps_so_far
-
-        try:
+        with suppress(OSError):  # it is away for a moment
             self._progress.look(self._progress.trials.keys() - self._ours)
-            self._mark_others()
-            num_ended = sum(self._progress.counts[status] for status in ENDED)
-            if num_ended != self._counted:
-                ids, width = [*self._progress.trials], self._console.width
-                self._gaps, self._counted = gaps_so_far(self._results, ids, width), num_ended
-        except Exception as error:
-            self._gaps = f"no gaps now: {error}"
+        self._mark_others()
+        self._gaps.refresh(self._progress, self._console.width)
 
     def _mark_others(self) -> None:
         for trial, state in self._progress.of("running"):
@@ -138,5 +130,5 @@ class Display(Callback):
         if self._asked_to_stop():
             note = f"stopping: {len(self.running)} trials save a checkpoint to go on from"
         with suppress(OSError):  # the terminal is gone
-            frame = view(self._title, self._progress, gaps=self._gaps, note=note)
+            frame = view(self._title, self._progress, gaps=self._gaps.text, note=note)
             self._live.update(frame, refresh=True)

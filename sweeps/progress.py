@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -14,7 +14,8 @@ from sweeps.expand import Trial
 from trainer.lease import attempts, holder
 from trainer.record import Row, read_result
 
-ENDED = ("completed", "diverged", "failed")
+FINAL = ("completed", "diverged")
+ENDED = (*FINAL, "failed")
 STATUSES = (*ENDED, "running", "elsewhere", "interrupted", "waiting")
 """Of a trial, as a sweep sees it. Elsewhere: another driver runs it. Interrupted: it was begun,
 and nobody runs it."""
@@ -44,16 +45,17 @@ class State:
 
 
 class Progress:
-    """The trials of a sweep with their states."""
+    """The trials of a sweep with their states, as far as they were known `before`."""
 
-    def __init__(self, trials: Sequence[Trial]) -> None:
+    def __init__(self, trials: Sequence[Trial], before: Progress | None = None) -> None:
+        known: Mapping[str, State] = {} if before is None else before.states
         self.trials = {trial.plan.trial_id: trial for trial in trials}
-        self.states = {trial_id: State() for trial_id in self.trials}
+        self.states: dict[str, State] = {of: known.get(of, State()) for of in self.trials}
 
     def look(self, trial_ids: Iterable[str]) -> None:
-        """Reads from the store how far these are, of those that have not ended."""
+        """Reads from the store how far these are, of those that can still change."""
         for trial_id in trial_ids:
-            if self.states[trial_id].status not in ENDED:
+            if self.states[trial_id].status not in FINAL:
                 self.states[trial_id] = look(self.trials[trial_id].folder)
 
     def of(self, *statuses: str) -> Iterator[tuple[Trial, State]]:

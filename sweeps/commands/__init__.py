@@ -2,5 +2,6 @@
 
 COMMANDS = {
     "run": "what is missing of a sweep, then report gaps (the default)",
+    "status": "how far a sweep is that runs elsewhere",
 }
 """The first word of the command line → what it does."""
