@@ -12,8 +12,9 @@ from analysis.tables import gap_table
 
 
 def gaps_so_far(results: Path, trial_ids: Collection[str], width: int | None) -> str:
-    """The gaps among these trials of a store, in `width` columns (None: in Markdown); empty while there is no pair.
+    """The gaps among these trials of a store; empty while there is no pair.
 
+    In `width` columns, or in Markdown.
     Raises as `load` and `gaps` do; what they warn of is left to the report at the end.
     """
     if not results.is_dir():

@@ -53,7 +53,7 @@ class Display(Callback):
             self._progress.states[trial_id].status = "waiting"
         self._live = Live(console=console, auto_refresh=False)  # a thread could hold up a signal
         self._look = Seldom(self._look_at_store, LOOK_EVERY)
-        self._draw = Seldom(self._show, DRAW_EVERY)
+        self._draw = Seldom(self._frame, DRAW_EVERY)
 
     def __enter__(self) -> Display:
         if self._console.is_terminal:
@@ -65,7 +65,9 @@ class Display(Callback):
     def __exit__(self, *_: object) -> None:
         if self._console.is_terminal:
             self._gaps.text = ""  # the report has them
-            self._show()
+            for trial_id in self.running:
+                self._progress.states[trial_id].status = "interrupted"
+            self._show(note="")
             self._live.stop()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -125,10 +127,11 @@ class Display(Callback):
             if trial.plan.trial_id not in self._ours:
                 state.status = "elsewhere"
 
-    def _show(self) -> None:
-        note = ""
-        if self._asked_to_stop():
-            note = f"stopping: {len(self.running)} trials save a checkpoint to go on from"
+    def _frame(self) -> None:
+        stopping = f"stopping, still to save a checkpoint: {len(self.running)} trials"
+        self._show(stopping if self._asked_to_stop() else "")
+
+    def _show(self, note: str) -> None:
         with suppress(OSError):  # the terminal is gone
             frame = view(self._title, self._progress, gaps=self._gaps.text, note=note)
             self._live.update(frame, refresh=True)

@@ -60,7 +60,7 @@ def request(arguments: Sequence[str]) -> Request:
     results, dry_run = given.pop("results", "results"), given.pop("dry_run", "false")
     if dry_run not in ("true", "false"):
         raise BadInput("dry_run", dry_run, "must be true or false")
-    gpus_per_trial = _gpus(given.pop("gpus_per_trial", "1"))
+    gpus_per_trial = parse_gpus(given.pop("gpus_per_trial", "1"))
     content = _load("sweep", name)
     if "seeds" in given:
         seeds = given.pop("seeds")
@@ -77,7 +77,8 @@ def request(arguments: Sequence[str]) -> Request:
     return Request(sweep, f"{name}-{scale}", Path(results), dry_run == "true", gpus_per_trial)
 
 
-def _gpus(given: str) -> float:
+def parse_gpus(given: str) -> float:
+    """The share of a GPU that a trial without ranks takes; raises BadInput."""
     try:
         gpus = float(given)
     except ValueError:

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -33,7 +34,7 @@ def main(words: Sequence[str]) -> int:
     tuned = _prepare(asked)
     if asked.dry_run:
         return DONE
-    _check(asked, unique(trial for point in tuned for trial in point.planned))
+    require_ready(asked.results, unique(trial for point in tuned for trial in point.planned))
     with stopping("running trials save a checkpoint and stop") as asked_to_stop:
         tuned = _run(asked, tuned, asked_to_stop)
         stopped = asked_to_stop()
@@ -52,8 +53,9 @@ def _prepare(asked: Request) -> list[Tuned]:
     return tuned
 
 
-def _check(asked: Request, planned: Sequence[Trial]) -> None:
-    require_writable(asked.results)
+def require_ready(results: Path, planned: Sequence[Trial]) -> None:
+    """Raises BadInput if the store, this machine or the data is not what the trials need."""
+    require_writable(results)
     todo = [trial for trial in planned if finished(trial) is None]
     distinct = {_needs(trial.config): trial.config for trial in todo}
     for config in distinct.values():
