@@ -1,4 +1,4 @@
-"""Trials of a store as trials to run: from their recorded configs, with what they have made aside."""
+"""Trials of a store as trials to run again, from their recorded configs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def recorded(folder: Path, arm: str, trial_id: str, results: Path) -> Trial:
 class Aside:
     """What a finished trial made, moved to `earlier-<n>/` of its folder so that it runs again.
 
-    The result goes last: until then the trial is finished, from then on nothing of it is in the way.
+    The result goes last: until then the trial is finished, from then on nothing is in the way.
     """
 
     def __init__(self, folder: Path) -> None:

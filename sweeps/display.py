@@ -113,7 +113,7 @@ class Display(Callback):
             self._console.print(
                 f"{self._num_ended}/{self._num_todo} {status} "
                 f"{point['id']} {point['arm']} seed {point['config']['seed']}"
-                + ("" if left is None else f", about {duration(left)} left")
+                + (f", about {duration(left)} left" if left else "")
             )
 
     def _look_at_store(self) -> None:

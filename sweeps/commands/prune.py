@@ -29,6 +29,7 @@ def main(words: Sequence[str]) -> int:
     """Exit code 0; raises BadInput."""
     given = parse(words, "prune", __doc__ or "", OPTIONS)
     dry_run = take_flag(given, "dry_run")
+    given.setdefault("checkpoints", "")  # nothing is deleted by default
     chosen = STATUSES[take_choice(given, "checkpoints", [*STATUSES])]
     rows = [row for row in select(given).rows() if row["status"] in chosen]
     folders = [Path(row["folder"]) for row in rows]

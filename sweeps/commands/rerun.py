@@ -95,4 +95,6 @@ def _report(trials: Sequence[Trial]) -> int:
     print(", ".join(f"{count} {status}" for status, count in sorted(now.counts.items())))
     for trial, _ in now.of("failed"):
         print(f"failed: {trial.arm} seed {trial.config['seed']}, see {trial.folder}/result.json")
+    if left := now.counts["interrupted"]:
+        print(f"stopped with {left} trials to go: rerun status=interrupted goes on with them")
     return DONE if all(state.status in FINAL for state in now.states.values()) else FAILED
