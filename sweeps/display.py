@@ -17,6 +17,7 @@ from sweeps.gaps import Gaps
 from sweeps.progress import Progress
 from sweeps.seldom import Seldom
 from sweeps.view import duration, view
+from trainer.record import read_result
 from trainer.watch import AskedToStop
 
 DRAW_EVERY, LOOK_EVERY = 0.5, 5.0
@@ -94,6 +95,9 @@ class Display(Callback):
             state.where = f"{result['hostname']} pid {result['pid']}"
         else:
             state.num_done = result["num_done"]
+            with suppress(OSError):  # the store is away for a moment
+                recorded = read_result(self._progress.trials[point["id"]].folder) or {}
+                state.wall_seconds = recorded.get("wall_seconds", 0.0)
             self._end(point, MEANS.get(status, status))
 
     def on_step_end(self, iteration: int, trials: list[Any], **_: object) -> None:
@@ -117,7 +121,7 @@ class Display(Callback):
             )
 
     def _look_at_store(self) -> None:
-        with suppress(OSError):  # it is away for a moment
+        with suppress(OSError):
             self._progress.look(self._progress.trials.keys() - self._ours)
         self._mark_others()
         self._gaps.refresh(self._progress, self._console.width)
