@@ -61,7 +61,10 @@ def read_trials(folder: Path, names: Sequence[str], *, whole: bool) -> Trials:
     if path is not None and whole and entries and len(stale) > WORTH_WRITING * len(stamps):
         index.write(path, entries)
     entries |= damaged
-    found.rows.update((name, json.loads(entries[name].row)) for name in stamps if name in entries)
+    there = [name for name in stamps if name in entries]
+    # Read at once, the rows share the names of their columns.
+    rows = json.loads(f"[{','.join(entries[name].row for name in there)}]")
+    found.rows.update(zip(there, rows, strict=True))
     return found
 
 
