@@ -19,7 +19,7 @@ def _without_result(trials: pd.DataFrame) -> Iterator[str]:
     for status in ("failed", "unfinished"):
         folders = trials.loc[trials["status"] == status, "folder"].tolist()
         if folders:
-            yield f"{len(folders)} {status}, left out: {_some(folders)}"
+            yield f"{len(folders)} {status}, left out: {some(folders)}"
 
 
 def _left_out(gaps: pd.DataFrame) -> Iterator[str]:
@@ -37,7 +37,7 @@ def _missing(gaps: pd.DataFrame) -> Iterator[str]:
         rows = gaps.assign(lacking=arm)[gaps[column] != ""]
         for name, group in rows.groupby("lacking"):
             where = [f"{_name(row)} seeds {row[column]}" for row in group.to_dict("records")]
-            yield f"{name} is missing: {_some(list(dict.fromkeys(where)))}"
+            yield f"{name} is missing: {some(list(dict.fromkeys(where)))}"
 
 
 def _unpaired(trials: pd.DataFrame, gaps: pd.DataFrame) -> Iterator[str]:
@@ -50,6 +50,7 @@ def _name(row: Mapping[Hashable, object]) -> str:
     return f"{row['optimizer']} ({row['setting']})" if row["setting"] else str(row["optimizer"])
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[object]) -> str:
+    """Some of them in full, the rest in number."""
     rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return "; ".join(names[:NAMED]) + rest
+    return "; ".join(map(str, names[:NAMED])) + rest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import pandas as pd
@@ -30,6 +31,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{key}", value
 
 
+@cache
 def is_of_point(key: str) -> bool:
     """Whether a config key belongs to the point: not the arm's, nor the seed, nor a path.
 

@@ -41,16 +41,15 @@ def report(
     written of an empty store. Raises BadInput for a missing `results`, an `out` that cannot be
     written, or mixed data.
     """
-    trials = load(results)
-    if trial_ids is not None:
-        trials = trials[trials["trial_id"].isin(list(trial_ids))]
-    if trials.empty:
-        nothing = f"no trials in {results} yet: python -m sweeps or python -m trainer makes them"
-        return "\n".join([nothing, *more])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
+        trials = load(results, trial_ids)
         table = gaps(trials)
-    remarks = [f"warning: {warning.message}" for warning in caught] + notes(trials, table)
+    warned = [f"warning: {warning.message}" for warning in caught]
+    if trials.empty:
+        nothing = f"no trials in {results} yet: python -m sweeps or python -m trainer makes them"
+        return "\n".join([nothing, *warned, *more])
+    remarks = warned + notes(trials, table)
     remarks += more
     try:
         with warnings.catch_warnings():

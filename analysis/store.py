@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import os
+import warnings
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from analysis.arms import arm, base_arm, family
-from analysis.points import flatten, point
+from analysis.notes import some
+from analysis.rows import Row
 from analysis.schema import TRIAL
-from trainer.build import label
+from analysis.trials import read_json, read_trials
 from trainer.errors import BadInput
 
-Row = dict[str, Any]
 
-
-def load(results_dir: str | Path) -> pd.DataFrame:
+def load(results_dir: str | Path, trial_ids: Collection[str] | None = None) -> pd.DataFrame:
     """Every trial under `results_dir`, its `trials/` folder, or in it; columns: `schema.TRIAL`.
 
-    Raises BadInput if there is no such folder, or if a file in it is not JSON.
+    `trial_ids`: only those in folders of these names. Warns of files that are not whole JSON: the
+    trial counts as unfinished, or is left out if its config is such a file. Raises BadInput if
+    there is no folder `results_dir`.
     """
-    rows = [_row(folder) for folder in _folders(Path(results_dir))]
-    names = dict.fromkeys([*TRIAL, *(name for row in rows for name in row)])
-    return pd.DataFrame({name: _column(name, [row.get(name) for row in rows]) for name in names})
+    folder, names, whole = _places(Path(results_dir))
+    if trial_ids is not None:
+        names, whole = sorted(set(trial_ids) if whole else {*names} & {*trial_ids}), False
+    trials = read_trials(folder, names, whole=whole)
+    if trials.broken:
+        warnings.warn(f"not whole, and so not counted: {some(trials.broken)}", stacklevel=2)
+    rows = [{**row, "folder": str(folder / name)} for name, row in trials.rows.items()]
+    columns = dict.fromkeys([*TRIAL, *(name for row in rows for name in row)])
+    return pd.DataFrame({name: _column(name, [row.get(name) for row in rows]) for name in columns})
 
 
 def config_of(folder: str) -> Row:
     """One trial's config as it was resolved: there 1 is not 1.0."""
-    return _read(Path(folder) / "config.json")
+    return read_json(Path(folder) / "config.json") or {}
 
 
 def validation_losses(folder: str) -> pd.DataFrame:
@@ -68,53 +76,15 @@ def metrics(folder: str, key: str) -> Iterator[Row]:
             yield row
 
 
-def _folders(results: Path) -> Iterator[Path]:
+def _places(results: Path) -> tuple[Path, list[str], bool]:
+    """The folder of the trials' folders, their names, and whether these are all in it."""
     if not results.is_dir():
         raise BadInput("results", results, "must be a folder that holds trials (no such folder)")
     if (results / "config.json").exists():
-        yield results
-        return
+        return results.parent, [results.name], False
     trials = results / "trials"
-    for folder in sorted((trials if trials.is_dir() else results).iterdir()):
-        if (folder / "config.json").exists():
-            yield folder
-
-
-def _row(folder: Path) -> Row:
-    config, result = _read(folder / "config.json"), _read(folder / "result.json")
-    finished = folder / "result.json"
-    flat = dict(flatten(config))
-    known = {key: value for key, value in result.items() if key in TRIAL}
-    return {
-        "trial_id": folder.name,
-        "status": "unfinished",
-        "num_updates_asked": config["num_updates"],
-        **{key: value for key, value in flat.items() if not key.endswith("._target_")},
-        **{key: label(node) for key, node in config.items() if _is_choice(node)},
-        **known,
-        **dict(flatten(result.get("versions", {}), "versions.")),
-        "arm": arm(config, result),
-        "base_arm": base_arm(config, result),
-        "family": family(config, result),
-        "point": point(flat, result.get("data_hash")),
-        "finished_at": finished.stat().st_mtime_ns if result else None,
-        "folder": str(folder),
-    }
-
-
-def _is_choice(node: object) -> bool:
-    return isinstance(node, dict) and "_target_" in node
-
-
-def _read(path: Path) -> Row:
-    """The file's content; nothing if it does not exist."""
-    try:
-        content: Row = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise BadInput("results", path, f"must be JSON: move that trial away ({error})") from None
-    return content
+    folder = trials if trials.is_dir() else results
+    return folder, sorted(os.listdir(folder)), True
 
 
 def _column(name: str, values: Sequence[Any]) -> pd.Series:

@@ -46,6 +46,11 @@ class Request:
     dry_run: bool
     gpus_per_trial: float
 
+    @property
+    def label(self) -> str:
+        """Of all its sweeps together."""
+        return ", ".join(self.sweeps)
+
 
 def request(arguments: Sequence[str]) -> Request:
     """The sweep files with their scale and the command line's changes; raises BadInput."""
@@ -60,7 +65,7 @@ def request(arguments: Sequence[str]) -> Request:
     results, dry_run = given.pop("results", "results"), given.pop("dry_run", "false")
     if dry_run not in ("true", "false"):
         raise BadInput("dry_run", dry_run, "must be true or false")
-    gpus_per_trial = _gpus(given.pop("gpus_per_trial", "1"))
+    gpus_per_trial = parse_gpus(given.pop("gpus_per_trial", "1"))
     sweeps: dict[str, Sweep] = {}
     for name in names.split(","):
         label, content = sweep_file(name)
@@ -89,7 +94,8 @@ def _changed(content: dict[str, Any], scale: str, given: Mapping[str, str]) -> S
     return sweep.model_copy(update={"base": base})
 
 
-def _gpus(given: str) -> float:
+def parse_gpus(given: str) -> float:
+    """The share of a GPU that a trial without ranks takes; raises BadInput."""
     try:
         gpus = float(given)
     except ValueError:

@@ -36,6 +36,7 @@ from trainer.watch import AskedToStop
 
 REPORT_EVERY = 2.0
 """Seconds between the rows that a trial sends to the driver for its display."""
+SHOWN = ("update", "tokens_per_second", "wall_seconds")
 
 RETRIES = 2
 """How often a trial that failed or died goes on from its checkpoint before it counts as failed."""
@@ -138,7 +139,7 @@ def _train(point: Mapping[str, Any], sign: Any) -> None:
         nonlocal last_report
         if time.monotonic() - last_report > REPORT_EVERY:
             last_report = time.monotonic()
-            tune.report({"num_done": row["update"] + 1, "status": "running"})
+            tune.report({**{key: row[key] for key in SHOWN}, "status": "running"})
 
     num_done = 0
     try:

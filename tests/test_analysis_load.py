@@ -148,10 +148,22 @@ def test_an_empty_store_gives_the_schema_without_rows(tmp_path: Path) -> None:
     assert load(tmp_path).empty
 
 
-def test_a_missing_folder_and_a_broken_file_are_bad_input(tmp_path: Path) -> None:
+def test_a_missing_folder_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no such folder"):
         load(tmp_path / "nowhere")
-    folder = write(tmp_path, config(), None)
-    (folder / "result.json").write_text("{")
-    with pytest.raises(BadInput, match="must be JSON"):
-        load(tmp_path)
+
+
+@pytest.mark.parametrize("content", ['{"status": "comp', "", "[]", "\x00\x00"])
+def test_a_damaged_result_is_unfinished_and_stops_no_other(tmp_path: Path, content: str) -> None:
+    settings = config()
+    broken, whole = (write(tmp_path, settings, result(settings, 1.5)) for _ in range(2))
+    (broken / "result.json").write_text(content)
+    for _ in range(2):  # an index is not allowed to hide it
+        with pytest.warns(UserWarning, match=f"not whole.*{broken}/result.json"):
+            table = load(tmp_path)
+        assert table["status"].tolist() == ["unfinished", "completed"]
+        assert table["finished_at"].isna().tolist() == [True, False]
+        assert table["folder"].tolist() == [str(broken), str(whole)]
+    (broken / "config.json").write_text("{")
+    with pytest.warns(UserWarning, match=r"config\.json"):
+        assert load(tmp_path)["trial_id"].tolist() == [whole.name]

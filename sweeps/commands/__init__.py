@@ -2,5 +2,9 @@
 
 COMMANDS = {
     "run": "what is missing of a sweep, then report gaps (the default)",
+    "status": "how far a sweep is that runs elsewhere",
+    "list": "trials of a store, by what is known of them",
+    "rerun": "selected trials again",
+    "prune": "deletes checkpoints of selected trials",
 }
 """The first word of the command line → what it does."""

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -33,7 +34,7 @@ def main(words: Sequence[str]) -> int:
     _print_plan(asked, sweeps)
     if asked.dry_run:
         return DONE
-    _check(asked, all_planned(sweeps))
+    require_ready(asked.results, all_planned(sweeps))
     sweeps, stopped = _run(asked, sweeps)
     exit_code = max(_report(asked, sweep) for sweep in sweeps)
     return Stopped.exit_code if stopped else exit_code
@@ -48,8 +49,9 @@ def _print_plan(asked: Request, sweeps: Sequence[Standing]) -> None:
     print("\n".join(lines), flush=True)
 
 
-def _check(asked: Request, planned: Sequence[Trial]) -> None:
-    require_writable(asked.results)
+def require_ready(results: Path, planned: Sequence[Trial]) -> None:
+    """Raises BadInput if the store, this machine or the data is not what the trials need."""
+    require_writable(results)
     todo = [trial for trial in planned if finished(trial) is None]
     distinct = {_needs(trial.config): trial.config for trial in todo}
     for config in distinct.values():
@@ -79,7 +81,10 @@ def _run(asked: Request, sweeps: list[Standing]) -> tuple[list[Standing], bool]:
     with cluster(), stopping("running trials save a checkpoint and stop") as asked_to_stop:
         while (missing := _missing(sweeps, attempted)) and not asked_to_stop():
             if todo := [trial for trial in missing if not held(trial)]:
-                with Display(todo, Console()) as display:
+                planned = all_planned(sweeps)
+                with Display(
+                    asked.label, planned, todo, asked.results, asked_to_stop, Console()
+                ) as display:
                     run(todo, asked.gpus_per_trial, display, asked_to_stop)
                 attempted |= {trial.plan.trial_id for trial in todo if not held(trial)}
             else:

@@ -1,0 +1,153 @@
+"""Trials of a store by what is known of them: whoever lists, repeats or prunes selects here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pandas.api import types
+from rich.console import Console
+from rich.table import Table
+
+from analysis.rows import Row
+from analysis.store import load
+from trainer.errors import BadInput
+from trainer.lease import holder
+
+STATUSES = ("completed", "diverged", "failed", "running", "interrupted")
+SHOWN = (
+    *("trial_id", "status", "arm", "optimizer", "seed", "final_val_loss", "num_updates"),
+    *("where", "finished_at", "error"),
+)
+"""Columns of a list, unless others are asked for."""
+WIDTH_OF_FILES = 10_000
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Rows of `load`'s table with two columns more: what a trial is now, and where it ran or runs.
+
+    `status` is one of STATUSES.
+    """
+
+    table: pd.DataFrame
+
+    def rows(self) -> list[Row]:
+        """Columns by name; None for what is missing."""
+        return _records(self.table)
+
+    def text(self, columns: Sequence[str], form: str) -> str:
+        """As `text` for people, `csv` or `json`; raises BadInput for an unknown column."""
+        for column in columns:
+            _require_column(self.table, column, "columns", column)
+        return FORMS[form](self.table[[*columns]])
+
+
+def select(results: Path, conditions: Mapping[str, str]) -> Selection:
+    """The trials of a store that fulfil every condition, a value by the name of a column.
+
+    Numbers are compared as numbers, words may hold * and ?, several values are separated by commas,
+    `none` stands for what is missing. Warns as `load` does; raises BadInput for a column or a
+    status that there is not, or a value that is no number where numbers are.
+    """
+    table = _now(load(results))
+    if table.empty:
+        return Selection(table)
+    for key, value in conditions.items():
+        _require_column(table, key, key, value)
+        table = table[_fulfils(table[key], key, value)]
+    return Selection(table)
+
+
+def _records(table: pd.DataFrame) -> list[Row]:
+    columns = {str(name): table[name].astype(object) for name in table}
+    lists = [column.where(column.notna(), None).tolist() for column in columns.values()]
+    return [dict(zip(columns, values, strict=True)) for values in zip(*lists, strict=True)]
+
+
+def _now(table: pd.DataFrame) -> pd.DataFrame:
+    """A trial without a result is run by somebody, or was left."""
+    held = {
+        folder: holder(Path(folder))
+        for folder in table.loc[table["status"].isin(["unfinished", "failed"]), "folder"]
+    }
+    runs = {folder: attempt for folder, attempt in held.items() if attempt is not None}
+    running = table["folder"].isin(list(runs))
+    status = table["status"].replace({"unfinished": "interrupted"}).mask(running, "running")
+    hosts = {at: f"{of.get('host', '?')} pid {of.get('pid', '?')}" for at, of in runs.items()}
+    where = table["device_name"].mask(running, table["folder"].map(hosts).astype("string"))
+    return table.assign(status=status, where=where)
+
+
+def _require_column(table: pd.DataFrame, column: str, key: str, value: str) -> None:
+    if column in table:
+        return
+    names = [str(name) for name in table]
+    close = get_close_matches(column, names, n=4) or [n for n in names if column in n][:4]
+    meant = f"did you mean {', '.join(close)}?" if close else f"for example {', '.join(SHOWN)}"
+    raise BadInput(key, value, f"must be a column of the trials ({meant})")
+
+
+def _fulfils(column: pd.Series, key: str, value: str) -> pd.Series:
+    words = value.removeprefix("[").removesuffix("]").split(",")
+    found = pd.Series(False, index=column.index)
+    for word in map(str.strip, words):
+        found |= column.isna() if word == "none" else _equal(column, key, word).fillna(False)
+    return found.astype(bool)
+
+
+def _equal(column: pd.Series, key: str, word: str) -> pd.Series:
+    if key == "status" and not any(fnmatchcase(status, word) for status in STATUSES):
+        raise BadInput(key, word, f"must be among {', '.join(STATUSES)}")
+    if types.is_bool_dtype(column):
+        if word not in ("true", "false"):
+            raise BadInput(key, word, "must be true or false")
+        return column == (word == "true")
+    if types.is_numeric_dtype(column):
+        try:
+            return column == float(word)
+        except ValueError:
+            raise BadInput(key, word, "must be a number") from None
+    texts = column.astype("string")
+    return texts.map(lambda text: fnmatchcase(text, word), na_action="ignore").astype("boolean")
+
+
+def _plain(table: pd.DataFrame) -> str:
+    shown = Table(*map(str, table), box=None, pad_edge=False, header_style="dim")
+    for row in table.itertuples(index=False):
+        shown.add_row(*map(_words, row))
+    width = None if sys.stdout.isatty() else WIDTH_OF_FILES
+    console = Console(width=width, highlight=False, markup=False)
+    with console.capture() as captured:
+        console.print(shown)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def _words(value: Any) -> str:
+    """Short: a loss to four digits, a time to the minute, of an error the line that says most."""
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    if pd.isna(value):
+        return ""
+    if isinstance(value, pd.Timestamp):
+        return value.strftime("%Y-%m-%d %H:%M")
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1 else f"{value:.4f}"
+    lines: Iterable[str] = [line for line in str(value).splitlines() if line.strip()] or [""]
+    first, *_, last = [*lines, *lines]
+    return last if first.startswith("Traceback") else first
+
+
+FORMS = {
+    "text": _plain,
+    "csv": lambda table: table.to_csv(index=False).rstrip("\n"),
+    "json": lambda table: json.dumps(_records(table), indent=1, default=str),
+}
+"""How a list can be written."""

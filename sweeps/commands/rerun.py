@@ -1,0 +1,100 @@
+"""Runs trials of a store again, from their recorded configs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from sweeps.again import Aside, recorded
+from sweeps.commands.run import DONE, FAILED, require_ready
+from sweeps.expand import Trial
+from sweeps.progress import FINAL, Progress
+from sweeps.request import parse_gpus
+from sweeps.select import KEYS, select
+from sweeps.store import finished
+from sweeps.words import parse, take_flag
+from trainer.errors import BadInput, Stopped
+from trainer.record import Row
+from trainer.stopping import stopping
+from trainer.watch import AskedToStop
+
+OPTIONS = f"""\
+{KEYS}
+force=      true runs finished trials again too, from the start; what they made before is kept in
+            earlier-<n>/ of their folders
+dry_run=    true says what would run
+gpus_per_trial=  as of `python -m sweeps`
+
+Failed and interrupted trials go on from their checkpoints. Trials that a process runs are left."""
+
+
+def main(words: Sequence[str]) -> int:
+    """Exit code: 0 done, 1 a trial failed, is still to do or cannot run, 143 stopped.
+
+    Raises BadInput.
+    """
+    given = parse(words, "rerun", __doc__ or "", OPTIONS)
+    force, dry_run = take_flag(given, "force"), take_flag(given, "dry_run")
+    gpus_per_trial = parse_gpus(given.pop("gpus_per_trial", "1"))
+    results = Path(given.get("results", "results"))
+    if not given.keys() - {"results"}:
+        raise BadInput("rerun", "", "must say which trials, e.g. status=failed")
+    rows = select(given).rows()
+    stays = ("running",) if force else ("running", *FINAL)
+    chosen, refused = _trials([row for row in rows if row["status"] not in stays], results)
+    print(f"{len(rows)} trials selected, {len(chosen)} to run", flush=True)
+    for status in stays:
+        if left := sum(row["status"] == status for row in rows):
+            why = "a process runs them" if status == "running" else "force=true runs them again"
+            print(f"{left} {status} are left as they are: {why}")
+    if dry_run or not chosen:
+        return FAILED if refused else DONE
+    require_ready(results, chosen)
+    with stopping("running trials save a checkpoint and stop") as asked_to_stop:
+        _run(chosen, results, gpus_per_trial, asked_to_stop)
+        stopped = asked_to_stop()
+    exit_code = _report(chosen)
+    return Stopped.exit_code if stopped else exit_code or (FAILED if refused else DONE)
+
+
+def _trials(rows: Sequence[Row], results: Path) -> tuple[list[Trial], int]:
+    """Those that can run, and the number of those that cannot, which it names."""
+    found, refused = [], 0
+    for row in rows:
+        try:
+            found.append(recorded(Path(row["folder"]), row["arm"], row["trial_id"], results))
+        except BadInput as error:
+            refused += 1
+            print(f"left out: {error}", file=sys.stderr)
+    return found, refused
+
+
+def _run(
+    trials: Sequence[Trial], results: Path, gpus_per_trial: float, asked_to_stop: AskedToStop
+) -> None:
+    """Trials that had not begun when it was stopped keep what they made before."""
+    from sweeps.display import Display
+    from sweeps.run import cluster, run
+
+    with cluster():
+        aside = [Aside(trial.folder) for trial in trials if finished(trial) is not None]
+        try:
+            with Display("rerun", trials, trials, results, asked_to_stop, Console()) as display:
+                run(trials, gpus_per_trial, display, asked_to_stop)
+        finally:
+            for earlier in aside:
+                earlier.restore_unless_begun()
+
+
+def _report(trials: Sequence[Trial]) -> int:
+    now = Progress(trials)
+    now.look(now.trials)
+    print(", ".join(f"{count} {status}" for status, count in sorted(now.counts.items())))
+    for trial, _ in now.of("failed"):
+        print(f"failed: {trial.arm} seed {trial.config['seed']}, see {trial.folder}/result.json")
+    if left := now.counts["interrupted"]:
+        print(f"stopped with {left} trials to go: rerun status=interrupted goes on with them")
+    return DONE if all(state.status in FINAL for state in now.states.values()) else FAILED

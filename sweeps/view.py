@@ -1,0 +1,85 @@
+"""What people see of a sweep that runs."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from sweeps.progress import ENDED, RUN, STATUSES, Progress
+from trainer.build import label
+
+SHOWN = 8
+"""Running trials that are named; of more than these only the number is told."""
+STYLES = {"failed": "bold red", "diverged": "yellow", "running": "green"}
+
+
+def view(title: str, progress: Progress, *, gaps: str = "", note: str = "") -> RenderableType:
+    """The whole view: counts, pace, the trials that run, the gap table so far, and a note."""
+    parts: list[RenderableType] = [_head(title, progress), _counts(progress)]
+    if any(progress.of(*RUN)):
+        parts.append(_running(progress))
+    parts += [Text(text) for text in (gaps, note) if text]
+    return Group(*parts)
+
+
+def _head(title: str, progress: Progress) -> RenderableType:
+    ended = sum(progress.counts[status] for status in ENDED)
+    head = Table.grid(padding=(0, 1))
+    bar = ProgressBar(total=1.0, completed=progress.share, width=24)
+    head.add_row(f"{title}: {ended} of {len(progress.trials)} trials ended", bar, pace(progress))
+    return head
+
+
+def pace(progress: Progress) -> str:
+    """`41 %, 9,120 tokens/s, about 4 min left`."""
+    words = [f"{progress.share:.0%}"]
+    if speed := progress.tokens_per_second:
+        words.append(f"{speed:,.0f} tokens/s")
+    if (left := progress.seconds_left) is not None:
+        words.append(f"about {duration(left)} left")
+    return ", ".join(words)
+
+
+def duration(seconds: float) -> str:
+    """In the unit that people would choose."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def _counts(progress: Progress) -> Text:
+    counts = progress.counts
+    words = [
+        Text(f"{counts[status]} {status}", style=STYLES.get(status, ""))
+        for status in STATUSES
+        if counts[status]
+    ]
+    return Text(", ").join(words)
+
+
+def _running(progress: Progress) -> RenderableType:
+    """The trials that are nearest to their end first."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for column in ("trial", "arm", "optimizer"):
+        table.add_column(column)
+    for column in ("seed", "update", "tokens/s"):
+        table.add_column(column, justify="right")
+    table.add_column("where")
+    running = sorted(
+        progress.of(*RUN), key=lambda pair: pair[0].plan.num_updates - pair[1].num_done
+    )
+    for trial, state in running[:SHOWN]:
+        table.add_row(
+            trial.plan.trial_id,
+            trial.arm,
+            label(trial.config["optimizer"]),
+            str(trial.config["seed"]),
+            f"{state.num_done} of {trial.plan.num_updates}",
+            f"{state.tokens_per_second:,.0f}",
+            state.where,
+        )
+    if rest := running[SHOWN:]:
+        table.add_row(f"and {len(rest)} more")
+    return table

@@ -1,0 +1,42 @@
+"""The words of a command: key=value each."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from trainer.errors import BadInput
+
+Given = dict[str, str]
+
+
+def parse(words: Sequence[str], command: str, does: str, keys: str) -> Given:
+    """Values by key, the last of each; raises BadInput for a word without a value.
+
+    `--help` prints what the command does and its keys, and exits.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m sweeps {command}",
+        description=does,
+        epilog=keys,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("keys", nargs="*", metavar="key=value")
+    pairs = [word.partition("=") for word in parser.parse_args(words).keys]
+    for key, equals, value in pairs:
+        if not equals or not key or not value:
+            raise BadInput(key, value, f"must be key=value, see python -m sweeps {command} --help")
+    return {key: value for key, _, value in pairs}
+
+
+def take_flag(given: Given, key: str) -> bool:
+    """Takes out `key`: whether it is true; raises BadInput for another word than true or false."""
+    return take_choice(given, key, ("false", "true")) == "true"
+
+
+def take_choice(given: Given, key: str, allowed: Sequence[str]) -> str:
+    """Takes out `key`, whose first allowed value is the default; raises BadInput for others."""
+    value = given.pop(key, allowed[0])
+    if value not in allowed:
+        raise BadInput(key, value, f"must be {' or '.join(allowed)}")
+    return value

@@ -1,0 +1,189 @@
+"""How far a sweep is: the same states from the store as from Tune, and a view that never fails."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import small
+from rich.console import Console
+from synthetic_store import config, result, write, write_arms
+
+from sweeps.display import Display
+from sweeps.expand import Trial
+from sweeps.gaps import Gaps
+from sweeps.progress import Progress, State, last_row, look
+from sweeps.seldom import SHARE, Seldom
+from sweeps.view import view
+from trainer.lease import leased
+from trainer.plan import plan_trial
+
+ROW = {"update": 4, "tokens_per_second": 100.0, "wall_seconds": 10.0}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    small.corpus(folder)
+    return folder
+
+
+def trials(corpus: Path, results: Path, num_trials: int) -> list[Trial]:
+    configs = [small.config(corpus, f"results={results}", f"seed={s}") for s in range(num_trials)]
+    return [Trial("sync", of, plan_trial(of)) for of in configs]
+
+
+def metrics(folder: Path, *rows: dict[str, Any], end: str = "\n") -> None:
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + end)
+
+
+def test_what_a_folder_says(tmp_path: Path) -> None:
+    folder = tmp_path / "trial"
+    assert look(folder) == State("waiting")
+    folder.mkdir()
+    with leased(folder, lambda: "failed"):
+        assert look(folder).status == "running"
+        assert "pid" in look(folder).where
+        metrics(folder, {**ROW, "update": 3}, ROW)
+        assert (look(folder).num_done, look(folder).tokens_per_second) == (5, 100.0)
+    assert (look(folder).status, look(folder).where) == ("interrupted", "")
+    (folder / "result.json").write_text('{"status": "failed"}')
+    assert look(folder).status == "failed"
+    with leased(folder, lambda: "completed"):
+        assert look(folder).status == "running"  # once more
+    (folder / "result.json").write_text(json.dumps(result(config(), 1.0)))
+    assert look(folder) == State("completed", 400, wall_seconds=40.0)
+
+
+def test_the_last_whole_row_of_a_long_file(tmp_path: Path) -> None:
+    assert last_row(tmp_path) is None
+    metrics(tmp_path, ROW, end="")
+    assert last_row(tmp_path) is None
+    long = {"update": 0, "filler": "x" * 70_000}
+    metrics(tmp_path, long, long, {"update": 2}, end='\n{"update": 3')
+    assert last_row(tmp_path) == {"update": 2}
+    metrics(tmp_path, long)
+    assert last_row(tmp_path) is None  # it is longer than what is read
+
+
+def test_pace_and_time_left_are_those_of_what_runs(corpus: Path, tmp_path: Path) -> None:
+    """Four equal trials of 12 updates: one ended, two run at 0.5 and 0.25 updates/s, one waits."""
+    progress = Progress(trials(corpus, tmp_path, 4))
+    ended, fast, slow, _ = progress.states.values()
+    assert progress.seconds_left is None
+    ended.status, ended.num_done = "completed", 12
+    for state, num_done, seconds in ((fast, 4, 8.0), (slow, 2, 8.0)):
+        state.status = "running"
+        state.heard({"update": num_done - 1, "tokens_per_second": 7.0, "wall_seconds": seconds})
+    assert progress.tokens_per_second == 14.0
+    assert progress.share == pytest.approx((12 + 4 + 2) / 48)
+    assert progress.seconds_left == pytest.approx((8 + 10 + 12) / 0.75)  # and the slow one: 40 s
+    slow.wall_seconds = 80.0
+    assert progress.seconds_left == pytest.approx(10 / 0.025)  # nobody can help it
+
+
+def test_seldom_takes_a_small_share_of_the_time() -> None:
+    now, worked = 0.0, 0.0
+
+    def work() -> None:
+        nonlocal now, worked
+        now += 0.3
+        worked += 0.3
+
+    seldom = Seldom(work, 1.0, lambda: now)
+    while now < 1000:
+        seldom.maybe()
+        now += 0.1
+    assert 0.9 * SHARE < worked / now <= SHARE
+
+
+class Screen:
+    """A display with its console, told what Tune tells."""
+
+    def __init__(self, of: list[Trial], todo: list[Trial], results: Path, terminal: bool) -> None:
+        self.file = io.StringIO()
+        console = Console(file=self.file, force_terminal=terminal, width=100)
+        self.display = Display("name", of, todo, results, lambda: False, console)
+
+    @property
+    def text(self) -> str:
+        """Without colours."""
+        return re.sub("\x1b\\[[0-9;]*m", "", self.file.getvalue())
+
+    def start(self, trial: Trial) -> None:
+        self.display.on_trial_start(0, [], self._of_tune(trial))
+
+    def row(self, trial: Trial, **row: object) -> None:
+        told = {**row, "hostname": "h", "pid": 7}
+        self.display.on_trial_result(0, [], self._of_tune(trial), told)
+        self.display.on_step_end(0, [])
+
+    def _of_tune(self, trial: Trial) -> SimpleNamespace:
+        point = {"id": trial.plan.trial_id, "arm": trial.arm, "config": trial.config}
+        return SimpleNamespace(config={"trial": point})
+
+
+def test_lines_where_there_is_no_terminal(corpus: Path, tmp_path: Path) -> None:
+    one, two = of = trials(corpus, tmp_path, 2)
+    screen = Screen(of, of, tmp_path, terminal=False)
+    with screen.display:
+        screen.start(one)
+        screen.start(two)
+        assert screen.display.running == {trial.plan.trial_id for trial in of}
+        screen.row(one, **ROW, status="running")
+        one.folder.mkdir(parents=True)
+        (one.folder / "result.json").write_text(json.dumps({"wall_seconds": 24.0}))
+        screen.row(one, num_done=12, status="completed")  # at 0.5 updates/s, as both
+        assert screen.display.running == {two.plan.trial_id}
+        screen.row(two, num_done=3, status="elsewhere")
+    assert screen.file.getvalue().splitlines() == [
+        f"1/2 completed {one.plan.trial_id} sync seed 0, about 12 s left",
+        f"2/2 elsewhere {two.plan.trial_id} sync seed 1, about 18 s left",
+    ]
+
+
+def test_the_view_on_a_terminal_counts_what_runs_here_and_elsewhere(
+    corpus: Path, tmp_path: Path
+) -> None:
+    mine, theirs, failed, waiting = of = trials(corpus, tmp_path, 4)
+    with ExitStack() as held:
+        theirs.folder.mkdir(parents=True)
+        held.enter_context(leased(theirs.folder, lambda: "completed"))
+        screen = Screen(of, [mine, failed, waiting], tmp_path, terminal=True)
+        with screen.display:
+            screen.start(mine)
+            screen.start(failed)
+            screen.row(failed, num_done=3, status="failed")
+            deadline = time.monotonic() + 10
+            while "1 failed, 1 running" not in screen.text and time.monotonic() < deadline:
+                screen.row(mine, **ROW, status="running")  # not every one is drawn
+    text = screen.text
+    for words in ("1 failed", "1 running", "1 elsewhere", "1 waiting", "5 of 12", "100 tokens/s"):
+        assert words in text
+    assert "1 of 4 trials ended" in text
+
+
+def test_a_gap_table_that_cannot_be_made_ends_nothing(tmp_path: Path) -> None:
+    write_arms(tmp_path, {"sync": [1.5], "delay": [1.75]})
+    progress = Progress([])
+    ids = ["0000", "0001"]
+    progress.trials = dict.fromkeys(ids)  # type: ignore[arg-type]  # their names are enough
+    progress.states = {name: State("completed") for name in ids}
+    gaps = Gaps(tmp_path)
+    gaps.refresh(progress, 100)
+    assert "+0.2500" in gaps.text
+    settings = config("delay", seed=1)
+    write(tmp_path, settings, result(settings, 1.0, data_hash="other"))
+    progress.trials["0002"] = None  # type: ignore[assignment]
+    progress.states["0002"] = State("completed")
+    gaps.refresh(progress, 100)
+    assert gaps.text.startswith("no gaps now: data_hash")
+    shown = Console(file=io.StringIO(), width=100)
+    shown.print(view("name", Progress([]), gaps=gaps.text))

@@ -1,0 +1,207 @@
+"""Trials are listed, run again and pruned by what is known of them; nothing is lost by it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small
+from synthetic_store import config, write, write_arms
+
+from sweeps.__main__ import main
+from sweeps.again import Aside, recorded
+from trainer.errors import BadInput
+from trainer.lease import leased
+from trainer.trial import run_trial
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Trials 0 to 5: sync completed, delay completed and diverged, muon, failed, interrupted."""
+    write_arms(tmp_path, {"sync": [1.5], "delay": [1.75, None]})
+    write_arms(tmp_path, {"sync": [1.1]}, optimizer="muon")
+    error = 'Traceback (most recent call last):\n  File "x"\nOSError: no space left'
+    failed = config("delay", seed=3)
+    write(tmp_path, failed, {"status": "failed", "error": error, "data_hash": None, "seed": 3})
+    write(tmp_path, config("sync", seed=4), None)
+    return tmp_path
+
+
+def ids(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    assert main(["list", "format=csv", "columns=trial_id", *words]) == 0
+    return capsys.readouterr().out.split()[1:]
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ([], "0 1 2 3 4 5"),
+        (["status=failed"], "4"),
+        (["status=failed,interrupted"], "4 5"),
+        (["optimizer=muon"], "3"),
+        (["pipeline=pipedream_2bw", "seed=0"], "1"),
+        (["optimizer.lr=4e-3", "seed=[0,1]", "arm=del*"], "1 2"),
+        (["optimizer.lr=0.005"], ""),
+        (["save_final=false", "status=diverged"], "2"),
+        (["pipeline.synchronous_start=none"], "0 3 5"),
+    ],
+)
+def test_trials_are_selected(
+    words: list[str], found: str, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ids(capsys, f"results={store}", *words) == [f"000{name}" for name in found.split()]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["list", "optimiser=muon"], "optimiser=muon: must be a column"),
+        (["list", "optimiser=muon"], "optimizer"),
+        (["list", "columns=trial_id,los"], "final_val_loss"),
+        (["list", "status=fialed"], "must be among completed"),
+        (["list", "seed=one"], "must be a number"),
+        (["list", "save_final=1"], "true or false"),
+        (["list", "format=xml"], "must be text or csv or json"),
+        (["list", "muon"], "must be key=value"),
+        (["rerun"], "must say which"),
+        (["prune"], "checkpoints=: must be finished or failed or all"),
+        (["status", "sweep=main", "watch=1"], "watch=1"),
+    ],
+)
+def test_bad_words_are_one_line(
+    words: list[str], says: str, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [] if words == ["rerun"] else [f"results={store}"]
+    assert main([*words, *given]) == 2
+    captured = capsys.readouterr()
+    assert says in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_a_list_says_what_matters_and_files_say_all(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with leased(store / "trials" / "0005", lambda: "completed"):
+        assert main(["list", f"results={store}"]) == 0
+        text = capsys.readouterr().out
+    assert "OSError: no space left" in text
+    assert "Traceback" not in text
+    assert "running" in text.splitlines()[6]
+    assert "pid" in text.splitlines()[6]
+    assert main(["list", f"results={store}", "format=json", "columns=seed,final_val_loss"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows[:3] == [
+        {"seed": 0, "final_val_loss": 1.5},
+        {"seed": 0, "final_val_loss": 1.75},
+        {"seed": 1, "final_val_loss": None},
+    ]
+    assert main(["list", f"results={store}", "format=csv", "status=failed"]) == 0
+    [row] = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert row["error"].startswith("Traceback")
+
+
+def test_no_store_is_bad_input_and_an_empty_one_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["list", f"results={tmp_path}/nowhere"]) == 2
+    for words in (["list"], ["rerun", "status=failed"], ["prune", "checkpoints=all"]):
+        assert main([*words, f"results={tmp_path}"]) == 0
+    assert main(["status", "sweep=main", "scale=micro", f"results={tmp_path}/nowhere"]) == 0
+    assert "18 waiting" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "kept"), [("finished", "4 5"), ("failed", "0 1 2 3 5"), ("all", "")]
+)
+def test_checkpoints_are_deleted_but_of_trials_that_run(
+    checkpoints: str, kept: str, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = sorted((store / "trials").iterdir())
+    for folder in folders:
+        (folder / "checkpoint-000000001-a.pt").write_bytes(bytes(500_000))
+        (folder / ".checkpoint-7.partial").write_bytes(bytes(500_000))
+    words = ["prune", f"checkpoints={checkpoints}", f"results={store}"]
+    with leased(folders[0], lambda: "completed"):  # as if it were at its last words
+        assert main([*words, "dry_run=true"]) == 0
+        assert len([*store.glob("trials/*/*checkpoint*")]) == 12
+        assert main(words) == 0
+    left = {path.parent.name for path in store.glob("trials/*/*checkpoint*")}
+    assert left == {f"000{name}" for name in kept.split()} | {"0000"}
+    num = 6 - len(left)
+    would, did = capsys.readouterr().out.splitlines()
+    assert did == f"deleted {2 * num} checkpoints of {num} trials, {num:.1f} MB"
+    assert would.removeprefix("would delete") == did.removeprefix("deleted")
+    assert len([*store.glob("trials/*/result.json")]) == 5
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_what_was_set_aside_comes_back_unless_the_trial_began(store: Path) -> None:
+    folder = store / "trials" / "0000"
+    before = contents(folder)
+    aside = Aside(folder)
+    assert {path.name for path in folder.iterdir()} == {"config.json", "earlier-000001"}
+    aside.restore_unless_begun()
+    assert contents(folder) == before
+    aside = Aside(folder)
+    with leased(folder, lambda: "completed"):
+        pass
+    aside.restore_unless_begun()
+    assert (
+        contents(folder / "earlier-000001").items()
+        >= {name: before[name] for name in ("result.json", "metrics.jsonl")}.items()
+    )
+
+
+def test_a_trial_that_would_be_another_now_is_refused(tmp_path: Path) -> None:
+    made = small.config(tmp_path)
+    done = run_trial(made)
+    folder = tmp_path / "results" / "trials" / done["trial_id"]
+    again = recorded(folder, "sync", done["trial_id"], tmp_path / "results")
+    assert (again.plan.trial_id, again.folder) == (done["trial_id"], folder)
+    moved = tmp_path / "elsewhere"
+    (tmp_path / "results").rename(moved)
+    again = recorded(moved / "trials" / folder.name, "sync", folder.name, moved)
+    assert again.folder == moved / "trials" / folder.name  # not where it was made
+    config_file = moved / "trials" / folder.name / "config.json"
+    changed: dict[str, Any] = {**json.loads(config_file.read_text()), "seed": 5}
+    config_file.write_text(json.dumps(changed))
+    with pytest.raises(BadInput, match="now it would be"):
+        recorded(config_file.parent, "sync", folder.name, moved)
+    config_file.write_text("{}")
+    with pytest.raises(BadInput, match="cannot run"):
+        recorded(config_file.parent, "sync", folder.name, moved)
+
+
+def test_failed_and_forced_trials_run_again_to_the_same_numbers(tmp_path: Path) -> None:
+    whole = small.config(tmp_path, f"results={tmp_path}/whole")
+    expected = run_trial(whole)
+    for seed in (0, 1):
+        run_trial(small.config(tmp_path, f"seed={seed}"))
+    trials = tmp_path / "results" / "trials"
+    finished = trials / expected["trial_id"]
+    [failing] = [folder for folder in trials.iterdir() if folder != finished]
+    other = json.loads((failing / "result.json").read_text())
+    (failing / "result.json").write_text(json.dumps({**other, "status": "failed"}))
+    command = [sys.executable, "-m", "sweeps", "rerun", f"results={tmp_path}/results"]
+    words = ["status=failed,completed", "force=true"]
+    done = subprocess.run([*command, *words], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "2 completed"), done.stderr
+    earlier = json.loads((finished / "earlier-000001" / "result.json").read_text())
+    for folder, loss in ((finished, expected), (failing, other)):
+        again = json.loads((folder / "result.json").read_text())
+        assert again["final_val_loss"] == loss["final_val_loss"]
+        assert len([*folder.glob("attempt-*.json")]) == 2
+    assert earlier["final_val_loss"] == expected["final_val_loss"]
+    nothing = subprocess.run(
+        [*command, "status=completed"], check=False, capture_output=True, text=True
+    )
+    assert "2 completed are left as they are" in nothing.stdout
