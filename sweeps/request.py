@@ -13,6 +13,8 @@ import yaml
 
 from sweeps.commands import COMMANDS
 from sweeps.expand import Sweep, check_sweep, overrides
+from sweeps.tracking import choice
+from sweeps.tracking.choice import Tracking
 from trainer.compose import CONF
 from trainer.errors import BadInput
 
@@ -28,6 +30,8 @@ def parser() -> argparse.ArgumentParser:
         "results=  the store (default: results)\n"
         "dry_run=  true prints the plan and runs nothing\n"
         "gpus_per_trial=  of a trial without ranks, e.g. 0.5 to run two on each GPU (default: 1)\n"
+        f"tracking=  {', '.join(choice.known())}: where to follow the trials; tracking.KEY=… as in "
+        "conf/tracking/ (default: none)\n"
         "seeds=[0,1], grid.KEY=[…] and tune.KEY=[…] replace the sweep file's; "
         "any other key=value goes to every trial, as in python -m trainer",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -45,6 +49,7 @@ class Request:
     results: Path
     dry_run: bool
     gpus_per_trial: float
+    tracking: Tracking
 
 
 def request(arguments: Sequence[str]) -> Request:
@@ -61,6 +66,8 @@ def request(arguments: Sequence[str]) -> Request:
     if dry_run not in ("true", "false"):
         raise BadInput("dry_run", dry_run, "must be true or false")
     gpus_per_trial = _gpus(given.pop("gpus_per_trial", "1"))
+    label = f"{name}-{scale}"
+    tracking = choice.take(given, label)
     content = _load("sweep", name)
     if "seeds" in given:
         seeds = given.pop("seeds")
@@ -74,7 +81,7 @@ def request(arguments: Sequence[str]) -> Request:
     base = [*sweep.base, *_load("scale", scale)["base"], *sweep.scales.get(scale, [])]
     base += [f"{key}={value}" for key, value in given.items()]
     sweep = sweep.model_copy(update={"base": base})
-    return Request(sweep, f"{name}-{scale}", Path(results), dry_run == "true", gpus_per_trial)
+    return Request(sweep, label, Path(results), dry_run == "true", gpus_per_trial, tracking)
 
 
 def _gpus(given: str) -> float:

@@ -83,7 +83,7 @@ def _run(asked: Request, tuned: list[Tuned], asked_to_stop: AskedToStop) -> list
         while (missing := _missing(tuned, attempted)) and not asked_to_stop():
             if todo := [trial for trial in missing if not held(trial)]:
                 with Display(todo, Console()) as display:
-                    run(todo, asked.gpus_per_trial, display, asked_to_stop)
+                    run(todo, asked.gpus_per_trial, display, asked_to_stop, asked.tracking)
                 attempted |= {trial.plan.trial_id for trial in todo if not held(trial)}
             else:
                 time.sleep(LOOK_AGAIN)
