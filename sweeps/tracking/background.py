@@ -1,4 +1,4 @@
-"""Feeds a tracker from a thread of its own, so that the trial never waits for it nor fails by it."""
+"""Feeds a tracker from a thread of its own, so that no trial waits for it or fails by it."""
 
 from __future__ import annotations
 

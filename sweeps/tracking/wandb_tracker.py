@@ -48,6 +48,7 @@ class WandbTracker:
             x_disable_meta=True,  # command lines of Ray's workers hold keys of the cluster
             x_save_requirements=False,  # takes longer than the rest of the start
         )
+        optimizer = about.choices["optimizer"]
         self._run = wandb.init(
             project=project,
             entity=entity,
@@ -56,11 +57,14 @@ class WandbTracker:
             id=f"{store_id(about.store)}-{about.trial_id}",
             resume="allow",
             reinit="create_new",  # a run of the same process may still be finishing
-            name=f"{about.choices['optimizer']} {about.arm} seed {about.config['seed']}",
+            name=f"{optimizer} {about.arm} seed {about.config['seed']}",
             group=about.sweep,
             job_type=about.arm,
-            tags=sorted({*tags, *about.sweep.split("-"), about.arm, about.choices["optimizer"]}),
-            config={**about.config, "arm": about.arm, "choice": about.choices},
+            tags=sorted({*tags, *about.sweep.split("-"), about.arm, optimizer}),
+            config={
+                **about.config,
+                "choice": {**about.choices, "arm": about.arm, "series": f"{optimizer} {about.arm}"},
+            },
             settings=settings,
         )
         self._run.define_metric("update")
