@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import random
 import subprocess
 import sys
@@ -35,13 +37,13 @@ PATIENT = 120.0
 
 def chosen(*words: str) -> Tracking:
     """The tracker of these words of a command line, given time enough on a busy machine."""
-    given = {f"tracking.wait": str(PATIENT), **dict(word.split("=", 1) for word in words)}
+    given = {"tracking.wait": str(PATIENT), **dict(word.split("=", 1) for word in words)}
     found = choice.take(given, "main-micro")
     assert not given
     return found
 
 
-def tracked(config: dict[str, Any], tracking: Tracking, stop_after: int | None = None) -> Background:
+def tracked(config: dict[str, Any], tracking: Tracking, stop_after: float = math.inf) -> Background:
     """Runs a trial as a worker does, or up to an update."""
     tracker = tracking.of(plan_trial(config).trial_id, "sync", config)
     num_rows = 0
@@ -52,7 +54,7 @@ def tracked(config: dict[str, Any], tracking: Tracking, stop_after: int | None =
         tracker.log(row)
 
     with tracker:
-        tracker.outcome = run_trial(config, report, lambda: num_rows == stop_after)
+        tracker.outcome = run_trial(config, report, lambda: num_rows >= stop_after)
     return tracker
 
 
@@ -61,7 +63,9 @@ def folder(config: dict[str, Any]) -> Path:
 
 
 def rows(config: dict[str, Any]) -> list[Row]:
-    return [json.loads(line) for line in (folder(config) / "metrics.jsonl").open()]
+    return [
+        json.loads(line) for line in (folder(config) / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def untimed(config: dict[str, Any]) -> list[Row]:
@@ -157,7 +161,7 @@ def test_tensorboard_holds_what_metrics_jsonl_holds(events: Any) -> None:
 
 
 def test_tensorboard_forgets_what_an_attempt_repeats(events: Any) -> None:
-    """The attempt stops after update 7, and starts anew: its checkpoints are lost."""
+    """The attempt stops, and starts anew: its checkpoints are lost."""
     config, read = events
     with pytest.raises(Stopped):
         tracked(config, chosen("tracking=tensorboard"), stop_after=7)
@@ -230,30 +234,39 @@ def test_an_attempt_without_a_row_starts_no_tracker(tmp_path: Path) -> None:
     assert len(runs(config)) == 1
 
 
-OFFLINE = """
-import json, os, sys
+ALONE = """
+import json, sys
 sys.path[:0] = ["tests", "."]
-import small
-from pathlib import Path
 from test_tracking import chosen, tracked
-if __name__ == "__main__":
-    config = json.loads(Path(sys.argv[1]).read_text())
-    words = ["tracking=wandb", "tracking.mode=online", "tracking.wait=0.5"]
-    print(tracked(config, chosen(*words, "tracking.init_timeout=1")).trouble)
+print(tracked(json.load(sys.stdin), chosen("tracking=wandb", *sys.argv[1:])).trouble)
 """
 
 
-def test_a_bad_key_without_network_neither_fails_nor_keeps_the_process(
-    tmp_path: Path, plain: list[Row], monkeypatch: pytest.MonkeyPatch
+def without_network(folder: Path) -> dict[str, str]:
+    """An environment with a key, and nobody who listens where wandb's server should be."""
+    changes = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": "http://127.0.0.1:9", "HOME": str(folder)}
+    return {**os.environ, **changes}
+
+
+def require_no_key(folder: Path, output: str) -> None:
+    """In no file below the folder, and not in the output."""
+    written = [path for path in folder.rglob("*") if path.is_file()]
+    assert not [path for path in written if KEY.encode() in path.read_bytes()]
+    assert KEY not in output
+
+
+@pytest.mark.parametrize(
+    ("wait", "says"), [(PATIENT, "CommError"), (0.0, "not done 0 s after the trial's end")]
+)
+def test_a_bad_key_without_network_neither_fails_the_trial_nor_keeps_its_process(
+    wait: float, says: str, tmp_path: Path, plain: list[Row]
 ) -> None:
-    """In a process of its own: it ends, and the key is in nothing that it leaves."""
-    monkeypatch.setenv("WANDB_API_KEY", KEY)
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # where nobody listens
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     config = small.config(tmp_path)
-    (tmp_path / "c.json").write_text(json.dumps(config))
+    words = ["tracking.mode=online", f"tracking.wait={wait}", "tracking.init_timeout=1"]
     done = subprocess.run(
-        [sys.executable, "-c", OFFLINE, str(tmp_path / "c.json")],
+        [sys.executable, "-c", ALONE, *words],
+        input=json.dumps(config),
+        env=without_network(tmp_path / "home"),
         check=False,
         capture_output=True,
         text=True,
@@ -261,12 +274,43 @@ def test_a_bad_key_without_network_neither_fails_nor_keeps_the_process(
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("\n") == 1
-    assert done.stdout != "None\n"
+    assert says in done.stdout
     assert untimed(config) == plain
-    written = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert any("tracking" in path.parts for path in written)
-    assert not [path for path in written if KEY.encode() in path.read_bytes()]
-    assert KEY not in done.stdout + done.stderr
+    require_no_key(tmp_path, done.stdout + done.stderr)
+
+
+def test_a_sweep_whose_tracker_fails_says_so_once_and_is_as_without(tmp_path: Path) -> None:
+    words = small.overrides(
+        tmp_path, "tracking=wandb", "tracking.mode=online", "tracking.init_timeout=1"
+    )
+    words += [
+        f"tracking.wait={PATIENT}",
+        "sweep=momentum",
+        "scale=micro",
+        "seeds=[0]",
+        "grid.optimizer=[adamw]",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "sweeps", *words],
+        env=without_network(tmp_path / "home"),
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    first, last = [
+        line for line in done.stderr.splitlines() if line.startswith("warning: tracking")
+    ]
+    assert "CommError" in first
+    assert "2 of 2 trials are not wholly tracked" in last
+    require_no_key(tmp_path, done.stdout + done.stderr)
+    assert len(runs({"results": tmp_path / "results"})) == 2
+    for place in (tmp_path / "results/trials").iterdir():
+        config = json.loads((place / "config.json").read_text())
+        shown = untimed(config)
+        (place / "result.json").unlink()
+        run_trial(config)
+        assert untimed(config) == shown
 
 
 def test_one_of_many_drivers_names_the_store(tmp_path: Path) -> None:
