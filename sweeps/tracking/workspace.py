@@ -36,7 +36,7 @@ def workspace(project: str, entity: str, sweep: str | None, swept: Sequence[str]
         ],
         settings=ws.WorkspaceSettings(x_axis="update", max_runs=MAX_RUNS),
         runset_settings=ws.RunsetSettings(
-            filters=[ws.Metric("Group") == sweep] if sweep else [],
+            filters=ws.And(ws.Metric("Group") == sweep) if sweep else "",
             order=[ws.Ordering(ws.Summary("final_val_loss"))],
             pinned_columns=["summary:status", "summary:final_val_loss", "summary:diverged_at"],
         ),
