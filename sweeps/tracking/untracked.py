@@ -21,7 +21,7 @@ class Untracked(Callback):
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: object
     ) -> None:
         """A row of a running trial, or its last one."""
-        trouble = result["untracked"]
+        trouble = result.get("untracked")
         if trouble is None:
             return
         name = trial.config["trial"]["id"]
