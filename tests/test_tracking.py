@@ -226,6 +226,12 @@ def test_rows_that_a_slow_tracker_has_no_room_for_are_counted(tmp_path: Path) ->
     assert tracker.trouble == "it is too slow: 10000 rows wait for it (5 rows were dropped)"
 
 
+def test_without_a_tracker_nothing_is_made_and_nothing_is_warned_of(tmp_path: Path) -> None:
+    config = small.config(tmp_path)
+    assert tracked(config, choice.take({}, "main-micro")).trouble is None
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["trials"]
+
+
 def test_an_attempt_without_a_row_starts_no_tracker(tmp_path: Path) -> None:
     """A finished trial is not run again, and leaves no second, empty run."""
     config = small.config(tmp_path)
@@ -280,16 +286,10 @@ def test_a_bad_key_without_network_neither_fails_the_trial_nor_keeps_its_process
 
 
 def test_a_sweep_whose_tracker_fails_says_so_once_and_is_as_without(tmp_path: Path) -> None:
-    words = small.overrides(
-        tmp_path, "tracking=wandb", "tracking.mode=online", "tracking.init_timeout=1"
-    )
-    words += [
-        f"tracking.wait={PATIENT}",
-        "sweep=momentum",
-        "scale=micro",
-        "seeds=[0]",
-        "grid.optimizer=[adamw]",
-    ]
+    words = ["sweep=momentum", "scale=micro", "seeds=[0]"]
+    words += ["grid.optimizer=[adamw]", "grid.optimizer.momentum=[0.9]", "tracking=wandb"]
+    words += ["tracking.mode=online", "tracking.init_timeout=1", f"tracking.wait={PATIENT}"]
+    words += small.overrides(tmp_path)
     done = subprocess.run(
         [sys.executable, "-m", "sweeps", *words],
         env=without_network(tmp_path / "home"),
