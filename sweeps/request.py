@@ -12,6 +12,8 @@ from typing import Any
 from sweeps.commands import COMMANDS
 from sweeps.files import known, parse, scale_file, sweep_file
 from sweeps.schema import Sweep, check_sweep, keys, overrides, refuse_reserved
+from sweeps.tracking import choice
+from sweeps.tracking.choice import Tracking
 from trainer.errors import BadInput
 
 
@@ -28,6 +30,8 @@ def parser() -> argparse.ArgumentParser:
         "results=  the store (default: results)\n"
         "dry_run=  true prints the plan and runs nothing\n"
         "gpus_per_trial=  of a trial without ranks, e.g. 0.5 to run two on each GPU (default: 1)\n"
+        f"tracking=  {', '.join(choice.known())}: where to follow the trials; tracking.KEY=… as in "
+        "conf/tracking/ (default: none)\n"
         "seeds=[0,1], grid.KEY=[…] and tune.KEY=[…] replace the sweep file's; "
         "any other key=value goes to every trial, as in python -m trainer",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -45,6 +49,7 @@ class Request:
     results: Path
     dry_run: bool
     gpus_per_trial: float
+    tracking: Tracking
 
     @property
     def label(self) -> str:
@@ -66,13 +71,15 @@ def request(arguments: Sequence[str]) -> Request:
     if dry_run not in ("true", "false"):
         raise BadInput("dry_run", dry_run, "must be true or false")
     gpus_per_trial = parse_gpus(given.pop("gpus_per_trial", "1"))
-    sweeps: dict[str, Sweep] = {}
-    for name in names.split(","):
-        label, content = sweep_file(name)
-        if f"{label}-{scale}" in sweeps:
+    files = [sweep_file(name) for name in names.split(",")]
+    labels = [f"{label}-{scale}" for label, _ in files]
+    for label in labels:
+        if labels.count(label) > 1:
             raise BadInput("sweep", names, f"must name {label} once: its report has that name")
-        sweeps[f"{label}-{scale}"] = _changed(content, scale, given)
-    return Request(sweeps, Path(results), dry_run == "true", gpus_per_trial)
+    tracking = choice.take(given, ", ".join(labels))
+    contents = zip(labels, (content for _, content in files), strict=True)
+    sweeps = {label: _changed(content, scale, given) for label, content in contents}
+    return Request(sweeps, Path(results), dry_run == "true", gpus_per_trial, tracking)
 
 
 def _changed(content: dict[str, Any], scale: str, given: Mapping[str, str]) -> Sweep:

@@ -28,6 +28,8 @@ from sweeps.display import Display
 from sweeps.expand import Trial
 from sweeps.gang import run_gang_on_ray
 from sweeps.stop import StopWhenAsked, asks
+from sweeps.tracking.choice import Tracking
+from sweeps.tracking.untracked import Untracked
 from trainer.errors import BadInput, Stopped
 from trainer.lease import Held, LeaseLost
 from trainer.record import Row
@@ -63,7 +65,11 @@ def cluster() -> Iterator[None]:
 
 
 def run(
-    trials: Sequence[Trial], gpus_per_trial: float, display: Display, asked_to_stop: AskedToStop
+    trials: Sequence[Trial],
+    gpus_per_trial: float,
+    display: Display,
+    asked_to_stop: AskedToStop,
+    tracking: Tracking,
 ) -> None:
     """Runs `trials`; each that ends leaves a result in the store.
 
@@ -75,9 +81,10 @@ def run(
     for bundle in needed.values():
         _require(bundle)
     stop = StopWhenAsked(asked_to_stop, display)
+    train = tune.with_parameters(_train, sign=stop.sign, tracking=tracking)
     with tempfile.TemporaryDirectory(prefix="pipegap-tune-") as scratch:
         grid = Tuner(
-            tune.with_resources(tune.with_parameters(_train, sign=stop.sign), _resources),
+            tune.with_resources(train, _resources),
             param_space={
                 "trial": tune.grid_search(
                     [_payload(trial, needed[trial.plan.trial_id]) for trial in trials]
@@ -91,7 +98,7 @@ def run(
             run_config=RunConfig(
                 storage_path=scratch,
                 verbose=0,
-                callbacks=[display],
+                callbacks=[display, Untracked()],
                 stop=stop,
                 failure_config=FailureConfig(max_failures=RETRIES),
             ),
@@ -127,23 +134,31 @@ def _name(trial: Any) -> str:
     return name
 
 
-def _train(point: Mapping[str, Any], sign: Any) -> None:
+def _train(point: Mapping[str, Any], sign: Any, tracking: Tracking) -> None:
     """What a worker runs: the same function as `python -m trainer`.
 
     What it raises makes Tune start it again, in a new process, to go on from its checkpoint.
     """
-    config = point["trial"]["config"]
+    trial = point["trial"]
+    config = trial["config"]
+    tracker = tracking.of(trial["id"], trial["arm"], config)
     last_report = time.monotonic()
+
+    def tell(status: str, **row: float) -> None:
+        tune.report({**row, "status": status, "untracked": tracker.trouble})
 
     def report(row: Row) -> None:
         nonlocal last_report
+        tracker.log(row)
         if time.monotonic() - last_report > REPORT_EVERY:
             last_report = time.monotonic()
-            tune.report({**{key: row[key] for key in SHOWN}, "status": "running"})
+            tell("running", **{key: row[key] for key in SHOWN})
 
     num_done = 0
     try:
-        result = run_trial(config, report, lambda: asks(sign), run_gang_on_ray)
+        with tracker:
+            result = run_trial(config, report, lambda: asks(sign), run_gang_on_ray)
+            tracker.outcome = result
         num_done, status = result["num_updates"], result["status"]
     except Stopped as stopped:
         num_done, status = stopped.num_updates, "stopped"
@@ -152,7 +167,7 @@ def _train(point: Mapping[str, Any], sign: Any) -> None:
     except BadInput as error:  # another attempt would find the same
         record_failure(config, str(error))
         status = "failed"
-    tune.report({"num_done": num_done, "status": status})
+    tell(status, num_done=num_done)
 
 
 def _resources(point: Mapping[str, Any]) -> PlacementGroupFactory:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,10 +12,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 CODE = [path for part in ("trainer", "sweeps", "analysis") for path in (ROOT / part).rglob("*.py")]
+TRACKERS = {"wandb", "wandb_workspaces", "tensorboard"}
 FORBIDDEN = {
-    "trainer": {"ray", "wandb", "pandas", "sweeps", "analysis"},
-    "analysis": {"ray", "wandb", "hydra", "torch", "sweeps"},
-    "sweeps": {"wandb", "hydra", "pandas"},
+    "trainer": {"ray", "pandas", "sweeps", "analysis", *TRACKERS},
+    "analysis": {"ray", "hydra", "torch", "sweeps", *TRACKERS},
+    "sweeps": {"hydra", "pandas"},
 }
 
 
@@ -38,6 +41,23 @@ def test_dependencies_point_one_way(path: Path) -> None:
 def test_hydra_is_known_in_one_place() -> None:
     users = {name(path) for path in CODE if any(m.startswith("hydra") for m in imports(path))}
     assert users == {"trainer/compose.py"}
+
+
+def test_wandb_is_known_in_its_tracker_and_its_dashboard() -> None:
+    users = {name(p) for p in CODE if any(m.split(".")[0] in TRACKERS for m in imports(p))}
+    assert users == {"sweeps/tracking/wandb_tracker.py", "sweeps/tracking/workspace.py"}
+
+
+def test_no_tracker_is_imported_unless_it_is_chosen() -> None:
+    """They are slow; a driver needs none of them."""
+    code = (
+        "import sys, sweeps.run, sweeps.request; "
+        "[sweeps.request.request(['sweep=main', f'tracking={name}']) "
+        "for name in ('none', 'wandb', 'tensorboard')]; "
+        f"assert not {TRACKERS} & {{module.split('.')[0] for module in sys.modules}}"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("path", CODE, ids=name)

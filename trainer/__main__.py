@@ -18,7 +18,8 @@ DONE, FAILED = 0, 1
 
 def _choices() -> str:
     """The groups of conf/ and what each can be."""
-    groups = sorted(path for path in CONF.iterdir() if path.is_dir() and path.name != "sweep")
+    of_sweeps = ("sweep", "tracking")
+    groups = sorted(path for path in CONF.iterdir() if path.is_dir() and path.name not in of_sweeps)
     lines = [
         f"  {group.name + '=':<14}{' | '.join(sorted(file.stem for file in group.glob('*.yaml')))}"
         for group in groups

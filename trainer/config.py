@@ -70,14 +70,15 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     checked = _check(TrialConfig, config, prefix="")
     choices = {key: node for key, node in checked.items() if isinstance(node, dict)}
     for key, node in choices.items():
-        checked[key] = _check_choice(key, node)
+        checked[key] = check_choice(key, node)
     _check_length(checked)
     _check_batch(checked)
     check_combinations(checked)
     return checked
 
 
-def _check_choice(key: str, node: Choice) -> Choice:
+def check_choice(key: str, node: Choice) -> Choice:
+    """The node of one choice, checked against its target's signature; raises BadInput."""
     path = node.get("_target_")
     try:
         target = locate(str(path))

@@ -6,5 +6,6 @@ COMMANDS = {
     "list": "trials of a store, by what is known of them",
     "rerun": "selected trials again",
     "prune": "deletes checkpoints of selected trials",
+    "dashboard": "the wandb workspace of a sweep: prints it, or saves it",
 }
 """The first word of the command line → what it does."""

@@ -15,18 +15,19 @@ from sweeps.progress import FINAL, Progress
 from sweeps.request import parse_gpus
 from sweeps.select import KEYS, select
 from sweeps.store import finished
+from sweeps.tracking import choice
+from sweeps.tracking.choice import Tracking
 from sweeps.words import parse, take_flag
 from trainer.errors import BadInput, Stopped
 from trainer.record import Row
 from trainer.stopping import stopping
-from trainer.watch import AskedToStop
 
 OPTIONS = f"""\
 {KEYS}
 force=      true runs finished trials again too, from the start; what they made before is kept in
             earlier-<n>/ of their folders
 dry_run=    true says what would run
-gpus_per_trial=  as of `python -m sweeps`
+gpus_per_trial=, tracking=  as of `python -m sweeps`
 
 Failed and interrupted trials go on from their checkpoints. Trials that a process runs are left."""
 
@@ -39,6 +40,7 @@ def main(words: Sequence[str]) -> int:
     given = parse(words, "rerun", __doc__ or "", OPTIONS)
     force, dry_run = take_flag(given, "force"), take_flag(given, "dry_run")
     gpus_per_trial = parse_gpus(given.pop("gpus_per_trial", "1"))
+    tracking = choice.take(given, "rerun")
     results = Path(given.get("results", "results"))
     if not given.keys() - {"results"}:
         raise BadInput("rerun", "", "must say which trials, e.g. status=failed")
@@ -53,9 +55,7 @@ def main(words: Sequence[str]) -> int:
     if dry_run or not chosen:
         return FAILED if refused else DONE
     require_ready(results, chosen)
-    with stopping("running trials save a checkpoint and stop") as asked_to_stop:
-        _run(chosen, results, gpus_per_trial, asked_to_stop)
-        stopped = asked_to_stop()
+    stopped = _run(chosen, results, gpus_per_trial, tracking)
     exit_code = _report(chosen)
     return Stopped.exit_code if stopped else exit_code or (FAILED if refused else DONE)
 
@@ -72,21 +72,23 @@ def _trials(rows: Sequence[Row], results: Path) -> tuple[list[Trial], int]:
     return found, refused
 
 
-def _run(
-    trials: Sequence[Trial], results: Path, gpus_per_trial: float, asked_to_stop: AskedToStop
-) -> None:
-    """Trials that had not begun when it was stopped keep what they made before."""
+def _run(trials: Sequence[Trial], results: Path, gpus_per_trial: float, tracking: Tracking) -> bool:
+    """Returns whether a signal asked to stop.
+
+    Trials that had not begun then keep what they made before.
+    """
     from sweeps.display import Display
     from sweeps.run import cluster, run
 
-    with cluster():
+    with cluster(), stopping("running trials save a checkpoint and stop") as asked_to_stop:
         aside = [Aside(trial.folder) for trial in trials if finished(trial) is not None]
         try:
             with Display("rerun", trials, trials, results, asked_to_stop, Console()) as display:
-                run(trials, gpus_per_trial, display, asked_to_stop)
+                run(trials, gpus_per_trial, display, asked_to_stop, tracking)
         finally:
             for earlier in aside:
                 earlier.restore_unless_begun()
+        return asked_to_stop()
 
 
 def _report(trials: Sequence[Trial]) -> int:

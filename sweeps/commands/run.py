@@ -85,7 +85,7 @@ def _run(asked: Request, sweeps: list[Standing]) -> tuple[list[Standing], bool]:
                 with Display(
                     asked.label, planned, todo, asked.results, asked_to_stop, Console()
                 ) as display:
-                    run(todo, asked.gpus_per_trial, display, asked_to_stop)
+                    run(todo, asked.gpus_per_trial, display, asked_to_stop, asked.tracking)
                 attempted |= {trial.plan.trial_id for trial in todo if not held(trial)}
             else:
                 time.sleep(LOOK_AGAIN)

@@ -1,0 +1,115 @@
+"""The wandb workspace of a sweep, as code: what `WandbTracker` logs, arm beside arm."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trainer.errors import BadInput
+
+if TYPE_CHECKING:
+    import wandb_workspaces.workspaces as ws
+    from wandb_workspaces.reports.v2.interface import PanelTypes
+
+ALWAYS = ("optimizer.lr", "optimizer.momentum", "correction.coefficient")
+"""Keys beside the arm and the optimizer that every sweep is read by."""
+MAX_RUNS = 200
+
+
+def workspace(project: str, entity: str, sweep: str | None, swept: Sequence[str]) -> ws.Workspace:
+    """Sections: losses by update and arm; final losses by arm and over the keys; the optimizer.
+
+    Of the runs of one sweep (its name and scale), or of all in the project. `swept` are dotted keys
+    of the config, further axes of the parallel coordinates.
+    """
+    import wandb_workspaces.workspaces as ws
+
+    return ws.Workspace(
+        project=project,
+        entity=entity,
+        name=f"pipegap {sweep or 'all sweeps'}",
+        sections=[
+            ws.Section(name="Gaps", panels=_curves("val_loss", "train_loss"), is_open=True),
+            ws.Section(name="Sweep", panels=_over_keys(swept), is_open=True),
+            ws.Section(name="Training", panels=_curves("grad_norm", "lr", "tokens_per_second")),
+        ],
+        settings=ws.WorkspaceSettings(x_axis="update", max_runs=MAX_RUNS),
+        runset_settings=ws.RunsetSettings(
+            filters=ws.And(ws.Metric("Group") == sweep) if sweep else "",
+            order=[ws.Ordering(ws.Summary("final_val_loss"))],
+            pinned_columns=["summary:status", "summary:final_val_loss", "summary:diverged_at"],
+        ),
+    )
+
+
+def spec(made: ws.Workspace) -> str:
+    """The workspace as the server would store it, JSON. The library has no public way to it."""
+    json: str = made._to_model().model_dump_json(by_alias=True, indent=1)
+    return json
+
+
+def save(made: ws.Workspace) -> str:
+    """Saves it to the server, as a new view; returns its URL.
+
+    Raises BadInput without a key in the environment, or if the server does not take it.
+    """
+    import wandb
+
+    if not os.environ.get("WANDB_API_KEY"):
+        raise BadInput("mode", "online", "needs a key in the environment, WANDB_API_KEY")
+    try:
+        made.entity = made.entity or wandb.Api().default_entity or ""
+        url: str = made.save().url
+    except (wandb.Error, OSError, ValueError) as error:
+        allowed = f"the server did not take it ({' '.join(str(error).split())})"
+        raise BadInput("mode", "online", allowed) from None
+    return url
+
+
+def _curves(*names: str) -> list[PanelTypes]:
+    """Means over the runs of an arm, and over those of an optimizer in an arm; nothing smoothed."""
+    import wandb_workspaces.reports.v2 as wr
+
+    groups: dict[str, wr.Metric | wr.Config] = {
+        "arm": wr.Metric("JobType"),
+        "optimizer and arm": wr.Config("choice.series"),
+    }
+    return [
+        wr.LinePlot(
+            title=f"{name} by {by}",
+            x="update",
+            y=[name],
+            groupby=key,
+            groupby_aggfunc="mean",
+            groupby_rangefunc="minmax",
+            smoothing_type="none",
+            ignore_outliers=False,
+            max_runs_to_show=MAX_RUNS,
+        )
+        for name in names
+        for by, key in groups.items()
+    ]
+
+
+def _over_keys(swept: Sequence[str]) -> list[PanelTypes]:
+    import wandb_workspaces.reports.v2 as wr
+
+    loss = wr.SummaryMetric("final_val_loss")
+    keys = ["choice.optimizer", *dict.fromkeys([*ALWAYS, *swept])]
+    axes: list[wr.Metric | wr.Config | wr.SummaryMetric] = [wr.Metric("JobType")]
+    axes += [*map(wr.Config, keys), loss]
+    columns = [wr.ParallelCoordinatesPlotColumn(metric=axis) for axis in axes]
+    lr, momentum, coefficient = (wr.Config(key) for key in ALWAYS)
+    return [
+        wr.BarPlot(
+            title="final_val_loss by arm",
+            metrics=["final_val_loss"],
+            groupby=wr.Metric("JobType"),
+            groupby_aggfunc="mean",
+            groupby_rangefunc="minmax",
+        ),
+        wr.ParallelCoordinatesPlot(title="final_val_loss over the swept keys", columns=columns),
+        wr.ScatterPlot(title="by learning rate and momentum", x=lr, y=momentum, z=loss, log_x=True),
+        wr.ScatterPlot(title="by learning rate and λ", x=lr, y=coefficient, z=loss, log_x=True),
+    ]

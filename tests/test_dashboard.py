@@ -1,0 +1,94 @@
+"""The dashboard shows what the tracker logs: its spec, read back as the server would have it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small
+
+from sweeps.__main__ import main
+from sweeps.request import request
+from sweeps.tracking.tracker import About
+
+pytestmark = pytest.mark.filterwarnings("ignore:Pydantic V1 style:DeprecationWarning")  # wandb's
+
+
+def spec(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert main(["dashboard", *words]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def panels(found: Any) -> list[Any]:
+    sections = found["spec"]["section"]["panelBankConfig"]["sections"]
+    return [panel for section in sections for panel in section["panels"]]
+
+
+def test_validation_losses_are_drawn_by_update_grouped_by_arm(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = spec(capsys, "sweep=main", "project=p", "entity=e")
+    assert (found["project"], found["entity"]) == ("p", "e")
+    first = panels(found)[0]["config"]
+    assert first["metrics"] == ["val_loss"]
+    assert first["xAxis"] == "update"
+    assert first["groupBy"] == "jobType"
+    assert first["smoothingType"] == "none"
+
+
+def test_it_is_filtered_to_the_group_that_the_runs_of_the_sweep_have(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["sweep=main", "scale=micro"]
+    filters = json.dumps(spec(capsys, *words)["spec"]["section"]["runSets"][0]["filters"])
+    assert f'"{request(words).tracking.sweep}"' in filters
+    assert '"group"' in filters
+    everything = spec(capsys)["spec"]["section"]["runSets"][0]["filters"]
+    assert "group" not in json.dumps(everything)
+
+
+def test_every_swept_key_is_an_axis_that_a_runs_config_has(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["sweep=momentum", "grid.correction=[error_feedback]", "grid.batch_size=[8,16]"]
+    found = panels(spec(capsys, *words))
+    [coordinates] = [p for p in found if p["viewType"] == "Parallel Coordinates Plot"]
+    keys = [column["accessor"] for column in coordinates["config"]["columns"]]
+    assert (keys[0], keys[-1]) == ("run:jobType", "summary:final_val_loss")
+    config = small.config(tmp_path, "correction=error_feedback")
+    config["choice"] = About("", "", "", config, 0.0).choices
+    axes = [key.removeprefix("config:").split(".") for key in keys[1:-1]]
+    for first, value, *rest in axes:
+        assert value == "value"
+        node = config[first]
+        for part in rest:
+            node = node[part]
+        assert isinstance(node, str | float | int)
+    assert {".".join(axis) for axis in axes} >= {
+        "choice.value.optimizer",
+        "choice.value.correction",
+        "optimizer.value.momentum",
+        "correction.value.coefficient",
+        "batch_size.value",
+    }
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("mode=online", "WANDB_API_KEY"),
+        ("mode=elsewhere", "mode=elsewhere"),
+        ("sweep=nowhere", "sweep=nowhere"),
+        ("sweep", "must be key=value"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    word: str, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    assert main(["dashboard", word]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
