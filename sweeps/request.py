@@ -57,9 +57,8 @@ def request(arguments: Sequence[str]) -> Request:
             raise BadInput(key, "", allowed)
         given[key] = value
     name, scale = given.pop("sweep", ""), given.pop("scale", "tiny")
-    results, dry_run = given.pop("results", "results"), given.pop("dry_run", "false")
-    if dry_run not in ("true", "false"):
-        raise BadInput("dry_run", dry_run, "must be true or false")
+    results = _store(given.pop("results", "results"))
+    dry_run = flag("dry_run", given.pop("dry_run", "false"))
     gpus_per_trial = _gpus(given.pop("gpus_per_trial", "1"))
     content = _load("sweep", name)
     if "seeds" in given:
@@ -74,7 +73,21 @@ def request(arguments: Sequence[str]) -> Request:
     base = [*sweep.base, *_load("scale", scale)["base"], *sweep.scales.get(scale, [])]
     base += [f"{key}={value}" for key, value in given.items()]
     sweep = sweep.model_copy(update={"base": base})
-    return Request(sweep, f"{name}-{scale}", Path(results), dry_run == "true", gpus_per_trial)
+    return Request(sweep, f"{name}-{scale}", results, dry_run, gpus_per_trial)
+
+
+def flag(key: str, given: str) -> bool:
+    """A word that is true or false; raises BadInput for another."""
+    if given not in ("true", "false"):
+        raise BadInput(key, given, "must be true or false")
+    return given == "true"
+
+
+def _store(given: str) -> Path:
+    if "://" in given:
+        allowed = "must be a folder, of a shared file system if need be: a lease needs exclusive "
+        raise BadInput("results", given, f"{allowed}creation, which object stores do not offer")
+    return Path(given)
 
 
 def _gpus(given: str) -> float:

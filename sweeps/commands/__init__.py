@@ -2,5 +2,8 @@
 
 COMMANDS = {
     "run": "what is missing of a sweep, then report gaps (the default)",
+    "submit": "the same as a job of a Ray cluster",
+    "jobs": "the cluster's jobs of ours",
+    "stop": "ends such jobs, with checkpoints",
 }
 """The first word of the command line → what it does."""
