@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 from sweeps.expand import overrides
 from sweeps.request import Request
+from sweeps.store import creates, probe
 from trainer.errors import BadInput
 
 PATHS = ("data.path", "resume_from")
 """Keys of a trial that name what lies outside its folder."""
+
+
+ANSWER_WITHIN = 60.0
+"""Seconds that a node has to say what it sees."""
 
 
 def require_shared(asked: Request) -> None:
@@ -43,3 +51,36 @@ def _words(asked: Request) -> Iterator[tuple[str, str]]:
     for word in [*asked.sweep.base, *swept, *(w for arm in asked.sweep.arms.values() for w in arm)]:
         key, _, value = word.partition("=")
         yield key, value
+
+
+def require_seen_by_nodes(results: Path) -> None:
+    """Raises BadInput if a node of the cluster has another folder at `results` than the driver, or
+    would create what the driver has created. Nodes that join later are not asked.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = ray.get_runtime_context().get_node_id()
+    others = [n for n in ray.nodes() if n["Alive"] and n["NodeID"] != here]
+    task: Any = ray.remote(_shares)
+    with probe(results / "trials") as made:
+        answers = {
+            node["NodeManagerAddress"]: task.options(
+                num_cpus=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+            ).remote(made)
+            for node in others
+        }
+        for address, answer in answers.items():
+            with suppress(ray.exceptions.RayError):  # the node is gone again, or busy
+                if not ray.get(answer, timeout=ANSWER_WITHIN):
+                    allowed = "must be on storage that all nodes share: node"
+                    raise BadInput("results", results, f"{allowed} {address} has another folder")
+
+
+def _shares(made: Path) -> bool:
+    """Whether this node sees what the driver made."""
+    try:
+        return not creates(made)
+    except OSError:  # there is no such folder here
+        return False

@@ -13,6 +13,7 @@ from rich.console import Console
 from sweeps.expand import Trial, points, unique
 from sweeps.price import price
 from sweeps.request import Request, parser, request
+from sweeps.shared import require_seen_by_nodes
 from sweeps.store import failed, finished, held, require_writable
 from sweeps.tune import Tuned, check_reach, tune
 from sweeps.tuning_report import estimate, remarks, write
@@ -78,6 +79,7 @@ def _run(asked: Request, tuned: list[Tuned]) -> tuple[list[Tuned], bool]:
 
     # Ray takes the signals over when it starts, and so stopping takes them back after that.
     with cluster(), stopping("running trials save a checkpoint and stop") as asked_to_stop:
+        require_seen_by_nodes(asked.results)
         while (missing := _missing(tuned, attempted)) and not asked_to_stop():
             if todo := [trial for trial in missing if not held(trial)]:
                 with Display(todo, Console()) as display:
