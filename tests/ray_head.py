@@ -22,19 +22,14 @@ MARK = "PIPEGAP_TEST_HEAD"
 
 
 @contextmanager
-def head(num_cpus: int = 2) -> Iterator[dict[str, str]]:
-    """Yields the environment in which a client finds the cluster; nothing of it is left after."""
+def head(num_cpus: int = 2) -> Iterator[tuple[dict[str, str], Path]]:
+    """Yields the environment in which a client finds the cluster, and the folder of its files.
+
+    Nothing of it is left after.
+    """
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # short: sockets lie in it
         port, dashboard, agent, agent_grpc, runtime, metrics, client = _free_ports(7)
-        environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith("RAY_")},
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": TOKEN,
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # so named: servers on loopback only
-            MARK: folder,
-            "PATH": f"{BIN}:{os.environ['PATH']}",
-        }
+        environment = {**marked(folder), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
         command = [
             *(str(BIN / "ray"), "start", "--head", "--block", "--node-ip-address=127.0.0.1"),
             *(f"--port={port}", f"--dashboard-port={dashboard}", f"--num-cpus={num_cpus}"),
@@ -44,18 +39,42 @@ def head(num_cpus: int = 2) -> Iterator[dict[str, str]]:
             *("--max-worker-port=0", "--object-store-memory=100000000"),
             *("--include-dashboard=true", f"--temp-dir={folder}"),
         ]
-        with open(f"{folder}.log", "w") as log:
+        address, log = f"http://127.0.0.1:{dashboard}", Path(folder) / "start.log"
+        with ended_by_mark(folder), log.open("w") as said:
             process = subprocess.Popen(
-                command, env=environment, stdout=log, stderr=log, start_new_session=True
+                command, env=environment, stdout=said, stderr=said, start_new_session=True
             )
-        try:
-            address = f"http://127.0.0.1:{dashboard}"
-            _await_jobs_api(process, address, Path(f"{folder}.log"))
+            _await_jobs_api(process, address, log)
             del environment[MARK]
-            yield {**environment, "RAY_API_SERVER_ADDRESS": address}
-        finally:
-            _end(folder, process)
-            os.unlink(f"{folder}.log")
+            yield {**environment, "RAY_API_SERVER_ADDRESS": address}, Path(folder)
+            process.kill()
+            process.wait()
+
+
+def marked(mark: str) -> dict[str, str]:
+    """An environment for servers on loopback only, by which `ended_by_mark` finds them."""
+    return {
+        **{key: value for key, value in os.environ.items() if not key.startswith("RAY_")},
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # so named
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        MARK: mark,
+    }
+
+
+@contextmanager
+def ended_by_mark(mark: str) -> Iterator[None]:
+    """Ends all processes with that mark: not `ray stop`, which ends every cluster of a machine."""
+    try:
+        yield
+    finally:
+        deadline = time.monotonic() + 30
+        while left := members(mark):
+            assert time.monotonic() < deadline, f"left: {left}"
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.2)
 
 
 def _free_ports(count: int) -> list[int]:
@@ -82,22 +101,11 @@ def _await_jobs_api(process: subprocess.Popen[bytes], address: str, log: Path) -
     raise RuntimeError(f"no Ray head within {START_WITHIN:.0f} s: {said}")
 
 
-def members(folder: str) -> list[int]:
-    """Ids of the processes that a head with this folder started: all inherit its environment."""
+def members(mark: str) -> list[int]:
+    """Processes with that mark, which all descendants inherit; one that has ended has none."""
     found = []
     for environ in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
-            if f"{MARK}={folder}".encode() in environ.read_bytes().split(b"\0"):
+            if f"{MARK}={mark}".encode() in environ.read_bytes().split(b"\0"):
                 found.append(int(environ.parent.name))
     return found
-
-
-def _end(folder: str, process: subprocess.Popen[bytes]) -> None:
-    """Not by `ray stop`, which ends every cluster of the machine."""
-    for _ in range(2):  # what was starting while it was ended
-        for pid in members(folder):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
-        time.sleep(0.2)
-    assert not members(folder), "a process of the cluster is left"

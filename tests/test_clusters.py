@@ -15,14 +15,16 @@ import pytest
 import small
 from ray_head import TOKEN, head
 
+from sweeps.package import CODE, code_digest
+
 KEY = "a-key-that-must-not-travel"
 
 
 class Cluster:
     """Commands of a user of the cluster, whose store is `folder`."""
 
-    def __init__(self, environment: dict[str, str], folder: Path) -> None:
-        self.environment, self.folder = environment, folder
+    def __init__(self, environment: dict[str, str], files: Path, folder: Path) -> None:
+        self.environment, self.files, self.folder = environment, files, folder
         words = small.overrides(folder, "num_updates=1500", "eval_every=500", "checkpoint_every=50")
         grid = ["grid.optimizer=[adamw]", "grid.optimizer.momentum=[0.9]", "seeds=[0]"]
         self.words = ["sweep=momentum", "scale=micro", *grid, *words]
@@ -55,8 +57,9 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with head() as environment:
-        yield Cluster({**environment, "WANDB_API_KEY": KEY}, tmp_path_factory.mktemp("cluster"))
+    with head() as (environment, files):
+        environment |= {"WANDB_API_KEY": KEY, "WANDB_PROJECT": "told"}
+        yield Cluster(environment, files, tmp_path_factory.mktemp("cluster"))
 
 
 def await_updates(cluster: Cluster, follower: subprocess.Popen[str]) -> None:
@@ -82,9 +85,12 @@ def test_one_job_from_submission_to_result(cluster: Cluster) -> None:
     found = cluster.submit("follow=false")
     assert (found.returncode, found.stdout) == (0, f"job {job}: submitted before, running\n")
 
+    follower = cluster.start("submit", *cluster.words)
     stopped = cluster.run("stop", job)
     assert stopped.returncode == 0, stopped.stderr
     assert f"job {job}: stopped" in stopped.stdout
+    assert "save a checkpoint" in follower.communicate()[0]
+    assert follower.returncode == 143
     assert [a["ended"] for a in cluster.read("attempt-*.json")] == ["Stopped"] * 2
     assert not cluster.read("result.json")
     assert len(list(cluster.folder.glob("results/trials/*/checkpoint*"))) == 2
@@ -116,6 +122,12 @@ def test_a_job_of_bad_input_ends_as_the_command_does(cluster: Cluster) -> None:
     assert "optimizer.lr=-1" in line
 
 
+def test_the_code_arrives_and_nothing_else(cluster: Cluster) -> None:
+    [arrived] = cluster.files.glob("session_latest/runtime_resources/working_dir_files/*/")
+    assert {path.name for path in arrived.iterdir()} - {"__pycache__"} == set(CODE)
+    assert code_digest(arrived) == code_digest()
+
+
 def test_no_key_is_in_what_the_cluster_tells_of_a_job(cluster: Cluster) -> None:
     import requests
 
@@ -123,6 +135,7 @@ def test_no_key_is_in_what_the_cluster_tells_of_a_job(cluster: Cluster) -> None:
     address = cluster.environment["RAY_API_SERVER_ADDRESS"]
     told = requests.get(f"{address}/api/jobs/", headers=headers, timeout=30).text
     assert "momentum-micro" in told
+    assert '"WANDB_PROJECT": "told"' in told
     assert KEY not in told
     assert TOKEN not in told
 
