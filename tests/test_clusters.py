@@ -25,7 +25,7 @@ class Cluster:
 
     def __init__(self, environment: dict[str, str], files: Path, folder: Path) -> None:
         self.environment, self.files, self.folder = environment, files, folder
-        words = small.overrides(folder, "num_updates=1500", "eval_every=500", "checkpoint_every=50")
+        words = small.overrides(folder, "num_updates=3000", "eval_every=1500")
         grid = ["grid.optimizer=[adamw]", "grid.optimizer.momentum=[0.9]", "seeds=[0]"]
         self.words = ["sweep=momentum", "scale=micro", *grid, *words]
 
@@ -75,17 +75,20 @@ def test_one_job_from_submission_to_result(cluster: Cluster) -> None:
     """Ctrl-C detaches, the same words find the job, `stop` saves, a new attempt goes on to the end,
     and then the same words start nothing more."""
     follower = cluster.start("submit", *cluster.words)
-    await_updates(cluster, follower)
+    assert follower.stdout is not None
+    job = follower.stdout.readline().split()[1].rstrip(":")
+    while "Running entrypoint" not in follower.stdout.readline():
+        assert follower.poll() is None
     follower.send_signal(signal.SIGINT)
     said, complained = follower.communicate()
     assert follower.returncode == 130, complained
-    job = said.split()[1].rstrip(":")
     assert f"stop {job}" in said.splitlines()[-1]
 
     found = cluster.submit("follow=false")
     assert (found.returncode, found.stdout) == (0, f"job {job}: submitted before, running\n")
 
     follower = cluster.start("submit", *cluster.words)
+    await_updates(cluster, follower)
     stopped = cluster.run("stop", job)
     assert stopped.returncode == 0, stopped.stderr
     assert f"job {job}: stopped" in stopped.stdout
