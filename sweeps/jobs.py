@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import shlex
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,8 +28,8 @@ LABEL = "sweep"
 """The key of a job's metadata by which ours are known."""
 LOOK_AGAIN = 0.5
 """Seconds between looks at a job that is about to end."""
-DETACHED = 130
-"""Exit code of Ctrl-C."""
+DETACHED, LOST = 130, 1
+"""Exit codes of Ctrl-C, and of a connection that breaks, while a job is followed."""
 
 
 @contextmanager
@@ -45,20 +46,30 @@ def jobs_of(address: str) -> Iterator[Client]:
         raise BadInput("address", where, allowed)
     os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray reads it when it is imported
     import requests
-    from ray.exceptions import AuthenticationError, RpcError
-    from ray.job_submission import JobSubmissionClient
+    from ray.exceptions import AuthenticationError
 
     logging.disable(logging.WARNING)  # Ray tells of each folder that it does not send
     try:
-        yield JobSubmissionClient()
+        yield _client(where)
     except AuthenticationError as error:
         why = re.split(r"\n|\. ", str(error))[0]
         allowed = f"must be the token of the cluster at {where}, here or in RAY_AUTH_TOKEN_PATH"
         raise BadInput("RAY_AUTH_TOKEN", "(not shown)", f"{allowed} ({why})") from None
-    except (ConnectionError, requests.ConnectionError, RpcError):
-        raise BadInput("address", where, "must be a cluster's Jobs API: none answers") from None
+    except (ConnectionError, requests.ConnectionError):
+        raise BadInput("address", where, "must be a cluster's Jobs API (no more there)") from None
     finally:
         logging.disable(logging.NOTSET)
+
+
+def _client(where: str) -> Client:
+    from ray.exceptions import RpcError
+    from ray.job_submission import JobSubmissionClient
+
+    try:
+        return JobSubmissionClient()
+    except (OSError, ValueError, RuntimeError, RpcError) as error:
+        why = str(error).partition("\n")[0]
+        raise BadInput("address", where, f"must be a cluster's Jobs API ({why})") from None
 
 
 def ours(client: Client) -> list[Job]:
@@ -109,7 +120,12 @@ def _succeeded(job: Job) -> bool:
 
 
 def follow(client: Client, job_id: str) -> int:
-    """Prints the job's log until it ends; its exit code. Ctrl-C leaves the job alone."""
+    """Prints the job's log until it ends; its exit code. Ctrl-C leaves the job alone.
+
+    The exit code is 1 if the connection breaks.
+    """
+    from aiohttp import ClientError
+
     try:
         asyncio.run(_print_log(client, job_id))
         job = ended(client, job_id)
@@ -119,6 +135,9 @@ def follow(client: Client, job_id: str) -> int:
             f"python -m sweeps stop {job_id} ends it"
         )
         return DETACHED
+    except (RuntimeError, ClientError) as error:
+        print(f"lost job {job_id} ({error}): the same command looks for it again", file=sys.stderr)
+        return LOST
     print(f"job {job_id}: {job.status.lower()}")
     return exit_code(job)
 
