@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WIKI := data/wiki/manifest.json
 
-.PHONY: help setup data-% sweep-% test check clean
+.PHONY: help setup data-% sweep-% submit test check clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -46,6 +46,9 @@ sweep-micro-%: $(READY) $(WIKI)
 
 sweep-tiny-%: $(READY) $(WIKI)
 	$(call sweep,tiny,$*)
+
+submit: $(READY)  ## a sweep on a Ray cluster: SWEEP=main SCALE=135m ARGS="results=/… data.path=/…"
+	$(BIN)/python -m sweeps submit sweep=$(or $(SWEEP),main) scale=$(or $(SCALE),tiny) $(ARGS)
 
 test: $(READY) $(WIKI)  ## the tests, in parallel
 	$(BIN)/python -m pytest -n 2 $(ARGS)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 from sweeps.expand import Trial
 from trainer.errors import BadInput
@@ -37,11 +39,35 @@ def held(trial: Trial) -> bool:
 
 
 def require_writable(results: Path) -> None:
-    """Raises BadInput for a results folder that cannot be written."""
+    """Raises BadInput for a results folder that cannot be written, or that cannot hold a lease."""
+    trials = results / "trials"
     try:
-        (results / "trials").mkdir(parents=True, exist_ok=True)
-        writable = os.access(results / "trials", os.W_OK)
-    except OSError:
-        writable = False
-    if not writable:
-        raise BadInput("results", results, "must be a folder that can be written")
+        trials.mkdir(parents=True, exist_ok=True)
+        with probe(trials) as made:
+            exclusive = not creates(made)
+    except OSError as error:
+        allowed = f"must be a folder that can be written ({error.strerror})"
+        raise BadInput("results", results, allowed) from None
+    if not exclusive:
+        allowed = "must be on a file system that creates a file once: two processes both made one"
+        raise BadInput("results", results, allowed)
+
+
+@contextmanager
+def probe(folder: Path) -> Iterator[Path]:
+    """A file that was not there before."""
+    path = folder / f".probe-{uuid4().hex}"
+    path.touch(exist_ok=False)
+    try:
+        yield path
+    finally:
+        path.unlink()
+
+
+def creates(path: Path) -> bool:
+    """Whether this process can make the file, as an attempt at a trial is made: it must not be."""
+    try:
+        with path.open("x"):
+            return True
+    except FileExistsError:
+        return False

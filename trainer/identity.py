@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -13,6 +14,9 @@ from typing import Any
 
 TRAINER_VERSION = 2
 """Raised by hand when a fix changes numbers: results of different versions are never mixed."""
+
+COMMIT = "PIPEGAP_COMMIT"
+"""The variable that tells the commit where the source tree is a copy without git."""
 
 CHANGES_NO_NUMBER = (
     "results",
@@ -45,12 +49,12 @@ def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
 
 
 def git_commit() -> str | None:
-    """Commit of this source tree, with `-dirty` where it was changed; None outside git."""
+    """Commit of this source tree, with `-dirty` where it was changed; None where nobody knows."""
     describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = run(describe, cwd=Path(__file__).parent, check=True, capture_output=True, text=True)
     except (CalledProcessError, FileNotFoundError):
-        return None
+        return os.environ.get(COMMIT) or None
     return done.stdout.strip()
 
 

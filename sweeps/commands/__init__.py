@@ -7,5 +7,8 @@ COMMANDS = {
     "rerun": "selected trials again",
     "prune": "deletes checkpoints of selected trials",
     "dashboard": "the wandb workspace of a sweep: prints it, or saves it",
+    "submit": "the same as a job of a Ray cluster",
+    "jobs": "the cluster's jobs of ours",
+    "stop": "ends such jobs, with checkpoints",
 }
 """The first word of the command line → what it does."""

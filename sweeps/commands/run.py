@@ -15,6 +15,7 @@ from sweeps import tuning_report
 from sweeps.expand import Trial, unique
 from sweeps.price import price
 from sweeps.request import Request, parser, request
+from sweeps.shared import require_seen_by_nodes
 from sweeps.standing import Standing, all_planned, look
 from sweeps.store import failed, finished, held, require_writable
 from trainer.errors import Stopped
@@ -79,6 +80,7 @@ def _run(asked: Request, sweeps: list[Standing]) -> tuple[list[Standing], bool]:
 
     # Ray takes the signals over when it starts, and so stopping takes them back after that.
     with cluster(), stopping("running trials save a checkpoint and stop") as asked_to_stop:
+        require_seen_by_nodes(asked.results)
         while (missing := _missing(sweeps, attempted)) and not asked_to_stop():
             if todo := [trial for trial in missing if not held(trial)]:
                 planned = all_planned(sweeps)

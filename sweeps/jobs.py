@@ -1,0 +1,174 @@
+"""Sweeps as jobs of a Ray cluster: one job for one wish, followed from here or left alone."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sweeps.package import code_digest, runtime_env
+from trainer.errors import BadInput, Stopped
+
+Client = Any
+Job = Any
+"""Ray's JobSubmissionClient, and its JobDetails."""
+
+VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+"""Where Ray's client reads the address; the first one that is set counts."""
+LABEL = "sweep"
+"""The key of a job's metadata by which ours are known."""
+LOOK_AGAIN = 0.5
+"""Seconds between looks at a job that is about to end."""
+DETACHED, LOST = 130, 1
+"""Exit codes of Ctrl-C, and of a connection that breaks, while a job is followed."""
+
+
+@contextmanager
+def jobs_of(address: str) -> Iterator[Client]:
+    """Yields the client of the cluster at `address`, or that of Ray's variables if it is empty.
+
+    Raises BadInput for no address, one that does not answer, or a token that is not the cluster's.
+    """
+    if address:
+        os.environ[VARIABLES[0]] = address  # which would take precedence over an argument
+    where = next((os.environ[name] for name in VARIABLES if os.environ.get(name)), "")
+    if not where:
+        allowed = f"must be a cluster's Jobs API, e.g. http://HEAD:8265 (or set {VARIABLES[0]})"
+        raise BadInput("address", where, allowed)
+    os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray reads it when it is imported
+    import requests
+    from ray.exceptions import AuthenticationError
+
+    logging.disable(logging.WARNING)  # Ray tells of each folder that it does not send
+    try:
+        yield _client(where)
+    except AuthenticationError as error:
+        why = re.split(r"\n|\. ", str(error))[0]
+        allowed = f"must be the token of the cluster at {where}, here or in RAY_AUTH_TOKEN_PATH"
+        raise BadInput("RAY_AUTH_TOKEN", "(not shown)", f"{allowed} ({why})") from None
+    except (ConnectionError, requests.ConnectionError):
+        raise BadInput("address", where, "must be a cluster's Jobs API (no more there)") from None
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _client(where: str) -> Client:
+    from ray.exceptions import RpcError
+    from ray.job_submission import JobSubmissionClient
+
+    try:
+        return JobSubmissionClient()
+    except (OSError, ValueError, RuntimeError, RpcError) as error:
+        why = str(error).partition("\n")[0]
+        raise BadInput("address", where, f"must be a cluster's Jobs API ({why})") from None
+
+
+def ours(client: Client) -> list[Job]:
+    """The cluster's jobs that are sweeps of ours, the oldest first."""
+    jobs = [job for job in client.list_jobs() if LABEL in (job.metadata or {})]
+    return sorted(jobs, key=lambda job: job.start_time or 0)
+
+
+def job_name(label: str, words: Sequence[str]) -> str:
+    """The same for the same words, in any order, and the same code."""
+    wish = json.dumps([sorted(words), code_digest()])
+    return f"{label}-{hashlib.sha256(wish.encode()).hexdigest()[:12]}"
+
+
+def submit(client: Client, label: str, words: Sequence[str], again: bool) -> str:
+    """The id of the job that runs, or ran, the sweep of `words`: at most one at a time.
+
+    One that failed or was stopped is followed by a new attempt; one that is done, only if `again`.
+    """
+    name = job_name(label, words)
+    attempts = {job.submission_id: job for job in ours(client)}
+    number = 1
+    while f"{name}-{number}" in attempts:
+        number += 1
+    last = attempts.get(f"{name}-{number - 1}")
+    if last is not None and (not last.status.is_terminal() or (_succeeded(last) and not again)):
+        print(f"job {last.submission_id}: submitted before, {last.status.lower()}", flush=True)
+        return str(last.submission_id)
+    job_id = f"{name}-{number}"
+    try:
+        client.submit_job(
+            entrypoint=f"exec python -m sweeps {shlex.join(words)}",
+            submission_id=job_id,
+            runtime_env=runtime_env(),
+            metadata={LABEL: label},
+        )
+    except RuntimeError:  # refused if another process submitted the same in between
+        if job_id not in {job.submission_id for job in ours(client)}:
+            raise
+    print(f"job {job_id}: submitted", flush=True)
+    return job_id
+
+
+def _succeeded(job: Job) -> bool:
+    from ray.job_submission import JobStatus
+
+    return bool(job.status == JobStatus.SUCCEEDED)
+
+
+def follow(client: Client, job_id: str) -> int:
+    """Prints the job's log until it ends; its exit code. Ctrl-C leaves the job alone.
+
+    The exit code is 1 if the connection breaks.
+    """
+    from aiohttp import ClientError
+
+    try:
+        asyncio.run(_print_log(client, job_id))
+        job = ended(client, job_id)
+    except KeyboardInterrupt:
+        print(
+            f"\ndetached: job {job_id} runs on. The same command follows it again, "
+            f"python -m sweeps stop {job_id} ends it"
+        )
+        return DETACHED
+    except (RuntimeError, ClientError) as error:
+        print(f"lost job {job_id} ({error}): the same command looks for it again", file=sys.stderr)
+        return LOST
+    print(f"job {job_id}: {job.status.lower()}")
+    return exit_code(job)
+
+
+async def _print_log(client: Client, job_id: str) -> None:
+    async for lines in client.tail_job_logs(job_id):
+        print(lines, end="", flush=True)
+
+
+def ended(client: Client, job_id: str) -> Job:
+    """Waits until the job has ended."""
+    while not (job := client.get_job_info(job_id)).status.is_terminal():
+        time.sleep(LOOK_AGAIN)
+    return job
+
+
+def exit_code(job: Job) -> int:
+    """That of the sweep, if it came to one; a stopped job does not tell it."""
+    from ray.job_submission import JobStatus
+
+    without: Mapping[Any, int] = {JobStatus.SUCCEEDED: 0, JobStatus.STOPPED: Stopped.exit_code}
+    if job.driver_exit_code is None:
+        if job.status not in without:
+            print(job.message)
+        return without.get(job.status, 1)
+    code = int(job.driver_exit_code)
+    return code if code >= 0 else 128 - code  # as a shell tells a signal
+
+
+def split(words: Sequence[str], **defaults: str) -> tuple[dict[str, str], list[str]]:
+    """The words `key=value` that set one of `defaults`, with the others' defaults; and the rest."""
+    given = {word.partition("=")[0]: word.partition("=")[2] for word in words if "=" in word}
+    rest = [word for word in words if word.partition("=")[0] not in defaults]
+    return {key: given.get(key, value) for key, value in defaults.items()}, rest

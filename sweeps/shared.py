@@ -1,0 +1,87 @@
+"""What machines that work together must share: the store and the data, under the same paths."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from sweeps.request import Request
+from sweeps.schema import overrides
+from sweeps.store import creates, probe
+from trainer.errors import BadInput
+
+PATHS = ("data.path", "resume_from")
+"""Keys of a trial that name what lies outside its folder."""
+
+
+ANSWER_WITHIN = 60.0
+"""Seconds that a node has to say what it sees."""
+
+
+def require_shared(asked: Request) -> None:
+    """Raises BadInput for a path that means something else in a job: its working directory is a
+    copy of the code, on another machine."""
+    _require_absolute("results", str(asked.results))
+    paths = [(key, path) for key, path in _words(asked) if key in PATHS]
+    for key, path in paths:
+        _require_absolute(key, path)
+    if "data.path" not in dict(paths):
+        raise BadInput("data.path", "", _ALLOWED)
+
+
+_ALLOWED = "must be given as an absolute path, on storage that all nodes share"
+
+
+def _require_absolute(key: str, path: str) -> None:
+    if not os.path.isabs(path):
+        raise BadInput(key, path, _ALLOWED)
+
+
+def _words(asked: Request) -> Iterator[tuple[str, str]]:
+    """Every key that a sweep sets anywhere, with its value."""
+    for sweep in asked.sweeps.values():
+        swept = [
+            word
+            for key, values in sweep.grid.items()
+            for value in values
+            for word in overrides(key, value)
+        ]
+        for word in [*sweep.base, *swept, *(w for arm in sweep.arms.values() for w in arm)]:
+            key, _, value = word.partition("=")
+            yield key, value
+
+
+def require_seen_by_nodes(results: Path) -> None:
+    """Raises BadInput if a node of the cluster has another folder at `results` than the driver, or
+    would create what the driver has created. Nodes that join later are not asked.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = ray.get_runtime_context().get_node_id()
+    others = [n for n in ray.nodes() if n["Alive"] and n["NodeID"] != here]
+    task: Any = ray.remote(_shares)
+    with probe(results / "trials") as made:
+        answers = {
+            node["NodeManagerAddress"]: task.options(
+                num_cpus=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+            ).remote(made)
+            for node in others
+        }
+        for address, answer in answers.items():
+            with suppress(ray.exceptions.RayError):  # the node is gone again, or busy
+                if not ray.get(answer, timeout=ANSWER_WITHIN):
+                    allowed = "must be on storage that all nodes share: node"
+                    raise BadInput("results", results, f"{allowed} {address} has another folder")
+
+
+def _shares(made: Path) -> bool:
+    """Whether this node sees what the driver made."""
+    try:
+        return not creates(made)
+    except OSError:  # there is no such folder here
+        return False
