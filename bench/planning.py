@@ -1,10 +1,11 @@
-"""Seconds to plan a large sweep: the whole command `python -m sweeps … dry_run=true`, each round.
+"""Seconds to plan a large sweep: the whole command `python -m sweeps … dry_run=true`.
 
 `python -m bench.planning [rounds=3]`
 """
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import tempfile
@@ -41,7 +42,10 @@ def main() -> None:
             )
             seconds.append(time.perf_counter() - started)
     print(done.stdout.splitlines()[0])
-    print(f"{median(seconds):.1f} s (median of {rounds}: {', '.join(f'{s:.1f}' for s in seconds)})")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = (used.ru_utime + used.ru_stime) / rounds
+    times = ", ".join(f"{one:.1f}" for one in seconds)
+    print(f"{median(seconds):.1f} s by the clock (median of {times}), {cpu:.1f} s of CPU (mean)")
 
 
 if __name__ == "__main__":

@@ -50,30 +50,31 @@ def _time(
 ) -> str:
     """Hours of GPUs or cores, all ranks together, and what they rest on."""
     amounts = {trial.plan.trial_id: occupied(trial, asked.gpus_per_trial) for trial in trials}
+    speeds = {trial.plan.trial_id: throughput.of(trial.config) for trial in trials}
     hours = {
-        trial.plan.trial_id: _hours(trial, amounts[trial.plan.trial_id], throughput)
+        key: _hours(trial, amounts[key], speeds[key])
         for trial in trials
+        for key in [trial.plan.trial_id]
     }
     spent = dict.fromkeys((unit(trial) for trial in trials), 0.0)
     for trial in todo:
         spent[unit(trial)] += hours[trial.plan.trial_id] * amounts[trial.plan.trial_id]
     total = " and ".join(f"{number:.3g} {name}-hours" for name, number in spent.items())
-    assumed = [trial for trial in todo if throughput.of(trial.config) is None]
+    assumed = [trial for trial in todo if speeds[trial.plan.trial_id] is None]
     rates = {name: f"{ASSUMED_FLOPS[name]:.3g} FLOP/s a {name}" for name in map(unit, assumed)}
     sources = [
         f"{len(todo) - len(assumed)} of {len(todo)} trials at the measured speed of finished ones "
-        "of their shape",
-        *([f"{len(assumed)} only assumed, at {', '.join(rates.values())}"] if assumed else []),
+        "of their shape"
     ]
+    sources += [f"{len(assumed)} only assumed, at {', '.join(rates.values())}"] if assumed else []
     return (
         f"time      about {total} ({', '.join(sources)}), "
         f"longest trial {max(hours.values()):.3g} hours; evaluation comes on top"
     )
 
 
-def _hours(trial: Trial, amount: float, throughput: Throughput) -> float:
-    """Of training, by the clock."""
-    speed = throughput.of(trial.config)
+def _hours(trial: Trial, amount: float, speed: float | None) -> float:
+    """Of training, by the clock; `speed` in tokens per second, None if it is not known."""
     if speed is not None:
         return trial.plan.tokens / speed / 3600
     return trial.plan.flops / (ASSUMED_FLOPS[unit(trial)] * amount) / 3600
@@ -83,10 +84,11 @@ def _storage(trials: Sequence[Trial], todo: Sequence[Trial]) -> str:
     """A new checkpoint is complete before the one before it is deleted."""
     running = max((2 * trial.plan.checkpoint_bytes for trial in todo), default=0)
     kept = sum(trial.plan.kept_bytes for trial in trials)
-    return (
-        f"storage   about {_bytes(kept)} kept of all trials, and up to {_bytes(running)} "
-        "for each that runs (two checkpoints, estimated from its parameters)"
+    while_it_runs = (
+        f", and up to {_bytes(running)} for each that runs (two checkpoints, estimated from its "
+        "parameters)"
     )
+    return f"storage   about {_bytes(kept)} kept of all trials{while_it_runs if todo else ''}"
 
 
 def _bytes(number: float) -> str:

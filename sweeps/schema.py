@@ -158,7 +158,6 @@ def _check_tune(sweep: Sweep) -> None:
 RESERVED = {
     "seed": "is set by the sweep's seeds: seeds=[…]",
     "out": "would be the folder of every trial: choose the store by results=DIR",
-    "results": "is no part of a sweep: give results=DIR on the command line",
 }
 """Keys that a sweep sets for each of its trials itself."""
 
