@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,11 @@ def test_slurms_signal_makes_trials_save_and_the_job_wait_again(tmp_path: Path) 
         "SLURM_CPUS_ON_NODE": "2",
     }
     environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
-    with ended_by_mark(str(tmp_path)), (tmp_path / "log").open("w") as log:
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-") as environment["RAY_TMPDIR"],  # short: sockets
+        ended_by_mark(str(tmp_path)),
+        (tmp_path / "log").open("w") as log,
+    ):
         script = subprocess.Popen(
             ["bash", str(DEPLOY / "slurm.sh"), "sweep=momentum", "scale=micro", *grid, *given],
             env=environment,
