@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WIKI := data/wiki/manifest.json
 
-.PHONY: help setup data-% sweep-% submit test check clean
+.PHONY: help setup data-% sweep-% submit test test-slow check clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -51,7 +51,10 @@ submit: $(READY)  ## a sweep on a Ray cluster: SWEEP=main SCALE=135m ARGS="resul
 	$(BIN)/python -m sweeps submit sweep=$(or $(SWEEP),main) scale=$(or $(SCALE),tiny) $(ARGS)
 
 test: $(READY) $(WIKI)  ## the tests, in parallel
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 3 $(ARGS)
+
+test-slow: $(READY) $(WIKI)  ## those that take a minute or more
+	$(BIN)/python -m pytest -n 2 -m slow $(ARGS)
 
 check: $(READY)  ## ruff, format, types
 	$(BIN)/ruff check .

@@ -20,7 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-GANG = ("runner=pipelined", "pipeline.num_stages=2", "pipeline.num_microbatches=2")
+GANG = (
+    "runner=pipelined",
+    "pipeline.num_stages=2",
+    "pipeline.num_microbatches=2",
+    "num_updates=100",  # of processes that each take seconds to start
+)
 SWEEP = ("sweep=main", "scale=micro", "seeds=[0]", "grid.optimizer=[adamw]")
 LENGTH = ("num_updates=300", "eval_every=100", "checkpoint_every=20")
 MATRIX = (

@@ -15,6 +15,7 @@ from sweeps.schema import Sweep, check_sweep, keys, overrides, refuse_reserved
 from sweeps.tracking import choice
 from sweeps.tracking.choice import Tracking
 from sweeps.words import take_flag
+from trainer.config import require_folder
 from trainer.errors import BadInput
 
 
@@ -68,7 +69,8 @@ def request(arguments: Sequence[str]) -> Request:
             raise BadInput(key, "", allowed)
         given[key] = value
     names, scale = given.pop("sweep", ""), given.pop("scale", "tiny")
-    results, dry_run = _store(given.pop("results", "results")), take_flag(given, "dry_run")
+    results, dry_run = given.pop("results", "results"), take_flag(given, "dry_run")
+    require_folder("results", results)
     gpus_per_trial = parse_gpus(given.pop("gpus_per_trial", "1"))
     files = [sweep_file(name) for name in names.split(",")]
     labels = [f"{label}-{scale}" for label, _ in files]
@@ -78,14 +80,7 @@ def request(arguments: Sequence[str]) -> Request:
     tracking = choice.take(given, ", ".join(labels))
     contents = zip(labels, (content for _, content in files), strict=True)
     sweeps = {label: _changed(content, scale, given) for label, content in contents}
-    return Request(sweeps, results, dry_run, gpus_per_trial, tracking)
-
-
-def _store(given: str) -> Path:
-    if "://" in given:
-        allowed = "must be a folder, of a shared file system if need be: a lease needs exclusive "
-        raise BadInput("results", given, f"{allowed}creation, which object stores do not offer")
-    return Path(given)
+    return Request(sweeps, Path(results), dry_run, gpus_per_trial, tracking)
 
 
 def _changed(content: dict[str, Any], scale: str, given: Mapping[str, str]) -> Sweep:

@@ -91,6 +91,7 @@ SHIMS = {
 """Slurm on one node: a step is a process, a requeue is noted."""
 
 
+@pytest.mark.slow
 def test_slurms_signal_makes_trials_save_and_the_job_wait_again(tmp_path: Path) -> None:
     for name, body in SHIMS.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")

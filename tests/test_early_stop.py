@@ -162,6 +162,7 @@ def test_a_bad_margin_is_refused(margin: object) -> None:
         sweep(early_stop={"margin": margin})
 
 
+@pytest.mark.slow
 def test_a_sweep_stops_early_reports_why_and_is_done(tmp_path: Path) -> None:
     path = tmp_path / "early.yaml"
     path.write_text(

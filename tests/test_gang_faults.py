@@ -90,11 +90,11 @@ def assert_ends_as_if_nothing_had_been(folder: Path, run: Run, *words: str) -> N
 
 
 def test_a_killed_rank(tmp_path: Path) -> None:
-    run = Run(tmp_path, "num_updates=300")
+    run = Run(tmp_path, "num_updates=150")
     os.kill(run.ranks[1], signal.SIGKILL)
     assert "rank 1 was killed by SIGKILL" in run.error()
     assert json.loads((run.out / "result.json").read_text())["status"] == "failed"
-    assert_ends_as_if_nothing_had_been(tmp_path, run, "num_updates=300")
+    assert_ends_as_if_nothing_had_been(tmp_path, run, "num_updates=150")
 
 
 def test_a_stopped_rank_counts_as_hung(tmp_path: Path) -> None:

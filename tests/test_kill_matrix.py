@@ -59,6 +59,7 @@ def test_a_sweep_survives(
     check(sweep, whole(words))
 
 
+@pytest.mark.slow
 def test_two_drivers_share_the_trials_though_their_clocks_differ(
     small_words: tuple[str, ...], whole: Callable[[tuple[str, ...]], Sweep], tmp_path: Path
 ) -> None:

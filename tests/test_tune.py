@@ -214,6 +214,7 @@ def test_a_tuned_sweep_reports_its_arms_alone_and_is_done(whole: tuple[Path, str
     assert f"{num_trials} unique, {num_trials} done, 0 to do" in run(folder)
 
 
+@pytest.mark.slow
 def test_a_sweep_killed_while_it_tunes_chooses_the_same(
     whole: tuple[Path, str], tmp_path: Path
 ) -> None:

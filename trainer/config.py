@@ -71,6 +71,8 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     choices = {key: node for key, node in checked.items() if isinstance(node, dict)}
     for key, node in choices.items():
         checked[key] = check_choice(key, node)
+    for key in ("results", "out"):
+        require_folder(key, checked[key] or "")
     _check_length(checked)
     _check_batch(checked)
     check_combinations(checked)
@@ -111,6 +113,13 @@ def _check(schema: type[BaseModel], values: Mapping[str, Any], prefix: str) -> d
         given = "missing" if first["type"] == "missing" else first["input"]
         known = f" (known: {', '.join(schema.model_fields)})" if "extra" in first["type"] else ""
         raise BadInput(key, given, first["msg"] + known) from None
+
+
+def require_folder(key: str, value: str) -> None:
+    """Raises BadInput for the URL of an object store: a lease cannot be held there."""
+    if "://" in value:
+        allowed = "must be a folder, of a shared file system if need be: a lease needs exclusive "
+        raise BadInput(key, value, f"{allowed}creation, which object stores do not offer")
 
 
 def _check_length(config: Mapping[str, Any]) -> None:

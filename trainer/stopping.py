@@ -1,4 +1,4 @@
-"""Asks to stop by signals: Ctrl-C, and SIGTERM (of Slurm, Kubernetes, `ray job stop`)."""
+"""Asks to stop by signals: Ctrl-C, SIGTERM (Slurm, Kubernetes, `ray job stop`), a lost terminal."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def stopping(says: str) -> Iterator[Callable[[], bool]]:
         print(f"{signal.Signals(number).name}: {says}", file=sys.stderr, flush=True)
         signal.signal(number, previous[number])
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        previous[number] = signal.signal(number, ask)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup makes it
+            previous[number] = signal.signal(number, ask)
     try:
         yield lambda: asked
     finally:
