@@ -51,10 +51,10 @@ submit: $(READY)  ## a sweep on a Ray cluster: SWEEP=main SCALE=135m ARGS="resul
 	$(BIN)/python -m sweeps submit sweep=$(or $(SWEEP),main) scale=$(or $(SCALE),tiny) $(ARGS)
 
 test: $(READY) $(WIKI)  ## the tests, in parallel
-	$(BIN)/python -m pytest -n 3 $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 test-slow: $(READY) $(WIKI)  ## those that take a minute or more
-	$(BIN)/python -m pytest -n 2 -m slow $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(ARGS)
 
 check: $(READY)  ## ruff, format, types
 	$(BIN)/ruff check .

@@ -9,3 +9,5 @@ os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # Tune's own tables, in place 
 os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # trials save a checkpoint first: stop.py
 if "RAY_ADDRESS" not in os.environ:
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    # Where the driver is killed, what is left of its cluster looks for the rest so many seconds.
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "5")

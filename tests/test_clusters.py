@@ -17,6 +17,7 @@ from ray_head import TOKEN, head
 
 from sweeps.package import CODE, code_digest
 
+pytestmark = pytest.mark.slow
 KEY = "a-key-that-must-not-travel"
 
 
@@ -71,7 +72,6 @@ def await_updates(cluster: Cluster, follower: subprocess.Popen[str]) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.slow
 def test_one_job_from_submission_to_result(cluster: Cluster) -> None:
     """Ctrl-C detaches, the same words find the job, `stop` saves, a new attempt goes on to the end,
     and then the same words start nothing more."""

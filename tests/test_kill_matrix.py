@@ -14,11 +14,16 @@ import small
 from bench.kills import GANG, LENGTH, PATIENCE, Sweep, check, disturb
 
 MATRIX = [
-    ("driver", signal.SIGKILL),
-    ("driver", signal.SIGTERM),
-    ("trial", signal.SIGKILL),
-    ("rank", signal.SIGKILL),
-    ("raylet", signal.SIGKILL),
+    pytest.param("driver", signal.SIGKILL),
+    pytest.param("trial", signal.SIGKILL),
+    *(
+        pytest.param(target, how, marks=pytest.mark.slow)
+        for target, how in (
+            ("driver", signal.SIGTERM),
+            ("rank", signal.SIGKILL),
+            ("raylet", signal.SIGKILL),
+        )
+    ),
 ]
 """One moment each; `python -m bench.kills` has more."""
 
@@ -42,9 +47,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ...]
     return run
 
 
-@pytest.mark.parametrize(
-    ("target", "how"), MATRIX, ids=[f"{target}-{how.name}" for target, how in MATRIX]
-)
+@pytest.mark.parametrize(("target", "how"), MATRIX)
 def test_a_sweep_survives(
     target: str,
     how: signal.Signals,
