@@ -14,6 +14,9 @@ from trainer.watch import AskedToStop
 GRACE = 2 * STOP_WITHIN
 """Seconds that running trials have to save a checkpoint. Slurm and Kubernetes give 30."""
 
+ANSWER_WITHIN = 2.0
+"""Seconds that a trial waits to hear whether it shall stop."""
+
 
 class StopSign:
     """What every trial of a driver looks at."""
@@ -31,9 +34,14 @@ class StopSign:
 
 
 def asks(sign: Any) -> bool:
-    """Whether a trial shall stop: the sign is shown, or died with its driver."""
+    """Whether a trial shall stop: the sign is shown, or died with its driver.
+
+    A trial does not wait for a sign that a busy machine has not started yet: it asks again.
+    """
     try:
-        return bool(ray.get(sign.is_shown.remote(), timeout=GRACE))
+        return bool(ray.get(sign.is_shown.remote(), timeout=ANSWER_WITHIN))
+    except ray.exceptions.GetTimeoutError:
+        return False
     except ray.exceptions.RayError:
         return True
 

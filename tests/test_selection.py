@@ -181,6 +181,7 @@ def test_a_trial_that_would_be_another_now_is_refused(tmp_path: Path) -> None:
         recorded(config_file.parent, "sync", folder.name, moved)
 
 
+@pytest.mark.slow
 def test_failed_and_forced_trials_run_again_to_the_same_numbers(tmp_path: Path) -> None:
     whole = small.config(tmp_path, f"results={tmp_path}/whole")
     expected = run_trial(whole)
