@@ -24,6 +24,7 @@ Job = Any
 
 VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 """Where Ray's client reads the address; the first one that is set counts."""
+ADDRESS = "address=  of the cluster, e.g. http://HEAD:8265 (default: RAY_API_SERVER_ADDRESS)"
 LABEL = "sweep"
 """The key of a job's metadata by which ours are known."""
 LOOK_AGAIN = 0.5
@@ -165,10 +166,3 @@ def exit_code(job: Job) -> int:
         return without.get(job.status, 1)
     code = int(job.driver_exit_code)
     return code if code >= 0 else 128 - code  # as a shell tells a signal
-
-
-def split(words: Sequence[str], **defaults: str) -> tuple[dict[str, str], list[str]]:
-    """The words `key=value` that set one of `defaults`, with the others' defaults; and the rest."""
-    given = {word.partition("=")[0]: word.partition("=")[2] for word in words if "=" in word}
-    rest = [word for word in words if word.partition("=")[0] not in defaults]
-    return {key: given.get(key, value) for key, value in defaults.items()}, rest

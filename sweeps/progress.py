@@ -82,13 +82,13 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """At the pace of what runs now, evaluation included; None if nothing runs or tells one.
+        """At the pace of trials so far, evaluation included; None if nothing runs or tells one.
 
         No trial is cut in pieces: it takes as long as the slowest one at least.
         """
         running = [*self.of(*RUN)]
         paced = [pair for pair in running if _pace(*pair)]
-        paces = [_pace(*pair) for pair in paced or self.of(*ENDED)]
+        paces = [_pace(*pair) for pair in self.of(*RUN, *ENDED)]
         if not running or not any(paces):
             return None
         together = mean(filter(None, paces)) * len(running)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,32 +13,34 @@ from sweeps.files import known, parse, scale_file, sweep_file
 from sweeps.schema import Sweep, check_sweep, keys, overrides, refuse_reserved
 from sweeps.tracking import choice
 from sweeps.tracking.choice import Tracking
-from sweeps.words import take_flag
+from sweeps.words import parser, take_flag
 from trainer.config import require_folder
 from trainer.errors import BadInput
 
 
-def parser() -> argparse.ArgumentParser:
-    """Its `keys` are the words of a request."""
+def asked_words(words: Sequence[str]) -> list[str]:
+    """The words of a request, `--help` aside, which prints all that can be asked for."""
     sweeps, scales = (", ".join(known(group)) for group in ("sweep", "scale"))
     commands = "\n".join(f"  {name:<10}{what}" for name, what in COMMANDS.items())
-    found = argparse.ArgumentParser(
-        prog="python -m sweeps [COMMAND]",
-        description="Runs the trials of a sweep that are not in the store yet, then reports gaps.",
-        epilog=f"commands:\n{commands}\n\n"
-        f"sweep=    {sweeps}, or a file: path/to/a.yaml; several: a,b\n"
-        f"scale=    {scales} (default: tiny)\n"
-        "results=  the store (default: results)\n"
-        "dry_run=  true prints the plan and runs nothing\n"
-        "gpus_per_trial=  of a trial without ranks, e.g. 0.5 to run two on each GPU (default: 1)\n"
-        f"tracking=  {', '.join(choice.known())}: where to follow the trials; tracking.KEY=… as in "
-        "conf/tracking/ (default: none)\n"
-        "seeds=[0,1], grid.KEY=[…] and tune.KEY=[…] replace the sweep file's; "
-        "any other key=value goes to every trial, as in python -m trainer",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    asked: list[str] = (
+        parser(
+            "[COMMAND]",
+            "Runs the trials of a sweep that are not in the store yet, then reports gaps.",
+            f"commands:\n{commands}\n\n"
+            f"sweep=    {sweeps}, or a file: path/to/a.yaml; several: a,b\n"
+            f"scale=    {scales} (default: tiny)\n"
+            "results=  the store (default: results)\n"
+            "dry_run=  true prints the plan and runs nothing\n"
+            "gpus_per_trial=  of a trial without ranks, e.g. 0.5 to run two on each GPU\n"
+            f"tracking=  {', '.join(choice.known())}: where to follow the trials; tracking.KEY=… "
+            "as in conf/tracking/ (default: none)\n"
+            "seeds=[0,1], grid.KEY=[…] and tune.KEY=[…] replace the sweep file's; "
+            "any other key=value goes to every trial, as in python -m trainer",
+        )
+        .parse_args(words)
+        .keys
     )
-    found.add_argument("keys", nargs="+", metavar="key=value")
-    return found
+    return asked
 
 
 @dataclass(frozen=True)

@@ -10,23 +10,31 @@ from trainer.errors import BadInput
 Given = dict[str, str]
 
 
-def parse(words: Sequence[str], command: str, does: str, keys: str) -> Given:
-    """Values by key, the last of each; raises BadInput for a word without a value.
-
-    `--help` prints what the command does and its keys, and exits.
-    """
-    parser = argparse.ArgumentParser(
+def parser(command: str, does: str, keys: str) -> argparse.ArgumentParser:
+    """Its `keys` are the words; `--help` prints what the command does and its keys."""
+    found = argparse.ArgumentParser(
         prog=f"python -m sweeps {command}",
         description=does,
         epilog=keys,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("keys", nargs="*", metavar="key=value")
-    pairs = [word.partition("=") for word in parser.parse_args(words).keys]
+    found.add_argument("keys", nargs="*", metavar="key=value")
+    return found
+
+
+def parse(words: Sequence[str], command: str, does: str, keys: str) -> Given:
+    """Values by key, the last of each; raises BadInput for a word without a value."""
+    pairs = [word.partition("=") for word in parser(command, does, keys).parse_args(words).keys]
     for key, equals, value in pairs:
         if not equals or not key or not value:
             raise BadInput(key, value, f"must be key=value, see python -m sweeps {command} --help")
     return {key: value for key, _, value in pairs}
+
+
+def refuse_others(given: Given, command: str) -> None:
+    """Raises BadInput for a key that the command did not take out."""
+    for key, value in given.items():
+        raise BadInput(key, value, f"is no key of it, see python -m sweeps {command} --help")
 
 
 def take_flag(given: Given, key: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from sweeps.request import request
@@ -10,25 +9,22 @@ from sweeps.schema import Sweep, overrides
 from sweeps.tracking import choice
 from sweeps.tracking.choice import GROUP
 from sweeps.tracking.workspace import save, spec, workspace
+from sweeps.words import parse
 from trainer.compose import CONF
-from trainer.errors import BadInput
 
 DONE = 0
 KEYS = ("project", "entity", "mode")
 """Keys of the tracker that are the dashboard's too."""
+OPTIONS = """\
+sweep=, scale=  the sweep (default: all in the project)
+project=, entity=, mode=  as in conf/tracking/wandb.yaml; mode=online saves it, with the key that is
+            in WANDB_API_KEY"""
 OUTPUTS = {"offline": spec, "online": save}
 
 
 def main(words: Sequence[str]) -> int:
     """Exit code 0. Raises BadInput for a bad key, or where the server does not take it."""
-    parser = argparse.ArgumentParser(
-        prog="python -m sweeps dashboard",
-        description="Prints the wandb workspace of a sweep as JSON; with mode=online saves it.",
-        epilog="sweep=, scale= the sweep (default: all in the project); project=, entity=, mode= "
-        "as in conf/tracking/wandb.yaml. mode=online takes the key from WANDB_API_KEY.",
-    )
-    parser.add_argument("keys", nargs="*", metavar="key=value")
-    given = dict(_split(word) for word in parser.parse_args(words).keys)
+    given = parse(words, "dashboard", __doc__ or "", OPTIONS)
     of_tracker = {f"{GROUP}.{key}": given.pop(key) for key in KEYS if key in given}
     node = choice.take({GROUP: "wandb", **of_tracker}, "").node
     asked = request([f"{key}={value}" for key, value in given.items()]) if given else None
@@ -40,13 +36,6 @@ def main(words: Sequence[str]) -> int:
     )
     print(OUTPUTS[node["mode"]](made))
     return DONE
-
-
-def _split(word: str) -> tuple[str, str]:
-    key, equals, value = word.partition("=")
-    if not equals:
-        raise BadInput(key, "", "must be key=value")
-    return key, value
 
 
 def _swept(sweep: Sweep) -> list[str]:

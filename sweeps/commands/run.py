@@ -14,7 +14,7 @@ from rich.console import Console
 from sweeps import tuning_report
 from sweeps.expand import Trial, unique
 from sweeps.price import price
-from sweeps.request import Request, parser, request
+from sweeps.request import Request, asked_words, request
 from sweeps.shared import require_seen_by_nodes
 from sweeps.standing import Standing, all_planned, look
 from sweeps.store import failed, finished, held, require_writable
@@ -30,7 +30,7 @@ LOOK_AGAIN = 5.0
 
 def main(words: Sequence[str]) -> int:
     """Exit code: 0 done, 1 a trial failed or is still to do, 143 stopped. Raises BadInput."""
-    asked = request(parser().parse_args(words).keys)
+    asked = request(asked_words(words))
     sweeps = look(asked)
     _print_plan(asked, sweeps)
     if asked.dry_run:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
-from sweeps.jobs import ended, jobs_of, ours, split
+from sweeps.jobs import ADDRESS, ended, jobs_of, ours
+from sweeps.words import parse, refuse_others
 from trainer.errors import BadInput
+
+KEYS = f"ID ...   as `jobs` lists them\n{ADDRESS}"
 
 
 def main(words: Sequence[str]) -> int:
     """Waits for their end. Raises BadInput for a job that the cluster does not know."""
-    parser = argparse.ArgumentParser(prog="python -m sweeps stop", description=__doc__)
-    parser.add_argument("words", nargs="+", metavar="ID", help="as `jobs` lists them; address=URL")
-    own, ids = split(parser.parse_args(words).words, address="")
-    with jobs_of(own["address"]) as client:
+    ids = [word for word in words if "=" not in word and not word.startswith("-")]
+    given = parse([word for word in words if word not in ids], "stop", __doc__ or "", KEYS)
+    address = given.pop("address", "")
+    refuse_others(given, "stop")
+    if not ids:
+        raise BadInput("stop", "", "must say which: jobs lists their ids")
+    with jobs_of(address) as client:
         known = [str(job.submission_id) for job in ours(client)]
         if unknown := sorted(set(ids) - set(known)):
             raise BadInput("stop", unknown[0], f"must be one of {', '.join(known) or 'no jobs'}")
