@@ -49,9 +49,9 @@ class Entry(NamedTuple):
     row: str
 
 
-def index_path(trials: Path) -> Path | None:
-    """Where the index of a folder of trials lies; None if this is not one of a store."""
-    return trials.parent / ".index" / "trials.parquet" if trials.name == "trials" else None
+def index_path(store: Path) -> Path:
+    """Where the index of a store lies."""
+    return store / ".index" / "trials.parquet"
 
 
 def read(path: Path, names: Collection[str] | None = None) -> dict[str, Entry]:

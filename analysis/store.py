@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.index import index_path
 from analysis.notes import some
 from analysis.rows import Row
 from analysis.schema import TRIAL
@@ -25,10 +26,10 @@ def load(results_dir: str | Path, trial_ids: Collection[str] | None = None) -> p
     trial counts as unfinished, or is left out if its config is such a file. Raises BadInput if
     there is no folder `results_dir`.
     """
-    folder, names, whole = _places(Path(results_dir))
+    folder, names, index = _places(Path(results_dir))
     if trial_ids is not None:
-        names, whole = sorted(set(trial_ids) if whole else {*names} & {*trial_ids}), False
-    trials = read_trials(folder, names, whole=whole)
+        names = sorted({*names} & {*trial_ids})
+    trials = read_trials(folder, names, index, whole=trial_ids is None)
     if trials.broken:
         warnings.warn(f"not whole, and so not counted: {some(trials.broken)}", stacklevel=2)
     rows = [{**row, "folder": str(folder / name)} for name, row in trials.rows.items()]
@@ -76,15 +77,15 @@ def metrics(folder: str, key: str) -> Iterator[Row]:
             yield row
 
 
-def _places(results: Path) -> tuple[Path, list[str], bool]:
-    """The folder of the trials' folders, their names, and whether these are all in it."""
+def _places(results: Path) -> tuple[Path, list[str], Path | None]:
+    """The folder of the trials' folders, their names, and the index, which a store has."""
     if not results.is_dir():
         raise BadInput("results", results, "must be a folder that holds trials (no such folder)")
     if (results / "config.json").exists():
-        return results.parent, [results.name], False
-    trials = results / "trials"
-    folder = trials if trials.is_dir() else results
-    return folder, sorted(os.listdir(folder)), True
+        return results.parent, [results.name], None
+    if (results / "trials").is_dir():
+        return results / "trials", sorted(os.listdir(results / "trials")), index_path(results)
+    return results, sorted(os.listdir(results)), None
 
 
 def _column(name: str, values: Sequence[Any]) -> pd.Series:

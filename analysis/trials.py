@@ -35,13 +35,12 @@ class Trials:
     broken: list[Path] = field(default_factory=list)
 
 
-def read_trials(folder: Path, names: Sequence[str], *, whole: bool) -> Trials:
+def read_trials(folder: Path, names: Sequence[str], path: Path | None, *, whole: bool) -> Trials:
     """The trials among the folders `names` of `folder`: those that have a config.
 
-    `whole`: these are all, so that the index shall hold them. A trial whose result is not whole is
-    unfinished; one whose config is not has no row.
+    `path`: of their index; None where they have none. `whole`: these are all that it shall hold. A
+    trial whose result is not whole is unfinished; one whose config is not has no row.
     """
-    path = index.index_path(folder)
     stamps = {name: stamp for name, stamp in _each(_stamp, folder, names) if stamp is not None}
     known = index.read(path, None if whole else names) if path is not None and stamps else {}
     entries = {
