@@ -7,6 +7,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import matrix_optimizer_references as of_matrices
 import optimizer_references as references
 import pytest
 import torch
@@ -22,7 +23,7 @@ WEIGHTS = [("matrix", shape) for shape in references.MATRICES] + [
     ("vector", (8,)),
 ]
 EVERY = {reference.__name__: reference for reference in references.OF_EVERY_WEIGHT}
-MATRICES = {reference.__name__: reference for reference in references.OF_MATRICES}
+MATRICES = {reference.__name__: reference for reference in of_matrices.OF_MATRICES}
 TOLERANCES = {
     "adamuon": 1e-8,  # 7e-9: eps beside the norm, which the paper divides by alone
     "dion": 1e-6,  # 3e-7: eps beside the norm of a basis' column
@@ -54,7 +55,7 @@ def reference(name: str, kind: str) -> references.Reference:
     """The equations of a kind of weight; a YAML without them fails here."""
     if kind == "vector" and name == "scion":
         return _adamw
-    found = EVERY | {"scion": references.scion}
+    found = EVERY | {"scion": of_matrices.scion}
     found["schedule_free_adamw"] = references.schedule_free_adamw
     found |= MATRICES if kind == "matrix" else dict.fromkeys(MATRICES, _adamw)
     return found[name]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import secrets
+import time
 from contextlib import suppress
 from pathlib import Path
 
 FILE = "store_id"
+PATIENCE = 5.0
+"""Seconds that the process that made the file is given to write it."""
 
 
 def store_id(store: Path) -> str:
@@ -16,13 +18,12 @@ def store_id(store: Path) -> str:
     They move with the store. Raises OSError if it can be neither read nor written.
     """
     path = store / FILE
-    with suppress(FileNotFoundError):
-        return path.read_text().strip()
-    partial = path.with_name(f".{FILE}.{secrets.token_hex(8)}.partial")
-    partial.write_text(f"{secrets.token_hex(4)}\n")
-    try:
-        with suppress(FileExistsError):
-            os.link(partial, path)  # whole or not at all, and never over another
-    finally:
-        partial.unlink()
-    return path.read_text().strip()
+    # Exclusive creation, which the leases need as well: not every file system has hard links.
+    with suppress(FileExistsError), path.open("x") as file:
+        file.write(f"{secrets.token_hex(4)}\n")
+    deadline = time.monotonic() + PATIENCE
+    while not (found := path.read_text()).endswith("\n"):
+        if time.monotonic() > deadline:
+            raise OSError(f"{path} is not whole: delete it")
+        time.sleep(0.01)
+    return found.strip()

@@ -1,0 +1,72 @@
+"""Trials that are tracked, and what they wrote."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import small
+
+from sweeps.tracking import choice
+from sweeps.tracking.background import Background
+from sweeps.tracking.choice import Tracking
+from trainer.plan import plan_trial
+from trainer.record import Row
+from trainer.trial import run_trial
+
+TIMES = {"tokens_per_second", "wall_seconds"}
+PATIENT = 120.0
+
+
+def chosen(*words: str) -> Tracking:
+    """The tracker of these words of a command line, given time enough on a busy machine."""
+    given = {"tracking.wait": str(PATIENT), **dict(word.split("=", 1) for word in words)}
+    found = choice.take(given, "main-micro")
+    assert not given
+    return found
+
+
+def tracked(config: dict[str, Any], tracking: Tracking, stop_after: float = math.inf) -> Background:
+    """Runs a trial as a worker does, or up to an update."""
+    tracker = tracking.of(plan_trial(config).trial_id, "sync", config)
+    num_rows = 0
+
+    def report(row: Row) -> None:
+        nonlocal num_rows
+        num_rows += 1
+        tracker.log(row)
+
+    with tracker:
+        tracker.outcome = run_trial(config, report, lambda: num_rows >= stop_after)
+    return tracker
+
+
+def folder(config: dict[str, Any]) -> Path:
+    return Path(config["results"]) / "trials" / plan_trial(config).trial_id
+
+
+def rows(config: dict[str, Any]) -> list[Row]:
+    return [
+        json.loads(line) for line in (folder(config) / "metrics.jsonl").read_text().splitlines()
+    ]
+
+
+def untimed(config: dict[str, Any]) -> list[Row]:
+    return [{key: row[key] for key in row if key not in TIMES} for row in rows(config)]
+
+
+def runs(config: dict[str, Any]) -> list[Path]:
+    return sorted(Path(config["results"]).glob("tracking/wandb/*run-*"))
+
+
+@cache
+def plain() -> list[Row]:
+    """Rows of the trial without a tracker, times aside."""
+    with TemporaryDirectory() as scratch:
+        config = small.config(Path(scratch))
+        run_trial(config)
+        return untimed(config)
