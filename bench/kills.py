@@ -1,6 +1,7 @@
 """Kills the driver, a trial, a rank or the raylet of a small sweep, and looks at what became of it.
 
-`python -m bench.kills [moments=20] [seed=0]`: every target at as many random moments; a table.
+`python -m bench.kills [moments=20] [seed=0] [targets=driver,trial,rank,raylet]`: each target at as
+many random moments, by SIGKILL and by SIGTERM; a table.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ GANG = (
 )
 SWEEP = ("sweep=main", "scale=micro", "seeds=[0]", "grid.optimizer=[adamw]")
 LENGTH = ("num_updates=300", "eval_every=100", "checkpoint_every=20")
-MATRIX = (
+Row = tuple[str, signal.Signals]
+MATRIX: Sequence[Row] = (
     ("driver", signal.SIGKILL),
     ("driver", signal.SIGTERM),
     ("trial", signal.SIGKILL),
@@ -162,20 +164,20 @@ def check(sweep: Sweep, whole: Sweep) -> None:
 
 def main() -> None:
     """Prints a row for each target and signal; exits with 1 if anything was lost."""
-    given = dict(word.split("=") for word in sys.argv[1:])
-    moments, generator = int(given.get("moments", "20")), random.Random(int(given.get("seed", "0")))
+    given = {"moments": "20", "seed": "0", "targets": ",".join(TARGETS)}
+    given |= dict(word.split("=") for word in sys.argv[1:])
+    moments, generator = int(given["moments"]), random.Random(int(given["seed"]))
+    asked = [row for row in MATRIX if row[0] in given["targets"].split(",")]
     failures = 0
     print("| killed | by | moments | exit codes of the driver | intact | seconds |")
     print("| --- | --- | --- | --- | --- | --- |")
     with TemporaryDirectory(prefix="pipegap-kills-") as scratch:
-        for words in (LENGTH, (*LENGTH, *GANG)):
+        for words, rows in _by_sweep(asked).items():
             whole = Sweep(Path(scratch) / f"whole{len(words)}", words)
             started = time.monotonic()
             whole.finish()
             duration = time.monotonic() - started
-            for target, how in MATRIX:
-                if (target == "rank") != (words != LENGTH):
-                    continue
+            for target, how in rows:
                 started, exits, intact = time.monotonic(), Counter[int](), 0
                 for _ in range(moments):
                     sweep = Sweep(Path(scratch) / uuid.uuid4().hex, words)
@@ -191,6 +193,14 @@ def main() -> None:
     sys.exit(failures > 0)
 
 
+def _by_sweep(asked: Sequence[Row]) -> dict[tuple[str, ...], list[Row]]:
+    """Ranks are those of gangs; everything else is killed where trials are not."""
+    rows: dict[tuple[str, ...], list[Row]] = {}
+    for row in asked:
+        rows.setdefault((*LENGTH, *GANG) if row[0] == "rank" else LENGTH, []).append(row)
+    return rows
+
+
 def _survives(
     sweep: Sweep,
     whole: Sweep,
@@ -204,7 +214,7 @@ def _survives(
         exits[code] += 1
         sweep.finish()
         check(sweep, whole)
-    except AssertionError as error:
+    except (AssertionError, subprocess.TimeoutExpired) as error:
         print(f"{target} {how.name} after {moment:.1f} s: {error}", file=sys.stderr, flush=True)
         return False
     return True
