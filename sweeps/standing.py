@@ -11,6 +11,7 @@ from sweeps.expand import Trial, points, unique
 from sweeps.request import Request
 from sweeps.schema import Sweep
 from sweeps.tune import check_reach, tune
+from trainer.compose import Composer
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,12 @@ class Standing:
 
 def look(asked: Request) -> list[Standing]:
     """All that can be known to be wrong with a sweep is found here: raises BadInput."""
-    return [_look(label, sweep, asked) for label, sweep in asked.sweeps.items()]
+    compose = Composer()
+    return [_look(label, sweep, asked, compose) for label, sweep in asked.sweeps.items()]
 
 
-def _look(label: str, sweep: Sweep, asked: Request) -> Standing:
-    swept = points(sweep, asked.results)
+def _look(label: str, sweep: Sweep, asked: Request, compose: Composer) -> Standing:
+    swept = points(sweep, asked.results, compose)
     check_reach(sweep, swept)
     return Standing(label, sweep, judge(sweep, [tune(sweep, point) for point in swept]))
 
