@@ -49,7 +49,8 @@ class Point:
 def points(sweep: Sweep, results: Path, compose: Composer | None = None) -> list[Point]:
     """Every combination of the grid's values; raises BadInput for one that no trial can have.
 
-    `compose`: one for several sweeps, so that what they share is composed once. Paths become absolute: a worker runs in a folder of its own.
+    Paths become absolute: a worker runs in a folder of its own. `compose`: one for several sweeps
+    composes what they share once.
     """
     axes = [[overrides(key, value) for value in values] for key, values in sweep.grid.items()]
     compose, plan = compose or Composer(), Planner()

@@ -10,7 +10,6 @@ import yaml
 from trainer.compose import CONF
 from trainer.errors import BadInput
 
-
 ALL = "all"
 """What stands for every sweep of conf/sweep."""
 
@@ -28,7 +27,10 @@ def sweep_file(name: str) -> tuple[str, dict[str, Any]]:
     """
     if name.endswith(".yaml"):
         return Path(name).stem, {"base": [], **_read("sweep", name, Path(name))}
-    return name, {"base": [], **_read("sweep", name, _named("sweep", name, f", {ALL}, or path/to/a.yaml"))}
+    return name, {
+        "base": [],
+        **_read("sweep", name, _named("sweep", name, f", {ALL}, or path/to/a.yaml")),
+    }
 
 
 def sweep_files(names: str) -> list[tuple[str, dict[str, Any]]]:

@@ -33,6 +33,11 @@ class Standing:
         return [trial for point in self.points for trial in point.planned]
 
     @property
+    def settled(self) -> bool:
+        """Whether nothing is left to tune or to judge."""
+        return all(point.settled for point in self.points)
+
+    @property
     def compared(self) -> set[str]:
         """Ids of the trials that the report is of."""
         settled = [point for point in self.points if point.settled]
@@ -54,7 +59,7 @@ class Standing:
 
     def again(self) -> Standing:
         """By what the store says now."""
-        if all(point.settled for point in self.points):
+        if self.settled:
             return self
         tuned = [
             point.tuned if point.tuned.settled else tune(self.sweep, point.tuned.point)
