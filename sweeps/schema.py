@@ -69,7 +69,7 @@ class Sweep(BaseModel):
     """A grid of points × arms × seeds over common overrides, and the rule for its verdict.
 
     A value of the grid that is a mapping stands for several overrides that move together. `scales`
-    holds further common overrides of single scales. `tune` names a key and factors on its value:
+    holds words as on a command line, for single scales (see request.py). `tune` names a key and factors on its value:
     it is chosen for each point before the arms run (see tune.py). `early_stop` leaves out points
     whose sync arm alone ends far above the best one (see early_stop.py).
     """
