@@ -69,9 +69,10 @@ class Sweep(BaseModel):
     """A grid of points × arms × seeds over common overrides, and the rule for its verdict.
 
     A value of the grid that is a mapping stands for several overrides that move together. `scales`
-    holds words as on a command line, for single scales (see request.py). `tune` names a key and factors on its value:
-    it is chosen for each point before the arms run (see tune.py). `early_stop` leaves out points
-    whose sync arm alone ends far above the best one (see early_stop.py).
+    holds words as on a command line, for single scales (see request.py). `tune` names a key and
+    factors on its value: it is chosen for each point before the arms run (see tune.py).
+    `early_stop` leaves out points whose sync arm alone ends far above the best one (see
+    early_stop.py).
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
