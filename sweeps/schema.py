@@ -101,7 +101,7 @@ def check_sweep(content: Mapping[str, Any]) -> Sweep:
         raise BadInput("sweep.scales", unknown, f"must be among {', '.join(scales)}")
     if "sync" not in sweep.arms:
         raise BadInput("sweep.arms", list(sweep.arms), "must have an arm sync to compare with")
-    for words in (sweep.base, *sweep.scales.values(), *sweep.arms.values()):
+    for words in (sweep.base, *sweep.arms.values()):
         refuse_reserved(words)
     _check_grid(sweep)
     _check_tune(sweep)
