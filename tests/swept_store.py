@@ -133,6 +133,6 @@ def _write_metrics(folder: Path, outcome: Mapping[str, Any], settings: Mapping[s
         if switch and t % 2 == 0:
             late = t >= switch
             measures = {"update_cosine": 1.0 - 0.5 * late, "update_error": 0.4 * late / (1 + t)}
-            row["diagnostics"] = {"all": {**measures, "gradient_change": 0.0}}
+            row["diagnostics"] = {"all": {**measures, "gradient_change": 1e-3 * late}}
         lines.append(json.dumps(row) + "\n")
     (folder / "metrics.jsonl").write_text("".join(lines))
