@@ -106,7 +106,7 @@ def write_sweep(
 
 
 def _settings(arm: str, optimizer: str, seed: int, point: Settings) -> tuple[Any, Any]:
-    settings = config(optimizer=optimizer, seed=seed) | {"clip_norm": 1.0, "num_updates": 100}
+    settings = config(optimizer=optimizer, seed=seed) | {"num_updates": 100}
     settings["optimizer"] |= {"weight_decay": 0.1, "variance_decay": 0.95}
     settings["lr_schedule"] = {"_target_": "trainer.lr.cosine", "warmup": 0.1}
     settings["pipeline"], settings["correction"] = map(dict, deepcopy(ALL_ARMS[arm]))
