@@ -96,7 +96,9 @@ def _panel(rows: pd.DataFrame, frame: _Frame, title: str) -> Chart:
             tooltip=["final_val_loss:Q", "series", *OF_SEED],
             xOffset=offset,
         ),
-        drawn.transform_filter("datum.cut").mark_text(baseline="top", dy=2).encode(text="cut:N"),
+        drawn.transform_filter("datum.cut")
+        .mark_text(angle=270, align="right", dx=-3)
+        .encode(text="cut:N"),
         _words(rows, frame).encode(x=x),
         title=titled(title),
         height=frame.height,

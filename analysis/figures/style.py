@@ -77,7 +77,7 @@ CONFIG: Mapping[str, Any] = {
         "symbolOpacity": 1,
         "rowPadding": 1,
     },
-    "axisX": {"grid": False, "labelFlush": False},
+    "axisX": {"grid": False, "labelFlush": False, "labelSeparation": 4},
     "concat": {"spacing": 24},
     "text": {"fontSize": 9},
 }
