@@ -15,7 +15,7 @@ from analysis.tables import diverged_text, gap_text
 
 CAPTION = (
     "bars: means; points: each seed; above: mean gap to sync, its 95 % interval and n",
-    "the axis starts above 0; ↑: a bar that goes beyond it, and its mean",
+    "the axis starts above 0; ↑: beyond it there are seeds of the bar, whose mean is written",
 )
 CRUSHED = 4.0
 """A bar is cut where it is that many times as far from the least loss as three quarters of the

@@ -8,6 +8,7 @@ import pandas as pd
 from analysis.figures import curves, diagnostics
 from analysis.figures.figure import Chart
 from analysis.figures.marks import renamed
+from analysis.figures.style import arm_styles
 from analysis.spikes import spikes
 
 BEFORE, AFTER = 0.05, 0.15
@@ -28,8 +29,11 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame, name: str) -> pd.DataFrame:
 
 def charts(data: pd.DataFrame, name: str) -> list[Chart]:
     """Each optimizer over the whole run, and beside that around the switch."""
-    y = diagnostics.axis(data, name)
-    near = data[data["share"].between(-BEFORE, AFTER)]
-    zoomed = near.assign(panel=renamed(near["panel"], ", at the switch"))
-    pairs = zip(curves.of_means(data, y), curves.of_means(zoomed, y, FROM_SWITCH), strict=False)
-    return [chart for pair in pairs for chart in pair]
+    y, looks = diagnostics.axis(data, name), arm_styles(data["series"])
+    shown: list[Chart] = []
+    for _, rows in data.groupby("panel", sort=False):
+        near = rows[rows["share"].between(-BEFORE, AFTER)]
+        shown += curves.of_means(rows, y, styles=lambda _: looks)
+        near = near.assign(panel=renamed(near["panel"], ", at the switch"))
+        shown += curves.of_means(near, y, FROM_SWITCH, styles=lambda _: looks)
+    return shown
