@@ -35,7 +35,11 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     points = along(trials, [KEY])[["panel", KEY]]
     started = spikes(trials).merge(points, left_on="point", right_index=True)
     started = started.sort_values(["panel", KEY, "arm", "seed"])
-    started["series"] = [f"{arm}, β2={value:g}" for arm, value in started[["arm", KEY]].to_numpy()]
+    several = started["arm"].nunique() > 1
+    started["series"] = [
+        (f"{arm}, " if several else "") + f"β2={value:g}"
+        for arm, value in started[["arm", KEY]].to_numpy()
+    ]
     folders = trials.set_index("trial_id")["folder"]
     rows = [_around(folders[trial["trial_id"]], trial) for trial in started.to_dict("records")]
     return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=COLUMNS)
