@@ -10,7 +10,7 @@ import pandas as pd
 
 from analysis.figures.figure import Chart
 from analysis.figures.loss_by_number import mean_of
-from analysis.figures.marks import rounded, titled
+from analysis.figures.marks import counted, rounded, titled
 from analysis.figures.paired_seeds import OF_GAP
 from analysis.figures.swept import along
 from analysis.pairs import results
@@ -18,7 +18,7 @@ from analysis.pairs import results
 ROWS, COLUMN = "batch_size", "optimizer.lr"
 COLUMNS = ["panel", "quantity", ROWS, COLUMN, *OF_GAP, "best"]
 CAPTION = (
-    "means over n seeds (hover: interval and n); frame: the lowest loss where nothing diverged",
+    "means over n seeds (hover: 95 % interval); frame: the lowest loss where nothing diverged",
     "× k/n: k of n diverged; nats per token; colours stop at four times the middle of the values",
 )
 CELL = 44  # pixels
@@ -65,7 +65,9 @@ def charts(data: pd.DataFrame) -> list[Chart]:
     of_gaps = alt.Scale(domain=[-most, 0, most], range=GAPS, clamp=True, nice=False)
     return [
         _panel(
-            rows, f"{quantity}: {title}", of_gaps if str(quantity).endswith("gap") else of_losses
+            rows,
+            f"{quantity}: {title}\n{counted(rows['n'])}",
+            of_gaps if str(quantity).endswith("gap") else of_losses,
         )
         for (title, quantity), rows in data.groupby(["panel", "quantity"], sort=False)
     ]

@@ -9,7 +9,7 @@ import altair as alt
 import pandas as pd
 
 from analysis.figures.figure import Chart
-from analysis.figures.marks import FAINT, Look, legend, rounded, titled
+from analysis.figures.marks import FAINT, Look, counted, legend, rounded, titled
 from analysis.figures.scales import MARGIN, linear, of_gaps, of_numbers
 from analysis.figures.style import Style, Styles, arm_styles
 
@@ -138,8 +138,7 @@ def _diverged(frame: _Frame, rows: pd.DataFrame, order: Sequence[str]) -> list[a
 
 def _label(rows: pd.DataFrame) -> str:
     """With how many pairs each mean has, and of a band how many diverged."""
-    n, reference = rows["n"], rows.iloc[0]
-    count = f"n={n.min()}" if n.min() == n.max() else f"n={n.min()} to {n.max()}"
+    reference = rows.iloc[0]
     is_band = rows["value"].isna().all() and reference["diverged"]
     note = f", × {reference['diverged']}/{reference['pairs']}" if is_band else ""
-    return f"{reference['series']} ({count}{note})"
+    return f"{reference['series']} ({counted(rows['n'])}{note})"

@@ -67,3 +67,8 @@ def renamed(panels: pd.Series, more: str) -> pd.Series:
     return panels.map(
         lambda title: title.replace("\n", f"{more}\n", 1) if "\n" in title else title + more
     )
+
+
+def counted(n: pd.Series) -> str:
+    """Of how many seeds means are."""
+    return f"n={n.min()}" if n.min() == n.max() else f"n={n.min()} to {n.max()}"
