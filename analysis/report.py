@@ -71,7 +71,7 @@ def _write(trials: pd.DataFrame, table: pd.DataFrame, remarks: list[str], out: P
     if not (found := spikes(trials)).empty:
         found.to_csv(out / "spikes.csv", index=False)
         names.append("spikes.csv")
-    for figure in FIGURES:
+    for figure in (figure for figure in FIGURES if not figure.sweeps):
         data = figure.data(trials, table)
         if not data.empty:
             save(figure, data, out)

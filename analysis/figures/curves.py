@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import altair as alt
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from analysis.figures.figure import in_order, label_rows, panels, styles
+from analysis.figures.figure import Chart
+from analysis.figures.marks import FAINT, legend, rounded, span, titled
 from analysis.figures.shown import shown_results
+from analysis.figures.style import arm_styles
 from analysis.store import validation_losses
 
 COLUMNS = ["panel", "series", "seed", "status", "trial_id"]
+TOKENS = alt.X(
+    "tokens:Q", title="tokens", axis=alt.Axis(format="~s", tickCount=5), scale=alt.Scale(zero=True)
+)
+CAPTION = ("lines: mean over n seeds, to where the first of them diverged (×); faint: each seed",)
 
 
 def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
@@ -29,47 +33,54 @@ def over_tokens(curve: pd.DataFrame, trial: pd.Series) -> pd.DataFrame:
     return curve.assign(**of_trial, tokens=tokens)[[*COLUMNS, "update", "tokens", last]]
 
 
-def draw(data: pd.DataFrame) -> Canvas:
+def charts(data: pd.DataFrame) -> list[Chart]:
     """Means end where the first of their seeds diverged; a cross is where a seed did."""
-    return draw_means(data, "val_loss", "validation loss (nats per token)")
+    words, scale = "validation loss (nats per token)", span(data["val_loss"])
+    return of_means(data, "val_loss", alt.Y("val_loss:Q", title=words, scale=scale))
 
 
-def draw_means(data: pd.DataFrame, column: str, title: str) -> Canvas:
-    """`column` of rows of `over_tokens`, a panel an optimizer; `title` of the y axis."""
-    canvas, grid = panels(list(data["panel"].unique()))
-    for axes, (_, panel) in zip(grid, data.groupby("panel", sort=False), strict=True):
-        _draw_panel(axes, panel, column)
-    label_rows(grid, title)
-    canvas.supxlabel("tokens (lines: mean over n seeds; faint: each seed)", fontsize=9)
-    return canvas
+def of_means(data: pd.DataFrame, column: str, y: alt.Y) -> list[Chart]:
+    """A panel for each `panel` of rows like those of `over_tokens`; `y` encodes `column`."""
+    return [
+        _panel(rows, str(title), column, y) for title, rows in data.groupby("panel", sort=False)
+    ]
 
 
-def _draw_panel(axes: Axes, panel: pd.DataFrame, column: str) -> None:
-    look = styles(panel["series"])
-    for series in in_order(panel["series"]):
-        style = look[series]
-        rows = panel[panel["series"] == series]
-        by_seed = rows.pivot(index="tokens", columns="seed", values=column)
-        mean = by_seed.mean(axis=1, skipna=False).dropna()
-        for seed in by_seed:
-            axes.plot(by_seed[seed].dropna(), color=style["color"], alpha=0.3, linewidth=0.7)
-        num_diverged = _mark_diverged(axes, rows, column, style["color"])
-        note = f", {num_diverged} diverged" if num_diverged else ""
-        axes.plot(
-            mean,
-            color=style["color"],
-            linestyle=style["linestyle"],
-            linewidth=1.6,
-            label=f"{series} (n={by_seed.shape[1]}{note})",
-        )
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.set_xlim(left=0)
-    axes.legend(fontsize=8)
+def _panel(rows: pd.DataFrame, title: str, column: str, y: alt.Y) -> Chart:
+    labels = {str(series): _label(of_series) for series, of_series in rows.groupby("series")}
+    look = legend(labels, arm_styles(labels))
+    seeds = alt.Chart(
+        rounded(rows.dropna(subset=column), [*COLUMNS[1:], "update", "tokens", column])
+    )
+    seeds = seeds.encode(x=TOKENS, y=y, color=look["color"], detail="trial_id:N")
+    hover = [*COLUMNS[1:], "update", column]
+    ends = rows[rows["status"] == "diverged"].dropna(subset=column).groupby("trial_id").tail(1)
+    crosses = alt.Chart(rounded(ends, ["series", "tokens", column]))
+    return alt.layer(
+        seeds.mark_line(opacity=FAINT, strokeWidth=0.8),
+        seeds.mark_point(opacity=0, size=40).encode(tooltip=hover),
+        alt.Chart(_means(rows, column))
+        .mark_line(strokeWidth=1.8)
+        .encode(x=TOKENS, y=y, color=look["color"], strokeDash=look["strokeDash"]),
+        crosses.mark_text(text="×", fontSize=16).encode(x=TOKENS, y=y, color=look["color"]),
+        title=titled(title),
+    )
 
 
-def _mark_diverged(axes: Axes, rows: pd.DataFrame, column: str, color: str) -> int:
-    """A cross at the last finite value of each diverged trial; how many there are."""
-    ends = rows[rows["status"] == "diverged"].dropna(subset=column).groupby("seed").last()
-    axes.plot(ends["tokens"], ends[column], linestyle="", marker="x", color=color)
-    return int(rows.loc[rows["status"] == "diverged", "seed"].nunique())
+def _means(rows: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Over all seeds of a series, where each of them has a value."""
+    grids = [
+        of_series.pivot(index="tokens", columns="trial_id", values=column)
+        .mean(axis=1, skipna=False)
+        .dropna()
+        .reset_index(name=column)
+        .assign(series=series)
+        for series, of_series in rows.groupby("series")
+    ]
+    return rounded(pd.concat(grids), ["series", "tokens", column])
+
+
+def _label(rows: pd.DataFrame) -> str:
+    diverged = rows.loc[rows["status"] == "diverged", "seed"].nunique()
+    note = f", {diverged} diverged" if diverged else ""
+    return f"{rows['series'].iloc[0]} (n={rows['seed'].nunique()}{note})"

@@ -1,95 +1,70 @@
-"""What a figure is, and how all of them look and are saved."""
+"""What a figure is, and how it is saved: one Vega-Lite specification for files and for a page."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import cycle, islice
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-import matplotlib as mpl
+import altair as alt
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Canvas
+import vl_convert
 
-LOOK: dict[Any, Any] = {
-    "figure.facecolor": "white",
-    "savefig.dpi": 150,
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e4e4e4",
-    "grid.linewidth": 0.6,
-    "legend.edgecolor": "white",
-    "legend.framealpha": 0.5,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "pipegap",
-}
-STYLES: Mapping[str, Mapping[str, Any]] = {
-    "sync": {"color": "#000000", "linestyle": "-", "marker": "o"},
-    "delay": {"color": "#d55e00", "linestyle": "--", "marker": "s"},
-    "delay_ef": {"color": "#0072b2", "linestyle": "-.", "marker": "^"},
-}
-"""Colours that colour-blind eyes tell apart (Okabe and Ito 2008); dashes for black and white."""
-OTHER_STYLES: Sequence[Mapping[str, Any]] = (
-    {"color": "#009e73", "linestyle": ":", "marker": "D"},
-    {"color": "#cc79a7", "linestyle": (0, (5, 1)), "marker": "v"},
-    {"color": "#8c6d00", "linestyle": (0, (3, 1, 1, 1, 1, 1)), "marker": "P"},
-    {"color": "#56b4e9", "linestyle": (0, (1, 1)), "marker": "X"},
-)
-MAX_WIDTH, PANEL_WIDTH, PANEL_HEIGHT = 15.0, 3.6, 3.0  # inches
+from analysis.figures.style import CONFIG
+
+Chart: TypeAlias = alt.Chart | alt.LayerChart
+Spec: TypeAlias = dict[str, Any]
+
+COLUMNS = 3
+"""Panels beside each other in a file."""
+SCALE = 2
+"""Pixels of a PNG a pixel of the specification."""
 
 
 class Figure(NamedTuple):
-    """`data(trials, gaps)` is what is shown (empty: no figure), `draw(data)` how."""
+    """`data(trials, gaps)` is what is shown (empty: no figure), `charts(data)` how: a panel each,
+    all with one y axis.
+
+    `name`: of its files. `source`: where the paper has it, empty if it does not. `sweeps`: names of
+    the sweeps whose trials it shows; empty: any trials. `caption`: how to read it, in lines.
+    """
 
     name: str
+    title: str
     data: Callable[[pd.DataFrame, pd.DataFrame], pd.DataFrame]
-    draw: Callable[[pd.DataFrame], Canvas]
+    charts: Callable[[pd.DataFrame], Sequence[Chart]]
+    caption: tuple[str, ...] = ()
+    source: str = ""
+    sweeps: tuple[str, ...] = ()
+    columns: int = COLUMNS
 
 
 def save(figure: Figure, data: pd.DataFrame, out: Path) -> None:
     """Writes NAME.svg, NAME.png and NAME.csv; the same data give the same bytes."""
     data.to_csv(out / f"{figure.name}.csv", index=False)
-    with mpl.rc_context(LOOK):
-        canvas = figure.draw(data)
-        canvas.savefig(out / f"{figure.name}.svg", metadata={"Date": None})
-        canvas.savefig(out / f"{figure.name}.png")
+    spec = whole(figure, data)
+    (out / f"{figure.name}.svg").write_text(vl_convert.vegalite_to_svg(spec))
+    (out / f"{figure.name}.png").write_bytes(vl_convert.vegalite_to_png(spec, scale=SCALE))
 
 
-def styles(arms: Iterable[str]) -> dict[str, Mapping[str, Any]]:
-    """A colour, dash and marker for each arm: fixed for the main ones, then in order of name."""
-    names = list(dict.fromkeys(arms))
-    others = sorted(name for name in names if name not in STYLES)
-    return {**STYLES, **dict(zip(others, islice(cycle(OTHER_STYLES), len(others)), strict=True))}
+def whole(figure: Figure, data: pd.DataFrame) -> Spec:
+    """One specification: the panels beside and below each other, under title and caption."""
+    charts = figure.charts(data)
+    title = alt.TitleParams(figure.title, subtitle=[*figure.caption], fontSize=14, offset=12)
+    grid = alt.concat(*charts, columns=min(figure.columns, len(charts)), title=title)
+    # Each panel has a legend of its own: it counts that panel's trials.
+    return _spec(
+        grid.resolve_scale(color="independent", strokeDash="independent", shape="independent")
+    )
 
 
-def in_order(arms: Iterable[str]) -> list[str]:
-    """sync, delay and delay_ef first, then by name."""
-    names = set(arms)
-    return [name for name in styles(names) if name in names]
+def panels(figure: Figure, data: pd.DataFrame) -> list[Spec]:
+    """A specification a panel, as wide as the element of the page that holds it."""
+    return [_spec(chart.properties(width="container")) for chart in figure.charts(data)]
 
 
-def panels(titles: Sequence[str], width: float = PANEL_WIDTH) -> tuple[Canvas, list[Axes]]:
-    """One panel, `width` inches wide, a title; all with one y axis."""
-    columns = max(1, min(len(titles), int(MAX_WIDTH / width)))
-    rows = -(-len(titles) // columns)
-    size = (width * columns + 0.4, PANEL_HEIGHT * rows + 0.3)
-    canvas = Canvas(figsize=size, layout="constrained")
-    grid = canvas.subplots(rows, columns, sharey=True, squeeze=False).flatten().tolist()
-    for axes, title in zip(grid, titles, strict=False):
-        axes.set_title(title, loc="left")
-    for unused in grid[len(titles) :]:
-        unused.remove()
-    return canvas, grid[: len(titles)]
-
-
-def label_rows(grid: Iterable[Axes], words: str) -> None:
-    """The title of the y axis, at the first panel of each row."""
-    for axes in grid:
-        place = axes.get_subplotspec()
-        if place is not None and place.is_first_col():
-            axes.set_ylabel(words)
+def _spec(chart: Chart | alt.ConcatChart) -> Spec:
+    # Without the limit that is meant for notebooks.
+    with alt.data_transformers.enable("default", max_rows=None):
+        spec: Spec = chart.properties(config=CONFIG).to_dict()
+    return spec

@@ -1,0 +1,106 @@
+"""How the figures look: a fixed colour for each optimizer and arm, a fixed dash for each arm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
+from typing import Any, NamedTuple
+
+
+class Style(NamedTuple):
+    """`dash`: lengths of line and space in pixels; `shape`: a point of Vega-Lite."""
+
+    color: str
+    dash: tuple[int, ...]
+    shape: str
+
+
+SOLID = (1, 0)
+ARMS: Mapping[str, Style] = {
+    "sync": Style("#000000", SOLID, "circle"),
+    "delay": Style("#d55e00", (6, 3), "square"),
+    "delay_ef": Style("#0072b2", (6, 2, 1, 2), "triangle-up"),
+}
+"""Colours that colour-blind eyes tell apart (Okabe and Ito 2008); dashes for black and white."""
+OTHER_ARMS: Sequence[Style] = (
+    Style("#009e73", (2, 2), "diamond"),
+    Style("#cc79a7", (9, 2), "triangle-down"),
+    Style("#8c6d00", (4, 1, 1, 1, 1, 1), "cross"),
+    Style("#56b4e9", (1, 1), "triangle-right"),
+)
+OPTIMIZERS: Mapping[str, str] = {
+    "adamw": "#cc6677",
+    "muon": "#332288",
+    "soap": "#117733",
+    "adan": "#88ccee",
+    "mars": "#882255",
+    "normuon": "#44aa99",
+    "lion": "#999933",
+    "nadamw": "#ddaa33",
+}
+"""Other colours than those of the arms, told apart as well (Tol 2021, `muted`)."""
+OTHER_OPTIMIZERS = ("#aa4499", "#777777", "#bb5566", "#004488")
+SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
+
+CONFIG: Mapping[str, Any] = {
+    "background": "white",
+    "font": "sans-serif",
+    "aria": False,
+    "view": {
+        "stroke": None,
+        "continuousWidth": 270,
+        "discreteWidth": 270,
+        "continuousHeight": 210,
+        "discreteHeight": 210,
+    },
+    "title": {
+        "anchor": "start",
+        "fontSize": 12,
+        "subtitleColor": "#444444",
+        "subtitleFontSize": 10,
+    },
+    "axis": {
+        "gridColor": "#e4e4e4",
+        "labelFontSize": 10,
+        "titleFontSize": 10,
+        "titleFontWeight": "normal",
+        "labelOverlap": "greedy",
+        "domainColor": "#888888",
+        "tickColor": "#888888",
+    },
+    "legend": {
+        "orient": "bottom",
+        "title": None,
+        "labelFontSize": 10,
+        "labelLimit": 0,
+        "symbolType": "stroke",
+        "symbolSize": 300,
+        "symbolStrokeWidth": 2,
+        "symbolOpacity": 1,
+        "rowPadding": 1,
+    },
+    "axisX": {"grid": False, "labelFlush": False},
+    "concat": {"spacing": 24},
+    "text": {"fontSize": 9},
+}
+"""Vega-Lite's `config` of every chart."""
+
+
+def arm_styles(arms: Iterable[str]) -> dict[str, Style]:
+    """A style for each arm, in the order of a legend: the main ones first, then by name."""
+    names = set(arms)
+    others = zip(sorted(names - {*ARMS}), cycle(OTHER_ARMS), strict=False)
+    return {name: style for name, style in ARMS.items() if name in names} | dict(others)
+
+
+def optimizer_styles(optimizers: Iterable[str]) -> dict[str, Style]:
+    """A colour and a shape for each optimizer, in order of name; its lines are solid."""
+    names = sorted(set(optimizers))
+    others = zip(
+        (name for name in names if name not in OPTIMIZERS), cycle(OTHER_OPTIMIZERS), strict=False
+    )
+    colors = {**OPTIMIZERS, **dict(others)}
+    return {
+        name: Style(colors[name], SOLID, shape)
+        for name, shape in zip(names, cycle(SHAPES), strict=False)
+    }
