@@ -86,10 +86,10 @@ class Verdict(NamedTuple):
 
 
 ALL_PARTS = (
-    "A claim of several parts is reproduced if each of them is, contradicted if one of them is, and "
-    f"else not enough data. Trials of fewer than {ENOUGH_UPDATES} updates decide nothing, nor does "
-    "a mean of fewer than 2 seeds, or one of which a part of the seeds diverged. Where all seeds of "
-    "an arm diverged and those of sync did not, its gap counts as infinite."
+    "A claim of several parts is reproduced if each of them is, contradicted if one of them is, "
+    f"and else not enough data. Trials of fewer than {ENOUGH_UPDATES} updates decide nothing, nor "
+    "does a mean of fewer than 2 seeds, or one of which a part of the seeds diverged. Where all "
+    "seeds of an arm diverged and those of sync did not, its gap counts as infinite."
 )
 """The rule that all claims share, in words."""
 

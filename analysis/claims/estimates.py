@@ -13,6 +13,8 @@ from analysis.claims.claim import Estimate, Outcome, Part
 from analysis.intervals import mean_interval
 
 BOOTSTRAP_SEED = 0
+SAME = 0.2
+"""A number has not changed if the interval of its change lies within this share of it."""
 Row = Mapping[Hashable, Any]
 
 

@@ -9,14 +9,14 @@ from itertools import product
 import pandas as pd
 
 from analysis.claims.claim import Claim, Part
-from analysis.claims.estimates import absent, below, by_optimizer, gap, removed, within
+from analysis.claims.estimates import Row, absent, below, by_optimizer, gap, removed, within
 
 FRAGILE = ("adamw", "mars")
 ROBUST = ("muon", "normuon", "soap", "adan")
 BETWEEN = "lion"
 NO_OVERLAP = (
-    "by 95 % intervals of the mean paired gaps: it is so where they do not overlap and lie that way "
-    "round, contradicted where they lie the other way round, else undecided"
+    "by 95 % intervals of the mean paired gaps: it is so where they do not overlap and lie that "
+    "way round, contradicted where they lie the other way round, else undecided"
 )
 
 
@@ -65,7 +65,7 @@ def _shares(gaps: pd.DataFrame, low: float, high: float) -> list[Part]:
     return [within(_named(row), removed(row, "share removed"), low, high) for row in rows]
 
 
-def _named(row: dict) -> str:
+def _named(row: Row) -> str:
     return f"{row['optimizer']} ({row['setting']})" if row["setting"] else str(row["optimizer"])
 
 
@@ -109,8 +109,8 @@ CLAIMS = (
         "Error Feedback removes a part of the gap",
         "tables 1, 2",
         ("main", "optimizers"),
-        "For each optimizer: the 95 % interval (Fieller) of the share that it removes lies above 0; "
-        "contradicted where it lies below.",
+        "For each optimizer: the 95 % interval (Fieller) of the share that it removes lies above "
+        "0; contradicted where it lies below.",
         _helps,
     ),
     Claim(
