@@ -1,4 +1,4 @@
-"""Tables and figures of a results folder: `python -m analysis [results=DIR] [out=DIR]`."""
+"""The report of a store: `python -m analysis [results=DIR] [out=DIR] [watch=true]`."""
 
 from __future__ import annotations
 
@@ -9,33 +9,41 @@ from pathlib import Path
 
 from trainer.errors import BadInput
 
-DEFAULTS = {"results": "results", "out": "report"}
+DEFAULTS = {"results": "results", "out": "report", "watch": "false"}
 DONE, BAD_INPUT = 0, 2
 
 
-def _paths(arguments: Sequence[str]) -> dict[str, Path]:
-    paths = dict(DEFAULTS)
+def _given(arguments: Sequence[str]) -> tuple[Path, Path, bool]:
+    """results, out and watch."""
+    given = dict(DEFAULTS)
     for argument in arguments:
         key, _, value = argument.partition("=")
         if key not in DEFAULTS or not value:
-            raise BadInput(key, value, "must be results=DIR or out=DIR")
-        paths[key] = value
-    return {key: Path(value) for key, value in paths.items()}
+            raise BadInput(key, value, "must be results=DIR, out=DIR or watch=true")
+        given[key] = value
+    if given["watch"] not in ("true", "false"):
+        raise BadInput("watch", given["watch"], "must be true or false")
+    return Path(given["results"]), Path(given["out"]), given["watch"] == "true"
 
 
 def main() -> int:
     """Exit code: 0 done (also for an empty store), 2 bad input."""
     parser = argparse.ArgumentParser(
         prog="python -m analysis",
-        description="Writes every table and figure of a results folder and prints the gaps.",
+        description="Writes a page, every table and figure of a results folder; prints the gaps.",
     )
     parser.add_argument("keys", nargs="*", metavar="key=value", help=f"defaults: {DEFAULTS}")
     arguments = parser.parse_args()
     try:
-        paths = _paths(arguments.keys)
-        from analysis.report import report
+        results, out, watched = _given(arguments.keys)
+        if watched:
+            from analysis.watch import watch
 
-        print(report(paths["results"], paths["out"]))
+            watch(results, out)
+        else:
+            from analysis.report import report
+
+            print(report(results, out))
     except BadInput as error:
         print(f"python -m analysis: {error}", file=sys.stderr)
         return BAD_INPUT

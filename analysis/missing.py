@@ -36,7 +36,8 @@ def missing(store: pd.DataFrame, records: Sequence[Record], named: Iterable[str]
     ]
     counts = dict.fromkeys(("asked", "done", "failed", "missing", "unpriced", "tokens"), "Int64")
     table = pd.DataFrame(rows, columns=COLUMNS).astype(counts)
-    return table[(table["missing"] != 0) | (table["settled"] == False)].reset_index(drop=True)  # noqa: E712
+    done = (table["missing"] == 0).fillna(False) & (table["settled"] == True)  # noqa: E712
+    return table[~done.astype(bool)].reset_index(drop=True)
 
 
 def _of_record(record: Record, status: dict[str, str]) -> dict[str, object]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import shutil
 import sys
 import warnings
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
 import pandas as pd
 
-from analysis.claims import Outcome
 from analysis.contents import NAMED, write_chapter
 from analysis.missing import cost, missing
 from analysis.notes import notes
@@ -59,9 +57,9 @@ def write_report(results: Path, out: Path, label: str | None = None) -> tuple[st
         parts = scopes(store, asked, NAMED) if label is None else [of_record(store, asked[0])]
         trials = store if label is None else parts[0].trials
         table = gaps(trials)
-    remarks = [f"warning: {warning.message}" for warning in caught]
-    remarks += notes(trials, table) if len(trials) else []
-    remarks += [remark for record in asked for remark in record.remarks]
+        remarks = [remark for scope in parts for remark in _remarks(scope)]
+    warned = dict.fromkeys(f"warning: {warning.message}" for warning in caught)
+    remarks = [*warned, *remarks]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # those of the gaps: they are remarks now
@@ -74,6 +72,16 @@ def write_report(results: Path, out: Path, label: str | None = None) -> tuple[st
 def write_page(page: Page, out: Path, *, watched: bool) -> None:
     """Writes index.html, at once as a whole: a browser may be loading it."""
     write_atomically(out / "index.html", html(page, watched=watched).encode())
+
+
+def _remarks(scope: Scope) -> Iterator[str]:
+    """Of each sweep by itself: what another one lacks is not missing there."""
+    for record in scope.records:
+        view = scope.of_records([record])
+        found = [*(notes(*view) if len(view.trials) else []), *record.remarks]
+        yield from (f"{record.label}: {remark}" for remark in found)
+    if not scope.records:
+        yield from notes(*scope.whole())
 
 
 def _of_label(asked: Sequence[Record], label: str) -> Record:
@@ -161,14 +169,12 @@ def _text(
 
 
 def _told(chapters: Sequence[Chapter]) -> list[str]:
-    """How many claims there are of each outcome."""
-    told = []
-    for chapter in chapters:
-        count = Counter(verdict.outcome for verdict in chapter.verdicts)
-        if count:
-            words = ", ".join(f"{count[outcome]} {outcome}" for outcome in Outcome)
-            told.append(f"claims of the paper, at {chapter.title}: {words}")
-    return told
+    return [
+        f"claims of the paper, at {chapter.title}: "
+        + ", ".join(f"{count} {outcome}" for outcome, count in chapter.counts)
+        for chapter in chapters
+        if chapter.verdicts
+    ]
 
 
 def _terminal_width() -> int | None:

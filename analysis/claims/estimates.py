@@ -54,7 +54,7 @@ def by_optimizer(gaps: pd.DataFrame, arm: str) -> dict[str, Estimate]:
     """For each optimizer the gap of an arm at the point of the lowest sync loss."""
     rows = gaps[gaps["arm"] == arm].sort_values("loss_sync", kind="stable")
     best = rows.drop_duplicates("optimizer").to_dict("records")
-    return {row["optimizer"]: gap(row, f"{row['optimizer']} {arm}") for row in best}
+    return {row["optimizer"]: gap(row, str(row["optimizer"])) for row in best}
 
 
 def with_key(trials: pd.DataFrame, gaps: pd.DataFrame, key: str) -> pd.DataFrame:

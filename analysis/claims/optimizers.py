@@ -43,8 +43,7 @@ def _compare(gaps: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> list[Part]
     """A part for each (less, more) of optimizers, whether or not there are trials of both."""
     found = by_optimizer(gaps, "delay")
     estimates = [
-        (found.get(less, absent(f"{less} delay")), found.get(more, absent(f"{more} delay")))
-        for less, more in pairs
+        (found.get(less, absent(less)), found.get(more, absent(more))) for less, more in pairs
     ]
     return [
         below(f"{less} less than {more}", *two)

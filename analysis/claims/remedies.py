@@ -201,8 +201,8 @@ CLAIMS = (
         "A synchronous end of the run lowers the gap",
         "A.9 (135M; its result is open in the public summaries)",
         ("cooldown",),
-        "For each optimizer and length: the 95 % interval of the gap lies below that of the same arm "
-        "without it; contradicted where it lies above.",
+        "For each optimizer and length: the 95 % interval of the gap lies below that of the same "
+        "arm without it; contradicted where it lies above.",
         _cooldown,
     ),
 )

@@ -57,7 +57,7 @@ def _horizon(trials: pd.DataFrame, gaps: pd.DataFrame) -> list[Part]:
 
 def _reaches_sync(row: Row) -> Part:
     """Only where the plain delay costs something does it say anything that feedback does not."""
-    feedback = {name: row[f"{name}_ef"] for name in OF_GAP}
+    feedback: Row = {name: row[f"{name}_ef"] for name in OF_GAP}
     plain, left = gap(row, "delay"), gap(feedback, "delay_ef")
     what, numbers = str(row["optimizer"]), (plain, left)
     flaw = plain.flaw or left.flaw or ("" if plain.low > 0 else "the plain delay may cost nothing")
@@ -115,9 +115,10 @@ CLAIMS = (
         "The gap of 2BW does not grow with the number of stages, that of PipeDream does",
         "figure 6 (135M)",
         ("stages",),
-        "For each optimizer: the 95 % interval of PipeDream's gap at the most stages lies above that "
-        "at the fewest (contradicted where it lies below), and that of the paired change of 2BW's "
-        f"gap between these lies within {SAME:.0%} of it (contradicted where it lies outside).",
+        "For each optimizer: the 95 % interval of PipeDream's gap at the most stages lies above "
+        "that at the fewest (contradicted where it lies below), and that of the paired change of "
+        f"2BW's gap between these lies within {SAME:.0%} of it (contradicted where it lies "
+        "outside).",
         _stages,
     ),
     Claim(
@@ -145,9 +146,9 @@ CLAIMS = (
         "With Error Feedback the loss reaches that of sync at the longest horizon",
         "table 3 (10B MoE: 1.906, 1.911, with Error Feedback 1.906)",
         ("horizon",),
-        "For each optimizer at its longest horizon: the 95 % interval of the gap with Error Feedback "
-        "holds 0 or lies below it, while that of the plain delay lies above 0; contradicted where "
-        "both lie above.",
+        "For each optimizer at its longest horizon: the 95 % interval of the gap with Error "
+        "Feedback holds 0 or lies below it, while that of the plain delay lies above 0; "
+        "contradicted where both lie above.",
         _horizon,
     ),
 )

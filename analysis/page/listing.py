@@ -18,6 +18,11 @@ class Cell(NamedTuple):
     words: str
     values: Sequence[Any]
 
+    @property
+    def is_number(self) -> bool:
+        """Words may be broken into lines, numbers not."""
+        return isinstance(self.values[0], int | float)
+
 
 class Listing(NamedTuple):
     """`heads`: of each shown column its title and the names of the columns behind it."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from analysis.claims import ALL_PARTS, Verdict
+from analysis.claims import ALL_PARTS, Outcome, Verdict
 from analysis.figures import Figure, panels
 from analysis.page.listing import Listing
 from analysis.page.thin import thin
@@ -38,6 +38,12 @@ class Chapter(NamedTuple):
     """Labels of sweeps and the rules of their verdicts."""
     figures: Sequence[Drawn]
     tables: Sequence[Listing]
+
+    @property
+    def counts(self) -> list[tuple[Outcome, int]]:
+        """How many claims there are of each outcome."""
+        found = [verdict.outcome for verdict in self.verdicts]
+        return [(outcome, found.count(outcome)) for outcome in Outcome]
 
 
 class Page(NamedTuple):
@@ -83,7 +89,7 @@ def html(page: Page, *, watched: bool) -> str:
 @cache
 def _vega() -> str:
     """Vega, Vega-Lite and vega-embed."""
-    bundle: str = vl_convert.javascript_bundle(None)
+    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     return bundle
 
 

@@ -2,9 +2,11 @@
 
 // One chart after another: the page stays usable meanwhile.
 async function drawCharts() {
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const tooltip = {theme: dark ? "dark" : "light"};
   for (const panel of document.querySelectorAll(".panel")) {
     const spec = JSON.parse(panel.querySelector("script").textContent);
-    await vegaEmbed(panel.querySelector(".chart"), spec, {actions: false, renderer: "svg"});
+    await vegaEmbed(panel.querySelector(".chart"), spec, {actions: false, renderer: "svg", tooltip});
     panel.dataset.drawn = "true";
   }
   document.body.dataset.drawn = "true";
