@@ -165,7 +165,7 @@ def _text(
     nothing = f"no trials in {results} yet: python -m sweeps or python -m trainer makes them"
     shown = gap_table(table, width=_terminal_width()) if (table["pairs"] > 0).any() else ""
     parts = [nothing if trials.empty else shown, *_told(page.chapters), *remarks, page.cost]
-    return "\n".join([*filter(None, parts), f"in {out}: index.html, trials.csv, gaps.csv, gaps.md"])
+    return "\n".join([*filter(None, parts), f"in {out}: index.html, with figures and tables"])
 
 
 def _told(chapters: Sequence[Chapter]) -> list[str]:
