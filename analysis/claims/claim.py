@@ -96,7 +96,7 @@ ALL_PARTS = (
 
 def judged(claim: Claim, trials: pd.DataFrame, gaps: pd.DataFrame) -> Verdict:
     """The verdict on a claim, from the trials of its sweeps."""
-    longest = trials["num_updates"].fillna(0).max()
+    longest = max(trials["num_updates"].dropna(), default=0)
     if 0 < longest < ENOUGH_UPDATES:
         why = f"the longest trial has {longest} updates, {ENOUGH_UPDATES} decide something"
         parts: Sequence[Part] = [Part("length of the trials", Outcome.UNDECIDED, why=why)]

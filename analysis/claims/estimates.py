@@ -90,7 +90,7 @@ def within(what: str, value: Estimate, low: float, high: float) -> Part:
         return Part(what, Outcome.UNDECIDED, (value,), value.flaw)
     if value.high < low or value.low > high:
         return Part(what, Outcome.CONTRADICTED, (value,))
-    if value.low >= low and value.high <= high:
+    if value.low > low and value.high < high:
         return Part(what, Outcome.REPRODUCED, (value,))
     return Part(
         what, Outcome.UNDECIDED, (value,), f"holds values on both sides of {_limits(low, high)}"
