@@ -48,7 +48,7 @@ def spikes(trials: pd.DataFrame) -> pd.DataFrame:
 
 def _spike(trial: Mapping[Any, Any]) -> dict[str, float]:
     config = config_of(trial["folder"])
-    switch = _switch(config, trial["num_parameters"])
+    switch = switch_of(config, trial["num_parameters"])
     losses = training_losses(trial["folder"]).set_index("update")["train_loss"]
     before = losses.loc[switch - WINDOW : switch - 1].to_numpy()
     after = losses.loc[switch:].to_numpy()
@@ -72,8 +72,8 @@ def measure(before: NDArray[np.float64], after: NDArray[np.float64]) -> tuple[fl
     return height, float(peak + back[0] + WINDOW) if len(back) else np.nan
 
 
-def _switch(config: Mapping[str, Any], num_parameters: int) -> int:
-    """An int counts updates, a float is a share of all of them."""
+def switch_of(config: Mapping[str, Any], num_parameters: int) -> int:
+    """The first update with a delay: an int counts updates, a float is a share of all of them."""
     start = config["pipeline"]["synchronous_start"]
     if isinstance(start, int):
         return start

@@ -1,16 +1,9 @@
 """The figures of a report. Each is a data function (its CSV) and a draw function."""
 
-from analysis.figures import curves
 from analysis.figures.figure import Figure, panels, save
+from analysis.figures.general import GENERAL
+from analysis.figures.paper import PAPER
 
-FIGURES = (
-    Figure(
-        name="validation_curves",
-        title="Validation loss over training",
-        data=curves.data,
-        charts=curves.charts,
-        caption=curves.CAPTION,
-    ),
-)
+FIGURES: tuple[Figure, ...] = (*GENERAL, *PAPER)
 
 __all__ = ["FIGURES", "Figure", "panels", "save"]

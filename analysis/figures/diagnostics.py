@@ -5,10 +5,13 @@ And how much a correction changes the gradient: where it hardly does, it cannot 
 
 from __future__ import annotations
 
+import altair as alt
 import pandas as pd
-from matplotlib.figure import Figure as Canvas
 
-from analysis.figures.curves import COLUMNS, draw_means, over_tokens
+from analysis.figures import curves
+from analysis.figures.curves import COLUMNS, over_tokens
+from analysis.figures.figure import Chart
+from analysis.figures.scales import linear, of_positive
 from analysis.figures.shown import shown_results
 from analysis.store import diagnostics
 
@@ -27,22 +30,23 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame, name: str) -> pd.DataFrame:
     of the gradient.
     """
     shown = shown_results(trials, gaps)
-    curves = [
+    measures = [
         over_tokens(diagnostics(trial["folder"], "all", name), trial)
         for _, trial in shown.iterrows()
     ]
-    measured = [curve for curve in curves if not (curve[name] == 0).all()]  # nor if it is empty
+    measured = [curve for curve in measures if not (curve[name] == 0).all()]  # nor if it is empty
     return pd.concat(measured, ignore_index=True) if measured else pd.DataFrame(columns=COLUMNS)
 
 
-def draw(data: pd.DataFrame, name: str) -> Canvas:
-    """As the validation curves are drawn; what spans more than two decades on a log axis, where a
-    0, that of updates without a delay, has no place.
-    """
-    positive = data[data[name] > 0]
-    if positive[name].max() <= 100 * positive[name].min():
-        return draw_means(data, name, SHOWN[name])
-    canvas = draw_means(positive, name, SHOWN[name])
-    for axes in canvas.axes:
-        axes.set_yscale("log")
-    return canvas
+def charts(data: pd.DataFrame, name: str) -> list[Chart]:
+    """As the validation curves are drawn."""
+    return curves.of_means(data, axis(data, name))
+
+
+def axis(data: pd.DataFrame, name: str) -> alt.Y:
+    """What spans more than two decades is on a log axis, where a 0, that of updates without a
+    delay, has no place: it is not drawn."""
+    positive = data.loc[data[name] > 0, name]
+    if positive.max() > 100 * positive.min():
+        return of_positive(name, SHOWN[name], positive)
+    return alt.Y(f"{name}:Q", title=SHOWN[name], scale=linear(data[name]))

@@ -13,15 +13,17 @@ from analysis.points import settings
 KEY = "correction.coefficient"
 
 
-def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
-    """A row a seed, see `paired_seeds.COLUMNS`; a panel each optimizer, point and correction that
-    has several coefficients. Rows of the arms without the correction have no `value`."""
+def data(trials: pd.DataFrame, gaps: pd.DataFrame, correction: str | None = None) -> pd.DataFrame:
+    """A row a seed, see `paired_seeds.COLUMNS`; a panel each optimizer, point and correction (or
+    that one alone) that has several coefficients. Rows of the arms without it have no `value`."""
     found = paired_seeds(trials, gaps)
     own = trials.drop_duplicates("trial_id").set_index("trial_id")
     of_trial = own.reindex(columns=["correction", "family", KEY]).loc[found["trial_id"]]
     found[["correction", "family", "value"]] = of_trial.to_numpy()
     found["value"] = found["value"].astype(float)
     found["key"] = KEY
+    if correction is not None:
+        found = found[found["correction"].isin([correction, "none"])]
     panels = [panel.sort_values(IN_PANEL) for panel in _panels(found, settings(trials))]
     return pd.concat(panels, ignore_index=True)[COLUMNS] if panels else found[:0]
 

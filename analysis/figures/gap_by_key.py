@@ -8,7 +8,8 @@ import pandas as pd
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from analysis.figures.paired_seeds import COLUMNS, IN_PANEL, paired_seeds
-from analysis.points import in_words, varied
+from analysis.figures.swept import distinct, split
+from analysis.points import varied
 
 
 def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
@@ -28,33 +29,12 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
 
 def _panels(optimizer: str, points: pd.DataFrame) -> Iterator[pd.DataFrame]:
     """For each panel its points (the index) with `panel` (the title), `key` and `value`."""
-    keys = _distinct(points)
-    for key in keys:
+    for key in distinct(points):
         if not is_numeric_dtype(points[key]) or is_bool_dtype(points[key]):
             continue
-        others = [other for other in keys if other != key]
-        follow = [other for other in others if _determines(points, key, other)]
-        fixed = [other for other in others if other not in follow]
-        for _, group in points.groupby(fixed, dropna=False) if fixed else [((), points)]:
+        for title, group in split(optimizer, points, [key]):
             shown = group.dropna(subset=key)
             if shown[key].nunique() > 1:
-                title = [optimizer, in_words(group[fixed].iloc[0])]
-                title += [f"with {other} moving along" for other in follow]
-                title += [f"without {key}: not shown"] if len(shown) < len(group) else []
-                named = "\n".join(line for line in title if line)
+                without = f"\nwithout {key}: not shown" if len(shown) < len(group) else ""
                 values = shown[key].astype(float)
-                yield pd.DataFrame({"panel": named, "key": key, "value": values})
-
-
-def _distinct(points: pd.DataFrame) -> list[str]:
-    """The keys that differ, without those that say the same of every point as one before."""
-    kept: dict[str, list[int]] = {}
-    for key in map(str, points):
-        codes = points[key].factorize(use_na_sentinel=False)[0].tolist()
-        if codes not in kept.values() and len(set(codes)) > 1:
-            kept[key] = codes
-    return [*kept]
-
-
-def _determines(points: pd.DataFrame, key: str, other: str) -> bool:
-    return bool((points.groupby(key, dropna=False)[other].nunique(dropna=False) == 1).all())
+                yield pd.DataFrame({"panel": title + without, "key": key, "value": values})

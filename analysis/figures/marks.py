@@ -1,4 +1,4 @@
-"""Parts that charts are made of: scales that hide nothing, legends that count, rounded data."""
+"""Parts that charts are made of: legends that count, titles, rounded data."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from analysis.figures.style import Style
 
 DIGITS = 6
 """Significant ones of a number in a specification; the CSV has all."""
-MARGIN = 0.05
-"""Share of the span of the values that an axis goes on beyond them."""
 LONG_LABEL = 22
 """Letters from which on a legend has one column."""
 FAINT = 0.35
@@ -27,16 +25,6 @@ def rounded(data: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     return kept
 
 
-def span(*values: pd.Series, above: float = MARGIN, below: float = MARGIN) -> alt.Scale:
-    """A linear scale that holds all of `values`, and beyond them shares of their span."""
-    known = pd.concat([series.astype(float) for series in values]).dropna()
-    if known.empty:
-        return alt.Scale(domain=[0, 1], nice=False, zero=False)
-    low, high = float(known.min()), float(known.max())
-    width = (high - low) or abs(high) or 1.0
-    return alt.Scale(domain=[low - below * width, high + above * width], nice=False, zero=False)
-
-
 def legend(labels: Mapping[str, str], styles: Mapping[str, Style]) -> dict[str, alt.SchemaBase]:
     """Encodings of colour, dash and shape by the field `series`, all in one legend.
 
@@ -44,14 +32,23 @@ def legend(labels: Mapping[str, str], styles: Mapping[str, Style]) -> dict[str, 
     """
     shown = [name for name in styles if name in labels]
     columns = 1 if max(len(labels[name]) for name in shown) > LONG_LABEL else 2
-    words = alt.Legend(columns=columns, labelExpr=f"{json.dumps(labels)}[datum.value]")
+    # A point in the legend would hide the dash of its line.
+    words = alt.Legend(
+        columns=columns,
+        labelExpr=f"{json.dumps(labels)}[datum.value]",
+        symbolType="stroke",
+        symbolFillColor="transparent",
+    )
+    shown_in = {"color": words, "strokeDash": words, "shape": None}
     looks = {
         "color": (alt.Color, [styles[name].color for name in shown]),
         "strokeDash": (alt.StrokeDash, [[*styles[name].dash] for name in shown]),
         "shape": (alt.Shape, [styles[name].shape for name in shown]),
     }
     return {
-        name: channel("series:N", legend=words, scale=alt.Scale(domain=shown, range=values))
+        name: channel(
+            "series:N", legend=shown_in[name], scale=alt.Scale(domain=shown, range=values)
+        )
         for name, (channel, values) in looks.items()
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -15,6 +15,8 @@ class Style(NamedTuple):
     shape: str
 
 
+Styles = Callable[[Iterable[str]], dict[str, Style]]
+"""A style for each of some series, in the order of a legend."""
 SOLID = (1, 0)
 ARMS: Mapping[str, Style] = {
     "sync": Style("#000000", SOLID, "circle"),
@@ -22,12 +24,10 @@ ARMS: Mapping[str, Style] = {
     "delay_ef": Style("#0072b2", (6, 2, 1, 2), "triangle-up"),
 }
 """Colours that colour-blind eyes tell apart (Okabe and Ito 2008); dashes for black and white."""
-OTHER_ARMS: Sequence[Style] = (
-    Style("#009e73", (2, 2), "diamond"),
-    Style("#cc79a7", (9, 2), "triangle-down"),
-    Style("#8c6d00", (4, 1, 1, 1, 1, 1), "cross"),
-    Style("#56b4e9", (1, 1), "triangle-right"),
-)
+OTHER_COLORS = ("#009e73", "#cc79a7", "#8c6d00", "#56b4e9", "#777777")
+OTHER_DASHES = ((2, 2), (9, 2), (4, 1, 1, 1, 1, 1), (1, 1))
+OTHER_SHAPES = ("diamond", "triangle-down", "cross", "triangle-right", "triangle-left", "stroke")
+"""In turn; 20 arms are told apart."""
 OPTIMIZERS: Mapping[str, str] = {
     "adamw": "#cc6677",
     "muon": "#332288",
@@ -73,7 +73,6 @@ CONFIG: Mapping[str, Any] = {
         "title": None,
         "labelFontSize": 10,
         "labelLimit": 0,
-        "symbolType": "stroke",
         "symbolSize": 300,
         "symbolStrokeWidth": 2,
         "symbolOpacity": 1,
@@ -89,8 +88,9 @@ CONFIG: Mapping[str, Any] = {
 def arm_styles(arms: Iterable[str]) -> dict[str, Style]:
     """A style for each arm, in the order of a legend: the main ones first, then by name."""
     names = set(arms)
-    others = zip(sorted(names - {*ARMS}), cycle(OTHER_ARMS), strict=False)
-    return {name: style for name, style in ARMS.items() if name in names} | dict(others)
+    looks = map(Style, cycle(OTHER_COLORS), cycle(OTHER_DASHES), cycle(OTHER_SHAPES))
+    others = dict(zip(sorted(names - {*ARMS}), looks, strict=False))
+    return {name: style for name, style in ARMS.items() if name in names} | others
 
 
 def optimizer_styles(optimizers: Iterable[str]) -> dict[str, Style]:

@@ -1,0 +1,142 @@
+"""Final losses side by side: a bar an arm, every seed, and the mean gap with its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import altair as alt
+import pandas as pd
+
+from analysis.figures.figure import Chart
+from analysis.figures.marks import legend, rounded, titled
+from analysis.figures.style import Style, arm_styles
+from analysis.tables import diverged_text, gap_text
+
+CAPTION = (
+    "bars: means; points: each seed; above: mean gap to sync, its 95 % interval and n",
+    "the axis starts above 0; ↑: a bar that goes beyond it, and its mean",
+)
+CRUSHED = 4.0
+"""A bar is cut where it is that many times as far from the least loss as three quarters of the
+others are."""
+ROOM_FOR_WORDS = 0.3
+"""Share of the axis above the bars."""
+MARGIN = 0.08
+MIN_WIDTH, BAND = 200, 44  # pixels that the words above a bar take
+OF_SEED = ["seed", "trial_id", "status"]
+OF_GAP = ["n", "gap", "low", "high", "diverged", "pairs"]
+"""Columns of the arm's row of gaps; missing of sync."""
+HOVER = ["series:N", "mean:Q", *(f"{name}:Q" for name in OF_GAP)]
+
+
+def charts(data: pd.DataFrame, key: str = "series") -> list[Chart]:
+    """`data`: a row a trial with `panel`, `series` (its arm), `final_val_loss`, `OF_SEED` and
+    `OF_GAP`; bars of one value of the column `key` stand together, in the order of the rows.
+
+    Trials that diverged have no loss: they are counted in words.
+    """
+    data = data.assign(group=data[key])
+    floor, top = _ends(data)
+    span = (top - floor) or 1.0
+    domain = [floor - MARGIN * span, top + ROOM_FOR_WORDS * span]
+    scale = alt.Scale(domain=domain, nice=False, zero=False)
+    y = alt.Y("final_val_loss:Q", title="final validation loss (nats per token)", scale=scale)
+    styles = arm_styles(data["series"])
+    return [
+        _panel(rows, _Frame(key, y, domain[0], top, styles), str(title))
+        for title, rows in data.groupby("panel", sort=False)
+    ]
+
+
+class _Frame(NamedTuple):
+    """What the panels have in common: bars stand on `bottom` and are cut at `top`."""
+
+    key: str
+    y: alt.Y
+    bottom: float
+    top: float
+    styles: Mapping[str, Style]
+
+
+def _ends(data: pd.DataFrame) -> tuple[float, float]:
+    """The least loss, and the largest one of a bar that is not cut."""
+    tops = data.groupby(["panel", "group", "series"])["final_val_loss"].max().dropna()
+    if tops.empty:
+        return 0.0, 1.0
+    floor = float(data["final_val_loss"].min())
+    limit = floor + CRUSHED * (float(tops.quantile(0.75)) - floor)
+    return floor, float(tops[tops <= max(limit, tops.min())].max())
+
+
+def _panel(rows: pd.DataFrame, frame: _Frame, title: str) -> Chart:
+    is_grouped = frame.key != "series"
+    order = list(dict.fromkeys(rows["group"])) if is_grouped else [*frame.styles]
+    look = legend({name: name for name in frame.styles}, frame.styles)["color"]
+    color = look if is_grouped else alt.Color("series:N", scale=look["scale"], legend=None)
+    x = alt.X("group:N", title=frame.key if is_grouped else None, sort=order, axis=_names(order))
+    offset = {"xOffset": alt.XOffset("series:N", sort=[*frame.styles])} if is_grouped else {}
+    bars = _bars(rows, frame.top)
+    drawn = alt.Chart(rounded(bars.dropna(subset="final_val_loss"), [*bars])).encode(
+        x=x, y=frame.y, color=color, **offset
+    )
+    seeds = rounded(
+        rows[rows["final_val_loss"] <= frame.top], ["group", "series", "final_val_loss", *OF_SEED]
+    )
+    dots = alt.Chart(seeds).mark_point(filled=True, size=16, opacity=0.75)
+    return alt.layer(
+        drawn.mark_bar(opacity=0.3).encode(y2=alt.datum(frame.bottom), tooltip=HOVER),
+        dots.encode(x=x, y=frame.y, color=color, tooltip=["final_val_loss:Q", "series", *OF_SEED], **offset),
+        drawn.transform_filter("datum.cut").mark_text(baseline="top", dy=2).encode(text="cut:N"),
+        _words(rows, frame).encode(x=x),
+        title=titled(title),
+        width=max(MIN_WIDTH, BAND * len(order)),
+    )
+
+
+def _bars(rows: pd.DataFrame, top: float) -> pd.DataFrame:
+    """A row a bar: its height on the axis, its `mean`, and in `cut` what is said if it is cut."""
+    bars = rows.groupby(["group", "series"], sort=False).agg(
+        mean=("final_val_loss", "mean"),
+        largest=("final_val_loss", "max"),
+        **{name: (name, "first") for name in OF_GAP},
+    )
+    cut = [f"↑ {row.mean:.3g}" if row.largest > top else "" for row in bars.itertuples()]
+    return bars.assign(final_val_loss=bars["mean"].clip(upper=top), cut=cut).reset_index()
+
+
+def _words(rows: pd.DataFrame, frame: _Frame) -> alt.Chart:
+    """Above the highest point of each group."""
+    words = [
+        {
+            "group": group,
+            "final_val_loss": min(of_group["final_val_loss"].max(), frame.top),
+            "words": "\n".join(_of_group(of_group)),
+        }
+        for group, of_group in rows.groupby("group", sort=False)
+    ]
+    table = pd.DataFrame(words).fillna({"final_val_loss": frame.bottom})
+    marks = alt.Chart(table).mark_text(baseline="bottom", dy=-5, lineBreak="\n", lineHeight=10)
+    return marks.encode(y=frame.y, text="words:N")
+
+
+def _of_group(rows: pd.DataFrame) -> Iterator[str]:
+    """The gap of each arm, named if there are several; of sync alone its n."""
+    arms = rows[rows["pairs"].notna()].drop_duplicates("series").to_dict("records")
+    for row in arms:
+        diverged = diverged_text(row)
+        count = f"{diverged}\ndiverged" if diverged else f"n={row['n']}"
+        name = [str(row["series"])] if len(arms) > 1 else []
+        yield from [*name, *([gap_text(row, separator="\n", digits=3)] if row["n"] else []), count]
+    sync = rows[rows["pairs"].isna()]
+    lost = int((sync["status"] == "diverged").sum())
+    if lost:
+        yield f"{'sync: ' if arms else ''}{lost} of {len(sync)}\ndiverged"
+    elif not arms:
+        yield f"n={len(sync)}"
+
+
+def _names(order: Sequence[str]) -> alt.Axis:
+    """Turned where they would meet."""
+    is_crowded = (len(order) > 3 and max(map(len, order)) > 6) or max(map(len, order)) > 12
+    return alt.Axis(labelAngle=-30 if is_crowded else 0, labelLimit=140)

@@ -1,0 +1,35 @@
+"""Gaps of all optimizers in one panel: against momentum (figure 4), against λ (figure 15)."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis.figures import gap_by_coefficient, gap_by_key
+
+
+def by_momentum(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """A panel an arm, rows of `paired_seeds.COLUMNS` whose series are optimizers."""
+    found = gap_by_key.data(trials, gaps)
+    found = found[found["key"] == "optimizer.momentum"]
+    return _with_optimizers(found, found["series"], trials)
+
+
+def by_coefficient(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """A panel a kind of Error Feedback; the plain delay is its coefficient 0."""
+    found = gap_by_coefficient.data(trials, gaps, correction="error_feedback")
+    plain = found["value"].isna()
+    kinds = [
+        _with_optimizers(of_kind.fillna({"value": 0.0}), kind, trials)
+        for kind in found.loc[~plain, "series"].unique()
+        for of_kind in [found[plain | (found["series"] == kind)]]
+    ]
+    return pd.concat(kinds, ignore_index=True) if kinds else found
+
+
+def _with_optimizers(
+    found: pd.DataFrame, arms: pd.Series | str, trials: pd.DataFrame
+) -> pd.DataFrame:
+    """What the points of a panel have in common beside their optimizer stays in its title."""
+    optimizers = trials.drop_duplicates("trial_id").set_index("trial_id")["optimizer"]
+    settings = found["panel"].str.extract(r"^[^\n]*((?s:.*))$")[0]
+    return found.assign(panel=arms + settings, series=found["trial_id"].map(optimizers))

@@ -1,0 +1,137 @@
+"""Lines against a swept number: means with their interval, every seed, and what diverged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import altair as alt
+import pandas as pd
+
+from analysis.figures.figure import Chart
+from analysis.figures.marks import FAINT, legend, rounded, titled
+from analysis.figures.scales import MARGIN, linear, of_gaps, of_numbers
+from analysis.figures.style import Style, Styles, arm_styles
+
+GAP, LOSS = "gap to sync (nats per token)", "final validation loss (nats per token)"
+CAPTION = (
+    "mean and its 95 % interval over n seeds; faint: each seed",
+    "× k/n: k of n in which the arm diverged, not in the mean",
+)
+BAND = "band: the plain delay"
+MARK_HEIGHT = 0.06
+"""Share of the axis that the mark of an arm that diverged takes."""
+LINE_HEIGHT = 12  # pixels of that mark
+SEED_OFFSET = 6  # pixels to the right of the mean
+
+OF_MEAN = ["mean", "low", "high", "n", "diverged", "pairs"]
+OF_SEED = ["seed", "trial_id", "status"]
+
+
+def of_gap(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
+    """`data`: rows of `paired_seeds.COLUMNS`. A series without a value is a band with a line."""
+    values = pd.concat([data["gap"], data["low"], data["high"], data["mean"]])
+    return _charts(data, "gap", of_gaps("gap", GAP, values, _room(data)), styles(data["series"]))
+
+
+def of_loss(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
+    """Likewise, with `loss` for `gap`."""
+    values = pd.concat([data["loss"], data["low"], data["high"], data["mean"]])
+    axis = alt.Y("loss:Q", title=LOSS, scale=linear(values, above=_room(data)))
+    return _charts(data, "loss", axis, styles(data["series"]))
+
+
+def _room(data: pd.DataFrame) -> float:
+    """Share of the axis above the values, for the marks of what diverged."""
+    if not (data["diverged"] > 0).any():
+        return MARGIN
+    return MARGIN + MARK_HEIGHT * int(data.groupby("panel")["series"].nunique().max())
+
+
+class _Frame(NamedTuple):
+    """What the layers of a panel have in common; `y` encodes the field `column`."""
+
+    x: alt.X
+    y: alt.Y
+    column: str
+    look: Mapping[str, alt.SchemaBase]
+
+    def layer(self, rows: pd.DataFrame, held: str, *more: str) -> alt.Chart:
+        """Rows whose column `held` is on the y axis."""
+        kept = rounded(rows, list(dict.fromkeys(["series", "value", held, *more])))
+        chart = alt.Chart(kept.rename(columns={held: self.column}))
+        return chart.encode(y=self.y, color=self.look["color"])
+
+
+def _charts(data: pd.DataFrame, column: str, y: alt.Y, styles: Mapping[str, Style]) -> list[Chart]:
+    panels = []
+    for title, rows in data.groupby("panel", sort=False):
+        labels = {str(series): _label(of_series) for series, of_series in rows.groupby("series")}
+        swept = rows.dropna(subset="value")
+        x = of_numbers("value", rows["key"].iloc[0], swept["value"])
+        frame = _Frame(x, y, column, legend(labels, styles))
+        bands = _bands(frame, rows[rows["value"].isna()].drop_duplicates("series"))
+        marks = _diverged(frame, swept, [name for name in styles if name in labels])
+        layers = [*_zero(frame), *bands, *_means(frame, swept), *_seeds(frame, swept), *marks]
+        panels.append(alt.layer(*layers, title=titled(str(title))))
+    return panels
+
+
+def _zero(frame: _Frame) -> list[alt.Chart]:
+    rule = alt.Chart(pd.DataFrame({frame.column: [0.0]})).mark_rule(color="#000000")
+    return [rule.encode(y=frame.y)] if frame.column == "gap" else []
+
+
+def _bands(frame: _Frame, rows: pd.DataFrame) -> list[alt.Chart]:
+    known = rows.dropna(subset="mean")
+    band = frame.layer(rows.dropna(subset="low"), "low", "high")
+    line = frame.layer(known, "mean", *OF_MEAN[1:]).mark_rule(strokeWidth=1.6)
+    return [
+        band.mark_rect(opacity=0.15).encode(y2="high:Q"),
+        line.encode(
+            strokeDash=frame.look["strokeDash"], tooltip=["series", frame.column, *OF_MEAN[1:]]
+        ),
+    ]
+
+
+def _means(frame: _Frame, rows: pd.DataFrame) -> list[alt.Chart]:
+    means = rows.drop_duplicates(["series", "value"]).dropna(subset="mean")
+    line = frame.layer(means, "mean", *OF_MEAN[1:]).encode(x=frame.x)
+    arms = frame.layer(means.dropna(subset="low"), "low", "high").encode(x=frame.x, y2="high:Q")
+    tooltip = ["series", "value", frame.column, *OF_MEAN[1:]]
+    return [
+        arms.mark_rule(strokeWidth=1.2),
+        line.mark_line(strokeWidth=1.8).encode(strokeDash=frame.look["strokeDash"]),
+        line.mark_point(filled=True, size=45, opacity=1).encode(
+            shape=frame.look["shape"], tooltip=tooltip
+        ),
+    ]
+
+
+def _seeds(frame: _Frame, rows: pd.DataFrame) -> list[alt.Chart]:
+    hover = ["series", "value", frame.column, *OF_SEED]
+    points = frame.layer(rows.dropna(subset=frame.column), frame.column, *OF_SEED)
+    marks = points.mark_point(filled=True, size=18, opacity=FAINT, xOffset=SEED_OFFSET)
+    return [marks.encode(x=frame.x, shape=frame.look["shape"], tooltip=hover)]
+
+
+def _diverged(frame: _Frame, rows: pd.DataFrame, order: Sequence[str]) -> list[alt.Chart]:
+    """At the top of the panel, a line of text a series: there is no gap to draw."""
+    found = rows[rows["diverged"] > 0].drop_duplicates(["series", "value"])
+    words = [f"× {k}/{n}" for k, n in zip(found["diverged"], found["pairs"], strict=True)]
+    marks = found[["series", "value"]].assign(words=words)
+    return [
+        alt.Chart(of_series)
+        .mark_text(baseline="top", y=2 + LINE_HEIGHT * order.index(str(series)))
+        .encode(x=frame.x, text="words:N", color=frame.look["color"])
+        for series, of_series in marks.groupby("series")
+    ]
+
+
+def _label(rows: pd.DataFrame) -> str:
+    """With how many pairs each mean has, and of a band how many diverged."""
+    n, reference = rows["n"], rows.iloc[0]
+    count = f"n={n.min()}" if n.min() == n.max() else f"n={n.min()} to {n.max()}"
+    is_band = rows["value"].isna().all() and reference["diverged"]
+    note = f", × {reference['diverged']}/{reference['pairs']}" if is_band else ""
+    return f"{reference['series']} ({count}{note})"

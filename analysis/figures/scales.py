@@ -1,0 +1,94 @@
+"""Axes: scales that hold every value and say in words where they are not linear."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+MARGIN = 0.05
+"""Share of the axis that is free beyond the values."""
+LOG_FROM = 10
+"""A longer span of swept numbers, largest over smallest, is drawn on a log axis."""
+SYMMETRIC_LOG_FROM = 100
+"""As much of gaps, largest over median: small ones would be a flat line on a linear axis."""
+MAX_TICKS = 8
+PLAIN = {"labelExpr": "abs(datum.value) < 10000 ? '' + datum.value : format(datum.value, '~s')"}
+"""Numbers of ticks as people write them."""
+SIDES = 14  # pixels left of the smallest number and right of the largest
+
+
+class Symlog(NamedTuple):
+    """Linear up to `constant`, either side of 0, then logarithmic, as d3's scaleSymlog is."""
+
+    constant: float
+
+    def forward(self, value: float) -> float:
+        """Place on the axis."""
+        return float(np.sign(value) * np.log1p(abs(value) / self.constant))
+
+    def inverse(self, place: float) -> float:
+        """The value there."""
+        return float(np.sign(place) * np.expm1(abs(place)) * self.constant)
+
+
+def linear(values: pd.Series, *, above: float = MARGIN, below: float = MARGIN) -> alt.Scale:
+    """A scale that holds `values`, and beyond them shares of their span."""
+    low, high = _ends(values)
+    width = high - low
+    return alt.Scale(domain=[low - below * width, high + above * width], nice=False, zero=False)
+
+
+def of_positive(column: str, title: str, values: pd.Series) -> alt.Y:
+    """A log axis with a tick a decade."""
+    low, high = _ends(np.log10(values.astype(float)))
+    margin = (high - low) * MARGIN
+    domain = [float(10 ** (low - margin)), float(10 ** (high + margin))]
+    decades = [10.0**power for power in range(int(np.ceil(low)), int(np.floor(high)) + 1)]
+    scale = alt.Scale(type="log", domain=domain, nice=False)
+    return alt.Y(f"{column}:Q", title=title, scale=scale, axis=alt.Axis(values=decades, **PLAIN))
+
+
+def of_gaps(column: str, title: str, values: pd.Series, above: float = MARGIN) -> alt.Y:
+    """The axis of numbers around 0, which it holds; symlog, and said so, if they are far apart."""
+    held = pd.concat([values.astype(float).dropna(), pd.Series([0.0])])
+    sizes = held[held != 0].abs()
+    if sizes.empty or sizes.max() / sizes.median() <= SYMMETRIC_LOG_FROM:
+        return alt.Y(f"{column}:Q", title=title, scale=linear(held, above=above))
+    symlog = Symlog(float(10 ** np.floor(np.log10(sizes.median()))))
+    places = linear(held.map(symlog.forward), above=above).domain
+    scale = alt.Scale(
+        type="symlog",
+        constant=symlog.constant,
+        domain=[symlog.inverse(place) for place in places],
+        nice=False,
+    )
+    decades = symlog.constant * 10.0 ** np.arange(
+        np.ceil(np.log10(sizes.max() / symlog.constant)) + 1
+    )
+    ticks = alt.Axis(values=sorted({0.0, *decades, *-decades}), **PLAIN)
+    words = [title, f"linear up to {symlog.constant:g}, then logarithmic"]
+    return alt.Y(f"{column}:Q", title=words, scale=scale, axis=ticks)
+
+
+def of_numbers(column: str, title: str, values: pd.Series) -> alt.X:
+    """The axis of swept numbers; ticks at these where there is room for them."""
+    distinct = sorted(set(values.astype(float)))
+    positive = [value for value in distinct if value > 0]
+    scale = {"domain": [distinct[0], distinct[-1]], "padding": SIDES, "nice": False, "zero": False}
+    if positive and positive[-1] / positive[0] > LOG_FROM:
+        kind = (
+            {"type": "log"} if positive == distinct else {"type": "symlog", "constant": positive[0]}
+        )
+        scale |= kind
+    ticks = alt.Axis(values=distinct if len(distinct) <= MAX_TICKS else alt.Undefined, **PLAIN)
+    return alt.X(f"{column}:Q", title=title, scale=alt.Scale(**scale), axis=ticks)
+
+
+def _ends(values: pd.Series) -> tuple[float, float]:
+    """The least and the largest, apart even if they are the same or there are none."""
+    known = values.astype(float).dropna()
+    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+    return (low, high) if low < high else (low - 0.5, high + 0.5)
