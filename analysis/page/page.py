@@ -46,6 +46,12 @@ class Chapter(NamedTuple):
         return [(outcome, found.count(outcome)) for outcome in Outcome]
 
 
+    @property
+    def decided(self) -> bool:
+        """Whether there is a verdict to read."""
+        return any(verdict.outcome != Outcome.UNDECIDED for verdict in self.verdicts)
+
+
 class Page(NamedTuple):
     """`made`: when, in words. `watched`: whether it will be made again."""
 
