@@ -38,7 +38,11 @@ ALL_ARMS = {
     **{
         f"{name}{p}": (pipeline | {"num_stages": p, "num_microbatches": m}, NONE)
         for p in (2, 4)
-        for name, pipeline, m in (("sync", SYNC, 1), ("delay", TWO_BUFFERED, 8), ("pd", PIPEDREAM, 1))
+        for name, pipeline, m in (
+            ("sync", SYNC, 1),
+            ("delay", TWO_BUFFERED, 8),
+            ("pd", PIPEDREAM, 1),
+        )
     },
 }
 PAIR, TRIPLE = ("sync", "delay"), ("sync", "delay", "delay_ef")
@@ -50,7 +54,9 @@ def grid(**values: Iterable[Any]) -> list[Settings]:
     return [dict(zip(names, combination, strict=True)) for combination in product(*values.values())]
 
 
-SCHEDULES = [{"lr_schedule": {"_target_": f"trainer.lr.{name}", "warmup": 0.1}} for name in ("cosine", "wsd")]
+SCHEDULES = [
+    {"lr_schedule": {"_target_": f"trainer.lr.{name}", "warmup": 0.1}} for name in ("cosine", "wsd")
+]
 SCHEDULES[0]["lr_schedule"]["final"] = 0.1
 SIZES = [{"model.hidden_size": width, "num_parameters": width**2 * 50} for width in (48, 96)]
 SWEEPS: Mapping[str, tuple[list[Settings], tuple[str, ...]]] = {

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+import altair as alt
+import vl_convert
 
 from trainer.clock import Span
 from trainer.simulate import Timeline
@@ -17,7 +16,17 @@ BATCHES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 """Colours that colour-blind eyes tell apart (Okabe and Ito 2008), in turn."""
 SHADES = {"F": 0.45, "B": 1.0, "I": 1.0, "W": 0.7}
 """How much of its batch's colour a kind of operation has."""
-UPDATE, WAIT = "#000000", "#e0e0e0"
+UPDATE, WAIT = "#000000", "#d0d0d0"
+LOOK = (
+    "a colour a batch; pale: forward; full: backward, or its input half; between: its weight half;"
+    " black: update; thin and grey: wait"
+)
+HEIGHTS = (0.25, 0.8, 0.9)
+"""Shares of a row: a wait, a pass, an update."""
+WIDTH, ROW = 1000, 36  # pixels
+
+
+Panel: TypeAlias = alt.LayerChart | alt.FacetChart
 
 
 class Bar(NamedTuple):
@@ -47,18 +56,19 @@ def draw(
         [Bar(op.kind, op.batch, op.microbatch, start, end) for op, start, end in of_rank]
         for of_rank in simulated.spans
     ]
-    canvas = Figure(figsize=(13, 1.6 + 0.7 * len(measured)), layout="constrained")
-    panels = canvas.subplots(2, 1, sharex=True)
-    for axes, rows, name in zip(panels, (above, below), ("measured", "simulated"), strict=True):
-        end = max(bar.end for bars in rows for bar in bars if _is_shown(bar, batches))
-        _draw_rows(axes, rows, end)
-        axes.set_title(f"{name}: {end * 1e3:.1f} ms", loc="left", fontsize=9)
-    panels[1].set(xlabel="milliseconds", xlim=(0, None))
-    place = {"loc": "lower right", "bbox_to_anchor": (1, 1)}
-    panels[0].legend(handles=_legend(), ncols=6, fontsize=8, frameon=False, **place)
+    ends = [
+        max(bar.end for bars in rows for bar in bars if _is_shown(bar, batches))
+        for rows in (above, below)
+    ]
+    scale = alt.Scale(domain=[0, max(ends) * 1e3], nice=False, clamp=True)
+    panels = [
+        _panel(rows, end, scale).properties(title=f"{name}: {end * 1e3:.1f} ms")
+        for name, rows, end in zip(("measured", "simulated"), (above, below), ends, strict=True)
+    ]
     title = f"Batches {batches.start} to {batches.stop - 1}, after a drain"
-    canvas.suptitle(title, x=0.01, ha="left", fontsize=10)
-    canvas.savefig(path, metadata={"Date": None})
+    picture = alt.vconcat(*panels, title=alt.TitleParams(title, subtitle=LOOK, offset=10))
+    spec = picture.configure(background="white").configure_title(anchor="start").to_dict()
+    path.write_text(vl_convert.vegalite_to_svg(spec))
 
 
 def _is_shown(bar: Bar, batches: range) -> bool:
@@ -66,39 +76,35 @@ def _is_shown(bar: Bar, batches: range) -> bool:
     return bar.kind in SHADES and bar.batch in batches
 
 
-def _draw_rows(axes: Axes, rows: Sequence[Iterable[Bar]], end: float) -> None:
-    for row, bars in enumerate(rows):
-        for bar in bars:
-            if bar.kind != "reduce" and bar.start < end:
-                _draw_bar(axes, row, bar)
-    axes.set_yticks(range(len(rows)), [f"rank {row}" for row in range(len(rows))])
-    axes.invert_yaxis()
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-
-
-def _draw_bar(axes: Axes, row: int, bar: Bar) -> None:
-    start, width = bar.start * 1e3, (bar.end - bar.start) * 1e3
-    if bar.kind.startswith("wait"):
-        axes.broken_barh([(start, width)], (row - 0.12, 0.24), facecolor=WAIT)
-        return
-    if bar.kind == "U":
-        axes.broken_barh([(start, width)], (row - 0.45, 0.9), facecolor=UPDATE, edgecolor=UPDATE)
-        return
-    color = BATCHES[bar.batch % len(BATCHES)]
-    axes.broken_barh(
-        [(start, width)],
-        (row - 0.4, 0.8),
-        facecolor=(color, SHADES[bar.kind]),
-        edgecolor="white",
-        linewidth=0.4,
-    )
-
-
-def _legend() -> list[Patch]:
-    kinds = {"forward": "F", "backward (or its input half)": "B", "its weight half": "W"}
-    shaded = [
-        Patch(facecolor=(BATCHES[0], SHADES[kind]), label=name) for name, kind in kinds.items()
+def _panel(rows: Sequence[Iterable[Bar]], end: float, scale: alt.Scale) -> Panel:
+    """Waits below the passes, updates above them: a reduction runs in the background."""
+    shown = [
+        {"rank": f"rank {rank}", "start": bar.start * 1e3, "end": bar.end * 1e3, **_look(bar)}
+        for rank, bars in enumerate(rows)
+        for bar in bars
+        if bar.kind != "reduce" and bar.start < end
     ]
-    plain = [Patch(facecolor=UPDATE, label="update"), Patch(facecolor=WAIT, label="wait")]
-    return [*shaded, *plain, Patch(facecolor="white", label="a colour a batch")]
+    order = [f"rank {rank}" for rank in range(len(rows))]
+    layers = [
+        alt.Chart(alt.Data(values=[bar for bar in shown if bar["height"] == height]))
+        .mark_bar(height={"band": height}, stroke=edge, strokeWidth=0.4)
+        .encode(
+            x=alt.X("start:Q", title="milliseconds", scale=scale),
+            x2="end:Q",
+            y=alt.Y("rank:N", title=None, sort=order, axis=alt.Axis(domain=False, ticks=False)),
+            color=alt.Color("color:N", scale=None),
+            opacity=alt.Opacity("shade:Q", scale=None),
+        )
+        for height, edge in zip(HEIGHTS, ("white", "white", UPDATE), strict=True)
+    ]
+    return alt.layer(*layers, width=WIDTH, height=ROW * len(rows))
+
+
+def _look(bar: Bar) -> dict[str, Any]:
+    low, middle, high = HEIGHTS
+    if bar.kind.startswith("wait"):
+        return {"color": WAIT, "shade": 1.0, "height": low}
+    if bar.kind == "U":
+        return {"color": UPDATE, "shade": 1.0, "height": high}
+    color = BATCHES[bar.batch % len(BATCHES)]
+    return {"color": color, "shade": SHADES[bar.kind], "height": middle}

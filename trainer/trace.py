@@ -106,7 +106,7 @@ def leave(folder: Path, spans: Spans, schedule: Schedule, runs: Sequence[tuple[i
     if not whole:
         return
     first, last = max(whole, key=lambda run: (run[1] - run[0], run[0]))
-    from trainer.timeline import draw  # matplotlib is slow to load
+    from trainer.timeline import draw  # altair is slow to load
 
     longer = min(last, first + SHOWN + 2)  # so that the last batch shown is not the last to run
     expected = simulated(between(one_replica, first, last), schedule, first, longer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import altair as alt
@@ -20,9 +20,9 @@ CAPTION = (
 CRUSHED = 4.0
 """A bar is cut where it is that many times as far from the least loss as three quarters of the
 others are."""
-ROOM_FOR_WORDS = 0.3
-"""Share of the axis above the bars."""
 MARGIN = 0.08
+"""Share of the axis below the least loss."""
+HEIGHT, LINE = 150, 10  # pixels of the highest bar, and of a line of the words above it
 MIN_WIDTH, BAND = 200, 44  # pixels that the words above a bar take
 OF_SEED = ["seed", "trial_id", "status"]
 OF_GAP = ["n", "gap", "low", "high", "diverged", "pairs"]
@@ -37,14 +37,16 @@ def charts(data: pd.DataFrame, key: str = "series") -> list[Chart]:
     Trials that diverged have no loss: they are counted in words.
     """
     data = data.assign(group=data[key])
+    words = [_of_group(rows) for _, rows in data.groupby(["panel", "group"])]
     floor, top = _ends(data)
     span = (top - floor) or 1.0
-    domain = [floor - MARGIN * span, top + ROOM_FOR_WORDS * span]
+    room = LINE * (max(map(len, words)) + 2)
+    domain = [floor - MARGIN * span, top + span * room / HEIGHT]
     scale = alt.Scale(domain=domain, nice=False, zero=False)
     y = alt.Y("final_val_loss:Q", title="final validation loss (nats per token)", scale=scale)
     styles = arm_styles(data["series"])
     return [
-        _panel(rows, _Frame(key, y, domain[0], top, styles), str(title))
+        _panel(rows, _Frame(key, y, domain[0], top, HEIGHT + room, styles), str(title))
         for title, rows in data.groupby("panel", sort=False)
     ]
 
@@ -56,6 +58,7 @@ class _Frame(NamedTuple):
     y: alt.Y
     bottom: float
     top: float
+    height: int
     styles: Mapping[str, Style]
 
 
@@ -72,13 +75,13 @@ def _ends(data: pd.DataFrame) -> tuple[float, float]:
 def _panel(rows: pd.DataFrame, frame: _Frame, title: str) -> Chart:
     is_grouped = frame.key != "series"
     order = list(dict.fromkeys(rows["group"])) if is_grouped else [*frame.styles]
-    look = legend({name: name for name in frame.styles}, frame.styles)["color"]
+    look = legend({name: name for name in frame.styles}, frame.styles, symbol="square").color
     color = look if is_grouped else alt.Color("series:N", scale=look["scale"], legend=None)
     x = alt.X("group:N", title=frame.key if is_grouped else None, sort=order, axis=_names(order))
-    offset = {"xOffset": alt.XOffset("series:N", sort=[*frame.styles])} if is_grouped else {}
+    offset = alt.XOffset("series:N", sort=[*frame.styles]) if is_grouped else alt.Undefined
     bars = _bars(rows, frame.top)
     drawn = alt.Chart(rounded(bars.dropna(subset="final_val_loss"), [*bars])).encode(
-        x=x, y=frame.y, color=color, **offset
+        x=x, y=frame.y, color=color, xOffset=offset
     )
     seeds = rounded(
         rows[rows["final_val_loss"] <= frame.top], ["group", "series", "final_val_loss", *OF_SEED]
@@ -86,22 +89,27 @@ def _panel(rows: pd.DataFrame, frame: _Frame, title: str) -> Chart:
     dots = alt.Chart(seeds).mark_point(filled=True, size=16, opacity=0.75)
     return alt.layer(
         drawn.mark_bar(opacity=0.3).encode(y2=alt.datum(frame.bottom), tooltip=HOVER),
-        dots.encode(x=x, y=frame.y, color=color, tooltip=["final_val_loss:Q", "series", *OF_SEED], **offset),
+        dots.encode(
+            x=x,
+            y=frame.y,
+            color=color,
+            tooltip=["final_val_loss:Q", "series", *OF_SEED],
+            xOffset=offset,
+        ),
         drawn.transform_filter("datum.cut").mark_text(baseline="top", dy=2).encode(text="cut:N"),
         _words(rows, frame).encode(x=x),
         title=titled(title),
+        height=frame.height,
         width=max(MIN_WIDTH, BAND * len(order)),
     )
 
 
 def _bars(rows: pd.DataFrame, top: float) -> pd.DataFrame:
     """A row a bar: its height on the axis, its `mean`, and in `cut` what is said if it is cut."""
-    bars = rows.groupby(["group", "series"], sort=False).agg(
-        mean=("final_val_loss", "mean"),
-        largest=("final_val_loss", "max"),
-        **{name: (name, "first") for name in OF_GAP},
-    )
-    cut = [f"↑ {row.mean:.3g}" if row.largest > top else "" for row in bars.itertuples()]
+    grouped = rows.groupby(["group", "series"], sort=False)
+    bars = grouped[OF_GAP].first().assign(mean=grouped["final_val_loss"].mean())
+    is_cut = grouped["final_val_loss"].max() > top
+    cut = bars["mean"].map("↑ {:.3g}".format).where(is_cut, "")
     return bars.assign(final_val_loss=bars["mean"].clip(upper=top), cut=cut).reset_index()
 
 
@@ -111,32 +119,39 @@ def _words(rows: pd.DataFrame, frame: _Frame) -> alt.Chart:
         {
             "group": group,
             "final_val_loss": min(of_group["final_val_loss"].max(), frame.top),
-            "words": "\n".join(_of_group(of_group)),
+            "words": "\n".join(lines),
+            "above": -4 - LINE * (len(lines) - 1),
         }
         for group, of_group in rows.groupby("group", sort=False)
+        for lines in [_of_group(of_group)]
     ]
     table = pd.DataFrame(words).fillna({"final_val_loss": frame.bottom})
-    marks = alt.Chart(table).mark_text(baseline="bottom", dy=-5, lineBreak="\n", lineHeight=10)
+    marks = alt.Chart(table).mark_text(
+        baseline="bottom", dy=alt.expr("datum.above"), lineBreak="\n", lineHeight=LINE
+    )
     return marks.encode(y=frame.y, text="words:N")
 
 
-def _of_group(rows: pd.DataFrame) -> Iterator[str]:
+def _of_group(rows: pd.DataFrame) -> list[str]:
     """The gap of each arm, named if there are several; of sync alone its n."""
     arms = rows[rows["pairs"].notna()].drop_duplicates("series").to_dict("records")
+    lines = []
     for row in arms:
-        diverged = diverged_text(row)
-        count = f"{diverged}\ndiverged" if diverged else f"n={row['n']}"
-        name = [str(row["series"])] if len(arms) > 1 else []
-        yield from [*name, *([gap_text(row, separator="\n", digits=3)] if row["n"] else []), count]
+        lines += [str(row["series"])] if len(arms) > 1 else []
+        lines += (
+            gap_text(row, separator="\n", digits=3).replace(", ", ",\n").split("\n")
+            if row["n"]
+            else []
+        )
+        lines += [diverged_text(row), "diverged"] if row["diverged"] else [f"n={row['n']}"]
     sync = rows[rows["pairs"].isna()]
     lost = int((sync["status"] == "diverged").sum())
     if lost:
-        yield f"{'sync: ' if arms else ''}{lost} of {len(sync)}\ndiverged"
-    elif not arms:
-        yield f"n={len(sync)}"
+        lines += [f"{'sync: ' if arms else ''}{lost} of {len(sync)}", "diverged"]
+    return lines or [f"n={len(sync)}"]
 
 
 def _names(order: Sequence[str]) -> alt.Axis:
     """Turned where they would meet."""
     is_crowded = (len(order) > 3 and max(map(len, order)) > 6) or max(map(len, order)) > 12
-    return alt.Axis(labelAngle=-30 if is_crowded else 0, labelLimit=140)
+    return alt.Axis(labelAngle=-30 if is_crowded else 0, labelLimit=140, labelOverlap=False)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import altair as alt
 import pandas as pd
 
 from analysis.figures.figure import Chart
-from analysis.figures.marks import FAINT, legend, rounded, titled
-from analysis.figures.scales import linear
+from analysis.figures.marks import FAINT, Look, legend, renamed, rounded, titled
+from analysis.figures.scales import PLAIN, linear
 from analysis.figures.shown import shown_results
 from analysis.figures.style import Styles, arm_styles
 from analysis.store import validation_losses
 
 COLUMNS = ["panel", "series", "seed", "status", "trial_id"]
 TOKENS = alt.X(
-    "tokens:Q", title="tokens", axis=alt.Axis(format="~s", tickCount=5), scale=alt.Scale(zero=True)
+    "tokens:Q",
+    title="tokens",
+    axis=alt.Axis(tickCount=5, labelExpr=PLAIN),
+    scale=alt.Scale(zero=True),
 )
 CAPTION = ("lines: mean over n seeds, to where the first of them diverged (×); faint: each seed",)
 
@@ -59,16 +62,15 @@ def by_stages(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     done = trials[trials["status"].isin(["completed", "diverged"])]
     stages = done[STAGES] if STAGES in done else pd.Series(dtype=int)
     per_arm = stages.groupby(done["arm"]).transform("nunique")
+    several = sorted(stages[per_arm > 1].unique())
     panels = [
-        data(done[(stages == count) | (per_arm == 1)], gaps).assign(stages=f", P={count}")
-        for count in sorted(stages[per_arm > 1].unique())
+        data(
+            done[((stages == count) | (per_arm == 1)) & (done["optimizer"] == optimizer)], gaps
+        ).pipe(lambda rows, more=f", P={count}": rows.assign(panel=renamed(rows["panel"], more)))
+        for optimizer in sorted(done["optimizer"].unique())
+        for count in several
     ]
-    table = pd.concat(panels, ignore_index=True) if panels else data(done[:0], gaps)
-    name, rest = (
-        table["panel"].str.extract(rf"^{part}$")[0]
-        for part in (r"([^\n]*)(?s:.*)", r"[^\n]*((?s:.*))")
-    )
-    return table.assign(panel=name + table.pop("stages") + rest) if panels else table
+    return pd.concat(panels, ignore_index=True) if panels else data(done[:0], gaps)
 
 
 def charts(data: pd.DataFrame) -> list[Chart]:
@@ -97,23 +99,19 @@ def of_means(
     return panels
 
 
-def _panel(
-    rows: pd.DataFrame, title: str, x: alt.X, y: alt.Y, look: Mapping[str, alt.SchemaBase]
-) -> Chart:
+def _panel(rows: pd.DataFrame, title: str, x: alt.X, y: alt.Y, look: Look) -> Chart:
     across, up = (str(channel["shorthand"]).removesuffix(":Q") for channel in (x, y))
     known = rows.dropna(subset=up)
     hover = list(dict.fromkeys([*COLUMNS[1:], "update", across, up]))
-    seeds = alt.Chart(rounded(known, hover)).encode(
-        x=x, y=y, color=look["color"], detail="trial_id:N"
-    )
+    seeds = alt.Chart(rounded(known, hover)).encode(x=x, y=y, color=look.color, detail="trial_id:N")
     ends = known[known["status"] == "diverged"].groupby("trial_id").tail(1)
     crosses = alt.Chart(rounded(ends, ["series", across, up])).mark_text(text="×", fontSize=16)
     means = alt.Chart(_means(rows, across, up)).mark_line(strokeWidth=1.8)
     return alt.layer(
         seeds.mark_line(opacity=FAINT, strokeWidth=0.8),
         seeds.mark_point(opacity=0, size=40).encode(tooltip=hover),
-        means.encode(x=x, y=y, color=look["color"], strokeDash=look["strokeDash"]),
-        crosses.encode(x=x, y=y, color=look["color"]),
+        means.encode(x=x, y=y, color=look.color, strokeDash=look.dash),
+        crosses.encode(x=x, y=y, color=look.color),
         title=titled(title),
     )
 

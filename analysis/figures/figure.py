@@ -12,7 +12,7 @@ import vl_convert
 
 from analysis.figures.style import CONFIG
 
-Chart: TypeAlias = alt.Chart | alt.LayerChart
+Chart: TypeAlias = alt.Chart | alt.LayerChart | alt.FacetChart
 Spec: TypeAlias = dict[str, Any]
 
 COLUMNS = 3

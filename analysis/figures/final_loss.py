@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from analysis.figures.bars import OF_GAP
@@ -34,7 +36,7 @@ def by_value(trials: pd.DataFrame, gaps: pd.DataFrame, key: str) -> pd.DataFrame
     return table[["panel", key, *COLUMNS[1:], *OF_GAP]]
 
 
-def _words(value: object) -> str:
+def _words(value: Any) -> str:
     if pd.isna(value):
         return "none"
     return f"{value:g}" if isinstance(value, float) else str(value)

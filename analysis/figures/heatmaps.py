@@ -40,7 +40,7 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(cells, columns=COLUMNS[:-1])
     whole = table.loc[(table["diverged"] == 0) & table["quantity"].str.endswith("loss")]
     best = whole.groupby(["panel", "quantity"])["mean"].idxmin().dropna()
-    order = table["quantity"].map({"sync loss": 0}).fillna(1)
+    order = table["quantity"].str.endswith("gap") + (table["quantity"] != "sync loss").astype(int)
     table = table.assign(best=table.index.isin(best), order=order)
     return table.sort_values(["panel", "order", "quantity", ROWS, COLUMN])[COLUMNS].reset_index(
         drop=True

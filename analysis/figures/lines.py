@@ -9,7 +9,7 @@ import altair as alt
 import pandas as pd
 
 from analysis.figures.figure import Chart
-from analysis.figures.marks import FAINT, legend, rounded, titled
+from analysis.figures.marks import FAINT, Look, legend, rounded, titled
 from analysis.figures.scales import MARGIN, linear, of_gaps, of_numbers
 from analysis.figures.style import Style, Styles, arm_styles
 
@@ -24,6 +24,7 @@ MARK_HEIGHT = 0.06
 LINE_HEIGHT = 12  # pixels of that mark
 SEED_OFFSET = 6  # pixels to the right of the mean
 
+SHAPE = alt.Shape("shape:N", scale=None)
 OF_MEAN = ["mean", "low", "high", "n", "diverged", "pairs"]
 OF_SEED = ["seed", "trial_id", "status"]
 
@@ -54,22 +55,24 @@ class _Frame(NamedTuple):
     x: alt.X
     y: alt.Y
     column: str
-    look: Mapping[str, alt.SchemaBase]
+    look: Look
+    styles: Mapping[str, Style]
 
     def layer(self, rows: pd.DataFrame, held: str, *more: str) -> alt.Chart:
         """Rows whose column `held` is on the y axis."""
         kept = rounded(rows, list(dict.fromkeys(["series", "value", held, *more])))
+        kept["shape"] = [self.styles[series].shape for series in kept["series"]]
         chart = alt.Chart(kept.rename(columns={held: self.column}))
-        return chart.encode(y=self.y, color=self.look["color"])
+        return chart.encode(y=self.y, color=self.look.color)
 
 
 def _charts(data: pd.DataFrame, column: str, y: alt.Y, styles: Mapping[str, Style]) -> list[Chart]:
-    panels = []
+    panels: list[Chart] = []
     for title, rows in data.groupby("panel", sort=False):
         labels = {str(series): _label(of_series) for series, of_series in rows.groupby("series")}
         swept = rows.dropna(subset="value")
         x = of_numbers("value", rows["key"].iloc[0], swept["value"])
-        frame = _Frame(x, y, column, legend(labels, styles))
+        frame = _Frame(x, y, column, legend(labels, styles), styles)
         bands = _bands(frame, rows[rows["value"].isna()].drop_duplicates("series"))
         marks = _diverged(frame, swept, [name for name in styles if name in labels])
         layers = [*_zero(frame), *bands, *_means(frame, swept), *_seeds(frame, swept), *marks]
@@ -88,9 +91,7 @@ def _bands(frame: _Frame, rows: pd.DataFrame) -> list[alt.Chart]:
     line = frame.layer(known, "mean", *OF_MEAN[1:]).mark_rule(strokeWidth=1.6)
     return [
         band.mark_rect(opacity=0.15).encode(y2="high:Q"),
-        line.encode(
-            strokeDash=frame.look["strokeDash"], tooltip=["series", frame.column, *OF_MEAN[1:]]
-        ),
+        line.encode(strokeDash=frame.look.dash, tooltip=["series", frame.column, *OF_MEAN[1:]]),
     ]
 
 
@@ -101,10 +102,8 @@ def _means(frame: _Frame, rows: pd.DataFrame) -> list[alt.Chart]:
     tooltip = ["series", "value", frame.column, *OF_MEAN[1:]]
     return [
         arms.mark_rule(strokeWidth=1.2),
-        line.mark_line(strokeWidth=1.8).encode(strokeDash=frame.look["strokeDash"]),
-        line.mark_point(filled=True, size=45, opacity=1).encode(
-            shape=frame.look["shape"], tooltip=tooltip
-        ),
+        line.mark_line(strokeWidth=1.8).encode(strokeDash=frame.look.dash),
+        line.mark_point(filled=True, size=45, opacity=1).encode(shape=SHAPE, tooltip=tooltip),
     ]
 
 
@@ -112,7 +111,7 @@ def _seeds(frame: _Frame, rows: pd.DataFrame) -> list[alt.Chart]:
     hover = ["series", "value", frame.column, *OF_SEED]
     points = frame.layer(rows.dropna(subset=frame.column), frame.column, *OF_SEED)
     marks = points.mark_point(filled=True, size=18, opacity=FAINT, xOffset=SEED_OFFSET)
-    return [marks.encode(x=frame.x, shape=frame.look["shape"], tooltip=hover)]
+    return [marks.encode(x=frame.x, shape=SHAPE, tooltip=hover)]
 
 
 def _diverged(frame: _Frame, rows: pd.DataFrame, order: Sequence[str]) -> list[alt.Chart]:
@@ -123,7 +122,7 @@ def _diverged(frame: _Frame, rows: pd.DataFrame, order: Sequence[str]) -> list[a
     return [
         alt.Chart(of_series)
         .mark_text(baseline="top", y=2 + LINE_HEIGHT * order.index(str(series)))
-        .encode(x=frame.x, text="words:N", color=frame.look["color"])
+        .encode(x=frame.x, text="words:N", color=frame.look.color)
         for series, of_series in marks.groupby("series")
     ]
 

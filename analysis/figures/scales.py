@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import altair as alt
 import numpy as np
@@ -15,7 +16,7 @@ LOG_FROM = 10
 SYMMETRIC_LOG_FROM = 100
 """As much of gaps, largest over median: small ones would be a flat line on a linear axis."""
 MAX_TICKS = 8
-PLAIN = {"labelExpr": "abs(datum.value) < 10000 ? '' + datum.value : format(datum.value, '~s')"}
+PLAIN = "abs(datum.value) < 10000 ? '' + datum.value : format(datum.value, '~s')"
 """Numbers of ticks as people write them."""
 SIDES = 14  # pixels left of the smallest number and right of the largest
 
@@ -43,12 +44,14 @@ def linear(values: pd.Series, *, above: float = MARGIN, below: float = MARGIN) -
 
 def of_positive(column: str, title: str, values: pd.Series) -> alt.Y:
     """A log axis with a tick a decade."""
-    low, high = _ends(np.log10(values.astype(float)))
+    low, high = _ends(values.astype(float).map(np.log10))
     margin = (high - low) * MARGIN
     domain = [float(10 ** (low - margin)), float(10 ** (high + margin))]
     decades = [10.0**power for power in range(int(np.ceil(low)), int(np.floor(high)) + 1)]
     scale = alt.Scale(type="log", domain=domain, nice=False)
-    return alt.Y(f"{column}:Q", title=title, scale=scale, axis=alt.Axis(values=decades, **PLAIN))
+    return alt.Y(
+        f"{column}:Q", title=title, scale=scale, axis=alt.Axis(values=decades, labelExpr=PLAIN)
+    )
 
 
 def of_gaps(column: str, title: str, values: pd.Series, above: float = MARGIN) -> alt.Y:
@@ -58,7 +61,8 @@ def of_gaps(column: str, title: str, values: pd.Series, above: float = MARGIN) -
     if sizes.empty or sizes.max() / sizes.median() <= SYMMETRIC_LOG_FROM:
         return alt.Y(f"{column}:Q", title=title, scale=linear(held, above=above))
     symlog = Symlog(float(10 ** np.floor(np.log10(sizes.median()))))
-    places = linear(held.map(symlog.forward), above=above).domain
+    low, high = _ends(held.map(symlog.forward))
+    places = low - MARGIN * (high - low), high + above * (high - low)
     scale = alt.Scale(
         type="symlog",
         constant=symlog.constant,
@@ -68,7 +72,7 @@ def of_gaps(column: str, title: str, values: pd.Series, above: float = MARGIN) -
     decades = symlog.constant * 10.0 ** np.arange(
         np.ceil(np.log10(sizes.max() / symlog.constant)) + 1
     )
-    ticks = alt.Axis(values=sorted({0.0, *decades, *-decades}), **PLAIN)
+    ticks = alt.Axis(values=sorted({0.0, *decades, *-decades}), labelExpr=PLAIN)
     words = [title, f"linear up to {symlog.constant:g}, then logarithmic"]
     return alt.Y(f"{column}:Q", title=words, scale=scale, axis=ticks)
 
@@ -76,15 +80,25 @@ def of_gaps(column: str, title: str, values: pd.Series, above: float = MARGIN) -
 def of_numbers(column: str, title: str, values: pd.Series) -> alt.X:
     """The axis of swept numbers; ticks at these where there is room for them."""
     distinct = sorted(set(values.astype(float)))
-    positive = [value for value in distinct if value > 0]
-    scale = {"domain": [distinct[0], distinct[-1]], "padding": SIDES, "nice": False, "zero": False}
-    if positive and positive[-1] / positive[0] > LOG_FROM:
-        kind = (
-            {"type": "log"} if positive == distinct else {"type": "symlog", "constant": positive[0]}
-        )
-        scale |= kind
-    ticks = alt.Axis(values=distinct if len(distinct) <= MAX_TICKS else alt.Undefined, **PLAIN)
-    return alt.X(f"{column}:Q", title=title, scale=alt.Scale(**scale), axis=ticks)
+    scale = alt.Scale(
+        domain=[distinct[0], distinct[-1]],
+        padding=SIDES,
+        nice=False,
+        zero=False,
+        **_kind([value for value in distinct if value > 0], whole=distinct),
+    )
+    ticks = distinct if len(distinct) <= MAX_TICKS else alt.Undefined
+    axis = alt.Axis(values=ticks, labelExpr=PLAIN)
+    return alt.X(f"{column}:Q", title=title, scale=scale, axis=axis)
+
+
+def _kind(positive: Sequence[float], whole: Sequence[float]) -> dict[str, Any]:
+    """A log axis has no place for 0 and less; a symlog one is linear between."""
+    if not positive or positive[-1] <= LOG_FROM * positive[0]:
+        return {"type": "linear"}
+    if len(positive) == len(whole):
+        return {"type": "log"}
+    return {"type": "symlog", "constant": positive[0]}
 
 
 def _ends(values: pd.Series) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import altair as alt
 import pandas as pd
@@ -40,7 +41,7 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=COLUMNS)
 
 
-def _around(folder: str, trial: Mapping[str, object]) -> pd.DataFrame:
+def _around(folder: str, trial: Mapping[Any, Any]) -> pd.DataFrame:
     losses = training_losses(folder)
     losses["from_switch"] = losses["update"] - trial["switch"]
     losses["running_mean"] = losses["train_loss"].rolling(WINDOW).mean()

@@ -7,6 +7,7 @@ import pandas as pd
 
 from analysis.figures import curves, diagnostics
 from analysis.figures.figure import Chart
+from analysis.figures.marks import renamed
 from analysis.spikes import spikes
 
 BEFORE, AFTER = 0.05, 0.15
@@ -29,6 +30,6 @@ def charts(data: pd.DataFrame, name: str) -> list[Chart]:
     """Each optimizer over the whole run, and beside that around the switch."""
     y = diagnostics.axis(data, name)
     near = data[data["share"].between(-BEFORE, AFTER)]
-    zoomed = near.assign(panel=near["panel"] + "\nat the switch")
+    zoomed = near.assign(panel=renamed(near["panel"], ", at the switch"))
     pairs = zip(curves.of_means(data, y), curves.of_means(zoomed, y, FROM_SWITCH), strict=False)
     return [chart for pair in pairs for chart in pair]

@@ -73,7 +73,6 @@ CONFIG: Mapping[str, Any] = {
         "title": None,
         "labelFontSize": 10,
         "labelLimit": 0,
-        "symbolSize": 300,
         "symbolStrokeWidth": 2,
         "symbolOpacity": 1,
         "rowPadding": 1,
