@@ -15,10 +15,9 @@ from analysis.contents import NAMED, write_chapter
 from analysis.missing import cost, missing
 from analysis.notes import notes
 from analysis.page import Chapter, Page, html, listing
-from analysis.paired import gaps
 from analysis.provenance import makers, provenance
 from analysis.records import Record, records
-from analysis.scopes import Scope, of_record, scopes
+from analysis.scopes import Scope, Views, of_record, scopes
 from analysis.store import load
 from analysis.tables import gap_table
 from trainer.atomic import write_atomically
@@ -51,12 +50,11 @@ def write_report(results: Path, out: Path, label: str | None = None) -> tuple[st
     """As `report`, but for the page."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        store, asked = load(results), records(results)
+        views, asked = Views(load(results)), records(results)
         if label is not None:
             asked = [_of_label(asked, label)]
-        parts = scopes(store, asked, NAMED) if label is None else [of_record(store, asked[0])]
-        trials = store if label is None else parts[0].trials
-        table = gaps(trials)
+        parts = scopes(views, asked) if label is None else [of_record(views, asked[0])]
+        trials, table = views.whole() if label is None else parts[0].whole()
         remarks = [remark for scope in parts for remark in _remarks(scope)]
     warned = dict.fromkeys(f"warning: {warning.message}" for warning in caught)
     remarks = [*warned, *remarks]

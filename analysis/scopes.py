@@ -22,21 +22,40 @@ class View(NamedTuple):
 
 
 @dataclass
+class Views:
+    """Parts of a store, each looked at once: many figures are of the same trials."""
+
+    store: pd.DataFrame
+    _known: dict[frozenset[str], View] = field(default_factory=dict)
+
+    def of(self, trial_ids: frozenset[str]) -> View:
+        """These trials, as far as the store has them."""
+        trials = self.store[self.store["trial_id"].isin(trial_ids)]
+        found = frozenset(trials["trial_id"])
+        if found not in self._known:
+            self._known[found] = View(trials, gaps(trials))
+        return self._known[found]
+
+    def whole(self) -> View:
+        """All of the store."""
+        return self.of(frozenset(self.store["trial_id"]))
+
+
+@dataclass(frozen=True)
 class Scope:
-    """A part of a report. `trials`: what figures and tables of any trials show.
+    """A part of a report: the trials `trial_ids`, and those that `records` compare.
 
     `folder`: of its files, within that of the report. `scale`: empty where no record tells.
     """
 
     title: str
     folder: str
-    trials: pd.DataFrame
-    store: pd.DataFrame
+    trial_ids: frozenset[str]
+    views: Views
     records: Sequence[Record] = ()
     scale: str = ""
     general: bool = True
-    """Whether figures of any trials belong to it; else those that name its sweeps alone."""
-    _views: dict[frozenset[str], View] = field(default_factory=dict)
+    """Whether figures and tables of any trials are of all of its trials; else of a sweep each."""
 
     def of_sweeps(self, sweeps: Collection[str]) -> View | None:
         """What the reports of these sweeps compare, taken together; None without a record."""
@@ -44,49 +63,37 @@ class Scope:
         return self.of_records(named) if named else None
 
     def of_records(self, records: Sequence[Record]) -> View:
-        """The trials that these sweeps compare, as far as the store has them."""
-        return self._view(frozenset().union(*(record.compared for record in records)))
+        """The trials that these sweeps compare."""
+        return self.views.of(_compared(records))
 
     def whole(self) -> View:
         """All of its trials."""
-        return self._view(frozenset(self.trials["trial_id"]))
-
-    def _view(self, trial_ids: frozenset[str]) -> View:
-        """Made once: many figures are of the same trials."""
-        if trial_ids not in self._views:
-            trials = self.store[self.store["trial_id"].isin(trial_ids)]
-            self._views[trial_ids] = View(trials, gaps(trials))
-        return self._views[trial_ids]
+        return self.views.of(self.trial_ids)
 
 
-def scopes(store: pd.DataFrame, records: Sequence[Record], named: Collection[str]) -> list[Scope]:
-    """A scope for each scale, the costliest first; then one for each sweep that no figure has
-    `named`, and one for the trials of no record."""
-    own = [record for record in records if record.sweep not in named]
-    of_paper = [record for record in records if record.sweep in named]
+def scopes(views: Views, records: Sequence[Record]) -> list[Scope]:
+    """A scope for each scale, the costliest first, and one for the trials of no record."""
     known = frozenset().union(*(record.trials for record in records))
-    rest = store[~store["trial_id"].isin(known)]
-    return [
-        *_by_scale(store, of_paper),
-        *(of_record(store, record, folder=record.label) for record in own),
-        *([Scope("Trials of no sweep", "", rest, store)] if len(rest) else []),
-    ]
+    rest = frozenset(views.store["trial_id"]) - known
+    no_sweep = [Scope("Trials of no sweep", "", rest, views)] if rest else []
+    return [*_by_scale(views, records), *no_sweep]
 
 
-def of_record(store: pd.DataFrame, record: Record, folder: str = "") -> Scope:
+def of_record(views: Views, record: Record) -> Scope:
     """The trials that one sweep compares, by figures of any trials and by its own."""
-    compared = store[store["trial_id"].isin(record.compared)]
-    return Scope(record.label, folder, compared, store, [record], record.scale)
+    return Scope(record.label, "", record.compared, views, [record], record.scale)
 
 
-def _by_scale(store: pd.DataFrame, records: Sequence[Record]) -> Iterator[Scope]:
+def _by_scale(views: Views, records: Sequence[Record]) -> Iterator[Scope]:
     by_scale: dict[str, list[Record]] = {}
     for record in records:
         by_scale.setdefault(record.scale, []).append(record)
-    for scale, of_scale in sorted(by_scale.items(), key=lambda item: -_cost(item[1])):
-        compared = frozenset().union(*(record.compared for record in of_scale))
-        trials = store[store["trial_id"].isin(compared)]
-        yield Scope(scale, scale, trials, store, of_scale, scale, general=False)
+    for scale, asked in sorted(by_scale.items(), key=lambda item: -_cost(item[1])):
+        yield Scope(scale, scale, _compared(asked), views, asked, scale, general=False)
+
+
+def _compared(records: Sequence[Record]) -> frozenset[str]:
+    return frozenset().union(*(record.compared for record in records))
 
 
 def _cost(records: Sequence[Record]) -> float:

@@ -19,6 +19,9 @@ RELOAD = 10
 """Seconds after which a page that is watched loads itself again."""
 
 
+MOST_REMARKS = 30
+
+
 class Drawn(NamedTuple):
     """A figure on the page; `folder` of its files, with a slash behind it or empty."""
 
@@ -44,7 +47,6 @@ class Chapter(NamedTuple):
         """How many claims there are of each outcome."""
         found = [verdict.outcome for verdict in self.verdicts]
         return [(outcome, found.count(outcome)) for outcome in Outcome]
-
 
     @property
     def decided(self) -> bool:
@@ -86,6 +88,7 @@ def html(page: Page, *, watched: bool) -> str:
         page=page,
         reload=RELOAD if watched else None,
         all_parts=ALL_PARTS,
+        most_remarks=MOST_REMARKS,
         vega=_vega(),
         style=_text("style.css"),
         script=_text("script.js"),
