@@ -23,6 +23,8 @@ def results(trials: pd.DataFrame) -> pd.DataFrame:
     """
     named = trials.rename(columns={f"pipeline.{name}": name for name in VARIANT})
     done = named[named["status"].isin(["completed", "diverged"])]
+    if done.empty:  # of a store without trials the table does not even have all columns
+        return done.reindex(columns=list(dict.fromkeys([*done, *VARIANT])))
     done = done.sort_values(["trainer_version", "finished_at", "trial_id"], kind="stable")
     makers = done.assign(**{key: done[key].astype(str) for key in MADE_BY}).groupby(SAME_TRIAL)
     num_mixed = int((makers[MADE_BY].nunique() > 1).any(axis=1).sum())

@@ -106,7 +106,7 @@ def write_sweep(
 
 
 def _settings(arm: str, optimizer: str, seed: int, point: Settings) -> tuple[Any, Any]:
-    settings = config(optimizer=optimizer, seed=seed) | {"clip_norm": 1.0, "num_updates": 100}
+    settings = config(optimizer=optimizer, seed=seed) | {"num_updates": 100}
     settings["optimizer"] |= {"weight_decay": 0.1, "variance_decay": 0.95}
     settings["lr_schedule"] = {"_target_": "trainer.lr.cosine", "warmup": 0.1}
     settings["pipeline"], settings["correction"] = map(dict, deepcopy(ALL_ARMS[arm]))
@@ -133,6 +133,6 @@ def _write_metrics(folder: Path, outcome: Mapping[str, Any], settings: Mapping[s
         if switch and t % 2 == 0:
             late = t >= switch
             measures = {"update_cosine": 1.0 - 0.5 * late, "update_error": 0.4 * late / (1 + t)}
-            row["diagnostics"] = {"all": {**measures, "gradient_change": 0.0}}
+            row["diagnostics"] = {"all": {**measures, "gradient_change": 1e-3 * late}}
         lines.append(json.dumps(row) + "\n")
     (folder / "metrics.jsonl").write_text("".join(lines))

@@ -36,6 +36,7 @@ def config(arm: str = "sync", *, optimizer: str = "adamw", seed: int = 0) -> dic
         "seed": seed,
         "batch_size": 16,
         "seq_len": 128,
+        "clip_norm": 1.0,
         "num_updates": 400,
         "tokens_per_parameter": None,
         "checkpoint_every": 100,

@@ -12,7 +12,7 @@ from synthetic_store import config, result, write, write_arms
 
 from analysis import gaps, load
 from analysis.figures import FIGURES
-from analysis.figures.figure import STYLES, styles
+from analysis.figures.style import ARMS, arm_styles, optimizer_styles
 from analysis.report import report
 from trainer.errors import BadInput
 
@@ -136,7 +136,12 @@ def test_figures_show_every_seed_of_the_best_point(tmp_path: Path) -> None:
     assert curves[curves["status"] == "diverged"]["update"].tolist() == [6]
 
 
-def test_the_main_arms_keep_their_styles() -> None:
-    found = styles(["pipedream", "delay", "delay_ef(0.5)"])
-    assert {name: found[name] for name in STYLES} == dict(STYLES)
+def test_arms_and_optimizers_keep_their_looks() -> None:
+    found = arm_styles(["pipedream", "delay", "delay_ef(0.5)"])
+    assert found["delay"] == ARMS["delay"]
     assert found["pipedream"] != found["delay_ef(0.5)"]
+    many = arm_styles(f"delay_ef({value})" for value in range(20))
+    assert len({(style.color, style.dash) for style in many.values()}) == 20
+    colors = {name: style.color for name, style in optimizer_styles(["soap", "muon", "x"]).items()}
+    assert colors["muon"] == optimizer_styles(["muon"])["muon"].color
+    assert len(set(colors.values())) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,9 @@ def test_a_trial_leaves_a_trace_and_a_picture(tmp_path: Path) -> None:
         starts = [start for start, _ in passes]
         slack = 1.0  # µs: times are rounded
         assert all(a <= b + slack for a, b in zip(ends, starts[1:], strict=False)), "one at a time"
-    assert (out / "timeline.svg").stat().st_size > 1000
+    picture = (out / "timeline.svg").read_text()
+    assert "rank 1" in picture
+    assert all(name in picture for name in ("measured: ", "simulated: ", "milliseconds"))
     assert all(0 <= share < 1 for share in result["bubble_by_rank"])
     assert len(result["update_wait_by_rank"]) == len(result["peak_memory_bytes_by_rank"]) == 2
 
@@ -92,6 +95,19 @@ def test_a_run_of_which_too_little_was_kept_is_not_pictured(tmp_path: Path) -> N
     assert not (tmp_path / "timeline.svg").exists()
     leave(tmp_path, spans, SCHEDULES[0], [(0, 9), (0, 8)])
     assert (tmp_path / "timeline.svg").exists()
+
+
+def test_the_picture_shows_what_every_rank_did(tmp_path: Path) -> None:
+    """A bar an operation of the batches shown, as wide as it took."""
+    schedule = SCHEDULES[0]
+    leave(tmp_path, as_if_measured(schedule), schedule, [(0, 8)])
+    bars = re.findall(r'd="M([\d.]+),[\d.]+h([\d.]+)v', (tmp_path / "timeline.svg").read_text())
+    widths = sorted(float(width) for _, width in bars)
+    num_passes = 2 * 2 * 3 * 6  # ranks, forward and backward, microbatches, batches shown
+    assert len(widths) > 2 * num_passes
+    longest = max(COSTS[1].values())  # the backward of rank 1, three to a batch
+    end = simulate(schedule.operations(0, 6), COSTS, MESSAGE).makespan
+    assert any(width == pytest.approx(1000 * longest / end, rel=0.02) for width in widths)
 
 
 def test_only_ranks_can_be_traced(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import altair as alt
 import pandas as pd
@@ -62,14 +63,12 @@ def by_stages(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     done = trials[trials["status"].isin(["completed", "diverged"])]
     stages = done[STAGES] if STAGES in done else pd.Series(dtype=int)
     per_arm = stages.groupby(done["arm"]).transform("nunique")
-    several = sorted(stages[per_arm > 1].unique())
-    panels = [
-        data(
-            done[((stages == count) | (per_arm == 1)) & (done["optimizer"] == optimizer)], gaps
-        ).pipe(lambda rows, more=f", P={count}": rows.assign(panel=renamed(rows["panel"], more)))
-        for optimizer in sorted(done["optimizer"].unique())
-        for count in several
-    ]
+    at = product(sorted(done["optimizer"].unique()), sorted(stages[per_arm > 1].unique()))
+    panels = []
+    for optimizer, count in at:
+        has_count = (stages == count) | (per_arm == 1)
+        panel = data(done[has_count & (done["optimizer"] == optimizer)], gaps)
+        panels.append(panel.assign(panel=renamed(panel["panel"], f", P={count}")))
     return pd.concat(panels, ignore_index=True) if panels else data(done[:0], gaps)
 
 
@@ -92,7 +91,7 @@ def of_means(
     `styles` of the series, `label` of the rows of one series in the legend.
     """
     looks = styles(data["series"])
-    panels = []
+    panels: list[Chart] = []
     for title, rows in data.groupby("panel", sort=False):
         labels = {str(series): label(of_series) for series, of_series in rows.groupby("series")}
         panels.append(_panel(rows, str(title), x, y, legend(labels, looks)))

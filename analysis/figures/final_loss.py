@@ -7,10 +7,9 @@ from typing import Any
 import pandas as pd
 
 from analysis.figures.bars import OF_GAP
-from analysis.figures.paired_seeds import with_variant
 from analysis.figures.shown import shown_results
-from analysis.figures.swept import along
-from analysis.pairs import VARIANT, results
+from analysis.figures.swept import results_along
+from analysis.pairs import VARIANT
 
 COLUMNS = ["panel", "series", "seed", "status", "final_val_loss", "trial_id"]
 ROW = ["point", "arm", *VARIANT]
@@ -26,11 +25,7 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
 def by_value(trials: pd.DataFrame, gaps: pd.DataFrame, key: str) -> pd.DataFrame:
     """Likewise a row a trial of every point that differs in `key`, a column in words: `none` is the
     value of a key that is null."""
-    points = along(trials, [key], part_of=f"{key}.").sort_values(["panel", key], kind="stable")
-    shown = points[["panel", key]].merge(
-        results(trials).drop(columns=key), left_index=True, right_on="point"
-    )
-    shown["series"] = with_variant(shown, shown["arm"])
+    shown = results_along(trials, [key], part_of=f"{key}.")
     table = shown.merge(gaps, on=ROW, how="left", suffixes=("", "_gap"))
     table[key] = table[key].map(_words)
     return table[["panel", key, *COLUMNS[1:], *OF_GAP]]

@@ -25,7 +25,8 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame, correction: str | None = None
     if correction is not None:
         found = found[found["correction"].isin([correction, "none"])]
     panels = [panel.sort_values(IN_PANEL) for panel in _panels(found, settings(trials))]
-    return pd.concat(panels, ignore_index=True)[COLUMNS] if panels else found[:0]
+    table = pd.concat(panels, ignore_index=True) if panels else found[:0]
+    return table.reindex(columns=COLUMNS)
 
 
 def _panels(found: pd.DataFrame, words: dict[str, str]) -> Iterator[pd.DataFrame]:

@@ -24,7 +24,8 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
         for optimizer, points in varied(trials).items()
         for panel in _panels(optimizer, points[points.index.isin(found["point"])])
     ]
-    return pd.concat(panels, ignore_index=True)[COLUMNS] if panels else found[:0]
+    table = pd.concat(panels, ignore_index=True) if panels else found[:0]
+    return table.reindex(columns=COLUMNS)
 
 
 def _panels(optimizer: str, points: pd.DataFrame) -> Iterator[pd.DataFrame]:

@@ -31,5 +31,5 @@ def _with_optimizers(
 ) -> pd.DataFrame:
     """What the points of a panel have in common beside their optimizer stays in its title."""
     optimizers = trials.drop_duplicates("trial_id").set_index("trial_id")["optimizer"]
-    settings = found["panel"].str.extract(r"^[^\n]*((?s:.*))$")[0]
+    settings = found["panel"].map(lambda title: "".join(title.partition("\n")[1:]))
     return found.assign(panel=arms + settings, series=found["trial_id"].map(optimizers))

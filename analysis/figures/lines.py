@@ -73,9 +73,15 @@ def _charts(data: pd.DataFrame, column: str, y: alt.Y, styles: Mapping[str, Styl
         swept = rows.dropna(subset="value")
         x = of_numbers("value", rows["key"].iloc[0], swept["value"])
         frame = _Frame(x, y, column, legend(labels, styles), styles)
-        bands = _bands(frame, rows[rows["value"].isna()].drop_duplicates("series"))
+        bands = _bands(frame, rows[rows["value"].isna()])
         marks = _diverged(frame, swept, [name for name in styles if name in labels])
-        layers = [*_zero(frame), *bands, *_means(frame, swept), *_seeds(frame, swept), *marks]
+        layers = [
+            *_zero(frame),
+            *bands,
+            *_means(frame, swept),
+            _points(frame, swept, SEED_OFFSET).encode(x=x),
+            *marks,
+        ]
         panels.append(alt.layer(*layers, title=titled(str(title))))
     return panels
 
@@ -86,12 +92,15 @@ def _zero(frame: _Frame) -> list[alt.Chart]:
 
 
 def _bands(frame: _Frame, rows: pd.DataFrame) -> list[alt.Chart]:
-    known = rows.dropna(subset="mean")
-    band = frame.layer(rows.dropna(subset="low"), "low", "high")
-    line = frame.layer(known, "mean", *OF_MEAN[1:]).mark_rule(strokeWidth=1.6)
+    """Across the panel; their seeds are on its right side."""
+    means = rows.drop_duplicates("series")
+    band = frame.layer(means.dropna(subset="low"), "low", "high")
+    line = frame.layer(means.dropna(subset="mean"), "mean", *OF_MEAN[1:])
+    hover = ["series", frame.column, *OF_MEAN[1:]]
     return [
         band.mark_rect(opacity=0.15).encode(y2="high:Q"),
-        line.encode(strokeDash=frame.look.dash, tooltip=["series", frame.column, *OF_MEAN[1:]]),
+        line.mark_rule(strokeWidth=1.6).encode(strokeDash=frame.look.dash, tooltip=hover),
+        _points(frame, rows).encode(x=alt.value("width")),
     ]
 
 
@@ -107,11 +116,11 @@ def _means(frame: _Frame, rows: pd.DataFrame) -> list[alt.Chart]:
     ]
 
 
-def _seeds(frame: _Frame, rows: pd.DataFrame) -> list[alt.Chart]:
+def _points(frame: _Frame, rows: pd.DataFrame, offset: int = 0) -> alt.Chart:
     hover = ["series", "value", frame.column, *OF_SEED]
     points = frame.layer(rows.dropna(subset=frame.column), frame.column, *OF_SEED)
-    marks = points.mark_point(filled=True, size=18, opacity=FAINT, xOffset=SEED_OFFSET)
-    return [marks.encode(x=frame.x, shape=SHAPE, tooltip=hover)]
+    marks = points.mark_point(filled=True, size=18, opacity=FAINT, xOffset=offset)
+    return marks.encode(shape=SHAPE, tooltip=hover)
 
 
 def _diverged(frame: _Frame, rows: pd.DataFrame, order: Sequence[str]) -> list[alt.Chart]:

@@ -7,11 +7,10 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from analysis.figures.paired_seeds import OF_GAP, with_variant
+from analysis.figures.paired_seeds import OF_GAP
 from analysis.figures.style import Style, arm_styles
-from analysis.figures.swept import along
+from analysis.figures.swept import results_along
 from analysis.intervals import mean_interval
-from analysis.pairs import results
 
 COLUMNS = ["panel", "key", "value", "series", "seed", "loss", "status", "trial_id", *OF_GAP]
 """A row a trial; `mean` and its interval are those of `loss`, `pairs` all trials of the mean."""
@@ -24,15 +23,15 @@ def over_horizons(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     """Against the tokens that a run trains on: a panel an optimizer, a line an arm."""
     # One that diverged had fewer than its point.
     planned = trials.assign(tokens=trials.groupby("point")["tokens"].transform("max"))
-    found = _found(planned, ["tokens"])
-    return _with_means(found.assign(key="tokens", value=found["tokens"], series=found["name"]))
+    found = results_along(planned, ["tokens"])
+    return _with_means(found.assign(key="tokens", value=found["tokens"]))
 
 
 def by_size(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     """Against the learning rate: a panel an optimizer, a line an arm and size of the model."""
-    found = _found(trials, ["optimizer.lr", "num_parameters"], part_of="model")
+    found = results_along(trials, ["optimizer.lr", "num_parameters"], part_of="model")
     sizes = [
-        f"{size / 1e6:.3g}M {name}" for size, name in found[["num_parameters", "name"]].to_numpy()
+        f"{size / 1e6:.3g}M {name}" for size, name in found[["num_parameters", "series"]].to_numpy()
     ]
     return _with_means(found.assign(key="optimizer.lr", value=found["optimizer.lr"], series=sizes))
 
@@ -51,16 +50,10 @@ def size_styles(series: Iterable[str]) -> dict[str, Style]:
     }
 
 
-def _found(trials: pd.DataFrame, keys: list[str], part_of: str = "") -> pd.DataFrame:
-    """The trials with a result of the points that differ in `keys`, `name` their arm."""
-    points = along(trials, keys, part_of)[["panel", *keys]]
-    found = points.merge(
-        results(trials).drop(columns=keys), left_index=True, right_on="point"
-    ).reset_index(drop=True)
-    return found.assign(name=with_variant(found, found["arm"]), loss=found["final_val_loss"])
-
-
 def _with_means(found: pd.DataFrame) -> pd.DataFrame:
+    found = found.assign(loss=found["final_val_loss"])
+    if found.empty:
+        return found.reindex(columns=COLUMNS)
     means = [
         {**dict(zip(KEYS, key, strict=True)), **mean_of(group["loss"])}
         for key, group in found.groupby(KEYS)

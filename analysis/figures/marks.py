@@ -64,4 +64,6 @@ def titled(title: str) -> alt.TitleParams:
 
 def renamed(panels: pd.Series, more: str) -> pd.Series:
     """Titles of panels with `more` behind the name."""
-    return panels.str.replace(r"^[^\n]*", rf"\g<0>{more}", regex=True)
+    return panels.map(
+        lambda title: title.replace("\n", f"{more}\n", 1) if "\n" in title else title + more
+    )

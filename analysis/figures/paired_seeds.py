@@ -21,6 +21,8 @@ def paired_seeds(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     """A row a trial whose sync partner completed: `gap` (NaN if it diverged), `series` (its arm,
     with stages and microbatches where the arm has several at its point), and the row of `gaps`
     (there `mean` is the gap)."""
+    if trials.empty:
+        return pd.DataFrame(columns=list(dict.fromkeys([*COLUMNS, *ROW, "base_arm"])))
     found = pairs(trials)
     found = found[found["status_sync"] == "completed"].reset_index(drop=True)
     found["series"] = with_variant(found, found["arm"])

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
+from analysis.figures.paired_seeds import with_variant
 from analysis.pairs import results
 from analysis.points import in_words, varied
 
@@ -18,15 +19,25 @@ def along(trials: pd.DataFrame, keys: Sequence[str], part_of: str = "") -> pd.Da
     `part_of`. Empty if some key has the same value everywhere in a panel.
     """
     done = results(trials).drop_duplicates("point").set_index("point")
+    none = done[:0].reindex(columns=["optimizer", "panel", *keys])
     if not {*keys} <= {*done}:
-        return done[:0].assign(panel="")
+        return none
     panels = [
         group[[*keys]].assign(optimizer=optimizer, panel=title)
         for optimizer, points in varied(trials).items()
         for title, group in split(optimizer, _with(points, done, keys), keys, part_of)
         if all(group[key].nunique(dropna=False) > 1 for key in keys)
     ]
-    return pd.concat(panels) if panels else done[:0].assign(panel="")
+    return pd.concat(panels) if panels else none
+
+
+def results_along(trials: pd.DataFrame, keys: Sequence[str], part_of: str = "") -> pd.DataFrame:
+    """The trials with a result at these points, by panel and `keys`, with `panel` and `series`."""
+    points = along(trials, keys, part_of)[["panel", *keys]]
+    points = points.sort_values(["panel", *keys], kind="stable")
+    done = results(trials).drop(columns=[*keys], errors="ignore")
+    found = points.merge(done, left_index=True, right_on="point").reset_index(drop=True)
+    return found.assign(series=with_variant(found, found["arm"]))
 
 
 def split(

@@ -1,0 +1,160 @@
+"""The data of the paper's figures, each against a naive computation, and what bars and maps say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from swept_store import write_sweep
+from test_analysis_figures import put
+
+from analysis import gaps, load
+from analysis.figures import FIGURES
+from analysis.figures.figure import whole
+
+BY_NAME = {figure.name.partition("_")[0]: figure for figure in FIGURES}
+
+
+def data(name: str, store: Path) -> pd.DataFrame:
+    trials = load(store)
+    return BY_NAME[name].data(trials, gaps(trials))
+
+
+def of_sweep(name: str, store: Path) -> pd.DataFrame:
+    write_sweep(store, BY_NAME[name].sweeps[-1])
+    return data(name, store)
+
+
+def rows(name: str, table: pd.DataFrame) -> list[dict[str, Any]]:
+    """All that is in the specification."""
+    datasets = whole(BY_NAME[name], table)["datasets"].values()
+    return [row for dataset in datasets for row in dataset]
+
+
+def test_bars_of_a_key_and_the_value_none(tmp_path: Path) -> None:
+    for norm, gap in ((0.1, 0.1), (1.0, 0.2), (None, 0.3)):
+        for arm, loss in (("sync", 2.0), ("delay", 2.0 + gap)):
+            put(tmp_path, arm, [loss, loss + 0.02], clip_norm=norm)
+    table = data("fig10", tmp_path)
+    assert table["clip_norm"].unique().tolist() == ["0.1", "1", "none"]
+    found = table[table["series"] == "delay"].drop_duplicates("clip_norm").set_index("clip_norm")
+    assert found["gap"].to_dict() == pytest.approx({"0.1": 0.1, "1": 0.2, "none": 0.3})
+    assert (found["n"] == 2).all()
+    assert table[table["series"] == "sync"]["gap"].isna().all()
+    assert len(table) == 12
+
+
+def test_a_bar_that_would_crush_the_others_is_cut_and_says_so(tmp_path: Path) -> None:
+    for rate, loss in ((0.002, 2.1), (0.004, 2.2), (0.008, 9.5)):
+        put(tmp_path, "sync", [2.0, 2.02], lr=rate)
+        put(tmp_path, "delay", [loss, loss], lr=rate)
+    found = rows("fig07", data("fig07", tmp_path))
+    assert [row["mean"] for row in found if row.get("cut")] == [9.5]
+    assert {row["cut"] for row in found if row.get("cut")} == {"↑ 9.5"}
+    assert max(row["final_val_loss"] for row in found if "final_val_loss" in row) == 2.2
+
+
+def test_a_bar_says_how_many_diverged(tmp_path: Path) -> None:
+    for rate in (0.002, 0.004):
+        put(tmp_path, "sync", [2.0, 2.0, None], lr=rate)
+        put(tmp_path, "delay", [2.1, None, 2.1], lr=rate)
+    words = {row["words"] for row in rows("fig07", data("fig07", tmp_path)) if "words" in row}
+    assert words == {"+0.100\nn=1\n1 of 2\ndiverged\nsync: 1 of 3\ndiverged"}
+
+
+def test_schedules_are_compared_by_name(tmp_path: Path) -> None:
+    table = of_sweep("fig11", tmp_path)
+    assert sorted(table["lr_schedule"].unique()) == ["cosine", "wsd"]
+    assert set(table["panel"]) == {"adamw", "muon"}
+
+
+def test_momentum_is_a_line_an_optimizer(tmp_path: Path) -> None:
+    for optimizer, gap in (("adamw", 0.3), ("muon", 0.1)):
+        for momentum in (0.8, 0.9):
+            put(tmp_path, "sync", [1.0, 1.1], optimizer=optimizer, momentum=momentum)
+            losses = [1.0 + gap * momentum, 1.1 + gap * momentum]
+            put(tmp_path, "delay", losses, optimizer=optimizer, momentum=momentum)
+    table = data("fig04", tmp_path).drop_duplicates(["series", "value"])
+    assert set(table["panel"]) == {"delay"}
+    found = table.set_index(["series", "value"])["mean"].to_dict()
+    expected = {(o, m): g * m for o, g in (("adamw", 0.3), ("muon", 0.1)) for m in (0.8, 0.9)}
+    assert found == pytest.approx(expected)
+
+
+def test_the_plain_delay_is_coefficient_0_of_error_feedback(tmp_path: Path) -> None:
+    put(tmp_path, "sync", [1.0])
+    put(tmp_path, "delay", [1.5])
+    for value in (0.5, 1.0):
+        put(tmp_path, "delay_ef", [1.5 - 0.3 * value], correction={"coefficient": value})
+    table = data("fig15", tmp_path)
+    assert table["value"].tolist() == [0.0, 0.5, 1.0]
+    assert table["gap"].tolist() == pytest.approx([0.5, 0.35, 0.2])
+    assert set(table["series"]) == {"adamw"}
+
+
+def test_horizons_are_tokens_even_where_a_trial_diverged(tmp_path: Path) -> None:
+    write_sweep(tmp_path, "horizon", optimizers=["adamw"], diverged="delay_ef")
+    table = data("fig05", tmp_path)
+    assert sorted(table["value"].unique()) == [count * 16 * 128 for count in (100, 200, 400)]
+    lost = table[table["series"] == "delay_ef"]
+    assert lost[["n", "diverged", "pairs"]].drop_duplicates().to_numpy().tolist() == [[0, 2, 2]]
+    sync = table[table["series"] == "sync"]
+    assert (sync.groupby("value")["loss"].mean() == sync.groupby("value")["mean"].first()).all()
+
+
+def test_stages_are_panels_with_all_three_pipelines(tmp_path: Path) -> None:
+    table = of_sweep("fig06", tmp_path)
+    assert list(table["panel"].unique()) == ["adamw, P=2", "adamw, P=4", "muon, P=2", "muon, P=4"]
+    per_panel = table.groupby("panel")["series"].agg(set)
+    assert all(series == {"sync", "delay", "pipedream"} for series in per_panel)
+    assert not table.duplicated(["panel", "trial_id", "update"]).any()
+
+
+def test_cells_are_means_and_the_best_is_framed(tmp_path: Path) -> None:
+    for size in (8, 16):
+        for rate in (0.002, 0.004):
+            put(tmp_path, "sync", [1 + rate, 1.2 + rate], batch_size=size, lr=rate)
+            lost = None if rate == 0.004 and size == 16 else 1.5
+            put(tmp_path, "delay", [1.3 + size / 100, lost], batch_size=size, lr=rate)
+    table = data("fig13", tmp_path)
+    keys = ["quantity", "batch_size", "optimizer.lr"]
+    cells = table.set_index(keys)
+    assert list(table["quantity"].unique()) == ["sync loss", "delay loss", "delay gap"]
+    assert cells.loc[("sync loss", 8, 0.002), "mean"] == pytest.approx(1.102)
+    assert cells.loc[("delay gap", 8, 0.004), "mean"] == pytest.approx((0.376 + 0.296) / 2)
+    one_lost = cells.loc[("delay loss", 16, 0.004)]
+    assert one_lost[["n", "diverged", "pairs"]].tolist() == [1, 1, 2]
+    best = table[table["best"]].groupby("quantity")[keys[1:]].agg(list)
+    assert best.loc["sync loss"].tolist() == [[8], [0.002]]
+    assert best.loc["delay loss", "batch_size"] == [8], "the lowest mean where none diverged"
+    assert "1.460\n× 1/2" in {row.get("words") for row in rows("fig13", table)}
+
+
+def test_sizes_are_lines_against_the_learning_rate(tmp_path: Path) -> None:
+    table = of_sweep("fig16", tmp_path)
+    sizes = [f"{width**2 * 50 / 1e6:.3g}M" for width in (48, 96)]
+    assert set(table["series"]) == {f"{size} {arm}" for size in sizes for arm in ("sync", "delay")}
+    by_value = table.groupby(["panel", "series", "value"])
+    assert (by_value["loss"].mean() - by_value["mean"].first()).abs().max() < 1e-12
+
+
+def test_staleness_counts_updates_from_the_switch(tmp_path: Path) -> None:
+    table = of_sweep("fig17", tmp_path)
+    assert (table["from_switch"] == table["update"] - 10).all()
+    assert set(table["series"]) == {"delay+start(0.1)", "delay_ef+start(0.1)"}
+    late = table.loc[table["update"] >= 10, "update_cosine"]
+    assert (late == 0.5).all()
+    assert "adamw, at the switch" in str(whole(BY_NAME["fig17"], table))
+
+
+def test_the_spike_is_the_running_mean_around_the_switch(tmp_path: Path) -> None:
+    table = of_sweep("fig20", tmp_path)
+    assert sorted(table["optimizer.variance_decay"].unique()) == [0.9, 0.99]
+    one = table[table["trial_id"] == table["trial_id"].iloc[0]].set_index("update")
+    assert one.index.min() == 5
+    assert one.index.max() == 25
+    expected = one.loc[11:20, "train_loss"].mean()
+    assert one.loc[20, "running_mean"] == pytest.approx(expected)
+    assert (table["n"] == 2).all()
