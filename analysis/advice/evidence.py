@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import pandas as pd
 
@@ -18,7 +17,8 @@ PLAIN, FEEDBACK = "delay", "delay_ef"
 COEFFICIENT = "correction.coefficient"
 
 
-class Gap(NamedTuple):
+@dataclass(frozen=True)
+class Gap:
     """Of an arm with coefficient λ of Error Feedback; 0 is the plain delay."""
 
     coefficient: float
@@ -76,7 +76,8 @@ def evidence(trials: pd.DataFrame, gaps: pd.DataFrame) -> list[Evidence]:
     )
     chosen = best.drop_duplicates("tokens").sort_values("tokens", ascending=False)
     done = results(trials).assign(length=updates_asked)
-    return [_at(str(point), done, rows, arms, points) for point in chosen.index]
+    family = families(trials)
+    return [_at(str(point), done, rows, arms, family) for point in chosen.index]
 
 
 def _arms(trials: pd.DataFrame) -> pd.Series:
@@ -97,19 +98,18 @@ def _points(trials: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
         tokens=tokens,
         work=(tokens * known["num_parameters"]).astype(float),
         kind=pd.Series(kinds(trials)),
-        family=pd.Series(families(trials)),
     )
 
 
 def _at(
-    point: str, done: pd.DataFrame, rows: pd.DataFrame, arms: pd.Series, points: pd.DataFrame
+    point: str, done: pd.DataFrame, rows: pd.DataFrame, arms: pd.Series, family: dict[str, str]
 ) -> Evidence:
-    twins = points.index[points["family"] == points.loc[point, "family"]]
+    twins = [other for other, words in family.items() if words == family[point]]
     here = done[(done["point"] == point) & (done["status"] == "completed")]
     sync = here[here["arm"] == "sync"].drop_duplicates("seed")
     gaps = tuple(_gap(point, arm, rows, coefficient) for arm, coefficient in _of(point, rows, arms))
     return Evidence(
-        setting=str(points.loc[point, "family"]),
+        setting=family[point],
         updates=int(done.loc[done["point"] == point, "length"].iloc[0]),
         loss_sync=float(sync["final_val_loss"].mean()),
         gaps=gaps,
@@ -149,7 +149,7 @@ def _gap(point: str, arm: str, rows: pd.DataFrame, coefficient: float) -> Gap:
     )
 
 
-def _finals(done: pd.DataFrame, points: pd.Index, arm: str) -> dict[int, dict[float, float]]:
+def _finals(done: pd.DataFrame, points: Sequence[str], arm: str) -> dict[int, dict[float, float]]:
     """Where a seed diverged there is no loss, nor between the lengths beside it."""
     trials = done[done["point"].isin(points) & (done["arm"] == arm)]
     trials = trials.drop_duplicates(["point", "seed"])

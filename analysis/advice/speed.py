@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 from trainer.operations import Schedule
 from trainer.schedules import pipedream_2bw, sync, zero_bubble_h1
@@ -17,7 +17,8 @@ SETTLED = 2
 """Batches until the pipeline is in its steady state, and over which its time is measured."""
 
 
-class Costs(NamedTuple):
+@dataclass(frozen=True)
+class Costs:
     """Times of one microbatch on each stage, in any one unit; speed-ups are ratios."""
 
     forward: tuple[float, ...]

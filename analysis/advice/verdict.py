@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, isnan
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +27,8 @@ class Verdict:
     """Keys of the sweep that would decide it; none if it is decided."""
 
 
-class Race(NamedTuple):
+@dataclass(frozen=True)
+class Race:
     """The delayed run against a synchronous pipeline."""
 
     updates: float
@@ -74,7 +75,7 @@ def without_gap(found: Evidence | None) -> Verdict:
 
 def race(found: Evidence, gap: Gap, speed_up: float) -> Race:
     """The two at the same time, seed by seed; between lengths that were run, never beyond."""
-    updates = found.updates * speed_up
+    updates = round(found.updates * speed_up, 6)  # of a run that is exactly as long, no less
     finals = found.finals[gap.arm]
     seeds = sorted({*finals} & {*found.sync_finals})
     gaps = np.array([loss_after(finals[seed], updates) - found.sync_finals[seed] for seed in seeds])
@@ -86,7 +87,7 @@ def race(found: Evidence, gap: Gap, speed_up: float) -> Race:
         mean_interval(known, np.random.default_rng(BOOTSTRAP_SEED)),
         Verdict(UNDECIDED, ""),
     )
-    return at._replace(verdict=verdict(gap, at, speed_up, slowdown(found, gap)))
+    return replace(at, verdict=verdict(gap, at, speed_up, slowdown(found, gap)))
 
 
 def updates_to_same_loss(found: Evidence, arm: str) -> float:
