@@ -46,13 +46,14 @@ class Point:
         return [Trial(arm, config, self.plan(config)) for arm, config in seeded]
 
 
-def points(sweep: Sweep, results: Path) -> list[Point]:
+def points(sweep: Sweep, results: Path, compose: Composer | None = None) -> list[Point]:
     """Every combination of the grid's values; raises BadInput for one that no trial can have.
 
-    Paths become absolute: a worker runs in a folder of its own.
+    Paths become absolute: a worker runs in a folder of its own. `compose`: one for several sweeps
+    composes what they share once.
     """
     axes = [[overrides(key, value) for value in values] for key, values in sweep.grid.items()]
-    compose, plan = Composer(), Planner()
+    compose, plan = compose or Composer(), Planner()
     found = []
     for combination in product(*axes):
         swept = [override for of_axis in combination for override in of_axis]

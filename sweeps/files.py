@@ -10,6 +10,9 @@ import yaml
 from trainer.compose import CONF
 from trainer.errors import BadInput
 
+ALL = "all"
+"""What stands for every sweep of conf/sweep."""
+
 
 def known(group: str) -> list[str]:
     """The names of a group of conf/."""
@@ -24,7 +27,15 @@ def sweep_file(name: str) -> tuple[str, dict[str, Any]]:
     """
     if name.endswith(".yaml"):
         return Path(name).stem, {"base": [], **_read("sweep", name, Path(name))}
-    return name, {"base": [], **_read("sweep", name, _named("sweep", name, ", or path/to/a.yaml"))}
+    return name, {
+        "base": [],
+        **_read("sweep", name, _named("sweep", name, f", {ALL}, or path/to/a.yaml")),
+    }
+
+
+def sweep_files(names: str) -> list[tuple[str, dict[str, Any]]]:
+    """Those of one name, of several (`a,b`), or of `all`; see `sweep_file`."""
+    return [sweep_file(name) for name in (known("sweep") if names == ALL else names.split(","))]
 
 
 def scale_file(name: str) -> list[str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from sweeps.bundles import occupied, unit
 from sweeps.expand import Trial
 from sweeps.request import Request
 from sweeps.store import finished
 from sweeps.throughput import Throughput
-from trainer.record import Row
 
 ASSUMED_FLOPS = {"GPU": 400e12, "core": 50e9}
 """FLOP/s that a trial sustains on one GPU (40 % of an H100's dense bf16) or one CPU core."""
@@ -20,8 +20,7 @@ def price(asked: Request, trials: Sequence[Trial], num_asked: int) -> Iterator[s
 
     `trials`: each once; `num_asked`: how often the sweeps ask for one of them.
     """
-    results = {trial.plan.trial_id: finished(trial) for trial in trials}
-    todo = [trial for trial in trials if results[trial.plan.trial_id] is None]
+    todo = [trial for trial in trials if finished(trial) is None]
     num_done = len(trials) - len(todo)
     yield f"trials    {num_asked} asked, {len(trials)} unique, {num_done} done, {len(todo)} to do"
     yield (
@@ -29,19 +28,18 @@ def price(asked: Request, trials: Sequence[Trial], num_asked: int) -> Iterator[s
         f"{max(t.plan.tokens for t in trials):.3g} in the longest trial"
     )
     yield f"compute   {sum(t.plan.flops for t in todo):.3g} FLOPs to do"
-    yield _time(asked, trials, todo, _throughput(asked, trials, results))
+    yield _time(asked, trials, todo, measured(asked.results, trials))
     yield _storage(trials, todo)
     yield from _warnings(trials)
 
 
-def _throughput(
-    asked: Request, trials: Sequence[Trial], results: Mapping[str, Row | None]
-) -> Throughput:
+def measured(store: Path, trials: Sequence[Trial]) -> Throughput:
+    """By the finished ones among the trials; of other shapes, by other trials of the store."""
     found = Throughput()
     for trial in trials:
-        if (result := results[trial.plan.trial_id]) is not None:
+        if (result := finished(trial)) is not None:
             found.add(trial.config, result)
-    found.look_around(asked.results, (trial.config for trial in trials))
+    found.look_around(store, (trial.config for trial in trials))
     return found
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.commands import COMMANDS
-from sweeps.files import known, parse, scale_file, sweep_file
+from sweeps.files import ALL, known, parse, scale_file, sweep_files
 from sweeps.schema import Sweep, check_sweep, keys, overrides, refuse_reserved
 from sweeps.tracking import choice
 from sweeps.tracking.choice import Tracking
@@ -27,7 +27,7 @@ def asked_words(words: Sequence[str]) -> list[str]:
             "[COMMAND]",
             "Runs the trials of a sweep that are not in the store yet, then reports gaps.",
             f"commands:\n{commands}\n\n"
-            f"sweep=    {sweeps}, or a file: path/to/a.yaml; several: a,b\n"
+            f"sweep=    {sweeps}, or a file: path/to/a.yaml; several: a,b; all of them: {ALL}\n"
             f"scale=    {scales} (default: tiny)\n"
             "results=  the store (default: results)\n"
             "dry_run=  true prints the plan and runs nothing\n"
@@ -47,17 +47,16 @@ def asked_words(words: Sequence[str]) -> list[str]:
 class Request:
     """What was asked for on the command line."""
 
+    words: list[str]
+    scale: str
     sweeps: dict[str, Sweep]
     """By label, which is the name of the sweep's reports in the store."""
+    label: str
+    """Of all its sweeps together."""
     results: Path
     dry_run: bool
     gpus_per_trial: float
     tracking: Tracking
-
-    @property
-    def label(self) -> str:
-        """Of all its sweeps together."""
-        return ", ".join(self.sweeps)
 
 
 def request(arguments: Sequence[str]) -> Request:
@@ -73,34 +72,55 @@ def request(arguments: Sequence[str]) -> Request:
     results, dry_run = given.pop("results", "results"), take_flag(given, "dry_run")
     require_folder("results", results)
     gpus_per_trial = parse_gpus(given.pop("gpus_per_trial", "1"))
-    files = [sweep_file(name) for name in names.split(",")]
-    labels = [f"{label}-{scale}" for label, _ in files]
+    files = sweep_files(names)
+    labels = [f"{name}-{scale}" for name, _ in files]
     for label in labels:
         if labels.count(label) > 1:
             raise BadInput("sweep", names, f"must name {label} once: its report has that name")
-    tracking = choice.take(given, ", ".join(labels))
-    contents = zip(labels, (content for _, content in files), strict=True)
-    sweeps = {label: _changed(content, scale, given) for label, content in contents}
-    return Request(sweeps, Path(results), dry_run, gpus_per_trial, tracking)
+    together = f"{names}-{scale}" if names == ALL else ", ".join(labels)
+    tracking = choice.take(given, together)
+    words = [f"{key}={value}" for key, value in given.items()]
+    sweeps = {f"{name}-{scale}": _asked(content, scale, words) for name, content in files}
+    return Request(
+        [*arguments], scale, sweeps, together, Path(results), dry_run, gpus_per_trial, tracking
+    )
 
 
-def _changed(content: dict[str, Any], scale: str, given: Mapping[str, str]) -> Sweep:
+def _asked(content: Mapping[str, Any], scale: str, words: Sequence[str]) -> Sweep:
     """The sweep of a file's content at a scale, with what the command line says otherwise."""
-    common = dict(given)
-    if "seeds" in common:
-        seeds = common.pop("seeds")
-        content["seeds"] = parse("seeds", seeds, seeds)
-    for key in [key for key in common if key.startswith(("grid.", "tune."))]:
-        group, _, inner = key.partition(".")
-        values = common.pop(key)
-        if isinstance(content.setdefault(group, {}), dict):  # else check_sweep refuses it
-            content[group][inner] = parse(key, values, values)
     sweep = check_sweep(content)
-    _refuse_without_effect(sweep, common)
-    words = [f"{key}={value}" for key, value in common.items()]
-    refuse_reserved(words)
-    base = [*sweep.base, *scale_file(scale), *sweep.scales.get(scale, []), *words]
-    return sweep.model_copy(update={"base": base})
+    sweep = sweep.model_copy(update={"base": [*sweep.base, *scale_file(scale)]})
+    at_scales = {name: _at_scale(sweep, name) for name in [scale, *sweep.scales]}
+    return changed(at_scales[scale], words)
+
+
+def _at_scale(sweep: Sweep, name: str) -> Sweep:
+    """With the file's own words for that scale, which an error names."""
+    try:
+        return changed(sweep, sweep.scales.get(name, []))
+    except BadInput as error:
+        given = f"{error.key}={error.value}"
+        raise BadInput(f"sweep.scales.{name}", given, error.allowed) from None
+
+
+def changed(sweep: Sweep, words: Sequence[str]) -> Sweep:
+    """`seeds=[…]`, `grid.KEY=[…]` and `tune.KEY=[…]` take the place of the sweep's, all other words
+    go to every trial, after its base. Raises BadInput for one that has no effect, or no sweep."""
+    content, common = sweep.model_dump(), {}
+    for word in words:
+        key, _, value = word.partition("=")
+        group, _, inner = key.partition(".")
+        if key == "seeds":
+            content[key] = parse(key, value, value)
+        elif group in ("grid", "tune") and inner:
+            content[group][inner] = parse(key, value, value)
+        else:
+            common[key] = value
+    refuse_reserved(f"{key}={value}" for key, value in common.items())
+    content["base"] += [f"{key}={value}" for key, value in common.items()]
+    found = check_sweep(content)
+    _refuse_without_effect(found, common)
+    return found
 
 
 def parse_gpus(given: str) -> float:

@@ -11,6 +11,7 @@ from sweeps.expand import Trial, points, unique
 from sweeps.request import Request
 from sweeps.schema import Sweep
 from sweeps.tune import check_reach, tune
+from trainer.compose import Composer
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,11 @@ class Standing:
     def planned(self) -> list[Trial]:
         """All trials, as far as they can be told."""
         return [trial for point in self.points for trial in point.planned]
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left to tune or to judge."""
+        return all(point.settled for point in self.points)
 
     @property
     def compared(self) -> set[str]:
@@ -53,7 +59,7 @@ class Standing:
 
     def again(self) -> Standing:
         """By what the store says now."""
-        if all(point.settled for point in self.points):
+        if self.settled:
             return self
         tuned = [
             point.tuned if point.tuned.settled else tune(self.sweep, point.tuned.point)
@@ -64,11 +70,12 @@ class Standing:
 
 def look(asked: Request) -> list[Standing]:
     """All that can be known to be wrong with a sweep is found here: raises BadInput."""
-    return [_look(label, sweep, asked) for label, sweep in asked.sweeps.items()]
+    compose = Composer()
+    return [_look(label, sweep, asked, compose) for label, sweep in asked.sweeps.items()]
 
 
-def _look(label: str, sweep: Sweep, asked: Request) -> Standing:
-    swept = points(sweep, asked.results)
+def _look(label: str, sweep: Sweep, asked: Request, compose: Composer) -> Standing:
+    swept = points(sweep, asked.results, compose)
     check_reach(sweep, swept)
     return Standing(label, sweep, judge(sweep, [tune(sweep, point) for point in swept]))
 

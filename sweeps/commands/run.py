@@ -11,8 +11,9 @@ from typing import Any
 
 from rich.console import Console
 
-from sweeps import tuning_report
+from sweeps import record, tuning_report
 from sweeps.expand import Trial, unique
+from sweeps.precision import precision
 from sweeps.price import price
 from sweeps.request import Request, asked_words, request
 from sweeps.shared import require_seen_by_nodes
@@ -36,6 +37,7 @@ def main(words: Sequence[str]) -> int:
     if asked.dry_run:
         return DONE
     require_ready(asked.results, all_planned(sweeps))
+    record.write(asked, sweeps)
     sweeps, stopped = _run(asked, sweeps)
     exit_code = max(_report(asked, sweep) for sweep in sweeps)
     return Stopped.exit_code if stopped else exit_code
@@ -46,7 +48,8 @@ def _print_plan(asked: Request, sweeps: Sequence[Standing]) -> None:
     lines = [*price(asked, all_planned(sweeps), num_asked)]
     for sweep in sweeps:
         lines += [f"sweep     {sweep.label}"] if len(sweeps) > 1 else []
-        lines += [*sweep.estimate, *(sweep.remarks if asked.dry_run else [])]
+        lines += [precision(asked.results, sweep), *sweep.estimate]
+        lines += sweep.remarks if asked.dry_run else []
     print("\n".join(lines), flush=True)
 
 
@@ -91,7 +94,10 @@ def _run(asked: Request, sweeps: list[Standing]) -> tuple[list[Standing], bool]:
                 attempted |= {trial.plan.trial_id for trial in todo if not held(trial)}
             else:
                 time.sleep(LOOK_AGAIN)
-            sweeps = [sweep.again() for sweep in sweeps]
+            before, sweeps = sweeps, [sweep.again() for sweep in sweeps]
+            record.write(
+                asked, [new for old, new in zip(before, sweeps, strict=True) if new != old]
+            )
         return sweeps, asked_to_stop()
 
 

@@ -1,0 +1,67 @@
+"""What a plan says of its seeds: against simulated experiments, and a search by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import synthetic_store
+from scipy import stats
+
+from analysis.power import detectable_gap, seeds_needed, spreads
+
+NUM_EXPERIMENTS = 40_000
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 10, 30])
+def test_the_detectable_gap_is_detected_four_times_in_five(n: int) -> None:
+    """By scipy's own t-test of simulated gaps: the binomial error of the share is 0.002."""
+    sd = 0.03
+    gaps = np.random.default_rng(n).normal(detectable_gap(sd, n), sd, (NUM_EXPERIMENTS, n))
+    detected = stats.ttest_1samp(gaps, 0, axis=1).pvalue < 0.05
+    assert detected.mean() == pytest.approx(0.8, abs=0.01)
+
+
+def test_of_one_pair_no_gap_can_be_detected() -> None:
+    assert detectable_gap(0.1, 1) == math.inf
+
+
+def test_the_detectable_gap_grows_with_the_spread_and_shrinks_with_the_pairs() -> None:
+    assert detectable_gap(0.2, 4) == pytest.approx(2 * detectable_gap(0.1, 4))
+    of_n = [detectable_gap(1.0, n) for n in range(2, 60)]
+    assert of_n == sorted(of_n, reverse=True)
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.1, 0.3, 1, 3, 20])
+def test_so_many_seeds_reach_a_precision_and_one_less_does_not(ratio: float) -> None:
+    n = seeds_needed(ratio, 1.0)
+
+    def reaches(n: int) -> bool:
+        low, high = stats.t.interval(0.95, n - 1, scale=ratio / math.sqrt(n))
+        return bool((high - low) / 2 <= 1)
+
+    assert n >= 2
+    assert reaches(n)
+    assert n == 2 or not reaches(n - 1)
+
+
+def test_the_spread_of_an_arm_is_pooled_over_its_points(tmp_path: Path) -> None:
+    """Gaps 0.1, 0.3 at one point and 0.2, 0.2, 0.5 at another: squares 0.02 and 0.06, df 1 and 2.
+
+    What diverged is no pair; an arm with one pair a point has no spread.
+    """
+    synthetic_store.write_arms(
+        tmp_path, {"sync": [2.0, 2.0], "delay": [2.1, 2.3], "delay_ef": [2.1, None]}
+    )
+    synthetic_store.write_arms(
+        tmp_path, {"sync": [3.0, 3.0, 3.0], "delay": [3.2, 3.2, 3.5]}, optimizer="muon"
+    )
+    everything = [folder.name for folder in (tmp_path / "trials").iterdir()]
+    [(arm, spread)] = spreads(tmp_path, everything).items()
+    assert arm == "delay"
+    assert spread.sd == pytest.approx(math.sqrt((0.02 + 0.06) / 3))
+    assert (spread.num_pairs, spread.num_points) == (5, 2)
+    assert spreads(tmp_path, everything[:1]) == {}
+    assert spreads(tmp_path, []) == {}
