@@ -6,23 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from analysis.advice.evidence import Evidence, Gap, evidence
+from analysis.advice.race import SameLoss, SameTime, same_loss, same_time
 from analysis.advice.speed import Costs, equal_stages, fastest, speed_ups
 from analysis.advice.text import text
-from analysis.advice.verdict import (
-    UNDECIDED,
-    Race,
-    Verdict,
-    race,
-    recommended,
-    slowdown,
-    updates_to_same_loss,
-    without_gap,
-)
-from analysis.intervals import UNKNOWN, Interval
+from analysis.advice.verdict import UNDECIDED, Verdict, recommended, verdict, without_gap
 from analysis.paired import gaps
 from trainer.errors import BadInput
 
@@ -46,12 +36,11 @@ class Advice:
     """None if the store has no pair of the delay."""
     gap: Gap | None
     """Of the recommended arm; None if no arm can be recommended."""
-    races: dict[str, Race]
+    same_time: dict[str, SameTime]
     """That arm against each synchronous pipeline; none without an arm."""
-    updates_to_same_loss: float
-    """Updates that it takes to sync's final loss; NaN if none of its runs was seen to get there."""
-    slowdown: Interval
-    """Times the updates of sync that it takes at least, by sync's curve; NaN if nobody knows."""
+    verdicts: dict[str, Verdict]
+    """Likewise."""
+    same_loss: SameLoss | None
     verdict: Verdict
     """Against the fastest of the synchronous pipelines."""
 
@@ -88,16 +77,19 @@ def _answer(found: Evidence | None, speeds: Mapping[str, float]) -> dict[str, An
     """What an advice says of one length of training."""
     gap = recommended(found) if found is not None else None
     if found is None or gap is None:
-        nothing = {"races": {}, "updates_to_same_loss": np.nan, "slowdown": UNKNOWN}
+        nothing: dict[str, Any] = {"same_time": {}, "verdicts": {}, "same_loss": None}
         return {"evidence": found, "gap": gap, **nothing, "verdict": without_gap(found)}
-    races = {name: race(found, gap, speed_up) for name, speed_up in speeds.items()}
+    at = {name: same_time(found, gap, speed_up) for name, speed_up in speeds.items()}
+    verdicts = {
+        name: verdict(gap, at[name], speed_up, found.updates) for name, speed_up in speeds.items()
+    }
     return {
         "evidence": found,
         "gap": gap,
-        "races": races,
-        "updates_to_same_loss": updates_to_same_loss(found, gap.arm),
-        "slowdown": slowdown(found, gap),
-        "verdict": races[fastest(speeds)].verdict,
+        "same_time": at,
+        "verdicts": verdicts,
+        "same_loss": same_loss(found, gap),
+        "verdict": verdicts[fastest(speeds)],
     }
 
 

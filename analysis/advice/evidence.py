@@ -47,14 +47,10 @@ class Evidence:
     loss_sync: float
     gaps: tuple[Gap, ...]
     """By coefficient, ascending."""
-    sync_curve: dict[float, float]
-    """Validation losses of sync by updates done, mean over seeds."""
-    sync_finals: dict[int, float]
-    """Final losses by seed."""
     finals: dict[str, dict[int, dict[float, float]]]
     """By arm and seed, final losses by updates: also of longer and shorter runs of the setting."""
     curves: dict[str, dict[float, float]]
-    """By arm, as of sync."""
+    """By arm, validation losses by updates done, mean over seeds."""
 
 
 def evidence(trials: pd.DataFrame, gaps: pd.DataFrame) -> list[Evidence]:
@@ -106,23 +102,16 @@ def _at(
 ) -> Evidence:
     twins = [other for other, words in family.items() if words == family[point]]
     here = done[(done["point"] == point) & (done["status"] == "completed")]
-    sync = here[here["arm"] == "sync"].drop_duplicates("seed")
     gaps = tuple(_gap(point, arm, rows, coefficient) for arm, coefficient in _of(point, rows, arms))
+    names = ["sync", *(gap.arm for gap in gaps)]
+    by_arm = {name: here[here["arm"] == name].drop_duplicates("seed") for name in names}
     return Evidence(
         setting=family[point],
         updates=int(done.loc[done["point"] == point, "length"].iloc[0]),
-        loss_sync=float(sync["final_val_loss"].mean()),
+        loss_sync=float(by_arm["sync"]["final_val_loss"].mean()),
         gaps=gaps,
-        sync_curve=mean_curve(sync["folder"]),
-        sync_finals={
-            int(seed): float(loss)
-            for seed, loss in zip(sync["seed"], sync["final_val_loss"], strict=True)
-        },
-        finals={gap.arm: _finals(done, twins, gap.arm) for gap in gaps},
-        curves={
-            gap.arm: mean_curve(here[here["arm"] == gap.arm].drop_duplicates("seed")["folder"])
-            for gap in gaps
-        },
+        finals={name: _finals(done, twins, name) for name in names},
+        curves={name: mean_curve(trials["folder"]) for name, trials in by_arm.items()},
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
 from math import isnan
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from analysis.intervals import Interval
 if TYPE_CHECKING:
     from analysis.advice import Advice
     from analysis.advice.evidence import Evidence, Gap
-    from analysis.advice.verdict import Race
+    from analysis.advice.race import SameLoss, SameTime
 
 TRIED_BY_MAIN = (0, 1)
 """Coefficients of Error Feedback in the sweep `main`."""
@@ -23,13 +24,13 @@ def text(advice: Advice) -> str:
     found = advice.evidence
     parts = [_verdict(advice), _gaps(advice, found) if found else [], [*_speed(advice)]]
     if found and advice.gap:
-        parts.append([*_same_time(advice, found, advice.gap)])
+        parts.append([*_race(advice, advice.gap)])
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
 def _verdict(advice: Advice) -> list[str]:
     asked = f"{advice.optimizer}, {advice.stages} stages, {advice.microbatches} microbatches"
-    against = f" (against {fastest(advice.speed_ups)})" if advice.races else ""
+    against = f" (against {fastest(advice.speed_ups)})" if advice.verdicts else ""
     lines = [f"{asked}: {advice.verdict.word}{against}", f"  {advice.verdict.why}"]
     if advice.verdict.settle:
         lines.append(f"  to settle it: {_command(advice)}")
@@ -39,11 +40,11 @@ def _verdict(advice: Advice) -> list[str]:
 def _command(advice: Advice) -> str:
     """The sweep that makes these runs; which scale it is, is not written in a trial."""
     sweep = "main" if not advice.gap or advice.gap.coefficient in TRIED_BY_MAIN else "coefficient"
-    words = [f"sweep={sweep}", "scale=SCALE", f"'grid.optimizer=[{advice.optimizer}]'"]
+    words = [f"sweep={sweep}", "scale=SCALE", f"grid.optimizer=[{advice.optimizer}]"]
     setting = advice.evidence.setting.split(", ") if advice.evidence else []
     words += [word.replace("=None", "=null") for word in setting if word]
     words += [f"{key}={value}".replace(" ", "") for key, value in advice.verdict.settle.items()]
-    return f"python -m sweeps {' '.join(words)}, SCALE that of these trials"
+    return f"python -m sweeps {shlex.join(words)}, SCALE that of these trials"
 
 
 def _gaps(advice: Advice, found: Evidence) -> list[str]:
@@ -90,32 +91,32 @@ def _speed(advice: Advice) -> Iterator[str]:
     yield "  not counted: what Error Feedback adds to an update"
 
 
-def _same_time(advice: Advice, found: Evidence, gap: Gap) -> Iterator[str]:
-    yield f"{gap.arm} in the time that sync takes for {found.updates} updates:"
-    for name, at in advice.races.items():
-        yield f"  against {name}: {at.updates:.0f} updates, {_at_that_time(at)}: {at.verdict.word}"
-    yield f"to sync's final loss of {found.loss_sync:.4f}: {_same_loss(advice, found)}"
+def _race(advice: Advice, gap: Gap) -> Iterator[str]:
+    yield f"{gap.arm} and sync in the same time:"
+    for name, at in advice.same_time.items():
+        yield f"  against {name}: {_at_that_time(at)}: {advice.verdicts[name].word}"
+    if advice.same_loss is not None:
+        at_loss = _same_loss(advice.same_loss, advice.speed_ups)
+        yield f"{gap.arm} and sync at the same loss: {at_loss}"
 
 
-def _at_that_time(at: Race) -> str:
+def _at_that_time(at: SameTime) -> str:
+    lengths = f"{at.updates:.0f} updates to {at.sync_updates:.0f}"
     if isnan(at.gap):
-        return "no delayed runs are that long"
-    return f"loss {at.gap:+.4f}{_interval(at.interval, '+.4f')} n={at.n} from sync's"
+        return f"{lengths}, no delayed runs are that long"
+    interpolated = at.flatters_delay or at.flatters_sync
+    between = ", between runs of other lengths" if interpolated else ""
+    gap = f"{at.gap:+.4f}{_interval(at.interval, '+.4f')} n={at.n}"
+    return f"{lengths}, loss {gap} from sync's{between}"
 
 
-def _same_loss(advice: Advice, found: Evidence) -> str:
-    needed = advice.updates_to_same_loss
-    if not isnan(needed):
-        return f"{needed:.0f} updates, {_times(advice, needed / found.updates)}"
-    low, high = advice.slowdown
-    bound = (
-        f"; by sync's own curve {low * found.updates:.0f} to {high * found.updates:.0f} updates "
-        f"at least, {_times(advice, low)}"
+def _same_loss(at: SameLoss, speed_ups: Mapping[str, float]) -> str:
+    ratio = at.updates / at.sync_updates
+    if isnan(ratio):
+        return "not enough data, and nothing is extrapolated"
+    times = [f"{ratio / speed_up:.2f} of {name}'s" for name, speed_up in speed_ups.items()]
+    known = "" if at.measured else " (by sync's curve, a rough guide: no runs of such lengths)"
+    return (
+        f"{at.loss:.4f} after {at.updates:.0f} updates to {at.sync_updates:.0f}, "
+        f"{' and '.join(times)} time{known}"
     )
-    unseen = "no delayed run was seen to get there, and nothing is extrapolated"
-    return unseen + ("" if isnan(low) else bound)
-
-
-def _times(advice: Advice, updates: float) -> str:
-    times = (f"{updates / value:.2f} of {name}'s" for name, value in advice.speed_ups.items())
-    return f"{' and '.join(times)} time"
