@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from synthetic_store import write_arms
 
+from analysis.__main__ import main
 from analysis.commands import COMMANDS, advise
 from trainer.errors import BadInput
 
-ROOT = Path(__file__).parent.parent
 ASKED = {"optimizer": "muon", "stages": "4", "microbatches": "8"}
 
 
@@ -85,15 +83,17 @@ def test_bad_input_names_its_key(results: Path, key: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("words", [[], ["optimizer=muon"], ["stages=4", "microbatches=4"], ["x"]])
-def test_what_is_missing_is_one_line_and_exit_code_2(words: list[str]) -> None:
-    command = [sys.executable, "-m", "analysis", "advise", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert len(done.stderr.splitlines()) == 1
+def test_what_is_missing_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert main(["advise", *words]) == 2
+    said = capsys.readouterr()
+    assert (said.out, len(said.err.splitlines())) == ("", 1)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_a_help(name: str) -> None:
-    command = [sys.executable, "-m", "analysis", name, "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "results" in done.stdout
+def test_every_command_has_a_help(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    assert "results" in capsys.readouterr().out
