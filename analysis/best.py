@@ -133,9 +133,9 @@ class _Grid(NamedTuple):
 
 
 def _grid(group: pd.DataFrame) -> _Grid:
-    seeds_by_point = {str(point): {*rows["seed"]} for point, rows in group.groupby("point")}
-    seeds = sorted(max(seeds_by_point.values(), key=lambda seeds: len(seeds)))
-    whole = [point for point, has in seeds_by_point.items() if has >= {*seeds}]
+    seeds_by_point = {str(point): sorted(rows["seed"]) for point, rows in group.groupby("point")}
+    seeds = max(seeds_by_point.values(), key=len)
+    whole = [point for point, has in seeds_by_point.items() if {*has} >= {*seeds}]
     shape = {"index": "point", "columns": "seed"}
     sync, arm = (
         group.pivot(values=name, **shape).loc[whole, seeds].to_numpy(dtype=float, na_value=np.inf)

@@ -14,24 +14,40 @@ LENGTH = ("num_updates", "tokens_per_parameter")
 """The keys that say how long a trial trains."""
 
 
+def updates_asked(trials: pd.DataFrame) -> pd.Series:
+    """Updates that each trial was asked for, also of one that diverged before."""
+    tokens = trials["tokens_per_parameter"].astype("Float64") * trials["num_parameters"]
+    by_size = (tokens / (trials["batch_size"] * trials["seq_len"])).round().clip(lower=1)
+    return trials["num_updates_asked"].astype("Float64").fillna(by_size).astype("Int64")
+
+
 def tokens_asked(trials: pd.DataFrame) -> pd.Series:
-    """Tokens that each trial was asked to train on, also of one that diverged before."""
+    """Tokens of these updates; of `tokens_per_parameter` all that it says, so that settings with
+    batches of several sizes have the same."""
+    tokens = trials["tokens_per_parameter"].astype("Float64") * trials["num_parameters"]
     by_updates = trials["num_updates_asked"] * trials["batch_size"] * trials["seq_len"]
-    by_size = trials["tokens_per_parameter"].astype("Float64") * trials["num_parameters"]
-    return by_updates.astype("Float64").fillna(by_size).round().astype("Int64")
+    return tokens.fillna(by_updates.astype("Float64")).round().astype("Int64")
 
 
 def tasks(trials: pd.DataFrame) -> dict[str, str]:
     """By point, its task in words: model, data, tokens and whatever else of the points of its
     optimizer differs and is not TUNED; empty if nothing does."""
-    known = trials.drop_duplicates("point").set_index("point")
-    tokens = tokens_asked(known)
+    tokens = tokens_asked(trials.drop_duplicates("point").set_index("point"))
     return {
         point: words
         for group in varied(trials).values()
         for point, words in _words(
             group.assign(tokens=tokens), [*_fixed(group), *_if_varied(tokens[group.index])]
         )
+    }
+
+
+def kinds(trials: pd.DataFrame) -> dict[str, str]:
+    """By point, its task but for how long it trains."""
+    return {
+        point: words
+        for group in varied(trials).values()
+        for point, words in _words(group, _fixed(group))
     }
 
 

@@ -126,6 +126,31 @@ BAD = {
     "a margin that is no number": ("0.5}", "wide}", ["sweep.early_stop.margin=wide", "number"]),
     "typo in early_stop": ("margin:", "margn:", ["sweep.early_stop.margn", "known: margin"]),
     "no margin": ("{margin: 0.5}", "{}", ["sweep.early_stop.margin=missing"]),
+    "a scale's seeds that repeat": (
+        "[eval_every=6]",
+        "['seeds=[0, 0]']",
+        ["sweep.scales.tiny=", "not repeat"],
+    ),
+    "a scale's axis that is one value": (
+        "[eval_every=6]",
+        "[grid.optimizer=muon]",
+        ["sweep.scales.tiny=sweep.grid.optimizer=muon", "list"],
+    ),
+    "a scale's axis that is no YAML": (
+        "[eval_every=6]",
+        "['grid.optimizer=[muon']",
+        ["sweep.scales.tiny=grid.optimizer=[muon", "must be YAML"],
+    ),
+    "a scale's word that the grid overrides": (
+        "[eval_every=6]",
+        "[optimizer.lr=0.1]",
+        ["sweep.scales.tiny=optimizer.lr=0.1", "grid.optimizer.lr=["],
+    ),
+    "a bad word for a scale that is not asked for": (
+        "tiny: [eval_every=6]",
+        "360m: ['seeds=[a]']",
+        ["sweep.scales.360m=", "integer"],
+    ),
     "an unknown scale": ("{tiny:", "{huge:", ["sweep.scales", "huge", "among"]),
     "no verdict": ("verdict: none\n", "", ["sweep.verdict=missing", "required"]),
     "an empty verdict": ("verdict: none\n", "verdict: ''\n", ["sweep.verdict", "at least 1"]),

@@ -17,6 +17,7 @@ from sweeps.expand import Trial, points, unique
 from sweeps.files import known
 from sweeps.request import request
 from sweeps.schema import Sweep, check_sweep
+from trainer.compose import Composer
 from trainer.errors import BadInput
 
 ARMS = {
@@ -129,25 +130,31 @@ def test_a_sweep_without_a_sync_arm_is_refused() -> None:
 
 
 @pytest.mark.parametrize("scale", known("scale"))
-@pytest.mark.parametrize("name", known("sweep"))
-def test_every_sweep_is_priced_at_every_scale_anywhere(
-    name: str,
-    scale: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+def test_every_sweep_can_be_planned_at_every_scale_anywhere(
+    scale: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [f"sweep={name}", f"scale={scale}", "dry_run=true", f"results={tmp_path}"]
-    assert main(words) == 0, capsys.readouterr().err
+    """All at once: what they share is composed once. An arm has the name that a report gives it."""
+    words = ["sweep=all", f"scale={scale}", f"results={tmp_path / 'store'}"]
+    assert main([*words, "dry_run=true"]) == 0
     plan = capsys.readouterr().out
-    assert "0 done" in plan
-    if name == "main":
-        assert "18 asked, 18 unique, 0 done, 18 to do" in plan
+    assert ", 0 done" in plan
+    lines = [line for line in plan.splitlines() if line.startswith("sweep ")]
+    assert lines == [f"sweep     {name}-{scale}" for name in known("sweep")]
+    assert plan.count("\npower ") == len(lines)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.fixture(scope="module")
+def composer() -> Composer:
+    """One for all sweeps, which share most of what they choose."""
+    return Composer()
+
+
 @pytest.mark.parametrize("name", known("sweep"))
-def test_an_arm_has_the_name_that_the_report_gives_it(name: str, tmp_path: Path) -> None:
-    for point in points(only(f"sweep={name}"), tmp_path):
+def test_an_arm_has_the_name_that_the_report_gives_it(
+    name: str, composer: Composer, tmp_path: Path
+) -> None:
+    for point in points(only(f"sweep={name}"), tmp_path, composer):
         assert {arm: arm_of(config, {}) for arm, config in point.configs.items()} == {
             arm: arm for arm in point.configs
         }
@@ -162,6 +169,22 @@ def test_the_overrides_of_a_scale_come_after_those_of_conf_and_before_the_comman
     assert "num_updates=250" not in large
     with pytest.raises(BadInput, match="nowhere"):
         check_sweep(content(scales={"nowhere": []}))
+
+
+def test_a_scale_changes_what_a_command_line_can_which_wins(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "grid: {size: [{model.hidden_size: 48}], optimizer.lr: [1, 2]}\n"
+        "scales: {tiny: ['seeds=[7]', 'grid.size=[{batch_size: 8}]', 'tune.clip_norm=[1, 2]']}\n"
+        "arms: {sync: [pipeline=sync]}\nseeds: [0]\nverdict: none\n"
+    )
+    tiny = only(f"sweep={path}", "grid.optimizer.lr=[3]")
+    assert tiny.grid == {"size": [{"batch_size": 8}], "optimizer.lr": [3]}
+    assert (tiny.seeds, tiny.tune) == ([7], {"clip_norm": [1, 2]})
+    micro = only(f"sweep={path}", "scale=micro")
+    assert micro.grid == {"size": [{"model.hidden_size": 48}], "optimizer.lr": [1, 2]}
+    assert (micro.seeds, micro.tune) == ([0], {})
+    assert only(f"sweep={path}", "seeds=[1,2]").seeds == [1, 2]
 
 
 def test_a_list_of_the_grid_is_replaced_mappings_included(tmp_path: Path) -> None:
@@ -197,6 +220,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_sweep_runs_reports_and_is_done(whole: Path) -> None:
     assert len(losses(whole)) == 3
+    record = json.loads((whole / "results/sweeps/main-micro.json").read_text())
+    assert set(record["compared"]) == set(losses(whole))
     before = {p: p.stat().st_mtime_ns for p in whole.glob("results/trials/*/*")}
     again = run(whole)
     assert again.returncode == 0

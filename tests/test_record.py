@@ -1,0 +1,130 @@
+"""The record of a sweep says what the last command planned, while it runs and when it is done."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small
+
+from sweeps import record
+from sweeps.__main__ import main
+from sweeps.expand import Trial
+from sweeps.request import Request, request
+from sweeps.standing import Standing, look
+from trainer.errors import BadInput
+
+SWEEP = """\
+scales: {micro: ["seeds=[3, 5]"]}
+grid: {optimizer.lr: [0.1, 0.2]}
+arms: {sync: [pipeline=sync], delay: [pipeline=pipedream_2bw]}
+seeds: [0]
+verdict: the rule
+"""
+
+
+def words(folder: Path, more: str = "") -> list[str]:
+    (folder / "mine.yaml").write_text(SWEEP + more)
+    given = [word for word in small.overrides(folder) if not word.startswith("optimizer.lr")]
+    return [f"sweep={folder / 'mine.yaml'}", "scale=micro", *given]
+
+
+def look_at(asked: list[str]) -> tuple[Request, Standing]:
+    found = request(asked)
+    [standing] = look(found)
+    return found, standing
+
+
+def finish(trial: Trial, loss: float) -> None:
+    """Half of the tokens a second that the trial has."""
+    trial.folder.mkdir(parents=True)
+    (trial.folder / "config.json").write_text(json.dumps(trial.config))
+    result = {"status": "completed", "final_val_loss": loss, "tokens": trial.plan.tokens}
+    speed = {"tokens_per_second": trial.plan.tokens / 2}
+    (trial.folder / "result.json").write_text(json.dumps({**result, **speed}))
+
+
+def read(folder: Path) -> dict[str, Any]:
+    [path] = (folder / "results" / "sweeps").iterdir()
+    assert path.name == "mine-micro.json"
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_it_holds_what_was_asked_and_every_trial(tmp_path: Path) -> None:
+    asked = words(tmp_path)
+    found_by, standing = look_at(asked)
+    record.write(found_by, [standing])
+    found = read(tmp_path)
+    assert found["sweep"] == "mine"
+    assert (found["scale"], found["label"], found["verdict"]) == ("micro", "mine-micro", "the rule")
+    assert (found["words"], found["arms"], found["seeds"]) == (asked, ["sync", "delay"], [3, 5])
+    assert (found["settled"], found["remarks"]) == (True, [])
+    trials = found["trials"]
+    assert found["compared"] == sorted(trials)
+    assert sorted((t["arm"], t["seed"]) for t in trials.values()) == sorted(
+        [(arm, seed) for arm in ("sync", "delay") for seed in (3, 5)] * 2
+    )
+    assert {t["tokens"] for t in trials.values()} == {12 * 4 * 16}
+    assert all(t["flops"] > 0 and t["seconds"] is None for t in trials.values())
+
+
+def test_of_a_sweep_that_runs_seconds_are_by_what_has_finished(tmp_path: Path) -> None:
+    asked, standing = look_at(words(tmp_path))
+    finish(standing.planned[0], 2.0)
+    record.write(asked, [standing])
+    seconds = [trial["seconds"] for trial in read(tmp_path)["trials"].values()]
+    assert seconds == [pytest.approx(2.0)] * 8
+
+
+def test_with_tuning_and_early_stop_it_follows_what_is_chosen(tmp_path: Path) -> None:
+    """Nothing is compared before it is chosen; of two points the worse one is left out."""
+    more = "tune: {clip_norm: [1, 2]}\nearly_stop: {margin: 0.1}\n"
+    asked, standing = look_at(words(tmp_path, more))
+    record.write(asked, [standing])
+    first = read(tmp_path)
+    assert (first["settled"], first["compared"]) == (False, [])
+    assert any("not chosen yet" in remark for remark in first["remarks"])
+    while todo := [trial for trial in standing.known if not trial.folder.exists()]:
+        for trial in todo:
+            if not trial.folder.exists():
+                lr, clip = trial.config["optimizer"]["lr"], trial.config["clip_norm"]
+                finish(trial, 2 + 10 * lr + abs(clip - 1) / 100)
+        standing = standing.again()
+    record.write(asked, [standing])
+    last = read(tmp_path)
+    assert last["settled"]
+    compared = [last["trials"][key] for key in last["compared"]]
+    assert sorted((t["arm"], t["seed"]) for t in compared) == [
+        (arm, seed) for arm in ("delay", "sync") for seed in (3, 5)
+    ]
+    assert any("optimizer.lr=0.2 is left out" in remark for remark in last["remarks"])
+    assert set(last["compared"]) < set(last["trials"])
+
+
+def test_a_dry_run_leaves_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words(tmp_path), "dry_run=true"]) == 0
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_store_without_room_for_it_is_refused(tmp_path: Path) -> None:
+    asked, standing = look_at(words(tmp_path))
+    asked.results.mkdir()
+    (asked.results / "sweeps").write_text("in its place")
+    with pytest.raises(BadInput, match="results"):
+        record.write(asked, [standing])
+
+
+@pytest.mark.slow
+def test_the_last_command_has_the_last_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run writes it, and one with other words in its place."""
+    assert main(words(tmp_path)) == 0
+    assert len(read(tmp_path)["trials"]) == 8
+    assert main([*words(tmp_path), "seeds=[3]"]) == 0
+    assert len(read(tmp_path)["trials"]) == 4
+    assert read(tmp_path)["words"][-1] == "seeds=[3]"
+    assert {trial["seconds"] is None for trial in read(tmp_path)["trials"].values()} == {False}
