@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WIKI := data/wiki/manifest.json
 
-.PHONY: help setup data-% sweep-% submit test test-slow check clean
+.PHONY: help setup data-% sweep-% figures submit test test-slow check clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -46,6 +46,18 @@ sweep-micro-%: $(READY) $(WIKI)
 
 sweep-tiny-%: $(READY) $(WIKI)
 	$(call sweep,tiny,$*)
+
+# Of `figures`. Its report is of the store that the sweeps write.
+STORE = $(or $(lastword $(filter results=%,$(ARGS))),results=results)
+SCALES := $(basename $(notdir $(wildcard conf/scale/*.yaml)))
+# Without a scale, tiny is run and every scale is priced.
+FIGURE_SCALES := $(or $(SCALE),$(if $(DRY_RUN),$(SCALES),tiny))
+
+figures: $(READY) $(if $(filter micro tiny,$(FIGURE_SCALES)),$(WIKI))  ## every figure and table of the paper: runs what is missing at SCALE=tiny and draws; DRY_RUN=1 prices
+	@code=0; for scale in $(FIGURE_SCALES); do \
+	    echo "scale     $$scale"; $(call sweep,$$scale,all) || code=$$?; \
+	done; \
+	$(if $(DRY_RUN),,[ $$code -eq 2 ] || $(BIN)/python -m analysis $(STORE) out=report || code=$$?;) exit $$code
 
 submit: $(READY)  ## a sweep on a Ray cluster: SWEEP=main SCALE=135m ARGS="results=/… data.path=/…"
 	$(BIN)/python -m sweeps submit sweep=$(or $(SWEEP),main) scale=$(or $(SCALE),tiny) $(ARGS)

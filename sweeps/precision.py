@@ -30,4 +30,4 @@ def precision(results: Path, sweep: Standing) -> str:
         f"±{HALF_WIDTH:g})"
         for arm, spread in found.items()
     ]
-    return f"{in_sd}, by what is measured: {', '.join(arms)}"
+    return f"{in_sd}; by what is measured here, in nats a token: {', '.join(arms)}"

@@ -69,9 +69,10 @@ class Sweep(BaseModel):
     """A grid of points × arms × seeds over common overrides, and the rule for its verdict.
 
     A value of the grid that is a mapping stands for several overrides that move together. `scales`
-    holds further common overrides of single scales. `tune` names a key and factors on its value:
-    it is chosen for each point before the arms run (see tune.py). `early_stop` leaves out points
-    whose sync arm alone ends far above the best one (see early_stop.py).
+    holds words as on a command line, for single scales (see request.py). `tune` names a key and
+    factors on its value: it is chosen for each point before the arms run (see tune.py).
+    `early_stop` leaves out points whose sync arm alone ends far above the best one (see
+    early_stop.py).
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -100,7 +101,7 @@ def check_sweep(content: Mapping[str, Any]) -> Sweep:
         raise BadInput("sweep.scales", unknown, f"must be among {', '.join(scales)}")
     if "sync" not in sweep.arms:
         raise BadInput("sweep.arms", list(sweep.arms), "must have an arm sync to compare with")
-    for words in (sweep.base, *sweep.scales.values(), *sweep.arms.values()):
+    for words in (sweep.base, *sweep.arms.values()):
         refuse_reserved(words)
     _check_grid(sweep)
     _check_tune(sweep)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import small
 
 from sweeps.__main__ import main
 from sweeps.expand import Trial
+from sweeps.files import known
 from sweeps.request import request
 from sweeps.standing import all_planned, look
-from trainer.compose import compose
+from trainer.compose import CONF, compose
 from trainer.errors import Stopped
 from trainer.plan import plan_trial
 from trainer.storage import RECORD
@@ -130,6 +132,20 @@ def test_every_rank_of_a_gang_is_paid_for(
     longest = re.search(r"longest trial ([\d.e-]+) hours", line)
     assert longest is not None
     assert float(longest[1]) == pytest.approx(tokens / 1000 / 3600, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("given", "priced"), [([], known("scale")), (["SCALE=135m"], ["135m"])], ids=["all", "one"]
+)
+def test_make_figures_prices_every_scale_or_one(given: list[str], priced: list[str]) -> None:
+    """Every sweep at once, and no report is made."""
+    make = ["make", "-n", "-o", ".venv/.ready", "-o", "data/wiki/manifest.json", "figures"]
+    done = subprocess.run(
+        [*make, "DRY_RUN=1", *given], check=True, capture_output=True, text=True, cwd=CONF.parent
+    )
+    assert f"for scale in {' '.join(priced)};" in done.stdout
+    assert "sweep=all scale=$scale dry_run=true" in done.stdout
+    assert "analysis" not in done.stdout
 
 
 def test_emulated_trials_may_share_a_gpu(

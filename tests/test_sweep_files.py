@@ -146,6 +146,11 @@ BAD = {
         "[optimizer.lr=0.1]",
         ["sweep.scales.tiny=optimizer.lr=0.1", "grid.optimizer.lr=["],
     ),
+    "a seed for a scale": (
+        "[eval_every=6]",
+        "[seed=3]",
+        ["sweep.scales.tiny=seed=3", "seeds=["],
+    ),
     "a bad word for a scale that is not asked for": (
         "tiny: [eval_every=6]",
         "360m: ['seeds=[a]']",
