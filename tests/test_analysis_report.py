@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from synthetic_store import config, result, write, write_arms
 
