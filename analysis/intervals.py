@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
@@ -54,11 +56,17 @@ def ratio_interval(numerator: Values, denominator: Values) -> Interval:
     return float((b - root) / a), float((b + root) / a)
 
 
+def hull(one: Interval, other: Interval) -> Interval:
+    """The smallest interval that holds both; unknown if one of them is."""
+    return float(np.minimum(one[0], other[0])), float(np.maximum(one[1], other[1]))
+
+
 def excludes_zero(interval: Interval) -> bool:
     """False for an unknown interval."""
     low, high = interval
     return low > 0 or high < 0
 
 
+@cache
 def _quantile(n: int) -> float:
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1))

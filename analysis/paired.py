@@ -84,6 +84,8 @@ def _removed(fair: pd.DataFrame) -> dict[str, float]:
     if np.isnan([gap, plain_gap]).any() or not excludes_zero(_interval(both["gap_plain"])):
         return nothing
     low, high = ratio_interval(gap, plain_gap)
+    if np.isnan(low):  # from n = 20 on the bootstrap may exclude the 0 that Fieller's does not
+        return nothing
     share = 1 - gap.mean() / plain_gap.mean()
     return {
         "removed": share,

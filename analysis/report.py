@@ -1,21 +1,26 @@
-"""A results folder → tables and figures in a folder, and the text that is printed."""
+"""A results folder → one page, tables and figures in a folder, and the text that is printed."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 
 import pandas as pd
 
-from analysis.figures import FIGURES, save
+from analysis.contents import NAMED, write_chapter
+from analysis.missing import cost, missing
 from analysis.notes import notes
-from analysis.paired import gaps
-from analysis.spikes import spikes
+from analysis.page import Chapter, Page, html, listing
+from analysis.provenance import makers, provenance
+from analysis.records import Record, records
+from analysis.scopes import Scope, Views, of_record, scopes
 from analysis.store import load
 from analysis.tables import gap_table
+from trainer.atomic import write_atomically
 from trainer.errors import BadInput
 
 PLACES = ["folder", "results", "out", "data.path"]
@@ -28,55 +33,146 @@ LEGEND = (
 )
 
 
-def report(
-    results: Path,
-    out: Path,
-    trial_ids: Collection[str] | None = None,
-    more: Sequence[str] = (),
-) -> str:
-    """Writes trials.csv, gaps.csv, gaps.md, the figures, and spikes.csv where a trial had a
-    synchronous start, to `out`; returns what to print.
+def report(results: Path, out: Path, label: str | None = None) -> str:
+    """Writes index.html, the figures and tables that it shows, trials.csv, gaps.csv, gaps.md,
+    claims.csv, missing.csv and provenance.csv to `out`; returns what to print.
 
-    `trial_ids`: only these trials of the store; `more`: remarks of whoever chose them. Nothing is
-    written of an empty store. Raises BadInput for a missing `results`, an `out` that cannot be
-    written, or mixed data.
+    Of the whole store: what each scale shows in a folder of its own. `label`: of the trials that
+    this one sweep compares. Raises BadInput for a missing `results`, a `label` without a record, an
+    `out` that cannot be written, or mixed data.
     """
+    text, page = write_report(results, out, label)
+    write_page(page, out, watched=False)
+    return text
+
+
+def write_report(results: Path, out: Path, label: str | None = None) -> tuple[str, Page]:
+    """As `report`, but for the page."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        trials = load(results, trial_ids)
-        table = gaps(trials)
-    warned = [f"warning: {warning.message}" for warning in caught]
-    if trials.empty:
-        nothing = f"no trials in {results} yet: python -m sweeps or python -m trainer makes them"
-        return "\n".join([nothing, *warned, *more])
-    remarks = warned + notes(trials, table)
-    remarks += more
+        views, asked = Views(load(results)), records(results)
+        if label is not None:
+            asked = [_of_label(asked, label)]
+        parts = scopes(views, asked) if label is None else [of_record(views, asked[0])]
+        trials, table = views.whole() if label is None else parts[0].whole()
+        remarks = [remark for scope in parts for remark in _remarks(scope)]
+    warned = dict.fromkeys(f"warning: {warning.message}" for warning in caught)
+    remarks = [*warned, *remarks]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # those of the gaps: they are remarks now
-            names = _write(trials, table, remarks, out)
+            page = _write(str(results), trials, table, remarks, asked, parts, out, label)
     except OSError as error:
         raise BadInput("out", out, f"must be a folder to write to ({error.strerror})") from None
-    shown = gap_table(table, width=_terminal_width()) if (table["pairs"] > 0).any() else ""
-    return "\n".join(part for part in (shown, *remarks, f"in {out}: {', '.join(names)}") if part)
+    return _text(results, trials, table, remarks, page, out), page
 
 
-def _write(trials: pd.DataFrame, table: pd.DataFrame, remarks: list[str], out: Path) -> list[str]:
+def write_page(page: Page, out: Path, *, watched: bool) -> None:
+    """Writes index.html, at once as a whole: a browser may be loading it."""
+    write_atomically(out / "index.html", html(page, watched=watched).encode())
+
+
+def _remarks(scope: Scope) -> Iterator[str]:
+    """Of each sweep by itself: what another one lacks is not missing there."""
+    for record in scope.records:
+        view = scope.of_records([record])
+        found = [*(notes(*view) if len(view.trials) else []), *record.remarks]
+        yield from (f"{record.label}: {remark}" for remark in found)
+    if not scope.records:
+        yield from notes(*scope.whole())
+
+
+def _of_label(asked: Sequence[Record], label: str) -> Record:
+    for record in asked:
+        if record.label == label:
+            return record
+    known = ", ".join(record.label for record in asked) or "none"
+    raise BadInput("label", label, f"must be a sweep that left a record in the store ({known})")
+
+
+def _write(
+    source: str,
+    trials: pd.DataFrame,
+    table: pd.DataFrame,
+    remarks: Sequence[str],
+    asked: Sequence[Record],
+    parts: Sequence[Scope],
+    out: Path,
+    label: str | None,
+) -> Page:
     out.mkdir(parents=True, exist_ok=True)
-    trials.drop(columns=PLACES).to_csv(out / "trials.csv", index=False)
-    table.to_csv(out / "gaps.csv", index=False)
+    chapters = [write_chapter(scope, out) for scope in parts]
     lines = "".join(f"- {remark}\n" for remark in remarks)
     (out / "gaps.md").write_text(f"{gap_table(table)}\n\n{LEGEND}\n\n{lines}")
-    names = ["trials.csv", "gaps.csv", "gaps.md"]
-    if not (found := spikes(trials)).empty:
-        found.to_csv(out / "spikes.csv", index=False)
-        names.append("spikes.csv")
-    for figure in (figure for figure in FIGURES if not figure.sweeps):
-        data = figure.data(trials, table)
-        if not data.empty:
-            save(figure, data, out)
-            names.append(f"{figure.name}.svg")
-    return names
+    trials.drop(columns=PLACES, errors="ignore").to_csv(out / "trials.csv", index=False)
+    made = provenance(trials, asked)
+    left = missing(trials, asked, NAMED if label is None else ())
+    tables = {"gaps": table, "provenance": made, "missing": left, "claims": _claims(chapters)}
+    for name, content in tables.items():
+        content.to_csv(out / f"{name}.csv", index=False)
+    return Page(
+        source,
+        datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
+        _summary(trials),
+        remarks,
+        chapters,
+        listing("Missing", left, "", "missing.csv"),
+        cost(left),
+        listing("Code, machines, data and packages", makers(made), "", "provenance.csv"),
+        listing("Trials", made, "", "provenance.csv"),
+    )
+
+
+def _claims(chapters: Sequence[Chapter]) -> pd.DataFrame:
+    """A row a part of a claim, at each scale."""
+    rows = [
+        {
+            "scale": chapter.title,
+            "claim": verdict.claim.statement,
+            "place": verdict.claim.place,
+            "verdict": verdict.outcome,
+            "part": part.what,
+            "says": part.outcome,
+            "numbers": "; ".join(map(str, part.numbers)),
+            "why": part.why,
+            "rule": verdict.claim.rule,
+        }
+        for chapter in chapters
+        for verdict in chapter.verdicts
+        for part in verdict.parts
+    ]
+    columns = ["scale", "claim", "place", "verdict", "part", "says", "numbers", "why", "rule"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _summary(trials: pd.DataFrame) -> str:
+    if trials.empty:
+        return "No trials yet."
+    counts = trials["status"].value_counts()
+    return f"{len(trials)} trials: " + ", ".join(f"{n} {status}" for status, n in counts.items())
+
+
+def _text(
+    results: Path,
+    trials: pd.DataFrame,
+    table: pd.DataFrame,
+    remarks: Sequence[str],
+    page: Page,
+    out: Path,
+) -> str:
+    nothing = f"no trials in {results} yet: python -m sweeps or python -m trainer makes them"
+    shown = gap_table(table, width=_terminal_width()) if (table["pairs"] > 0).any() else ""
+    parts = [nothing if trials.empty else shown, *_told(page.chapters), *remarks, page.cost]
+    return "\n".join([*filter(None, parts), f"in {out}: index.html, with figures and tables"])
+
+
+def _told(chapters: Sequence[Chapter]) -> list[str]:
+    return [
+        f"claims of the paper, at {chapter.title}: "
+        + ", ".join(f"{count} {outcome}" for outcome, count in chapter.counts)
+        for chapter in chapters
+        if chapter.verdicts
+    ]
 
 
 def _terminal_width() -> int | None:

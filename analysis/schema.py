@@ -69,3 +69,28 @@ GAP: Columns = {
     "missing_sync_seeds": ("string", "seeds of the arm that sync has no result for"),
 }
 """`analysis.gaps`: a row for each optimizer, point, arm and number of stages and microbatches."""
+
+BEST: Columns = {
+    "optimizer": ("string", "label of the optimizer"),
+    "task": ("string", "what the settings share and other tasks of this optimizer do not"),
+    "arm": ("string", "as in the table of trials; never sync"),
+    "num_stages": ("Int64", "p of the arm"),
+    "num_microbatches": ("Int64", "m of the arm"),
+    "n": ("Int64", "seeds that are averaged: each at the settings that are best on the others"),
+    "gap": ("float64", "mean over these of the arm's loss at its setting minus sync's at its own"),
+    "low": ("float64", "lower end of its interval (see best.py); NaN if n < 2"),
+    "high": ("float64", "upper end"),
+    "gap_same_seeds": ("float64", "the same at the settings below, chosen on the seeds compared"),
+    "setting_sync": ("string", "sync's best setting over all seeds"),
+    "setting": ("string", "the arm's best setting over all seeds"),
+    "loss_sync": ("float64", "mean final loss of sync at its best setting"),
+    "loss": ("float64", "mean final loss of the arm at its best setting"),
+    "pairs": ("Int64", "seeds of the grid; beyond n, the arm diverged at the setting held out"),
+    "num_points": ("Int64", "settings that both choose from"),
+    "arm_diverged": ("Int64", "of these, at which the arm diverged at some seed"),
+    "sync_diverged": ("Int64", "settings that are left out because sync diverged there"),
+    "incomplete": ("Int64", "settings that are left out because a seed is missing in an arm"),
+    "point_sync": ("string", "key of sync's best setting"),
+    "point": ("string", "key of the arm's best setting"),
+}
+"""`analysis.best`: a row for each optimizer, task, arm and number of stages and microbatches."""

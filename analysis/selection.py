@@ -57,13 +57,17 @@ def select(results: Path, conditions: Mapping[str, str]) -> Selection:
     `none` stands for what is missing. Warns as `load` does; raises BadInput for a column or a
     status that there is not, or a value that is no number where numbers are.
     """
-    table = _now(load(results))
+    return Selection(fulfilling(_now(load(results)), conditions))
+
+
+def fulfilling(table: pd.DataFrame, conditions: Mapping[str, str]) -> pd.DataFrame:
+    """The rows of a table of trials that fulfil every condition; raises as `select` does."""
     if table.empty:
-        return Selection(table)
+        return table
     for key, value in conditions.items():
         _require_column(table, key, key, value)
         table = table[_fulfils(table[key], key, value)]
-    return Selection(table)
+    return table
 
 
 def _records(table: pd.DataFrame) -> list[Row]:

@@ -77,7 +77,8 @@ def _result(trial_id: str, config: dict[str, Any], chance: random.Random) -> dic
     }
 
 
-def _make(store: Path, num_trials: int) -> None:
+def make_store(store: Path, num_trials: int) -> None:
+    """Configs and results of so many trials."""
     chance = random.Random(0)
     for config in islice(_configs(), num_trials):
         content = json.dumps(config, indent=1)
@@ -96,7 +97,7 @@ def main(words: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="pipegap-bench-") as folder:
         store = Path(folder)
         started = time.monotonic()
-        _make(store, int(given.get("trials", 100_000)))
+        make_store(store, int(given.get("trials", 100_000)))
         print(f"made in {time.monotonic() - started:.1f} s")
         for name in ("from the files, index written", "from the index", "from the index, again"):
             started, busy = time.monotonic(), time.process_time()

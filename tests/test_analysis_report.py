@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from synthetic_store import config, result, write, write_arms
 
@@ -37,13 +36,16 @@ def test_the_command_writes_every_file_and_prints_the_table(tmp_path: Path) -> N
     assert (done.returncode, done.stderr) == (0, "")
     names = {path.name for path in (tmp_path / "out").iterdir()}
     figures = {f"{name}.{form}" for name in ALWAYS for form in ("svg", "png", "csv")}
-    assert names == figures | {"trials.csv", "gaps.csv", "gaps.md"}
+    tables = {f"{name}.csv" for name in ("trials", "gaps", "claims", "missing", "provenance")}
+    assert names == figures | tables | {"index.html", "gaps.md"}
     assert "| +0.5000 n=1" in done.stdout
     assert "| 1 of 2" in done.stdout
     assert str(tmp_path / "out") in done.stdout
 
 
-@pytest.mark.parametrize("argument", ["result=x", "out", "results=", "results=/no/such/folder"])
+@pytest.mark.parametrize(
+    "argument", ["result=x", "out", "results=", "results=/no/such/folder", "watch=yes"]
+)
 def test_bad_input_is_one_line_and_exit_code_2(argument: str) -> None:
     done = analysis(argument)
     assert (done.returncode, done.stdout) == (2, "")
@@ -52,7 +54,8 @@ def test_bad_input_is_one_line_and_exit_code_2(argument: str) -> None:
 
 def test_an_empty_store_is_no_error(tmp_path: Path) -> None:
     assert "no trials in" in report(tmp_path, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "python -m sweeps sweep=main" in page, "it says what would fill it"
 
 
 def test_a_store_without_pairs_says_so(tmp_path: Path) -> None:
@@ -93,13 +96,6 @@ def test_a_damaged_result_is_a_remark_of_the_report(tmp_path: Path) -> None:
     assert f"warning: not whole, and so not counted: {path}" in text
     assert "1 unfinished" in text
     assert "+0.5000 n=1" in text
-
-
-def test_only_the_trials_asked_for(tmp_path: Path) -> None:
-    write_arms(tmp_path, {"sync": [1.0], "delay": [1.2], "delay_ef": [1.1]})
-    text = report(tmp_path, tmp_path / "out", {"0000", "0002"})
-    assert "delay_ef" in text
-    assert len(pd.read_csv(tmp_path / "out" / "trials.csv")) == 2
 
 
 def test_a_file_in_the_way_is_bad_input(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def _report(asked: Request, standing: Standing) -> int:
     lost = [trial for trial in planned if failed(trial)]
     for trial in lost:
         print(f"failed: {trial.arm} seed {trial.config['seed']}, see {trial.folder}/result.json")
-    print(report(asked.results, out, standing.compared, standing.remarks))
+    print(report(asked.results, out, standing.label))
     if sweep.tune:
         print(tuning_report.write(sweep, [point.tuned for point in standing.points], out))
     print(f"rule for the verdict, written before the run: {sweep.verdict}")

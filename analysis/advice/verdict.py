@@ -1,0 +1,96 @@
+"""The rule: when to go asynchronous, when to stay synchronous, and when nobody knows yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+
+from analysis.advice.evidence import Evidence, Gap
+from analysis.advice.race import NEARLY, SameTime
+from analysis.power import seeds_needed
+
+GO, STAY, UNDECIDED = "go asynchronous", "stay synchronous", "not enough data"
+MOST_SEEDS = 20
+"""More are not asked for at once: a difference that needs them is hardly one."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One of GO, STAY and UNDECIDED, and why."""
+
+    word: str
+    why: str
+    settle: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the sweep that would decide it; none if it is decided."""
+
+
+def recommended(found: Evidence) -> Gap | None:
+    """The plain delay, or Error Feedback with the coefficient λ that the store speaks for.
+
+    λ of the smallest mean gap, if the share that it removes of the plain gap has an interval above
+    0; else the plain delay, and if that was not run, what has the smallest gap. An arm with fewer
+    than two pairs, or that diverged where sync did not, is not recommended; None if no arm is left.
+    λ is chosen on the seeds that are compared.
+    """
+    sound = [gap for gap in found.gaps if gap.n >= 2 and not gap.diverged]
+    if not sound:
+        return None
+    smallest = min(sound, key=lambda gap: gap.gap)
+    plain = next((gap for gap in sound if gap.coefficient == 0), smallest)
+    return smallest if smallest.removes else plain
+
+
+def without_gap(found: Evidence | None) -> Verdict:
+    """Where no arm can be recommended: stay if the delay diverged where sync did not."""
+    gaps = found.gaps if found is not None else ()
+    if diverged := [gap for gap in gaps if gap.diverged]:
+        counts = ", ".join(f"{gap.arm} in {gap.diverged} of {gap.pairs}" for gap in diverged)
+        return Verdict(STAY, f"the delayed runs diverged where sync did not: {counts}")
+    num_pairs = max((gap.n for gap in gaps), default=0)
+    why = f"a gap has an interval from two pairs of runs on, and there are {num_pairs}"
+    return Verdict(UNDECIDED, why, {"seeds": [0, 1, 2]})
+
+
+def verdict(gap: Gap, at: SameTime, speed_up: float, updates: int) -> Verdict:
+    """In this order, with 95 % intervals:
+
+    1. 2BW is not faster: stay.
+    2. There are runs that take the same time, the delayed ones longer by the speed-up: go if the
+       interval of their loss minus sync's lies below 0, stay if above. Not so where a loss is
+       interpolated between runs of other lengths in favour of that very side.
+    3. The interval of the gap after as many updates does not exceed 0: go.
+    4. Not enough data: delayed runs longer by the speed-up settle it.
+    """
+    if speed_up <= 1 + 1e-9:
+        return Verdict(STAY, "2BW is no faster here")
+    if at.is_lower or at.is_higher:
+        return Verdict(GO if at.is_lower else STAY, _by_time(at))
+    if gap.interval[1] <= 0:
+        return Verdict(GO, "after as many updates its loss is no higher, and they take less time")
+    if at.interval[0] <= 0 <= at.interval[1]:
+        return Verdict(UNDECIDED, _by_time(at), _more_seeds(at))
+    why = (
+        f"in the same time there are {speed_up:.3g} times the updates; whether these make up for "
+        f"the gap, no runs of that length say"
+    )
+    longer = {"num_updates": ceil(updates * speed_up - NEARLY), **BY_UPDATES}
+    return Verdict(UNDECIDED, why, longer)
+
+
+BY_UPDATES = {"tokens_per_parameter": "null"}
+"""At the scales that give their length in tokens, num_updates must replace that."""
+
+
+def _by_time(at: SameTime) -> str:
+    low, high = at.interval
+    return (
+        f"in the same time its loss is {at.gap:+.4f} [{low:+.4f}, {high:+.4f}] n={at.n} from sync's"
+    )
+
+
+def _more_seeds(at: SameTime) -> dict[str, Any]:
+    """So many that at this spread the interval around a mean like this one leaves out 0."""
+    num_seeds = min(seeds_needed(at.spread, abs(at.gap)), MOST_SEEDS) if at.gap else MOST_SEEDS
+    return {"grid.num_updates": at.lengths, **BY_UPDATES, "seeds": [*range(num_seeds)]}

@@ -1,0 +1,32 @@
+"""Writes a page, every table and figure of a results folder, and prints the gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainer.errors import BadInput
+
+DONE = 0
+KEYS = {
+    "results": "the store (default: results)",
+    "out": "where to write (default: report)",
+    "watch": "true: again whenever the store changes, until Ctrl-C (default: false)",
+}
+
+
+def main(given: Mapping[str, str]) -> int:
+    """Exit code 0, also for an empty store; raises BadInput."""
+    results, out = Path(given.get("results", "results")), Path(given.get("out", "report"))
+    watched = given.get("watch", "false")
+    if watched not in ("true", "false"):
+        raise BadInput("watch", watched, "must be true or false")
+    if watched == "true":
+        from analysis.watch import watch
+
+        watch(results, out)
+    else:
+        from analysis.report import report
+
+        print(report(results, out))
+    return DONE

@@ -1,0 +1,81 @@
+"""What was asked of a store and is not there, what it would cost, and the command that makes it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+
+import pandas as pd
+
+from analysis.records import Asked, Record
+from analysis.scopes import DONE
+
+COLUMNS = [
+    *("sweep", "scale", "asked", "done", "failed", "missing", "seconds", "unpriced", "tokens"),
+    *("flops", "arms", "settled", "command"),
+]
+
+
+def missing(store: pd.DataFrame, records: Sequence[Record], named: Iterable[str]) -> pd.DataFrame:
+    """A row a sweep that is not done; columns: COLUMNS.
+
+    `seconds`, `tokens` and `flops` are sums of what is expected of the missing trials, one after
+    the other; `unpriced` counts those of which nobody could tell the seconds. A trial of several
+    sweeps is counted in each of them. `arms`: how many miss of each. Sweeps that a figure, table or
+    claim has `named` but that left no record have no counts; their cost is what dry_run=true says.
+    """
+    status = dict(zip(store["trial_id"], store["status"], strict=True))
+    rows = [_of_record(record, status) for record in records]
+    scales = sorted({record.scale for record in records}) or ["tiny"]
+    there = {(record.sweep, record.scale) for record in records}
+    rows += [
+        {"sweep": sweep, "scale": scale, "command": f"python -m sweeps sweep={sweep} scale={scale}"}
+        for scale in scales
+        for sweep in dict.fromkeys(named)
+        if (sweep, scale) not in there
+    ]
+    counts = dict.fromkeys(("asked", "done", "failed", "missing", "unpriced", "tokens"), "Int64")
+    table = pd.DataFrame(rows, columns=COLUMNS).astype(counts)
+    done = (table["missing"] == 0).fillna(False) & (table["settled"] == True)  # noqa: E712
+    return table[~done.astype(bool)].reset_index(drop=True)
+
+
+def _of_record(record: Record, status: dict[str, str]) -> dict[str, object]:
+    left = {key: asked for key, asked in record.trials.items() if status.get(key) not in DONE}
+    arms = pd.Series([asked.arm for asked in left.values()], dtype="string").value_counts()
+    return {
+        "sweep": record.sweep,
+        "scale": record.scale,
+        "asked": len(record.trials),
+        "done": len(record.trials) - len(left),
+        "failed": sum(status.get(key) == "failed" for key in left),
+        "missing": len(left),
+        "seconds": sum(asked.seconds or 0.0 for asked in left.values()),
+        "unpriced": sum(asked.seconds is None for asked in left.values()),
+        "tokens": _sum(left.values(), "tokens"),
+        "flops": _sum(left.values(), "flops"),
+        "arms": ", ".join(f"{count} {arm}" for arm, count in sorted(arms.items())),
+        "settled": record.settled,
+        "command": shlex.join(["python", "-m", "sweeps", *record.words]),
+    }
+
+
+def _sum(asked: Iterable[Asked], name: str) -> float:
+    return sum(getattr(trial, name) or 0 for trial in asked)
+
+
+def cost(table: pd.DataFrame) -> str:
+    """What `missing` says, in a sentence."""
+    counted = table[table["missing"].notna()]
+    never = len(table) - len(counted)
+    open_sweeps = f"{never} sweeps were never run here (dry_run=true prices them)." if never else ""
+    if counted.empty:
+        return open_sweeps or "Nothing is missing of what was asked for."
+    hours = counted["seconds"].sum() / 3600
+    unpriced = int(counted["unpriced"].sum())
+    without = f", {unpriced} of them without a known time" if unpriced else ""
+    return (
+        f"{counted['missing'].sum()} trials of {len(counted)} sweeps are missing{without}: "
+        f"{hours:.1f} hours one after the other, {counted['tokens'].sum():,} tokens, "
+        f"{counted['flops'].sum():.2g} floating-point operations. {open_sweeps}"
+    ).strip()

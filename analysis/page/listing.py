@@ -1,0 +1,70 @@
+"""A table as the page lists it: words for people, beside them the numbers that it is sorted by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+MOST_ROWS = 500
+"""Rows on the page; the CSV has all."""
+LOW, HIGH = "_low", "_high"
+
+
+class Cell(NamedTuple):
+    """`values`: as they are in the CSV, a number each column behind it; None is missing."""
+
+    words: str
+    values: Sequence[Any]
+
+    @property
+    def is_number(self) -> bool:
+        """Words may be broken into lines, numbers not."""
+        return isinstance(self.values[0], int | float)
+
+
+class Listing(NamedTuple):
+    """`heads`: of each shown column its title and the names of the columns behind it."""
+
+    title: str
+    heads: Sequence[tuple[str, Sequence[str]]]
+    rows: Sequence[Sequence[Cell]]
+    note: str
+    file: str
+    num_rows: int
+
+
+def listing(title: str, table: pd.DataFrame, note: str, file: str) -> Listing:
+    """A mean and its interval (`x`, `x_low`, `x_high`) become one column."""
+    names = [str(name) for name in table]
+    ends = {f"{name}{end}" for name in names for end in (LOW, HIGH) if f"{name}{LOW}" in names}
+    heads = [(name, _behind(name, names)) for name in names if name not in ends]
+    plain = table.astype(object).where(table.notna(), None)
+    records = plain.head(MOST_ROWS).to_dict("records")
+    rows = [[_cell(name, behind, row) for name, behind in heads] for row in records]
+    return Listing(title, heads, rows, note, file, len(table))
+
+
+def _behind(name: str, names: Sequence[str]) -> list[str]:
+    interval = [f"{name}{end}" for end in (LOW, HIGH)]
+    return [name, *(interval if interval[0] in names else [])]
+
+
+def _cell(name: str, behind: Sequence[str], row: Mapping[Any, Any]) -> Cell:
+    values = [row[column] for column in behind]
+    words = [_words(name, value, signed=len(behind) > 1) for value in values]
+    interval = f" [{words[1]}, {words[2]}]" if len(words) > 1 and words[1] else ""
+    return Cell(words[0] + interval, values)
+
+
+def _words(name: str, value: Any, *, signed: bool) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, float):
+        return str(value)
+    if "removed" in name:
+        return f"{value:.0%}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:+.4f}" if signed else f"{value:.4f}"

@@ -1,0 +1,168 @@
+"""The tables of a report: each a function of trials and gaps, registered here alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from analysis.best import best
+from analysis.overhead import overhead
+from analysis.paper import note, reported
+from analysis.spikes import spikes
+
+OF_GAP = ["optimizer", "setting", "arm", "num_stages", "num_microbatches"]
+
+
+class Table(NamedTuple):
+    """`data(trials, gaps, scale)` is its CSV; `notes(scale)` say how to read it.
+
+    Columns `x`, `x_low`, `x_high` are shown as one. `source`: where the paper has it. `sweeps`:
+    whose trials it is of; empty: of any, a table a sweep.
+    """
+
+    name: str
+    title: str
+    data: Callable[[pd.DataFrame, pd.DataFrame, str], pd.DataFrame]
+    notes: Callable[[str], str]
+    source: str = ""
+    sweeps: tuple[str, ...] = ()
+
+
+def losses(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
+    """A row a point: mean final losses of sync, delay, Error Feedback and synchronous starts, the
+    gaps of the latter three, and n pairs of each; where the paper has them, its numbers."""
+    starts = sorted(arm for arm in set(gaps["arm"]) if arm.startswith("delay+start("))
+    groups = gaps.groupby(["optimizer", "setting"], sort=False)
+    rows = [
+        {
+            "optimizer": optimizer,
+            "setting": setting,
+            **_of_point(rows, ["delay", "delay_ef", *starts]),
+            **reported(scale, str(optimizer)),
+        }
+        for (optimizer, setting), rows in groups
+        if (rows["pairs"] > 0).any()
+    ]
+    return pd.DataFrame(rows).pipe(_without_constant_setting)
+
+
+def _of_point(rows: pd.DataFrame, arms: list[str]) -> dict[str, Any]:
+    """An arm that diverged anywhere is k of n beside its mean, an arm that is missing has n=0."""
+    by_arm = rows.drop_duplicates("arm").set_index("arm")
+    reached = by_arm["loss_sync"].dropna()
+    found: dict[str, Any] = {"sync": reached.iloc[0] if len(reached) else None}
+    for arm in arms:
+        row: Mapping[Any, Any] = by_arm.loc[arm].to_dict() if arm in by_arm.index else {}
+        gap = f"{arm} gap"
+        found |= {arm: row.get("loss"), gap: row.get("gap")}
+        found |= {f"{gap}_low": row.get("low"), f"{gap}_high": row.get("high")}
+        found |= {f"{arm} n": row.get("n", 0), f"{arm} diverged": row.get("diverged", 0)}
+    return found
+
+
+def longest(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
+    """`losses` of each optimizer's points of the longest training, in tokens."""
+    tokens = trials.groupby("point")["tokens"].max()
+    of_gap = gaps["point"].map(tokens)
+    most = of_gap.groupby(gaps["optimizer"]).transform("max")
+    return losses(trials, gaps[of_gap == most], "")
+
+
+def all_gaps(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
+    """Every gap of which there is a pair."""
+    shown = gaps[gaps["pairs"] > 0].rename(columns={"low": "gap_low", "high": "gap_high"})
+    columns = [
+        *OF_GAP,
+        *("loss_sync", "loss", "gap", "gap_low", "gap_high", "n", "diverged", "pairs"),
+        *("removed", "removed_low", "removed_high", "removed_n"),
+    ]
+    return _without_constant_setting(shown[columns])
+
+
+def _best(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
+    found = best(trials).rename(columns={"low": "gap_low", "high": "gap_high"})
+    return found.drop(columns=["task", "point", "point_sync"])
+
+
+def _spikes(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
+    found = spikes(trials).rename(columns={"low": "mean_height_low", "high": "mean_height_high"})
+    return _without_constant_setting(found.drop(columns="point"))
+
+
+def _overhead(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
+    return overhead(trials)
+
+
+def _without_constant_setting(table: pd.DataFrame) -> pd.DataFrame:
+    """Columns that are shown only if they tell rows apart."""
+    candidates = ("setting", "num_stages", "num_microbatches")
+    constant = [name for name in candidates if name in table and table[name].nunique() <= 1]
+    return table.drop(columns=constant)
+
+
+GAP_WORDS = (
+    "Gap: final validation loss of the arm minus that of sync, same point and seed, nats a token; "
+    "mean over n pairs that both completed [95 % interval]. diverged: pairs in which only the arm "
+    "did."
+)
+
+TABLES = (
+    Table(
+        "table1_2_losses",
+        "Final losses and gaps of each optimizer",
+        losses,
+        lambda scale: f"{GAP_WORDS} {note(scale)}",
+        source="tables 1, 2 (360M)",
+        sweeps=("main", "optimizers", "synchronous_start"),
+    ),
+    Table(
+        "table3_horizon",
+        "Final losses at the longest horizon",
+        longest,
+        lambda scale: f"{GAP_WORDS} The paper's, a 10B mixture of experts, is not trained here.",
+        source="table 3 (10B MoE)",
+        sweeps=("horizon",),
+    ),
+    Table(
+        "best_over_grid",
+        "The best setting of each arm against the best one of sync",
+        _best,
+        lambda scale: (
+            "gap: each setting chosen for each seed on the other seeds, and compared on "
+            "that one; gap_same_seeds: chosen and compared on the same seeds, which flatters."
+        ),
+        source="figure 13",
+        sweeps=("batch_size", "learning_rate", "model_size"),
+    ),
+    Table(
+        "tableF_overhead",
+        "Memory and speed beside sync",
+        _overhead,
+        lambda scale: (
+            "Medians over the trials; ratios: median over pairs of the same point, seed "
+            "and device. Trials that ran beside others share the machine: their speed says little."
+        ),
+        source="appendix F",
+        sweeps=("main", "optimizers"),
+    ),
+    Table(
+        "spikes",
+        "The loss where the delay is switched on",
+        _spikes,
+        lambda scale: (
+            "height: largest mean of the train loss over 10 updates after the switch, "
+            "minus that before it; recovery: updates until it is back."
+        ),
+    ),
+    Table(
+        "gaps",
+        "Every gap",
+        all_gaps,
+        lambda scale: (
+            f"{GAP_WORDS} removed: share of the plain gap that the correction removes "
+            "(Fieller), where the plain gap's interval excludes 0."
+        ),
+    ),
+)

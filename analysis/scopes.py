@@ -1,0 +1,102 @@
+"""Which trials of a store a part of its report is about, by what the records of sweeps say."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pandas as pd
+
+from analysis.paired import gaps
+from analysis.records import Record
+
+DONE = ("completed", "diverged")
+
+
+class View(NamedTuple):
+    """Trials that are looked at together, and their gaps."""
+
+    trials: pd.DataFrame
+    gaps: pd.DataFrame
+
+
+@dataclass
+class Views:
+    """Parts of a store, each looked at once: many figures are of the same trials."""
+
+    store: pd.DataFrame
+    _known: dict[frozenset[str], View] = field(default_factory=dict)
+
+    def of(self, trial_ids: frozenset[str]) -> View:
+        """These trials, as far as the store has them."""
+        trials = self.store[self.store["trial_id"].isin(trial_ids)]
+        found = frozenset(trials["trial_id"])
+        if found not in self._known:
+            self._known[found] = View(trials, gaps(trials))
+        return self._known[found]
+
+    def whole(self) -> View:
+        """All of the store."""
+        return self.of(frozenset(self.store["trial_id"]))
+
+
+@dataclass(frozen=True)
+class Scope:
+    """A part of a report: the trials `trial_ids`, and those that `records` compare.
+
+    `folder`: of its files, within that of the report. `scale`: empty where no record tells.
+    """
+
+    title: str
+    folder: str
+    trial_ids: frozenset[str]
+    views: Views
+    records: Sequence[Record] = ()
+    scale: str = ""
+    general: bool = True
+    """Whether figures and tables of any trials are of all of its trials; else of a sweep each."""
+
+    def of_sweeps(self, sweeps: Collection[str]) -> View | None:
+        """What the reports of these sweeps compare, taken together; None without a record."""
+        named = [record for record in self.records if record.sweep in sweeps]
+        return self.of_records(named) if named else None
+
+    def of_records(self, records: Sequence[Record]) -> View:
+        """The trials that these sweeps compare."""
+        return self.views.of(_compared(records))
+
+    def whole(self) -> View:
+        """All of its trials."""
+        return self.views.of(self.trial_ids)
+
+
+def scopes(views: Views, records: Sequence[Record]) -> list[Scope]:
+    """A scope for each scale, the costliest first, and one for the trials of no record."""
+    known = frozenset().union(*(record.trials for record in records))
+    rest = frozenset(views.store["trial_id"]) - known
+    no_sweep = [Scope("Trials of no sweep", "", rest, views)] if rest else []
+    return [*_by_scale(views, records), *no_sweep]
+
+
+def of_record(views: Views, record: Record) -> Scope:
+    """The trials that one sweep compares, by figures of any trials and by its own."""
+    return Scope(record.label, "", record.compared, views, [record], record.scale)
+
+
+def _by_scale(views: Views, records: Sequence[Record]) -> Iterator[Scope]:
+    by_scale: dict[str, list[Record]] = {}
+    for record in records:
+        by_scale.setdefault(record.scale, []).append(record)
+    for scale, asked in sorted(by_scale.items(), key=lambda item: -_cost(item[1])):
+        yield Scope(scale, scale, _compared(asked), views, asked, scale, general=False)
+
+
+def _compared(records: Sequence[Record]) -> frozenset[str]:
+    return frozenset().union(*(record.compared for record in records))
+
+
+def _cost(records: Sequence[Record]) -> float:
+    """The most floating-point operations, or else tokens, of a trial."""
+    asked = [trial for record in records for trial in record.trials.values()]
+    return max((trial.flops or float(trial.tokens or 0) for trial in asked), default=0.0)

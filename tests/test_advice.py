@@ -1,0 +1,279 @@
+"""Each verdict follows from its rule, on stores and pipelines worked out by hand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from synthetic_store import config, result, write
+
+from analysis import advise, load
+from analysis.advice import Advice, Costs
+from analysis.advice.same_loss import length_to, loss_after, updates_to
+from analysis.advice.speed import SETTLED, TWO_BUFFERED, batch_time, equal_stages, speed_ups
+from analysis.advice.verdict import GO, STAY, UNDECIDED
+from trainer.errors import BadInput
+from trainer.simulate import simulate
+
+STAGES, MICROBATCHES = st.integers(1, 6), st.integers(1, 8)
+ZB_H1 = 1.125
+"""3m + p − 1 over 3m: the speed-up at p = 4, m = 8 over the faster flushed pipeline."""
+
+
+def add(
+    store: Path, arm: str, losses: list[float | None], updates: int = 400, **correction: float
+) -> None:
+    """A trial a seed; its validation loss falls by 2 nats in a straight line over the run."""
+    for seed, loss in enumerate(losses):
+        trial = config(arm, seed=seed) | {"num_updates": updates}
+        trial["correction"] |= correction
+        changes = {} if loss is None else {"num_updates": updates}
+        write(store, trial, result(trial, loss, **changes), curve=True)
+
+
+def ask(store: Path, stages: int = 4, microbatches: int = 8, **more: Any) -> Advice:
+    more = {"optimizer": "adamw", "stages": stages, "microbatches": microbatches} | more
+    return advise(load(store), **more)
+
+
+# The pipeline
+
+
+@settings(max_examples=40)
+@given(p=STAGES, m=MICROBATCHES)
+def test_equal_stages_gain_the_bubble(p: int, m: int) -> None:
+    """1F1B idles (p − 1) forwards and backwards a batch; ZB-H1 a third of that, if m ≥ p."""
+    m = max(m, p)
+    found = speed_ups(equal_stages(p), m)
+    assert found["1F1B"] == pytest.approx(1 / (1 - (p - 1) / (m + p - 1)))
+    assert found["ZB-H1"] == pytest.approx((3 * m + p - 1) / (3 * m))
+
+
+def test_the_slowest_stage_sets_the_pace_of_2bw() -> None:
+    costs = Costs((1.0, 3.0, 2.0), (2.0, 6.0, 4.0))
+    assert batch_time(TWO_BUFFERED, costs, 4) == pytest.approx(4 * 9)
+
+
+def test_the_steady_state_is_reached_whatever_a_message_and_an_update_take() -> None:
+    costs = Costs((1.0, 2.0, 1.0, 1.0), (2.0, 4.0, 3.0, 2.0), update=0.7, communication=0.9)
+    schedule = TWO_BUFFERED(40, num_stages=4, num_microbatches=5)
+    by_rank = [
+        {"F": f, "B": b, "U": 0.7} for f, b in zip(costs.forward, costs.backward, strict=True)
+    ]
+    spans = [simulate(schedule.operations(0, k), by_rank, 0.9).makespan for k in (20, 40)]
+    assert batch_time(TWO_BUFFERED, costs, 5) == pytest.approx((spans[1] - spans[0]) / 20)
+    assert SETTLED < 20
+
+
+# The loss
+
+
+def test_losses_are_interpolated_between_runs_and_never_beyond() -> None:
+    assert updates_to({100: 3.0, 200: 2.0, 300: 1.0}, 1.5) == 250
+    assert np.isnan(updates_to({100: 3.0, 200: 2.0}, 1.5))
+    assert updates_to({100: 3.0, 200: 2.0}, 3.5) == 100
+    assert length_to({100: 3.0, 400: 1.0}, 2.0) == pytest.approx(200)
+    assert loss_after({100: 3.0, 400: 1.0}, 200) == pytest.approx(2.0)
+    assert np.isnan([loss_after({100: 3.0, 400: 1.0}, at) for at in (99, 401)]).all()
+
+
+def test_faster_and_no_worse_in_the_same_time_is_a_go(tmp_path: Path) -> None:
+    """450 updates in the time of 400: between runs of 400 and 500, in logarithms, on a line that
+    lies above what runs of 450 would give."""
+    add(tmp_path, "sync", [1.00, 1.01, 1.02])
+    add(tmp_path, "delay", [1.02, 1.03, 1.05])
+    add(tmp_path, "delay", [0.92, 0.93, 0.94], updates=500)
+    found = ask(tmp_path)
+    at = found.same_time["ZB-H1"]
+    share = np.log(450 / 400) / np.log(500 / 400)
+    gaps = np.array([0.02, 0.02, 0.03]) + share * np.array([-0.10, -0.10, -0.11])
+    expected = stats.ttest_1samp(gaps, 0).confidence_interval(0.95)
+    assert found.verdict.word == found.verdicts["ZB-H1"].word == GO
+    assert (at.updates, at.n, at.gap) == pytest.approx((450, 3, gaps.mean()))
+    assert at.interval == pytest.approx((expected.low, expected.high))
+    # Means: 1.0333 at 400, 0.93 at 500; sync ends at 1.01.
+    needed = 400 * (500 / 400) ** (0.07 / 3 / (0.31 / 3))
+    assert found.same_loss is not None
+    assert (found.same_loss.loss, found.same_loss.updates) == pytest.approx((1.01, needed))
+    assert f"same loss: 1.0100 after {needed:.0f} updates to 400, " in str(found)
+    assert f"{needed / 450:.2f} of ZB-H1's time" in str(found)
+    # 550 updates were not run, and are not extrapolated.
+    assert np.isnan(found.same_time["1F1B"].gap)
+
+
+def test_slower_to_the_same_loss_is_a_stay(tmp_path: Path) -> None:
+    add(tmp_path, "sync", [1.00, 1.01, 1.02])
+    add(tmp_path, "delay", [1.30, 1.32, 1.32])
+    add(tmp_path, "delay", [1.20, 1.21, 1.22], updates=450)
+    found = ask(tmp_path)
+    assert found.verdict.word == STAY
+    assert found.same_time["ZB-H1"].gap == pytest.approx(0.2)
+    assert "by sync's curve, a rough guide" in str(found)
+
+
+def test_an_interpolation_decides_nothing_in_favour_of_the_side_that_it_flatters(
+    tmp_path: Path,
+) -> None:
+    """The same gap at the same time, on a line between runs of other lengths on either side."""
+    stay, go = tmp_path / "stay", tmp_path / "go"
+    for store, low, high in ((stay, 1.20, 1.0), (go, 1.9, 1.0)):
+        add(store, "sync", [low, low + 0.01, low + 0.02], updates=200)
+        add(store, "sync", [high, high + 0.01, high + 0.02])
+        add(store, "delay", [1.10, 1.12, 1.13])
+    # Sync after 400 / 1.125 updates by hand: 1.20 and 1.9 less 0.83 of the way to 1.0.
+    assert ask(stay).same_time["ZB-H1"].gap == pytest.approx(1.1167 - (1.21 - 0.83 * 0.2), abs=1e-3)
+    assert ask(stay).verdict.word == STAY  # sync's true loss is lower still
+    lower = ask(go, updates=400).same_time["ZB-H1"]
+    assert lower.interval[1] < 0
+    assert ask(go, updates=400).verdict.word == UNDECIDED
+    assert ask(go, updates=400).verdict.settle["num_updates"] == 450
+
+
+def test_sync_runs_of_the_same_time_compare_as_well(tmp_path: Path) -> None:
+    """To what a sync run of 355 updates reaches, the delayed one has time for 400."""
+    add(tmp_path, "sync", [1.0, 1.01, 1.02])
+    add(tmp_path, "sync", [1.2, 1.21, 1.22], updates=355)
+    add(tmp_path, "delay", [1.10, 1.12, 1.13])
+    found = ask(tmp_path)
+    at = found.same_time["ZB-H1"]
+    assert (at.updates, at.sync_updates) == pytest.approx((400, 400 / 1.125))
+    assert at.lengths == [355, 400]
+    assert found.verdict.word == GO
+    assert found.same_loss is not None
+    assert found.same_loss.measured
+    assert 355 < found.same_loss.sync_updates < 400
+
+
+def test_an_interval_that_holds_zero_asks_for_seeds(tmp_path: Path) -> None:
+    add(tmp_path, "sync", [1.00, 1.01, 1.02])
+    add(tmp_path, "delay", [1.05, 1.05, 1.05])
+    add(tmp_path, "delay", [0.94, 0.97, 1.01], updates=450)
+    found = ask(tmp_path)
+    assert found.verdict.word == UNDECIDED
+    # Differences of −0.06, −0.04, −0.01: t(0.975, 4) = 2.776 times 0.0252 / √5 is 0.031 < 0.0367,
+    # t(0.975, 3) = 3.182 times 0.0252 / √4 is 0.040.
+    assert found.verdict.settle["seeds"] == [0, 1, 2, 3, 4]
+    assert found.verdict.settle["grid.num_updates"] == [400, 450]
+    assert re.search(r"python -m sweeps sweep=main .*'seeds=\[0,1,2,3,4\]'", str(found))
+
+
+def test_without_longer_runs_a_small_gap_is_not_decided(tmp_path: Path) -> None:
+    add(tmp_path, "sync", [1.00, 1.01, 1.02])
+    add(tmp_path, "delay", [1.02, 1.04, 1.05])
+    found = ask(tmp_path)
+    assert found.verdict.word == UNDECIDED
+    assert found.verdict.settle["num_updates"] == 450
+    assert "num_updates=450" in str(found)
+
+
+def test_the_loss_curve_of_sync_is_a_guide_where_no_runs_are(tmp_path: Path) -> None:
+    """Sync falls 2 nats in a line: it has a loss that is 0.4 higher after 1 − 0.4 / 2 of its
+    updates. That is no verdict: its learning rate differs from that of a run so short."""
+    add(tmp_path, "sync", [1.0, 1.1, 1.2])
+    add(tmp_path, "delay", [1.4, 1.5, 1.6])
+    found = ask(tmp_path)
+    assert found.same_loss is not None
+    assert (found.same_loss.updates, found.same_loss.sync_updates) == pytest.approx((400, 320))
+    assert not found.same_loss.measured
+    assert f"{1.25 / ZB_H1:.2f} of ZB-H1's time" in str(found)
+    assert found.verdict.word == UNDECIDED
+
+
+def test_a_gap_below_zero_is_a_go(tmp_path: Path) -> None:
+    """The delayed run falls 2 nats in a line: it is where sync ends after 1 − 0.1 / 2 of it."""
+    add(tmp_path, "sync", [1.0, 1.0, 1.0])
+    add(tmp_path, "delay", [0.9, 0.9, 0.9])
+    found = ask(tmp_path)
+    assert found.verdict.word == GO
+    assert found.same_loss is not None
+    assert found.same_loss.updates == pytest.approx(400 * 0.95)
+
+
+def test_a_pipeline_without_a_bubble_gains_nothing(tmp_path: Path) -> None:
+    add(tmp_path, "sync", [1.0, 1.0, 1.0])
+    add(tmp_path, "delay", [0.9, 0.9, 0.9])
+    assert ask(tmp_path, stages=1).verdict.word == STAY
+
+
+def test_a_delay_that_diverged_alone_is_a_stay(tmp_path: Path) -> None:
+    add(tmp_path, "sync", [1.0, 1.0, 1.0])
+    add(tmp_path, "delay", [0.9, None, 0.9])
+    found = ask(tmp_path)
+    assert found.verdict.word == STAY
+    assert "delay in 1 of 3" in found.verdict.why
+
+
+@pytest.mark.parametrize("losses", [{"sync": [1.0], "delay": [0.5]}, {"sync": [1.0, 1.0]}, {}])
+def test_fewer_than_two_pairs_decide_nothing(tmp_path: Path, losses: dict[str, Any]) -> None:
+    write(tmp_path, config("sync", seed=9), None)
+    for arm, of_seeds in losses.items():
+        add(tmp_path, arm, of_seeds)
+    found = ask(tmp_path)
+    assert found.verdict.word == UNDECIDED
+    assert "python -m sweeps sweep=main scale=SCALE 'grid.optimizer=[adamw]'" in str(found)
+
+
+# The coefficient of Error Feedback
+
+
+@pytest.mark.parametrize(
+    ("feedback", "chosen"),
+    [
+        ({0.5: [1.2, 1.22, 1.2], 1.0: [1.1, 1.12, 1.1]}, 1.0),
+        ({0.5: [1.1, 1.12, 1.1], 1.0: [1.2, 1.22, 1.2]}, 0.5),
+        ({1.0: [1.0, 1.6, 1.1]}, 0.0),  # removes a share whose interval holds 0
+        ({0.5: [1.2, 1.22, 1.2], 1.0: [1.1, 1.1, None]}, 0.5),
+        ({}, 0.0),
+    ],
+    ids=["1", "a half", "not shown", "1 diverged", "none"],
+)
+def test_the_coefficient_of_the_smallest_gap_that_is_shown_to_help(
+    tmp_path: Path, feedback: dict[float, list[float | None]], chosen: float
+) -> None:
+    add(tmp_path, "sync", [1.0, 1.01, 1.0])
+    add(tmp_path, "delay", [1.4, 1.42, 1.41])
+    for coefficient, losses in feedback.items():
+        add(tmp_path, "delay_ef", losses, coefficient=coefficient)
+    found = ask(tmp_path)
+    assert found.gap is not None
+    assert found.gap.coefficient == chosen
+    said = "not enough data" if chosen == 0 else f"{chosen:g} (smallest mean gap"
+    assert f"λ of Error Feedback: {said}" in str(found)
+
+
+# Which trials
+
+
+def test_the_longest_training_that_can_be_decided_is_shown(tmp_path: Path) -> None:
+    for updates, level in ((200, 2.0), (400, 1.0)):
+        add(tmp_path, "sync", [level, level + 0.01], updates=updates)
+        add(tmp_path, "delay", [level + 0.02, level + 0.03], updates=updates)
+    decided = ask(tmp_path).evidence
+    assert decided is not None
+    assert decided.updates == 200  # 225 updates lie between 200 and 400, and end lower
+    longest = ask(tmp_path, updates=400)
+    assert longest.evidence is not None
+    assert (longest.evidence.updates, longest.verdict.word) == (400, UNDECIDED)
+    with pytest.raises(BadInput, match=r"updates=300: .*\(400, 200\)"):
+        ask(tmp_path, updates=300)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"optimizer": "muon"}, r"optimizer=muon: .*\(adamw\)"),
+        ({"microbatches": 2}, r"microbatches=2: .*at least stages - 1 = 3"),
+        ({"stages": 0}, "stages=0: must be 1 or more"),
+        ({"microbatches": 10**6}, "microbatches=1000000: must be 4096 at most"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path: Path, asked: dict[str, Any], message: str) -> None:
+    add(tmp_path, "sync", [1.0])
+    with pytest.raises(BadInput, match=message):
+        ask(tmp_path, **asked)

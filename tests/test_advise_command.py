@@ -1,0 +1,99 @@
+"""`python -m analysis advise` answers in text and JSON, and says in a line what it cannot use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic_store import write_arms
+
+from analysis.__main__ import main
+from analysis.commands import COMMANDS, advise
+from trainer.errors import BadInput
+
+ASKED = {"optimizer": "muon", "stages": "4", "microbatches": "8"}
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    losses: dict[str, list[float | None]] = {
+        "sync": [1.00, 1.01, 1.02],
+        "delay": [1.20, 1.22, 1.23],
+        "delay_ef": [0.90, 0.92, 0.91],
+    }
+    write_arms(tmp_path, losses, optimizer="muon")
+    return tmp_path
+
+
+def answer(capsys: pytest.CaptureFixture[str], results: Path, **more: str) -> str:
+    assert advise.main(ASKED | {"results": str(results)} | more) == 0
+    return capsys.readouterr().out
+
+
+def test_the_first_line_is_the_verdict(capsys: pytest.CaptureFixture[str], results: Path) -> None:
+    first, *rest = answer(capsys, results).splitlines()
+    assert first == "muon, 4 stages, 8 microbatches: go asynchronous (against ZB-H1)"
+    assert any("recommended λ of Error Feedback: 1 " in line for line in rest)
+
+
+def test_json_says_the_same(capsys: pytest.CaptureFixture[str], results: Path) -> None:
+    found: dict[str, Any] = json.loads(answer(capsys, results, format="json"))
+    assert found["verdict"]["word"] == "go asynchronous"
+    assert found["speed_ups"] == pytest.approx({"1F1B": 11 / 8, "ZB-H1": 27 / 24})
+    assert found["gap"]["gap"] == pytest.approx(-0.1)
+    assert found["same_time"]["1F1B"]["gap"] is None  # NaN is not JSON
+
+
+def test_costs_of_the_stages_change_the_speed(
+    capsys: pytest.CaptureFixture[str], results: Path
+) -> None:
+    """A stage of twice the work: 2BW takes m times its forward and backward, 1F1B a pass more."""
+    more = {"stages": "2", "microbatches": "4", "forward": "1,2", "backward": "2,4"}
+    found = json.loads(answer(capsys, results, format="json", **more))
+    assert found["speed_ups"]["1F1B"] == pytest.approx((4 * 6 + 3) / (4 * 6))
+    assert "the costs that were given" in answer(capsys, results, **more)
+
+
+def test_columns_select_the_trials(results: Path) -> None:
+    with pytest.raises(BadInput, match="optimizer=muon: must be one that there are trials of"):
+        advise.main(ASKED | {"results": str(results), "batch_size": "32"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("stages", "four"),
+        ("microbatches", "2"),
+        ("format", "xml"),
+        ("forward", "1,2"),
+        ("forward", "0"),
+        ("communication", "-1"),
+        ("updates", "399"),
+        ("results", "/no/such/folder"),
+        ("optimiser.lr", "1"),
+    ],
+)
+def test_bad_input_names_its_key(results: Path, key: str, value: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        advise.main(ASKED | {"results": str(results), key: value})
+    assert str(caught.value).startswith(f"{key}={value}: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("words", [[], ["optimizer=muon"], ["stages=4", "microbatches=4"], ["x"]])
+def test_what_is_missing_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert main(["advise", *words]) == 2
+    said = capsys.readouterr()
+    assert (said.out, len(said.err.splitlines())) == ("", 1)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_help(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    assert "results" in capsys.readouterr().out

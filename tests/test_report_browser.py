@@ -1,0 +1,126 @@
+"""The page in a browser: no error, every chart is drawn, tables sort, a phone can read it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from synthetic_store import write_arms
+from test_report_page import LOSSES, ids, record
+
+from analysis.report import report
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="no chromium and chromedriver on the PATH"
+)
+SECONDS = 120
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The page of a store with a record and trials of no sweep, all of its charts drawn."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    folder = tmp_path_factory.mktemp("report")
+    write_arms(folder / "results", LOSSES)
+    write_arms(folder / "results", {"sync": [1.0, 1.1], "delay": [1.1, None]}, optimizer="muon")
+    record(folder / "results", "optimizers", "tiny", ids(folder / "results"))
+    write_arms(folder / "results", LOSSES, optimizer="soap")
+    report(folder / "results", folder / "out")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    try:
+        driver.get((folder / "out" / "index.html").as_uri())
+        drawn = "return document.body.dataset.drawn"
+        WebDriverWait(driver, SECONDS).until(lambda page: page.execute_script(drawn))
+        yield driver
+    finally:
+        driver.quit()
+
+
+def resize(browser: Any, width: int) -> None:
+    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def test_the_console_has_no_error(browser: Any) -> None:
+    messages = browser.get_log("browser")
+    assert not [message for message in messages if message["level"] == "SEVERE"], messages
+
+
+def test_every_chart_has_marks(browser: Any) -> None:
+    num_marks = browser.execute_script(
+        "return [...document.querySelectorAll('.panel')].map(panel =>"
+        " panel.querySelectorAll('svg [class*=mark-] > *:not(g)').length)"
+    )
+    assert len(num_marks) >= 4
+    assert min(num_marks) > 3
+
+
+def test_a_click_on_a_header_sorts_and_another_turns_it_round(browser: Any) -> None:
+    table = "[...document.querySelectorAll('.table')].find(t => t.innerText.includes('Every gap'))"
+    values = (
+        f"return [...{table}.querySelectorAll('tbody tr')].map(row =>"
+        " JSON.parse(row.cells[arguments[0]].dataset.values)[0])"
+    )
+    names = browser.execute_script(
+        f"return [...{table}.querySelectorAll('th')].map(th => th.textContent)"
+    )
+    for name in ("gap", "arm", "removed"):
+        column = names.index(name)
+        click = f"{table}.querySelectorAll('th')[{column}].click()"
+        browser.execute_script(click)
+        up = browser.execute_script(values, column)
+        known = [value for value in up if value is not None]
+        assert known == sorted(known)
+        assert up == known + [None] * (len(up) - len(known)), "what is missing comes last"
+        browser.execute_script(click)
+        down = [value for value in browser.execute_script(values, column) if value is not None]
+        assert down == sorted(known, reverse=True)
+
+
+def test_a_table_is_copied_as_csv_and_latex(browser: Any) -> None:
+    for form, start in (("csv", "optimizer,"), ("latex", "\\begin{tabular}{l")):
+        text = browser.execute_script(
+            f"return FORMS.{form}(document.querySelector('.table table'))"
+        )
+        assert text.startswith(start)
+        assert "adamw" in text
+    assert "delay\\_ef" in text
+
+
+def test_a_point_says_which_trial_it_is(browser: Any) -> None:
+    """The words of a tooltip are those of the marks' data."""
+    found = browser.execute_script(
+        "return [...document.querySelectorAll('.panel script')].map(s => s.textContent).join()"
+    )
+    assert '"trial_id"' in found
+    assert '"tooltip"' in found
+
+
+@pytest.mark.parametrize("width", [380, 800, 1400])
+def test_the_page_never_scrolls_sideways(browser: Any, width: int) -> None:
+    resize(browser, width)
+    page, window = browser.execute_script(
+        "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+    )
+    assert page <= window
+
+
+def test_charts_fit_a_phone(browser: Any) -> None:
+    resize(browser, 380)
+    widths = browser.execute_async_script(
+        "const done = arguments[0], width = (svg) => svg.getBoundingClientRect().width;"
+        "setTimeout(() => done([...document.querySelectorAll('.chart svg')].map(width)), 500)"
+    )
+    assert max(widths) <= 380
+    assert min(widths) > 200
