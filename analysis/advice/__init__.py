@@ -108,7 +108,7 @@ def _speed_ups(stages: int, microbatches: int, costs: Costs) -> dict[str, float]
 def _of(df: pd.DataFrame, optimizer: str) -> pd.DataFrame:
     known = sorted({*df["optimizer"].dropna()})
     if optimizer not in known:
-        allowed = f"must be one that there are trials of ({', '.join(known) or 'there are none'})"
+        allowed = f"must be one that there are trials of ({', '.join(known) or 'none: python -m sweeps runs some'})"
         raise BadInput("optimizer", optimizer, allowed)
     return df[df["optimizer"] == optimizer]
 
