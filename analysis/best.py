@@ -29,7 +29,7 @@ def best(df: pd.DataFrame) -> pd.DataFrame:
     one: without bias, down to two seeds. A bootstrap that chooses anew in each resample has nothing
     to draw from at n = 3 (measured: it covers 36 to 89 %). The held-out gaps share seeds, and so
     are not independent: their t interval alone is too narrow where several settings are about as
-    good. `low` and `high` hold it and the interval of the same seeds. Measured (tests): 94 % or
+    good. `low` and `high` hold it and the interval of the same seeds. Measured: 94 % or
     more at n = 3 on any grid, 92 % at n = 5; 87 % for 10 seeds and 25 settings that are all alike.
 
     The grid: points of one task (see tasks.py) at which both arms have a result for each of the

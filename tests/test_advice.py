@@ -103,8 +103,9 @@ def test_faster_and_no_worse_in_the_same_time_is_a_go(tmp_path: Path) -> None:
     assert (found.same_loss.loss, found.same_loss.updates) == pytest.approx((1.01, needed))
     assert f"same loss: 1.0100 after {needed:.0f} updates to 400, " in str(found)
     assert f"{needed / 450:.2f} of ZB-H1's time" in str(found)
-    # 550 updates were not run, and are not extrapolated.
+    # 550 updates were not run, and are not extrapolated; but 1F1B is slower than ZB-H1.
     assert np.isnan(found.same_time["1F1B"].gap)
+    assert found.verdicts["1F1B"].word == GO
 
 
 def test_slower_to_the_same_loss_is_a_stay(tmp_path: Path) -> None:

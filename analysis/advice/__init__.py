@@ -12,7 +12,7 @@ from analysis.advice.evidence import Evidence, Gap, evidence
 from analysis.advice.race import SameLoss, SameTime, same_loss, same_time
 from analysis.advice.speed import Costs, equal_stages, fastest, speed_ups
 from analysis.advice.text import text
-from analysis.advice.verdict import UNDECIDED, Verdict, recommended, verdict, without_gap
+from analysis.advice.verdict import GO, UNDECIDED, Verdict, recommended, verdict, without_gap
 from analysis.paired import gaps
 from trainer.errors import BadInput
 
@@ -83,6 +83,8 @@ def _answer(found: Evidence | None, speeds: Mapping[str, float]) -> dict[str, An
     verdicts = {
         name: verdict(gap, at[name], speed_up, found.updates) for name, speed_up in speeds.items()
     }
+    if verdicts[fastest(speeds)].word == GO:  # what beats the fastest beats them all
+        verdicts = dict.fromkeys(speeds, verdicts[fastest(speeds)])
     return {
         "evidence": found,
         "gap": gap,
@@ -108,7 +110,8 @@ def _speed_ups(stages: int, microbatches: int, costs: Costs) -> dict[str, float]
 def _of(df: pd.DataFrame, optimizer: str) -> pd.DataFrame:
     known = sorted({*df["optimizer"].dropna()})
     if optimizer not in known:
-        allowed = f"must be one that there are trials of ({', '.join(known) or 'there are none'})"
+        names = ", ".join(known) or "none: python -m sweeps runs some"
+        allowed = f"must be one that there are trials of ({names})"
         raise BadInput("optimizer", optimizer, allowed)
     return df[df["optimizer"] == optimizer]
 
