@@ -23,7 +23,7 @@ def mean_interval(values: Values, generator: np.random.Generator) -> Interval:
     if len(values) < 2:
         return UNKNOWN
     if len(values) < BOOTSTRAP_FROM:
-        half = _quantile(len(values)) * float(stats.sem(values))
+        half = quantile(len(values)) * float(stats.sem(values))
         return float(np.mean(values)) - half, float(np.mean(values)) + half
     resampled = stats.bootstrap(
         (values,),
@@ -46,7 +46,7 @@ def ratio_interval(numerator: Values, denominator: Values) -> Interval:
     n = len(numerator)
     if n < 2:
         return UNKNOWN
-    (var_n, cov), (_, var_d) = np.cov(numerator, denominator) * _quantile(n) ** 2 / n
+    (var_n, cov), (_, var_d) = np.cov(numerator, denominator) * quantile(n) ** 2 / n
     mean_n, mean_d = np.mean(numerator), np.mean(denominator)
     # (mean_n − r mean_d)² ≤ var_n − 2 r cov + r² var_d, a quadratic inequality in r.
     a, b, c = mean_d**2 - var_d, mean_n * mean_d - cov, mean_n**2 - var_n
@@ -68,5 +68,6 @@ def excludes_zero(interval: Interval) -> bool:
 
 
 @cache
-def _quantile(n: int) -> float:
+def quantile(n: int) -> float:
+    """Half the width of the interval of a mean of n values (n > 1), in standard errors."""
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1))

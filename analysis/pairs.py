@@ -75,7 +75,9 @@ def _refuse_mixed_data(trials: pd.DataFrame) -> None:
 
 def _warn_of_mixed(paired: pd.DataFrame) -> None:
     for key in MADE_BY:
-        own, partner = paired[key].astype(str), paired[f"{key}_sync"].astype(str)
+        own, partner = (
+            paired[name].astype("string").fillna("unknown") for name in (key, f"{key}_sync")
+        )
         mixed = own != partner
         if mixed.any():
             example = f"{own[mixed].iloc[0]} and {partner[mixed].iloc[0]}"

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize, stats
 
-from analysis.intervals import CONFIDENCE
+from analysis.intervals import CONFIDENCE, quantile
 from analysis.pairs import VARIANT, pairs
 from analysis.store import load
 
@@ -23,13 +23,13 @@ POWER = 0.8
 
 
 class Spread(NamedTuple):
-    """Of an arm's paired gaps around the mean of their point, pooled over its points."""
+    """Of an optimizer's paired gaps around the mean of their point and arm, pooled over these."""
 
     sd: float
     """Nats per token."""
     num_pairs: int
-    num_points: int
-    """Those with two pairs or more."""
+    num_means: int
+    """Points and arms with two pairs or more."""
 
 
 def detectable_gap(sd: float, n: int) -> float:
@@ -37,7 +37,7 @@ def detectable_gap(sd: float, n: int) -> float:
     power (noncentral t); infinite for n < 2."""
     if n < 2:
         return math.inf
-    critical = _quantile(n)
+    critical = quantile(n)
 
     def excess(shift: float) -> float:
         """Power beyond the wanted one, at a true mean of `shift` standard errors.
@@ -54,13 +54,13 @@ def seeds_needed(sd: float, half_width: float) -> int:
     """The smallest n of which the 95 % interval is at most `half_width` (> 0) to each side, where
     the pairs have the standard deviation `sd`."""
     n = max(2, math.ceil((stats.norm.ppf((1 + CONFIDENCE) / 2) * sd / half_width) ** 2))
-    while _quantile(n) * sd / math.sqrt(n) > half_width:
+    while quantile(n) * sd / math.sqrt(n) > half_width:
         n += 1
     return n
 
 
 def spreads(results: Path, trial_ids: Collection[str]) -> dict[str, Spread]:
-    """By arm, of these trials of a store; an arm without two pairs at a point is left out.
+    """By optimizer, of these trials of a store; one without two pairs of an arm is left out.
 
     Raises as `load` and `pairs` do; what they warn of is left to the report.
     """
@@ -70,17 +70,13 @@ def spreads(results: Path, trial_ids: Collection[str]) -> dict[str, Spread]:
         if trials.empty:
             return {}
         found = pairs(trials)
-    groups = found.groupby(["arm", "optimizer", "point", *VARIANT])["gap"].agg(["var", "count"])
+    groups = found.groupby(["optimizer", "arm", "point", *VARIANT])["gap"].agg(["var", "count"])
     several = groups[groups["count"] > 1]
     return {
-        str(arm): Spread(
-            float(np.sqrt(np.average(of_arm["var"], weights=of_arm["count"] - 1))),
-            int(of_arm["count"].sum()),
-            len(of_arm),
+        str(optimizer): Spread(
+            float(np.sqrt(np.average(own["var"], weights=own["count"] - 1))),
+            int(own["count"].sum()),
+            len(own),
         )
-        for arm, of_arm in several.groupby("arm")
+        for optimizer, own in several.groupby("optimizer")
     }
-
-
-def _quantile(n: int) -> float:
-    return float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1))

@@ -19,7 +19,7 @@ from analysis.provenance import makers, provenance
 from analysis.records import Record, records
 from analysis.scopes import Scope, Views, of_record, scopes
 from analysis.store import load
-from analysis.tables import gap_table
+from analysis.tables import gap_table, printed_gaps
 from trainer.atomic import write_atomically
 from trainer.errors import BadInput
 
@@ -161,7 +161,7 @@ def _text(
     out: Path,
 ) -> str:
     nothing = f"no trials in {results} yet: python -m sweeps or python -m trainer makes them"
-    shown = gap_table(table, width=_terminal_width()) if (table["pairs"] > 0).any() else ""
+    shown = printed_gaps(table, _terminal_width())
     parts = [nothing if trials.empty else shown, *_told(page.chapters), *remarks, page.cost]
     return "\n".join([*filter(None, parts), f"in {out}: index.html, with figures and tables"])
 

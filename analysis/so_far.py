@@ -8,7 +8,7 @@ from pathlib import Path
 
 from analysis.paired import gaps
 from analysis.store import load
-from analysis.tables import gap_table
+from analysis.tables import printed_gaps
 
 
 def gaps_so_far(results: Path, trial_ids: Collection[str], width: int | None) -> str:
@@ -22,4 +22,4 @@ def gaps_so_far(results: Path, trial_ids: Collection[str], width: int | None) ->
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         table = gaps(load(results, trial_ids))
-    return gap_table(table, width=width) if (table["pairs"] > 0).any() else ""
+    return printed_gaps(table, width)

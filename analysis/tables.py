@@ -16,14 +16,13 @@ Cells = Mapping[Hashable, Any]
 
 WIDTH_OF_FILES = 10_000
 """Columns; wide enough that no cell of a Markdown table is broken."""
+MAX_PRINTED = 60
+"""Rows of a table that a terminal or a log is given."""
 
 
-def gap_text(row: Cells, separator: str = " ", digits: int = 4) -> str:
+def gap_text(row: Cells) -> str:
     """`+0.2380 [+0.2120, +0.2640]`; `+0.2380 n=1` for a single pair; `—` for none."""
-    if row["n"] == 0:
-        return "—"
-    form = f"+.{digits}f"
-    return f"{row['gap']:{form}}{separator}{_interval(row, 'low', 'high', form)}"
+    return f"{row['gap']:+.4f} {_interval(row, 'low', 'high', '+.4f')}" if row["n"] else "—"
 
 
 def diverged_text(row: Cells) -> str:
@@ -77,3 +76,11 @@ def gap_table(gaps: pd.DataFrame, *, width: int | None = None) -> str:
     buffer = io.StringIO()
     Console(file=buffer, width=width or WIDTH_OF_FILES, markup=False, highlight=False).print(table)
     return "\n".join(line.rstrip() for line in buffer.getvalue().strip("\n").splitlines())
+
+
+def printed_gaps(gaps: pd.DataFrame, width: int | None) -> str:
+    """`gap_table`, or in words that it is too long to print; empty while there is no pair."""
+    num_rows = int((gaps["pairs"] > 0).sum())
+    if num_rows > MAX_PRINTED:
+        return f"{num_rows} gaps: too many to print, the report has them"
+    return gap_table(gaps, width=width) if num_rows else ""

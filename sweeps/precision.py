@@ -24,10 +24,9 @@ def precision(results: Path, sweep: Standing) -> str:
             f"{in_sd}; no sd of paired gaps is measured here yet "
             f"(half a sd as the interval's half-width needs {seeds_needed(1, 0.5)} seeds)"
         )
-    arms = [
-        f"{arm} {detectable_gap(spread.sd, n):.2g} (sd {spread.sd:.2g} of {spread.num_pairs} pairs "
-        f"at {spread.num_points} points; {seeds_needed(spread.sd, HALF_WIDTH)} seeds for "
-        f"±{HALF_WIDTH:g})"
-        for arm, spread in found.items()
+    optimizers = [
+        f"{optimizer} {detectable_gap(spread.sd, n):.2g} (sd {spread.sd:.2g} of {spread.num_pairs} "
+        f"pairs; {seeds_needed(spread.sd, HALF_WIDTH)} seeds for ±{HALF_WIDTH:g})"
+        for optimizer, spread in found.items()
     ]
-    return f"{in_sd}; by what is measured here, in nats a token: {', '.join(arms)}"
+    return f"{in_sd}; by what is measured here, in nats a token: {', '.join(optimizers)}"

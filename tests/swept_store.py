@@ -91,11 +91,15 @@ def write_sweep(
     seeds: int = 2,
     arms: Iterable[str] | None = None,
     diverged: str = "",
+    num_points: int | None = None,
 ) -> None:
-    """Trials of a sweep; of `arms` alone, and those of the arm `diverged` did."""
+    """Trials of a sweep, at its first `num_points`; of `arms` alone, and those of the arm
+    `diverged` did."""
     points, every_arm = SWEEPS[sweep]
     shown = every_arm if arms is None else arms
-    for number, (optimizer, (place, point)) in enumerate(product(optimizers, enumerate(points))):
+    for number, (optimizer, (place, point)) in enumerate(
+        product(optimizers, enumerate(points[:num_points]))
+    ):
         for (rank, arm), seed in product(enumerate(shown), range(seeds)):
             settings, outcome_keys = _settings(arm, optimizer, seed, point)
             gap = 0.1 * (rank > 0) * (1 + number % 3) / (1 + (rank > 1))

@@ -63,7 +63,8 @@ def test_nothing_to_show_is_no_figure(figure: Figure, tmp_path: Path) -> None:
 
 @each
 @pytest.mark.parametrize(
-    "changes", [{"arms": ("sync",)}, {"diverged": "delay"}, {"diverged": "sync"}]
+    "changes",
+    [{"arms": ("sync",)}, {"diverged": "delay"}, {"diverged": "sync"}, {"num_points": 1}],
 )
 def test_a_store_that_lacks_something_is_drawn_or_left_out(
     figure: Figure, changes: dict[str, Any], tmp_path: Path

@@ -61,7 +61,7 @@ def test_a_bar_says_how_many_diverged(tmp_path: Path) -> None:
         put(tmp_path, "sync", [2.0, 2.0, None], lr=rate)
         put(tmp_path, "delay", [2.1, None, 2.1], lr=rate)
     words = {row["words"] for row in rows("fig07", data("fig07", tmp_path)) if "words" in row}
-    assert words == {"+0.100\nn=1\n1 of 2\ndiverged\nsync: 1 of 3\ndiverged"}
+    assert words == {"+0.100\n1 of 2\ndiverged\nsync: 1 of 3\ndiverged"}
 
 
 def test_schedules_are_compared_by_name(tmp_path: Path) -> None:

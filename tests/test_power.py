@@ -47,21 +47,23 @@ def test_so_many_seeds_reach_a_precision_and_one_less_does_not(ratio: float) -> 
     assert n == 2 or not reaches(n - 1)
 
 
-def test_the_spread_of_an_arm_is_pooled_over_its_points(tmp_path: Path) -> None:
-    """Gaps 0.1, 0.3 at one point and 0.2, 0.2, 0.5 at another: squares 0.02 and 0.06, df 1 and 2.
+def test_the_spread_of_an_optimizer_is_pooled_over_its_arms(tmp_path: Path) -> None:
+    """AdamW's gaps 0.1, 0.3 of one arm and 0.2, 0.2, 0.5 of another: squares 0.02 and 0.06, of 1
+    and 2 degrees of freedom.
 
-    What diverged is no pair; an arm with one pair a point has no spread.
+    What diverged is no pair; an optimizer with one pair an arm has no spread.
     """
     synthetic_store.write_arms(
-        tmp_path, {"sync": [2.0, 2.0], "delay": [2.1, 2.3], "delay_ef": [2.1, None]}
+        tmp_path,
+        {"sync": [2.0] * 3, "delay": [2.1, 2.3, None], "delay_ef": [2.2, 2.2, 2.5]},
     )
     synthetic_store.write_arms(
-        tmp_path, {"sync": [3.0, 3.0, 3.0], "delay": [3.2, 3.2, 3.5]}, optimizer="muon"
+        tmp_path, {"sync": [3.0, 3.0], "delay": [3.2, None]}, optimizer="muon"
     )
     everything = [folder.name for folder in (tmp_path / "trials").iterdir()]
-    [(arm, spread)] = spreads(tmp_path, everything).items()
-    assert arm == "delay"
+    [(optimizer, spread)] = spreads(tmp_path, everything).items()
+    assert optimizer == "adamw"
     assert spread.sd == pytest.approx(math.sqrt((0.02 + 0.06) / 3))
-    assert (spread.num_pairs, spread.num_points) == (5, 2)
+    assert (spread.num_pairs, spread.num_means) == (5, 2)
     assert spreads(tmp_path, everything[:1]) == {}
     assert spreads(tmp_path, []) == {}

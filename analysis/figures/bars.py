@@ -11,7 +11,7 @@ import pandas as pd
 from analysis.figures.figure import Chart
 from analysis.figures.marks import legend, rounded, titled
 from analysis.figures.style import Style, arm_styles
-from analysis.tables import diverged_text, gap_text
+from analysis.tables import diverged_text
 
 CAPTION = (
     "bars: means; points: each seed; above: mean gap to sync, its 95 % interval and n",
@@ -140,11 +140,8 @@ def _of_group(rows: pd.DataFrame) -> list[str]:
     lines = []
     for row in arms:
         lines += [str(row["series"])] if len(arms) > 1 else []
-        lines += (
-            gap_text(row, separator="\n", digits=3).replace(", ", ",\n").split("\n")
-            if row["n"]
-            else []
-        )
+        lines += [f"{row['gap']:+.3f}"] if row["n"] else []
+        lines += [f"[{row['low']:+.3f},", f"{row['high']:+.3f}]"] if row["n"] > 1 else []
         lines += [diverged_text(row), "diverged"] if row["diverged"] else [f"n={row['n']}"]
     sync = rows[rows["pairs"].isna()]
     lost = int((sync["status"] == "diverged").sum())

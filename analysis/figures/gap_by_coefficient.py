@@ -25,8 +25,9 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame, correction: str | None = None
     if correction is not None:
         found = found[found["correction"].isin([correction, "none"])]
     panels = [panel.sort_values(IN_PANEL) for panel in _panels(found, settings(trials))]
-    table = pd.concat(panels, ignore_index=True) if panels else found[:0]
-    return table.reindex(columns=COLUMNS)
+    if not panels:
+        return pd.DataFrame(columns=COLUMNS)
+    return pd.concat(panels, ignore_index=True).reindex(columns=COLUMNS)
 
 
 def _panels(found: pd.DataFrame, words: dict[str, str]) -> Iterator[pd.DataFrame]:

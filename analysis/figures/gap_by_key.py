@@ -24,8 +24,9 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
         for optimizer, points in varied(trials).items()
         for panel in _panels(optimizer, points[points.index.isin(found["point"])])
     ]
-    table = pd.concat(panels, ignore_index=True) if panels else found[:0]
-    return table.reindex(columns=COLUMNS)
+    if not panels:
+        return pd.DataFrame(columns=COLUMNS)
+    return pd.concat(panels, ignore_index=True).reindex(columns=COLUMNS)
 
 
 def _panels(optimizer: str, points: pd.DataFrame) -> Iterator[pd.DataFrame]:

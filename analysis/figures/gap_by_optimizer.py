@@ -31,5 +31,5 @@ def _with_optimizers(
 ) -> pd.DataFrame:
     """What the points of a panel have in common beside their optimizer stays in its title."""
     optimizers = trials.drop_duplicates("trial_id").set_index("trial_id")["optimizer"]
-    settings = found["panel"].map(lambda title: "".join(title.partition("\n")[1:]))
+    settings = found["panel"].str.replace(r"^[^\n]*", "", regex=True)
     return found.assign(panel=arms + settings, series=found["trial_id"].map(optimizers))

@@ -11,9 +11,9 @@ import pandas as pd
 
 MARGIN = 0.05
 """Share of the axis that is free beyond the values."""
-LOG_FROM = 10
+LOG_FROM = 5
 """A longer span of swept numbers, largest over smallest, is drawn on a log axis."""
-SYMMETRIC_LOG_FROM = 100
+SYMMETRIC_LOG_FROM = 50
 """As much of gaps, largest over median: small ones would be a flat line on a linear axis."""
 MAX_TICKS = 8
 PLAIN = "abs(datum.value) < 10000 ? '' + datum.value : format(datum.value, '~s')"
