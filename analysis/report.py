@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -46,25 +47,45 @@ def report(results: Path, out: Path, label: str | None = None) -> str:
     return text
 
 
+class _Found(NamedTuple):
+    """What a report is made of."""
+
+    results: Path
+    trials: pd.DataFrame
+    gaps: pd.DataFrame
+    asked: Sequence[Record]
+    parts: Sequence[Scope]
+    remarks: Sequence[str]
+    named: Sequence[str]
+    """The sweeps that are missed where they left no record."""
+
+
 def write_report(results: Path, out: Path, label: str | None = None) -> tuple[str, Page]:
     """As `report`, but for the page."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        views, asked = Views(load(results)), records(results)
-        if label is not None:
-            asked = [_of_label(asked, label)]
-        parts = scopes(views, asked) if label is None else [of_record(views, asked[0])]
-        trials, table = views.whole() if label is None else parts[0].whole()
-        remarks = [remark for scope in parts for remark in _remarks(scope)]
-    warned = dict.fromkeys(f"warning: {warning.message}" for warning in caught)
-    remarks = [*warned, *remarks]
+    found = _find(results, label)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # those of the gaps: they are remarks now
-            page = _write(str(results), trials, table, remarks, asked, parts, out, label)
+            page = _write(found, out)
     except OSError as error:
         raise BadInput("out", out, f"must be a folder to write to ({error.strerror})") from None
-    return _text(results, trials, table, remarks, page, out), page
+    return _text(found, page, out), page
+
+
+def _find(results: Path, label: str | None) -> _Found:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        views, asked = Views(load(results)), records(results)
+        if label is None:
+            parts, named = scopes(views, asked), NAMED
+            trials, table = views.whole()
+        else:
+            asked, named = [_of_label(asked, label)], []
+            parts = [of_record(views, asked[0])]
+            trials, table = parts[0].whole()
+        remarks = [remark for scope in parts for remark in _remarks(scope)]
+    warned = dict.fromkeys(f"warning: {warning.message}" for warning in caught)
+    return _Found(results, trials, table, asked, parts, [*warned, *remarks], named)
 
 
 def write_page(page: Page, out: Path, *, watched: bool) -> None:
@@ -90,31 +111,22 @@ def _of_label(asked: Sequence[Record], label: str) -> Record:
     raise BadInput("label", label, f"must be a sweep that left a record in the store ({known})")
 
 
-def _write(
-    source: str,
-    trials: pd.DataFrame,
-    table: pd.DataFrame,
-    remarks: Sequence[str],
-    asked: Sequence[Record],
-    parts: Sequence[Scope],
-    out: Path,
-    label: str | None,
-) -> Page:
+def _write(found: _Found, out: Path) -> Page:
     out.mkdir(parents=True, exist_ok=True)
-    chapters = [write_chapter(scope, out) for scope in parts]
-    lines = "".join(f"- {remark}\n" for remark in remarks)
-    (out / "gaps.md").write_text(f"{gap_table(table)}\n\n{LEGEND}\n\n{lines}")
-    trials.drop(columns=PLACES, errors="ignore").to_csv(out / "trials.csv", index=False)
-    made = provenance(trials, asked)
-    left = missing(trials, asked, NAMED if label is None else ())
-    tables = {"gaps": table, "provenance": made, "missing": left, "claims": _claims(chapters)}
+    chapters = [write_chapter(scope, out) for scope in found.parts]
+    lines = "".join(f"- {remark}\n" for remark in found.remarks)
+    (out / "gaps.md").write_text(f"{gap_table(found.gaps)}\n\n{LEGEND}\n\n{lines}")
+    found.trials.drop(columns=PLACES, errors="ignore").to_csv(out / "trials.csv", index=False)
+    made = provenance(found.trials, found.asked)
+    left = missing(found.trials, found.asked, found.named)
+    tables = {"gaps": found.gaps, "provenance": made, "missing": left, "claims": _claims(chapters)}
     for name, content in tables.items():
         content.to_csv(out / f"{name}.csv", index=False)
     return Page(
-        source,
+        str(found.results),
         datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
-        _summary(trials),
-        remarks,
+        _summary(found.trials),
+        found.remarks,
         chapters,
         listing("Missing", left, "", "missing.csv"),
         cost(left),
@@ -152,17 +164,10 @@ def _summary(trials: pd.DataFrame) -> str:
     return f"{len(trials)} trials: " + ", ".join(f"{n} {status}" for status, n in counts.items())
 
 
-def _text(
-    results: Path,
-    trials: pd.DataFrame,
-    table: pd.DataFrame,
-    remarks: Sequence[str],
-    page: Page,
-    out: Path,
-) -> str:
-    nothing = f"no trials in {results} yet: python -m sweeps or python -m trainer makes them"
-    shown = printed_gaps(table, _terminal_width())
-    parts = [nothing if trials.empty else shown, *_told(page.chapters), *remarks, page.cost]
+def _text(found: _Found, page: Page, out: Path) -> str:
+    nothing = f"no trials in {found.results} yet: python -m sweeps or python -m trainer makes them"
+    shown = nothing if found.trials.empty else printed_gaps(found.gaps, _terminal_width())
+    parts = [shown, *_told(page.chapters), *found.remarks, page.cost]
     return "\n".join([*filter(None, parts), f"in {out}: index.html, with figures and tables"])
 
 
