@@ -181,7 +181,7 @@ CLAIMS = (
         "spike",
         "After a synchronous start the loss spikes where the delay is switched on",
         "figure 3",
-        ("spike", "synchronous_start", "staleness"),
+        ("spike",),
         "For each optimizer: the 95 % interval of the mean height (train loss, mean of 10 updates, "
         "after the switch minus before it) lies above 0; contradicted where it lies below.",
         _spike,
