@@ -11,7 +11,7 @@ import pandas as pd
 
 MARGIN = 0.05
 """Share of the axis that is free beyond the values."""
-LOG_FROM = 5
+LOG_FROM = 7
 """A longer span of swept numbers, largest over smallest, is drawn on a log axis."""
 SYMMETRIC_LOG_FROM = 50
 """As much of gaps, largest over median: small ones would be a flat line on a linear axis."""
