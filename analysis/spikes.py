@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from analysis.intervals import mean_interval
 from analysis.points import settings
 from analysis.store import config_of, training_losses
+from analysis.tasks import updates_asked
 
 WINDOW = 10
 """Updates of the running mean: a batch's loss is too noisy to tell a spike from."""
@@ -34,6 +35,8 @@ def spikes(trials: pd.DataFrame) -> pd.DataFrame:
     """
     started = trials[trials[START] > 0] if START in trials else trials[:0]
     started = started[started["status"].isin(["completed", "diverged"])]
+    if len(started):
+        started = started.assign(asked=updates_asked(started))
     words = settings(trials)
     rows = [
         {**trial, "setting": words[trial["point"]], **_spike(trial)}
@@ -47,8 +50,7 @@ def spikes(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def _spike(trial: Mapping[Any, Any]) -> dict[str, float]:
-    config = config_of(trial["folder"])
-    switch = switch_of(config, trial["num_parameters"])
+    switch = _switch(trial)
     losses = training_losses(trial["folder"]).set_index("update")["train_loss"]
     before = losses.loc[switch - WINDOW : switch - 1].to_numpy()
     after = losses.loc[switch:].to_numpy()
@@ -72,16 +74,10 @@ def measure(before: NDArray[np.float64], after: NDArray[np.float64]) -> tuple[fl
     return height, float(peak + back[0] + WINDOW) if len(back) else np.nan
 
 
-def switch_of(config: Mapping[str, Any], num_parameters: int) -> int:
+def _switch(trial: Mapping[Any, Any]) -> int:
     """The first update with a delay: an int counts updates, a float is a share of all of them."""
-    start = config["pipeline"]["synchronous_start"]
-    if isinstance(start, int):
-        return start
-    num_updates = config["num_updates"]
-    if num_updates is None:
-        tokens = config["tokens_per_parameter"] * num_parameters
-        num_updates = max(1, round(tokens / (config["batch_size"] * config["seq_len"])))
-    return round(start * num_updates)
+    start = config_of(trial["folder"])["pipeline"]["synchronous_start"]
+    return start if isinstance(start, int) else round(start * trial["asked"])
 
 
 def _of_arm(group: pd.DataFrame) -> dict[str, float]:
