@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from analysis.commands import COMMANDS
 from trainer.errors import BadInput
+from trainer.words import Given, parse, refuse_others
 
 BAD_INPUT = 2
 
 
-def _given(words: Sequence[str], name: str, does: str, keys: Mapping[str, str]) -> dict[str, str]:
-    """Values by key; a key in capitals among `keys` stands for any other."""
+def _help(keys: Mapping[str, str]) -> str:
     shown = [*keys.items(), ("", ""), ("commands:", ""), *COMMANDS.items()]
-    parser = argparse.ArgumentParser(
-        prog=f"python -m analysis {name}",
-        description=does,
-        epilog="\n".join(f"{key:<15}{what}".rstrip() for key, what in shown),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("keys", nargs="*", metavar="key=value")
-    others = any(key.isupper() for key in keys)
-    given = {}
-    for word in parser.parse_args(words).keys:
-        key, equals, value = word.partition("=")
-        if not equals:
-            allowed = f"must be key=value, or a command first: {', '.join(COMMANDS)}"
-            raise BadInput(key, "", allowed)
-        if not key or not value or not (others or key in keys):
-            known = ", ".join(f"{known}=…" for known in keys)
-            raise BadInput(key, value, f"must be one of {known}")
-        given[key] = value
+    return "\n".join(f"{key:<15}{what}".rstrip() for key, what in shown)
+
+
+def _given(words: Sequence[str], name: str, does: str, keys: Mapping[str, str]) -> Given:
+    """Values by key; a key in capitals among `keys` stands for any other."""
+    command = f"python -m analysis {name}"
+    given = parse(words, command, does, _help(keys))
+    if not any(key.isupper() for key in keys):
+        refuse_others({key: given[key] for key in given if key not in keys}, command)
     return given
 
 

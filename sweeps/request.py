@@ -13,9 +13,9 @@ from sweeps.files import ALL, known, parse, scale_file, sweep_files
 from sweeps.schema import Sweep, check_sweep, keys, overrides, refuse_reserved
 from sweeps.tracking import choice
 from sweeps.tracking.choice import Tracking
-from sweeps.words import parser, take_flag
 from trainer.config import require_folder
 from trainer.errors import BadInput
+from trainer.words import parser, take_flag
 
 
 def asked_words(words: Sequence[str]) -> list[str]:
@@ -24,7 +24,7 @@ def asked_words(words: Sequence[str]) -> list[str]:
     commands = "\n".join(f"  {name:<10}{what}" for name, what in COMMANDS.items())
     asked: list[str] = (
         parser(
-            "[COMMAND]",
+            "python -m sweeps [COMMAND]",
             "Runs the trials of a sweep that are not in the store yet, then reports gaps.",
             f"commands:\n{commands}\n\n"
             f"sweep=    {sweeps}, or a file: path/to/a.yaml; several: a,b; all of them: {ALL}\n"

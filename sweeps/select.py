@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sweeps.words import Given
+from trainer.words import Given
 
 if TYPE_CHECKING:
     from analysis.selection import Selection

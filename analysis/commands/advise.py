@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import BadInput
+from trainer.words import Given, take_choice
 
 DONE = 0
 KEYS = {
@@ -33,7 +34,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
 }
 
 
-def main(given: Mapping[str, str]) -> int:
+def main(given: Given) -> int:
     """Exit code 0 whatever the advice; raises BadInput."""
     from analysis.advice import advise
     from analysis.selection import fulfilling
@@ -41,9 +42,7 @@ def main(given: Mapping[str, str]) -> int:
 
     stages, microbatches = (_count(given, key) for key in ("stages", "microbatches"))
     updates = _count(given, "updates") if "updates" in given else None
-    form = given.get("format", "text")
-    if form not in FORMATS:
-        raise BadInput("format", form, f"must be {' or '.join(FORMATS)}")
+    form = take_choice(given, "format", [*FORMATS])
     optimizer = _required(given, "optimizer")
     conditions = {key: value for key, value in given.items() if key not in KEYS}
     costs = _costs(given, stages)

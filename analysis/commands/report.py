@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
-from trainer.errors import BadInput
+from trainer.words import Given, take_flag
 
 DONE = 0
 KEYS = {
@@ -15,13 +14,10 @@ KEYS = {
 }
 
 
-def main(given: Mapping[str, str]) -> int:
+def main(given: Given) -> int:
     """Exit code 0, also for an empty store; raises BadInput."""
     results, out = Path(given.get("results", "results")), Path(given.get("out", "report"))
-    watched = given.get("watch", "false")
-    if watched not in ("true", "false"):
-        raise BadInput("watch", watched, "must be true or false")
-    if watched == "true":
+    if take_flag(given, "watch"):
         from analysis.watch import watch
 
         watch(results, out)

@@ -9,8 +9,8 @@ from sweeps.schema import Sweep, overrides
 from sweeps.tracking import choice
 from sweeps.tracking.choice import GROUP
 from sweeps.tracking.workspace import save, spec, workspace
-from sweeps.words import parse
 from trainer.compose import CONF
+from trainer.words import parse
 
 DONE = 0
 KEYS = ("project", "entity", "mode")
@@ -24,7 +24,7 @@ OUTPUTS = {"offline": spec, "online": save}
 
 def main(words: Sequence[str]) -> int:
     """Exit code 0. Raises BadInput for a bad key, or where the server does not take it."""
-    given = parse(words, "dashboard", __doc__ or "", OPTIONS)
+    given = parse(words, "python -m sweeps dashboard", __doc__ or "", OPTIONS)
     of_tracker = {f"{GROUP}.{key}": given.pop(key) for key in KEYS if key in given}
     node = choice.take({GROUP: "wandb", **of_tracker}, "").node
     asked = request([f"{key}={value}" for key, value in given.items()]) if given else None

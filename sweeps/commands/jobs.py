@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from sweeps.jobs import ADDRESS, jobs_of, ours
-from sweeps.words import parse, refuse_others
+from trainer.words import parse, refuse_others
 
 
 def main(words: Sequence[str]) -> int:
     """A line a job, the oldest first: id, status, start, what it runs."""
-    given = parse(words, "jobs", __doc__ or "", ADDRESS)
+    given = parse(words, "python -m sweeps jobs", __doc__ or "", ADDRESS)
     address = given.pop("address", "")
-    refuse_others(given, "jobs")
+    refuse_others(given, "python -m sweeps jobs")
     with jobs_of(address) as client:
         for job in ours(client):
             started = datetime.fromtimestamp((job.start_time or 0) / 1000).isoformat(" ", "seconds")

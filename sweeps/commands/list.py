@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sweeps.select import KEYS, select
-from sweeps.words import parse, take_choice
+from trainer.words import parse, take_choice
 
 DONE = 0
 FORMATS = ("text", "csv", "json")
@@ -19,7 +19,7 @@ def main(words: Sequence[str]) -> int:
     """Exit code 0, also if there is nothing to list; raises BadInput."""
     from analysis.selection import SHOWN
 
-    given = parse(words, "list", __doc__ or "", OPTIONS)
+    given = parse(words, "python -m sweeps list", __doc__ or "", OPTIONS)
     form = take_choice(given, "format", FORMATS)
     columns = given.pop("columns", ",".join(SHOWN)).split(",")
     print(select(given).text(columns, form))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from sweeps.progress import FINAL
 from sweeps.select import KEYS, select
-from sweeps.words import parse, take_choice, take_flag
 from trainer.lease import holder
+from trainer.words import parse, take_choice, take_flag
 
 DONE = 0
 PATTERNS = ("checkpoint-*.pt", ".checkpoint-*.partial")
@@ -27,7 +27,7 @@ dry_run=    true deletes nothing and says what it would"""
 
 def main(words: Sequence[str]) -> int:
     """Exit code 0; raises BadInput."""
-    given = parse(words, "prune", __doc__ or "", OPTIONS)
+    given = parse(words, "python -m sweeps prune", __doc__ or "", OPTIONS)
     dry_run = take_flag(given, "dry_run")
     given.setdefault("checkpoints", "")  # nothing is deleted by default
     chosen = STATUSES[take_choice(given, "checkpoints", [*STATUSES])]

@@ -17,10 +17,10 @@ from sweeps.select import KEYS, select
 from sweeps.store import finished
 from sweeps.tracking import choice
 from sweeps.tracking.choice import Tracking
-from sweeps.words import parse, take_flag
 from trainer.errors import BadInput, Stopped
 from trainer.record import Row
 from trainer.stopping import stopping
+from trainer.words import parse, take_flag
 
 OPTIONS = f"""\
 {KEYS}
@@ -37,7 +37,7 @@ def main(words: Sequence[str]) -> int:
 
     Raises BadInput.
     """
-    given = parse(words, "rerun", __doc__ or "", OPTIONS)
+    given = parse(words, "python -m sweeps rerun", __doc__ or "", OPTIONS)
     force, dry_run = take_flag(given, "force"), take_flag(given, "dry_run")
     gpus_per_trial = parse_gpus(given.pop("gpus_per_trial", "1"))
     tracking = choice.take(given, "rerun")

@@ -15,7 +15,7 @@ from sweeps.request import Request, request
 from sweeps.seldom import SHARE
 from sweeps.standing import all_planned, look
 from sweeps.view import view
-from sweeps.words import parse, take_flag
+from trainer.words import parse, take_flag
 
 DONE = 0
 LOOK_EVERY = 2.0
@@ -50,7 +50,7 @@ class Watched:
 
 def main(words: Sequence[str]) -> int:
     """Exit code 0, however the trials are; raises BadInput."""
-    given = parse(words, "status", __doc__ or "", KEYS)
+    given = parse(words, "python -m sweeps status", __doc__ or "", KEYS)
     watch = take_flag(given, "watch")
     sweep = Watched(request([f"{key}={value}" for key, value in given.items()]))
     console = Console()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sweeps.jobs import ADDRESS, ended, jobs_of, ours
-from sweeps.words import parse, refuse_others
 from trainer.errors import BadInput
+from trainer.words import parse, refuse_others
 
 KEYS = f"ID ...   as `jobs` lists them\n{ADDRESS}"
 
@@ -14,9 +14,11 @@ KEYS = f"ID ...   as `jobs` lists them\n{ADDRESS}"
 def main(words: Sequence[str]) -> int:
     """Waits for their end. Raises BadInput for a job that the cluster does not know."""
     ids = [word for word in words if "=" not in word and not word.startswith("-")]
-    given = parse([word for word in words if word not in ids], "stop", __doc__ or "", KEYS)
+    given = parse(
+        [word for word in words if word not in ids], "python -m sweeps stop", __doc__ or "", KEYS
+    )
     address = given.pop("address", "")
-    refuse_others(given, "stop")
+    refuse_others(given, "python -m sweeps stop")
     if not ids:
         raise BadInput("stop", "", "must say which: jobs lists their ids")
     with jobs_of(address) as client:

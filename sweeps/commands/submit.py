@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from sweeps.jobs import ADDRESS, follow, jobs_of, submit
 from sweeps.request import request
 from sweeps.shared import require_shared
-from sweeps.words import parse, take_choice, take_flag
 from trainer.errors import BadInput
+from trainer.words import parse, take_choice, take_flag
 
 KEYS = f"""\
 the words of a run, and
@@ -22,7 +22,7 @@ The same words find the same job, unless it failed or was stopped."""
 
 def main(words: Sequence[str]) -> int:
     """Exit code: the job's, or 0 if it is not followed, 130 if it is followed no more."""
-    given = parse(words, "submit", __doc__ or "", KEYS)
+    given = parse(words, "python -m sweeps submit", __doc__ or "", KEYS)
     address, again = given.pop("address", ""), take_flag(given, "again")
     follows = take_choice(given, "follow", ("true", "false")) == "true"
     asked = [f"{key}={value}" for key, value in given.items()]

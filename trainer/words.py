@@ -11,9 +11,9 @@ Given = dict[str, str]
 
 
 def parser(command: str, does: str, keys: str) -> argparse.ArgumentParser:
-    """Its `keys` are the words; `--help` prints what the command does and its keys."""
+    """Of `command`, as in `python -m sweeps list`; `--help` prints what it does and its keys."""
     found = argparse.ArgumentParser(
-        prog=f"python -m sweeps {command}",
+        prog=command,
         description=does,
         epilog=keys,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -27,14 +27,14 @@ def parse(words: Sequence[str], command: str, does: str, keys: str) -> Given:
     pairs = [word.partition("=") for word in parser(command, does, keys).parse_args(words).keys]
     for key, equals, value in pairs:
         if not equals or not key or not value:
-            raise BadInput(key, value, f"must be key=value, see python -m sweeps {command} --help")
+            raise BadInput(key, value, f"must be key=value, see {command} --help")
     return {key: value for key, _, value in pairs}
 
 
 def refuse_others(given: Given, command: str) -> None:
     """Raises BadInput for a key that the command did not take out."""
     for key, value in given.items():
-        raise BadInput(key, value, f"is no key of it, see python -m sweeps {command} --help")
+        raise BadInput(key, value, f"is no key of it, see {command} --help")
 
 
 def take_flag(given: Given, key: str) -> bool:
