@@ -74,6 +74,6 @@ def settings(trials: pd.DataFrame) -> dict[str, str]:
     }
 
 
-def in_words(row: pd.Series) -> str:
-    """`optimizer.lr=0.002, batch_size=16` of a row of `varied`."""
-    return ", ".join(f"{key}={value}" for key, value in row.items())
+def in_words(known: pd.Series | Mapping[str, Any]) -> str:
+    """`optimizer.lr=0.002, batch_size=16` of a row of `varied`, for example."""
+    return ", ".join(f"{key}={value}" for key, value in known.items())

@@ -8,14 +8,14 @@ import warnings
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from analysis.contents import NAMED, write_chapter
 from analysis.missing import cost, missing
 from analysis.notes import notes
-from analysis.page import Chapter, Page, html, listing
+from analysis.page import Chapter, Page, configs, html, listing
 from analysis.provenance import makers, provenance
 from analysis.records import Record, records
 from analysis.scopes import Scope, Views, of_record, scopes
@@ -132,7 +132,12 @@ def _write(found: _Found, out: Path) -> Page:
         cost(left),
         listing("Code, machines, data and packages", makers(made), "", "provenance.csv"),
         listing("Trials", made, "", "provenance.csv"),
+        configs(found.trials, _specs(chapters)),
     )
+
+
+def _specs(chapters: Sequence[Chapter]) -> list[dict[str, Any]]:
+    return [spec for chapter in chapters for drawn in chapter.figures for spec in drawn.specs]
 
 
 def _claims(chapters: Sequence[Chapter]) -> pd.DataFrame:

@@ -1,7 +1,7 @@
 """Kills the driver, a trial, a rank or the raylet of a small sweep, and looks at what became of it.
 
-`python -m bench.kills [moments=20] [seed=0] [targets=driver,trial,rank,raylet]`: each target at as
-many random moments, by SIGKILL and by SIGTERM; a table.
+`python -m bench.kills [moments=20] [seed=0] [targets=driver,trial,rank,raylet]
+[signals=SIGKILL,SIGTERM]`: each target at as many random moments, by each signal; a table.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,18 +29,9 @@ GANG = (
     "num_updates=100",  # of processes that each take seconds to start
 )
 SWEEP = ("sweep=main", "scale=micro", "seeds=[0]", "grid.optimizer=[adamw]")
+SMALL = ("model.hidden_size=24", "model.intermediate_size=32", "model.num_layers=2")
 LENGTH = ("num_updates=300", "eval_every=100", "checkpoint_every=20")
 Row = tuple[str, signal.Signals]
-MATRIX: Sequence[Row] = (
-    ("driver", signal.SIGKILL),
-    ("driver", signal.SIGTERM),
-    ("trial", signal.SIGKILL),
-    ("trial", signal.SIGTERM),
-    ("rank", signal.SIGKILL),
-    ("rank", signal.SIGTERM),
-    ("raylet", signal.SIGKILL),
-    ("raylet", signal.SIGTERM),
-)
 TARGETS: Mapping[str, str] = {
     "driver": "-m sweeps",
     "trial": "ray::ImplicitFunc",
@@ -47,6 +39,7 @@ TARGETS: Mapping[str, str] = {
     "raylet": "raylet/raylet",
 }
 """What is killed → what its command line has."""
+SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 MARK = "PIPEGAP_TEST_SWEEP"
 PATIENCE = 300.0
 """Seconds for a sweep to come to its end, or for its processes to be gone, on a busy machine."""
@@ -165,9 +158,11 @@ def check(sweep: Sweep, whole: Sweep) -> None:
 def main() -> None:
     """Prints a row for each target and signal; exits with 1 if anything was lost."""
     given = {"moments": "20", "seed": "0", "targets": ",".join(TARGETS)}
+    given |= {"signals": ",".join(how.name for how in SIGNALS)}
     given |= dict(word.split("=") for word in sys.argv[1:])
     moments, generator = int(given["moments"]), random.Random(int(given["seed"]))
-    asked = [row for row in MATRIX if row[0] in given["targets"].split(",")]
+    signals = [how for how in SIGNALS if how.name in given["signals"].split(",")]
+    asked = [*product(given["targets"].split(","), signals)]
     failures = 0
     print("| killed | by | moments | exit codes of the driver | intact | seconds |")
     print("| --- | --- | --- | --- | --- | --- |")
@@ -197,7 +192,8 @@ def _by_sweep(asked: Sequence[Row]) -> dict[tuple[str, ...], list[Row]]:
     """Ranks are those of gangs; everything else is killed where trials are not."""
     rows: dict[tuple[str, ...], list[Row]] = {}
     for row in asked:
-        rows.setdefault((*LENGTH, *GANG) if row[0] == "rank" else LENGTH, []).append(row)
+        gang = GANG if row[0] == "rank" else ()
+        rows.setdefault((*SMALL, *LENGTH, *gang), []).append(row)
     return rows
 
 

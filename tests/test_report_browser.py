@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from selenium.webdriver.support.ui import WebDriverWait
 from synthetic_store import write_arms
 from test_report_page import LOSSES, ids, record
 
@@ -24,7 +25,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The page of a store with a record and trials of no sweep, all of its charts drawn."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
-    from selenium.webdriver.support.ui import WebDriverWait
 
     folder = tmp_path_factory.mktemp("report")
     write_arms(folder / "results", LOSSES)
@@ -88,23 +88,44 @@ def test_a_click_on_a_header_sorts_and_another_turns_it_round(browser: Any) -> N
         assert down == sorted(known, reverse=True)
 
 
-def test_a_table_is_copied_as_csv_and_latex(browser: Any) -> None:
-    for form, start in (("csv", "optimizer,"), ("latex", "\\begin{tabular}{l")):
-        text = browser.execute_script(
-            f"return FORMS.{form}(document.querySelector('.table table'))"
-        )
-        assert text.startswith(start)
-        assert "adamw" in text
-    assert "delay\\_ef" in text
+def test_a_button_copies_a_table_as_csv_or_latex(browser: Any) -> None:
+    """What was copied is pasted into a field."""
+    from selenium.webdriver.common.keys import Keys
 
-
-def test_a_point_says_which_trial_it_is(browser: Any) -> None:
-    """The words of a tooltip are those of the marks' data."""
-    found = browser.execute_script(
-        "return [...document.querySelectorAll('.panel script')].map(s => s.textContent).join()"
+    field = browser.execute_script(
+        "return document.body.appendChild(document.createElement('textarea'))"
     )
-    assert '"trial_id"' in found
-    assert '"tooltip"' in found
+    copied = {}
+    for form in ("csv", "latex"):
+        browser.find_element("css selector", f".table [data-copy={form}]").click()
+        WebDriverWait(browser, SECONDS).until(
+            lambda page: page.find_elements("xpath", "//button[text()='copied']")
+        )
+        field.clear()
+        field.send_keys(Keys.CONTROL, "v")
+        copied[form] = field.get_property("value")
+        WebDriverWait(browser, SECONDS).until(
+            lambda page: not page.find_elements("xpath", "//button[text()='copied']")
+        )
+    browser.execute_script("arguments[0].remove()", field)
+    assert copied["csv"].startswith("optimizer,")
+    assert copied["latex"].startswith("\\begin{tabular}{l")
+    assert all("adamw" in text for text in copied.values())
+    assert "delay\\_ef" in copied["latex"]
+
+
+def test_a_point_under_the_pointer_says_which_trial_it_is(browser: Any) -> None:
+    from selenium.webdriver import ActionChains
+
+    resize(browser, 1400)
+    point = browser.find_element("css selector", ".panel .mark-symbol path")
+    ActionChains(browser).move_to_element(point).perform()
+    tooltip = WebDriverWait(browser, SECONDS).until(
+        lambda page: page.find_element("css selector", "#vg-tooltip-element.visible")
+    )
+    print(tooltip.text)
+    for said in ("trial_id", "seed", "optimizer=adamw", "optimizer.lr=", "batch_size="):
+        assert said in tooltip.text
 
 
 @pytest.mark.parametrize("width", [380, 800, 1400])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,6 +66,8 @@ class Page(NamedTuple):
     cost: str
     makers: Listing
     provenance: Listing
+    configs: Mapping[str, str]
+    """What is said of a trial under the pointer, by its id."""
 
 
 def drawn(figure: Figure, data: Any, folder: str) -> Drawn:

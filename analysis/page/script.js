@@ -3,13 +3,22 @@
 // One chart after another: the page stays usable meanwhile.
 async function drawCharts() {
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  const tooltip = {theme: dark ? "dark" : "light"};
+  const tooltip = {theme: dark ? "dark" : "light", formatTooltip};
   for (const panel of document.querySelectorAll(".panel")) {
     const spec = JSON.parse(panel.querySelector("script").textContent);
     await vegaEmbed(panel.querySelector(".chart"), spec, {actions: false, renderer: "svg", tooltip});
     panel.dataset.drawn = "true";
   }
   document.body.dataset.drawn = "true";
+}
+
+// Of a trial also its settings, which a figure's data do not have.
+const configs = JSON.parse(document.getElementById("configs").textContent);
+function formatTooltip(shown, sanitize) {
+  const config = configs[shown.trial_id];
+  const cells = Object.entries(config ? {...shown, config} : shown).map(([key, value]) =>
+    `<tr><td class="key">${sanitize(key)}</td><td class="value">${sanitize(value)}</td></tr>`);
+  return `<table>${cells.join("")}</table>`;
 }
 
 const values = (cell) => JSON.parse(cell.dataset.values);
