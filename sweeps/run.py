@@ -27,7 +27,8 @@ from sweeps.bundles import bundles
 from sweeps.display import Display
 from sweeps.expand import Trial
 from sweeps.gang import run_gang_on_ray
-from sweeps.stop import StopWhenAsked, asks
+from sweeps.stop import StopWhenAsked
+from sweeps.stop_sign import asks
 from sweeps.tracking.choice import Tracking
 from sweeps.tracking.untracked import Untracked
 from trainer.errors import BadInput, Stopped
