@@ -20,6 +20,8 @@ from analysis.pairs import VARIANT, pairs
 from analysis.store import load
 
 POWER = 0.8
+LEAST_FREEDOM = 2
+"""Degrees of freedom of a standard deviation: of one it may be thirty times too small."""
 
 
 class Spread(NamedTuple):
@@ -60,7 +62,7 @@ def seeds_needed(sd: float, half_width: float) -> int:
 
 
 def spreads(results: Path, trial_ids: Collection[str]) -> dict[str, Spread]:
-    """By optimizer, of these trials of a store; one without two pairs of an arm is left out.
+    """By optimizer, of these trials of a store; one with fewer than LEAST_FREEDOM is left out.
 
     Raises as `load` and `pairs` do; what they warn of is left to the report.
     """
@@ -79,4 +81,5 @@ def spreads(results: Path, trial_ids: Collection[str]) -> dict[str, Spread]:
             len(own),
         )
         for optimizer, own in several.groupby("optimizer")
+        if (own["count"] - 1).sum() >= LEAST_FREEDOM
     }

@@ -51,7 +51,7 @@ def test_the_spread_of_an_optimizer_is_pooled_over_its_arms(tmp_path: Path) -> N
     """AdamW's gaps 0.1, 0.3 of one arm and 0.2, 0.2, 0.5 of another: squares 0.02 and 0.06, of 1
     and 2 degrees of freedom.
 
-    What diverged is no pair; an optimizer with one pair an arm has no spread.
+    What diverged is no pair; an optimizer with one pair an arm, or two of one arm, has no spread.
     """
     synthetic_store.write_arms(
         tmp_path,
@@ -59,6 +59,9 @@ def test_the_spread_of_an_optimizer_is_pooled_over_its_arms(tmp_path: Path) -> N
     )
     synthetic_store.write_arms(
         tmp_path, {"sync": [3.0, 3.0], "delay": [3.2, None]}, optimizer="muon"
+    )
+    synthetic_store.write_arms(
+        tmp_path, {"sync": [3.0, 3.0], "delay": [3.2, 3.3]}, optimizer="soap"
     )
     everything = [folder.name for folder in (tmp_path / "trials").iterdir()]
     [(optimizer, spread)] = spreads(tmp_path, everything).items()
