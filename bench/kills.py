@@ -1,7 +1,8 @@
 """Kills the driver, a trial, a rank or the raylet of a small sweep, and looks at what became of it.
 
 `python -m bench.kills [moments=20] [seed=0] [targets=driver,trial,rank,raylet]
-[signals=SIGKILL,SIGTERM]`: each target at as many random moments, by each signal; a table.
+[signals=SIGKILL,SIGTERM]`: each target at as many random moments, by each signal; a table. A
+moment at which no process of the target was there any more does not count, and another is tried.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -107,35 +107,37 @@ class Sweep:
         }
 
 
-def disturb(sweep: Sweep, target: str, how: signal.Signals, moment: float) -> tuple[int, str]:
+def disturb(sweep: Sweep, target: str, how: signal.Signals, moment: float) -> tuple[bool, int]:
     """Kills one process of the target, `moment` seconds after the first of its kind is at work.
 
-    Then waits for the sweep to end, as it may or must; returns its exit code and what it said.
+    Then waits for the sweep to end, as it may or must; returns whether there was one to kill, and
+    the exit code of the driver.
     """
     with sweep.start() as driver:
         try:
-            found = _wait_for(sweep, target, driver)
+            _wait_for(sweep, target, driver)
             time.sleep(moment)
-            found = sweep.processes(target) or found
-            if driver.poll() is None:
-                _kill(found[-1], how)
-            said, _ = driver.communicate(timeout=PATIENCE)
+            is_killed = _kill(sweep.processes(target)[-1:], how)
+            driver.communicate(timeout=PATIENCE)
         finally:
             driver.kill()
-    return driver.returncode, said
+    return is_killed, driver.returncode
 
 
-def _wait_for(sweep: Sweep, target: str, driver: subprocess.Popen[str]) -> Sequence[int]:
+def _wait_for(sweep: Sweep, target: str, driver: subprocess.Popen[str]) -> None:
     attempts = "results/trials/*/attempt-*.json"
-    while not ((found := sweep.processes(target)) and any(sweep.folder.glob(attempts))):
+    while not (sweep.processes(target) and any(sweep.folder.glob(attempts))):
         assert driver.poll() is None, driver.communicate()
         time.sleep(0.05)
-    return found
 
 
-def _kill(process: int, how: signal.Signals) -> None:
-    with suppress(ProcessLookupError):  # it ended by itself, just now
-        os.kill(process, how)
+def _kill(processes: Sequence[int], how: signal.Signals) -> bool:
+    try:
+        for process in processes:
+            os.kill(process, how)
+    except ProcessLookupError:  # it ended by itself, just now
+        return False
+    return bool(processes)
 
 
 def check(sweep: Sweep, whole: Sweep) -> None:
@@ -156,15 +158,17 @@ def check(sweep: Sweep, whole: Sweep) -> None:
 
 
 def main() -> None:
-    """Prints a row for each target and signal; exits with 1 if anything was lost."""
+    """Prints a row for each target and signal, to its first loss; exits with 1 if there was one."""
     given = {"moments": "20", "seed": "0", "targets": ",".join(TARGETS)}
     given |= {"signals": ",".join(how.name for how in SIGNALS)}
     given |= dict(word.split("=") for word in sys.argv[1:])
     moments, generator = int(given["moments"]), random.Random(int(given["seed"]))
     signals = [how for how in SIGNALS if how.name in given["signals"].split(",")]
     asked = [*product(given["targets"].split(","), signals)]
+    unknown = {target for target, _ in asked} - {*TARGETS}
+    assert not unknown, unknown
     failures = 0
-    print("| killed | by | moments | exit codes of the driver | intact | seconds |")
+    print("| killed | by | hits | exit codes of the driver | intact | seconds |")
     print("| --- | --- | --- | --- | --- | --- |")
     with TemporaryDirectory(prefix="pipegap-kills-") as scratch:
         for words, rows in _by_sweep(asked).items():
@@ -173,16 +177,17 @@ def main() -> None:
             whole.finish()
             duration = time.monotonic() - started
             for target, how in rows:
-                started, exits, intact = time.monotonic(), Counter[int](), 0
-                for _ in range(moments):
+                started, exits, tried, intact = time.monotonic(), Counter[int](), 0, 0
+                while exits.total() < moments and intact == tried:
                     sweep = Sweep(Path(scratch) / uuid.uuid4().hex, words)
                     moment = generator.uniform(0, duration / 3)  # the rest is Ray's start
+                    tried += 1
                     intact += _survives(sweep, whole, target, how, moment, exits)
-                failures += moments - intact
+                failures += tried - intact
                 codes = ", ".join(f"{code}: {count}" for code, count in sorted(exits.items()))
                 print(
-                    f"| {target} | {how.name} | {moments} | {codes} | {intact} of {moments} | "
-                    f"{time.monotonic() - started:.0f} |",
+                    f"| {target} | {how.name} | {exits.total()} of {tried} | {codes} | "
+                    f"{intact} of {tried} | {time.monotonic() - started:.0f} |",
                     flush=True,
                 )
     sys.exit(failures > 0)
@@ -206,8 +211,9 @@ def _survives(
     exits: Counter[int],
 ) -> bool:
     try:
-        code, _ = disturb(sweep, target, how, moment)
-        exits[code] += 1
+        is_killed, code = disturb(sweep, target, how, moment)
+        if is_killed:
+            exits[code] += 1
         sweep.finish()
         check(sweep, whole)
     except (AssertionError, subprocess.TimeoutExpired) as error:
