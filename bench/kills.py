@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 GANG = (
     "runner=pipelined",
@@ -91,7 +92,12 @@ class Sweep:
         """What it reports."""
         return (self.folder / "results/reports/main-micro/gaps.csv").read_text()
 
-    def attempts(self) -> dict[str, list[dict[str, object]]]:
+    def seconds_at_work(self) -> float:
+        """From the start of its first trial to the end of its last."""
+        ran = [attempt for attempts in self.attempts().values() for attempt in attempts]
+        return float(max(one["ended_at"] for one in ran) - min(one["started_at"] for one in ran))
+
+    def attempts(self) -> dict[str, list[dict[str, Any]]]:
         """Of every trial, in their order."""
         trials = sorted((self.folder / "results" / "trials").iterdir())
         return {
@@ -173,14 +179,13 @@ def main() -> None:
     with TemporaryDirectory(prefix="pipegap-kills-") as scratch:
         for words, rows in _by_sweep(asked).items():
             whole = Sweep(Path(scratch) / f"whole{len(words)}", words)
-            started = time.monotonic()
             whole.finish()
-            duration = time.monotonic() - started
+            at_work = whole.seconds_at_work()
             for target, how in rows:
                 started, exits, tried, intact = time.monotonic(), Counter[int](), 0, 0
                 while exits.total() < moments and intact == tried:
                     sweep = Sweep(Path(scratch) / uuid.uuid4().hex, words)
-                    moment = generator.uniform(0, duration / 3)  # the rest is Ray's start
+                    moment = generator.uniform(0, at_work)
                     tried += 1
                     intact += _survives(sweep, whole, target, how, moment, exits)
                 failures += tried - intact
