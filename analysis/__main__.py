@@ -8,7 +8,7 @@ from importlib import import_module
 
 from analysis.commands import COMMANDS
 from trainer.errors import BadInput
-from trainer.words import Given, parse, refuse_others
+from trainer.words import Given, parse, refuse_others, split_command
 
 BAD_INPUT = 2
 
@@ -29,9 +29,9 @@ def _given(words: Sequence[str], name: str, does: str, keys: Mapping[str, str]) 
 
 def main(words: Sequence[str]) -> int:
     """Exit code: 0 done (also for an empty store), 2 bad input."""
-    name, *rest = words if words and words[0] in COMMANDS else ["report", *words]
-    module = import_module(f"analysis.commands.{name}")
     try:
+        name, rest = split_command(words, COMMANDS, "report")
+        module = import_module(f"analysis.commands.{name}")
         exit_code: int = module.main(_given(rest, name, module.__doc__ or "", module.KEYS))
     except BadInput as error:
         print(f"python -m analysis: {error}", file=sys.stderr)

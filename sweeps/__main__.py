@@ -8,16 +8,16 @@ from importlib import import_module
 
 from sweeps.commands import COMMANDS
 from trainer.errors import BadInput
+from trainer.words import split_command
 
 BAD_INPUT = 2
 
 
 def main(words: Sequence[str]) -> int:
     """Exit code: 0 done, 2 bad input, 1 anything else."""
-    name, *rest = words if words and words[0] in COMMANDS else ["run", *words]
-    module = import_module(f"sweeps.commands.{name}")
     try:
-        exit_code: int = module.main(rest)
+        name, rest = split_command(words, COMMANDS, "run")
+        exit_code: int = import_module(f"sweeps.commands.{name}").main(rest)
     except BadInput as error:
         print(f"python -m sweeps: {error}", file=sys.stderr)
         return BAD_INPUT

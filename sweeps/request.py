@@ -65,8 +65,7 @@ def request(arguments: Sequence[str]) -> Request:
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if not equals:
-            allowed = f"must be key=value, or a command first: {', '.join(COMMANDS)}"
-            raise BadInput(key, "", allowed)
+            raise BadInput(key, "", "must be key=value, see python -m sweeps --help")
         given[key] = value
     names, scale = given.pop("sweep", ""), given.pop("scale", "tiny")
     results, dry_run = given.pop("results", "results"), take_flag(given, "dry_run")

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from trainer.errors import BadInput
 
 Given = dict[str, str]
+
+
+def split_command(
+    words: Sequence[str], commands: Collection[str], default: str
+) -> tuple[str, Sequence[str]]:
+    """The command that the first word names, else the default; and the words that follow it.
+
+    Raises BadInput for a first word that is neither a command, an option nor key=value.
+    """
+    first = words[0] if words else ""
+    if first in commands:
+        return first, words[1:]
+    if first and "=" not in first and not first.startswith("-"):
+        raise BadInput(first, "", f"must be key=value, or a command first: {', '.join(commands)}")
+    return default, words
 
 
 def parser(command: str, does: str, keys: str) -> argparse.ArgumentParser:
