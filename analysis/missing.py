@@ -71,11 +71,17 @@ def cost(table: pd.DataFrame) -> str:
     open_sweeps = f"{never} sweeps were never run here (dry_run=true prices them)." if never else ""
     if counted.empty:
         return open_sweeps or "Nothing is missing of what was asked for."
-    hours = counted["seconds"].sum() / 3600
-    unpriced = int(counted["unpriced"].sum())
-    without = f", {unpriced} of them without a known time" if unpriced else ""
+    sweeps = "1 sweep" if len(counted) == 1 else f"{len(counted)} sweeps"
     return (
-        f"{counted['missing'].sum()} trials of {len(counted)} sweeps are missing{without}: "
-        f"{hours:.1f} hours one after the other, {counted['tokens'].sum():,} tokens, "
-        f"{counted['flops'].sum():.2g} floating-point operations. {open_sweeps}"
+        f"{counted['missing'].sum()} trials of {sweeps} are missing: {_hours(counted)}, "
+        f"{counted['tokens'].sum():,} tokens, {counted['flops'].sum():.2g} floating-point "
+        f"operations. {open_sweeps}"
     ).strip()
+
+
+def _hours(counted: pd.DataFrame) -> str:
+    unpriced = counted["unpriced"].sum()
+    if unpriced and unpriced == counted["missing"].sum():
+        return "how long they take is not known"
+    without = f" without {unpriced} of which it is not known" if unpriced else ""
+    return f"{counted['seconds'].sum() / 3600:.1f} hours one after the other{without}"

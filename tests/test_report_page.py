@@ -146,7 +146,7 @@ def test_what_a_record_asks_and_the_store_lacks_is_missing_and_priced(tmp_path: 
         2000,
     ]
     assert row["arms"] == "2 delay"
-    assert "2 trials of 1 sweeps are missing: 1.0 hours" in text
+    assert "2 trials of 1 sweep are missing: 1.0 hours one after the other, 2,000 tokens" in text
     assert "python -m sweeps sweep=main scale=tiny" in text
     never = left[left["sweep"] == "momentum"].to_dict("records")[0]
     assert never["command"] == "python -m sweeps sweep=momentum scale=tiny"
