@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WIKI := data/wiki/manifest.json
 
-.PHONY: help setup data-% sweep-% figures submit test test-slow check clean
+.PHONY: help setup data-% sweep-% figures docs submit test test-slow fuzz check wheel clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -59,6 +59,9 @@ figures: $(READY) $(if $(filter micro tiny,$(FIGURE_SCALES)),$(WIKI))  ## every 
 	done; \
 	$(if $(DRY_RUN),,[ $$code -eq 2 ] || $(BIN)/python -m analysis $(STORE) out=report || code=$$?;) exit $$code
 
+docs: $(READY)  ## the tables and verdicts of README.md and docs/, from the trials published there
+	$(BIN)/python -m bench.documents
+
 submit: $(READY)  ## a sweep on a Ray cluster: SWEEP=main SCALE=135m ARGS="results=/… data.path=/…"
 	$(BIN)/python -m sweeps submit sweep=$(or $(SWEEP),main) scale=$(or $(SCALE),tiny) $(ARGS)
 
@@ -68,10 +71,17 @@ test: $(READY) $(WIKI)  ## the tests, in parallel
 test-slow: $(READY) $(WIKI)  ## those that take a minute or more
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(ARGS)
 
+fuzz: $(READY)  ## odd command lines, sweep files and damaged stores, drawn anew; ARGS="--examples 5000" of each kind
+	$(BIN)/python -m pytest tests/fuzz -n 0 --examples 1000 $(ARGS)
+
 check: $(READY)  ## ruff, format, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+wheel: $(READY)  ## dist/*.whl: every command and conf/, to install where there is no checkout
+	rm -rf build
+	$(BIN)/python -m pip wheel -q --no-deps --wheel-dir dist .
+
 clean:  ## remove the environment and caches; data and results stay
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist *.egg-info

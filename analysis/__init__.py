@@ -1,8 +1,8 @@
 """Results → tidy table → paired gaps with uncertainty → figures and a report."""
 
 from analysis.advice import advise
-from analysis.best import best
-from analysis.paired import gaps
-from analysis.store import load
+from analysis.statistics.best import best
+from analysis.statistics.gaps import gaps
+from analysis.table.load import load
 
 __all__ = ["advise", "best", "gaps", "load"]

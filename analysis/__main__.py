@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from analysis.commands import COMMANDS
-from trainer.errors import BadInput
-from trainer.words import Given, parse, refuse_others, split_command
+from trainer.base.cli import Given, end_with, parse, refuse_others, split_command
+from trainer.base.errors import BadInput
 
 BAD_INPUT = 2
 
@@ -19,7 +19,7 @@ def _help(keys: Mapping[str, str]) -> str:
 
 
 def _given(words: Sequence[str], name: str, does: str, keys: Mapping[str, str]) -> Given:
-    """Values by key; a key in capitals among `keys` stands for any other."""
+    """Values by key. A key in capitals among `keys` allows any other key."""
     command = f"python -m analysis {name}"
     given = parse(words, command, does, _help(keys))
     if not any(key.isupper() for key in keys):
@@ -32,12 +32,12 @@ def main(words: Sequence[str]) -> int:
     try:
         name, rest = split_command(words, COMMANDS, "report")
         module = import_module(f"analysis.commands.{name}")
-        exit_code: int = module.main(_given(rest, name, module.__doc__ or "", module.KEYS))
+        module.main(_given(rest, name, module.__doc__ or "", module.KEYS))
     except BadInput as error:
         print(f"python -m analysis: {error}", file=sys.stderr)
         return BAD_INPUT
-    return exit_code
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end_with(lambda: main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""The throughput of two ranks, one core each, against the simulator's fed with their own times.
+"""The throughput of two ranks, one core each, against a simulation with their measured times.
 
     python -m bench.bubbles [rounds=5]
 
@@ -17,19 +17,19 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from bench.pipelining import CPU, RANKS, prepare
-from trainer.gang import Gang, Pulse, joined
-from trainer.gradients import Update
+from trainer.base.resources import reproducible
+from trainer.executors.gradients import Update
+from trainer.executors.pipelined import Pipelined
 from trainer.parts import build_pipelined
-from trainer.pipelined import Pipelined
-from trainer.resources import reproducible
-from trainer.spawn import run_gang
-from trainer.trace import between, simulated
+from trainer.ranks.groups import Gang, Heartbeat, joined
+from trainer.ranks.spawn import run_gang
+from trainer.tracing.trace import between, simulated
 
 MICROBATCHES, SCHEDULES, MICROBATCHES_A_RUN = (2, 4, 8), ("sync", "pipedream_2bw"), 32
 
 
 class Found(NamedTuple):
-    """Seconds of one run from drain to drain, and what of it every rank waited for updates."""
+    """Seconds of one run from drain to drain; each rank's share of it spent waiting for updates."""
 
     measured: float
     simulated: float
@@ -72,9 +72,11 @@ def _assert_clipped(update: Update) -> None:
     assert update.grad_norm > 0.01
 
 
-def as_rank(store: dist.Store, pulse: Pulse, tell: Callable[[object], None], rounds: int) -> None:
-    """Every number of microbatches in turn; of each, both schedules alternate."""
-    with reproducible(0, 1), joined(store, pulse.rank, RANKS, 1, CPU, pulse, 600) as gang:
+def as_rank(
+    store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None], rounds: int
+) -> None:
+    """Times each number of microbatches in turn, alternating between the two schedules."""
+    with reproducible(0, 1), joined(store, heartbeat.rank, RANKS, 1, CPU, heartbeat, 600) as gang:
         for m in MICROBATCHES:
             contenders = {name: Contender(gang, m, name) for name in SCHEDULES}
             found: dict[str, list[Found]] = {name: [] for name in SCHEDULES}
@@ -83,7 +85,7 @@ def as_rank(store: dist.Store, pulse: Pulse, tell: Callable[[object], None], rou
                     if (one := contender.run()) is not None and turn:
                         found[name].append(one)
             if gang.records:
-                tell((m, found))
+                send((m, found))
 
 
 def row(m: int, found: dict[str, Sequence[Found]]) -> str:
@@ -99,7 +101,7 @@ def row(m: int, found: dict[str, Sequence[Found]]) -> str:
 
 
 def _of(found: Sequence[Found]) -> str:
-    """Time, and the simulated time as a share of it: the throughput over the simulator's."""
+    """Cells of the table: the time, and the throughput relative to the simulated one."""
     milliseconds = median(one.measured for one in found) / MICROBATCHES_A_RUN * 1e3
     return f"{milliseconds:.1f} | {median(one.simulated / one.measured for one in found):.3f}"
 
@@ -108,12 +110,12 @@ def main() -> None:
     """Prints the table."""
     given = dict(word.split("=") for word in sys.argv[1:])
     print(
-        "| m | flushed 1F1B, ms a microbatch | throughput / simulated | 2BW, ms a microbatch "
+        "| m | flushed 1F1B, ms per microbatch | throughput / simulated | 2BW, ms per microbatch "
         "| throughput / simulated | 2BW over flushed | ideal, (m + p − 1) / m | waits before U |"
     )
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     rounds = int(given.get("rounds", "5"))
-    run_gang(as_rank, (rounds,), RANKS, lambda told: print(row(*told), flush=True), timeout=600)
+    run_gang(as_rank, (rounds,), RANKS, lambda found: print(row(*found), flush=True), timeout=600)
 
 
 if __name__ == "__main__":

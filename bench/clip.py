@@ -19,18 +19,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.timing import medians
-from trainer.clock import Clock
+from trainer.base.resources import reproducible
 from trainer.corrections.none import NoCorrection
-from trainer.gang import Gang, Pulse, joined
-from trainer.gradients import Clip
+from trainer.executors.gradients import Clip
+from trainer.executors.pipelined import Pipelined
+from trainer.executors.reduction import Reduced, Reducer
 from trainer.models.loss import cross_entropy
-from trainer.operations import Schedule
-from trainer.pipelined import Pipelined
-from trainer.reduction import Reduced, Reducer
-from trainer.resources import reproducible
-from trainer.schedules import pipedream_2bw, sync
-from trainer.spawn import run_gang
-from trainer.stage import Stage
+from trainer.ranks.groups import Gang, Heartbeat, joined
+from trainer.ranks.spawn import run_gang
+from trainer.schedules.operations import Schedule
+from trainer.schedules.recipes import pipedream_2bw, sync
+from trainer.stages.stage import Stage
+from trainer.tracing.clock import Clock
 
 RANKS, BATCHES, UPDATES = 4, 12, 10_000
 FORWARD, BACKWARD = 0.010, 0.020
@@ -39,7 +39,7 @@ CPU = torch.device("cpu")
 
 
 class _Sleep(torch.autograd.Function):
-    """The identity; takes as long as a stage's forward and backward."""
+    """The identity; its forward and backward sleep as long as those of a stage take."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class Sleeper(nn.Module):
         self.weight = nn.Parameter(torch.eye(SHAPE[-1]))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[rows, length] or [rows, length, width] to the latter."""
+        """[rows, length] or [rows, length, width] → [rows, length, width]."""
         x = x if x.is_floating_point() else nn.functional.one_hot(x, SHAPE[-1]).float()
         return _Sleep.apply(x @ self.weight)
 
@@ -76,7 +76,7 @@ class Blocking(Reducer):
 
 
 class Apart(Reducer):
-    """Sums nothing over the ranks: an update without a clip."""
+    """Sums nothing over the ranks, which is an update without a clip."""
 
     def _sum(self, tensors: Any, group: Any) -> None:
         pass
@@ -107,7 +107,7 @@ def runner(gang: Gang, schedule: Schedule, reducer: type[Reducer]) -> Callable[[
     firsts = iter(range(0, UPDATES, BATCHES))
 
     def run() -> None:
-        gang.pulse.works()
+        gang.heartbeat.beat()
         first = next(firsts)
         one.run(first, first + BATCHES, lambda update: None)
         dist.barrier()
@@ -115,9 +115,11 @@ def runner(gang: Gang, schedule: Schedule, reducer: type[Reducer]) -> Callable[[
     return run
 
 
-def as_rank(store: dist.Store, pulse: Pulse, tell: Callable[[object], None], rounds: int) -> None:
+def as_rank(
+    store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None], rounds: int
+) -> None:
     """Times all, for each number of microbatches."""
-    with reproducible(0, 1), joined(store, pulse.rank, RANKS, 1, CPU, pulse, 600) as gang:
+    with reproducible(0, 1), joined(store, heartbeat.rank, RANKS, 1, CPU, heartbeat, 600) as gang:
         for m in (4, 8):
             shape = {"num_stages": RANKS, "num_microbatches": m}
             delayed = pipedream_2bw(UPDATES, **shape, synchronous_start=0, synchronous_cooldown=0)
@@ -129,12 +131,12 @@ def as_rank(store: dist.Store, pulse: Pulse, tell: Callable[[object], None], rou
             }
             found = medians(contenders, rounds)
             if gang.records:
-                tell((m, found))
+                send((m, found))
 
 
-def show(told: tuple[int, dict[str, float]]) -> None:
+def show(message: tuple[int, dict[str, float]]) -> None:
     """Prints the lines of one number of microbatches."""
-    m, found = told
+    m, found = message
     ideal = (BATCHES * m + RANKS - 1) * (FORWARD + BACKWARD)
     for name, seconds in found.items():
         ratio = seconds / found["2BW without a clip"]

@@ -16,14 +16,14 @@ from statistics import median
 import torch
 
 from bench.timing import medians
-from trainer.build import build
-from trainer.compose import compose
+from trainer.base.build import build
+from trainer.base.resources import require_device
+from trainer.config.compose import compose
 from trainer.models.llama import Llama
 from trainer.models.loss import cross_entropy
-from trainer.operations import Op, Schedule
 from trainer.parts import build_stages
-from trainer.resources import require_device
-from trainer.stage import Stage
+from trainer.schedules.operations import Op, Schedule
+from trainer.stages.stage import Stage
 
 ARMS = {
     "sync": ["pipeline=sync"],
@@ -58,7 +58,7 @@ def updater(stage: Stage, device: torch.device) -> Callable[[], None]:
 
 
 def seconds_a_token(stage: Stage, tokens: int, device: torch.device, rounds: int) -> float:
-    """Forward and backward of one sequence."""
+    """Seconds per token of a forward and backward of one sequence."""
     rows = torch.randint(0, 49152, (1, tokens + 1), device=device)
     version = stage.versions.newest
     found = []
@@ -80,7 +80,7 @@ def _wait(device: torch.device) -> None:
 
 
 def main() -> None:
-    """Prints a table an optimizer."""
+    """Prints one table per optimizer."""
     given = dict(word.split("=") for word in sys.argv[1:])
     device, dtype = require_device(given.get("device", "cpu")), given.get("dtype", "float32")
     rounds, tokens = int(given.get("rounds", "5")), int(given.get("tokens", "1024"))
@@ -90,8 +90,8 @@ def main() -> None:
         found = medians({arm: updater(stage, device) for arm, stage in stages.items()}, rounds)
         a_token = seconds_a_token(stages["sync"], tokens, device, 3)
         whole = found["sync"] + PAPER_BATCH * a_token
-        print(f"\n{optimizer}, {device} {dtype}: {a_token * 1e6:.1f} µs a token")
-        print("| | s an update | extra over sync, of a 180K-token update (extrapolated) |")
+        print(f"\n{optimizer}, {device} {dtype}: {a_token * 1e6:.1f} µs per token")
+        print("| | s per update | extra over sync, of a 180K-token update (extrapolated) |")
         print("| --- | --- | --- |")
         for arm, seconds in found.items():
             print(f"| {arm} | {seconds:.3f} | {(seconds - found['sync']) / whole:.3%} |")

@@ -1,8 +1,9 @@
 """Kills the driver, a trial, a rank or the raylet of a small sweep, and looks at what became of it.
 
 `python -m bench.kills [moments=20] [seed=0] [targets=driver,trial,rank,raylet]
-[signals=SIGKILL,SIGTERM]`: each target at as many random moments, by each signal; a table. A
-moment at which no process of the target was there any more does not count, and another is tried.
+[signals=SIGKILL,SIGTERM]` kills each target at `moments` random moments with each signal, and
+prints a table. A moment at which no process of the target was left does not count, and another one
+is tried.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from trainer.base.status import Status
+
 GANG = (
     "runner=pipelined",
     "pipeline.num_stages=2",
@@ -39,10 +42,10 @@ TARGETS: Mapping[str, str] = {
     "rank": "ray::RankActor",
     "raylet": "raylet/raylet",
 }
-"""What is killed → what its command line has."""
+"""Target → a part of the command line of its processes."""
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 MARK = "PIPEGAP_TEST_SWEEP"
-PATIENCE = 300.0
+END_TIMEOUT = 300.0
 """Seconds for a sweep to come to its end, or for its processes to be gone, on a busy machine."""
 
 
@@ -53,12 +56,14 @@ class Sweep:
     folder: Path
     words: Sequence[str]
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    command: Sequence[str] = ()
+    """What starts the driver, such as `unshare`."""
 
     def start(self, **environment: str) -> subprocess.Popen[str]:
         """Runs it in the background."""
         words = [*SWEEP, *self.words, f"results={self.folder / 'results'}"]
         return subprocess.Popen(
-            [sys.executable, "-m", "sweeps", *words],
+            [*self.command, sys.executable, "-m", "sweeps", *words],
             env={**os.environ, MARK: self.mark, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -68,11 +73,11 @@ class Sweep:
     def finish(self) -> None:
         """Runs the same command to its end."""
         with self.start() as driver:
-            said, _ = driver.communicate(timeout=PATIENCE)
+            said, _ = driver.communicate(timeout=END_TIMEOUT)
         assert driver.returncode == 0, said
 
     def processes(self, target: str = "") -> list[int]:
-        """Those that live, of one target or all, parents first."""
+        """Ids of the living processes, of one target or of all, parents first."""
         found = []
         for folder in Path("/proc").iterdir():
             if not folder.name.isdigit():
@@ -89,16 +94,16 @@ class Sweep:
         return sorted(found)
 
     def table(self) -> str:
-        """What it reports."""
+        """The table of gaps that it reports."""
         return (self.folder / "results/reports/main-micro/gaps.csv").read_text()
 
     def seconds_at_work(self) -> float:
-        """From the start of its first trial to the end of its last."""
+        """Seconds from the start of its first trial to the end of its last."""
         ran = [attempt for attempts in self.attempts().values() for attempt in attempts]
         return float(max(one["ended_at"] for one in ran) - min(one["started_at"] for one in ran))
 
     def attempts(self) -> dict[str, list[dict[str, Any]]]:
-        """Of every trial, in their order."""
+        """The attempts of every trial, in their order."""
         trials = sorted((self.folder / "results" / "trials").iterdir())
         return {
             trial.name: [json.loads(path.read_text()) for path in sorted(trial.glob("attempt-*"))]
@@ -106,7 +111,7 @@ class Sweep:
         }
 
     def records(self) -> dict[str, list[int]]:
-        """The updates that metrics.jsonl of each trial has."""
+        """Trial → the updates in its metrics.jsonl."""
         return {
             path.parent.name: [json.loads(line)["update"] for line in path.read_text().splitlines()]
             for path in sorted(self.folder.glob("results/trials/*/metrics.jsonl"))
@@ -116,21 +121,22 @@ class Sweep:
 def disturb(sweep: Sweep, target: str, how: signal.Signals, moment: float) -> tuple[bool, int]:
     """Kills one process of the target, `moment` seconds after the first of its kind is at work.
 
-    Then waits for the sweep to end, as it may or must; returns whether there was one to kill, and
-    the exit code of the driver.
+    Then waits for the sweep to end. Returns whether there was a process to kill, and the exit code
+    of the driver.
     """
     with sweep.start() as driver:
         try:
-            _wait_for(sweep, target, driver)
+            wait_for(sweep, target, driver)
             time.sleep(moment)
             is_killed = _kill(sweep.processes(target)[-1:], how)
-            driver.communicate(timeout=PATIENCE)
+            driver.communicate(timeout=END_TIMEOUT)
         finally:
             driver.kill()
     return is_killed, driver.returncode
 
 
-def _wait_for(sweep: Sweep, target: str, driver: subprocess.Popen[str]) -> None:
+def wait_for(sweep: Sweep, target: str, driver: subprocess.Popen[str]) -> None:
+    """Returns once a process of the target is at work on a trial."""
     attempts = "results/trials/*/attempt-*.json"
     while not (sweep.processes(target) and any(sweep.folder.glob(attempts))):
         assert driver.poll() is None, driver.communicate()
@@ -147,11 +153,10 @@ def _kill(processes: Sequence[int], how: signal.Signals) -> bool:
 
 
 def check(sweep: Sweep, whole: Sweep) -> None:
-    """Nothing lost, nothing run twice, nothing left, and the same table to the last bit.
-
-    Raises AssertionError otherwise.
+    """Raises AssertionError if a trial was lost or run twice, a process is left, or the table is
+    not the same to the last bit.
     """
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + END_TIMEOUT
     while left := sweep.processes():
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
@@ -160,11 +165,11 @@ def check(sweep: Sweep, whole: Sweep) -> None:
     assert sweep.attempts().keys() == whole.attempts().keys()
     for attempts in sweep.attempts().values():
         trained = [attempt.get("ended") for attempt in attempts if "from_update" in attempt]
-        assert trained.index("completed") == len(trained) - 1, "nothing trains what is done"
+        assert trained.index(Status.COMPLETED) == len(trained) - 1, "nothing trains what is done"
 
 
 def main() -> None:
-    """Prints a row for each target and signal, to its first loss; exits with 1 if there was one."""
+    """Prints one row per target and signal, each up to its first loss; exits with 1 if any."""
     given = {"moments": "20", "seed": "0", "targets": ",".join(TARGETS)}
     given |= {"signals": ",".join(how.name for how in SIGNALS)}
     given |= dict(word.split("=") for word in sys.argv[1:])
@@ -199,7 +204,7 @@ def main() -> None:
 
 
 def _by_sweep(asked: Sequence[Row]) -> dict[tuple[str, ...], list[Row]]:
-    """Ranks are those of gangs; everything else is killed where trials are not."""
+    """The rows by the sweep that they need: ranks exist in gangs only, other targets need none."""
     rows: dict[tuple[str, ...], list[Row]] = {}
     for row in asked:
         gang = GANG if row[0] == "rank" else ()

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis import load
-from trainer.compose import compose
+from trainer.base.status import ENDED, Status
+from trainer.config.compose import compose
 
 OPTIMIZERS = ("adamw", "muon", "soap", "adan", "lion")
 ARMS = {
@@ -43,7 +44,7 @@ def _configs() -> Iterator[dict[str, Any]]:
 
 
 def _result(trial_id: str, config: dict[str, Any], chance: random.Random) -> dict[str, Any]:
-    status = chance.choices(["completed", "diverged", "failed"], [94, 4, 2])[0]
+    status = chance.choices(ENDED, [94, 4, 2])[0]
     made = {
         "trial_id": trial_id,
         "data_hash": "d" * 64,
@@ -57,13 +58,13 @@ def _result(trial_id: str, config: dict[str, Any], chance: random.Random) -> dic
         },
         "device_name": "AMD EPYC",
         "status": status,
-        "final_val_loss": chance.gauss(2.0, 0.1) if status == "completed" else None,
-        "diverged_at": 17 if status == "diverged" else None,
+        "final_val_loss": chance.gauss(2.0, 0.1) if status == Status.COMPLETED else None,
+        "diverged_at": 17 if status == Status.DIVERGED else None,
         "seed": config["seed"],
         "num_updates": 400,
         "num_parameters": 450_000,
     }
-    if status == "failed":
+    if status == Status.FAILED:
         return {**made, "error": "Traceback (most recent call last):\n" + "  File …\n" * 20}
     return {
         **made,
@@ -92,7 +93,7 @@ def make_store(store: Path, num_trials: int) -> None:
 
 
 def main(words: list[str]) -> None:
-    """Prints a line a way to load."""
+    """Prints one line per way to load."""
     given = dict(word.split("=") for word in words)
     with tempfile.TemporaryDirectory(prefix="pipegap-bench-") as folder:
         store = Path(folder)

@@ -2,8 +2,8 @@
 
     python -m bench.optimizers [rounds=3]
 
-An update is all that a stage does with a gradient that is there, in fp32 on one thread. New
-preconditioners are timed apart, on the matrices of one layer of 30: they are made one by one.
+An update is all that a stage does once the gradient is there, in fp32 on one thread. New
+preconditioners are timed separately, on the matrices of one of 30 layers: they are made one by one.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from bench.delay_cost import make_stage
-from trainer.compose import CONF
-from trainer.resources import reproducible
-from trainer.stage import Stage
+from trainer.base.places import CONF
+from trainer.base.resources import reproducible
+from trainer.stages.stage import Stage
 
 RARELY = {
     "shampoo": ["optimizer.precondition_every=1000"],
@@ -30,7 +30,7 @@ RARELY = {
 
 
 def updater(stage: Stage) -> Callable[[], float]:
-    """Applies an update, and gives its seconds; the gradients are of full rank."""
+    """A function that applies an update and returns its seconds; gradients have full rank."""
     generator = torch.Generator().manual_seed(0)
     gradients = [1e-3 * torch.randn(w.shape, generator=generator) for w in stage.versions.master]
     batches = iter(range(1000))
@@ -55,7 +55,7 @@ def tensors(value: Any) -> Iterator[Tensor]:
 
 
 def row(name: str, words: list[str], rounds: int) -> str:
-    """Seconds of the first update, median of the next ones, bytes of state a parameter."""
+    """A row: time of the first update, median of later ones, bytes of state per parameter."""
     stage = make_stage(["pipeline=sync", *words], name, torch.device("cpu"), "float32")
     update = updater(stage)
     first = update()
@@ -67,12 +67,12 @@ def row(name: str, words: list[str], rounds: int) -> str:
 
 
 def main() -> None:
-    """Prints a row as soon as it is known."""
+    """Prints each row as soon as it is known."""
     given = dict(word.split("=") for word in sys.argv[1:])
     rounds = int(given.get("rounds", "3"))
     names = sorted(path.stem for path in (CONF / "optimizer").glob("*.yaml"))
     with reproducible(0, 1):
-        print("| | first update, ms | an update, ms | state, bytes a parameter |")
+        print("| | first update, ms | later update, ms | state, bytes per parameter |")
         print("| --- | --- | --- | --- |")
         for name in names:
             print(row(name, RARELY.get(name, []), rounds), flush=True)

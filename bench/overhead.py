@@ -1,7 +1,7 @@
 """What a sweep costs beside its trials: `python -m bench.overhead [seeds=67]`.
 
 Trials of one update, three arms: all of them by `python -m sweeps` on this machine's cores, and the
-bare function one after the other in this process. The aim: at most 0.5 s more a trial.
+bare function one after the other in this process. The aim: at most 0.5 s more per trial.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from sweeps.expand import unique
-from sweeps.request import request
-from sweeps.standing import look
+from sweeps.plan.sweep_plan import plan_sweeps
+from sweeps.request.command_line import parse_request
+from sweeps.request.expand import unique
 from trainer.trial import run_trial
 
 WORDS = (
@@ -36,7 +36,7 @@ def main() -> None:
     seeds = f"seeds={[*range(int(given.get('seeds', '67')))]}".replace(" ", "")
     with TemporaryDirectory(prefix="pipegap-overhead-") as scratch:
         words = [*WORDS, seeds, f"results={Path(scratch) / 'bare'}"]
-        [sweep] = look(request(words))
+        [sweep] = plan_sweeps(parse_request(words))
         trials = unique(sweep.planned)
         run_trial({**trials[0].config, "out": f"{scratch}/first"})  # imports, once
         started = time.perf_counter()
@@ -47,7 +47,7 @@ def main() -> None:
         started = time.perf_counter()
         subprocess.run([sys.executable, "-m", "sweeps", *words], check=True, capture_output=True)
         swept = (time.perf_counter() - started) / len(trials)
-    print("| trials | bare function, s a trial | sweep, s a trial | more |")
+    print("| trials | bare function, s per trial | sweep, s per trial | more |")
     print("| --- | --- | --- | --- |")
     print(f"| {len(trials)} | {bare:.3f} | {swept:.3f} | {swept - bare:.3f} |")
 

@@ -2,8 +2,8 @@
 
     python -m bench.pipeline_memory
 
-A gang each, so that nothing is left of the last one. Weights outweigh activations by far: what a
-delay adds is sets of weights and gradients.
+Each case has a gang of its own, so nothing is left of the one before. Weights are much larger than
+activations here, so what a delay adds is sets of weights and gradients.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 import torch.distributed as dist
 
 from bench.pipelining import CPU, RANKS, prepare
-from trainer.gang import Pulse, joined
+from trainer.base.resources import peak_memory_bytes, reproducible, reset_peak_memory
 from trainer.parts import build_pipelined
-from trainer.resources import peak_memory_bytes, reproducible, reset_peak_memory
-from trainer.spawn import run_gang
+from trainer.ranks.groups import Heartbeat, joined
+from trainer.ranks.spawn import run_gang
 
 MIB = 2**20
 WIDE = ("model.hidden_size=768", "model.intermediate_size=2048", "model.num_layers=4")
@@ -25,17 +25,17 @@ M = 4
 
 
 def as_rank(
-    store: dist.Store, pulse: Pulse, tell: Callable[[Any], None], name: str, updates: int
+    store: dist.Store, heartbeat: Heartbeat, send: Callable[[Any], None], name: str, updates: int
 ) -> None:
     """Memory of this rank above what the libraries take."""
-    with reproducible(0, 1), joined(store, pulse.rank, RANKS, 1, CPU, pulse, 600) as gang:
+    with reproducible(0, 1), joined(store, heartbeat.rank, RANKS, 1, CPU, heartbeat, 600) as gang:
         config, parts = prepare(M, name, *WIDE)
         reset_peak_memory(CPU)
         before = peak_memory_bytes(CPU)
         executor = build_pipelined(config, parts, gang)
         weights = sum(weight.nbytes for s in executor._stages for weight in s.versions.master)
         executor.run(0, updates, lambda update: None)
-        tell((gang.place, weights, peak_memory_bytes(CPU) - before))
+        send((gang.place, weights, peak_memory_bytes(CPU) - before))
 
 
 def peaks(name: str, updates: int) -> list[tuple[int, int, int]]:

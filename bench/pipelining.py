@@ -25,16 +25,16 @@ from torch.distributed.pipelining import (
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from bench.timing import medians, table
-from trainer.build import build
-from trainer.compose import compose
+from trainer.base.build import build
+from trainer.base.resources import reproducible
+from trainer.config.compose import compose
 from trainer.data.batches import Batches, Windows
 from trainer.data.tokens import Tokens
-from trainer.gang import Gang, Pulse, joined
 from trainer.models.loss import cross_entropy
-from trainer.optimizers import kinds
+from trainer.optimizers.routing import kinds
 from trainer.parts import Parts, build_pipelined
-from trainer.resources import reproducible
-from trainer.spawn import run_gang
+from trainer.ranks.groups import Gang, Heartbeat, joined
+from trainer.ranks.spawn import run_gang
 
 RANKS, ROWS, LENGTH = 2, 2, 128
 IN_A_ROW = 64
@@ -130,7 +130,7 @@ def clip(weights: list[nn.Parameter], max_norm: float) -> None:
 
 
 def contenders(gang: Gang, m: int) -> dict[str, Run]:
-    """All that is compared; torch's zero-bubble schedules need two stages a rank."""
+    """All that is compared; torch's zero-bubble schedules need two stages per rank."""
     rank, two = gang.place, 2 * RANKS
     loss = cross_entropy
     return {
@@ -156,17 +156,17 @@ def contenders(gang: Gang, m: int) -> dict[str, Run]:
 
 def as_rank(
     store: dist.Store,
-    pulse: Pulse,
-    tell: Callable[[object], None],
+    heartbeat: Heartbeat,
+    send: Callable[[object], None],
     num_microbatches: int,
     rounds: int,
 ) -> None:
     """Times all contenders together with the other rank."""
-    with reproducible(0, 1), joined(store, pulse.rank, RANKS, 1, CPU, pulse, 600) as gang:
+    with reproducible(0, 1), joined(store, heartbeat.rank, RANKS, 1, CPU, heartbeat, 600) as gang:
 
         def with_others(run: Run) -> Run:
             def timed() -> None:
-                pulse.works()
+                heartbeat.beat()
                 run()
                 dist.barrier()  # the slowest rank's time is everyone's
 
@@ -175,7 +175,7 @@ def as_rank(
         runs = contenders(gang, num_microbatches)
         found = medians({name: with_others(run) for name, run in runs.items()}, rounds)
         if gang.records:
-            tell(found)
+            send(found)
 
 
 def main() -> None:
@@ -185,7 +185,7 @@ def main() -> None:
 
     def show(found: dict[str, float]) -> None:
         print(f"p = {RANKS}, m = {m}, {IN_A_ROW // m} updates in a row\n")
-        print(table(found, "torch, Schedule1F1B", IN_A_ROW // m * 1e-3, "ms an update"))
+        print(table(found, "torch, Schedule1F1B", IN_A_ROW // m * 1e-3, "ms per update"))
 
     run_gang(as_rank, (m, rounds), RANKS, show, timeout=600)
 

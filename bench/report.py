@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from analysis.report import report
+from analysis.report.report import report
 from bench.load import make_store
 
 NUM_EVALUATIONS = 4

@@ -15,16 +15,16 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from bench.timing import medians, table
-from trainer.build import build
-from trainer.compose import compose
-from trainer.emulated import Emulated
-from trainer.export import hugging_face_config
-from trainer.gradients import Clip
+from trainer.base.build import build
+from trainer.base.resources import reproducible
+from trainer.config.compose import compose
+from trainer.executors.emulated import Emulated
+from trainer.executors.gradients import Clip
+from trainer.models.export import hugging_face_config
 from trainer.models.llama import Llama
 from trainer.models.loss import cross_entropy
-from trainer.operations import Schedule
 from trainer.parts import build_stages
-from trainer.resources import reproducible
+from trainer.schedules.operations import Schedule
 
 BATCH, LENGTH, UPDATES = 16, 128, 100_000
 
@@ -95,7 +95,7 @@ def main() -> None:
     }
     with reproducible(seed=0, num_threads=1):
         found = medians(contenders, rounds)
-    print(table(found, "transformers + torch.optim.AdamW", 1e-3, "ms an update"))
+    print(table(found, "transformers + torch.optim.AdamW", 1e-3, "ms per update"))
 
 
 if __name__ == "__main__":

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from sweeps.commands import COMMANDS
-from trainer.errors import BadInput
-from trainer.words import split_command
-
-BAD_INPUT = 2
+from trainer.base.cli import end_with, split_command
+from trainer.base.errors import BadInput, Unavailable
 
 
 def main(words: Sequence[str]) -> int:
@@ -18,11 +16,11 @@ def main(words: Sequence[str]) -> int:
     try:
         name, rest = split_command(words, COMMANDS, "run")
         exit_code: int = import_module(f"sweeps.commands.{name}").main(rest)
-    except BadInput as error:
+    except (BadInput, Unavailable) as error:
         print(f"python -m sweeps: {error}", file=sys.stderr)
-        return BAD_INPUT
+        return error.exit_code
     return exit_code
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end_with(lambda: main(sys.argv[1:]))

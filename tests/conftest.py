@@ -1,4 +1,4 @@
-"""One thread a test process: bitwise equality must not depend on how a sum was split."""
+"""One thread per test process: bitwise equality must not depend on how a sum was split."""
 
 from __future__ import annotations
 
@@ -19,3 +19,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Prints the word that repeats this random order: -q leaves out the header, where it stands."""
+    if seed := config.getoption("randomly_seed", None):
+        terminalreporter.write_line(f"order: --randomly-seed={seed}")

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,52 @@ FORBIDDEN = {
 }
 
 
+ROOMS: dict[str, dict[str, set[str]]] = {
+    "trainer": {
+        "schedules": {"base"},
+        "optimizers": {"base"},
+        "data": {"base"},
+        "models": {"base"},
+        "ranks": {"base"},
+        "folder": {"base"},
+        "config": {"base", "corrections", "schedules"},
+        "tracing": {"schedules"},
+        "stages": {"base", "corrections", "optimizers", "schedules"},
+        "executors": {"base", "ranks", "schedules", "stages", "tracing"},
+        "parts": {
+            *("base", "corrections", "data", "executors", "models", "optimizers", "ranks"),
+            *("schedules", "stages", "tracing"),
+        },
+        "training": {
+            *("agenda", "base", "config", "executors", "folder", "models", "parts", "ranks"),
+            *("schedules", "stages"),
+        },
+        "trial": {"base", "config", "executors", "folder", "parts", "ranks", "training"},
+        "__main__": {"base", "config", "folder", "trial"},
+    },
+    "sweeps": {
+        "request": {"tracking"},
+        "store": {"request"},
+        "plan": {"request", "store"},
+        "view": {"request"},
+        "cluster": {"plan", "request", "store", "tracking", "view"},
+        "commands": {"cluster", "plan", "request", "store", "tracking", "view"},
+        "__main__": {"commands"},
+    },
+    "analysis": {
+        "statistics": {"table"},
+        "claims": {"statistics", "table"},
+        "advice": {"statistics", "table"},
+        "figures": {"advice", "statistics", "table"},
+        "report": {"claims", "figures", "statistics", "table"},
+        "__init__": {"advice", "statistics", "table"},
+        "commands": {"advice", "report", "table"},
+        "__main__": {"commands"},
+    },
+}
+"""Room → the rooms of its package that it may import."""
+
+
 def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -29,7 +76,8 @@ def imports(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
+            inner = node.module if "." in node.module else f"{node.module}.{node.names[0].name}"
+            yield inner
 
 
 @pytest.mark.parametrize("path", CODE, ids=name)
@@ -40,7 +88,7 @@ def test_dependencies_point_one_way(path: Path) -> None:
 
 def test_hydra_is_known_in_one_place() -> None:
     users = {name(path) for path in CODE if any(m.startswith("hydra") for m in imports(path))}
-    assert users == {"trainer/compose.py"}
+    assert users == {"trainer/config/compose.py"}
 
 
 def test_wandb_is_known_in_its_tracker_and_its_dashboard() -> None:
@@ -51,8 +99,8 @@ def test_wandb_is_known_in_its_tracker_and_its_dashboard() -> None:
 def test_no_tracker_is_imported_unless_it_is_chosen() -> None:
     """They are slow; a driver needs none of them."""
     code = (
-        "import sys, sweeps.run, sweeps.request; "
-        "[sweeps.request.request(['sweep=main', f'tracking={name}']) "
+        "import sys, sweeps.cluster.driver, sweeps.request.command_line as asked; "
+        "[asked.parse_request(['sweep=main', f'tracking={name}']) "
         "for name in ('none', 'wandb', 'tensorboard')]; "
         f"assert not {TRACKERS} & {{module.split('.')[0] for module in sys.modules}}"
     )
@@ -61,13 +109,48 @@ def test_no_tracker_is_imported_unless_it_is_chosen() -> None:
 
 
 @pytest.mark.parametrize("path", CODE, ids=name)
-def test_files_and_functions_stay_small(path: Path) -> None:
-    text = path.read_text()
-    assert text.count("\n") <= 250
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef):
-            assert node.end_lineno is not None
-            assert node.end_lineno - node.lineno < 60, node.name
+def test_a_room_imports_only_rooms_below_it(path: Path) -> None:
+    package, room = path.relative_to(ROOT).with_suffix("").parts[:2]
+    known = {room_of(module) for module in imports(path) if module.startswith(f"{package}.")}
+    assert known - {room} <= {*ROOMS[package].get(room, ())}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=name)
+def test_a_test_imports_helpers_from_support_and_oracles_only(path: Path) -> None:
+    """Then a test can be moved, renamed or deleted without another one noticing."""
+    helpers = {room_of(module) for module in imports(path) if module.startswith("tests.")}
+    assert helpers <= {"support", "oracles"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "trainer").rglob("__init__.py")), ids=name)
+def test_no_module_is_shadowed_by_a_name_of_its_package(path: Path) -> None:
+    """`package.thing` would be the function to some and the module to others."""
+    nodes = ast.parse(path.read_text()).body
+    bound = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    imported = (n.names for n in nodes if isinstance(n, ast.Import | ast.ImportFrom))
+    bound |= {alias.asname or alias.name for names in imported for alias in names}
+    assert not bound & {sibling.stem for sibling in path.parent.iterdir()}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "analysis/figures/data").glob("*.py")), ids=name)
+def test_the_data_of_a_figure_know_nothing_of_how_it_is_drawn(path: Path) -> None:
+    of_figures = {module for module in imports(path) if module.startswith("analysis.figures")}
+    assert not {module.split(".")[0] for module in imports(path)} & {"altair", "vl_convert"}
+    assert all(module.startswith("analysis.figures.data") for module in of_figures)
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_rooms_have_no_circle(package: str) -> None:
+    TopologicalSorter(ROOMS[package]).prepare()  # raises CycleError
+    assert all(exists(ROOT / package, room) for room in ROOMS[package])
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def exists(package: Path, room: str) -> bool:
+    return (package / room).is_dir() or (package / f"{room}.py").is_file()
 
 
 @pytest.mark.parametrize("path", [p for p in CODE if "analysis" not in p.parts], ids=name)

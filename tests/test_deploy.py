@@ -16,16 +16,17 @@ from typing import Any
 import jsonschema
 import pytest
 import ray.autoscaler
-import small
 import yaml
-from ray_head import ended_by_mark, marked
 
-from sweeps.package import REPOSITORY, STOP_WAIT
-from sweeps.request import request
-from sweeps.shared import require_shared
-from sweeps.stop import GRACE
+from sweeps.cluster.package import STOP_WAIT
+from sweeps.cluster.shared import require_shared
+from sweeps.cluster.stop import GRACE
+from sweeps.request.command_line import parse_request
+from tests.support import small
+from tests.support.ray_head import ended_by_mark, marked
+from trainer.base.places import CODE_ROOT
 
-DEPLOY = REPOSITORY / "deploy"
+DEPLOY = CODE_ROOT / "deploy"
 
 
 def load(name: str) -> Any:
@@ -55,7 +56,7 @@ def test_the_rayjob_runs_a_sweep_that_can_be_a_job() -> None:
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     words = shlex.split(job["spec"]["entrypoint"])
     assert words[:4] == ["exec", "python", "-m", "sweeps"]
-    require_shared(request(words[4:]))
+    require_shared(parse_request(words[4:]))
     assert job["spec"]["rayClusterSpec"]["rayVersion"] == ray.__version__
     assert job["spec"]["rayClusterSpec"]["authOptions"] == {"mode": "token"}
 
@@ -79,8 +80,8 @@ def test_every_volume_of_the_rayjob_is_mounted_and_holds_the_store() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(DEPLOY.iterdir()), ids=lambda path: path.name)
-def test_the_readme_says_how(path: Path) -> None:
-    assert f"deploy/{path.name}" in (REPOSITORY / "README.md").read_text()
+def test_the_documents_say_how(path: Path) -> None:
+    assert f"deploy/{path.name}" in (CODE_ROOT / "docs" / "cluster.md").read_text()
 
 
 SHIMS = {
@@ -116,7 +117,7 @@ def test_slurms_signal_makes_trials_save_and_the_job_wait_again(tmp_path: Path) 
         script = subprocess.Popen(
             ["bash", str(DEPLOY / "slurm.sh"), "sweep=momentum", "scale=micro", *grid, *given],
             env=environment,
-            cwd=REPOSITORY,
+            cwd=CODE_ROOT,
             stdout=log,
             stderr=log,
         )

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import json
 import os
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from trainer.errors import BadInput, GangFailed, Stopped
+from trainer.base.cli import DONE, FAILED, FULL, INTERRUPTED, Parser, end_with, parser, split_word
+from trainer.base.errors import BadInput, GangFailed, LeaseLost, Stopped
+from trainer.base.places import CONF
 
-CONF = Path(__file__).parent.parent / "conf"
-DONE, FAILED = 0, 1
+MAX_CONFIG = 1_000_000
+"""Characters of a config that are read."""
 
 
 def _choices() -> str:
-    """The groups of conf/ and what each can be."""
+    """The groups of conf/ with their choices, one line per group."""
     of_sweeps = ("sweep", "tracking")
     groups = sorted(path for path in CONF.iterdir() if path.is_dir() and path.name not in of_sweeps)
     lines = [
@@ -27,91 +30,115 @@ def _choices() -> str:
     return "\n".join(lines)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     keys = (CONF / "config.yaml").read_text().partition("# Training")[2]
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer",
-        description="Runs one trial, or goes on with it, and records it in its folder.",
-        epilog=f"choices:\n{_choices()}\n\nkeys and their defaults:{keys}\n"
+    found = parser(
+        "python -m trainer",
+        "Runs or resumes one trial, and records it in its folder.",
+        f"choices:\n{_choices()}\n\nkeys and their defaults:{keys}\n"
         "The keys of a choice are in conf/<group>/<choice>.yaml: optimizer.lr=0.004",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides")
-    parser.add_argument("--cfg", action="store_true", help="print the resolved config, run nothing")
-    parser.add_argument(
+    found.add_argument("--cfg", action="store_true", help="print the resolved config, run nothing")
+    found.add_argument(
         "--config",
         metavar="FILE",
         type=Path,
         help="run this resolved config (a trial's config.json) without Hydra; "
         "only out=DIR may be given beside it",
     )
-    return parser
+    return found
 
 
 def _config(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.config is None:
-        from trainer.compose import compose
+        from trainer.config.compose import compose
 
-        return compose(arguments.overrides)
-    from trainer.config import validate
+        return compose(arguments.keys)
+    from trainer.config.schema import validate
 
-    try:
-        config = json.loads(arguments.config.read_text())
-    except (OSError, ValueError) as error:
-        raise BadInput("--config", arguments.config, f"must be a JSON file ({error})") from None
-    for override in arguments.overrides:
-        key, _, value = override.partition("=")
+    config = _read(arguments.config)
+    for key, value in map(split_word, arguments.keys):
         if key != "out":
             raise BadInput(key, value, "with --config only out=DIR may be overridden")
         config["out"] = value
     return validate(config)
 
 
+def _read(path: Path) -> dict[str, Any]:
+    """The content of a JSON file; raises BadInput."""
+    try:
+        if not path.is_file():
+            raise FileNotFoundError("there is none")
+        with path.open(encoding="utf-8") as file:
+            config = json.loads(file.read(MAX_CONFIG))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInput("--config", path, f"must be a JSON file ({error})") from None
+    if not isinstance(config, dict):
+        raise BadInput("--config", path, "must be a JSON file of keys and values")
+    return config
+
+
 def _show(row: dict[str, Any]) -> None:
     if "val_loss" in row:
-        print(
+        _say(
             f"update {row['update']}: train_loss {row['train_loss']:.4f} "
             f"val_loss {row['val_loss']} {row['tokens_per_second']:.0f} tokens/s",
-            file=sys.stderr,
+            sys.stderr,
         )
 
 
 def _say(message: str, file: TextIO) -> None:
-    """Of the ranks that torchrun started, one speaks."""
+    """Prints `message` to `file`; under torchrun only rank 0 prints.
+
+    The trial does not depend on whether its terminal is still there.
+    """
     if os.environ.get("RANK", "0") == "0":
-        print(message, file=file)
+        with suppress(OSError):
+            print(message, file=file)
+
+
+def _summary(config: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    from trainer.folder.record import trial_folder
+
+    return (
+        f"{result['status']} trial {result['trial_id']}: final_val_loss "
+        f"{result['final_val_loss']}, delays {result['delays']}, "
+        f"{result['wall_seconds']:.0f} s, in {trial_folder(config, result['trial_id'])}"
+    )
 
 
 def main() -> int:
-    """Exit code: 0 done (a diverged trial is done), 2 bad input, 143 asked to stop, 1 else."""
-    arguments = _parser().parse_args()
+    """Exit code: 0 done (a diverged trial is done), 2 bad input, 143 asked to stop, 130 interrupted
+    before it could save or by a second Ctrl-C, 1 else."""
     try:
+        arguments = _parser().parse_args(sys.argv[1:])
         config = _config(arguments)
         if arguments.cfg:
             print(json.dumps(config, indent=1))
             return DONE
-        from trainer.record import trial_folder
-        from trainer.stopping import stopping
-        from trainer.trial import run_trial
+        from trainer.base.stopping import stopping
+        from trainer.trial import finished_result, run_trial
 
+        before = finished_result(config)
         with stopping("stops at the next drain, with a checkpoint") as asked_to_stop:
             result = run_trial(config, _show, asked_to_stop)
-    except (BadInput, GangFailed, Stopped) as error:
+    except (BadInput, GangFailed, LeaseLost, Stopped) as error:
         _say(f"python -m trainer: {error}", sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        _say("python -m trainer: interrupted: the same command goes on", sys.stderr)
+        return INTERRUPTED
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in FULL:
             raise
-        _say(f"python -m trainer: {error}: free some, the same command goes on", sys.stderr)
+        goes_on = "make room, or raise the limit; the same command resumes"
+        _say(f"python -m trainer: {error}: {goes_on}", sys.stderr)
         return FAILED
     _say(
-        f"{result['status']} trial {result['trial_id']}: final_val_loss "
-        f"{result['final_val_loss']}, delays {result['delays']}, "
-        f"{result['wall_seconds']:.0f} s, in {trial_folder(config, result['trial_id'])}",
-        sys.stdout,
+        ("" if before is None else "done before, not run: ") + _summary(config, result), sys.stdout
     )
     return DONE
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

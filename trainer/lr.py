@@ -16,7 +16,10 @@ Share = Annotated[float, Interval(ge=0, le=1)]
 
 
 def _with_warmup(num_updates: int, warmup: float, decay: Callable[[float], float]) -> Factor:
-    """`decay` maps progress after warm-up, 0 at its first update to 1 at the last, to a factor."""
+    """A linear warm-up, then `decay`.
+
+    `decay` maps the progress after the warm-up (0 at its first update, 1 at the last) to a factor.
+    """
     num_warmup = round(warmup * num_updates)
     num_decay = max(1, num_updates - num_warmup - 1)
 

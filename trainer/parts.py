@@ -10,27 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.build import build
-from trainer.clock import Clock
+from trainer.base.build import build
+from trainer.base.errors import BadInput
 from trainer.corrections.none import NoCorrection
 from trainer.data.batches import Batches, Windows
-from trainer.emulated import Emulated
-from trainer.errors import BadInput
-from trainer.gang import Gang
-from trainer.gradients import Clip
+from trainer.executors.emulated import Emulated
+from trainer.executors.gradients import Clip
+from trainer.executors.pipelined import Pipelined
 from trainer.models.loss import cross_entropy
 from trainer.models.split import Split
-from trainer.operations import Schedule
-from trainer.optimizers import Kind, kinds
-from trainer.pipelined import Pipelined
-from trainer.stage import Stage
+from trainer.optimizers.routing import Kind, kinds
+from trainer.ranks.groups import Gang
+from trainer.schedules.operations import Schedule
+from trainer.stages.stage import Stage
+from trainer.tracing.clock import Clock
 
 Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a trial is made of, but for the stages and who executes them."""
+    """The parts of a trial, except its stages and their executor."""
 
     model: Any
     schedule: Schedule
@@ -40,7 +40,7 @@ class Parts:
 
 
 def build_parts(config: Config, num_updates: int) -> Parts:
-    """Raises BadInput where two parts do not fit."""
+    """The parts that a resolved config names. Raises BadInput if two of them do not fit."""
     batches, validation = open_data(config)
     return Parts(
         build(config["model"]),
@@ -52,7 +52,7 @@ def build_parts(config: Config, num_updates: int) -> Parts:
 
 
 def build_emulated(config: Config, parts: Parts, device: torch.device) -> Emulated:
-    """All stages in this process, weights initialised."""
+    """The executor of all stages in this process, on `device`, weights initialised."""
     schedule = parts.schedule
     every = range(schedule.num_stages)
     return Emulated(
@@ -66,7 +66,7 @@ def build_emulated(config: Config, parts: Parts, device: torch.device) -> Emulat
 
 
 def build_pipelined(config: Config, parts: Parts, gang: Gang) -> Pipelined:
-    """This rank's stages of the pipeline, weights initialised."""
+    """The executor of this rank's stages of the pipeline, weights initialised."""
     schedule, device = parts.schedule, gang.device
     rows = config["batch_size"] // (schedule.num_microbatches * gang.num_replicas)
     mine = schedule.stages(gang.place)
@@ -90,7 +90,8 @@ def _clip(config: Config) -> Clip:
 def open_data(config: Config) -> tuple[Batches, Windows]:
     """Training batches and validation windows of verified data.
 
-    Raises BadInput for missing, altered or too short data, or another vocabulary than the model's.
+    Raises BadInput if the data is missing, altered or too short, or its vocabulary is not the
+    model's.
     """
     dataset, vocab_size = build(config["data"]).open(), build(config["model"]).vocab_size
     if dataset.vocab_size != vocab_size:
@@ -113,7 +114,10 @@ def build_stages(
     device: torch.device,
     indices: Iterable[int],
 ) -> list[Stage]:
-    """Some of the model's stages; a weight name that the first and the last both have is tied."""
+    """The model's stages with these `indices`, on `device`, weights initialised.
+
+    A weight whose name both the first and the last stage have is tied.
+    """
     split = model.split(schedule.num_stages, config["seq_len"])
     first, last = (_names(_empty(model, index, split)) for index in (0, len(split) - 1))
     tied = first & last if len(split) > 1 else frozenset()
@@ -138,7 +142,7 @@ def build_stages(
 
 
 def _empty(model: Any, index: int, split: Split) -> nn.Module:
-    """A stage without memory: no default weights are drawn only to be replaced."""
+    """A stage on the meta device: no default weights are drawn that would be replaced anyway."""
     with torch.device("meta"):
         module: nn.Module = model.stage(index, split)
     return module

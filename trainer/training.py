@@ -10,46 +10,67 @@ from typing import Any
 
 import torch
 
-from trainer import checkpoint
 from trainer.agenda import Agenda
-from trainer.diagnostics import summary
-from trainer.errors import BadInput, Stopped
-from trainer.executor import Executor
-from trainer.export import save_final
-from trainer.gradients import Diverged, Update
-from trainer.identity import provenance
-from trainer.operations import delays
+from trainer.base.errors import BadInput, Stopped
+from trainer.base.resources import (
+    device_name,
+    peak_memory_bytes,
+    random_state,
+    restore_random_state,
+)
+from trainer.base.status import Status
+from trainer.config.identity import made_by, provenance
+from trainer.config.plan import Plan
+from trainer.executors.executor import Executor
+from trainer.executors.gradients import Diverged, Update
+from trainer.folder import checkpoint
+from trainer.folder.record import Row, TrialFolder
+from trainer.models.export import save_final
 from trainer.parts import Parts
-from trainer.plan import Plan
-from trainer.record import Row, TrialFolder
-from trainer.resources import device_name, peak_memory_bytes, random_state, restore_random_state
-from trainer.watch import AskedToStop
+from trainer.ranks.supervisor import AskedToStop
+from trainer.schedules.operations import delays
+from trainer.stages.probe import summary
 
 Config = Mapping[str, Any]
 Report = Callable[[Row], None]
 
 STOP_WITHIN = 10.0
-"""Seconds between drains: so long can it take until a trial that is asked to stop can do so."""
+"""Most seconds between two drains, and so until a trial that is asked to stop can do so."""
 
 
 def nowhere(row: Row) -> None:
-    """Reports to nobody."""
+    """The callback that ignores every row."""
 
 
 def never() -> bool:
-    """Nobody asks to stop."""
+    """Returns False: nobody asks the trial to stop."""
     return False
 
 
 def nothing(folder: Path) -> None:
-    """Leaves nothing more in a trial's folder."""
+    """Adds no file to a trial's folder."""
+
+
+def restored_other(config: Config, executor: Executor) -> Row | None:
+    """The state in the checkpoint of another trial that `resume_from` names, restored in the
+    executor; None if it names none. Raises BadInput if the trial cannot go on from there.
+    """
+    other = config["resume_from"]
+    if other is None:
+        return None
+    state = checkpoint.load_other(Path(other), config)
+    try:
+        executor.restore(state["executor"])
+    except LookupError as error:
+        raise BadInput("resume_from", other, str(error)) from None
+    return state
 
 
 class Training:
-    """The parts of one trial and how far it has come.
+    """The parts of one trial and its progress.
 
-    `asked_to_stop` is asked between drains; `on_finish` is handed the trial's folder before the
-    result is written.
+    `asked_to_stop` is called between drains; the callback `on_finish` gets the trial's folder
+    before the result is written.
     """
 
     def __init__(
@@ -78,24 +99,29 @@ class Training:
         )
         self._started = self._last_tick = time.monotonic()
         self._num_done, self._train_seconds, self._stride = 0, 0.0, 1
+        self._made_by = made_by(device_name(device))
         self._delays = [0] * self._parts.schedule.num_stages
         self._val_loss = math.nan
         self._resume()
 
     def run(self) -> Row:
-        """Trains to the end or to divergence, and records the result.
+        """Trains to the end or to divergence; records and returns the result.
 
-        Raises Stopped, after a checkpoint, if it is asked to stop.
+        Raises Stopped, after a checkpoint, once it is asked to stop.
         """
         try:
             for drain in self._agenda.drains(self._num_done):
                 self._advance_to(drain)
         except Diverged as diverged:
-            return self._finish("diverged", None, diverged.batch)
-        return self._finish("completed", self._val_loss, None)
+            return self._finish(Status.DIVERGED, None, diverged.batch)
+        return self._finish(Status.COMPLETED, self._val_loss, None)
 
     def _advance_to(self, drain: int) -> None:
-        """In runs so short that a wish to stop is soon heard; every rank does the same."""
+        """Trains until `drain` updates are done.
+
+        It drains in between, at least every STOP_WITHIN seconds, to see whether it is asked to
+        stop. All ranks drain after the same updates.
+        """
         last = self._num_done
         while last < drain:
             first, last = last, min(drain, last + self._stride)
@@ -124,7 +150,7 @@ class Training:
         if self._agenda.observes(first):
             self._executor.observe(first)
         if compares:
-            self._executor.rehearse(first)
+            self._executor.probe(first)
         self._last_tick = time.monotonic()
         self._executor.run(first, last, on_update)
         for row in held:
@@ -138,10 +164,7 @@ class Training:
             self._save()
 
     def _save(self) -> None:
-        state = self._state()
-        if self._folder.records:
-            self._folder.require()
-            checkpoint.save(self._folder.path, self._num_done, state)
+        self._folder.save(self._num_done, self._state())
 
     def _count_delays(self, first: int, last: int) -> None:
         for operations in self._parts.schedule.operations(first, last):
@@ -175,7 +198,7 @@ class Training:
     def _evaluate(self, row: Row) -> None:
         """Adds the loss of W(t + 1) on the whole validation split to the row of update t.
 
-        Above ln(vocabulary) + 1 after the warm-up, or not finite, it is a divergence.
+        Raises Diverged if it is not finite or, after the warm-up, above ln(vocabulary) + 1.
         """
         size, windows = self._config["eval_batch_size"], self._parts.validation
         starts = range(0, len(windows), size)
@@ -198,32 +221,36 @@ class Training:
             "delays": self._delays,
             "train_seconds": self._train_seconds,
             "val_loss": self._val_loss,
+            "made_by": self._made_by,
         }
 
     def _resume(self) -> None:
-        """Goes on from the newest checkpoint; without one, from `resume_from` or the start."""
-        path, other = checkpoint.newest(self._folder.path), self._config["resume_from"]
+        """Resumes from the newest checkpoint, else from `resume_from`; else it starts anew."""
+        path = self._executor.agreed(self._folder.newest_checkpoint())
         if path is not None:
-            state = checkpoint.load(path)
-            self._take_back(state)
+            state = checkpoint.load_own(path, self._plan.trial_id)
+            self._executor.restore(state["executor"])
+            self._begin(state)
             self._delays = state["delays"]
-        elif other is not None:
-            try:
-                self._take_back(checkpoint.load_other(Path(other), self._config))
-            except LookupError as error:
-                raise BadInput("resume_from", other, str(error)) from None
-        self._seconds_before = self._folder.starts(self._num_done)
+        elif (other := restored_other(self._config, self._executor)) is not None:
+            self._begin(other)
+        self._executor.agreed(None)  # by now every rank has read the file, which gets another name
+        self._seconds_before = self._folder.resume(self._num_done, path)
 
-    def _take_back(self, state: Row) -> None:
+    def _begin(self, state: Row) -> None:
         self._num_done = state["num_updates"]
-        self._executor.restore(state["executor"])
         restore_random_state(state["random"], self._device)
         self._val_loss, self._train_seconds = state["val_loss"], state["train_seconds"]
 
-    def _finish(self, status: str, final_val_loss: float | None, diverged_at: int | None) -> Row:
+    def _finish(self, status: Status, final_val_loss: float | None, diverged_at: int | None) -> Row:
         num_tokens = self._tokens(self._num_done)
         result = {
-            **provenance(self._plan.trial_id, self._plan.data_hash, device_name(self._device)),
+            **provenance(
+                self._config,
+                self._plan.trial_id,
+                self._plan.data_hash,
+                device_name(self._device),
+            ),
             "status": status,
             "final_val_loss": final_val_loss,
             "diverged_at": diverged_at,
@@ -244,7 +271,4 @@ class Training:
             if self._folder.records:
                 save_final(weights, self._parts.model, self._folder.path)
         self._on_finish(self._folder.path)
-        if self._folder.records:
-            self._folder.finish(result)
-            checkpoint.delete(self._folder.path)
-        return result
+        return self._folder.finish(result)

@@ -9,40 +9,40 @@ from typing import Any
 import pandas as pd
 
 from analysis.advice.evidence import Evidence, Gap, evidence
-from analysis.advice.race import SameLoss, SameTime, same_loss, same_time
+from analysis.advice.race import SameTime, after, same_time
 from analysis.advice.speed import Costs, equal_stages, fastest, speed_ups
 from analysis.advice.text import text
-from analysis.advice.verdict import GO, UNDECIDED, Verdict, recommended, verdict, without_gap
-from analysis.paired import gaps
-from trainer.errors import BadInput
+from analysis.advice.verdict import GO, UNDECIDED, Verdict, recommended, sound, verdict, without_gap
+from analysis.statistics.gaps import gaps
+from trainer.base.errors import BadInput
 
 __all__ = ["Advice", "Costs", "advise"]
 
 MOST = 16_384
-"""Stages times microbatches: the simulation of more takes minutes, and says nothing else."""
+"""Stages times microbatches: simulating more takes minutes and changes nothing."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What is advised, and all that it rests on; as a string it is text for people."""
+    """A verdict with its evidence; as a string it is text for people."""
 
     optimizer: str
     stages: int
     microbatches: int
     costs: Costs
     speed_ups: dict[str, float]
-    """Batches of 2BW in the time of one, by the name of the synchronous pipeline."""
+    """For each synchronous pipeline, how many batches 2BW makes in the time of one."""
     evidence: Evidence | None
     """None if the store has no pair of the delay."""
     gap: Gap | None
-    """Of the recommended arm; None if no arm can be recommended."""
+    """The gap and the token tax of the recommended arm; None if no arm can be recommended."""
     same_time: dict[str, SameTime]
-    """That arm against each synchronous pipeline; none without an arm."""
+    """The delay, at each seed with the λ that is best on the others, against each synchronous
+    pipeline; empty without an arm."""
     verdicts: dict[str, Verdict]
-    """Likewise."""
-    same_loss: SameLoss | None
+    """The verdict against each synchronous pipeline; empty without an arm."""
     verdict: Verdict
-    """Against the fastest of the synchronous pipelines."""
+    """The verdict against the fastest of them."""
 
     def __str__(self) -> str:
         return text(self)
@@ -59,10 +59,10 @@ def advise(
 ) -> Advice:
     """The advice for one optimizer and pipeline, from `load`'s table.
 
-    `updates`: how long sync trains; by default the longest training that the store can decide at,
-    else the longest. `costs`: of a microbatch on each stage; by default `speed.equal_stages`. The
-    rule is `verdict.verdict`. Raises BadInput for an optimizer or a length that the store has not,
-    and a pipeline that cannot be; warns and raises as `gaps` does.
+    `updates`: how long sync trains; by default the longest training for which the store gives a
+    verdict, else the longest. `costs`: times of a microbatch on each stage; by default
+    `speed.equal_stages`. The rule is `verdict.verdict`. Raises BadInput for an optimizer or a
+    length without trials, and for a pipeline that cannot be; warns and raises as `gaps` does.
     """
     costs = costs or equal_stages(stages)
     speeds = _speed_ups(stages, microbatches, costs)
@@ -74,14 +74,16 @@ def advise(
 
 
 def _answer(found: Evidence | None, speeds: Mapping[str, float]) -> dict[str, Any]:
-    """What an advice says of one length of training."""
+    """The fields of an advice that depend on the length of training."""
     gap = recommended(found) if found is not None else None
     if found is None or gap is None:
-        nothing: dict[str, Any] = {"same_time": {}, "verdicts": {}, "same_loss": None}
+        nothing: dict[str, Any] = {"same_time": {}, "verdicts": {}}
         return {"evidence": found, "gap": gap, **nothing, "verdict": without_gap(found)}
-    at = {name: same_time(found, gap, speed_up) for name, speed_up in speeds.items()}
+    arms = [one.arm for one in sound(found)]
+    equal = after(found, arms, found.updates, found.updates)
+    at = {name: same_time(found, arms, speed_up) for name, speed_up in speeds.items()}
     verdicts = {
-        name: verdict(gap, at[name], speed_up, found.updates) for name, speed_up in speeds.items()
+        name: verdict(equal, at[name], speed_up, found.updates) for name, speed_up in speeds.items()
     }
     if verdicts[fastest(speeds)].word == GO:  # what beats the fastest beats them all
         verdicts = dict.fromkeys(speeds, verdicts[fastest(speeds)])
@@ -90,7 +92,6 @@ def _answer(found: Evidence | None, speeds: Mapping[str, float]) -> dict[str, An
         "gap": gap,
         "same_time": at,
         "verdicts": verdicts,
-        "same_loss": same_loss(found, gap),
         "verdict": verdicts[fastest(speeds)],
     }
 

@@ -1,25 +1,26 @@
-"""What a store says of the delay: at the best setting of sync, for each length of training."""
+"""What a store shows of the delay: gaps at the best setting of sync, for each training length."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
-from analysis.advice.same_loss import mean_curve
-from analysis.intervals import Interval
-from analysis.pairs import VARIANT, results
-from analysis.tasks import families, kinds, tokens_asked, updates_asked
+from analysis.statistics.intervals import Interval
+from analysis.statistics.pairs import VARIANT, results
+from analysis.statistics.tax import Finals, Tax
+from analysis.table.tasks import Family, families, kinds, tokens_asked, updates_asked
+from trainer.base.status import FINAL, Status
 
 PLAIN, FEEDBACK = "delay", "delay_ef"
-"""Families of arms: a coefficient of Error Feedback does not count."""
-COEFFICIENT = "correction.coefficient"
+"""Families of arms: those that differ in the coefficient of Error Feedback are one."""
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Of an arm with coefficient λ of Error Feedback; 0 is the plain delay."""
+    """The gap of Error Feedback with a coefficient λ; the plain delay has 0."""
 
     coefficient: float
     arm: str
@@ -30,6 +31,7 @@ class Gap:
     pairs: int
     removed: float
     removed_interval: Interval
+    tax: Tax
 
     @property
     def removes(self) -> bool:
@@ -42,25 +44,25 @@ class Evidence:
     """One setting of the optimizer, trained for `updates` updates."""
 
     setting: str
-    """In words, its length aside."""
+    """The keys that tell it from other settings, in words, without its length."""
+    keys: Mapping[str, Any]
+    """The same as keys of the config; None is null."""
     updates: int
     loss_sync: float
     gaps: tuple[Gap, ...]
     """By coefficient, ascending."""
-    finals: dict[str, dict[int, dict[float, float]]]
-    """By arm and seed, final losses by updates: also of longer and shorter runs of the setting."""
-    curves: dict[str, dict[float, float]]
-    """By arm, validation losses by updates done, mean over seeds."""
+    finals: dict[str, Finals]
+    """For each arm and seed, final losses by updates, also of longer and shorter runs."""
 
 
 def evidence(trials: pd.DataFrame, gaps: pd.DataFrame) -> list[Evidence]:
-    """For each length that the largest task of these trials has a gap at, longest first.
+    """One evidence per length at which the largest task of these trials has a gap, longest first.
 
     The trials are of one optimizer, `gaps` is their table. The setting is the one with the lowest
-    mean loss of sync among those with the most pairs. The largest task has the most work a trial:
+    mean loss of sync among those with the most pairs. The largest task has the most work per trial:
     parameters times tokens.
     """
-    trials = trials[trials["status"].isin(["completed", "diverged"])]
+    trials = trials[trials["status"].isin(FINAL)]
     arms = _arms(trials)
     rows = gaps[gaps["arm"].isin(arms.index) & (gaps["pairs"] > 0)]
     if rows.empty:
@@ -77,16 +79,14 @@ def evidence(trials: pd.DataFrame, gaps: pd.DataFrame) -> list[Evidence]:
 
 
 def _arms(trials: pd.DataFrame) -> pd.Series:
-    """Coefficient by arm, of those that are the delay or the delay with Error Feedback."""
+    """For each arm that is the delay, alone or with Error Feedback, its coefficient; ascending."""
     table = trials[trials["family"].isin([PLAIN, FEEDBACK])].drop_duplicates("arm")
     table = table.set_index("arm")
-    plain = table["family"] == PLAIN
-    known = table[COEFFICIENT] if COEFFICIENT in table else plain.astype(float)
-    return known.astype(float).mask(plain, 0.0).sort_values()
+    return table["coefficient"].mask(table["family"] == PLAIN, 0.0).sort_values()
 
 
 def _points(trials: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """A row a point that has a pair: what it is for, how much is known of it, and its length."""
+    """One row per point that has a pair: its task, its pairs, its loss of sync and its length."""
     known = trials.drop_duplicates("point").set_index("point")
     tokens = tokens_asked(known)
     found = rows.groupby("point").agg(n=("n", "max"), loss_sync=("loss_sync", "min"))
@@ -98,20 +98,21 @@ def _points(trials: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _at(
-    point: str, done: pd.DataFrame, rows: pd.DataFrame, arms: pd.Series, family: dict[str, str]
+    point: str, done: pd.DataFrame, rows: pd.DataFrame, arms: pd.Series, family: dict[str, Family]
 ) -> Evidence:
-    twins = [other for other, words in family.items() if words == family[point]]
-    here = done[(done["point"] == point) & (done["status"] == "completed")]
+    own = family[point]
+    twins = [other for other, of_other in family.items() if of_other.words == own.words]
+    here = done[(done["point"] == point) & (done["status"] == Status.COMPLETED)]
     gaps = tuple(_gap(point, arm, rows, coefficient) for arm, coefficient in _of(point, rows, arms))
     names = ["sync", *(gap.arm for gap in gaps)]
-    by_arm = {name: here[here["arm"] == name].drop_duplicates("seed") for name in names}
+    sync = here[here["arm"] == "sync"].drop_duplicates("seed")
     return Evidence(
-        setting=family[point],
+        setting=own.words,
+        keys=own.keys,
         updates=int(done.loc[done["point"] == point, "length"].iloc[0]),
-        loss_sync=float(by_arm["sync"]["final_val_loss"].mean()),
+        loss_sync=float(sync["final_val_loss"].mean()),
         gaps=gaps,
         finals={name: _finals(done, twins, name) for name in names},
-        curves={name: mean_curve(trials["folder"]) for name, trials in by_arm.items()},
     )
 
 
@@ -121,7 +122,7 @@ def _of(point: str, rows: pd.DataFrame, arms: pd.Series) -> Iterator[tuple[str, 
 
 
 def _gap(point: str, arm: str, rows: pd.DataFrame, coefficient: float) -> Gap:
-    """Of several numbers of stages, which change nothing with 2BW, the one with the most pairs."""
+    """With the number of stages that has the most pairs: it changes nothing with 2BW."""
     at = rows[(rows["point"] == point) & (rows["arm"] == arm)]
     most = at.sort_values(["n", *VARIANT], ascending=[False, True, True])
     [row] = most.head(1).to_dict("records")
@@ -135,14 +136,15 @@ def _gap(point: str, arm: str, rows: pd.DataFrame, coefficient: float) -> Gap:
         int(row["pairs"]),
         float(row["removed"]),
         (float(row["removed_low"]), float(row["removed_high"])),
+        Tax(**{name: row[name] for name in Tax._fields}),
     )
 
 
-def _finals(done: pd.DataFrame, points: Sequence[str], arm: str) -> dict[int, dict[float, float]]:
-    """Where a seed diverged there is no loss, nor between the lengths beside it."""
+def _finals(done: pd.DataFrame, points: Sequence[str], arm: str) -> Finals:
+    """Final losses by seed and length; NaN where the trial diverged."""
     trials = done[done["point"].isin(points) & (done["arm"] == arm)]
     trials = trials.drop_duplicates(["point", "seed"])
-    by_seed: dict[int, dict[float, float]] = {}
+    by_seed: dict[int, dict[int, float]] = {}
     columns = (trials[name] for name in ("seed", "length", "final_val_loss"))
     for seed, length, loss in zip(*columns, strict=True):
         by_seed.setdefault(int(seed), {})[int(length)] = float(loss)

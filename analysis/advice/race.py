@@ -1,28 +1,26 @@
-"""The delayed run against a synchronous pipeline: at the same time, and at the same loss.
+"""The delayed run against a synchronous pipeline after the same time.
 
-Lengths of training are compared by runs that were that long, each with its own learning-rate
-schedule, or between two of them; never beyond. A loss in the middle of a run is not that of a run
-so short: its learning rate has not decayed, or has stayed high for longer.
-
-Final losses fall ever more slowly with the logarithm of the length, so a line between two of them
-lies above: it flatters the other side.
+Losses are final losses of runs of the given length, or interpolated between two such runs (see
+`statistics.lengths`). An interpolated loss is a little too high, which favours the other side, so
+it may only decide against that other side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, floor
 
 import numpy as np
 
-from analysis.advice.evidence import Evidence, Gap
-from analysis.advice.same_loss import ByUpdates, length_to, loss_after, updates_to
-from analysis.intervals import Interval, mean_interval
+from analysis.advice.evidence import Evidence
+from analysis.statistics.best import folds_share
+from analysis.statistics.intervals import Interval, mean_interval
+from analysis.statistics.lengths import loss_after
+from analysis.statistics.tax import Finals
 
-BOOTSTRAP_SEED = 0
 NEARLY = 1e-6
-"""Updates: what a ratio of two simulated times may be off by."""
+"""Updates: the rounding error of a ratio of two simulated times."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +32,16 @@ class SameTime:
     sync_updates: float
     n: int
     gap: float
-    """Loss of the delayed run minus sync's, mean over n seeds; NaN if no runs are that long."""
+    """Loss of the delayed run minus that of sync, mean over n seeds; NaN if no runs are that
+    long."""
     spread: float
-    """Standard deviation of the n differences."""
+    """Standard deviation that the interval is made with: that of the n differences, wider where
+    each seed has the arm that is best on the others."""
     interval: Interval
     flatters_delay: bool
-    """Sync's losses lie between runs of other lengths, on a line."""
+    """Whether sync's losses are interpolated between runs of other lengths."""
     flatters_sync: bool
-    """The delayed run's do."""
+    """Whether those of the delayed run are."""
 
     @property
     def is_lower(self) -> bool:
@@ -54,79 +54,67 @@ class SameTime:
         return self.interval[0] > 0 and not self.flatters_sync
 
     @property
+    def is_interpolated(self) -> bool:
+        """Whether either side is not of runs of that length."""
+        return self.flatters_delay or self.flatters_sync
+
+    @property
     def lengths(self) -> list[int]:
         """Whole numbers of updates of runs that compare sync and the delayed run."""
         return [floor(self.sync_updates + NEARLY), ceil(self.updates - NEARLY)]
 
 
-@dataclass(frozen=True)
-class SameLoss:
-    """After how many updates each of the two has the same loss, by means over seeds; NaN if nobody
-    knows."""
+def same_time(found: Evidence, arms: Sequence[str], speed_up: float) -> SameTime:
+    """Delayed runs longer by the speed-up, or sync runs shorter by it where there are none so long.
 
-    loss: float
-    updates: float
-    sync_updates: float
-    measured: bool
-    """By runs of that length; else by where sync's own curve had that loss, a rough guide."""
-
-
-def same_time(found: Evidence, gap: Gap, speed_up: float) -> SameTime:
-    """Delayed runs longer by the speed-up, or sync runs shorter by it: what shows more."""
-    longer = _same_time(found, gap.arm, found.updates * speed_up, found.updates)
-    shorter = _same_time(found, gap.arm, found.updates, found.updates / speed_up)
-    return max(longer, shorter, key=lambda at: (at.is_lower or at.is_higher, at.n))
+    Which of the two is compared depends on the lengths of the runs alone and not on their losses:
+    taking the one that shows more would decide too often. Runs of the very length come before an
+    interpolation, longer delayed runs before shorter sync ones. `arms`: as in `after`.
+    """
+    longer = after(found, arms, found.updates * speed_up, found.updates)
+    shorter = after(found, arms, found.updates, found.updates / speed_up)
+    return max(longer, shorter, key=lambda at: (at.n >= 2, not at.is_interpolated, at.n > 0))
 
 
-def _same_time(found: Evidence, arm: str, updates: float, sync_updates: float) -> SameTime:
-    delayed, sync = found.finals[arm], found.finals["sync"]
+def after(found: Evidence, arms: Sequence[str], updates: float, sync_updates: float) -> SameTime:
+    """The delayed run after `updates`, at each seed with the arm of the lowest mean loss on the
+    other seeds, and sync after `sync_updates`."""
+    sync = found.finals["sync"]
     gaps = np.array(
         [
-            loss_after(delayed[seed], round(updates, 6))
+            loss_after(found.finals[arm][seed], round(updates, 6))
             - loss_after(losses, round(sync_updates, 6))
             for seed, losses in sync.items()
-            if seed in delayed
+            for arm in [_best_without(found, arms, seed)]
+            if seed in found.finals[arm]
         ]
     )
     known = gaps[np.isfinite(gaps)]
+    low, high = mean_interval(known)
+    wider = np.sqrt(folds_share(len(known))) if len(arms) > 1 else 1.0
+    mean = float(known.mean()) if len(known) else np.nan
     return SameTime(
         updates,
         sync_updates,
         len(known),
-        float(known.mean()) if len(known) else np.nan,
-        float(known.std(ddof=1)) if len(known) > 1 else np.nan,
-        mean_interval(known, np.random.default_rng(BOOTSTRAP_SEED)),
+        mean,
+        float(wider * known.std(ddof=1)) if len(known) > 1 else np.nan,
+        (mean - wider * (high - low) / 2, mean + wider * (high - low) / 2),
         not _has(sync, sync_updates),
-        not _has(delayed, updates),
+        not any(_has(found.finals[arm], updates) for arm in arms),
     )
 
 
-def _has(finals: Mapping[int, ByUpdates], updates: float) -> bool:
-    """Whether there are runs of that length, up to a part of an update."""
+def _best_without(found: Evidence, arms: Sequence[str], seed: int) -> str:
+    """The arm of the lowest mean loss at `found.updates` on the seeds but this one."""
+    if len(arms) == 1:
+        return arms[0]
+    finals = [found.finals[arm] for arm in arms]
+    others = set.intersection(*({*by_seed} for by_seed in finals)) - {seed}
+    means = [np.mean([by_seed[s][found.updates] for s in others]) for by_seed in finals]
+    return arms[int(np.argmin(means))]
+
+
+def _has(finals: Finals, updates: float) -> bool:
+    """Whether there are runs of that length, to within one update."""
     return any(abs(length - updates) < 1 for losses in finals.values() for length in losses)
-
-
-def same_loss(found: Evidence, gap: Gap) -> SameLoss:
-    """At sync's final loss if delayed runs get there; else at that of the delayed run."""
-    delayed_loss = found.loss_sync + gap.gap
-    finals = _means(found.finals[gap.arm])
-    if gap.gap <= 0:
-        needed = updates_to(found.curves[gap.arm], found.loss_sync)
-        return SameLoss(found.loss_sync, needed, found.updates, True)
-    longer = {length: loss for length, loss in finals.items() if length >= found.updates}
-    if not np.isnan(needed := length_to(longer, found.loss_sync)):
-        return SameLoss(found.loss_sync, needed, found.updates, True)
-    sync = _means(found.finals["sync"])
-    shorter = {length: loss for length, loss in sync.items() if length <= found.updates}
-    if shorter and max(shorter.values()) >= delayed_loss:
-        return SameLoss(delayed_loss, found.updates, length_to(shorter, delayed_loss), True)
-    guide = updates_to(found.curves["sync"], delayed_loss)
-    return SameLoss(delayed_loss, found.updates, guide, False)
-
-
-def _means(finals: Mapping[int, ByUpdates]) -> dict[float, float]:
-    """Final losses by length, of the lengths that every seed of the longest list has."""
-    most = max(map(len, finals.values()))
-    whole = [losses for losses in finals.values() if len(losses) == most]
-    shared = set.intersection(*({*losses} for losses in whole))
-    return {length: float(np.mean([losses[length] for losses in whole])) for length in shared}

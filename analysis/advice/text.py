@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import isnan
 from typing import TYPE_CHECKING
 
 from analysis.advice.speed import equal_stages, fastest
-from analysis.intervals import Interval
+from analysis.statistics.intervals import Interval
+from analysis.statistics.text import tax_text
 
 if TYPE_CHECKING:
     from analysis.advice import Advice
     from analysis.advice.evidence import Evidence, Gap
-    from analysis.advice.race import SameLoss, SameTime
+    from analysis.advice.race import SameTime
+    from analysis.statistics.tax import Tax
 
 TRIED_BY_MAIN = (0, 1)
 """Coefficients of Error Feedback in the sweep `main`."""
 
 
 def text(advice: Advice) -> str:
-    """The verdict first, then what it rests on."""
+    """The verdict first, then its evidence."""
     found = advice.evidence
     parts = [_verdict(advice), _gaps(advice, found) if found else [], [*_speed(advice)]]
     if found and advice.gap:
-        parts.append([*_race(advice, advice.gap)])
+        parts += [[*_tax(advice, advice.gap, found)], [*_race(advice, advice.gap)]]
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
@@ -38,11 +40,11 @@ def _verdict(advice: Advice) -> list[str]:
 
 
 def _command(advice: Advice) -> str:
-    """The sweep that makes these runs; which scale it is, is not written in a trial."""
+    """The sweep that makes these runs; a trial does not say its scale."""
     sweep = "main" if not advice.gap or advice.gap.coefficient in TRIED_BY_MAIN else "coefficient"
     words = [f"sweep={sweep}", "scale=SCALE", f"grid.optimizer=[{advice.optimizer}]"]
-    setting = advice.evidence.setting.split(", ") if advice.evidence else []
-    words += [word.replace("=None", "=null") for word in setting if word]
+    keys = advice.evidence.keys if advice.evidence else {}
+    words += [f"{key}={'null' if value is None else value}" for key, value in keys.items()]
     words += [f"{key}={value}".replace(" ", "") for key, value in advice.verdict.settle.items()]
     return f"python -m sweeps {shlex.join(words)}, SCALE that of these trials"
 
@@ -50,7 +52,7 @@ def _command(advice: Advice) -> str:
 def _gaps(advice: Advice, found: Evidence) -> list[str]:
     setting = f" at {found.setting}" if found.setting else ""
     return [
-        f"gap of 2BW after {found.updates} updates{setting}, nats a token [95 %]:",
+        f"gap of 2BW after {found.updates} updates{setting}, nats per token [95 %]:",
         *(f"  {gap.arm:<16}{_gap(gap)}" for gap in found.gaps),
         f"  recommended λ of Error Feedback: {_recommended(advice.gap, found)}",
     ]
@@ -91,13 +93,34 @@ def _speed(advice: Advice) -> Iterator[str]:
     yield "  not counted: what Error Feedback adds to an update"
 
 
+def _tax(advice: Advice, gap: Gap, found: Evidence) -> Iterator[str]:
+    tax = gap.tax
+    yield f"token tax of {gap.arm}, the updates it needs for sync's loss over sync's own:"
+    if not tax.tax_n:
+        yield f"  not enough data: {tax.tax_why}"
+        return
+    yield f"  {tax_text(tax._asdict())} n={tax.tax_n}, sync with {found.updates} updates"
+    for name, speed_up in advice.speed_ups.items():
+        yield f"  against {speed_up:.3f}, the speed-up over {name}: {_break_even(tax, speed_up)}"
+
+
+def _break_even(tax: Tax, speed_up: float) -> str:
+    """A tax below the speed-up pays."""
+    if isnan(tax.tax_low):
+        return "one seed shows nothing"
+    if tax.tax_high < speed_up:
+        return "the tax is lower, so the delay pays"
+    if tax.tax_low > speed_up:
+        return "the tax is higher, so the delay does not pay"
+    return "not shown to be lower or higher"
+
+
 def _race(advice: Advice, gap: Gap) -> Iterator[str]:
-    yield f"{gap.arm} and sync in the same time:"
+    several = len(advice.evidence.gaps) > 1 if advice.evidence else False
+    compared = "the delay, each seed at the λ that is best on the others," if several else gap.arm
+    yield f"{compared} and sync in the same time:"
     for name, at in advice.same_time.items():
         yield f"  against {name}: {_at_that_time(at)}: {advice.verdicts[name].word}"
-    if advice.same_loss is not None:
-        at_loss = _same_loss(advice.same_loss, advice.speed_ups)
-        yield f"{gap.arm} and sync at the same loss: {at_loss}"
 
 
 def _at_that_time(at: SameTime) -> str:
@@ -108,15 +131,3 @@ def _at_that_time(at: SameTime) -> str:
     between = ", between runs of other lengths" if interpolated else ""
     gap = f"{at.gap:+.4f}{_interval(at.interval, '+.4f')} n={at.n}"
     return f"{lengths}, loss {gap} from sync's{between}"
-
-
-def _same_loss(at: SameLoss, speed_ups: Mapping[str, float]) -> str:
-    ratio = at.updates / at.sync_updates
-    if isnan(ratio):
-        return "not enough data, and nothing is extrapolated"
-    times = [f"{ratio / speed_up:.2f} of {name}'s" for name, speed_up in speed_ups.items()]
-    known = "" if at.measured else " (by sync's curve, a rough guide: no runs of such lengths)"
-    return (
-        f"{at.loss:.4f} after {at.updates:.0f} updates to {at.sync_updates:.0f}, "
-        f"{' and '.join(times)} time{known}"
-    )

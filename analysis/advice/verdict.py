@@ -1,4 +1,4 @@
-"""The rule: when to go asynchronous, when to stay synchronous, and when nobody knows yet."""
+"""The rule: when to go asynchronous, when to stay synchronous, and when data are too few."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from analysis.advice.evidence import Evidence, Gap
 from analysis.advice.race import NEARLY, SameTime
-from analysis.power import seeds_needed
+from analysis.statistics.power import seeds_needed
 
 GO, STAY, UNDECIDED = "go asynchronous", "stay synchronous", "not enough data"
 MOST_SEEDS = 20
-"""More are not asked for at once: a difference that needs them is hardly one."""
+"""The most seeds that are asked for: a difference that needs more hardly matters."""
 
 
 @dataclass(frozen=True)
@@ -23,27 +23,32 @@ class Verdict:
     word: str
     why: str
     settle: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of the sweep that would decide it; none if it is decided."""
+    """Keys of the sweep that would decide it; empty if it is decided."""
 
 
 def recommended(found: Evidence) -> Gap | None:
-    """The plain delay, or Error Feedback with the coefficient λ that the store speaks for.
+    """The plain delay, or Error Feedback with the coefficient λ that the evidence favours.
 
-    λ of the smallest mean gap, if the share that it removes of the plain gap has an interval above
-    0; else the plain delay, and if that was not run, what has the smallest gap. An arm with fewer
-    than two pairs, or that diverged where sync did not, is not recommended; None if no arm is left.
-    λ is chosen on the seeds that are compared.
+    That is the λ of the smallest mean gap if the interval of the share that it removes of the plain
+    gap lies above 0; else the plain delay, or the arm of the smallest gap if that was not run. An
+    arm that is not sound is not recommended. None if no arm is left. λ is chosen on all seeds: no
+    verdict is made of this arm's own gap, but see `race.after`.
     """
-    sound = [gap for gap in found.gaps if gap.n >= 2 and not gap.diverged]
-    if not sound:
+    found_sound = sound(found)
+    if not found_sound:
         return None
-    smallest = min(sound, key=lambda gap: gap.gap)
-    plain = next((gap for gap in sound if gap.coefficient == 0), smallest)
+    smallest = min(found_sound, key=lambda gap: gap.gap)
+    plain = next((gap for gap in found_sound if gap.coefficient == 0), smallest)
     return smallest if smallest.removes else plain
 
 
+def sound(found: Evidence) -> list[Gap]:
+    """Those of at least two pairs that did not diverge where sync did not."""
+    return [gap for gap in found.gaps if gap.n >= 2 and not gap.diverged]
+
+
 def without_gap(found: Evidence | None) -> Verdict:
-    """Where no arm can be recommended: stay if the delay diverged where sync did not."""
+    """The verdict where no arm can be recommended: stay if the delay diverged and sync did not."""
     gaps = found.gaps if found is not None else ()
     if diverged := [gap for gap in gaps if gap.diverged]:
         counts = ", ".join(f"{gap.arm} in {gap.diverged} of {gap.pairs}" for gap in diverged)
@@ -53,21 +58,21 @@ def without_gap(found: Evidence | None) -> Verdict:
     return Verdict(UNDECIDED, why, {"seeds": [0, 1, 2]})
 
 
-def verdict(gap: Gap, at: SameTime, speed_up: float, updates: int) -> Verdict:
-    """In this order, with 95 % intervals:
+def verdict(same_updates: SameTime, at: SameTime, speed_up: float, updates: int) -> Verdict:
+    """In this order, with 95 % intervals of numbers paired by seed:
 
-    1. 2BW is not faster: stay.
-    2. There are runs that take the same time, the delayed ones longer by the speed-up: go if the
-       interval of their loss minus sync's lies below 0, stay if above. Not so where a loss is
-       interpolated between runs of other lengths in favour of that very side.
-    3. The interval of the gap after as many updates does not exceed 0: go.
-    4. Not enough data: delayed runs longer by the speed-up settle it.
+    1. If 2BW is not faster: stay.
+    2. If there are runs that take the same time, the delayed ones longer by the speed-up: go if the
+       interval of their loss minus sync's lies below 0, stay if it lies above. A loss interpolated
+       between runs of other lengths may only decide against the side that this favours.
+    3. If the interval of the gap after as many updates (`same_updates`) does not exceed 0: go.
+    4. Else not enough data: delayed runs longer by the speed-up would decide it.
     """
     if speed_up <= 1 + 1e-9:
         return Verdict(STAY, "2BW is no faster here")
     if at.is_lower or at.is_higher:
         return Verdict(GO if at.is_lower else STAY, _by_time(at))
-    if gap.interval[1] <= 0:
+    if same_updates.interval[1] <= 0:
         return Verdict(GO, "after as many updates its loss is no higher, and they take less time")
     if at.interval[0] <= 0 <= at.interval[1]:
         return Verdict(UNDECIDED, _by_time(at), _more_seeds(at))
@@ -91,6 +96,6 @@ def _by_time(at: SameTime) -> str:
 
 
 def _more_seeds(at: SameTime) -> dict[str, Any]:
-    """So many that at this spread the interval around a mean like this one leaves out 0."""
+    """As many seeds as make the interval around such a mean exclude 0 at this spread."""
     num_seeds = min(seeds_needed(at.spread, abs(at.gap)), MOST_SEEDS) if at.gap else MOST_SEEDS
     return {"grid.num_updates": at.lengths, **BY_UPDATES, "seeds": [*range(num_seeds)]}

@@ -1,8 +1,15 @@
-"""The paper's claims: each with its rule, written before the runs, and judged by it."""
+"""The paper's claims: each is judged by its own rule, which was written before the runs."""
 
-from analysis.claims import corrections, optimizers, swept, switches
+from importlib import import_module
+
+from analysis.claims.audit import audited
 from analysis.claims.claim import ALL_PARTS, Claim, Outcome, Verdict, judged, not_run
 
-CLAIMS = (*optimizers.CLAIMS, *swept.CLAIMS, *corrections.CLAIMS, *switches.CLAIMS)
+MODULES = ("optimizers", "swept", "corrections", "switches")
+"""Modules of this package that hold CLAIMS, in the order of the report."""
 
-__all__ = ["ALL_PARTS", "CLAIMS", "Claim", "Outcome", "Verdict", "judged", "not_run"]
+CLAIMS: tuple[Claim, ...] = tuple(
+    claim for name in MODULES for claim in import_module(f"{__name__}.{name}").CLAIMS
+)
+
+__all__ = ["ALL_PARTS", "CLAIMS", "Claim", "Outcome", "Verdict", "audited", "judged", "not_run"]

@@ -1,55 +1,37 @@
-"""What a claim is, and what may be said of it."""
+"""What a claim is, and how it is judged."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
 import pandas as pd
 
+from analysis.claims.comparison import Comparison, Estimate
+from analysis.claims.rates import MOST_SEEDS, Audit
+from analysis.claims.rules.rule import CONTRADICTED, REPRODUCED
+from analysis.statistics.intervals import CONFIDENCE
+from analysis.statistics.power import POWER
+
 ENOUGH_UPDATES = 100
-"""Trials shorter than this show that the code runs, not what a delay costs."""
+"""Shorter trials show that the code runs, not what a delay costs."""
 
 
 class Outcome(StrEnum):
-    """What the trials say of a claim, or of a part of it."""
+    """The outcome of a claim, or of a part of it."""
 
     REPRODUCED = "reproduced"
     CONTRADICTED = "contradicted"
     UNDECIDED = "not enough data"
 
 
-class Estimate(NamedTuple):
-    """A mean with its 95 % interval over n seeds; infinite where all of them diverged."""
-
-    name: str
-    mean: float
-    low: float
-    high: float
-    n: int
-    reason: str = ""
-    """Why it decides nothing, where that is not its n."""
-
-    @property
-    def flaw(self) -> str:
-        """Why nothing can be decided by it; empty if something can."""
-        if self.reason or self.n >= 2:
-            return self.reason and f"{self.name}: {self.reason}"
-        return f"{self.name} has n={self.n}" if self.n else f"{self.name} is missing"
-
-    def __str__(self) -> str:
-        if math.isinf(self.mean):
-            return f"{self.name} diverged at {self.n} of {self.n}"
-        if math.isnan(self.mean):
-            return f"{self.name} n={self.n}"
-        interval = "" if math.isnan(self.low) else f" [{self.low:+.3f}, {self.high:+.3f}]"
-        return f"{self.name} {self.mean:+.3f}{interval} n={self.n}"
+OF_CODE = {REPRODUCED: Outcome.REPRODUCED, CONTRADICTED: Outcome.CONTRADICTED}
+"""Outcomes by the numbers that rules give; any other number is undecided."""
 
 
 class Part(NamedTuple):
-    """One comparison: what was compared, what it says, by which numbers, or why not."""
+    """One comparison: what was compared, its outcome, its numbers, and why it is undecided."""
 
     what: str
     outcome: Outcome
@@ -58,7 +40,7 @@ class Part(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """One sentence of the paper. `judge(trials, gaps)` is given the trials of `sweeps` alone."""
+    """One sentence of the paper. `compare(trials)` receives the trials of `sweeps` alone."""
 
     name: str
     statement: str
@@ -66,15 +48,21 @@ class Claim(NamedTuple):
     """Figure or table of the paper, and its own number where it is known."""
     sweeps: tuple[str, ...]
     rule: str
-    judge: Callable[[pd.DataFrame, pd.DataFrame], Sequence[Part]]
+    compare: Callable[[pd.DataFrame], Sequence[Comparison]]
 
 
 class Verdict(NamedTuple):
-    """A claim at one scale."""
+    """The outcome of a claim at one scale."""
 
     claim: Claim
     outcome: Outcome
     parts: Sequence[Part]
+    others: Sequence[Part] = ()
+    """The same of optimizers that are not in the paper: they do not judge it."""
+    comparisons: Sequence[Comparison] = ()
+    """What `parts` were decided from."""
+    audit: Audit | None = None
+    """How often its rule errs; None before it was audited, or if nothing can be simulated."""
 
     @property
     def summary(self) -> str:
@@ -84,38 +72,79 @@ class Verdict(NamedTuple):
         contradicted = count(Outcome.CONTRADICTED)
         return words + (f", {contradicted} contradicted" if contradicted else "")
 
+    @property
+    def doubt(self) -> str:
+        """How often the rule would say so wrongly, or how many seeds would decide it."""
+        if self.audit is None:
+            return ""
+        if self.outcome == Outcome.REPRODUCED:
+            return f"were it just false, the rule would say so in {self.audit.reproduced_if_false}"
+        if self.outcome == Outcome.CONTRADICTED:
+            return f"were it just true, the rule would say so in {self.audit.contradicted_if_true}"
+        seeds = self.audit.seeds or f"more than {MOST_SEEDS}"
+        of_parts = ", for its parts that have data" if self.audit.num_left_out else ""
+        return f"{seeds} seeds would decide it with a probability of {POWER:.0%}{of_parts}"
+
 
 ALL_PARTS = (
-    "A claim of several parts is reproduced if each of them is, contradicted if one of them is, "
-    f"and else not enough data. Trials of fewer than {ENOUGH_UPDATES} updates decide nothing, nor "
-    "does a mean of fewer than 2 seeds, or one of which a part of the seeds diverged. Where all "
-    "seeds of an arm diverged and those of sync did not, its gap counts as infinite."
+    "Every comparison is of pairs: a number of each seed, its mean and Student's t-interval. A "
+    "claim of several parts is reproduced if each of them is, by intervals of 95 %; contradicted "
+    "if one of them is, by intervals of 1 - 5 %/k where k comparisons could contradict it, so that "
+    "many parts do not make a contradiction of noise; and else not enough data. Trials of fewer "
+    f"than {ENOUGH_UPDATES} updates decide nothing, nor do fewer than 2 seeds, or an arm of which "
+    "a part of the seeds diverged. Where all seeds of an arm diverged and those of sync did not, "
+    "its gap counts as infinite. Only the optimizers of the paper judge it: others have a line of "
+    "their own."
 )
 """The rule that all claims share, in words."""
 
 
-def judged(claim: Claim, trials: pd.DataFrame, gaps: pd.DataFrame) -> Verdict:
-    """The verdict on a claim, from the trials of its sweeps."""
+def judged(claim: Claim, trials: pd.DataFrame) -> Verdict:
+    """The verdict on a claim from the trials of its sweeps, `load`'s table."""
     longest = max(trials["num_updates"].dropna(), default=0)
     if 0 < longest < ENOUGH_UPDATES:
         why = f"the longest trial has {longest} updates, {ENOUGH_UPDATES} decide something"
-        parts: Sequence[Part] = [Part("length of the trials", Outcome.UNDECIDED, why=why)]
-    else:
-        parts = claim.judge(trials, gaps)
-    if not parts:
-        why = "no trial of the arms that it is about"
-        parts = [Part("trials", Outcome.UNDECIDED, why=why)]
-    return Verdict(claim, _together([part.outcome for part in parts]), parts)
+        return _undecided(claim, "length of the trials", why)
+    compared = claim.compare(trials) if len(trials) else []
+    counted = [one for one in compared if one.counts]
+    others = [one for one in compared if not one.counts]
+    if not counted:
+        verdict = _undecided(claim, "trials", "no trial of the arms that it is about")
+        return verdict._replace(others=_parts(others))
+    parts = _parts(counted)
+    outcome = together([part.outcome for part in parts])
+    return Verdict(claim, outcome, parts, _parts(others), counted)
 
 
 def not_run(claim: Claim, scale: str) -> Verdict:
     """The verdict on a claim none of whose sweeps was run at a scale."""
     commands = " or ".join(f"sweep={sweep}" for sweep in claim.sweeps)
-    why = f"not run: python -m sweeps {commands} scale={scale}"
-    return Verdict(claim, Outcome.UNDECIDED, [Part("trials", Outcome.UNDECIDED, why=why)])
+    return _undecided(claim, "trials", f"not run: python -m sweeps {commands} scale={scale}")
 
 
-def _together(outcomes: Sequence[Outcome]) -> Outcome:
+def together(outcomes: Sequence[Outcome]) -> Outcome:
+    """The outcome of a claim from those of its parts."""
     if Outcome.CONTRADICTED in outcomes:
         return Outcome.CONTRADICTED
     return Outcome.REPRODUCED if {*outcomes} == {Outcome.REPRODUCED} else Outcome.UNDECIDED
+
+
+def against(compared: Sequence[Comparison]) -> float:
+    """The confidence of an interval that may contradict a claim of these parts (Bonferroni)."""
+    return 1 - (1 - CONFIDENCE) / sum(one.rule.num_refuting for one in compared)
+
+
+def _parts(compared: Sequence[Comparison]) -> list[Part]:
+    return [_part(one, against(compared)) for one in compared]
+
+
+def _part(one: Comparison, confidence: float) -> Part:
+    if one.flaw:
+        return Part(one.what, Outcome.UNDECIDED, one.numbers, one.flaw)
+    outcome = OF_CODE.get(int(one.rule.decide(one.values, confidence)), Outcome.UNDECIDED)
+    why = one.rule.why(one.values) if outcome == Outcome.UNDECIDED else ""
+    return Part(one.what, outcome, one.numbers, why)
+
+
+def _undecided(claim: Claim, what: str, why: str) -> Verdict:
+    return Verdict(claim, Outcome.UNDECIDED, [Part(what, Outcome.UNDECIDED, why=why)])

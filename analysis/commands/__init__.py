@@ -1,7 +1,7 @@
-"""What `python -m analysis` can do: a module a command, with its KEYS and `main(given)`."""
+"""The commands of `python -m analysis`: one module each, with its KEYS and `main(given)`."""
 
 COMMANDS = {
     "report": "every table and figure of a store (the default)",
     "advise": "may I make my pipeline asynchronous?",
 }
-"""The first word of the command line → what it does."""
+"""The first word of the command line → what the command does."""

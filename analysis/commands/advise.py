@@ -11,10 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import BadInput
-from trainer.words import Given, take_choice
+from trainer.base.cli import Given, number, take_choice
+from trainer.base.errors import BadInput
+from trainer.base.paths import require_folder
 
-DONE = 0
 KEYS = {
     "optimizer": "which one, as in the store",
     "stages": "p of the pipeline",
@@ -28,27 +28,32 @@ KEYS = {
     "format": "text, json",
     "COLUMN": "only trials with this value in a column: num_parameters=418752, batch_size=16",
 }
+MOST = {"stages": 256, "microbatches": 4_096, "updates": 10**9}
+"""The largest numbers; a pipeline of these stages is simulated within some seconds."""
+LONGEST = 1e9
+"""The largest time, in any unit."""
 FORMATS: Mapping[str, Callable[[Any], str]] = {
     "text": str,
     "json": lambda advice: json.dumps(_plain(asdict(advice)), indent=1, ensure_ascii=False),
 }
 
 
-def main(given: Given) -> int:
-    """Exit code 0 whatever the advice; raises BadInput."""
+def main(given: Given) -> None:
+    """Prints the advice; raises BadInput."""
     from analysis.advice import advise
-    from analysis.selection import fulfilling
-    from analysis.store import load
+    from analysis.table.load import load
+    from analysis.table.selection import fulfilling
 
     stages, microbatches = (_count(given, key) for key in ("stages", "microbatches"))
     updates = _count(given, "updates") if "updates" in given else None
     form = take_choice(given, "format", [*FORMATS])
-    optimizer = _required(given, "optimizer")
+    optimizer, results = _required(given, "optimizer"), given.get("results", "results")
+    require_folder("results", results)
     conditions = {key: value for key, value in given.items() if key not in KEYS}
     costs = _costs(given, stages)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        trials = fulfilling(load(Path(given.get("results", "results"))), conditions)
+        trials = fulfilling(load(Path(results)), conditions)
         advice = advise(
             trials,
             optimizer=optimizer,
@@ -60,7 +65,6 @@ def main(given: Given) -> int:
     for warning in caught:
         print(f"warning: {warning.message}", file=sys.stderr)
     print(FORMATS[form](advice))
-    return DONE
 
 
 def _required(given: Mapping[str, str], key: str) -> str:
@@ -71,9 +75,10 @@ def _required(given: Mapping[str, str], key: str) -> str:
 
 def _count(given: Mapping[str, str], key: str) -> int:
     value = _required(given, key)
-    if not value.isdecimal() or int(value) < 1:
-        raise BadInput(key, value, "must be a whole number, 1 or more")
-    return int(value)
+    count, most = number(value), MOST[key]
+    if not 1 <= count <= most or not count.is_integer():
+        raise BadInput(key, value, f"must be a whole number from 1 to {most:,}")
+    return int(count)
 
 
 def _costs(given: Mapping[str, str], stages: int) -> Any:
@@ -89,21 +94,19 @@ def _costs(given: Mapping[str, str], stages: int) -> Any:
 
 
 def _times(given: Mapping[str, str], key: str, num: int) -> tuple[float, ...]:
-    """One for each of `num`, of a single number all alike; none if the key is not given."""
+    """`num` times, all alike if a single number is given; empty if the key is not given."""
     if key not in given:
         return ()
-    allowed = "must be a number of 0 or more" + (f", or {num}, one a stage" if num > 1 else "")
-    try:
-        times = tuple(float(word) for word in given[key].split(","))
-    except ValueError:
-        raise BadInput(key, given[key], allowed) from None
-    if len(times) not in (1, num) or not all(0 <= time < math.inf for time in times):
+    times = tuple(map(number, given[key].split(",")))
+    if len(times) not in (1, num) or not all(0 <= time <= LONGEST for time in times):
+        allowed = f"must be a number from 0 to {LONGEST:g}"
+        allowed += f", or {num}, one per stage" if num > 1 else ""
         raise BadInput(key, given[key], allowed)
     return times * num if len(times) == 1 else times
 
 
 def _plain(node: Any) -> Any:
-    """JSON has no NaN."""
+    """`node` with None for NaN, which JSON does not have."""
     if isinstance(node, dict):
         return {key: _plain(value) for key, value in node.items()}
     if isinstance(node, list | tuple):

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.words import Given, take_flag
+from trainer.base.cli import Given, take_flag
+from trainer.base.paths import require_folder
 
-DONE = 0
 KEYS = {
     "results": "the store (default: results)",
     "out": "where to write (default: report)",
-    "watch": "true: again whenever the store changes, until Ctrl-C (default: false)",
+    "watch": "true: write it again whenever the store changes, until Ctrl-C (default: false)",
 }
 
 
-def main(given: Given) -> int:
-    """Exit code 0, also for an empty store; raises BadInput."""
-    results, out = Path(given.get("results", "results")), Path(given.get("out", "report"))
+def main(given: Given) -> None:
+    """Also of an empty store; raises BadInput."""
+    places = {"results": "results", "out": "report", **given}
+    for key in ("results", "out"):
+        require_folder(key, places[key])
+    results, out = Path(places["results"]), Path(places["out"])
     if take_flag(given, "watch"):
-        from analysis.watch import watch
+        from analysis.report.live import live_report
 
-        watch(results, out)
+        live_report(results, out)
     else:
-        from analysis.report import report
+        from analysis.report.report import report
 
         print(report(results, out))
-    return DONE

@@ -1,9 +1,23 @@
 """The figures of a report. Each is a data function (its CSV) and a draw function."""
 
-from analysis.figures.figure import Figure, panels, save
-from analysis.figures.general import GENERAL
-from analysis.figures.paper import PAPER
+from collections.abc import Iterable
+from importlib import import_module
 
-FIGURES: tuple[Figure, ...] = (*GENERAL, *PAPER)
+from analysis.figures.figure import Figure, Rows, panels, save
 
-__all__ = ["FIGURES", "Figure", "panels", "save"]
+MODULES = (
+    "analysis.figures.tax",
+    "analysis.figures.general",
+    "analysis.figures.paper",
+)
+"""Modules that hold FIGURES, in the order of the report."""
+
+
+def registered(modules: Iterable[str]) -> tuple[Figure, ...]:
+    """The FIGURES of these modules."""
+    return tuple(figure for name in modules for figure in import_module(name).FIGURES)
+
+
+FIGURES = registered(MODULES)
+
+__all__ = ["FIGURES", "MODULES", "Figure", "Rows", "panels", "registered", "save"]

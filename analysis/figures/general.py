@@ -2,22 +2,21 @@
 
 from functools import partial
 
-from analysis.figures import (
-    bars,
-    curves,
-    diagnostics,
+from analysis.figures.data import (
     final_loss,
     gap_by_coefficient,
     gap_by_key,
-    lines,
+    measured,
+    validation_loss,
 )
+from analysis.figures.draw import bars, curves, diagnostics, lines
 from analysis.figures.figure import Figure
 
-GENERAL = (
+FIGURES = (
     Figure(
         name="validation_curves",
         title="Validation loss over training",
-        data=curves.data,
+        data=validation_loss.data,
         charts=curves.charts,
         caption=curves.CAPTION,
     ),
@@ -46,10 +45,10 @@ GENERAL = (
         Figure(
             name=name,
             title=title.capitalize(),
-            data=partial(diagnostics.data, name=name),
+            data=partial(measured.data, name=name),
             charts=partial(diagnostics.charts, name=name),
             caption=curves.CAPTION,
         )
-        for name, title in diagnostics.SHOWN.items()
+        for name, title in measured.MEASURED.items()
     ),
 )

@@ -2,37 +2,36 @@
 
 from functools import partial
 
-from analysis.figures import (
-    bars,
-    curves,
+from analysis.figures.data import (
     final_loss,
     gap_by_coefficient,
     gap_by_optimizer,
-    heatmaps,
-    lines,
+    loss_and_gap,
+    loss_at_switch,
     loss_by_number,
-    spike,
-    staleness,
+    measured,
+    validation_loss,
 )
-from analysis.figures.figure import Figure
-from analysis.figures.style import optimizer_styles
+from analysis.figures.draw import bars, curves, diagnostics, heatmaps, lines, spike
+from analysis.figures.draw.style import optimizer_styles, size_styles
+from analysis.figures.figure import Figure, Rows
 
 TABLES = ("optimizers", "synchronous_start")
 BY_VALUE = (
-    ("fig07_learning_rate", "the peak learning rate", "optimizer.lr", "figure 7"),
-    ("fig08_weight_decay", "weight decay", "optimizer.weight_decay", "figure 8"),
-    ("fig09_warmup", "the share of warm-up", "lr_schedule.warmup", "figure 9"),
-    ("fig10_clip", "the clipping threshold", "clip_norm", "figure 10"),
-    ("fig11_lr_schedule", "the learning-rate schedule", "lr_schedule", "figure 11"),
-    ("fig12_variance_decay", "β2", "optimizer.variance_decay", "figure 12"),
+    (7, "learning_rate", "the peak learning rate", "optimizer.lr"),
+    (8, "weight_decay", "weight decay", "optimizer.weight_decay"),
+    (9, "warmup", "the share of warm-up", "lr_schedule.warmup"),
+    (10, "clip", "the clipping threshold", "clip_norm"),
+    (11, "lr_schedule", "the learning-rate schedule", "lr_schedule"),
+    (12, "variance_decay", "β2", "optimizer.variance_decay"),
 )
-"""Name (from its sixth letter on that of the sweep), what is swept, its key, its source."""
+"""Number of the figure, sweep, what it sweeps in words, and its key."""
 STALENESS = (
     ("fig17_update_cosine", "Cosine of late and fresh update", "update_cosine", "figure 17"),
     ("fig18_update_error", "Relative error of the late update", "update_error", "figure 18"),
 )
 
-PAPER = (
+FIGURES = (
     Figure(
         name="fig02_optimizers",
         title="Final losses of all optimizers",
@@ -45,7 +44,7 @@ PAPER = (
     Figure(
         name="fig03_curves",
         title="AdamW and Muon over training",
-        data=partial(curves.of_optimizers, optimizers=("adamw", "muon")),
+        data=partial(validation_loss.of_optimizers, optimizers=("adamw", "muon")),
         charts=curves.charts,
         caption=curves.CAPTION,
         source="figure 3 (360M)",
@@ -56,7 +55,10 @@ PAPER = (
         title="Gap against momentum",
         data=gap_by_optimizer.by_momentum,
         charts=partial(lines.of_gap, styles=optimizer_styles),
-        caption=lines.CAPTION,
+        caption=(
+            *lines.CAPTION,
+            "runs of fewer than 100 / (1 - momentum) updates are shown and decide nothing",
+        ),
         source="figure 4 (135M)",
         sweeps=("momentum",),
     ),
@@ -72,7 +74,7 @@ PAPER = (
     Figure(
         name="fig06_stages",
         title="Synchronous, 2BW and original PipeDream for growing P",
-        data=curves.by_stages,
+        data=validation_loss.by_stages,
         charts=curves.charts,
         caption=curves.CAPTION,
         source="figure 6 (135M)",
@@ -80,24 +82,25 @@ PAPER = (
     ),
     *(
         Figure(
-            name=name,
+            name=f"fig{number:02d}_{sweep}",
             title=f"Final losses by {swept}",
             data=partial(final_loss.by_value, key=key),
             charts=partial(bars.charts, key=key),
             caption=bars.CAPTION,
-            source=f"{source} (135M)",
-            sweeps=(name.partition("_")[2],),
+            source=f"figure {number} (135M)",
+            sweeps=(sweep,),
         )
-        for name, swept, key, source in BY_VALUE
+        for number, sweep, swept, key in BY_VALUE
     ),
     Figure(
         name="fig13_batch_size",
         title="Loss and gap by batch size and learning rate",
-        data=heatmaps.data,
+        data=loss_and_gap.data,
         charts=heatmaps.charts,
         caption=heatmaps.CAPTION,
         source="figure 13 (135M)",
         sweeps=("batch_size",),
+        rows=Rows.INTERVALS,
     ),
     Figure(
         name="fig14_taylor",
@@ -121,7 +124,7 @@ PAPER = (
         name="fig16_model_size",
         title="Final loss against the learning rate by size of the model",
         data=loss_by_number.by_size,
-        charts=partial(lines.of_loss, styles=loss_by_number.size_styles),
+        charts=partial(lines.of_loss, styles=size_styles),
         caption=lines.CAPTION,
         source="figure 16 (2B MoE; here dense models)",
         sweeps=("model_size",),
@@ -130,8 +133,8 @@ PAPER = (
         Figure(
             name=name,
             title=title,
-            data=partial(staleness.data, name=diagnostic),
-            charts=partial(staleness.charts, name=diagnostic),
+            data=partial(measured.from_switch, name=diagnostic),
+            charts=partial(diagnostics.around_switch, name=diagnostic),
             caption=curves.CAPTION,
             source=f"{source} (135M)",
             sweeps=("staleness",),
@@ -142,7 +145,7 @@ PAPER = (
     Figure(
         name="fig19_gradient_feedback",
         title="Error Feedback on raw gradients over training",
-        data=curves.data,
+        data=validation_loss.data,
         charts=curves.charts,
         caption=curves.CAPTION,
         source="figure 19 (135M)",
@@ -151,7 +154,7 @@ PAPER = (
     Figure(
         name="fig20_spike",
         title="The spike at the switch by β2",
-        data=spike.data,
+        data=loss_at_switch.data,
         charts=spike.charts,
         caption=spike.CAPTION,
         source="figure 20 (135M)",

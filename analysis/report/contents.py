@@ -1,24 +1,25 @@
-"""What a report holds: the figures, tables and verdicts of each of its scopes, written as files."""
+"""The chapters of a report: figures, tables and verdicts of each scope, written as files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from analysis.claims import CLAIMS, Verdict, judged, not_run
+from analysis.claims import CLAIMS, Verdict, audited, judged, not_run
 from analysis.figures import FIGURES, Figure, save
 from analysis.figures.figure import Chart
-from analysis.page import Chapter, Drawn, Listing, drawn, listing
-from analysis.paper_tables import TABLES
-from analysis.records import Record
-from analysis.scopes import Scope, View
+from analysis.report.page.listing import Listing, listed
+from analysis.report.page.page import Chapter, Drawn, drawn
+from analysis.report.paper_tables import TABLES, Table
+from analysis.report.scopes import Scope, View
+from analysis.table.records import Record
 
-SHOWN = frozenset(sweep for figure in FIGURES for sweep in figure.sweeps)
-"""The sweeps that a figure is of."""
-NAMED = sorted(
-    SHOWN.union(*(table.sweeps for table in TABLES), *(claim.sweeps for claim in CLAIMS))
+WITH_FIGURE = frozenset(sweep for figure in FIGURES for sweep in figure.sweeps)
+"""The sweeps that have a figure of their own."""
+EXPECTED = sorted(
+    WITH_FIGURE.union(*(table.sweeps for table in TABLES), *(claim.sweeps for claim in CLAIMS))
 )
-"""The sweeps that figures, tables or claims are of."""
+"""The sweeps that figures, tables or claims need."""
 
 
 def write_chapter(scope: Scope, out: Path) -> Chapter:
@@ -35,24 +36,24 @@ def write_chapter(scope: Scope, out: Path) -> Chapter:
 
 
 def verdicts(scope: Scope) -> list[Verdict]:
-    """On each claim, at a scale that has a record; of one sweep alone on its own claims."""
+    """The verdict on each claim at a scale that has a record; of one sweep, on its own claims."""
     if not scope.scale:
         return []
     found = []
     for claim in CLAIMS:
         view = scope.of_sweeps(claim.sweeps)
         if view is not None:
-            found.append(judged(claim, *view))
+            found.append(audited(judged(claim, view.trials)))
         elif not scope.general:
             found.append(not_run(claim, scope.scale))
     return found
 
 
 def _figures(scope: Scope, folder: Path) -> Iterator[Drawn]:
-    """Of a sweep that no figure names, those of any trials."""
-    own = [record for record in scope.records if record.sweep not in SHOWN]
+    """Figures of any trials are drawn for the sweeps without a figure of their own."""
+    own = [record for record in scope.records if record.sweep not in WITH_FIGURE]
     for figure in FIGURES:
-        for sweep, view in _views(scope, figure.sweeps, own):
+        for sweep, view in _views(scope, figure, own):
             data = figure.data(*view)
             if not data.empty:
                 named = _of_sweep(figure, sweep, figure.charts(data))
@@ -61,7 +62,7 @@ def _figures(scope: Scope, folder: Path) -> Iterator[Drawn]:
 
 
 def _of_sweep(figure: Figure, sweep: str, charts: Sequence[Chart]) -> Figure:
-    """With charts that are made once, for the files and the page."""
+    """The figure named after the sweep, with charts that are made once for files and page."""
     made = figure._replace(charts=lambda data: charts)
     if not sweep:
         return made
@@ -70,27 +71,28 @@ def _of_sweep(figure: Figure, sweep: str, charts: Sequence[Chart]) -> Figure:
 
 def _tables(scope: Scope, folder: Path) -> Iterator[Listing]:
     for table in TABLES:
-        for sweep, view in _views(scope, table.sweeps, scope.records):
+        for sweep, view in _views(scope, table, scope.records):
             data = table.data(*view, scope.scale)
             if not data.empty:
                 file = f"{table.name}_{sweep}.csv" if sweep else f"{table.name}.csv"
                 data.to_csv(folder / file, index=False)
                 title = f"{table.title}: {sweep}" if sweep else table.title
                 title += f" ({table.source})" if table.source else ""
-                yield listing(title, data, table.notes(scope.scale), _prefix(scope) + file)
+                yield listed(title, data, table.notes(scope.scale), _prefix(scope) + file)
 
 
 def _views(
-    scope: Scope, sweeps: Sequence[str], records: Sequence[Record]
+    scope: Scope, shown: Figure | Table, records: Sequence[Record]
 ) -> Iterator[tuple[str, View]]:
-    """What an item is of, with the name of a sweep where it is of that alone.
+    """The trials that a figure or table shows, with the name of the sweep where it shows one alone.
 
-    An item of any trials is made of each of `records` by itself, whose points differ in little.
+    One of any trials is made for each of `records`, since the points of a sweep differ in little,
+    unless it shows them together.
     """
-    if sweeps:
-        view = scope.of_sweeps(sweeps)
+    if shown.sweeps:
+        view = scope.of_sweeps(shown.sweeps)
         found = [("", view)] if view is not None else []
-    elif scope.general:
+    elif scope.general or shown.together:
         found = [("", scope.whole())]
     else:
         found = [(record.sweep, scope.of_records([record])) for record in records]

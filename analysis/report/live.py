@@ -7,20 +7,20 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from analysis.report import write_page, write_report
+from analysis.report.report import write_page, write_report
 
 LOOK_EVERY = 3.0
 """Seconds between looks at the store."""
 FILES = ("config.json", "result.json")
-"""Of a trial: what a report is made of. Its metrics change all the time and are read then."""
+"""Files of a trial whose change makes a new report; its metrics change all the time."""
 
 State = dict[str, tuple[int, int]]
 
 
-def watch(results: Path, out: Path) -> None:
-    """Makes the report, and again when a trial or a record is new or changed, until Ctrl-C.
+def live_report(results: Path, out: Path) -> None:
+    """Makes the report, and makes it again whenever a trial or a record changes, until Ctrl-C.
 
-    The page loads itself again meanwhile, and no longer after that. Raises as `report` does.
+    Until then the page reloads itself. Raises as `report` does.
     """
     page, seen = None, None
     try:
@@ -37,7 +37,7 @@ def watch(results: Path, out: Path) -> None:
 
 
 def state(results: Path) -> State:
-    """Times and sizes of the files that a report is made of; empty without a store."""
+    """Modification time and size of each file that a report is made of; empty without a store."""
     found: State = {}
     for path in _files(results):
         try:

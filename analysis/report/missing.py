@@ -1,4 +1,4 @@
-"""What was asked of a store and is not there, what it would cost, and the command that makes it."""
+"""The trials that sweeps asked for and a store lacks, their cost, and the command for them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from analysis.records import Asked, Record
-from analysis.scopes import DONE
+from analysis.table.records import Asked, Record
+from trainer.base.status import FINAL, Status
 
 COLUMNS = [
     *("sweep", "scale", "asked", "done", "failed", "missing", "seconds", "unpriced", "tokens"),
@@ -17,12 +17,12 @@ COLUMNS = [
 
 
 def missing(store: pd.DataFrame, records: Sequence[Record], named: Iterable[str]) -> pd.DataFrame:
-    """A row a sweep that is not done; columns: COLUMNS.
+    """One row per sweep that is not done; columns: COLUMNS.
 
-    `seconds`, `tokens` and `flops` are sums of what is expected of the missing trials, one after
-    the other; `unpriced` counts those of which nobody could tell the seconds. A trial of several
-    sweeps is counted in each of them. `arms`: how many miss of each. Sweeps that a figure, table or
-    claim has `named` but that left no record have no counts; their cost is what dry_run=true says.
+    `seconds`, `tokens` and `flops` are expected sums over the missing trials, run one after the
+    other; `unpriced` counts the trials whose seconds are not known. A trial of several sweeps is
+    counted in each of them. `arms`: how many are missing of each arm. Sweeps that a figure, table
+    or claim has `named` but that left no record have no counts; dry_run=true tells their cost.
     """
     status = dict(zip(store["trial_id"], store["status"], strict=True))
     rows = [_of_record(record, status) for record in records]
@@ -41,14 +41,14 @@ def missing(store: pd.DataFrame, records: Sequence[Record], named: Iterable[str]
 
 
 def _of_record(record: Record, status: dict[str, str]) -> dict[str, object]:
-    left = {key: asked for key, asked in record.trials.items() if status.get(key) not in DONE}
+    left = {key: asked for key, asked in record.trials.items() if status.get(key) not in FINAL}
     arms = pd.Series([asked.arm for asked in left.values()], dtype="string").value_counts()
     return {
         "sweep": record.sweep,
         "scale": record.scale,
         "asked": len(record.trials),
         "done": len(record.trials) - len(left),
-        "failed": sum(status.get(key) == "failed" for key in left),
+        "failed": sum(status.get(key) == Status.FAILED for key in left),
         "missing": len(left),
         "seconds": sum(asked.seconds or 0.0 for asked in left.values()),
         "unpriced": sum(asked.seconds is None for asked in left.values()),
@@ -65,7 +65,7 @@ def _sum(asked: Iterable[Asked], name: str) -> float:
 
 
 def cost(table: pd.DataFrame) -> str:
-    """What `missing` says, in a sentence."""
+    """The table of `missing` in a sentence."""
     counted = table[table["missing"].notna()]
     never = len(table) - len(counted)
     open_sweeps = f"{never} sweeps were never run here (dry_run=true prices them)." if never else ""

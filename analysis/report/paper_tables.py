@@ -1,4 +1,4 @@
-"""The tables of a report: each a function of trials and gaps, registered here alone."""
+"""The tables of a report: each is a function of trials and gaps, and is registered here."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.best import best
-from analysis.overhead import overhead
-from analysis.paper import note, reported
-from analysis.spikes import spikes
-
-OF_GAP = ["optimizer", "setting", "arm", "num_stages", "num_microbatches"]
+from analysis.claims.measure import DELAY
+from analysis.report.paper import note, reported
+from analysis.statistics.best import best
+from analysis.statistics.overhead import overhead
+from analysis.statistics.reported import reported_taxes
+from analysis.statistics.spikes import spikes
 
 
 class Table(NamedTuple):
     """`data(trials, gaps, scale)` is its CSV; `notes(scale)` say how to read it.
 
     Columns `x`, `x_low`, `x_high` are shown as one. `source`: where the paper has it. `sweeps`:
-    whose trials it is of; empty: of any, a table a sweep.
+    the sweeps whose trials it shows; empty: any, in one table per sweep, or in one for all sweeps
+    of a scale if `together`.
     """
 
     name: str
@@ -28,12 +29,14 @@ class Table(NamedTuple):
     notes: Callable[[str], str]
     source: str = ""
     sweeps: tuple[str, ...] = ()
+    together: bool = False
 
 
 def losses(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
-    """A row a point: mean final losses of sync, delay, Error Feedback and synchronous starts, the
-    gaps of the latter three, and n pairs of each; where the paper has them, its numbers."""
-    starts = sorted(arm for arm in set(gaps["arm"]) if arm.startswith("delay+start("))
+    """One row per point: mean final losses of sync, delay, Error Feedback and synchronous starts,
+    the gaps of the last three, n pairs of each, and the paper's numbers where it has them."""
+    is_started = (gaps["base_arm"] == gaps["arm"]) & (gaps["start"] > 0)
+    starts = sorted({*gaps.loc[is_started & (gaps["schedule"] == DELAY), "arm"]})
     groups = gaps.groupby(["optimizer", "setting"], sort=False)
     rows = [
         {
@@ -49,7 +52,7 @@ def losses(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame
 
 
 def _of_point(rows: pd.DataFrame, arms: list[str]) -> dict[str, Any]:
-    """An arm that diverged anywhere is k of n beside its mean, an arm that is missing has n=0."""
+    """Losses, gaps and counts of each arm; an arm that is missing has n=0."""
     by_arm = rows.drop_duplicates("arm").set_index("arm")
     reached = by_arm["loss_sync"].dropna()
     found: dict[str, Any] = {"sync": reached.iloc[0] if len(reached) else None}
@@ -63,7 +66,7 @@ def _of_point(rows: pd.DataFrame, arms: list[str]) -> dict[str, Any]:
 
 
 def longest(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
-    """`losses` of each optimizer's points of the longest training, in tokens."""
+    """`losses` of each optimizer's points with the most tokens."""
     tokens = trials.groupby("point")["tokens"].max()
     of_gap = gaps["point"].map(tokens)
     most = of_gap.groupby(gaps["optimizer"]).transform("max")
@@ -74,11 +77,24 @@ def all_gaps(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFra
     """Every gap of which there is a pair."""
     shown = gaps[gaps["pairs"] > 0].rename(columns={"low": "gap_low", "high": "gap_high"})
     columns = [
-        *OF_GAP,
+        *("optimizer", "setting", "arm", "num_stages", "num_microbatches"),
         *("loss_sync", "loss", "gap", "gap_low", "gap_high", "n", "diverged", "pairs"),
         *("removed", "removed_low", "removed_high", "removed_n"),
     ]
     return _without_constant_setting(shown[columns])
+
+
+def _taxes(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
+    """Every tax, those of others below it, and why there is none; empty without a tax."""
+    shown = gaps[gaps["pairs"] > 0]
+    if not (shown["tax_n"] > 0).any():
+        return shown[:0]
+    columns = [
+        *("who", "optimizer", "setting", "arm", "tax", "tax_low", "tax_high", "tax_n", "tax_from"),
+        *("tax_why", "source", "converted"),
+    ]
+    table = pd.concat([shown.assign(who="these trials"), reported_taxes()])
+    return table.reindex(columns=columns)
 
 
 def _best(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
@@ -96,19 +112,32 @@ def _overhead(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFr
 
 
 def _without_constant_setting(table: pd.DataFrame) -> pd.DataFrame:
-    """Columns that are shown only if they tell rows apart."""
+    """Leaves out those of these columns that do not tell rows apart."""
     candidates = ("setting", "num_stages", "num_microbatches")
     constant = [name for name in candidates if name in table and table[name].nunique() <= 1]
     return table.drop(columns=constant)
 
 
 GAP_WORDS = (
-    "Gap: final validation loss of the arm minus that of sync, same point and seed, nats a token; "
-    "mean over n pairs that both completed [95 % interval]. diverged: pairs in which only the arm "
-    "did."
+    "Gap: final validation loss of the arm minus that of sync, same point and seed, in nats per "
+    "token; mean over n pairs that both completed [95 % interval]. diverged: pairs in which only "
+    "the arm did."
 )
 
 TABLES = (
+    Table(
+        "token_tax",
+        "Token tax",
+        _taxes,
+        lambda scale: (
+            "Updates (and so tokens) that the delayed run needs for the loss that sync reaches, "
+            "over sync's own; a delay pays if the speed-up of the pipeline is larger. lengths: "
+            "interpolated between delayed runs of several lengths, never beyond them; slope: "
+            "exp(gap / slope of sync's own final losses against the logarithm of the length), with "
+            "the errors of both."
+        ),
+        together=True,
+    ),
     Table(
         "table1_2_losses",
         "Final losses and gaps of each optimizer",
@@ -152,8 +181,9 @@ TABLES = (
         "The loss where the delay is switched on",
         _spikes,
         lambda scale: (
-            "height: largest mean of the train loss over 10 updates after the switch, "
-            "minus that before it; recovery: updates until it is back."
+            "height: mean train loss of the first 10 updates with the delay, minus that of the "
+            "same seed's sync arm over the same updates; recovery: updates until the loss is back "
+            "where it was before the switch."
         ),
     ),
     Table(

@@ -1,4 +1,4 @@
-"""Which trials of a store a part of its report is about, by what the records of sweeps say."""
+"""The parts of a report: the trials of each scale, as the records of sweeps list them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.paired import gaps
-from analysis.records import Record
-
-DONE = ("completed", "diverged")
+from analysis.statistics.gaps import gaps
+from analysis.table.records import Record
 
 
 class View(NamedTuple):
-    """Trials that are looked at together, and their gaps."""
+    """Trials that are compared, and their gaps."""
 
     trials: pd.DataFrame
     gaps: pd.DataFrame
@@ -23,13 +21,13 @@ class View(NamedTuple):
 
 @dataclass
 class Views:
-    """Parts of a store, each looked at once: many figures are of the same trials."""
+    """Views of a store. Each is made once, since many figures show the same trials."""
 
     store: pd.DataFrame
     _known: dict[frozenset[str], View] = field(default_factory=dict)
 
     def of(self, trial_ids: frozenset[str]) -> View:
-        """These trials, as far as the store has them."""
+        """Those of these trials that the store has."""
         trials = self.store[self.store["trial_id"].isin(trial_ids)]
         found = frozenset(trials["trial_id"])
         if found not in self._known:
@@ -45,7 +43,7 @@ class Views:
 class Scope:
     """A part of a report: the trials `trial_ids`, and those that `records` compare.
 
-    `folder`: of its files, within that of the report. `scale`: empty where no record tells.
+    `folder`: of its files, within that of the report. `scale`: empty without a record.
     """
 
     title: str
@@ -55,10 +53,10 @@ class Scope:
     records: Sequence[Record] = ()
     scale: str = ""
     general: bool = True
-    """Whether figures and tables of any trials are of all of its trials; else of a sweep each."""
+    """Whether figures and tables of any trials show all of its trials; else one sweep each."""
 
     def of_sweeps(self, sweeps: Collection[str]) -> View | None:
-        """What the reports of these sweeps compare, taken together; None without a record."""
+        """The trials that these sweeps compare, taken together; None without a record."""
         named = [record for record in self.records if record.sweep in sweeps]
         return self.of_records(named) if named else None
 
@@ -72,7 +70,7 @@ class Scope:
 
 
 def scopes(views: Views, records: Sequence[Record]) -> list[Scope]:
-    """A scope for each scale, the costliest first, and one for the trials of no record."""
+    """One scope per scale, the costliest first, and one for the trials of no record."""
     known = frozenset().union(*(record.trials for record in records))
     rest = frozenset(views.store["trial_id"]) - known
     no_sweep = [Scope("Trials of no sweep", "", rest, views)] if rest else []
@@ -80,7 +78,7 @@ def scopes(views: Views, records: Sequence[Record]) -> list[Scope]:
 
 
 def of_record(views: Views, record: Record) -> Scope:
-    """The trials that one sweep compares, by figures of any trials and by its own."""
+    """The trials that one sweep compares, shown in its own figures and those of any trials."""
     return Scope(record.label, "", record.compared, views, [record], record.scale)
 
 
@@ -97,6 +95,6 @@ def _compared(records: Sequence[Record]) -> frozenset[str]:
 
 
 def _cost(records: Sequence[Record]) -> float:
-    """The most floating-point operations, or else tokens, of a trial."""
+    """Floating-point operations of the largest trial, or else its tokens."""
     asked = [trial for record in records for trial in record.trials.values()]
     return max((trial.flops or float(trial.tokens or 0) for trial in asked), default=0.0)

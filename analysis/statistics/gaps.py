@@ -1,4 +1,4 @@
-"""The gap of every arm at every point, with what may be said about it."""
+"""The gap of every arm at every point: its mean, interval and counts."""
 
 from __future__ import annotations
 
@@ -8,34 +8,43 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.intervals import UNKNOWN, excludes_zero, mean_interval, ratio_interval
-from analysis.pairs import SAME_TRIAL, VARIANT, pairs
-from analysis.points import settings
-from analysis.schema import GAP
+from analysis.statistics.intervals import excludes_zero, mean_interval, ratio_interval
+from analysis.statistics.pairs import SAME_ARM, SAME_TRIAL, VARIANT, pairs
+from analysis.statistics.tax import Tax, taxes
+from analysis.table.points import settings
+from analysis.table.schema import GAP, OF_ARM
+from trainer.base.status import Status
 
-BOOTSTRAP_SEED = 0
-ROW = ["optimizer", "point", "arm", *VARIANT]
 COUNTS = ["n", "diverged", "pairs", "sync_diverged", "removed_n"]
+NO_TRIAL = Tax(tax_why="no trial")
 Seeds = Mapping[Any, set[int]]
 
 
 def gaps(df: pd.DataFrame) -> pd.DataFrame:
     """Paired gaps in nats per token, from `load`'s table; columns: `schema.GAP`.
 
-    Averaged are the seeds of which both trials completed. A seed whose sync trial diverged is left
-    out and counted; one at which only the arm diverged is counted beside the mean (`diverged` of
-    `pairs`). Every point has a row for every arm that occurs anywhere in the table, so that
-    an arm that is missing is named (n = 0). Warns and raises as `pairs.pairs` does.
+    The mean is over the seeds of which both trials completed. A seed whose sync trial diverged is
+    left out and counted. A seed at which only the arm diverged is counted beside the mean
+    (`diverged` of `pairs`). Every point has a row for every arm of the table, so that a missing arm
+    is named (n = 0). Warns and raises as `pairs.pairs` does.
     """
     if df.empty:
         return _table([])
-    found = _with_plain_gap(pairs(df))
-    groups = dict(iter(found.groupby(ROW)))
+    paired = pairs(df)
+    tax = taxes(df, paired)
+    groups = dict(iter(_with_plain_gap(paired).groupby(SAME_ARM)))
     seeds: Seeds = {key: set(column) for key, column in df.groupby("point")["seed"]}
-    rows = [_row(key, group, seeds[key[1]]) for key, group in groups.items()]
+    rows = [_row(key, group, seeds[key[1]]) | tax[key]._asdict() for key, group in groups.items()]
     rows += _absent(df, {key[:3] for key in groups}, seeds)
     words = settings(df)
-    return _table([{**row, "setting": words[row["point"]]} for row in rows])
+    arms = _arms(df)
+    return _table([{**row, "setting": words[row["point"]], **arms[row["arm"]]} for row in rows])
+
+
+def _arms(df: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """OF_ARM by arm."""
+    rows = df.drop_duplicates("arm")[["arm", *OF_ARM]].to_dict("records")
+    return {row["arm"]: {name: row[name] for name in OF_ARM} for row in rows}
 
 
 def _table(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -45,7 +54,7 @@ def _table(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def _with_plain_gap(found: pd.DataFrame) -> pd.DataFrame:
-    """Adds `gap_plain` and `status_plain`: of the same trial's twin without a correction."""
+    """Adds `gap_plain` and `status_plain`, those of the same trial without a correction."""
     twin = found[[*SAME_TRIAL, "gap", "status"]].rename(columns={"arm": "base_arm"})
     keys = ["base_arm" if key == "arm" else key for key in SAME_TRIAL]
     return found.merge(twin, on=keys, how="left", suffixes=("", "_plain"))
@@ -53,10 +62,11 @@ def _with_plain_gap(found: pd.DataFrame) -> pd.DataFrame:
 
 def _row(key: tuple[Any, ...], group: pd.DataFrame, seeds: set[int]) -> dict[str, Any]:
     paired = group[group["gap"].notna()]
-    low, high = _interval(paired["gap"])
-    fair = group[group["status_sync"] == "completed"]
+    low, high = mean_interval(paired["gap"].to_numpy())
+    fair = group[group["status_sync"] == Status.COMPLETED]
     return {
-        **dict(zip(ROW, key, strict=True)),
+        **dict(zip(SAME_ARM, key, strict=True)),
+        "delay": group["delay"].max(),
         "n": len(paired),
         "gap": paired["gap"].mean(),
         "low": low,
@@ -65,7 +75,7 @@ def _row(key: tuple[Any, ...], group: pd.DataFrame, seeds: set[int]) -> dict[str
         "loss": paired["final_val_loss"].mean(),
         "diverged": len(fair) - len(paired),
         "pairs": len(fair),
-        "sync_diverged": int((group["status_sync"] == "diverged").sum()),
+        "sync_diverged": int((group["status_sync"] == Status.DIVERGED).sum()),
         **_removed(fair),
         "missing_seeds": _words(seeds - set(group["seed"])),
         "missing_sync_seeds": _words(group.loc[group["status_sync"].isna(), "seed"]),
@@ -73,19 +83,17 @@ def _row(key: tuple[Any, ...], group: pd.DataFrame, seeds: set[int]) -> dict[str
 
 
 def _removed(fair: pd.DataFrame) -> dict[str, float]:
-    """Share of the gap that a correction removes, from the seeds that both arms have.
+    """The share of the gap that a correction removes, over the seeds that both arms have.
 
-    None where a trial of either arm diverged (the survivors would flatter it), and where the
-    interval of the plain gap holds 0: then nothing is there to be removed.
+    It is missing where a trial of either arm diverged, since the survivors would flatter the arm,
+    and where the interval of the plain gap holds 0, since then there may be nothing to remove.
     """
     nothing = {"removed": np.nan, "removed_low": np.nan, "removed_high": np.nan, "removed_n": 0}
     both = fair[fair["status_plain"].notna() & (fair["arm"] != fair["base_arm"])]
     gap, plain_gap = both["gap"].to_numpy(), both["gap_plain"].to_numpy()
-    if np.isnan([gap, plain_gap]).any() or not excludes_zero(_interval(both["gap_plain"])):
+    if np.isnan([gap, plain_gap]).any() or not excludes_zero(mean_interval(plain_gap)):
         return nothing
     low, high = ratio_interval(gap, plain_gap)
-    if np.isnan(low):  # from n = 20 on the bootstrap may exclude the 0 that Fieller's does not
-        return nothing
     share = 1 - gap.mean() / plain_gap.mean()
     return {
         "removed": share,
@@ -95,19 +103,12 @@ def _removed(fair: pd.DataFrame) -> dict[str, float]:
     }
 
 
-def _interval(gap: pd.Series) -> tuple[float, float]:
-    """A fresh generator a row: no interval depends on which other rows there are."""
-    if not len(gap):
-        return UNKNOWN
-    return mean_interval(gap.to_numpy(), np.random.default_rng(BOOTSTRAP_SEED))
-
-
 def _absent(
     trials: pd.DataFrame, present: set[tuple[Any, ...]], seeds: Seeds
 ) -> Iterator[dict[str, Any]]:
     """Rows of the arms that occur somewhere but have no result at a point."""
     # An unfinished trial has not recorded its data: its point is not known in full.
-    known = trials[trials["status"] != "unfinished"]
+    known = trials[trials["status"] != Status.UNFINISHED]
     arms = sorted(set(trials["arm"]) - {"sync"})
     for optimizer, point in known[["optimizer", "point"]].drop_duplicates().itertuples(index=False):
         for arm in arms:
@@ -117,6 +118,7 @@ def _absent(
                     "point": point,
                     "arm": arm,
                     **dict.fromkeys(COUNTS, 0),
+                    **NO_TRIAL._asdict(),
                     "missing_seeds": _words(seeds[point]),
                     "missing_sync_seeds": "",
                 }

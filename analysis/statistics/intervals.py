@@ -13,35 +13,34 @@ Interval = tuple[float, float]
 
 CONFIDENCE = 0.95
 UNKNOWN: Interval = (np.nan, np.nan)
-BOOTSTRAP_FROM = 20
-"""Below this n a bootstrap is too narrow (of 3 seeds it covers 75 %, not 95 %)."""
-NUM_RESAMPLES = 9_999
 
 
-def mean_interval(values: Values, generator: np.random.Generator) -> Interval:
-    """Student's t below n = 20, from there on the percentile bootstrap; unknown for n < 2."""
-    if len(values) < 2:
-        return UNKNOWN
-    if len(values) < BOOTSTRAP_FROM:
-        half = quantile(len(values)) * float(stats.sem(values))
-        return float(np.mean(values)) - half, float(np.mean(values)) + half
-    resampled = stats.bootstrap(
-        (values,),
-        np.mean,
-        n_resamples=NUM_RESAMPLES,
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        rng=generator,
-    )
-    return float(resampled.confidence_interval.low), float(resampled.confidence_interval.high)
+def mean_interval(values: Values, confidence: float = CONFIDENCE) -> Interval:
+    """Student's t-interval of the mean of n values, shape (n,); unknown for n < 2."""
+    low, high = mean_intervals(values, confidence)
+    return float(low), float(high)
+
+
+def mean_intervals(values: Values, confidence: float = CONFIDENCE) -> tuple[Values, Values]:
+    """Lower and upper ends for values of shape (..., n). Where all n are the same infinity, both
+    ends are that; where some are infinite or missing, or n < 2, they are NaN."""
+    n = values.shape[-1]
+    if n < 2:
+        unknown = np.full(values.shape[:-1], np.nan)
+        return unknown, unknown
+    with np.errstate(invalid="ignore"):
+        mean = values.mean(axis=-1)
+        half = quantile(n, confidence) * values.std(axis=-1, ddof=1) / np.sqrt(n)
+    half = np.where(np.isinf(mean) & (values == values[..., :1]).all(axis=-1), 0.0, half)
+    return mean - half, mean + half
 
 
 def ratio_interval(numerator: Values, denominator: Values) -> Interval:
     """Fieller's interval of mean(numerator) / mean(denominator), paired samples of equal length.
 
-    All ratios r at which the t-test of mean(numerator − r · denominator) = 0 does not reject
-    (Fieller 1954). Unknown for n < 2, and where the denominator's mean may be 0: the set of such
-    ratios is then not an interval.
+    It holds the ratios r at which the t-test of mean(numerator − r · denominator) = 0 does not
+    reject (Fieller 1954). Unknown for n < 2, and where the denominator's mean may be 0: such ratios
+    are then no interval.
     """
     n = len(numerator)
     if n < 2:
@@ -56,11 +55,6 @@ def ratio_interval(numerator: Values, denominator: Values) -> Interval:
     return float((b - root) / a), float((b + root) / a)
 
 
-def hull(one: Interval, other: Interval) -> Interval:
-    """The smallest interval that holds both; unknown if one of them is."""
-    return float(np.minimum(one[0], other[0])), float(np.maximum(one[1], other[1]))
-
-
 def excludes_zero(interval: Interval) -> bool:
     """False for an unknown interval."""
     low, high = interval
@@ -68,6 +62,6 @@ def excludes_zero(interval: Interval) -> bool:
 
 
 @cache
-def quantile(n: int) -> float:
+def quantile(n: int, confidence: float = CONFIDENCE) -> float:
     """Half the width of the interval of a mean of n values (n > 1), in standard errors."""
-    return float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1))
+    return float(stats.t.ppf((1 + confidence) / 2, n - 1))

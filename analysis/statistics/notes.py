@@ -1,22 +1,22 @@
-"""What a reader of the gaps must know beside the numbers: what is missing, failed or left out."""
+"""Remarks on a table of gaps: which trials are missing, failed or left out."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 
 import pandas as pd
 
-NAMED = 3
-"""How many of a kind are named before the rest is only counted."""
+from analysis.table.text import some
+from trainer.base.status import Status
 
 
 def notes(trials: pd.DataFrame, gaps: pd.DataFrame) -> list[str]:
-    """One line a fact; empty if every trial finished and every pair is there."""
+    """One line per remark; none if every trial finished and every pair is there."""
     return [*_without_result(trials), *_left_out(gaps), *_missing(gaps), *_unpaired(trials, gaps)]
 
 
 def _without_result(trials: pd.DataFrame) -> Iterator[str]:
-    for status in ("failed", "unfinished"):
+    for status in (Status.FAILED, Status.UNFINISHED):
         folders = trials.loc[trials["status"] == status, "folder"].tolist()
         if folders:
             yield f"{len(folders)} {status}, left out: {some(folders)}"
@@ -32,7 +32,7 @@ def _left_out(gaps: pd.DataFrame) -> Iterator[str]:
 
 
 def _missing(gaps: pd.DataFrame) -> Iterator[str]:
-    """One line an arm, however many points lack it."""
+    """One line per arm, however many points lack it."""
     for column, arm in (("missing_seeds", gaps["arm"]), ("missing_sync_seeds", "sync")):
         rows = gaps.assign(lacking=arm)[gaps[column] != ""]
         for name, group in rows.groupby("lacking"):
@@ -48,9 +48,3 @@ def _unpaired(trials: pd.DataFrame, gaps: pd.DataFrame) -> Iterator[str]:
 
 def _name(row: Mapping[Hashable, object]) -> str:
     return f"{row['optimizer']} ({row['setting']})" if row["setting"] else str(row["optimizer"])
-
-
-def some(names: Sequence[object]) -> str:
-    """Some of them in full, the rest in number."""
-    rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return "; ".join(map(str, names[:NAMED])) + rest

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.pairs import VARIANT, results
+from analysis.statistics.pairs import VARIANT, results
+from trainer.base.status import Status
 
 ARMS = ("sync", "delay", "delay_ef")
 WHERE = ["runner", "device_name"]
@@ -13,11 +14,13 @@ MEASURED = {"peak_memory_bytes": "memory", "tokens_per_second": "speed"}
 
 
 def overhead(trials: pd.DataFrame) -> pd.DataFrame:
-    """A row for each optimizer, runner, device and arm: medians over its n completed trials of
-    `memory` (bytes) and `speed` (tokens a second), and over the pairs of a trial with the sync
-    trial of the same point, seed, stages, microbatches, runner and device those of their ratios."""
+    """One row per optimizer, runner, device and arm, with medians over its n completed trials.
+
+    `memory` is in bytes, `speed` in tokens per second. Their ratios are to the sync trial of the
+    same point, seed, stages, microbatches, runner and device.
+    """
     done = results(trials)
-    kept = done[(done["status"] == "completed") & done["arm"].isin(ARMS)]
+    kept = done[(done["status"] == Status.COMPLETED) & done["arm"].isin(ARMS)]
     kept = kept[[*SAME, "arm", *MEASURED]].rename(columns=MEASURED)
     kept = kept.astype(dict.fromkeys(MEASURED.values(), "float64"))
     sync = kept[kept["arm"] == "sync"].drop(columns="arm")

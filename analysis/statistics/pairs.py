@@ -1,4 +1,4 @@
-"""Which two trials are compared: each trial of an arm and its synchronous partner."""
+"""Which trials are compared: each trial of an arm with its synchronous partner."""
 
 from __future__ import annotations
 
@@ -6,23 +6,27 @@ import warnings
 
 import pandas as pd
 
-from trainer.errors import BadInput
+from trainer.base.errors import BadInput
+from trainer.base.status import FINAL
 
 VARIANT = ["num_stages", "num_microbatches"]
-SAME_TRIAL = ["optimizer", "point", "arm", *VARIANT, "seed"]
+SAME_ARM = ["optimizer", "point", "arm", *VARIANT]
+"""Columns that tell the rows of the table of gaps apart."""
+SAME_TRIAL = [*SAME_ARM, "seed"]
 MADE_BY = ["trainer_version", "git"]
-KEPT = [*SAME_TRIAL, "base_arm", "trial_id", "status", "final_val_loss", *MADE_BY]
+KEPT = [*SAME_TRIAL, "base_arm", "delay", "trial_id", "status", "final_val_loss", *MADE_BY]
 
 
 def results(trials: pd.DataFrame) -> pd.DataFrame:
     """Trials that have a result (completed or diverged), each once, with `num_stages` and
     `num_microbatches`.
 
-    Of several trials of one arm, point, seed, stages and microbatches the newest counts: the
-    highest trainer_version, then the latest. Warns if they were made by different trainers.
+    Of several trials with one arm, point, seed, number of stages and of microbatches, the newest
+    counts: the one with the highest trainer_version, then the latest. Warns if they were made by
+    different trainers.
     """
     named = trials.rename(columns={f"pipeline.{name}": name for name in VARIANT})
-    done = named[named["status"].isin(["completed", "diverged"])]
+    done = named[named["status"].isin(FINAL)]
     if done.empty:  # of a store without trials the table does not even have all columns
         return done.reindex(columns=list(dict.fromkeys([*done, *VARIANT])))
     done = done.sort_values(["trainer_version", "finished_at", "trial_id"], kind="stable")
@@ -34,11 +38,11 @@ def results(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def pairs(trials: pd.DataFrame) -> pd.DataFrame:
-    """A row a trial of an arm other than sync: its own columns and its partner's (`…_sync`).
+    """One row per trial of an arm other than sync: its own columns and its partner's (`…_sync`).
 
-    The partner has the same point and seed. If several do, the one with as many stages and
-    microbatches is taken, else the one with the fewest stages, then microbatches: without a delay
-    they change no more than the order of a sum. Without a partner its columns are missing.
+    The partner is the sync trial of the same point and seed. If there are several, the one with as
+    many stages and microbatches is taken, else the one with the fewest stages, then microbatches:
+    without a delay, they change only the order of a sum. Without a partner its columns are missing.
     `gap` is NaN unless both completed. Warns of pairs that were not made by the same trainer;
     raises BadInput (a ValueError) if trials of one setting and data.path saw different data.
     """
@@ -46,7 +50,7 @@ def pairs(trials: pd.DataFrame) -> pd.DataFrame:
     done = results(trials)[KEPT]
     sync, arms = done[done["arm"] == "sync"], done[done["arm"] != "sync"]
     found = arms.merge(
-        sync.drop(columns=["arm", "base_arm"]),
+        sync.drop(columns=["arm", "base_arm", "delay"]),
         on=["optimizer", "point", "seed"],
         how="left",
         suffixes=("", "_sync"),
@@ -61,8 +65,7 @@ def pairs(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def _refuse_mixed_data(trials: pd.DataFrame) -> None:
-    setting = trials["point"].str.split("-").str[0]
-    seen = trials.groupby([setting, "data.path"])["data_hash"].unique().reset_index()
+    seen = trials.groupby(["settings_key", "data.path"])["data_hash"].unique().reset_index()
     for path, hashes in zip(seen["data.path"], seen["data_hash"], strict=True):
         known = sorted(value[:8] for value in hashes if pd.notna(value))
         if len(known) > 1:

@@ -1,7 +1,7 @@
-"""What a number of seeds can show: the smallest gap it detects, and the seeds a precision needs.
+"""How many seeds are enough: the gap that n seeds detect, and the seeds that a precision needs.
 
-Both are of Student's t-interval of paired gaps that are normally distributed with standard
-deviation `sd`; `spreads` is what a store says of it.
+Both assume Student's t-interval of paired gaps that are normally distributed with standard
+deviation `sd`, which `spreads` estimates from a store.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize, stats
 
-from analysis.intervals import CONFIDENCE, quantile
-from analysis.pairs import VARIANT, pairs
-from analysis.store import load
+from analysis.statistics.intervals import CONFIDENCE, quantile
+from analysis.statistics.pairs import SAME_ARM, pairs
+from analysis.table.load import load
 
 POWER = 0.8
 LEAST_FREEDOM = 2
-"""Degrees of freedom of a standard deviation: of one it may be thirty times too small."""
+"""Degrees of freedom of a standard deviation: with one, it may be thirty times too small."""
 
 
 class Spread(NamedTuple):
-    """Of an optimizer's paired gaps around the mean of their point and arm, pooled over these."""
+    """Spread of an optimizer's paired gaps around the mean of their point and arm, pooled."""
 
     sd: float
     """Nats per token."""
     num_pairs: int
     num_means: int
-    """Points and arms with two pairs or more."""
+    """How many points and arms have two pairs or more."""
 
 
 def detectable_gap(sd: float, n: int) -> float:
-    """The smallest true mean gap of which the 95 % interval over `n` pairs excludes 0 with 80 %
-    power (noncentral t); infinite for n < 2."""
+    """The smallest true mean gap whose 95 % interval over `n` pairs excludes 0 with a probability
+    of 80 % (noncentral t); infinite for n < 2."""
     if n < 2:
         return math.inf
     critical = quantile(n)
 
     def excess(shift: float) -> float:
-        """Power beyond the wanted one, at a true mean of `shift` standard errors.
+        """Power minus POWER, at a true mean of `shift` standard errors.
 
-        An interval below 0 is left out: it has a chance of 1e-6 where the power is 80 %.
+        Intervals below 0 are not counted: they have a chance of 1e-6 where the power is 80 %.
         """
         return float(stats.nct.sf(critical, n - 1, shift)) - POWER
 
@@ -53,8 +53,8 @@ def detectable_gap(sd: float, n: int) -> float:
 
 
 def seeds_needed(sd: float, half_width: float) -> int:
-    """The smallest n of which the 95 % interval is at most `half_width` (> 0) to each side, where
-    the pairs have the standard deviation `sd`."""
+    """The smallest number of pairs, of standard deviation `sd`, whose 95 % interval is at most
+    `half_width` (> 0) to each side of the mean."""
     n = max(2, math.ceil((stats.norm.ppf((1 + CONFIDENCE) / 2) * sd / half_width) ** 2))
     while quantile(n) * sd / math.sqrt(n) > half_width:
         n += 1
@@ -62,9 +62,10 @@ def seeds_needed(sd: float, half_width: float) -> int:
 
 
 def spreads(results: Path, trial_ids: Collection[str]) -> dict[str, Spread]:
-    """By optimizer, of these trials of a store; one with fewer than LEAST_FREEDOM is left out.
+    """The spread of each optimizer in these trials of a store.
 
-    Raises as `load` and `pairs` do; what they warn of is left to the report.
+    An optimizer with fewer degrees of freedom than LEAST_FREEDOM is left out. Raises as `load` and
+    `pairs` do; the report repeats their warnings, so they are silenced here.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -72,7 +73,7 @@ def spreads(results: Path, trial_ids: Collection[str]) -> dict[str, Spread]:
         if trials.empty:
             return {}
         found = pairs(trials)
-    groups = found.groupby(["optimizer", "arm", "point", *VARIANT])["gap"].agg(["var", "count"])
+    groups = found.groupby(SAME_ARM)["gap"].agg(["var", "count"])
     several = groups[groups["count"] > 1]
     return {
         str(optimizer): Spread(

@@ -1,4 +1,4 @@
-"""The spike of the training loss where the delay is switched on after a synchronous start."""
+"""The spike of the training loss where a synchronous start ends and the delay is switched on."""
 
 from __future__ import annotations
 
@@ -9,34 +9,37 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.intervals import mean_interval
-from analysis.points import settings
-from analysis.store import config_of, training_losses
-from analysis.tasks import updates_asked
+from analysis.statistics.intervals import mean_interval
+from analysis.statistics.pairs import pairs
+from analysis.table.load import config_of, training_losses
+from analysis.table.points import settings
+from analysis.table.tasks import updates_asked
+from trainer.base.status import FINAL
 
 WINDOW = 10
-"""Updates of the running mean: a batch's loss is too noisy to tell a spike from."""
-BOOTSTRAP_SEED = 0
-START = "pipeline.synchronous_start"
+"""Updates of a mean: the loss of one batch is too noisy to show a spike. The window of the height
+begins at the switch and is fixed: the largest window of a run would be a spike of any noise."""
 ARM = ["optimizer", "point", "arm"]
 OF_ARM = ["n", "mean_height", "low", "high", "recovered"]
 COLUMNS = [*ARM, "setting", "seed", "trial_id", "status", "switch", "height", "recovery", *OF_ARM]
 
 
 def spikes(trials: pd.DataFrame) -> pd.DataFrame:
-    """A row a trial with a synchronous start, from `load`'s table.
+    """One row per trial with a synchronous start, from `load`'s table.
 
-    `switch`: the first update with a delay. `height`, in nats per token: the largest mean of
-    train_loss over WINDOW updates after the switch minus that over the WINDOW updates before it;
-    missing if there are fewer. `recovery`: updates from the switch to the end of the first window,
-    from the highest one on, whose mean is no more than that before the switch; 0 without a spike,
-    missing if there is no such window. Beside them those of the arm at its point: `n` heights,
-    their mean with its 95 % interval, and how many of the n `recovered`.
+    `switch`: the first update with a delay. `height`, in nats per token: the mean of train_loss
+    over the WINDOW updates from the switch on, minus that of the sync trial of the same point and
+    seed over the same updates: both saw the same batches, whose noise cancels. Missing without
+    such a trial, or if there are fewer updates. `recovery`: updates from the switch to the end of
+    the first window whose mean is no more than that of the trial itself before the switch; 0
+    without a spike, missing if there is no such window. Beside these come numbers of the arm at its
+    point: `n` heights, their mean with its 95 % interval, and how many of the n `recovered`.
+    Raises and warns as `pairs.pairs` does.
     """
-    started = trials[trials[START] > 0] if START in trials else trials[:0]
-    started = started[started["status"].isin(["completed", "diverged"])]
+    started = trials[trials["start"] > 0]
+    started = started[started["status"].isin(FINAL)]
     if len(started):
-        started = started.assign(asked=updates_asked(started))
+        started = _with_sync(started.assign(asked=updates_asked(started)), trials)
     words = settings(trials)
     rows = [
         {**trial, "setting": words[trial["point"]], **_spike(trial)}
@@ -49,40 +52,48 @@ def spikes(trials: pd.DataFrame) -> pd.DataFrame:
     return table.merge(pd.DataFrame(of_arms, columns=[*ARM, *OF_ARM]), on=ARM)[COLUMNS]
 
 
+def _with_sync(started: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
+    """Adds `folder_sync`, the folder of each trial's synchronous partner."""
+    folders = trials.set_index("trial_id")["folder"]
+    partner = pairs(trials).set_index("trial_id")["trial_id_sync"]
+    return started.assign(folder_sync=started["trial_id"].map(partner).map(folders))
+
+
 def _spike(trial: Mapping[Any, Any]) -> dict[str, float]:
     switch = _switch(trial)
-    losses = training_losses(trial["folder"]).set_index("update")["train_loss"]
-    before = losses.loc[switch - WINDOW : switch - 1].to_numpy()
-    after = losses.loc[switch:].to_numpy()
-    height, recovery = measure(before, after)
+    own = _losses(trial["folder"])
+    sync = own[:0] if pd.isna(trial["folder_sync"]) else _losses(trial["folder_sync"])
+    around = range(switch - WINDOW, int(own.index.max()) + 1) if len(own) else range(0)
+    height, recovery = measure(own.reindex(around).to_numpy(), sync.reindex(around).to_numpy())
     return {"switch": switch, "height": height, "recovery": recovery}
 
 
-def measure(before: NDArray[np.float64], after: NDArray[np.float64]) -> tuple[float, float]:
-    """Height and recovery, from the losses of the updates just before the switch and after it."""
-    if len(before) < WINDOW or len(after) < WINDOW:
+def _losses(folder: str) -> pd.Series:
+    return training_losses(folder).set_index("update")["train_loss"]
+
+
+def measure(own: NDArray[np.float64], sync: NDArray[np.float64]) -> tuple[float, float]:
+    """Height and recovery, from the losses of the same updates of a trial and its sync partner: the
+    WINDOW updates before the switch and all from it on. NaN is a missing loss."""
+    if len(own) < 2 * WINDOW:
         return np.nan, np.nan
-    level = before[-WINDOW:].mean()
-    means = np.lib.stride_tricks.sliding_window_view(after, WINDOW).mean(axis=1)
-    if np.isnan(level) or np.isnan(means).all():
-        return np.nan, np.nan
-    peak = int(np.nanargmax(means))
-    height = float(means[peak] - level)
-    if height <= 0:
-        return height, 0.0
-    back = np.flatnonzero(means[peak:] <= level)
-    return height, float(peak + back[0] + WINDOW) if len(back) else np.nan
+    height = float((own - sync)[WINDOW : 2 * WINDOW].mean())
+    if not height > 0:
+        return height, np.nan if np.isnan(height) else 0.0
+    means = np.lib.stride_tricks.sliding_window_view(own[WINDOW:], WINDOW).mean(axis=1)
+    back = np.flatnonzero(means <= own[:WINDOW].mean())
+    return height, float(back[0] + WINDOW) if len(back) else np.nan
 
 
 def _switch(trial: Mapping[Any, Any]) -> int:
-    """The first update with a delay: an int counts updates, a float is a share of all of them."""
+    """The first update with a delay: in a config, an int counts updates, a float is a share."""
     start = config_of(trial["folder"])["pipeline"]["synchronous_start"]
     return start if isinstance(start, int) else round(start * trial["asked"])
 
 
 def _of_arm(group: pd.DataFrame) -> dict[str, float]:
     heights = group["height"].dropna().to_numpy(dtype=float)
-    low, high = mean_interval(heights, np.random.default_rng(BOOTSTRAP_SEED))
+    low, high = mean_interval(heights)
     return {
         "n": len(heights),
         "mean_height": heights.mean() if len(heights) else np.nan,

@@ -1,10 +1,10 @@
-"""The gap table for people: Markdown in files, a ruled table on a terminal."""
+"""The table of gaps in words: Markdown in files, a ruled table on a terminal."""
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -12,17 +12,38 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-Cells = Mapping[Hashable, Any]
+from analysis.statistics.tax import MAIN_ARMS, best_taxes
+
+Cells = Mapping[Any, Any]
 
 WIDTH_OF_FILES = 10_000
-"""Columns; wide enough that no cell of a Markdown table is broken."""
+"""Columns of text: wide enough that no cell of a Markdown table is broken."""
 MAX_PRINTED = 60
-"""Rows of a table that a terminal or a log is given."""
+"""Longer tables are not printed on a terminal or in a log."""
 
 
 def gap_text(row: Cells) -> str:
     """`+0.2380 [+0.2120, +0.2640]`; `+0.2380 n=1` for a single pair; `—` for none."""
     return f"{row['gap']:+.4f} {_interval(row, 'low', 'high', '+.4f')}" if row["n"] else "—"
+
+
+def tax_text(row: Cells) -> str:
+    """`1.32 [1.20, 1.45] (lengths)`, with what it is from; `1.32 n=1 (slope)`; empty for none."""
+    if not row["tax_n"]:
+        return ""
+    return f"{row['tax']:.2f} {_interval(row, 'tax_low', 'tax_high', '.2f')} ({row['tax_from']})"
+
+
+def taxes_text(gaps: pd.DataFrame) -> str:
+    """The `best_taxes` of MAIN_ARMS in a line, `adamw delay 2.34 [1.85, 3.18] (slope), …`; without
+    any the reason that most rows have, and nothing without a pair."""
+    paired = gaps[(gaps["pairs"] > 0) & gaps["arm"].isin(MAIN_ARMS)]
+    if paired.empty:
+        return ""
+    found = best_taxes(paired).to_dict("records")
+    if not found:
+        return f"not enough data: {paired['tax_why'].mode()[0]}"
+    return ", ".join(f"{row['optimizer']} {row['arm']} {tax_text(row)}" for row in found)
 
 
 def diverged_text(row: Cells) -> str:
@@ -60,16 +81,21 @@ TEXTS: Mapping[str, Callable[[Cells], str]] = {
     "n": _plain("n"),
     "diverged": diverged_text,
     "gap removed [95 %]": _share,
+    "token tax [95 %]": tax_text,
 }
 VARYING = ("setting", "stages", "microbatches")
-"""Columns that are shown only if they tell rows apart."""
+"""Columns that are left out if they are the same in all rows."""
+OPTIONAL = ("token tax [95 %]",)
+"""Columns that are left out if they are empty in all rows."""
 
 
 def gap_table(gaps: pd.DataFrame, *, width: int | None = None) -> str:
     """The rows that have a pair: Markdown, or ruled lines of `width` columns for a terminal."""
     rows = gaps[gaps["pairs"] > 0].to_dict("records")
     cells = {name: [text(row) for row in rows] for name, text in TEXTS.items()}
-    shown = [name for name in cells if name not in VARYING or len(set(cells[name])) > 1]
+    constant = [name for name in VARYING if len({*cells[name]}) <= 1]
+    empty = [name for name in OPTIONAL if not any(cells[name])]
+    shown = [name for name in cells if name not in (*constant, *empty)]
     table = Table(*shown, box=box.MARKDOWN if width is None else box.SIMPLE_HEAD)
     for values in zip(*(cells[name] for name in shown), strict=True):
         table.add_row(*values)
@@ -79,7 +105,7 @@ def gap_table(gaps: pd.DataFrame, *, width: int | None = None) -> str:
 
 
 def printed_gaps(gaps: pd.DataFrame, width: int | None) -> str:
-    """`gap_table`, or in words that it is too long to print; empty while there is no pair."""
+    """`gap_table`, or a line that says it is too long; empty while there is no pair."""
     num_rows = int((gaps["pairs"] > 0).sum())
     if num_rows > MAX_PRINTED:
         return f"{num_rows} gaps: too many to print, the report has them"

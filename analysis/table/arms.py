@@ -1,11 +1,16 @@
-"""What an arm is called, derived from the config and from the delays that were counted."""
+"""What an arm is called and made of, from the config and from the delays that were counted.
+
+The names are labels for people and keys to group by. They are made here and never parsed: whoever
+asks what an arm is made of reads the columns.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.build import label
+from trainer.base.build import label
+from trainer.base.status import Status
 
 Config = Mapping[str, Any]
 
@@ -23,11 +28,34 @@ USUAL: Mapping[str, Config] = {
     "weight_prediction": {"horizon": 1},
     "learning_rate": {"anneal": 0.25},
 }
-"""The usual values of a choice, those of its YAML: an arm that has them does not say so."""
+"""The usual values of a choice, those of its YAML: the name of an arm leaves them out."""
 PRINCIPAL = ("coefficient", "delay")
 """Options that need no name: `constant_delay(3)`, `delay_ef(0.5)`, `delay_taylor(1000)`."""
 NOT_STALENESS = ("_target_", "num_stages", "num_microbatches")
 PHASES = {"synchronous_start": "start", "synchronous_cooldown": "cooldown"}
+"""Keys of the pipeline → the columns that hold them, and what the name of an arm calls them."""
+
+
+def arm_columns(config: Config, result: Config) -> dict[str, Any]:
+    """The columns of `schema.TRIAL` that name a trial's arm, and those that say what it is made of.
+
+    `delay` is None without a count; `coefficient` and `lag` are None of a correction without them.
+    """
+    pipeline = config["pipeline"]
+    correction = {**USUAL.get(label(config["correction"]), {}), **config["correction"]}
+    lag = correction.get("lag")
+    return {
+        "arm": arm(config, result),
+        "base_arm": base_arm(config, result),
+        "family": family(config, result),
+        "arm_without_cooldown": arm_without_cooldown(config, result),
+        "schedule": label(pipeline),
+        "method": label(config["correction"]),
+        "delay": max(result.get("delays") or [None]),
+        "coefficient": correction.get("coefficient"),
+        "lag": None if lag is None else str(lag),
+        **{name: pipeline.get(key) or 0 for key, name in PHASES.items()},
+    }
 
 
 def arm(config: Config, result: Config) -> str:
@@ -55,10 +83,17 @@ def family(config: Config, result: Config) -> str:
     return arm({**config, "correction": kept}, result)
 
 
+def arm_without_cooldown(config: Config, result: Config) -> str:
+    """The arm that differs from this one by having no cooldown; itself if it has none."""
+    return arm({**config, "pipeline": {**config["pipeline"], "synchronous_cooldown": 0}}, result)
+
+
 def _is_sync(config: Config, result: Config) -> bool:
     """A trial that diverged in its synchronous start had no time to be delayed."""
     delays = result.get("delays") or [None]
-    cut_short = result.get("status") == "diverged" and config["pipeline"].get("synchronous_start")
+    cut_short = result.get("status") == Status.DIVERGED and config["pipeline"].get(
+        "synchronous_start"
+    )
     return all(delay == 0 for delay in delays) and not cut_short
 
 

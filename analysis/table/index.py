@@ -18,17 +18,21 @@ from uuid import uuid4
 import pyarrow as pa
 from pyarrow import parquet
 
-import analysis.arms
-import analysis.points
-import analysis.rows
-import analysis.schema
-import trainer.build
-import trainer.identity
+import analysis.table.arms
+import analysis.table.points
+import analysis.table.rows
+import analysis.table.schema
+import trainer.base.build
+import trainer.config.identity
+import trainer.config.names
+import trainer.folder.wellformed
+from trainer.config.names import GROUPS, yamls
 
 MADE_BY = b"made_by"
 MAKERS = (
-    *(analysis.rows, analysis.arms, analysis.points, analysis.schema),
-    *(trainer.build, trainer.identity),
+    *(analysis.table.rows, analysis.table.arms, analysis.table.points, analysis.table.schema),
+    *(trainer.base.build, trainer.config.identity, trainer.config.names),
+    trainer.folder.wellformed,
 )
 """The modules that say what a row holds."""
 
@@ -91,6 +95,7 @@ def write(path: Path, entries: Mapping[str, Entry]) -> None:
 
 @cache
 def _made_by() -> bytes:
-    """A digest of the code that makes rows."""
+    """A digest of the code that makes rows, and of the choices that give trials their names."""
     sources = "".join(inspect.getsource(module) for module in MAKERS)
+    sources += "".join(path.name + path.read_text() for group in GROUPS for path in yamls(group))
     return hashlib.sha256(sources.encode()).hexdigest().encode()

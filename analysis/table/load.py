@@ -1,8 +1,7 @@
-"""A results folder → one tidy table, a row a trial."""
+"""A results folder, or a published CSV, → one tidy table, with one row per trial."""
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Collection, Iterator, Sequence
@@ -11,35 +10,55 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.index import index_path
-from analysis.notes import some
-from analysis.rows import Row
-from analysis.schema import TRIAL
-from analysis.trials import read_json, read_trials
-from trainer.errors import BadInput
+from analysis.table.index import index_path
+from analysis.table.points import with_one_name
+from analysis.table.published import is_published, read_published
+from analysis.table.rows import Row
+from analysis.table.schema import TRIAL
+from analysis.table.text import in_a_line
+from analysis.table.trials import read_if_there, read_trials
+from trainer.base.errors import BadInput
+from trainer.folder.metrics import row_of
+from trainer.folder.wellformed import CONFIG
+
+
+class DamagedRows(UserWarning):
+    """Lines of a metrics.jsonl are damaged: curves lack their updates."""
 
 
 def load(results_dir: str | Path, trial_ids: Collection[str] | None = None) -> pd.DataFrame:
     """Every trial under `results_dir`, its `trials/` folder, or in it; columns: `schema.TRIAL`.
 
-    `trial_ids`: only those in folders of these names. Warns of files that are not whole JSON: the
-    trial counts as unfinished, or is left out if its config is such a file. Raises BadInput if
-    there is no folder `results_dir`.
+    `results_dir` may also be a CSV that a report wrote (`trials.csv`), which has no curves.
+    `trial_ids`: only those in folders of these names. Warns of damaged files: the trial counts as
+    unfinished, or is left out if its config is damaged. Raises BadInput if there is no such folder
+    or CSV.
     """
-    folder, names, index = _places(Path(results_dir))
+    path = Path(results_dir)
+    if is_published(path):
+        rows = [
+            row for row in read_published(path) if trial_ids is None or row["trial_id"] in trial_ids
+        ]
+    else:
+        rows = _of_folders(path, trial_ids)
+    columns = dict.fromkeys([*TRIAL, *(name for row in rows for name in row)])
+    found = {name: _column(name, [row.get(name) for row in rows]) for name in columns}
+    return with_one_name(pd.DataFrame(found))
+
+
+def _of_folders(results: Path, trial_ids: Collection[str] | None) -> list[Row]:
+    folder, names, index = _places(results)
     if trial_ids is not None:
         names = sorted({*names} & {*trial_ids})
     trials = read_trials(folder, names, index, whole=trial_ids is None)
-    if trials.broken:
-        warnings.warn(f"not whole, and so not counted: {some(trials.broken)}", stacklevel=2)
-    rows = [{**row, "folder": str(folder / name)} for name, row in trials.rows.items()]
-    columns = dict.fromkeys([*TRIAL, *(name for row in rows for name in row)])
-    return pd.DataFrame({name: _column(name, [row.get(name) for row in rows]) for name in columns})
+    if trials.damaged:
+        warnings.warn(in_a_line(trials.damaged, "run their trials again"), stacklevel=3)
+    return [{**row, "folder": str(folder / name)} for name, row in trials.rows.items()]
 
 
 def config_of(folder: str) -> Row:
-    """One trial's config as it was resolved: there 1 is not 1.0."""
-    return read_json(Path(folder) / "config.json") or {}
+    """One trial's resolved config, in which 1 is not 1.0 as it is in a column of floats."""
+    return read_if_there(Path(folder) / "config.json", CONFIG)
 
 
 def validation_losses(folder: str) -> pd.DataFrame:
@@ -53,7 +72,7 @@ def training_losses(folder: str) -> pd.DataFrame:
 
 
 def diagnostics(folder: str, group: str, name: str) -> pd.DataFrame:
-    """Columns `update` and `name`: a diagnostic of a group of parameters where it was measured."""
+    """Columns `update` and `name`: a diagnostic of a group of parameters, where it was measured."""
     rows = [
         {"update": row["update"], name: row["diagnostics"].get(group, {}).get(name)}
         for row in metrics(folder, "diagnostics")
@@ -67,18 +86,26 @@ def _series(folder: str, name: str) -> pd.DataFrame:
 
 
 def metrics(folder: str, key: str) -> Iterator[Row]:
-    """The rows of one trial's metrics.jsonl that have `key`; none if there is no such file."""
-    path = Path(folder) / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    for line in lines:
-        # A running trial may be writing its last line.
-        if f'"{key}"' in line and line.endswith("\n"):
-            row: Row = json.loads(line)
-            yield row
+    """The rows of one trial's metrics.jsonl that have `key`, by update; none if there is no such
+    file. Warns of lines that are damaged: they are left out."""
+    path, named = Path(folder) / "metrics.jsonl", f'"{key}"'.encode()
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    if lines and not lines[-1].endswith(b"\n"):
+        lines.pop()  # a running trial may be writing it
+    rows = [row_of(line) for line in lines if named in line or not _looks_whole(line)]
+    found = {row["update"]: row for row in rows if row is not None}
+    if num_damaged := rows.count(None):
+        lost = f"{path} has {num_damaged} damaged lines, which are left out"
+        warnings.warn(f"{lost}: run its trial again", DamagedRows, stacklevel=2)
+    return (found[update] for update in sorted(found) if key in found[update])
+
+
+def _looks_whole(line: bytes) -> bool:
+    return line.startswith(b"{") and line.endswith(b"}\n")
 
 
 def _places(results: Path) -> tuple[Path, list[str], Path | None]:
-    """The folder of the trials' folders, their names, and the index, which a store has."""
+    """The folder that holds the trials' folders, their names, and the index if it is a store."""
     if not results.is_dir():
         raise BadInput("results", results, "must be a folder that holds trials (no such folder)")
     if (results / "config.json").exists():
@@ -93,7 +120,7 @@ def _column(name: str, values: Sequence[Any]) -> pd.Series:
 
 
 def _dtype(values: Sequence[Any]) -> str:
-    """An integer stays one beside missing values; a share beside a count is a float."""
+    """The dtype of a column outside the schema: integers stay integers beside missing values."""
     kinds = {type(value) for value in values if value is not None}
     for allowed, dtype in (({bool}, "boolean"), ({int}, "Int64"), ({int, float}, "float64")):
         if kinds and kinds <= allowed:

@@ -10,14 +10,19 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.schema import TRIAL
-from trainer.identity import CHANGES_NO_NUMBER
+from analysis.table.schema import TRIAL
+from trainer.base.status import Status
+from trainer.config.identity import CHANGES_NO_NUMBER
+from trainer.config.names import GROUPS
 
 ARM_GROUPS = ("pipeline", "correction")
+SHARED_GROUPS = tuple(group for group in GROUPS if group not in ARM_GROUPS)
 READ_AS = {"num_updates_asked": "num_updates", "data_hash": "data.path"}
-"""Columns of results that tell points apart, and what a reader knows them by."""
+"""Columns that tell points apart → the keys of the config that a reader knows them by."""
 CHOICES = ("model", "lr_schedule")
-"""Labels of choices that may have the same keys and still be others."""
+"""Choices that may have the same keys and still be others: their names tell them apart."""
+VERSIONS = "versions"
+"""The group of columns that hold the versions of packages."""
 MEASURES_ONLY = ("diagnostics",)
 """Keys of what a trial measures beside its loss: they change no number of the training."""
 
@@ -31,38 +36,75 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{key}", value
 
 
+def group_of(key: str) -> str:
+    """`optimizer` of `optimizer.lr`; of a key that is in no group, the key itself."""
+    return key.partition(".")[0]
+
+
+def versions(trials: pd.DataFrame) -> dict[str, str]:
+    """The columns that hold versions of packages → the packages."""
+    names = (name.partition(".") for name in map(str, trials))
+    return {f"{group}.{rest}": rest for group, _, rest in names if group == VERSIONS}
+
+
 @cache
 def is_of_point(key: str) -> bool:
-    """Whether a config key belongs to the point: not the arm's, nor the seed, nor a path.
+    """Whether a config key belongs to the point.
 
-    Nor which checkpoint a trial went on from, exactly, on another number of stages.
+    Those of the arm, the seed and paths do not, nor does the checkpoint that a trial resumed from:
+    it goes on exactly as before, on another number of stages.
     """
     return (
-        key.split(".", maxsplit=1)[0] not in (*ARM_GROUPS, *MEASURES_ONLY)
+        group_of(key) not in (*ARM_GROUPS, *MEASURES_ONLY)
         and key not in ("seed", "resume_from")
         and key not in CHANGES_NO_NUMBER
     )
 
 
-def point(flat_config: Mapping[str, Any], data_hash: str | None) -> str:
-    """Key of the settings, a hyphen, and the start of the data's hash (0 where it is not known)."""
+def point_columns(flat_config: Mapping[str, Any], data_hash: str | None) -> dict[str, str]:
+    """`settings_key`: a digest of the settings; `point`: that, a hyphen, and the start of the
+    data's hash (0 where it is not known)."""
     shared = {key: value for key, value in flat_config.items() if is_of_point(key)}
-    digest = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()
-    return f"{digest[:12]}-{(data_hash or '0')[:8]}"
+    digest = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:12]
+    return {"settings_key": digest, "point": f"{digest}-{(data_hash or '0')[:8]}"}
+
+
+def with_one_name(trials: pd.DataFrame) -> pd.DataFrame:
+    """The table with one name per point for each choice that the arms of a comparison share.
+
+    Two names of the same values are the same setting: the name of most trials of the point counts,
+    the first by alphabet if several have as many. Else such trials could not be compared.
+    """
+    return trials.assign(
+        **{group: trials["point"].map(_usual(trials, group)) for group in SHARED_GROUPS}
+    )
+
+
+def _usual(trials: pd.DataFrame, group: str) -> pd.Series:
+    """For each point, the name that most of its trials have for a choice."""
+    counts = trials.groupby(["point", group]).size().sort_values(ascending=False, kind="stable")
+    names = counts.index.to_frame(index=False).drop_duplicates("point")
+    return names.set_index("point")[group]
 
 
 def varied(trials: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """By optimizer, its points (the index) and the keys that differ among them (the columns)."""
+    """For each optimizer, its points (the index) and the keys that differ among them (columns)."""
     in_config = [key for key in map(str, trials) if is_of_point(key) and key not in TRIAL]
-    keys = [*(key for key in in_config if not key.startswith("versions.")), *READ_AS, *CHOICES]
+    keys = [*(key for key in in_config if group_of(key) != VERSIONS), *READ_AS, *CHOICES]
     # An unfinished trial has not recorded its data: its point is not known in full.
-    known = trials[trials["status"] != "unfinished"].drop_duplicates("point").set_index("point")
+    known = (
+        trials[trials["status"] != Status.UNFINISHED].drop_duplicates("point").set_index("point")
+    )
     return {
-        str(optimizer): group[
-            [READ_AS.get(key, key) for key in keys if group[key].nunique(dropna=False) > 1]
-        ]
+        str(optimizer): group[[READ_AS.get(key, key) for key in keys if _differs(group[key])]]
         for optimizer, group in known.groupby("optimizer")
     }
+
+
+def _differs(values: pd.Series) -> bool:
+    """Whether there are several values. What is missing is one value, however it is held: None and
+    NaN stand beside each other where several tables were put together."""
+    return int(values.nunique()) + int(values.isna().any()) > 1
 
 
 def settings(trials: pd.DataFrame) -> dict[str, str]:
@@ -75,5 +117,10 @@ def settings(trials: pd.DataFrame) -> dict[str, str]:
 
 
 def in_words(known: pd.Series | Mapping[str, Any]) -> str:
-    """`optimizer.lr=0.002, batch_size=16` of a row of `varied`, for example."""
-    return ", ".join(f"{key}={value}" for key, value in known.items())
+    """`optimizer.lr=0.002, batch_size=16` of a row of `varied`, for example; what is missing is
+    None, however a column holds it."""
+    return ", ".join(f"{key}={_or_none(value)}" for key, value in known.items())
+
+
+def _or_none(value: Any) -> Any:
+    return None if pd.api.types.is_scalar(value) and pd.isna(value) else value

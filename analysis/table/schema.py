@@ -1,4 +1,4 @@
-"""Every column of the two tables: its dtype and what it says. Losses in nats per token."""
+"""Every column of the three tables: its dtype and what it says. Losses in nats per token."""
 
 from __future__ import annotations
 
@@ -9,16 +9,25 @@ Columns = Mapping[str, tuple[str, str]]
 TRIAL: Columns = {
     "trial_id": ("string", "hash of what made it; of an unfinished trial the name of its folder"),
     "status": ("string", "completed, diverged, failed or unfinished"),
-    "model": ("string", "label of the model"),
-    "data": ("string", "label of the data"),
-    "optimizer": ("string", "label of the optimizer"),
-    "pipeline": ("string", "label of the pipeline"),
-    "correction": ("string", "label of the correction"),
-    "lr_schedule": ("string", "label of the learning-rate schedule"),
-    "arm": ("string", "how staleness is made and corrected (see arms.py)"),
-    "base_arm": ("string", "the arm without its correction"),
-    "family": ("string", "the arm without its correction's coefficient"),
+    "model": ("string", "name of the model, as chosen"),
+    "data": ("string", "name of the data, as chosen"),
+    "optimizer": ("string", "name of the optimizer, as chosen"),
+    "pipeline": ("string", "name of the pipeline, as chosen"),
+    "correction": ("string", "name of the correction, as chosen"),
+    "lr_schedule": ("string", "name of the learning-rate schedule, as chosen"),
+    "arm": ("string", "label of how staleness is made and corrected (see arms.py)"),
+    "base_arm": ("string", "label of the arm without its correction"),
+    "family": ("string", "label of the arm without its correction's coefficient"),
+    "arm_without_cooldown": ("string", "label of the arm without its synchronous cooldown"),
+    "schedule": ("string", "what the pipeline is, by whatever name it was chosen"),
+    "method": ("string", "what the correction is, by whatever name it was chosen"),
+    "delay": ("Int64", "largest counted delay of all stages, in updates; missing until counted"),
+    "coefficient": ("float64", "λ of the correction; NaN if it has none"),
+    "lag": ("string", "lag of Error Feedback: 1 or delay; missing of other corrections"),
+    "start": ("float64", "synchronous start: updates, or a share below 1; 0 without one"),
+    "cooldown": ("float64", "synchronous cooldown: updates, or a share below 1; 0 without one"),
     "point": ("string", "key of everything that the arms of a comparison share (see points.py)"),
+    "settings_key": ("string", "key of the same but for the data"),
     "seed": ("Int64", "seed of the trial"),
     "final_val_loss": ("float64", "validation loss of the last weights; NaN unless completed"),
     "diverged_at": ("Int64", "update at which it diverged"),
@@ -30,26 +39,34 @@ TRIAL: Columns = {
     "wall_seconds": ("float64", "of all attempts, evaluation included"),
     "tokens_per_second": ("float64", "of training alone"),
     "peak_memory_bytes": ("Int64", "largest memory in use"),
-    "delays": ("object", "largest counted delay, in updates, a number a stage"),
-    "layers_by_stage": ("object", "how the model was cut, a number a stage"),
+    "delays": ("object", "largest counted delay of each stage, in updates"),
+    "layers_by_stage": ("object", "how the model was cut: layers of each stage"),
     "bubble": ("float64", "of a true pipeline: share of the time that ranks ran nothing, mean"),
     "data_hash": ("string", "hash of the data manifest"),
     "trainer_version": ("Int64", "raised when a fix of the trainer changes numbers"),
     "git": ("string", "commit of the trainer"),
     "device_name": ("string", "what it ran on"),
     "error": ("string", "traceback of a failed trial"),
-    "finished_at": ("datetime64[ns, UTC]", "when the result was written"),
+    "finished_at": ("datetime64[ns, UTC]", "when the trial finished"),
     "folder": ("string", "the trial's folder"),
 }
-"""`analysis.load`: a row a trial. Beside these come `versions.<package>` and every key of the
+"""`analysis.load`: one row per trial. Beside these come `versions.<package>` and every key of the
 config by its dotted name (`optimizer.lr`), typed by its values; it is missing where a choice does
 not have it."""
 
+OF_ARM = (
+    *("base_arm", "family", "arm_without_cooldown", "schedule", "method"),
+    *("coefficient", "lag", "start", "cooldown"),
+)
+"""Columns that are the same for all trials of an arm."""
+
 GAP: Columns = {
-    "optimizer": ("string", "label of the optimizer"),
+    "optimizer": ("string", "name of the optimizer, as chosen"),
     "setting": ("string", "the keys that differ among the points of this optimizer"),
     "point": ("string", "as in the table of trials"),
     "arm": ("string", "as in the table of trials; never sync"),
+    **{name: (TRIAL[name][0], "as in the table of trials") for name in OF_ARM},
+    "delay": ("Int64", "as in the table of trials; missing if the point has no trial of the arm"),
     "num_stages": ("Int64", "p of the arm; missing if the point has no trial of the arm"),
     "num_microbatches": ("Int64", "m of the arm; missing if the point has no trial of the arm"),
     "n": ("Int64", "pairs that are averaged: both trials completed"),
@@ -65,13 +82,19 @@ GAP: Columns = {
     "removed_low": ("float64", "lower end of its 95 % interval (Fieller)"),
     "removed_high": ("float64", "upper end"),
     "removed_n": ("Int64", "seeds behind the share"),
+    "tax": ("float64", "token tax: updates to sync's loss over sync's own, mean ratio over seeds"),
+    "tax_low": ("float64", "lower end of its 95 % interval (see tax.py); NaN if tax_n < 2"),
+    "tax_high": ("float64", "upper end"),
+    "tax_n": ("Int64", "seeds behind the tax; 0 without one"),
+    "tax_from": ("string", "lengths: delayed runs of several lengths; slope: gap over sync's law"),
+    "tax_why": ("string", "why there is no tax, or between which limits it lies"),
     "missing_seeds": ("string", "seeds of the point that this arm has no result for"),
     "missing_sync_seeds": ("string", "seeds of the arm that sync has no result for"),
 }
-"""`analysis.gaps`: a row for each optimizer, point, arm and number of stages and microbatches."""
+"""`analysis.gaps`: one row per optimizer, point, arm, number of stages and of microbatches."""
 
 BEST: Columns = {
-    "optimizer": ("string", "label of the optimizer"),
+    "optimizer": ("string", "name of the optimizer, as chosen"),
     "task": ("string", "what the settings share and other tasks of this optimizer do not"),
     "arm": ("string", "as in the table of trials; never sync"),
     "num_stages": ("Int64", "p of the arm"),
@@ -93,4 +116,4 @@ BEST: Columns = {
     "point_sync": ("string", "key of sync's best setting"),
     "point": ("string", "key of the arm's best setting"),
 }
-"""`analysis.best`: a row for each optimizer, task, arm and number of stages and microbatches."""
+"""`analysis.best`: one row per optimizer, task, arm, number of stages and of microbatches."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,18 +17,22 @@ from pandas.api import types
 from rich.console import Console
 from rich.table import Table
 
-from analysis.rows import Row
-from analysis.store import load
-from trainer.errors import BadInput
-from trainer.lease import holder
+from analysis.table.load import load
+from analysis.table.rows import Row
+from trainer.base.cli import number
+from trainer.base.errors import BadInput
+from trainer.base.status import ENDED, Status
+from trainer.folder.lease import holder
 
-STATUSES = ("completed", "diverged", "failed", "running", "interrupted")
+STATUSES = (*ENDED, Status.RUNNING, Status.INTERRUPTED)
 SHOWN = (
     *("trial_id", "status", "arm", "optimizer", "seed", "final_val_loss", "num_updates"),
     *("where", "finished_at", "error"),
 )
 """Columns of a list, unless others are asked for."""
 WIDTH_OF_FILES = 10_000
+LISTED = 10
+"""Values of a column that are named where no trial has the one asked for."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,8 @@ class Selection:
     """
 
     table: pd.DataFrame
+    why_empty: str = ""
+    """One line if no trial fulfils the conditions: the values that there are."""
 
     def rows(self) -> list[Row]:
         """Columns by name; None for what is missing."""
@@ -57,7 +64,9 @@ def select(results: Path, conditions: Mapping[str, str]) -> Selection:
     `none` stands for what is missing. Warns as `load` does; raises BadInput for a column or a
     status that there is not, or a value that is no number where numbers are.
     """
-    return Selection(fulfilling(_now(load(results)), conditions))
+    trials = _now(load(results))
+    found = fulfilling(trials, conditions)
+    return Selection(found, "" if len(found) else _why_empty(trials, conditions))
 
 
 def fulfilling(table: pd.DataFrame, conditions: Mapping[str, str]) -> pd.DataFrame:
@@ -70,6 +79,32 @@ def fulfilling(table: pd.DataFrame, conditions: Mapping[str, str]) -> pd.DataFra
     return table
 
 
+def _why_empty(trials: pd.DataFrame, conditions: Mapping[str, str]) -> str:
+    """The values of each key among the trials that fulfil the other conditions, or among all."""
+    if trials.empty:
+        return "no trial in the store"
+    there = []
+    for key in conditions:
+        others = {other: value for other, value in conditions.items() if other != key}
+        rest = fulfilling(trials, others)
+        where = f" where {_said(others)}" if others and len(rest) else ""
+        there.append(f"{key} is {_values(trials if rest.empty else rest, key)}{where}")
+    return f"no trial with {_said(conditions)}: {'; '.join(there)}"
+
+
+def _said(conditions: Mapping[str, str]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in conditions.items())
+
+
+def _values(trials: pd.DataFrame, key: str) -> str:
+    """`wiki (18 trials), gcide (1 trial)`: the most frequent first, LISTED at most."""
+    counts = trials[key].astype("string").fillna("none").value_counts().sort_index()
+    listed = counts.sort_values(ascending=False, kind="stable").head(LISTED)
+    words = [f"{value} ({n} trial{'s' if n > 1 else ''})" for value, n in listed.items()]
+    more = len(counts) - len(listed)
+    return ", ".join(words) + (f" and {more} more" if more else "")
+
+
 def _records(table: pd.DataFrame) -> list[Row]:
     columns = {str(name): table[name].astype(object) for name in table}
     lists = [column.where(column.notna(), None).tolist() for column in columns.values()]
@@ -80,11 +115,15 @@ def _now(table: pd.DataFrame) -> pd.DataFrame:
     """A trial without a result is run by somebody, or was left."""
     held = {
         folder: holder(Path(folder))
-        for folder in table.loc[table["status"].isin(["unfinished", "failed"]), "folder"]
+        for folder in table.loc[table["status"].isin([Status.UNFINISHED, Status.FAILED]), "folder"]
     }
     runs = {folder: attempt for folder, attempt in held.items() if attempt is not None}
     running = table["folder"].isin(list(runs))
-    status = table["status"].replace({"unfinished": "interrupted"}).mask(running, "running")
+    status = (
+        table["status"]
+        .replace({Status.UNFINISHED: Status.INTERRUPTED})
+        .mask(running, Status.RUNNING)
+    )
     hosts = {at: f"{of.get('host', '?')} pid {of.get('pid', '?')}" for at, of in runs.items()}
     where = table["device_name"].mask(running, table["folder"].map(hosts).astype("string"))
     return table.assign(status=status, where=where)
@@ -115,10 +154,9 @@ def _equal(column: pd.Series, key: str, word: str) -> pd.Series:
             raise BadInput(key, word, "must be true or false")
         return column == (word == "true")
     if types.is_numeric_dtype(column):
-        try:
-            return column == float(word)
-        except ValueError:
-            raise BadInput(key, word, "must be a number") from None
+        if math.isnan(value := number(word)):
+            raise BadInput(key, word, "must be a number")
+        return column == value
     texts = column.astype("string")
     return texts.map(lambda text: fnmatchcase(text, word), na_action="ignore").astype("boolean")
 

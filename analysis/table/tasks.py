@@ -1,37 +1,38 @@
-"""What a point is for: its task is all that tuning leaves alone, and how long it trains."""
+"""The task of a point: the settings that tuning leaves alone, and how long it trains."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.points import in_words, varied
+from analysis.table.points import group_of, in_words, varied
 
-TUNED = ("optimizer.", "lr_schedule", "batch_size", "clip_", "eval_every")
-"""Starts of the keys that people tune: settings of one task differ in these alone."""
+TUNED = ("optimizer", "lr_schedule", "batch_size", "clip_norm", "clip_scope", "eval_every")
+"""Groups and keys that people tune: settings of one task differ in these alone."""
 LENGTH = ("num_updates", "tokens_per_parameter")
 """The keys that say how long a trial trains."""
 
 
 def updates_asked(trials: pd.DataFrame) -> pd.Series:
-    """Updates that each trial was asked for, also of one that diverged before."""
+    """How many updates each trial was asked for, whether or not it got there."""
     tokens = trials["tokens_per_parameter"].astype("Float64") * trials["num_parameters"]
     by_size = (tokens / (trials["batch_size"] * trials["seq_len"])).round().clip(lower=1)
     return trials["num_updates_asked"].astype("Float64").fillna(by_size).astype("Int64")
 
 
 def tokens_asked(trials: pd.DataFrame) -> pd.Series:
-    """Tokens of these updates; of `tokens_per_parameter` all that it says, so that settings with
-    batches of several sizes have the same."""
+    """Tokens of these updates. Of `tokens_per_parameter` they are not rounded to whole batches, so
+    that settings with batches of several sizes have the same."""
     tokens = trials["tokens_per_parameter"].astype("Float64") * trials["num_parameters"]
     by_updates = trials["num_updates_asked"] * trials["batch_size"] * trials["seq_len"]
     return tokens.fillna(by_updates.astype("Float64")).round().astype("Int64")
 
 
 def tasks(trials: pd.DataFrame) -> dict[str, str]:
-    """By point, its task in words: model, data, tokens and whatever else of the points of its
-    optimizer differs and is not TUNED; empty if nothing does."""
+    """For each point, its task in words: model, data, tokens and whatever else differs among the
+    points of its optimizer and is not TUNED; empty if nothing does."""
     tokens = tokens_asked(trials.drop_duplicates("point").set_index("point"))
     return {
         point: words
@@ -43,7 +44,7 @@ def tasks(trials: pd.DataFrame) -> dict[str, str]:
 
 
 def kinds(trials: pd.DataFrame) -> dict[str, str]:
-    """By point, its task but for how long it trains."""
+    """For each point, its task in words without how long it trains."""
     return {
         point: words
         for group in varied(trials).values()
@@ -51,17 +52,29 @@ def kinds(trials: pd.DataFrame) -> dict[str, str]:
     }
 
 
-def families(trials: pd.DataFrame) -> dict[str, str]:
-    """By point, what it shares with the points that differ from it in their length alone."""
+class Family(NamedTuple):
+    """What a point shares with the points that differ from it in their length alone."""
+
+    words: str
+    keys: Mapping[str, Any]
+    """The same as keys of the config; None is null."""
+
+
+def families(trials: pd.DataFrame) -> dict[str, Family]:
+    """For each point, its family; points of one family have the same words."""
     return {
-        point: words
+        str(point): Family(in_words(row), _as_config(row))
         for group in varied(trials).values()
-        for point, words in _words(group, [key for key in map(str, group) if key not in LENGTH])
+        for point, row in group[[key for key in group if key not in LENGTH]].iterrows()
     }
 
 
+def _as_config(row: pd.Series) -> dict[str, Any]:
+    return {str(key): None if pd.isna(value) else value for key, value in row.to_dict().items()}
+
+
 def _fixed(group: pd.DataFrame) -> list[str]:
-    return [key for key in map(str, group) if not key.startswith((*TUNED, *LENGTH))]
+    return [key for key in map(str, group) if group_of(key) not in TUNED and key not in LENGTH]
 
 
 def _if_varied(tokens: pd.Series) -> list[str]:

@@ -1,4 +1,4 @@
-"""The trials of a folder: their rows from the index, or from their files where these changed."""
+"""The rows of a folder's trials: from the index, or from their files where these changed."""
 
 from __future__ import annotations
 
@@ -10,36 +10,38 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from analysis import index
-from analysis.index import Entry, Stamp
-from analysis.rows import Row, row
+from analysis.table import index
+from analysis.table.index import Entry, Stamp
+from analysis.table.rows import Row, row
+from trainer.folder.wellformed import CONFIG, RESULT, Damaged, Form, damage, read
 
 NUM_THREADS = 16
-"""A file system across a network answers many questions in the time of one."""
+"""Many, since the latency of a network file system dominates."""
 BATCH = 256
-"""Trials that a thread takes at once: on a local disk a look at one takes microseconds."""
+"""Trials per task of a thread: on a local disk, one trial takes only microseconds."""
 WORTH_WRITING = 0.01
-"""Share of the trials that must be new or changed before the index is written again."""
+"""The index is written again if more than this share of the trials is new or changed."""
 
-FILES = ("config.json", "result.json")
-ABSENT = (-1, -1)
+FILES = {"config.json": CONFIG, "result.json": RESULT}
+ABSENT, UNKNOWN = (-1, -1), (-2, -2)
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Trials:
-    """Rows by the names of their folders, and the files that are not whole JSON."""
+    """Rows by the name of the trial's folder, and what is wrong with the damaged files."""
 
     rows: dict[str, Row] = field(default_factory=dict)
-    broken: list[Path] = field(default_factory=list)
+    damaged: list[Damaged] = field(default_factory=list)
 
 
 def read_trials(folder: Path, names: Sequence[str], path: Path | None, *, whole: bool) -> Trials:
     """The trials among the folders `names` of `folder`: those that have a config.
 
-    `path`: of their index; None where they have none. `whole`: these are all that it shall hold. A
-    trial whose result is not whole is unfinished; one whose config is not has no row.
+    `path`: of their index, or None. `whole`: whether they are all trials of the index, so that it
+    may be written again. A trial whose result is damaged counts as unfinished; one whose config is
+    has no row.
     """
     stamps = {name: stamp for name, stamp in _each(_stamp, folder, names) if stamp is not None}
     known = index.read(path, None if whole else names) if path is not None and stamps else {}
@@ -50,18 +52,17 @@ def read_trials(folder: Path, names: Sequence[str], path: Path | None, *, whole:
     }
     stale = [name for name in stamps if name not in entries]
     found = Trials()
-    damaged: dict[str, Entry] = {}
-    for name, (config, result) in _each(_contents, folder, stale):
-        broken = [file for file, of in zip(FILES, (config, result), strict=True) if of is None]
-        found.broken.extend(folder / name / file for file in broken)
+    without_result: dict[str, Entry] = {}
+    for name, (config, result, damaged) in _each(_contents, folder, stale):
+        found.damaged.extend(damaged)
         if config:
-            made = _entry(name, config, result or {}, stamps[name])
-            (damaged if broken else entries)[name] = made
+            made = _entry(name, config, result, stamps[name])
+            (without_result if damaged else entries)[name] = made
     if path is not None and whole and entries and len(stale) > WORTH_WRITING * len(stamps):
         index.write(path, entries)
-    entries |= damaged
+    entries |= without_result
     there = [name for name in stamps if name in entries]
-    # Read at once, the rows share the names of their columns.
+    # Parsed together, the rows share the strings of their keys.
     rows = json.loads(f"[{','.join(entries[name].row for name in there)}]")
     found.rows.update(zip(there, rows, strict=True))
     return found
@@ -86,7 +87,7 @@ def _each(
 
 
 def _stamp(folder: str) -> Stamp | None:
-    """None if it has no config, and so is no trial."""
+    """The stamp of a trial's files; None if there is no config, and so no trial."""
     config, result = (_looked_at(f"{folder}/{file}") for file in FILES)
     return None if config == ABSENT else Stamp(*config, *result)
 
@@ -96,21 +97,28 @@ def _looked_at(path: str) -> tuple[int, int]:
         seen = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return ABSENT
+    except OSError:
+        return UNKNOWN
     return seen.st_mtime_ns, seen.st_size
 
 
-def _contents(folder: str) -> tuple[Row | None, Row | None]:
-    """Of config and result: empty of a file that is not there, None of one that is not whole."""
-    config, result = (read_json(Path(folder, file)) for file in FILES)
-    return config, result
+def _contents(folder: str) -> tuple[Row, Row, list[Damaged]]:
+    """Config, result and what is wrong with them; a file that is missing or damaged is empty."""
+    contents: list[Row] = []
+    damaged = []
+    for path, form in ((Path(folder, file), form) for file, form in FILES.items()):
+        try:
+            contents.append(read_if_there(path, form))
+        except (Damaged, OSError) as error:
+            contents.append({})
+            damaged.append(damage(path, error))
+    config, result = contents
+    return config, result, damaged
 
 
-def read_json(path: Path) -> Row | None:
-    """The object in a file; empty if there is no file, None if it is not one, or not whole."""
+def read_if_there(path: Path, form: Form) -> Row:
+    """The JSON object in a file; empty if there is no file. Raises Damaged."""
     try:
-        content = json.loads(path.read_bytes())
+        return read(path, form)
     except FileNotFoundError:
         return {}
-    except ValueError:
-        return None
-    return content if isinstance(content, dict) else None

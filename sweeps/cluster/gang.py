@@ -1,4 +1,4 @@
-"""Runs the ranks of a gang as Ray actors, each in its bundle of the trial's placement group."""
+"""Runs the ranks of a gang as Ray actors, each in a bundle of the trial's placement group."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from queue import SimpleQueue
 from time import monotonic
 from typing import Any
@@ -15,21 +16,24 @@ import ray
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from trainer.watch import START_UP, AskedToStop, Cause, Vital, last_words, watch
+from trainer.ranks.supervisor import START_UP, AskedToStop, Cause, Liveness, exit_message, supervise
 
 Address = tuple[str, int]
 
 
 class RankActor:
-    """One rank. Its methods are called side by side: `run` lasts as long as the trial."""
+    """One rank. Other methods are called while `run` lasts, which is as long as the trial."""
 
     def __init__(self, index: int) -> None:
         self._index, self._stop = index, [0]
         self._beats = [monotonic() + START_UP] * (index + 1)
         self._store: Any = None
 
-    def invite(self) -> Address:
-        """Opens the store at which the ranks meet, on the address that Ray itself listens on."""
+    def open_store(self) -> Address:
+        """Opens the store by which the ranks find each other; returns its host and port.
+
+        It listens on the address that Ray itself listens on.
+        """
         import torch.distributed as dist
 
         host = ray.util.get_node_ip_address()
@@ -48,36 +52,37 @@ class RankActor:
     def run(
         self, program: Callable[..., None], arguments: Sequence[object], address: Address
     ) -> Iterator[object]:
-        """Yields what the rank tells, its last words at the end."""
+        """Yields the messages of the rank, its exit message last."""
         import torch.distributed as dist
 
-        from trainer.gang import Pulse
-        from trainer.spawn import stay_on_loopback
+        from trainer.ranks.groups import Heartbeat
+        from trainer.ranks.spawn import stay_on_loopback
 
         os.environ["LOCAL_RANK"] = "0"  # Ray shows a rank its own GPU alone
         host, port = address
         if host.startswith("127."):
             stay_on_loopback()
-        told: SimpleQueue[object] = SimpleQueue()
-        over = object()
+        messages: SimpleQueue[object] = SimpleQueue()
+        end = object()
 
         def work() -> None:
             store = self._store or dist.TCPStore(host, port, is_master=False)
-            pulse = Pulse(self._beats, self._index, self._stop)
-            told.put(last_words(self._index, lambda: program(store, pulse, told.put, *arguments)))
-            told.put(over)
+            heartbeat = Heartbeat(self._beats, self._index, self._stop)
+            run = partial(program, store, heartbeat, messages.put, *arguments)
+            messages.put(exit_message(self._index, run))
+            messages.put(end)
 
         threading.Thread(target=work, daemon=True).start()
-        while (word := told.get()) is not over:
-            yield word
+        while (message := messages.get()) is not end:
+            yield message
 
-    def vital(self) -> tuple[float, bool]:
-        """Seconds since the rank got on; whether it waits for another."""
+    def liveness(self) -> tuple[float, bool]:
+        """Seconds since the rank made progress; whether it waits for another one."""
         beat = self._beats[self._index]
         return monotonic() - abs(beat), beat < 0
 
     def ask_to_stop(self) -> None:
-        """The rank stops when it can."""
+        """Asks the rank to stop at its next drain."""
         self._stop[0] = 1
 
 
@@ -85,21 +90,21 @@ def run_gang_on_ray(
     program: Callable[..., None],
     arguments: Sequence[object],
     num_ranks: int,
-    hear: Callable[[Any], None],
+    on_message: Callable[[Any], None],
     timeout: float,
     asked_to_stop: AskedToStop,
 ) -> None:
-    """Runs a gang in the placement group of this task, a bundle a rank: see `Launch`."""
+    """Runs a gang in the placement group of this task, one bundle per rank: see `Launch`."""
     group = get_current_placement_group()
     assert group is not None, "Tune runs a trial in its group"
     actors = [_start(group, index) for index in range(num_ranks)]
     try:
-        address = ray.get(actors[0].invite.remote(), timeout=START_UP)
-        words = [
+        address = ray.get(actors[0].open_store.remote(), timeout=START_UP)
+        streams = [
             actor.run.options(num_returns="streaming").remote(program, arguments, address)
             for actor in actors
         ]
-        watch(RayRanks(actors, words), num_ranks, hear, timeout, asked_to_stop)
+        supervise(RayRanks(actors, streams), num_ranks, on_message, timeout, asked_to_stop)
     finally:
         for actor in actors:
             ray.kill(actor)
@@ -122,35 +127,35 @@ def _start(group: PlacementGroup, index: int) -> Any:
 
 
 class RayRanks:
-    """The actors of a gang, and what they tell."""
+    """The actors of a gang, and the streams of their messages, one per actor."""
 
-    def __init__(self, actors: Sequence[Any], words: Sequence[Any]) -> None:
+    def __init__(self, actors: Sequence[Any], streams: Sequence[Any]) -> None:
         self._actors = actors
-        self._running: dict[Any, int] = dict(zip(words, range(len(words)), strict=True))
+        self._running: dict[Any, int] = dict(zip(streams, range(len(streams)), strict=True))
         self._asked = False
         self._answers: dict[Any, int] = {}
-        self._vitals = [(monotonic() + START_UP, False)] * len(actors)
-        self._heard = [monotonic() + START_UP] * len(actors)
+        self._liveness = [(monotonic() + START_UP, False)] * len(actors)
+        self._answered = [monotonic() + START_UP] * len(actors)
 
-    def told(self, patience: float) -> Iterable[tuple[int, object]]:
+    def receive(self, timeout: float) -> Iterable[tuple[int, object]]:
         """See `Ranks`."""
-        ready: list[Any] = ray.wait([*self._running], num_returns=1, timeout=patience)[0]
-        for words in ready:
-            index = self._running[words]
+        ready: list[Any] = ray.wait([*self._running], num_returns=1, timeout=timeout)[0]
+        for stream in ready:
+            index = self._running[stream]
             try:
-                word: object = ray.get(next(words))
+                message: object = ray.get(next(stream))
             except StopIteration:
-                del self._running[words]
+                del self._running[stream]
                 continue
             except ray.exceptions.RayError as error:
-                del self._running[words]
-                word = Cause(0, monotonic(), f"rank {index} died: {error}")
-            yield index, word
+                del self._running[stream]
+                message = Cause(0, monotonic(), f"rank {index} died: {error}")
+            yield index, message
 
-    def vitals(self) -> list[Vital]:
-        """See `Ranks`. An actor that does not answer is not awake."""
-        silent = set(range(len(self._actors))) - set(self._answers.values())
-        self._answers |= {self._actors[index].vital.remote(): index for index in silent}
+    def liveness(self) -> list[Liveness]:
+        """See `Ranks`. An actor that does not answer is silent."""
+        unasked = set(range(len(self._actors))) - set(self._answers.values())
+        self._answers |= {self._actors[index].liveness.remote(): index for index in unasked}
         ready, _ = ray.wait([*self._answers], num_returns=len(self._answers), timeout=0)
         now = monotonic()
         for answer in ready:
@@ -158,11 +163,11 @@ class RayRanks:
             try:
                 idle, waits = ray.get(answer)
             except ray.exceptions.RayError:
-                continue  # it died, which is heard of in `told`
-            self._vitals[index], self._heard[index] = (now - idle, waits), now
+                continue  # it died: `receive` says so
+            self._liveness[index], self._answered[index] = (now - idle, waits), now
         return [
-            Vital(now - beat, now - heard, waits)
-            for (beat, waits), heard in zip(self._vitals, self._heard, strict=True)
+            Liveness(now - beat, now - answered, waits)
+            for (beat, waits), answered in zip(self._liveness, self._answered, strict=True)
         ]
 
     def ask_to_stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Sweeps as jobs of a Ray cluster: one job for one wish, followed from here or left alone."""
+"""Sweeps as jobs of a Ray cluster: one job per request, followed from here or left alone."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sweeps.package import code_digest, runtime_env
-from trainer.errors import BadInput, Stopped
+from sweeps.cluster.package import code_digest, runtime_env
+from trainer.base.errors import BadInput, Stopped
 
 Client = Any
 Job = Any
 """Ray's JobSubmissionClient, and its JobDetails."""
 
 VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
-"""Where Ray's client reads the address; the first one that is set counts."""
+"""Variables from which Ray's client reads the address; the first that is set counts."""
 ADDRESS = "address=  of the cluster, e.g. http://HEAD:8265 (default: RAY_API_SERVER_ADDRESS)"
 LABEL = "sweep"
-"""The key of a job's metadata by which ours are known."""
-LOOK_AGAIN = 0.5
-"""Seconds between looks at a job that is about to end."""
+"""The key of a job's metadata that marks it as a sweep."""
+POLL_EVERY = 0.5
+"""Seconds between two looks at a job that is about to end."""
 DETACHED, LOST = 130, 1
-"""Exit codes of Ctrl-C, and of a connection that breaks, while a job is followed."""
+"""Exit codes after Ctrl-C, and after a lost connection, while a job is followed."""
 
 
 @contextmanager
 def jobs_of(address: str) -> Iterator[Client]:
-    """Yields the client of the cluster at `address`, or that of Ray's variables if it is empty.
+    """Yields the client of the cluster at `address`, or at that of Ray's variables if it is empty.
 
-    Raises BadInput for no address, one that does not answer, or a token that is not the cluster's.
+    Raises BadInput if there is no address, it does not answer, or the token is wrong.
     """
     if address:
-        os.environ[VARIABLES[0]] = address  # which would take precedence over an argument
+        os.environ[VARIABLES[0]] = address  # it would take precedence over an argument
     where = next((os.environ[name] for name in VARIABLES if os.environ.get(name)), "")
     if not where:
         allowed = f"must be a cluster's Jobs API, e.g. http://HEAD:8265 (or set {VARIABLES[0]})"
         raise BadInput("address", where, allowed)
-    os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray reads it when it is imported
+    os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray reads it at its import
     import requests
     from ray.exceptions import AuthenticationError
 
-    logging.disable(logging.WARNING)  # Ray tells of each folder that it does not send
+    logging.disable(logging.WARNING)  # Ray names each folder that it does not send
     try:
         yield _client(where)
     except AuthenticationError as error:
@@ -57,7 +57,9 @@ def jobs_of(address: str) -> Iterator[Client]:
         allowed = f"must be the token of the cluster at {where}, here or in RAY_AUTH_TOKEN_PATH"
         raise BadInput("RAY_AUTH_TOKEN", "(not shown)", f"{allowed} ({why})") from None
     except (ConnectionError, requests.ConnectionError):
-        raise BadInput("address", where, "must be a cluster's Jobs API (no more there)") from None
+        raise BadInput(
+            "address", where, "must be a cluster's Jobs API (it no longer answers)"
+        ) from None
     finally:
         logging.disable(logging.NOTSET)
 
@@ -73,25 +75,26 @@ def _client(where: str) -> Client:
         raise BadInput("address", where, f"must be a cluster's Jobs API ({why})") from None
 
 
-def ours(client: Client) -> list[Job]:
-    """The cluster's jobs that are sweeps of ours, the oldest first."""
+def sweep_jobs(client: Client) -> list[Job]:
+    """The cluster's jobs that are sweeps, the oldest first."""
     jobs = [job for job in client.list_jobs() if LABEL in (job.metadata or {})]
     return sorted(jobs, key=lambda job: job.start_time or 0)
 
 
 def job_name(label: str, words: Sequence[str]) -> str:
-    """The same for the same words, in any order, and the same code."""
-    wish = json.dumps([sorted(words), code_digest()])
-    return f"{label}-{hashlib.sha256(wish.encode()).hexdigest()[:12]}"
+    """A job's name: equal for equal words, in any order, and equal code."""
+    asked = json.dumps([sorted(words), code_digest()])
+    return f"{label}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
 
 
 def submit(client: Client, label: str, words: Sequence[str], again: bool) -> str:
-    """The id of the job that runs, or ran, the sweep of `words`: at most one at a time.
+    """Submits the sweep of `words`; returns the job's id. At most one job runs it at a time.
 
-    One that failed or was stopped is followed by a new attempt; one that is done, only if `again`.
+    A job that runs is returned, and so is one that succeeded unless `again`. After one that failed
+    or was stopped, a new job is submitted.
     """
     name = job_name(label, words)
-    attempts = {job.submission_id: job for job in ours(client)}
+    attempts = {job.submission_id: job for job in sweep_jobs(client)}
     number = 1
     while f"{name}-{number}" in attempts:
         number += 1
@@ -107,8 +110,8 @@ def submit(client: Client, label: str, words: Sequence[str], again: bool) -> str
             runtime_env=runtime_env(),
             metadata={LABEL: label},
         )
-    except RuntimeError:  # refused if another process submitted the same in between
-        if job_id not in {job.submission_id for job in ours(client)}:
+    except RuntimeError:  # another process has just submitted the same
+        if job_id not in {job.submission_id for job in sweep_jobs(client)}:
             raise
     print(f"job {job_id}: submitted", flush=True)
     return job_id
@@ -121,15 +124,15 @@ def _succeeded(job: Job) -> bool:
 
 
 def follow(client: Client, job_id: str) -> int:
-    """Prints the job's log until it ends; its exit code. Ctrl-C leaves the job alone.
+    """Prints the job's log until the job ends; returns its exit code.
 
-    The exit code is 1 if the connection breaks.
+    Returns DETACHED after Ctrl-C, which leaves the job alone, and LOST if the connection breaks.
     """
     from aiohttp import ClientError
 
     try:
         asyncio.run(_print_log(client, job_id))
-        job = ended(client, job_id)
+        job = wait_for_end(client, job_id)
     except KeyboardInterrupt:
         print(
             f"\ndetached: job {job_id} runs on. The same command follows it again, "
@@ -148,15 +151,15 @@ async def _print_log(client: Client, job_id: str) -> None:
         print(lines, end="", flush=True)
 
 
-def ended(client: Client, job_id: str) -> Job:
-    """Waits until the job has ended."""
+def wait_for_end(client: Client, job_id: str) -> Job:
+    """Waits until the job has ended; returns its details."""
     while not (job := client.get_job_info(job_id)).status.is_terminal():
-        time.sleep(LOOK_AGAIN)
+        time.sleep(POLL_EVERY)
     return job
 
 
 def exit_code(job: Job) -> int:
-    """That of the sweep, if it came to one; a stopped job does not tell it."""
+    """The exit code of the job's command; a stopped job has none, and counts as stopped."""
     from ray.job_submission import JobStatus
 
     without: Mapping[Any, int] = {JobStatus.SUCCEEDED: 0, JobStatus.STOPPED: Stopped.exit_code}
@@ -165,4 +168,4 @@ def exit_code(job: Job) -> int:
             print(job.message)
         return without.get(job.status, 1)
     code = int(job.driver_exit_code)
-    return code if code >= 0 else 128 - code  # as a shell tells a signal
+    return code if code >= 0 else 128 - code  # 128 + signal, as in a shell

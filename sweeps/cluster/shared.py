@@ -8,22 +8,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sweeps.request import Request
-from sweeps.schema import overrides
-from sweeps.store import creates, probe
-from trainer.errors import BadInput
+from sweeps.request.command_line import Request
+from sweeps.request.schema import overrides
+from sweeps.store.results import creates, probe
+from trainer.base.errors import BadInput
 
 PATHS = ("data.path", "resume_from")
-"""Keys of a trial that name what lies outside its folder."""
+"""Keys of a trial that name files outside its folder."""
 
 
 ANSWER_WITHIN = 60.0
-"""Seconds that a node has to say what it sees."""
+"""Seconds that a node has to answer."""
 
 
 def require_shared(asked: Request) -> None:
-    """Raises BadInput for a path that means something else in a job: its working directory is a
-    copy of the code, on another machine."""
+    """Raises BadInput for a relative path: a job runs in a copy of the code, on another machine."""
     _require_absolute("results", str(asked.results))
     paths = [(key, path) for key, path in _words(asked) if key in PATHS]
     for key, path in paths:
@@ -55,8 +54,10 @@ def _words(asked: Request) -> Iterator[tuple[str, str]]:
 
 
 def require_seen_by_nodes(results: Path) -> None:
-    """Raises BadInput if a node of the cluster has another folder at `results` than the driver, or
-    would create what the driver has created. Nodes that join later are not asked.
+    """Raises BadInput if `results` is another folder on a node than on the driver's machine.
+
+    Every other node must see a file that the driver has made, and fail to create it exclusively.
+    Nodes that join later are not checked.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -73,15 +74,15 @@ def require_seen_by_nodes(results: Path) -> None:
             for node in others
         }
         for address, answer in answers.items():
-            with suppress(ray.exceptions.RayError):  # the node is gone again, or busy
+            with suppress(ray.exceptions.RayError):  # the node has left, or is busy
                 if not ray.get(answer, timeout=ANSWER_WITHIN):
                     allowed = "must be on storage that all nodes share: node"
                     raise BadInput("results", results, f"{allowed} {address} has another folder")
 
 
 def _shares(made: Path) -> bool:
-    """Whether this node sees what the driver made."""
+    """Whether this node sees the file that the driver made."""
     try:
         return not creates(made)
-    except OSError:  # there is no such folder here
+    except OSError:  # this node has no such folder
         return False

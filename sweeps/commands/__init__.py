@@ -1,14 +1,14 @@
-"""What `python -m sweeps` can do: a module a command, each with `main(words) -> exit code`."""
+"""The commands of `python -m sweeps`: one module per command, with `main(words) -> exit code`."""
 
 COMMANDS = {
-    "run": "what is missing of a sweep, then report gaps (the default)",
-    "status": "how far a sweep is that runs elsewhere",
-    "list": "trials of a store, by what is known of them",
-    "rerun": "selected trials again",
+    "run": "runs the missing trials of a sweep, then reports gaps (the default)",
+    "status": "shows the progress of a sweep that another process runs",
+    "list": "lists selected trials of a store",
+    "rerun": "runs selected trials again",
     "prune": "deletes checkpoints of selected trials",
-    "dashboard": "the wandb workspace of a sweep: prints it, or saves it",
-    "submit": "the same as a job of a Ray cluster",
-    "jobs": "the cluster's jobs of ours",
-    "stop": "ends such jobs, with checkpoints",
+    "dashboard": "prints or saves the wandb workspace of a sweep",
+    "submit": "runs a sweep as a job of a Ray cluster",
+    "jobs": "lists the jobs of a Ray cluster that are sweeps",
+    "stop": "ends such jobs; their trials save checkpoints",
 }
-"""The first word of the command line → what it does."""
+"""First word of the command line → what the command does."""

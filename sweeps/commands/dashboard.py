@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sweeps.request import request
-from sweeps.schema import Sweep, overrides
+from sweeps.request.command_line import parse_request
+from sweeps.request.schema import Sweep, overrides
 from sweeps.tracking import choice
 from sweeps.tracking.choice import GROUP
-from sweeps.tracking.workspace import save, spec, workspace
-from trainer.compose import CONF
-from trainer.words import parse
+from sweeps.tracking.workspace import build_workspace, save, spec
+from trainer.base.cli import DONE, parse
+from trainer.base.places import CONF
 
-DONE = 0
 KEYS = ("project", "entity", "mode")
-"""Keys of the tracker that are the dashboard's too."""
+"""Keys that the dashboard shares with the tracker."""
 OPTIONS = """\
 sweep=, scale=  the sweep (default: all in the project)
 project=, entity=, mode=  as in conf/tracking/wandb.yaml; mode=online saves it, with the key that is
@@ -23,12 +22,12 @@ OUTPUTS = {"offline": spec, "online": save}
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit code 0. Raises BadInput for a bad key, or where the server does not take it."""
+    """Exit code 0. Raises BadInput for a bad key, or if the server refuses the workspace."""
     given = parse(words, "python -m sweeps dashboard", __doc__ or "", OPTIONS)
     of_tracker = {f"{GROUP}.{key}": given.pop(key) for key in KEYS if key in given}
     node = choice.take({GROUP: "wandb", **of_tracker}, "").node
-    asked = request([f"{key}={value}" for key, value in given.items()]) if given else None
-    made = workspace(
+    asked = parse_request([f"{key}={value}" for key, value in given.items()]) if given else None
+    made = build_workspace(
         node["project"],
         node["entity"] or "",
         asked.label if asked else None,
@@ -39,7 +38,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _swept(sweep: Sweep) -> list[str]:
-    """The keys that the sweep's points differ in, as a run's config has them."""
+    """The keys in which the sweep's points differ, as they are named in a run's config."""
     words = [word for axis, of in sweep.grid.items() for v in of for word in overrides(axis, v)]
     keys = [*(word.split("=")[0] for word in words), *sweep.tune]
     return [f"choice.{key}" if (CONF / key).is_dir() else key for key in keys]

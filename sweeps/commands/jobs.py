@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from sweeps.jobs import ADDRESS, jobs_of, ours
-from trainer.words import parse, refuse_others
+from sweeps.cluster.jobs import ADDRESS, jobs_of, sweep_jobs
+from trainer.base.cli import parse, refuse_others
 
 
 def main(words: Sequence[str]) -> int:
-    """A line a job, the oldest first: id, status, start, what it runs."""
+    """Prints one line per job, the oldest first: id, status, start, command. Exit code 0."""
     given = parse(words, "python -m sweeps jobs", __doc__ or "", ADDRESS)
     address = given.pop("address", "")
     refuse_others(given, "python -m sweeps jobs")
     with jobs_of(address) as client:
-        for job in ours(client):
+        found = sweep_jobs(client)
+        for job in found:
             started = datetime.fromtimestamp((job.start_time or 0) / 1000).isoformat(" ", "seconds")
             what = job.entrypoint.removeprefix("exec ")
             print(f"{job.submission_id}  {job.status:<9}  {started}  {what}")
+    if not found:
+        print("the cluster has no jobs that are sweeps")
     return 0

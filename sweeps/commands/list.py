@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sweeps.select import KEYS, select
-from trainer.words import parse, take_choice
+from sweeps.store.selected import KEYS, select
+from trainer.base.cli import DONE, parse, take_choice
 
-DONE = 0
 FORMATS = ("text", "csv", "json")
 OPTIONS = f"""\
 {KEYS}
@@ -17,7 +16,7 @@ format=     {", ".join(FORMATS)}"""
 
 def main(words: Sequence[str]) -> int:
     """Exit code 0, also if there is nothing to list; raises BadInput."""
-    from analysis.selection import SHOWN
+    from analysis.table.selection import SHOWN
 
     given = parse(words, "python -m sweeps list", __doc__ or "", OPTIONS)
     form = take_choice(given, "format", FORMATS)

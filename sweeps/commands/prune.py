@@ -1,28 +1,26 @@
-"""Deletes checkpoints of trials of a store, never of one that a process runs."""
+"""Deletes checkpoints of selected trials, never of a trial that a process runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sweeps.progress import FINAL
-from sweeps.select import KEYS, select
-from trainer.lease import holder
-from trainer.words import parse, take_choice, take_flag
+from sweeps.store.selected import KEYS, select
+from trainer.base.atomic import partials
+from trainer.base.cli import DONE, parse, take_choice, take_flag
+from trainer.base.status import ENDED, FINAL, Status
+from trainer.folder.lease import holder
 
-DONE = 0
-PATTERNS = ("checkpoint-*.pt", ".checkpoint-*.partial")
-"""Checkpoints, and what is left of one whose writer was killed."""
 STATUSES = {
     "finished": FINAL,
-    "failed": ("failed",),
-    "all": (*FINAL, "failed", "interrupted"),
+    "failed": (Status.FAILED,),
+    "all": (*ENDED, Status.INTERRUPTED),
 }
 OPTIONS = f"""\
 {KEYS}
-checkpoints=  finished: of trials that need them no more; failed: those start anew then; all: also
-            of interrupted ones, which lose what they have done
-dry_run=    true deletes nothing and says what it would"""
+checkpoints=  finished: of trials that no longer need them; failed: of those, which start anew
+            then; all: also of interrupted ones, which lose their progress
+dry_run=    true says what it would delete, and deletes nothing"""
 
 
 def main(words: Sequence[str]) -> int:
@@ -43,11 +41,12 @@ def main(words: Sequence[str]) -> int:
         num_bytes += sum(path.stat().st_size for path in files)
         for path in files if not dry_run else []:
             path.unlink(missing_ok=True)
-    does = "would delete" if dry_run else "deleted"
-    print(f"{does} {num_files} checkpoints of {num_trials} trials, {num_bytes / 1e6:,.1f} MB")
+    verb = "would delete" if dry_run else "deleted"
+    print(f"{verb} {num_files} checkpoints of {num_trials} trials, {num_bytes / 1e6:,.1f} MB")
     return DONE
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    for pattern in PATTERNS:
-        yield from folder.glob(pattern)
+    """Checkpoints, and parts of files whose writer was killed."""
+    yield from (path for path in folder.glob("checkpoint-*.pt") if path.is_file())
+    yield from partials(folder)

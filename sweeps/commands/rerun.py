@@ -6,21 +6,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
-from sweeps.again import Aside, recorded
-from sweeps.commands.run import DONE, FAILED, require_ready
-from sweeps.expand import Trial
-from sweeps.progress import FINAL, Progress
-from sweeps.request import parse_gpus
-from sweeps.select import KEYS, select
-from sweeps.store import finished
+from sweeps.commands.run import SAYS, require_ready
+from sweeps.request.command_line import parse_gpus
+from sweeps.request.expand import Trial
+from sweeps.store.again import ArchivedOutput, recorded
+from sweeps.store.results import finished
+from sweeps.store.selected import KEYS, select
 from sweeps.tracking import choice
 from sweeps.tracking.choice import Tracking
-from trainer.errors import BadInput, Stopped
-from trainer.record import Row
-from trainer.stopping import stopping
-from trainer.words import parse, take_flag
+from sweeps.view.progress import Progress
+from trainer.base.cli import DONE, FAILED, parse, take_flag
+from trainer.base.errors import BadInput, Stopped
+from trainer.base.status import FINAL, Status
+from trainer.base.stopping import stopping
+from trainer.folder.record import Row
 
 OPTIONS = f"""\
 {KEYS}
@@ -45,12 +44,13 @@ def main(words: Sequence[str]) -> int:
     if not given.keys() - {"results"}:
         raise BadInput("rerun", "", "must say which trials, e.g. status=failed")
     rows = select(given).rows()
-    stays = ("running",) if force else ("running", *FINAL)
+    stays = (Status.RUNNING,) if force else (Status.RUNNING, *FINAL)
     chosen, refused = _trials([row for row in rows if row["status"] not in stays], results)
     print(f"{len(rows)} trials selected, {len(chosen)} to run", flush=True)
     for status in stays:
         if left := sum(row["status"] == status for row in rows):
-            why = "a process runs them" if status == "running" else "force=true runs them again"
+            is_run = status == Status.RUNNING
+            why = "a process runs them" if is_run else "force=true runs them again"
             print(f"{left} {status} are left as they are: {why}")
     if dry_run or not chosen:
         return FAILED if refused else DONE
@@ -61,7 +61,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _trials(rows: Sequence[Row], results: Path) -> tuple[list[Trial], int]:
-    """Those that can run, and the number of those that cannot, which it names."""
+    """The trials that can run, and the number of those that cannot; prints which and why."""
     found, refused = [], 0
     for row in rows:
         try:
@@ -73,30 +73,36 @@ def _trials(rows: Sequence[Row], results: Path) -> tuple[list[Trial], int]:
 
 
 def _run(trials: Sequence[Trial], results: Path, gpus_per_trial: float, tracking: Tracking) -> bool:
-    """Returns whether a signal asked to stop.
+    """Runs the trials; returns whether a signal asked to stop.
 
-    Trials that had not begun then keep what they made before.
+    Trials that had not started by then get the output of their earlier run back.
     """
-    from sweeps.display import Display
-    from sweeps.run import cluster, run
+    from sweeps.cluster.driver import cluster, run_trials
+    from sweeps.cluster.work import Work
+    from sweeps.view.console import DriverConsole
+    from sweeps.view.display import Display
 
-    with cluster(), stopping("running trials save a checkpoint and stop") as asked_to_stop:
-        aside = [Aside(trial.folder) for trial in trials if finished(trial) is not None]
+    with cluster() as folder, stopping(SAYS) as asked_to_stop:
+        work = Work()
+        archived = [ArchivedOutput(trial.folder) for trial in trials if finished(trial) is not None]
+        work.add(trials)
         try:
-            with Display("rerun", trials, trials, results, asked_to_stop, Console()) as display:
-                run(trials, gpus_per_trial, display, asked_to_stop, tracking)
+            with Display(
+                "rerun", trials, trials, results, asked_to_stop, DriverConsole()
+            ) as display:
+                run_trials(work, gpus_per_trial, display, asked_to_stop, tracking, folder)
         finally:
-            for earlier in aside:
-                earlier.restore_unless_begun()
+            for earlier in archived:
+                earlier.restore_unless_started()
         return asked_to_stop()
 
 
 def _report(trials: Sequence[Trial]) -> int:
     now = Progress(trials)
-    now.look(now.trials)
+    now.refresh(now.trials)
     print(", ".join(f"{count} {status}" for status, count in sorted(now.counts.items())))
-    for trial, _ in now.of("failed"):
+    for trial, _ in now.of(Status.FAILED):
         print(f"failed: {trial.arm} seed {trial.config['seed']}, see {trial.folder}/result.json")
-    if left := now.counts["interrupted"]:
-        print(f"stopped with {left} trials to go: rerun status=interrupted goes on with them")
+    if left := now.counts[Status.INTERRUPTED]:
+        print(f"stopped with {left} trials to go: rerun status=interrupted resumes them")
     return DONE if all(state.status in FINAL for state in now.states.values()) else FAILED

@@ -1,127 +1,168 @@
-"""Runs what is missing of a sweep, then reports gaps."""
+"""Runs the missing trials of a sweep, then reports gaps."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from sweeps import record, tuning_report
-from sweeps.expand import Trial, unique
-from sweeps.precision import precision
-from sweeps.price import price
-from sweeps.request import Request, asked_words, request
-from sweeps.shared import require_seen_by_nodes
-from sweeps.standing import Standing, all_planned, look
-from sweeps.store import failed, finished, held, require_writable
-from trainer.errors import Stopped
+from sweeps.cluster.shared import require_seen_by_nodes
+from sweeps.commands import COMMANDS
+from sweeps.plan import sweep_record, tuning_report
+from sweeps.plan.summary import summary
+from sweeps.plan.sweep_plan import SweepPlan, all_planned, plan_sweeps
+from sweeps.request.command_line import Request, parse_request
+from sweeps.request.expand import Trial, unique
+from sweeps.request.files import ALL, known
+from sweeps.store.results import failed, finished, require_writable
+from sweeps.tracking import choice
+from trainer.base.cli import DONE, FAILED, parser
+from trainer.base.errors import Stopped
+from trainer.base.resources import require_device
+from trainer.base.stopping import stopping
 from trainer.parts import open_data
-from trainer.resources import require_device
-from trainer.stopping import stopping
 
-DONE, FAILED = 0, 1
-LOOK_AGAIN = 5.0
-"""Seconds between looks at trials that another driver runs."""
+POLL_EVERY = 0.5
+"""Seconds between two questions to the queue, which limits the looks into the store itself."""
+SAYS = "running trials save a checkpoint and stop"
+"""What a driver says when a signal asks it to stop."""
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit code: 0 done, 1 a trial failed or is still to do, 143 stopped. Raises BadInput."""
-    asked = request(asked_words(words))
-    sweeps = look(asked)
-    _print_plan(asked, sweeps)
+    """Exit code: 0 done, 1 a trial failed or has not run, 143 stopped. Raises BadInput."""
+    asked = parse_request(_asked_words(words))
+    sweeps = plan_sweeps(asked)
+    print(summary(asked, sweeps), flush=True)
     if asked.dry_run:
         return DONE
     require_ready(asked.results, all_planned(sweeps))
-    record.write(asked, sweeps)
+    sweep_record.write(asked, sweeps)
     sweeps, stopped = _run(asked, sweeps)
-    exit_code = max(_report(asked, sweep) for sweep in sweeps)
-    return Stopped.exit_code if stopped else exit_code
+    if stopped:  # whoever asked will not wait for a report (Slurm kills after a minute)
+        _say_what_is_left(asked, sweeps)
+        return Stopped.exit_code
+    return max(_report(asked, sweep) for sweep in sweeps)
 
 
-def _print_plan(asked: Request, sweeps: Sequence[Standing]) -> None:
-    num_asked = sum(len(sweep.planned) for sweep in sweeps)
-    lines = [*price(asked, all_planned(sweeps), num_asked)]
-    for sweep in sweeps:
-        lines += [f"sweep     {sweep.label}"] if len(sweeps) > 1 else []
-        lines += [precision(asked.results, sweep), *sweep.estimate]
-        lines += sweep.remarks if asked.dry_run else []
-    print("\n".join(lines), flush=True)
+def _asked_words(words: Sequence[str]) -> list[str]:
+    """The words of a request. `--help` prints what can be asked for, and exits."""
+    sweeps, scales = (", ".join(known(group)) for group in ("sweep", "scale"))
+    commands = "\n".join(f"  {name:<10}{what}" for name, what in COMMANDS.items())
+    asked: list[str] = (
+        parser(
+            "python -m sweeps [COMMAND]",
+            "Runs the trials of a sweep that are not in the store yet, then reports gaps.",
+            f"commands:\n{commands}\n\n"
+            f"sweep=    {sweeps}, or a file: path/to/a.yaml; several: a,b; all of them: {ALL}\n"
+            f"scale=    {scales} (default: tiny)\n"
+            "results=  the store (default: results)\n"
+            "dry_run=  true prints the plan and runs nothing\n"
+            "gpus_per_trial=  of a trial without ranks, e.g. 0.5 to run two on each GPU\n"
+            f"tracking=  {', '.join(choice.known())}: where to follow the trials; tracking.KEY=… "
+            "as in conf/tracking/ (default: none)\n"
+            "seeds=[0,1], grid.KEY=[…] and tune.KEY=[…] replace the sweep file's; "
+            "any other key=value goes to every trial, as in python -m trainer",
+        )
+        .parse_args(words)
+        .keys
+    )
+    return asked
 
 
 def require_ready(results: Path, planned: Sequence[Trial]) -> None:
-    """Raises BadInput if the store, this machine or the data is not what the trials need."""
+    """Raises BadInput if the store, this machine or the data does not fit the planned trials."""
     require_writable(results)
     todo = [trial for trial in planned if finished(trial) is None]
     distinct = {_needs(trial.config): trial.config for trial in todo}
     for config in distinct.values():
-        if "RAY_ADDRESS" not in os.environ:  # else the cluster's resources count, in sweeps.run
+        if not os.environ.get("RAY_ADDRESS"):  # else the driver checks the cluster's resources
             require_device(config["device"])
         open_data(config)
 
 
 def _needs(config: Mapping[str, Any]) -> str:
-    """What a trial needs of the machine and the data."""
+    """The keys that say which device and data a trial needs, as JSON."""
     return json.dumps([config[key] for key in ("device", "data", "seq_len", "model")])
 
 
-def _run(asked: Request, sweeps: list[Standing]) -> tuple[list[Standing], bool]:
-    """Rounds of all that can run: what choosing and judging points needs next, and their arms.
+def _run(asked: Request, sweeps: list[SweepPlan]) -> tuple[list[SweepPlan], bool]:
+    """Runs the trials that can run, in rounds: those that decide which others do, then the others.
 
-    Each trial runs here once at most; those that another driver runs are waited for, and run here
-    if it dies. Returns the sweeps as they are at the end, and whether a signal asked to stop.
+    This driver tries each trial once at most. Trials that another driver runs are waited for, and
+    run here if it dies. Returns the plans at the end, and whether a signal asked to stop.
     """
-    attempted: set[str] = set()
-    if not _missing(sweeps, attempted):
+    if not _missing(sweeps):
         return sweeps, False
-    from sweeps.display import Display
-    from sweeps.run import cluster, run
+    from sweeps.cluster.driver import cluster, run_trials
+    from sweeps.cluster.work import Work
+    from sweeps.view.console import DriverConsole
+    from sweeps.view.display import Display
 
-    # Ray takes the signals over when it starts, and so stopping takes them back after that.
-    with cluster(), stopping("running trials save a checkpoint and stop") as asked_to_stop:
+    # Ray installs its signal handlers when it starts; `stopping` replaces them after that.
+    with cluster() as folder, stopping(SAYS) as asked_to_stop:
         require_seen_by_nodes(asked.results)
-        while (missing := _missing(sweeps, attempted)) and not asked_to_stop():
-            if todo := [trial for trial in missing if not held(trial)]:
-                planned = all_planned(sweeps)
+        work = Work()
+        work.add(_missing(sweeps))
+        while len(work) and not asked_to_stop():
+            num_left = len(work)
+            if work.queue.is_ready():
+                planned, console = all_planned(sweeps), DriverConsole()
                 with Display(
-                    asked.label, planned, todo, asked.results, asked_to_stop, Console()
+                    asked.label, planned, work.left, asked.results, asked_to_stop, console
                 ) as display:
-                    run(todo, asked.gpus_per_trial, display, asked_to_stop, asked.tracking)
-                attempted |= {trial.plan.trial_id for trial in todo if not held(trial)}
+                    run_trials(
+                        work, asked.gpus_per_trial, display, asked_to_stop, asked.tracking, folder
+                    )
             else:
-                time.sleep(LOOK_AGAIN)
-            before, sweeps = sweeps, [sweep.again() for sweep in sweeps]
-            record.write(
-                asked, [new for old, new in zip(before, sweeps, strict=True) if new != old]
-            )
+                time.sleep(POLL_EVERY)
+            if len(work) < num_left:
+                sweeps = _refreshed(asked, sweeps)
+                work.add(_missing(sweeps))
         return sweeps, asked_to_stop()
 
 
-def _missing(sweeps: Sequence[Standing], attempted: set[str]) -> list[Trial]:
-    known = unique(trial for sweep in sweeps for trial in sweep.known)
-    return [t for t in known if t.plan.trial_id not in attempted and finished(t) is None]
+def _refreshed(asked: Request, sweeps: Sequence[SweepPlan]) -> list[SweepPlan]:
+    """The plans by the results that the store has now; what has changed is recorded."""
+    new = [sweep.refreshed() for sweep in sweeps]
+    sweep_record.write(asked, [now for old, now in zip(sweeps, new, strict=True) if now != old])
+    return new
 
 
-def _report(asked: Request, standing: Standing) -> int:
-    """The report is of the arms at the chosen values: what tuning tried beside is in tuned.csv."""
-    from analysis.report import report
+def _missing(sweeps: Sequence[SweepPlan]) -> list[Trial]:
+    known = unique(trial for sweep in sweeps for trial in sweep.runnable)
+    return [trial for trial in known if finished(trial) is None]
+
+
+def _say_what_is_left(asked: Request, sweeps: Sequence[SweepPlan]) -> None:
+    left = sum(finished(trial) is None for trial in all_planned(sweeps))
+    print(f"stopped with {left} trials to go: the same command resumes them")
+    where = shlex.quote(str(asked.results))
+    print(f"a report of what is done: python -m analysis results={where} out=report")
+
+
+def _report(asked: Request, plan: SweepPlan) -> int:
+    """Writes and prints the report of the arms at the chosen values; returns an exit code.
+
+    The other values that tuning tried are in tuned.csv.
+    """
+    from analysis.report.report import report
 
     if len(asked.sweeps) > 1:
-        print(f"\nsweep {standing.label}")
-    sweep, out = standing.sweep, asked.results / "reports" / standing.label
-    planned = unique(standing.planned)
+        print(f"\nsweep {plan.label}")
+    sweep, out = plan.sweep, asked.results / "reports" / plan.label
+    planned = unique(plan.planned)
     lost = [trial for trial in planned if failed(trial)]
     for trial in lost:
         print(f"failed: {trial.arm} seed {trial.config['seed']}, see {trial.folder}/result.json")
-    print(report(asked.results, out, standing.label))
+    print(report(asked.results, out, plan.label))
     if sweep.tune:
-        print(tuning_report.write(sweep, [point.tuned for point in standing.points], out))
+        print(tuning_report.write(sweep, [point.tuned for point in plan.points], out))
     print(f"rule for the verdict, written before the run: {sweep.verdict}")
     left = sum(finished(trial) is None for trial in planned) - len(lost)
     if left:
-        print(f"stopped with {left} trials to go: the same command goes on with them")
+        print(f"{left} trials have not run: the same command runs them")
     return FAILED if lost or left else DONE

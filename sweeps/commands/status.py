@@ -1,4 +1,4 @@
-"""Shows how far a sweep is that runs elsewhere."""
+"""Shows the progress of a sweep that another process runs."""
 
 from __future__ import annotations
 
@@ -6,54 +6,55 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
 
-from sweeps.gaps import Gaps
-from sweeps.progress import ENDED, Progress
-from sweeps.request import Request, request
-from sweeps.seldom import SHARE
-from sweeps.standing import all_planned, look
-from sweeps.view import view
-from trainer.words import parse, take_flag
+from sweeps.plan.sweep_plan import all_planned, plan_sweeps
+from sweeps.request.command_line import Request, parse_request
+from sweeps.view.console import ReadConsole
+from sweeps.view.gap_table import GapTable
+from sweeps.view.progress import Progress
+from sweeps.view.render import render
+from sweeps.view.throttle import SHARE
+from trainer.base.cli import DONE, parse, take_flag
+from trainer.base.status import ENDED
 
-DONE = 0
-LOOK_EVERY = 2.0
-"""Seconds between looks of `watch=true`."""
+POLL_EVERY = 2.0
+"""Seconds between two views with `watch=true`."""
 WIDTH_OF_FILES = 240
-"""Columns of what is printed elsewhere than on a terminal."""
+"""Columns of the view if it is not printed on a terminal."""
 KEYS = """\
 sweep=, scale=, results= and all other keys as of `python -m sweeps`
-watch=  true goes on looking until all trials ended, or Ctrl-C"""
+watch=  true shows the progress until all trials have ended, or Ctrl-C"""
 
 
-class Watched:
-    """A sweep, as its store tells."""
+class WatchedSweep:
+    """The progress of a sweep, as its store records it."""
 
     def __init__(self, asked: Request) -> None:
-        self._asked, self._gaps = asked, Gaps(asked.results)
-        self._sweeps = look(asked)
+        self._asked, self._gaps = asked, GapTable(asked.results)
+        self._sweeps = plan_sweeps(asked)
         self.progress = Progress([])
 
-    def look(self, width: int | None) -> RenderableType:
-        """The view now, the gap table in `width` columns; None: Markdown."""
-        self._sweeps = [sweep.again() for sweep in self._sweeps]
+    def render(self, width: int | None) -> RenderableType:
+        """The view now. The gap table has `width` columns; with None it is Markdown."""
+        self._sweeps = [sweep.refreshed() for sweep in self._sweeps]
         trials = all_planned(self._sweeps)
         self.progress = Progress(trials, self.progress)
-        self.progress.look(self.progress.trials)
+        self.progress.refresh(self.progress.trials)
         self._gaps.refresh(self.progress, width)
         note = ""
         if any(trial.plan.data_hash is None for trial in trials):
             note = "its data is not prepared here: trials cannot be recognised by their ids"
-        return view(self._asked.label, self.progress, gaps=self._gaps.text, note=note)
+        return render(self._asked.label, self.progress, gaps=self._gaps.text, note=note)
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit code 0, however the trials are; raises BadInput."""
+    """Exit code 0, whatever became of the trials. Raises BadInput."""
     given = parse(words, "python -m sweeps status", __doc__ or "", KEYS)
     watch = take_flag(given, "watch")
-    sweep = Watched(request([f"{key}={value}" for key, value in given.items()]))
-    console = Console()
+    sweep = WatchedSweep(parse_request([f"{key}={value}" for key, value in given.items()]))
+    console = ReadConsole()
     width = console.width if console.is_terminal else None
     console.width = width or WIDTH_OF_FILES
     with suppress(KeyboardInterrupt):
@@ -63,15 +64,15 @@ def main(words: Sequence[str]) -> int:
         elif watch:
             _watch(sweep, width, console.print)
         else:
-            console.print(sweep.look(width))
+            console.print(sweep.render(width))
     return DONE
 
 
-def _watch(sweep: Watched, width: int | None, show: Callable[[RenderableType], None]) -> None:
-    """Shows the view at every look, to the end of all trials."""
+def _watch(sweep: WatchedSweep, width: int | None, show: Callable[[RenderableType], None]) -> None:
+    """Calls `show` with a new view every few seconds until all trials have ended."""
     while True:
         started = time.monotonic()
-        show(sweep.look(width))
+        show(sweep.render(width))
         if all(state.status in ENDED for state in sweep.progress.states.values()):
             return
-        time.sleep(max(LOOK_EVERY, (time.monotonic() - started) / SHARE))
+        time.sleep(max(POLL_EVERY, (time.monotonic() - started) / SHARE))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sweeps.jobs import ADDRESS, ended, jobs_of, ours
-from trainer.errors import BadInput
-from trainer.words import parse, refuse_others
+from sweeps.cluster.jobs import ADDRESS, jobs_of, sweep_jobs, wait_for_end
+from trainer.base.cli import parse, refuse_others
+from trainer.base.errors import BadInput
 
 KEYS = f"ID ...   as `jobs` lists them\n{ADDRESS}"
 
 
 def main(words: Sequence[str]) -> int:
-    """Waits for their end. Raises BadInput for a job that the cluster does not know."""
+    """Waits until the jobs have ended. Exit code 0. Raises BadInput for an unknown job."""
     ids = [word for word in words if "=" not in word and not word.startswith("-")]
     given = parse(
         [word for word in words if word not in ids], "python -m sweeps stop", __doc__ or "", KEYS
@@ -20,14 +20,14 @@ def main(words: Sequence[str]) -> int:
     address = given.pop("address", "")
     refuse_others(given, "python -m sweeps stop")
     if not ids:
-        raise BadInput("stop", "", "must say which: jobs lists their ids")
+        raise BadInput("stop", "", "must name jobs: `python -m sweeps jobs` lists their ids")
     with jobs_of(address) as client:
-        known = [str(job.submission_id) for job in ours(client)]
+        known = [str(job.submission_id) for job in sweep_jobs(client)]
         if unknown := sorted(set(ids) - set(known)):
             raise BadInput("stop", unknown[0], f"must be one of {', '.join(known) or 'no jobs'}")
         for job_id in ids:
             client.stop_job(job_id)
         for job_id in ids:
-            print(f"job {job_id}: {ended(client, job_id).status.lower()}")
-    print("submitted again, a stopped one goes on from its checkpoints")
+            print(f"job {job_id}: {wait_for_end(client, job_id).status.lower()}")
+    print("a stopped sweep resumes from its checkpoints when it is submitted again")
     return 0

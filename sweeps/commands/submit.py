@@ -4,32 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sweeps.jobs import ADDRESS, follow, jobs_of, submit
-from sweeps.request import request
-from sweeps.shared import require_shared
-from trainer.errors import BadInput
-from trainer.words import parse, take_choice, take_flag
+from sweeps.cluster.jobs import ADDRESS, follow, jobs_of, submit
+from sweeps.cluster.shared import require_shared
+from sweeps.request.command_line import parse_request
+from trainer.base.cli import parse, take_choice, take_flag
+from trainer.base.errors import BadInput
 
 KEYS = f"""\
 the words of a run, and
 results=, data.path=  absolute paths, on storage that all nodes share
 {ADDRESS}
 follow=   false submits only; true shows the log and ends as the job does
-again=    true runs a sweep again that is done, e.g. after its store was pruned
+again=    true runs a sweep again that succeeded, e.g. after its store was pruned
 
 The same words find the same job, unless it failed or was stopped."""
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit code: the job's, or 0 if it is not followed, 130 if it is followed no more."""
+    """Exit code: the job's; 0 if it is not followed, 130 after Ctrl-C, 1 if the cluster is lost."""
     given = parse(words, "python -m sweeps submit", __doc__ or "", KEYS)
     address, again = given.pop("address", ""), take_flag(given, "again")
     follows = take_choice(given, "follow", ("true", "false")) == "true"
     asked = [f"{key}={value}" for key, value in given.items()]
-    wish = request(asked)
-    if wish.dry_run:
+    parsed = parse_request(asked)
+    if parsed.dry_run:
         raise BadInput("dry_run", "true", "must be false: the plan is made without a cluster")
-    require_shared(wish)
+    require_shared(parsed)
     with jobs_of(address) as client:
-        job_id = submit(client, wish.label, asked, again)
+        job_id = submit(client, parsed.label, asked, again)
         return follow(client, job_id) if follows else 0

@@ -1,15 +1,15 @@
-"""What a trial occupies of a cluster."""
+"""What a trial occupies of a cluster: cores and GPUs."""
 
 from __future__ import annotations
 
-from sweeps.expand import Trial
+from sweeps.request.expand import Trial
 
 
 def bundles(trial: Trial, gpus_per_trial: float) -> list[dict[str, float]]:
-    """What the trial occupies: its process, and each rank of a gang.
+    """The placement group of a trial: its process and, for a gang, one bundle per rank.
 
-    The process that watches a gang takes nothing. Ranks have whole GPUs: two on one would wait for
-    each other.
+    The process that supervises a gang takes nothing. A rank has a whole GPU: two ranks on one would
+    wait for each other.
     """
     cpus = {"CPU": float(trial.config["num_threads"])}
     on_gpus = trial.config["device"] != "cpu"
@@ -19,11 +19,11 @@ def bundles(trial: Trial, gpus_per_trial: float) -> list[dict[str, float]]:
 
 
 def unit(trial: Trial) -> str:
-    """What is paid for while the trial runs: GPU or core."""
+    """The resource that the price of the trial counts: GPU or core."""
     return "core" if trial.config["device"] == "cpu" else "GPU"
 
 
 def occupied(trial: Trial, gpus_per_trial: float) -> float:
-    """How many of these it occupies, all ranks together."""
+    """How many units the trial occupies, all ranks together."""
     resource = {"core": "CPU", "GPU": "GPU"}[unit(trial)]
     return sum(bundle.get(resource, 0.0) for bundle in bundles(trial, gpus_per_trial))

@@ -1,11 +1,11 @@
 """Leaves out the points whose sync arm alone ends far above the best, before their arms run.
 
 With `early_stop: {margin: m}` in a sweep, the sync arm is trained to its end at the first seed, at
-every point. A point whose loss ends more than m nats a token above the lowest, or that diverged, is
-not run further, at any seed: the arms of a pair are never stopped independently. Only losses that
-can be compared are: those of the same model, data and context, and of the same optimizer too, so
-that none is left out because another one is better.
-All of it is a function of the store: a sweep that was killed goes on and decides the same.
+every point. A point whose loss ends more than m nats per token above the lowest, or that diverged,
+is not run further, at any seed: the arms of a pair are never stopped independently. Only comparable
+losses are compared: those of the same model, data and context, and of the same optimizer too, so
+that no optimizer is left out because another one is better.
+The store alone decides all this: a sweep that was killed makes the same decisions when it resumes.
 """
 
 from __future__ import annotations
@@ -16,57 +16,57 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sweeps.expand import Trial
-from sweeps.schema import Sweep
-from sweeps.store import loss
-from sweeps.tune import Tuned
-from trainer.build import label
+from sweeps.plan.tuning import Tuned
+from sweeps.request.expand import Trial
+from sweeps.request.schema import Sweep
+from sweeps.store.results import final_loss
+from trainer.base.build import label
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A point with what early stopping makes of it."""
+    """A point, and whether early stopping leaves it out."""
 
     tuned: Tuned
     first: list[Trial]
-    """What is judged: the sync trial of the first seed; none without early stopping, or where
-    tuning has not settled, or left the point out."""
+    """The sync trial of the first seed, which decides. Empty without early stopping, until tuning
+    is settled, and if it left the point out."""
     settled: bool
     stopped: str | None
-    """Why the point is not run further; None if it is, or may be."""
+    """Why the point does not run further; None if it does, or may."""
 
     @property
     def arms(self) -> list[Trial]:
-        """All arms and seeds; none of a stopped point."""
+        """The trials of all arms and seeds; none if the point is stopped."""
         return [] if self.stopped else self.tuned.arms
 
     @property
-    def known(self) -> list[Trial]:
+    def runnable(self) -> list[Trial]:
         """The trials that can run now."""
         return [*self.tuned.tried.values(), *self.first, *(self.arms if self.settled else [])]
 
     @property
     def planned(self) -> list[Trial]:
-        """All trials, as far as they can be told."""
+        """All trials, as far as they are known."""
         judged = self.first if self.stopped else []  # else it is among the arms
         return [*self.tuned.tried.values(), *judged, *self.arms]
 
 
 def judge(sweep: Sweep, points: Sequence[Tuned]) -> list[Judged]:
-    """What the store says of every point of the sweep."""
+    """Every point of the sweep, judged by the results that the store has."""
     if sweep.early_stop is None:
         return [Judged(point, [], point.settled, None) for point in points]
-    waiting = [_waiting(point) for point in points]
+    unjudged = [_unjudged(point) for point in points]
     groups: dict[str, list[Judged]] = {}
-    for point in waiting:
+    for point in unjudged:
         groups.setdefault(_group(point.tuned), []).append(point)
     best = {key: _best(group) for key, group in groups.items()}
     margin = sweep.early_stop.margin
-    return [_judged(point, best[_group(point.tuned)], margin) for point in waiting]
+    return [_judged(point, best[_group(point.tuned)], margin) for point in unjudged]
 
 
 def estimate(sweep: Sweep, points: Sequence[Judged]) -> list[str]:
-    """What a plan cannot know yet."""
+    """Lines on what a plan cannot know yet."""
     num_open = sum(not point.settled for point in points)
     if sweep.early_stop is None or not num_open:
         return []
@@ -74,7 +74,7 @@ def estimate(sweep: Sweep, points: Sequence[Judged]) -> list[str]:
 
 
 def remarks(sweep: Sweep, points: Sequence[Judged]) -> list[str]:
-    """The rule, then a line a point that is left out; nothing without early stopping."""
+    """The rule, then one line per point that is left out; nothing without early stopping."""
     if sweep.early_stop is None:
         return []
     rule = (
@@ -90,24 +90,24 @@ def remarks(sweep: Sweep, points: Sequence[Judged]) -> list[str]:
     return [rule, *left_out]
 
 
-def _waiting(point: Tuned) -> Judged:
+def _unjudged(point: Tuned) -> Judged:
     sync = [trial for trial in point.arms if trial.arm == "sync"]
     return Judged(point, sync[:1] if point.settled else [], False, None)
 
 
 def _group(point: Tuned) -> str:
-    """What losses must share to be compared."""
+    """Optimizer, model, data and context: points with equal ones are compared."""
     config: Mapping[str, Any] = point.point.configs["sync"]
     comparable = [config[key] for key in ("model", "data", "seq_len")]
     return json.dumps([label(config["optimizer"]), *comparable], sort_keys=True)
 
 
 def _best(group: Sequence[Judged]) -> float | None:
-    """The lowest loss; None, so that nothing is decided, while any of the group has still to run.
+    """The lowest loss of a group; infinite if all of its points diverged.
 
-    Infinite if all of them diverged.
+    None, so that nothing is decided, while a point of the group has to run.
     """
-    losses = [loss(trial) for point in group for trial in point.first]
+    losses = [final_loss(trial) for point in group for trial in point.first]
     if None in losses or not all(point.tuned.settled for point in group):
         return None
     return min((found for found in losses if found is not None), default=math.inf)
@@ -116,12 +116,14 @@ def _best(group: Sequence[Judged]) -> float | None:
 def _judged(point: Judged, best: float | None, margin: float) -> Judged:
     if best is None:
         return point
-    reasons = [_why(own, best, margin) for trial in point.first if (own := loss(trial)) is not None]
+    reasons = [
+        _why(own, best, margin) for trial in point.first if (own := final_loss(trial)) is not None
+    ]
     return replace(point, settled=True, stopped=next(iter(reasons), None))
 
 
 def _why(own: float, best: float, margin: float) -> str | None:
-    """Why a point of this loss is left out; None if it is not."""
+    """Why a point with the loss `own` is left out; None if it is not."""
     if own == math.inf:
         return "its sync arm diverged"
     if own > best + margin:

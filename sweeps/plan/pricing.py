@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sweeps.bundles import occupied, unit
-from sweeps.expand import Trial
-from sweeps.request import Request
-from sweeps.store import finished
-from sweeps.throughput import Throughput
+from sweeps.plan.bundles import occupied, unit
+from sweeps.request.command_line import Request
+from sweeps.request.expand import Trial
+from sweeps.store.results import finished
+from sweeps.store.throughput import Throughput
 
 ASSUMED_FLOPS = {"GPU": 400e12, "core": 50e9}
 """FLOP/s that a trial sustains on one GPU (40 % of an H100's dense bf16) or one CPU core."""
 
 
 def price(asked: Request, trials: Sequence[Trial], num_asked: int) -> Iterator[str]:
-    """Lines for people: what is asked, what is done, what the rest will take.
+    """Lines of a plan: what is asked for, what is done, what the rest will cost.
 
-    `trials`: each once; `num_asked`: how often the sweeps ask for one of them.
+    `trials`: each once; `num_asked`: how many trials the sweeps ask for, repeated ones included.
     """
     todo = [trial for trial in trials if finished(trial) is None]
     num_done = len(trials) - len(todo)
@@ -34,19 +34,19 @@ def price(asked: Request, trials: Sequence[Trial], num_asked: int) -> Iterator[s
 
 
 def measured(store: Path, trials: Sequence[Trial]) -> Throughput:
-    """By the finished ones among the trials; of other shapes, by other trials of the store."""
+    """Speeds of the finished trials; for shapes without one, those of others in the store."""
     found = Throughput()
     for trial in trials:
         if (result := finished(trial)) is not None:
             found.add(trial.config, result)
-    found.look_around(store, (trial.config for trial in trials))
+    found.add_from(store, (trial.config for trial in trials))
     return found
 
 
 def _time(
     asked: Request, trials: Sequence[Trial], todo: Sequence[Trial], throughput: Throughput
 ) -> str:
-    """Hours of GPUs or cores, all ranks together, and what they rest on."""
+    """GPU-hours or core-hours, all ranks together, and what the estimate rests on."""
     amounts = {trial.plan.trial_id: occupied(trial, asked.gpus_per_trial) for trial in trials}
     speeds = {trial.plan.trial_id: throughput.of(trial.config) for trial in trials}
     hours = {
@@ -59,7 +59,7 @@ def _time(
         spent[unit(trial)] += hours[trial.plan.trial_id] * amounts[trial.plan.trial_id]
     total = " and ".join(f"{number:.3g} {name}-hours" for name, number in spent.items())
     assumed = [trial for trial in todo if speeds[trial.plan.trial_id] is None]
-    rates = {name: f"{ASSUMED_FLOPS[name]:.3g} FLOP/s a {name}" for name in map(unit, assumed)}
+    rates = {name: f"{ASSUMED_FLOPS[name]:.3g} FLOP/s per {name}" for name in map(unit, assumed)}
     sources = [
         f"{len(todo) - len(assumed)} of {len(todo)} trials at the measured speed of finished ones "
         "of their shape"
@@ -72,14 +72,14 @@ def _time(
 
 
 def _hours(trial: Trial, amount: float, speed: float | None) -> float:
-    """Of training, by the clock; `speed` in tokens per second, None if it is not known."""
+    """Hours of training by the clock. `speed`: tokens per second, or None if it is unknown."""
     if speed is not None:
         return trial.plan.tokens / speed / 3600
     return trial.plan.flops / (ASSUMED_FLOPS[unit(trial)] * amount) / 3600
 
 
 def _storage(trials: Sequence[Trial], todo: Sequence[Trial]) -> str:
-    """A new checkpoint is complete before the one before it is deleted."""
+    """The line on storage. A running trial has two checkpoints while it writes the second one."""
     running = max((2 * trial.plan.checkpoint_bytes for trial in todo), default=0)
     kept = sum(trial.plan.kept_bytes for trial in trials)
     while_it_runs = (

@@ -1,18 +1,36 @@
-"""What the seeds of a sweep can show: a line of its plan."""
+"""What a plan says before it runs: what the sweeps cost, and which gap their seeds detect."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from sweeps.standing import Standing
+from sweeps.plan.pricing import price
+from sweeps.plan.sweep_plan import SweepPlan, all_planned
+from sweeps.request.command_line import Request
 
 HALF_WIDTH = 0.01
-"""Nats per token, the precision whose seeds a plan says: gaps of robust optimizers are as small."""
+"""Nats per token: a plan says how many seeds give this precision, as small as the gaps of robust
+optimizers."""
 
 
-def precision(results: Path, sweep: Standing) -> str:
-    """The gap that its seeds detect, by the spread of its pairs in the store, or in units of it."""
-    from analysis.power import detectable_gap, seeds_needed, spreads
+def summary(asked: Request, sweeps: Sequence[SweepPlan]) -> str:
+    """The lines of a plan."""
+    num_asked = sum(len(sweep.planned) for sweep in sweeps)
+    lines = [*price(asked, all_planned(sweeps), num_asked)]
+    for sweep in sweeps:
+        lines += [f"sweep     {sweep.label}"] if len(sweeps) > 1 else []
+        lines += [_precision(asked.results, sweep), *sweep.estimate]
+        lines += sweep.remarks if asked.dry_run else []
+    return "\n".join(lines)
+
+
+def _precision(results: Path, sweep: SweepPlan) -> str:
+    """The line of a plan on the gap that the sweep's seeds detect.
+
+    In nats per token, by the spread of its pairs in the store; in units of the spread without any.
+    """
+    from analysis.statistics.power import detectable_gap, seeds_needed, spreads
 
     n = len(sweep.sweep.seeds)
     if n < 2:
@@ -29,4 +47,4 @@ def precision(results: Path, sweep: Standing) -> str:
         f"pairs; {seeds_needed(spread.sd, HALF_WIDTH)} seeds for ±{HALF_WIDTH:g})"
         for optimizer, spread in found.items()
     ]
-    return f"{in_sd}; by what is measured here, in nats a token: {', '.join(optimizers)}"
+    return f"{in_sd}; by what is measured here, in nats per token: {', '.join(optimizers)}"

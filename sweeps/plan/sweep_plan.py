@@ -1,35 +1,35 @@
-"""How far the sweeps of a request are, by what the store says."""
+"""The plan of each sweep of a request, by the results that the store has."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from sweeps import early_stop, tuning_report
-from sweeps.early_stop import Judged, judge
-from sweeps.expand import Trial, points, unique
-from sweeps.request import Request
-from sweeps.schema import Sweep
-from sweeps.tune import check_reach, tune
-from trainer.compose import Composer
+from sweeps.plan import early_stop, tuning_report
+from sweeps.plan.early_stop import Judged, judge
+from sweeps.plan.tuning import check_reach, tune
+from sweeps.request.command_line import Request
+from sweeps.request.expand import Trial, points, unique
+from sweeps.request.schema import Sweep
+from trainer.config.compose import Composer
 
 
 @dataclass(frozen=True)
-class Standing:
-    """One sweep: what is known of its points. Its trials may be those of another sweep too."""
+class SweepPlan:
+    """The points of one sweep, as far as they are decided. Sweeps may share trials."""
 
     label: str
     sweep: Sweep
     points: list[Judged]
 
     @property
-    def known(self) -> list[Trial]:
+    def runnable(self) -> list[Trial]:
         """The trials that can run now."""
-        return [trial for point in self.points for trial in point.known]
+        return [trial for point in self.points for trial in point.runnable]
 
     @property
     def planned(self) -> list[Trial]:
-        """All trials, as far as they can be told."""
+        """All trials, as far as they are known."""
         return [trial for point in self.points for trial in point.planned]
 
     @property
@@ -39,7 +39,7 @@ class Standing:
 
     @property
     def compared(self) -> set[str]:
-        """Ids of the trials that the report is of."""
+        """Ids of the trials in the report: the arms of settled points."""
         settled = [point for point in self.points if point.settled]
         return {trial.plan.trial_id for point in settled for trial in point.arms}
 
@@ -52,13 +52,13 @@ class Standing:
 
     @property
     def remarks(self) -> list[str]:
-        """What was chosen and what was left out, and why."""
+        """Lines on what was chosen and what was left out, and why."""
         tuned = [point.tuned for point in self.points]
         lines = tuning_report.remarks(self.sweep, tuned)
         return [*lines, *early_stop.remarks(self.sweep, self.points)]
 
-    def again(self) -> Standing:
-        """By what the store says now."""
+    def refreshed(self) -> SweepPlan:
+        """The plan by the results that the store has now."""
         if self.settled:
             return self
         tuned = [
@@ -68,18 +68,18 @@ class Standing:
         return replace(self, points=judge(self.sweep, tuned))
 
 
-def look(asked: Request) -> list[Standing]:
-    """All that can be known to be wrong with a sweep is found here: raises BadInput."""
+def plan_sweeps(asked: Request) -> list[SweepPlan]:
+    """One plan per sweep. Raises BadInput for everything that can be known to be wrong with one."""
     compose = Composer()
-    return [_look(label, sweep, asked, compose) for label, sweep in asked.sweeps.items()]
+    return [_plan_sweep(label, sweep, asked, compose) for label, sweep in asked.sweeps.items()]
 
 
-def _look(label: str, sweep: Sweep, asked: Request, compose: Composer) -> Standing:
+def _plan_sweep(label: str, sweep: Sweep, asked: Request, compose: Composer) -> SweepPlan:
     swept = points(sweep, asked.results, compose)
     check_reach(sweep, swept)
-    return Standing(label, sweep, judge(sweep, [tune(sweep, point) for point in swept]))
+    return SweepPlan(label, sweep, judge(sweep, [tune(sweep, point) for point in swept]))
 
 
-def all_planned(sweeps: Iterable[Standing]) -> list[Trial]:
+def all_planned(sweeps: Iterable[SweepPlan]) -> list[Trial]:
     """The planned trials of all sweeps, each once, the longest first."""
     return unique(trial for sweep in sweeps for trial in sweep.planned)

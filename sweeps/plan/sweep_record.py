@@ -1,10 +1,10 @@
-"""The record of a sweep: what was asked of it and which trials answer, for whoever reads a store.
+"""The record of a sweep, for those who read a store: what was asked for, and which trials answer.
 
 `<results>/sweeps/<label>.json` holds what the last command planned: `sweep`, `scale`, `label`,
 `words` (of the command line), `verdict` (the rule), `arms`, `seeds`, `settled` (nothing is left to
-tune or to judge), `remarks`, `compared` (ids of the trials that its report is of) and `trials`: by
-id `arm`, `seed`, `tokens`, `flops`, and `seconds` that it is expected to take, null where no trial
-of its shape has finished.
+tune or to judge), `remarks`, `compared` (ids of the trials in its report) and `trials`: id → `arm`,
+`seed`, `tokens`, `flops` and `seconds`, the expected time, null if no trial of its shape has
+finished.
 """
 
 from __future__ import annotations
@@ -12,31 +12,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sweeps.expand import Trial
-from sweeps.price import measured
-from sweeps.request import Request
-from sweeps.standing import Standing, all_planned
-from sweeps.throughput import Throughput
-from trainer.atomic import write_json
-from trainer.errors import BadInput
+from sweeps.plan.pricing import measured
+from sweeps.plan.sweep_plan import SweepPlan, all_planned
+from sweeps.request.command_line import Request
+from sweeps.request.expand import Trial
+from sweeps.store.leftovers import clean_old
+from sweeps.store.throughput import Throughput
+from trainer.base.atomic import SUFFIX, write_json
+from trainer.base.errors import BadInput
 
 FOLDER = "sweeps"
 
 
-def write(asked: Request, sweeps: Sequence[Standing]) -> None:
-    """Replaces the record of each; raises BadInput for a store that cannot be written."""
+def write(asked: Request, sweeps: Sequence[SweepPlan]) -> None:
+    """Replaces the record of each sweep; raises BadInput if the store cannot be written."""
     speeds = measured(asked.results, all_planned(sweeps))
     for sweep in sweeps:
         path = asked.results / FOLDER / f"{sweep.label}.json"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, _record(asked, sweep, speeds))
+            clean_old(path.parent, f".*{SUFFIX}", newest=path)
         except OSError as error:
             allowed = f"must be a folder that can be written ({error.strerror})"
             raise BadInput("results", asked.results, allowed) from None
 
 
-def _record(asked: Request, sweep: Standing, speeds: Throughput) -> dict[str, Any]:
+def _record(asked: Request, sweep: SweepPlan, speeds: Throughput) -> dict[str, Any]:
     return {
         "sweep": sweep.label.removesuffix(f"-{asked.scale}"),
         "scale": asked.scale,

@@ -2,9 +2,9 @@
 
 The sync arm is trained with the sweep's first seed at every factor on the value that the point has.
 The value of the lowest final validation loss wins; a diverged trial is worse than any other. While
-the winner lies on the edge of what was tried, one value more is tried beyond it, at the same ratio;
-below the smallest one while every value diverged.
-All of it is a function of the store: a sweep that was killed goes on and chooses the same.
+the best value is the smallest or largest that was tried, one more is tried beyond it, at the same
+ratio; below the smallest one while every value diverged.
+The store alone decides all this: a sweep that was killed chooses the same when it resumes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sweeps.expand import Point, Trial
-from sweeps.schema import Config, Sweep
-from sweeps.store import loss
-from trainer.config import validate
-from trainer.errors import BadInput
+from sweeps.request.expand import Point, Trial
+from sweeps.request.schema import Config, Sweep
+from sweeps.store.results import final_loss
+from trainer.base.errors import BadInput
+from trainer.config.schema import validate
 
 MAX_EXTENSIONS = 8
 """How many values beyond the factors are tried for a point. Learning rates of optimizers differ by
@@ -28,31 +28,31 @@ orders of magnitude, and eight doublings are two of them."""
 
 @dataclass(frozen=True)
 class Tuned:
-    """A point with what is known of its tuned key."""
+    """A point with the values of its tuned key that were tried."""
 
     point: Point
     tried: dict[float, Trial]
-    """Sync trials by value, ascending; none if the sweep tunes nothing."""
+    """Value → sync trial, ascending; empty if the sweep tunes nothing."""
     settled: bool
     chosen: float | None
     """The best value, once it is settled; None if no value completed."""
     arms: list[Trial]
-    """All arms and seeds at the chosen value; until it is settled an estimate, at the middle of
-    the tried values; none if the sync arm diverged at every value."""
+    """The trials of all arms and seeds at the chosen value. Until that is settled they are at the
+    middle of the tried values, as an estimate. Empty if the sync arm diverged at every value."""
 
     @property
-    def known(self) -> list[Trial]:
+    def runnable(self) -> list[Trial]:
         """The trials that can run now."""
         return [*self.tried.values(), *(self.arms if self.settled else [])]
 
     @property
     def planned(self) -> list[Trial]:
-        """All trials, as far as they can be told."""
+        """All trials, as far as they are known."""
         return [*self.tried.values(), *self.arms]
 
 
 def check_reach(sweep: Sweep, points: Iterable[Point]) -> None:
-    """Raises BadInput if tuning may come to a value that no trial can have."""
+    """Raises BadInput if tuning may try a value that no trial can have."""
     for point in points:
         for key, factors in sweep.tune.items():
             low, high = factors[0] / factors[1], factors[-1] / factors[-2]
@@ -62,7 +62,7 @@ def check_reach(sweep: Sweep, points: Iterable[Point]) -> None:
 
 
 def tune(sweep: Sweep, point: Point) -> Tuned:
-    """What the store says of the tuned key's best value at this point."""
+    """The tried values of the tuned key at `point`, and the best, by the store's results."""
     if not sweep.tune:
         return Tuned(point, {}, True, None, point.trials(sweep.seeds))
     [(key, factors)] = sweep.tune.items()
@@ -83,19 +83,21 @@ def tune(sweep: Sweep, point: Point) -> Tuned:
 
 
 def losses(tried: Mapping[float, Trial]) -> dict[float, float | None]:
-    """Final validation loss by value: infinite of a diverged trial, None where it has to run."""
-    return {value: loss(trial) for value, trial in tried.items()}
+    """Value → final validation loss: infinite if the trial diverged, None if it has to run."""
+    return {value: final_loss(trial) for value, trial in tried.items()}
 
 
 def best(found: Mapping[float, float | None]) -> float | None:
-    """The value of the lowest loss, the smallest of several; None if no trial completed."""
+    """The value with the lowest loss, the smallest of equally good ones; None if none completed."""
     finite = {value: loss for value, loss in found.items() if loss not in (None, math.inf)}
     return min(sorted(finite), key=lambda value: finite[value] or 0.0, default=None)
 
 
 def beyond(found: Mapping[float, float | None], num_factors: int) -> list[float]:
-    """The next value to try, if the best one lies on the edge or none completed; none while a trial
-    has to run."""
+    """The next value to try, if the best one is the smallest or largest, or none completed.
+
+    Empty otherwise, and while a trial has to run.
+    """
     values, winner = sorted(found), best(found)
     if None in found.values() or len(values) - num_factors == MAX_EXTENSIONS:
         return []
@@ -107,7 +109,7 @@ def beyond(found: Mapping[float, float | None], num_factors: int) -> list[float]
 
 
 def _start(point: Point, key: str) -> float:
-    """The value that the point's sync arm has."""
+    """The value of `key` in the point's sync arm. Raises BadInput if it is not a number."""
     node: Any = point.configs["sync"]
     for part in key.split("."):
         node = node.get(part) if isinstance(node, dict) else None
@@ -117,7 +119,7 @@ def _start(point: Point, key: str) -> float:
 
 
 def _at(point: Point, key: str, value: float) -> Point:
-    """The point with the key at that value in every arm."""
+    """The point with `key` set to `value` in every arm."""
     return replace(
         point, configs={arm: _with(config, key, value) for arm, config in point.configs.items()}
     )

@@ -7,14 +7,14 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sweeps.schema import Sweep
-from sweeps.tune import Tuned, losses
+from sweeps.plan.tuning import Tuned, losses
+from sweeps.request.schema import Sweep
 
 COLUMNS = ("point", "key", "value", "loss", "chosen")
 
 
 def remarks(sweep: Sweep, points: Sequence[Tuned]) -> list[str]:
-    """How the tuned key was chosen, then a line a point; nothing if the sweep tunes nothing."""
+    """How the tuned key was chosen, then one line per point; nothing if the sweep tunes nothing."""
     seed = sweep.seeds[0]
     how = [
         f"{key} is chosen for each point by the lowest final validation loss of its sync arm at "
@@ -25,7 +25,7 @@ def remarks(sweep: Sweep, points: Sequence[Tuned]) -> list[str]:
 
 
 def estimate(sweep: Sweep, points: Sequence[Tuned]) -> list[str]:
-    """What a plan cannot know yet."""
+    """Lines on what a plan cannot know yet."""
     num_open = sum(not point.settled for point in points)
     return [
         f"tune      {key} is not chosen yet at {num_open} of {len(points)} points: their arms are "
@@ -36,7 +36,7 @@ def estimate(sweep: Sweep, points: Sequence[Tuned]) -> list[str]:
 
 
 def write(sweep: Sweep, points: Sequence[Tuned], out: Path) -> str:
-    """Writes tuned.csv, a row a value that was tried; returns its path in words."""
+    """Writes tuned.csv, one row per value that was tried; returns a line that says so."""
     out.mkdir(parents=True, exist_ok=True)
     with (out / "tuned.csv").open("w", newline="") as file:
         table = csv.writer(file)
@@ -46,7 +46,7 @@ def write(sweep: Sweep, points: Sequence[Tuned], out: Path) -> str:
 
 
 def _rows(key: str, points: Sequence[Tuned]) -> Iterator[tuple[object, ...]]:
-    """The loss of a diverged or unfinished trial is missing."""
+    """Rows of COLUMNS. The loss is missing if the trial diverged or has not finished."""
     for point in points:
         for value, loss in losses(point.tried).items():
             known = None if loss == math.inf else loss
@@ -72,6 +72,6 @@ def _words(loss: float | None) -> str:
 
 
 def _name(key: str, point: Tuned) -> str:
-    """The point in words, without the key that is tuned."""
+    """The point's overrides without the key that is tuned."""
     words = [word for word in point.point.overrides if word.split("=")[0] != key]
     return " ".join(words) or "every trial"

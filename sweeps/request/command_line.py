@@ -2,71 +2,46 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sweeps.commands import COMMANDS
-from sweeps.files import ALL, known, parse, scale_file, sweep_files
-from sweeps.schema import Sweep, check_sweep, keys, overrides, refuse_reserved
+from sweeps.request.files import ALL, parse, scale_file, sweep_files
+from sweeps.request.schema import (
+    PREFIXES,
+    Sweep,
+    check_sweep,
+    keys,
+    overrides,
+    refuse_reserved,
+)
 from sweeps.tracking import choice
 from sweeps.tracking.choice import Tracking
-from trainer.config import require_folder
-from trainer.errors import BadInput
-from trainer.words import parser, take_flag
-
-
-def asked_words(words: Sequence[str]) -> list[str]:
-    """The words of a request, `--help` aside, which prints all that can be asked for."""
-    sweeps, scales = (", ".join(known(group)) for group in ("sweep", "scale"))
-    commands = "\n".join(f"  {name:<10}{what}" for name, what in COMMANDS.items())
-    asked: list[str] = (
-        parser(
-            "python -m sweeps [COMMAND]",
-            "Runs the trials of a sweep that are not in the store yet, then reports gaps.",
-            f"commands:\n{commands}\n\n"
-            f"sweep=    {sweeps}, or a file: path/to/a.yaml; several: a,b; all of them: {ALL}\n"
-            f"scale=    {scales} (default: tiny)\n"
-            "results=  the store (default: results)\n"
-            "dry_run=  true prints the plan and runs nothing\n"
-            "gpus_per_trial=  of a trial without ranks, e.g. 0.5 to run two on each GPU\n"
-            f"tracking=  {', '.join(choice.known())}: where to follow the trials; tracking.KEY=… "
-            "as in conf/tracking/ (default: none)\n"
-            "seeds=[0,1], grid.KEY=[…] and tune.KEY=[…] replace the sweep file's; "
-            "any other key=value goes to every trial, as in python -m trainer",
-        )
-        .parse_args(words)
-        .keys
-    )
-    return asked
+from trainer.base.cli import number, split_word, take_flag
+from trainer.base.errors import BadInput
+from trainer.base.paths import require_folder
 
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for on the command line."""
+    """What a command line asks for."""
 
     words: list[str]
     scale: str
     sweeps: dict[str, Sweep]
-    """By label, which is the name of the sweep's reports in the store."""
+    """By label, which is the name of the sweep's report in the store."""
     label: str
-    """Of all its sweeps together."""
+    """The label of all sweeps together."""
     results: Path
     dry_run: bool
     gpus_per_trial: float
     tracking: Tracking
 
 
-def request(arguments: Sequence[str]) -> Request:
-    """The sweep files with their scale and the command line's changes; raises BadInput."""
-    given: dict[str, str] = {}
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if not equals:
-            raise BadInput(key, "", "must be key=value, see python -m sweeps --help")
-        given[key] = value
+def parse_request(arguments: Sequence[str]) -> Request:
+    """The request that the words key=value of a command line stand for; raises BadInput."""
+    given = dict(map(split_word, arguments))
     names, scale = given.pop("sweep", ""), given.pop("scale", "tiny")
     results, dry_run = given.pop("results", "results"), take_flag(given, "dry_run")
     require_folder("results", results)
@@ -75,7 +50,9 @@ def request(arguments: Sequence[str]) -> Request:
     labels = [f"{name}-{scale}" for name, _ in files]
     for label in labels:
         if labels.count(label) > 1:
-            raise BadInput("sweep", names, f"must name {label} once: its report has that name")
+            raise BadInput(
+                "sweep", names, f"must name {label} once, since that is the name of its report"
+            )
     together = f"{names}-{scale}" if names == ALL else ", ".join(labels)
     tracking = choice.take(given, together)
     words = [f"{key}={value}" for key, value in given.items()]
@@ -86,7 +63,7 @@ def request(arguments: Sequence[str]) -> Request:
 
 
 def _asked(content: Mapping[str, Any], scale: str, words: Sequence[str]) -> Sweep:
-    """The sweep of a file's content at a scale, with what the command line says otherwise."""
+    """The sweep of a file's content at a scale, changed by the `words` of the command line."""
     sweep = check_sweep(content)
     sweep = sweep.model_copy(update={"base": [*sweep.base, *scale_file(scale)]})
     at_scales = {name: _at_scale(sweep, name) for name in [scale, *sweep.scales]}
@@ -94,7 +71,7 @@ def _asked(content: Mapping[str, Any], scale: str, words: Sequence[str]) -> Swee
 
 
 def _at_scale(sweep: Sweep, name: str) -> Sweep:
-    """With the file's own words for that scale, which an error names."""
+    """The sweep changed by its file's words for the scale `name`; an error names that scale."""
     try:
         return changed(sweep, sweep.scales.get(name, []))
     except BadInput as error:
@@ -103,8 +80,11 @@ def _at_scale(sweep: Sweep, name: str) -> Sweep:
 
 
 def changed(sweep: Sweep, words: Sequence[str]) -> Sweep:
-    """`seeds=[…]`, `grid.KEY=[…]` and `tune.KEY=[…]` take the place of the sweep's, all other words
-    go to every trial, after its base. Raises BadInput for one that has no effect, or no sweep."""
+    """The sweep changed by `words`: `seeds=[…]`, `grid.KEY=[…]` and `tune.KEY=[…]` replace its own;
+    every other word is appended to `base`, and so applies to every trial.
+
+    Raises BadInput for a word without effect, or if the result is not a valid sweep.
+    """
     content, common = sweep.model_dump(), {}
     for word in words:
         key, _, value = word.partition("=")
@@ -123,20 +103,18 @@ def changed(sweep: Sweep, words: Sequence[str]) -> Sweep:
 
 
 def parse_gpus(given: str) -> float:
-    """The share of a GPU that a trial without ranks takes; raises BadInput."""
-    try:
-        gpus = float(given)
-    except ValueError:
-        gpus = math.nan
+    """The share of a GPU that a trial without ranks takes. Raises BadInput unless in (0, 1]."""
+    gpus = number(given)
     if not 0 < gpus <= 1:
-        raise BadInput("gpus_per_trial", given, "must be a number above 0, 1 at most")
+        raise BadInput("gpus_per_trial", given, "must be a number above 0 and at most 1")
     return gpus
 
 
 def _refuse_without_effect(sweep: Sweep, given: Mapping[str, str]) -> None:
-    """A key that every point of the grid sets cannot be set for all of them."""
+    """Raises BadInput for a key that the grid sets: it cannot be set for all trials as well."""
+    plain = {key.lstrip(PREFIXES): value for key, value in given.items()}
     for axis, values in sweep.grid.items():
         for value in values:
-            for key in sorted({*keys(overrides(axis, value))} & set(given)):
+            for key in sorted({*keys(overrides(axis, value))} & set(plain)):
                 allowed = f"is set by the sweep's grid: choose its values by grid.{axis}=[…]"
-                raise BadInput(key, given[key], allowed)
+                raise BadInput(key, plain[key], allowed)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from sweeps.schema import Config, Sweep, keys, overrides
-from trainer.compose import CONF, Composer
-from trainer.plan import Plan, Planner
-from trainer.record import trial_folder
+from sweeps.request.schema import Config, Sweep, keys, overrides
+from trainer.base.errors import BadInput
+from trainer.config.compose import Composer
+from trainer.config.identity import CHANGES_NO_NUMBER
+from trainer.config.plan import Plan, Planner
+from trainer.folder.record import trial_folder
+
+OF_ARMS = {
+    *("pipeline", "correction", "choices", "runner", "device", "num_threads", "diagnostics"),
+    *CHANGES_NO_NUMBER,
+}
+"""Keys in which arms may differ: staleness, how it is corrected, and what changes no number."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +68,40 @@ def points(sweep: Sweep, results: Path, compose: Composer | None = None) -> list
         swept = [override for of_axis in combination for override in of_axis]
         configs = {}
         for arm, of_arm in sweep.arms.items():
-            config = compose(_in_order([*sweep.base, *swept, *of_arm]))
+            config = compose([*sweep.base, *swept, *of_arm])
             config = _hold_tokens(compose, config, sweep.base, swept)
             configs[arm] = _placed(config, results)
         found.append(Point(swept, configs, plan))
+    _check_arms(found)
+    _check_repeats(found)
     return found
+
+
+def _check_arms(points: Iterable[Point]) -> None:
+    """Raises BadInput for an arm that differs from sync in more than staleness, or never in it."""
+    late: dict[str, bool] = {}
+    for point in points:
+        sync = point.configs["sync"]
+        for arm, config in point.configs.items():
+            if other := sorted(k for k in config if config[k] != sync[k] and k not in OF_ARMS):
+                allowed = f"must be that of sync, {sync[other[0]]}: arms differ in staleness only"
+                raise BadInput(f"sweep.arms.{arm}", f"{other[0]}={config[other[0]]}", allowed)
+            late[arm] = late.get(arm, False) or point.plan(config).is_delayed
+    for arm, is_late in late.items():
+        if arm != "sync" and not is_late:
+            allowed = "must have a late gradient at some point: this is sync again"
+            raise BadInput("sweep.arms", arm, allowed)
+
+
+def _check_repeats(points: Iterable[Point]) -> None:
+    """Raises BadInput for two points that ask for the same trials, as 1 and '1' do."""
+    first: dict[str, list[str]] = {}
+    for point in points:
+        resolved = json.dumps(point.configs, sort_keys=True)
+        earlier = first.setdefault(resolved, point.overrides)
+        if earlier is not point.overrides:
+            allowed = f"must not repeat a value: it is the same as {' '.join(earlier)}"
+            raise BadInput("sweep.grid", " ".join(point.overrides), allowed)
 
 
 def _placed(config: Config, results: Path) -> Config:
@@ -79,20 +117,13 @@ def unique(trials: Iterable[Trial]) -> list[Trial]:
     return sorted(first.values(), key=lambda trial: -trial.plan.flops)
 
 
-def _in_order(overrides: Sequence[str]) -> list[str]:
-    """Choices of groups before keys inside them: Hydra resolves groups first, the last one wins."""
-    groups = {path.name for path in CONF.iterdir() if path.is_dir()}
-    last = {override.split("=")[0]: override for override in overrides}
-    return sorted(last.values(), key=lambda override: override.split("=")[0] not in groups)
-
-
 def _hold_tokens(
     compose: Composer, config: Config, base: Sequence[str], swept: Sequence[str]
 ) -> Config:
     """A point that changes the size of a batch trains on as many tokens as the base does."""
     if config["num_updates"] is None or not {*keys(swept)} & {"batch_size", "seq_len"}:
         return config
-    reference = compose(_in_order(base))
+    reference = compose(base)
     tokens = config["num_updates"] * reference["batch_size"] * reference["seq_len"]
     num_updates = max(1, round(tokens / (config["batch_size"] * config["seq_len"])))
     return {**config, "num_updates": num_updates}

@@ -1,23 +1,26 @@
-"""What a sweep file may say: keys, types, ranges, and what would contradict itself."""
+"""What a sweep file may hold: its keys, their types and ranges, and no contradictions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import combinations, pairwise
+from math import prod
 from typing import Annotated, Any
 
-from annotated_types import Ge, Gt, MinLen
+from annotated_types import Gt, Len
 from pydantic import AfterValidator, BaseModel, ConfigDict, PlainValidator, ValidationError
 
-from trainer.compose import CONF
-from trainer.errors import BadInput
+from trainer.base.errors import BadInput
+from trainer.base.places import CONF
+from trainer.base.ranges import Seed
+from trainer.config.schema import first_of, in_words
 
 Value = str | int | float | bool | dict[str, Any] | None
 Config = dict[str, Any]
 
 
 def _must(allowed: str, holds: Callable[[Any], bool]) -> Callable[[Any], Any]:
-    """A check of a value, whose message is the same for every type of it."""
+    """A validator that raises ValueError with the message `allowed` unless `holds(value)`."""
 
     def check(value: Any) -> Any:
         if not holds(value):
@@ -38,7 +41,9 @@ def _is_value(value: object) -> bool:
 
 
 def _is_factor(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return SMALLEST <= value <= LARGEST
 
 
 def _is_override(word: str) -> bool:
@@ -46,19 +51,23 @@ def _is_override(word: str) -> bool:
     return bool(equals and key.strip())
 
 
-Seed = Annotated[int, Ge(0)]
+MAX_ITEMS, MAX_TRIALS = 1_000, 10_000
+"""The most items of a list of a sweep, and the most trials that it may ask for."""
+SMALLEST, LARGEST = 1e-6, 1e6
+"""Factors that are tried."""
+
 Override = Annotated[str, AfterValidator(_must("must be key=value", _is_override))]
-Overrides = list[Override]
+Overrides = Annotated[list[Override], Len(0, MAX_ITEMS)]
 GridValue = Annotated[
     Any, PlainValidator(_must("must be one value, or a mapping of keys to one each", _is_value))
 ]
 Factor = Annotated[
-    Any, PlainValidator(_must("must be a number above 0 (1e-3 is text in YAML: 0.001)", _is_factor))
+    Any, PlainValidator(_must(f"must be a number from {SMALLEST:g} to {LARGEST:g}", _is_factor))
 ]
 
 
 class EarlyStop(BaseModel):
-    """How far above the best one a point's sync loss may end, in nats a token: early_stop.py."""
+    """`margin`: nats per token that a point's sync loss may end above the best one."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -68,33 +77,34 @@ class EarlyStop(BaseModel):
 class Sweep(BaseModel):
     """A grid of points × arms × seeds over common overrides, and the rule for its verdict.
 
-    A value of the grid that is a mapping stands for several overrides that move together. `scales`
-    holds words as on a command line, for single scales (see request.py). `tune` names a key and
-    factors on its value: it is chosen for each point before the arms run (see tune.py).
-    `early_stop` leaves out points whose sync arm alone ends far above the best one (see
-    early_stop.py).
+    A value of the grid that is a mapping stands for several overrides that change together.
+    `scales`: name of a scale → words as on a command line (see command_line.py). `tune`: one key →
+    factors on its value, which is chosen for each point before the arms run (see plan/tuning.py).
+    `early_stop` leaves out points whose sync arm ends far above the best one.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     base: Overrides
     scales: dict[str, Overrides] = {}
-    grid: dict[str, Annotated[list[GridValue], MinLen(1)]]
-    arms: Annotated[dict[str, Overrides], MinLen(1)]
-    seeds: Annotated[list[Seed], MinLen(1)]
-    tune: dict[str, Annotated[list[Factor], MinLen(2)]] = {}
+    grid: dict[str, Annotated[list[GridValue], Len(1, MAX_ITEMS)]]
+    arms: Annotated[dict[str, Overrides], Len(1, MAX_ITEMS)]
+    seeds: Annotated[list[Seed], Len(1, MAX_ITEMS)]
+    tune: dict[str, Annotated[list[Factor], Len(2, MAX_ITEMS)]] = {}
     early_stop: EarlyStop | None = None
-    verdict: Annotated[str, MinLen(1)]
+    verdict: Annotated[str, Len(1)]
 
 
 def check_sweep(content: Mapping[str, Any]) -> Sweep:
-    """The sweep; raises BadInput for a key that is unknown, missing or of a wrong type, for what is
-    there twice, for keys that would have no effect, or if there is no sync arm.
+    """The sweep with this content.
+
+    Raises BadInput for a key that is unknown, missing, of a wrong type or without effect, for
+    repeated values, or if there is no sync arm.
     """
     try:
         sweep = Sweep.model_validate(dict(content))
     except ValidationError as error:
-        raise _first_of(error) from None
+        raise _refusal(error) from None
     _check_repeats(sweep)
     scales = sorted(file.stem for file in (CONF / "scale").glob("*.yaml"))
     if unknown := sorted(set(sweep.scales) - set(scales)):
@@ -103,20 +113,18 @@ def check_sweep(content: Mapping[str, Any]) -> Sweep:
         raise BadInput("sweep.arms", list(sweep.arms), "must have an arm sync to compare with")
     for words in (sweep.base, *sweep.arms.values()):
         refuse_reserved(words)
+    _check_number(sweep)
     _check_grid(sweep)
     _check_tune(sweep)
     return sweep
 
 
-def _first_of(error: ValidationError) -> BadInput:
-    errors = error.errors()
-    # A misspelt key is missing too: what is there says more than what is not.
-    first = next((one for one in errors if one["type"] != "missing"), errors[0])
+def _refusal(error: ValidationError) -> BadInput:
+    first = first_of(error)
     key = ".".join(str(part) for part in ("sweep", *first["loc"]))
-    given = "missing" if first["type"] == "missing" else " ".join(str(first["input"]).split())
+    given = "missing" if first["type"] == "missing" else first["input"]
     schema = EarlyStop if "early_stop" in first["loc"] else Sweep
-    known = f" (known: {', '.join(schema.model_fields)})" if "extra" in first["type"] else ""
-    return BadInput(key, given, first["msg"].removeprefix("Value error, ") + known)
+    return BadInput(key, given, in_words(first, schema))
 
 
 def _check_repeats(sweep: Sweep) -> None:
@@ -130,8 +138,16 @@ def _check_repeats(sweep: Sweep) -> None:
             raise BadInput("sweep.arms", sweep.arms[one], allowed)
 
 
+def _check_number(sweep: Sweep) -> None:
+    num_points = prod(map(len, sweep.grid.values()))
+    num_trials = num_points * len(sweep.arms) * len(sweep.seeds)
+    if num_trials > MAX_TRIALS:
+        asked = f"{num_points} points, {len(sweep.arms)} arms, {len(sweep.seeds)} seeds"
+        raise BadInput("sweep", asked, f"must ask for at most {MAX_TRIALS:,} trials: divide it")
+
+
 def _check_grid(sweep: Sweep) -> None:
-    """An axis that another axis or an arm overrides would have no effect."""
+    """Raises BadInput for an axis that another axis or an arm overrides: it has no effect."""
     set_by: dict[str, set[str]] = {}
     for axis, values in sweep.grid.items():
         words = [word for value in values for word in overrides(axis, value)]
@@ -160,24 +176,26 @@ RESERVED = {
     "seed": "is set by the sweep's seeds: seeds=[…]",
     "out": "would be the folder of every trial: choose the store by results=DIR",
 }
-"""Keys that a sweep sets for each of its trials itself."""
+"""Key that a sweep itself sets for each trial → why it cannot be given."""
+PREFIXES = "+~"
+"""Hydra's: `+key=` adds, `++key=` adds or replaces, `~key` removes."""
 
 
 def refuse_reserved(words: Iterable[str]) -> None:
-    """Raises BadInput for an override that a sweep may not have."""
+    """Raises BadInput for an override of a reserved key."""
     for word in words:
         key, _, value = word.partition("=")
-        if key in RESERVED:
-            raise BadInput(key, value, RESERVED[key])
+        if (plain := key.lstrip(PREFIXES)) in RESERVED:
+            raise BadInput(key, value, RESERVED[plain])
 
 
 def keys(words: Iterable[str]) -> list[str]:
-    """What these overrides set."""
-    return [word.split("=")[0] for word in words]
+    """The keys that these overrides set, without Hydra's prefixes."""
+    return [word.split("=")[0].lstrip(PREFIXES) for word in words]
 
 
 def overrides(key: str, value: Value) -> list[str]:
-    """What a value of the grid stands for."""
+    """The overrides that a value of the grid's axis `key` stands for."""
     if isinstance(value, dict):
         return [override for name, part in value.items() for override in overrides(name, part)]
     return [f"{key}={'null' if value is None else value}"]

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
-from sweeps.expand import Trial
-from trainer.config import validate
-from trainer.errors import BadInput
-from trainer.lease import PATTERN, attempts
-from trainer.plan import plan_trial
-from trainer.record import trial_folder
+from sweeps.request.expand import Trial
+from trainer.base.errors import BadInput
+from trainer.config.plan import plan_trial
+from trainer.config.schema import validate
+from trainer.folder.lease import PATTERN, attempts
+from trainer.folder.record import trial_folder
+from trainer.folder.wellformed import CONFIG, read
 
 STAYS = ("config.json", "result.json", "trial_id", PATTERN, "earlier-*", ".*")
-"""What is not moved, or last: the result."""
+"""Patterns of files that are not moved, or, of the result, moved last."""
 
 
 def recorded(folder: Path, arm: str, trial_id: str, results: Path) -> Trial:
-    """The trial of a folder in the store `results`, wherever it was made.
+    """The trial recorded in a folder of the store `results`, on whatever machine it was made.
 
-    Raises BadInput if its config, on this data and by this trainer, is another trial.
+    Raises BadInput if on this data and with this trainer its config has another id.
     """
     try:
-        config: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
+        config = read(folder / "config.json", CONFIG)
         config |= {"results": str(results.absolute()), "out": None}
         config["data"]["path"] = str(Path(config["data"]["path"]).absolute())
         config = validate(config)
@@ -38,24 +37,26 @@ def recorded(folder: Path, arm: str, trial_id: str, results: Path) -> Trial:
     return Trial(arm, config, plan)
 
 
-class Aside:
-    """What a finished trial made, moved to `earlier-<n>/` of its folder so that it runs again.
+class ArchivedOutput:
+    """The output of a finished trial, moved to `earlier-<n>/` so that the trial can run again.
 
-    The result goes last: until then the trial is finished, from then on nothing is in the way.
+    The result is moved last: until then the trial is finished, and after that nothing is left.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._num_attempts = folder, len(attempts(folder))
-        self._place = folder / f"earlier-{1 + len([*folder.glob('earlier-*')]):06d}"
-        self._place.mkdir()
+        self._archive = folder / f"earlier-{1 + len([*folder.glob('earlier-*')]):06d}"
+        self._archive.mkdir()
         stays = {path for pattern in STAYS for path in folder.glob(pattern)}
         for path in {*folder.iterdir()} - stays:
-            path.rename(self._place / path.name)
-        (folder / "result.json").rename(self._place / "result.json")
+            path.rename(self._archive / path.name)
+        (folder / "result.json").rename(self._archive / "result.json")
 
-    def restore_unless_begun(self) -> None:
-        """Puts everything back if the trial was not tried again."""
+    def restore_unless_started(self) -> None:
+        """Moves everything back if no new attempt at the trial was made."""
         if len(attempts(self._folder)) == self._num_attempts:
-            for path in sorted(self._place.iterdir(), key=lambda path: path.name == "result.json"):
+            for path in sorted(
+                self._archive.iterdir(), key=lambda path: path.name == "result.json"
+            ):
                 path.rename(self._folder / path.name)
-            self._place.rmdir()
+            self._archive.rmdir()

@@ -1,4 +1,4 @@
-"""What the store already holds of a sweep's trials."""
+"""The results that a store holds of a sweep's trials."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
-from sweeps.expand import Trial
-from trainer.errors import BadInput
-from trainer.lease import holder
-from trainer.record import Row, TrialFolder
+from sweeps.request.expand import Trial
+from sweeps.store.leftovers import clean_old
+from trainer.base.errors import BadInput
+from trainer.base.status import Status
+from trainer.folder.record import Row, TrialFolder, read_result
+
+PROBE = ".probe-"
 
 
 def finished(trial: Trial) -> Row | None:
-    """The trial's result; None if it is unfinished or failed, and so has to run."""
+    """The result of a trial; None if it has to run: it has not finished, or failed."""
     return TrialFolder(trial.folder, trial.plan.trial_id).result()
 
 
-def loss(trial: Trial) -> float | None:
-    """Final validation loss: infinite if it diverged, None where it has to run."""
+def final_loss(trial: Trial) -> float | None:
+    """Final validation loss: infinite if the trial diverged, None if it has to run."""
     result = finished(trial)
     if result is None:
         return None
@@ -30,33 +33,30 @@ def loss(trial: Trial) -> float | None:
 
 def failed(trial: Trial) -> bool:
     """Whether the trial ran and failed."""
-    return finished(trial) is None and (trial.folder / "result.json").exists()
-
-
-def held(trial: Trial) -> bool:
-    """Whether a process runs the trial now, here or elsewhere."""
-    return finished(trial) is None and holder(trial.folder) is not None
+    result = read_result(trial.folder)
+    return result is not None and result["status"] == Status.FAILED
 
 
 def require_writable(results: Path) -> None:
-    """Raises BadInput for a results folder that cannot be written, or that cannot hold a lease."""
+    """Raises BadInput if `results` cannot be written, or its file system cannot hold a lease."""
     trials = results / "trials"
     try:
         trials.mkdir(parents=True, exist_ok=True)
         with probe(trials) as made:
             exclusive = not creates(made)
+            clean_old(trials, f"{PROBE}*", newest=made)
     except OSError as error:
         allowed = f"must be a folder that can be written ({error.strerror})"
         raise BadInput("results", results, allowed) from None
     if not exclusive:
-        allowed = "must be on a file system that creates a file once: two processes both made one"
+        allowed = "must be on a file system with exclusive creation: a file was created twice"
         raise BadInput("results", results, allowed)
 
 
 @contextmanager
 def probe(folder: Path) -> Iterator[Path]:
-    """A file that was not there before."""
-    path = folder / f".probe-{uuid4().hex}"
+    """Yields a new file in `folder`, which is deleted afterwards."""
+    path = folder / f"{PROBE}{uuid4().hex}"
     path.touch(exist_ok=False)
     try:
         yield path
@@ -65,7 +65,7 @@ def probe(folder: Path) -> Iterator[Path]:
 
 
 def creates(path: Path) -> bool:
-    """Whether this process can make the file, as an attempt at a trial is made: it must not be."""
+    """Whether exclusive creation of a file that exists succeeds, which would break the leases."""
     try:
         with path.open("x"):
             return True

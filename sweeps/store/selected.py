@@ -1,4 +1,4 @@
-"""The trials that the words of a command select in a store."""
+"""The trials of a store that the words of a command select."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.words import Given
+from trainer.base.cli import Given
+from trainer.base.paths import require_folder
 
 if TYPE_CHECKING:
-    from analysis.selection import Selection
+    from analysis.table.selection import Selection
 
 KEYS = """\
 results=    the store (default: results)
@@ -19,9 +20,13 @@ COLUMN=     only trials with this value in a column of the table of trials: stat
 
 
 def select(given: Given) -> Selection:
-    """What all of `given` says but `results`; raises BadInput. Prints what `load` warns of."""
-    from analysis import selection
+    """The trials in the store `results` that fulfil all other conditions of `given`.
 
+    Raises BadInput. Prints the warnings of `load` and, if no trial is selected, what could be.
+    """
+    from analysis.table import selection
+
+    require_folder("results", given.get("results", "results"))
     results = Path(given.get("results", "results"))
     conditions = {key: value for key, value in given.items() if key != "results"}
     with warnings.catch_warnings(record=True) as caught:
@@ -29,4 +34,6 @@ def select(given: Given) -> Selection:
         found = selection.select(results, conditions)
     for warning in caught:
         print(f"warning: {warning.message}", file=sys.stderr)
+    if found.why_empty:
+        print(found.why_empty, file=sys.stderr)
     return found

@@ -1,1 +1,1 @@
-"""Shows a sweep's trials elsewhere while they run; no tracker can harm or hold up a trial."""
+"""Logs running trials to trackers such as wandb. No tracker can break or block a trial."""

@@ -1,4 +1,4 @@
-"""Feeds a tracker from a thread of its own, so that no trial waits for it or fails by it."""
+"""Runs a tracker in a thread of its own, so that no trial waits for it or fails because of it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from queue import SimpleQueue
 from types import TracebackType
 
 from sweeps.tracking.tracker import Tracker
-from trainer.errors import Stopped
-from trainer.lease import LeaseLost
-from trainer.record import Row
+from trainer.base.errors import LeaseLost, Stopped
+from trainer.base.status import Status
+from trainer.folder.record import Row
 
 CAPACITY = 10_000
-"""Rows that wait for a tracker at most; further ones are dropped, and counted."""
-WITHOUT_RESULT = {Stopped: "stopped", LeaseLost: "elsewhere"}
-"""The status of an attempt that an exception ended; failed by any other."""
+"""Rows that wait for a tracker at most. Further ones are dropped and counted."""
+WITHOUT_RESULT = {Stopped: Status.STOPPED, LeaseLost: Status.ELSEWHERE}
+"""Exception that ended an attempt → its status. After any other exception it failed."""
 
 
 class Background:
     """A context around one attempt at a trial.
 
-    The tracker starts at the first row: an attempt that makes none is not tracked. At the end it
-    has `wait` seconds for the rows that are left, then it is left to itself: its thread goes on
-    while the process lives, and keeps it from nothing.
+    The tracker starts at the first row: an attempt without rows is not tracked. At the end it has
+    `wait` seconds for the rows that are left. After that nobody waits for it: its daemon thread
+    runs on as long as the process does.
     """
 
     def __init__(self, start: Callable[[], Tracker], wait: float) -> None:
@@ -31,13 +31,13 @@ class Background:
         self._rows: SimpleQueue[Row | None] = SimpleQueue()
         self._dropped = 0
         self._thread: threading.Thread | None = None
-        self.outcome: Row = {"status": "failed"}
-        """What the tracker is told at the end: the trial's result, to be set before."""
+        self.outcome: Row = {"status": Status.FAILED}
+        """What the tracker gets at the end: to be set to the trial's result, if it has one."""
         self.trouble: str | None = None
-        """Why the trial is not wholly tracked, in one line; None if it is."""
+        """Why the trial is not tracked completely, in one line; None if it is."""
 
     def log(self, row: Row) -> None:
-        """Passes a row on; at once, whatever the tracker does."""
+        """Passes a row on. Returns at once, whatever the tracker does."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="tracker", daemon=True)
             self._thread.start()
@@ -53,7 +53,7 @@ class Background:
             while (row := self._rows.get()) is not None:
                 tracker.log(row)
             tracker.finish(self.outcome)
-        except BaseException as error:  # whatever a library does, SystemExit included
+        except BaseException as error:  # a library may raise anything, SystemExit included
             self.trouble = f"{type(error).__name__}: {' '.join(str(error).split())}"
 
     def __enter__(self) -> Background:
@@ -68,7 +68,7 @@ class Background:
         if self._thread is None:
             return
         if kind is not None:
-            self.outcome = {"status": WITHOUT_RESULT.get(kind, "failed")}
+            self.outcome = {"status": WITHOUT_RESULT.get(kind, Status.FAILED)}
         self._rows.put(None)
         self._thread.join(self._wait)
         if self._thread.is_alive() and self.trouble is None:

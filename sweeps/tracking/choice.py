@@ -1,4 +1,4 @@
-"""Which tracker a sweep's trials have: conf/tracking/<name>.yaml and the command line's changes."""
+"""The tracker of a sweep's trials: conf/tracking/<name>.yaml, changed by the command line."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from functools import partial
 from typing import Annotated, Any
 
 import yaml
-from annotated_types import Ge
+from annotated_types import Interval
 from pydantic import TypeAdapter, ValidationError
 
 from sweeps.tracking.background import Background
 from sweeps.tracking.tracker import About
-from trainer.build import Node, build
-from trainer.compose import CONF
-from trainer.config import check_choice
-from trainer.errors import BadInput
+from trainer.base.build import Node, build
+from trainer.base.cli import one_of
+from trainer.base.errors import BadInput
+from trainer.base.places import CONF
+from trainer.config.schema import check_choice
+from trainer.config.words import parse_value
 
 GROUP = "tracking"
+Seconds = Annotated[float, Interval(ge=0, le=1e8)]
 
 
 @dataclass(frozen=True)
@@ -32,47 +35,40 @@ class Tracking:
     sweep: str
 
     def of(self, trial_id: str, arm: str, config: Mapping[str, Any]) -> Background:
-        """What tracks one attempt at a trial."""
+        """The background tracker of one attempt at a trial."""
         about = About(trial_id, self.sweep, arm, config, self.wait)
         return Background(partial(build, self.node, about), self.wait)
 
 
 def known() -> list[str]:
-    """The names of all trackers."""
+    """The names of all trackers in conf/tracking, sorted."""
     return sorted(file.stem for file in (CONF / GROUP).glob("*.yaml"))
 
 
 def take(given: dict[str, str], sweep: str) -> Tracking:
-    """Takes `tracking` and `tracking.KEY` out of the words of a command line.
+    """Removes `tracking` and `tracking.KEY` from `given`; returns the tracker that they choose.
 
     Raises BadInput for an unknown name or key, or a value that the tracker does not allow.
     """
     name = given.pop(GROUP, "none")
     if name not in known():
-        raise BadInput(GROUP, name, f"must be one of {', '.join(known())}")
+        raise one_of(GROUP, name, known())
     keys = {key for key in given if key.startswith(f"{GROUP}.")}
-    changes = {key.partition(".")[2]: _value(key, given.pop(key)) for key in keys}
-    return tracking({**_load(name), **changes}, sweep)
+    changes = {key.partition(".")[2]: parse_value(key, given.pop(key)) for key in keys}
+    return make_tracking({**_load(name), **changes}, sweep)
 
 
-def tracking(node: dict[str, Any], sweep: str) -> Tracking:
-    """The tracker that a node of `_target_`, `wait` and the target's keys stands for, checked."""
+def make_tracking(node: dict[str, Any], sweep: str) -> Tracking:
+    """The tracker of a node with `_target_`, `wait` and the target's keys; raises BadInput."""
     keys = dict(node)
     wait = keys.pop("wait")
     try:
-        wait = TypeAdapter(Annotated[float, Ge(0)]).validate_python(wait, strict=True)
+        wait = TypeAdapter(Seconds).validate_python(wait, strict=True)
     except ValidationError:
-        raise BadInput(f"{GROUP}.wait", wait, "must be seconds, 0 or more") from None
+        raise BadInput(f"{GROUP}.wait", wait, "must be seconds, from 0 to 1e8") from None
     return Tracking(check_choice(GROUP, keys), wait, sweep)
 
 
 def _load(name: str) -> dict[str, Any]:
     node: dict[str, Any] = yaml.safe_load((CONF / GROUP / f"{name}.yaml").read_text())
     return node
-
-
-def _value(key: str, text: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise BadInput(key, text, f"must be YAML ({' '.join(str(error).split())})") from None

@@ -1,4 +1,4 @@
-"""A name for a store, so that trials of two stores are two runs where both are tracked."""
+"""The id of a store, by which a tracker tells trials of two stores apart."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from contextlib import suppress
 from pathlib import Path
 
 FILE = "store_id"
-PATIENCE = 5.0
-"""Seconds that the process that made the file is given to write it."""
+WRITE_TIMEOUT = 5.0
+"""Seconds to wait for the process that created the file to write it."""
 
 
-def store_id(store: Path) -> str:
-    """8 hexadecimal digits, made once: of several processes that ask first, one decides.
+def read_store_id(store: Path) -> str:
+    """The id of a store, 8 hexadecimal digits in a file of it; makes one if there is none yet.
 
-    They move with the store. Raises OSError if it can be neither read nor written.
+    If several processes do so at once, one of them decides. Raises OSError if the file can be
+    neither read nor written.
     """
     path = store / FILE
-    # Exclusive creation, which the leases need as well: not every file system has hard links.
+    # The leases need exclusive creation as well. Not every file system has hard links.
     with suppress(FileExistsError), path.open("x") as file:
         file.write(f"{secrets.token_hex(4)}\n")
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + WRITE_TIMEOUT
     while not (found := path.read_text()).endswith("\n"):
         if time.monotonic() > deadline:
             raise OSError(f"{path} is not whole: delete it")

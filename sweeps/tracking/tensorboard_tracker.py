@@ -6,16 +6,16 @@ import json
 from typing import TYPE_CHECKING
 
 from sweeps.tracking.tracker import About, numbers, summary
-from trainer.record import Row
+from trainer.folder.record import Row
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
 class TensorboardTracker:
-    """A folder a trial, an event file an attempt, `update` the step.
+    """One folder per trial, one event file per attempt; the step is `update`.
 
-    An attempt's first row tells TensorBoard to forget the rows from there on of those before it.
+    At the first row of an attempt TensorBoard drops the rows of earlier attempts from there on.
     """
 
     def __init__(self, about: About, *, dir: str) -> None:

@@ -1,4 +1,4 @@
-"""What a tracker is, and what it is told of a trial."""
+"""The interface of a tracker, and what it gets of a trial."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainer.build import label
-from trainer.record import Row
+from trainer.config.names import names
+from trainer.folder.record import Row
 
 
 @dataclass(frozen=True)
 class About:
-    """What a tracker is told of a trial before its first row."""
+    """What a tracker gets before the first row of a trial."""
 
     trial_id: str
     sweep: str
@@ -32,34 +32,33 @@ class About:
 
     @property
     def choices(self) -> dict[str, str]:
-        """The names of the config's choices, e.g. optimizer → adamw."""
-        nodes = {key: node for key, node in self.config.items() if isinstance(node, Mapping)}
-        return {key: label(node) for key, node in nodes.items() if "_target_" in node}
+        """Group of the config → name of its choice, e.g. optimizer → adamw."""
+        return names(self.config)
 
 
 class Tracker(Protocol):
     """Follows one attempt at a trial.
 
-    To make it is to start it: `_target_(about, **keys)`. All is called in one thread, which is not
-    the trial's; what it raises ends the tracking, never the trial. It must leave alone what the
-    process shares: random states, signals, output.
+    The constructor `_target_(about, **keys)` starts it. All calls come from one thread, which is
+    not the trial's. An exception ends the tracking, never the trial. A tracker must not change what
+    the process shares: random states, signals, output.
     """
 
     def log(self, row: Row) -> None:
         """Takes a row of metrics.jsonl.
 
-        They come in order of `update`. An attempt that goes on from a checkpoint starts there: it
-        repeats the rows that the attempt before made beyond it.
+        Rows come in order of `update`. An attempt that resumes from a checkpoint starts there, and
+        repeats the rows that the attempt before it logged after the checkpoint.
         """
 
     def finish(self, outcome: Row) -> None:
-        """Takes the trial's result; of an attempt that came to none its `status` alone: `failed`,
-        `stopped`, or `elsewhere` when another process took the trial over.
+        """Takes the trial's result, or of an attempt without one only its `status`: `failed`,
+        `stopped`, or `elsewhere` if another process took the trial over.
         """
 
 
 class NoTracker:
-    """Tells nobody."""
+    """Ignores every row."""
 
     def __init__(self, about: About) -> None:
         pass
@@ -72,7 +71,7 @@ class NoTracker:
 
 
 def numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of a row; nested ones by their path, e.g. diagnostics/all/update_cosine."""
+    """Pairs of path and number in a row, e.g. diagnostics/all/update_cosine for a nested one."""
     for key, value in row.items():
         if isinstance(value, Mapping):
             yield from numbers(value, f"{prefix}{key}/")
@@ -81,6 +80,7 @@ def numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, flo
 
 
 def summary(outcome: Row) -> Row:
-    """What is shown of a trial beside its curves, as far as it is known."""
-    keys = ("status", "final_val_loss", "diverged_at", "delays", "wall_seconds")
-    return {key: outcome[key] for key in keys if key in outcome}
+    """The values of a trial's outcome that a tracker shows beside its curves."""
+    keys = ("final_val_loss", "diverged_at", "delays", "wall_seconds")
+    shown = {key: outcome[key] for key in keys if key in outcome}
+    return {"status": str(outcome["status"]), **shown}  # wandb writes the name of an enumeration

@@ -7,17 +7,18 @@ from typing import Annotated, Literal
 
 from annotated_types import Gt, MinLen
 
-from sweeps.tracking.store_id import store_id
+from sweeps.tracking.store_ids import read_store_id
 from sweeps.tracking.tracker import About, numbers, summary
-from trainer.record import Row
+from trainer.base.status import Status
+from trainer.folder.record import Row
 
 
 class WandbTracker:
-    """One run a trial, named by the store and the trial, so that each attempt goes on with it.
+    """One run per trial, which all attempts share: its id is made of the store's and the trial's.
 
-    Rows that an attempt repeats after a checkpoint are logged again: every chart's x is `update`,
-    where they lie on those of the attempt before, being equal to the last bit. Offline each attempt
-    is a folder of its own; `wandb sync` joins those of one run in the order of their start.
+    Rows that an attempt repeats after a checkpoint are logged again. They are equal to the last
+    bit, and every chart's x is `update`, so that they lie on the earlier ones. Offline each attempt
+    has a folder of its own; `wandb sync` joins those of one run in the order of their start.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class WandbTracker:
         dir: str,
         init_timeout: Annotated[float, Gt(0)],
     ) -> None:
-        import wandb  # slow, and known here alone
+        import wandb  # slow: only imported if it is used
 
         folder = about.store / dir
         folder.mkdir(parents=True, exist_ok=True)
@@ -39,14 +40,14 @@ class WandbTracker:
             init_timeout=init_timeout,
             finish_timeout=max(about.wait, 0.1),  # 0: for ever
             silent=True,
-            console="off",  # the output is the process's, which runs other trials too
-            stop_fn=_ignore,  # else it interrupts the process
-            symlink=False,  # which processes side by side would fight for
+            console="off",  # the process, which runs other trials too, owns the output
+            stop_fn=_ignore,  # the default interrupts the process
+            symlink=False,  # concurrent processes would compete for it
             disable_git=True,  # its remote's URL may hold a password; result.json has the commit
             disable_code=True,
             save_code=False,
             x_disable_meta=True,  # command lines of Ray's workers hold keys of the cluster
-            x_save_requirements=False,  # takes longer than the rest of the start
+            x_save_requirements=False,  # takes longer than all the rest of the start
         )
         optimizer = about.choices["optimizer"]
         self._run = wandb.init(
@@ -54,7 +55,7 @@ class WandbTracker:
             entity=entity,
             mode=mode,
             dir=str(folder),
-            id=f"{store_id(about.store)}-{about.trial_id}",
+            id=f"{read_store_id(about.store)}-{about.trial_id}",
             resume="allow",
             reinit="create_new",  # a run of the same process may still be finishing
             name=f"{optimizer} {about.arm} seed {about.config['seed']}",
@@ -77,8 +78,8 @@ class WandbTracker:
     def finish(self, outcome: Row) -> None:
         """See `Tracker`."""
         self._run.summary.update(summary(outcome))
-        self._run.finish(exit_code=int(outcome["status"] == "failed"))
+        self._run.finish(exit_code=int(outcome["status"] == Status.FAILED))
 
 
 def _ignore() -> None:
-    """A run that is stopped on the web goes on: what runs is the driver's to say."""
+    """Does not stop a run that is stopped on the web: only the driver stops trials."""

@@ -1,4 +1,4 @@
-"""The wandb workspace of a sweep, as code: what `WandbTracker` logs, arm beside arm."""
+"""The wandb workspace of a sweep, as code: shows what `WandbTracker` logs, by arm."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trainer.errors import BadInput
+from trainer.base.errors import BadInput
 
 if TYPE_CHECKING:
     import wandb_workspaces.workspaces as ws
     from wandb_workspaces.reports.v2.interface import PanelTypes
 
 ALWAYS = ("optimizer.lr", "optimizer.momentum", "correction.coefficient")
-"""Keys beside the arm and the optimizer that every sweep is read by."""
+"""Keys, beside the arm and the optimizer, that are axes of the charts of every sweep."""
 MAX_RUNS = 200
 
 
-def workspace(project: str, entity: str, sweep: str | None, swept: Sequence[str]) -> ws.Workspace:
-    """Sections: losses by update and arm; final losses by arm and over the keys; the optimizer.
+def build_workspace(
+    project: str, entity: str, sweep: str | None, swept: Sequence[str]
+) -> ws.Workspace:
+    """A workspace of the runs of one `sweep` (name and scale), or of all runs in the project.
 
-    Of the runs of one sweep (its name and scale), or of all in the project. `swept` are dotted keys
-    of the config, further axes of the parallel coordinates.
+    Sections: losses by update and arm; final losses by arm and over the keys; training. `swept` are
+    dotted keys of the config, further axes of the parallel coordinates.
     """
     import wandb_workspaces.workspaces as ws
 
@@ -44,15 +46,15 @@ def workspace(project: str, entity: str, sweep: str | None, swept: Sequence[str]
 
 
 def spec(made: ws.Workspace) -> str:
-    """The workspace as the server would store it, JSON. The library has no public way to it."""
+    """The workspace as the server stores it, as JSON. The library has no public function for it."""
     json: str = made._to_model().model_dump_json(by_alias=True, indent=1)
     return json
 
 
 def save(made: ws.Workspace) -> str:
-    """Saves it to the server, as a new view; returns its URL.
+    """Saves the workspace to the server, as a new view; returns its URL.
 
-    Raises BadInput without a key in the environment, or if the server does not take it.
+    Raises BadInput without a key in the environment, or if the server refuses it.
     """
     import wandb
 
@@ -62,13 +64,13 @@ def save(made: ws.Workspace) -> str:
         made.entity = made.entity or wandb.Api().default_entity or ""
         url: str = made.save().url
     except (wandb.Error, OSError, ValueError) as error:
-        allowed = f"the server did not take it ({' '.join(str(error).split())})"
+        allowed = f"the server refused it ({' '.join(str(error).split())})"
         raise BadInput("mode", "online", allowed) from None
     return url
 
 
 def _curves(*names: str) -> list[PanelTypes]:
-    """Means over the runs of an arm, and over those of an optimizer in an arm; nothing smoothed."""
+    """Curves of means over the runs of each arm, and of each optimizer and arm; not smoothed."""
     import wandb_workspaces.reports.v2 as wr
 
     groups: dict[str, wr.Metric | wr.Config] = {

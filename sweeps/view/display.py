@@ -1,4 +1,4 @@
-"""What a driver shows: a live view on a terminal, else a line for each trial that ended."""
+"""What a driver shows: a live view on a terminal, else one line per trial that ended."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from ray.tune import Callback
 from rich.console import Console
 from rich.live import Live
 
-from sweeps.expand import Trial
-from sweeps.gaps import Gaps
-from sweeps.progress import Progress
-from sweeps.seldom import Seldom
-from sweeps.view import duration, view
-from trainer.record import read_result
-from trainer.watch import AskedToStop
+from sweeps.request.expand import Trial
+from sweeps.view.gap_table import LIBRARIES, GapTable
+from sweeps.view.progress import Progress
+from sweeps.view.render import duration, render
+from sweeps.view.throttle import Throttled
+from trainer.base.status import Status
+from trainer.folder.record import read_result
+from trainer.ranks.supervisor import AskedToStop
 
-DRAW_EVERY, LOOK_EVERY = 0.5, 5.0
-"""Seconds between frames, and between looks at the store for gaps and for others' trials."""
-MEANS = {"stopped": "interrupted"}
-"""Statuses that a trial of ours reports, and what the sweep calls them."""
+DRAW_EVERY, READ_EVERY = 0.5, 5.0
+"""Seconds between two frames, and between two reads of the store for gaps and others' trials."""
+FOR_SWEEP = {Status.STOPPED: Status.INTERRUPTED}
+"""Status that a worker reports → status of the trial in the view, where they differ."""
 
 
 class Display(Callback):
-    """The view of a sweep: `todo` is what this driver runs of its `trials`, as Tune tells.
+    """Shows the progress of a sweep's `trials`, of which this driver runs `todo`, with others.
 
-    What others run is looked up in the store. Nothing that fails here fails the sweep.
+    Tune's callbacks report the trials that started here; the store is read for the others. No
+    error in here ends the sweep.
     """
 
     def __init__(
@@ -43,99 +45,105 @@ class Display(Callback):
     ) -> None:
         self.running: set[str] = set()
         """Ids of the trials that run now."""
-        self._title, self._gaps, self._console = title, Gaps(results), console
+        self._title, self._gap_table, self._console = title, GapTable(results), console
         self._asked_to_stop = asked_to_stop
-        self._ours = {trial.plan.trial_id for trial in todo}
-        self._num_todo, self._num_ended = len(todo), 0
+        self._todo = {trial.plan.trial_id for trial in todo}
+        self._started: set[str] = set()
+        self._num_ended = 0
         self._progress = Progress(trials)
-        self._progress.look(self._progress.trials)
+        self._progress.refresh(self._progress.trials)
         self._mark_others()
-        for trial_id in self._ours:
-            self._progress.states[trial_id].status = "waiting"
-        self._live = Live(console=console, auto_refresh=False)  # a thread could hold up a signal
-        self._look = Seldom(self._look_at_store, LOOK_EVERY)
-        self._draw = Seldom(self._frame, DRAW_EVERY)
+        self._live = Live(console=console, auto_refresh=False)  # a thread could delay a signal
+        self._read = Throttled(self._read_store, READ_EVERY)
+        self._draw = Throttled(self._frame, DRAW_EVERY)
 
     def __enter__(self) -> Display:
         if self._console.is_terminal:
-            import_module("analysis.so_far")  # takes seconds, which no look shall
+            for library in LIBRARIES:
+                import_module(library)
             self._live.start()
-            self._draw.maybe()
+            self._draw()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._console.is_terminal:
-            self._gaps.text = ""  # the report has them
+            self._gap_table.text = ""  # the report has it
             for trial_id in self.running:
-                self._progress.states[trial_id].status = "interrupted"
+                self._progress.states[trial_id].status = Status.INTERRUPTED
             self._show(note="")
             self._live.stop()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tune pickles its callbacks for a restore that is never made: a terminal has no copy."""
+        """Nothing: Tune pickles its callbacks for a restore that we never make."""
         return {}
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: object) -> None:
-        """A trial starts, or starts again."""
+        """Called by Tune when a trial starts, or starts again."""
         self.running.add(trial.config["trial"]["id"])
-        self._progress.states[trial.config["trial"]["id"]].status = "running"
+        self._started.add(trial.config["trial"]["id"])
+        self._progress.states[trial.config["trial"]["id"]].status = Status.RUNNING
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: object) -> None:
-        """A trial failed, and is not tried again."""
-        self._end(trial.config["trial"], "failed")
+        """Called by Tune when a trial has failed for the last time."""
+        self._end(trial.config["trial"], Status.FAILED)
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: object
     ) -> None:
-        """A row of a running trial, or its last one."""
-        point, status = trial.config["trial"], result["status"]
-        state = self._progress.states[point["id"]]
-        if status == "running":
-            state.heard(result)
+        """Called by Tune for every row that a worker reports; the last one has its final status."""
+        payload, status = trial.config["trial"], Status(result["status"])
+        state = self._progress.states[payload["id"]]
+        if status == Status.RUNNING:
+            state.update(result)
             state.where = f"{result['hostname']} pid {result['pid']}"
         else:
             state.num_done = result["num_done"]
-            with suppress(OSError):  # the store is away for a moment
-                recorded = read_result(self._progress.trials[point["id"]].folder) or {}
+            with suppress(OSError):  # the store may be unavailable for a moment
+                recorded = read_result(self._progress.trials[payload["id"]].folder) or {}
                 state.wall_seconds = recorded.get("wall_seconds", 0.0)
-            self._end(point, MEANS.get(status, status))
+            self._end(payload, FOR_SWEEP.get(status, status))
 
     def on_step_end(self, iteration: int, trials: list[Any], **_: object) -> None:
-        """Comes several times a second."""
+        """Called by Tune several times per second."""
         if self._console.is_terminal:
-            self._look.maybe()
-            self._draw.maybe()
+            self._read()
+            self._draw()
 
-    def _end(self, point: dict[str, Any], status: str) -> None:
-        left = self._progress.seconds_left  # at a pace that this trial is part of
-        self.running.discard(point["id"])
-        self._progress.states[point["id"]].status = status
-        if status == "elsewhere":
-            self._ours.discard(point["id"])
+    def _end(self, payload: dict[str, Any], status: Status) -> None:
+        left = self._progress.seconds_left  # at a pace that includes this trial's
+        self.running.discard(payload["id"])
+        self._progress.states[payload["id"]].status = status
+        if status == Status.ELSEWHERE:
+            self._started.discard(payload["id"])
+            return
         self._num_ended += 1
         if not self._console.is_terminal:
             self._console.print(
-                f"{self._num_ended}/{self._num_todo} {status} "
-                f"{point['id']} {point['arm']} seed {point['config']['seed']}"
+                f"{self._num_ended}/{len(self._todo)} {status} "
+                f"{payload['id']} {payload['arm']} seed {payload['config']['seed']}"
                 + (f", about {duration(left)} left" if left else "")
             )
 
-    def _look_at_store(self) -> None:
+    def _read_store(self) -> None:
         with suppress(OSError):
-            self._progress.look(self._progress.trials.keys() - self._ours)
+            self._progress.refresh(self._progress.trials.keys() - self._started)
         self._mark_others()
-        self._gaps.refresh(self._progress, self._console.width)
+        self._gap_table.refresh(self._progress, self._console.width)
 
     def _mark_others(self) -> None:
-        for trial, state in self._progress.of("running"):
-            if trial.plan.trial_id not in self._ours:
-                state.status = "elsewhere"
+        """Of trials that did not start here: who runs them, and which wait for this driver."""
+        for trial, state in self._progress.of(Status.RUNNING):
+            if trial.plan.trial_id not in self._started:
+                state.status = Status.ELSEWHERE
+        for trial, state in self._progress.of(Status.FAILED, Status.INTERRUPTED):
+            if trial.plan.trial_id in self._todo - self._started:
+                state.status = Status.WAITING
 
     def _frame(self) -> None:
-        stopping = f"stopping, still to save a checkpoint: {len(self.running)} trials"
+        stopping = f"stopping: {len(self.running)} trials have still to save a checkpoint"
         self._show(stopping if self._asked_to_stop() else "")
 
     def _show(self, note: str) -> None:
-        with suppress(OSError):  # the terminal is gone
-            frame = view(self._title, self._progress, gaps=self._gaps.text, note=note)
+        with suppress(OSError):  # the terminal may be gone
+            frame = render(self._title, self._progress, gaps=self._gap_table.text, note=note)
             self._live.update(frame, refresh=True)

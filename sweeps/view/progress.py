@@ -1,8 +1,7 @@
-"""How far the trials of a sweep are, whoever tells it: the driver that runs them, or the store."""
+"""The progress of a sweep's trials, from the driver that runs them or from the store."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,85 +9,85 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from sweeps.expand import Trial
-from trainer.lease import attempts, holder
-from trainer.record import Row, read_result
+from sweeps.request.expand import Trial
+from trainer.base.status import ACTIVE, ENDED, FINAL, Status
+from trainer.folder.lease import attempts, holder
+from trainer.folder.metrics import row_of
+from trainer.folder.record import Row, read_result
 
-FINAL = ("completed", "diverged")
-ENDED = (*FINAL, "failed")
-STATUSES = (*ENDED, "running", "elsewhere", "interrupted", "waiting")
-"""Of a trial, as a sweep sees it. Elsewhere: another driver runs it. Interrupted: it was begun,
-and nobody runs it."""
-RUN = ("running", "elsewhere")
+STATUSES = (*ENDED, *ACTIVE, Status.INTERRUPTED, Status.WAITING)
+"""What a trial of a sweep can be, in the order in which a view counts them."""
 TAIL = 1 << 16
 """Bytes at the end of metrics.jsonl that hold its last row."""
 
 
 @dataclass
 class State:
-    """How far one trial is."""
+    """The progress of one trial."""
 
-    status: str = "waiting"
+    status: Status = Status.WAITING
     num_done: int = 0
-    """Updates."""
+    """Updates that are done."""
     tokens_per_second: float = 0.0
     """At its last row."""
     wall_seconds: float = 0.0
-    """Of all its attempts, up to the last row."""
+    """Of all attempts together, up to the last row."""
     where: str = ""
-    """Host and process of a trial that runs."""
+    """Host and process id, if it runs."""
 
-    def heard(self, row: Row) -> None:
-        """Takes what a row of metrics.jsonl says of it."""
+    def update(self, row: Row) -> None:
+        """Takes the progress from a row of metrics.jsonl."""
         self.num_done = row["update"] + 1
-        self.tokens_per_second, self.wall_seconds = row["tokens_per_second"], row["wall_seconds"]
+        self.tokens_per_second = row.get("tokens_per_second", 0.0)
+        self.wall_seconds = row.get("wall_seconds", 0.0)
 
 
 class Progress:
-    """The trials of a sweep with their states, as far as they were known `before`."""
+    """The trials of a sweep with their states, which start as those of `before` if it has them."""
 
     def __init__(self, trials: Sequence[Trial], before: Progress | None = None) -> None:
         known: Mapping[str, State] = {} if before is None else before.states
         self.trials = {trial.plan.trial_id: trial for trial in trials}
         self.states: dict[str, State] = {of: known.get(of, State()) for of in self.trials}
 
-    def look(self, trial_ids: Iterable[str]) -> None:
-        """Reads from the store how far these are, of those that can still change."""
+    def refresh(self, trial_ids: Iterable[str]) -> None:
+        """Reads the states of these trials from the store, unless they are final."""
         for trial_id in trial_ids:
             if self.states[trial_id].status not in FINAL:
-                self.states[trial_id] = look(self.trials[trial_id].folder)
+                self.states[trial_id] = read_state(self.trials[trial_id].folder)
 
-    def of(self, *statuses: str) -> Iterator[tuple[Trial, State]]:
+    def of(self, *statuses: Status) -> Iterator[tuple[Trial, State]]:
         """The trials with one of these statuses."""
         pairs = zip(self.trials.values(), self.states.values(), strict=True)
         return ((trial, state) for trial, state in pairs if state.status in statuses)
 
     @property
-    def counts(self) -> Counter[str]:
-        """Trials by status."""
+    def counts(self) -> Counter[Status]:
+        """Status → number of trials."""
         return Counter(state.status for state in self.states.values())
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all that run, together."""
-        return sum(state.tokens_per_second for _, state in self.of(*RUN))
+        """Of all running trials together."""
+        return sum(state.tokens_per_second for _, state in self.of(*ACTIVE))
 
     @property
     def share(self) -> float:
-        """Of the FLOPs of all trials, those that are done or given up."""
+        """The share of all trials' FLOPs that are done, or belong to a failed trial."""
         total = sum(trial.plan.flops for trial in self.trials.values())
         left = sum(_flops_left(*pair) for pair in self.of(*STATUSES))
         return 1 - left / total if total else 1.0
 
     @property
     def seconds_left(self) -> float | None:
-        """At the pace of trials so far, evaluation included; None if nothing runs or tells one.
+        """Seconds until all trials have ended, at their pace so far, evaluation included.
 
-        No trial is cut in pieces: it takes as long as the slowest one at least.
+        At least as long as the slowest running trial takes. None if no trial runs, or no pace is
+        known.
         """
-        running = [*self.of(*RUN)]
+        running = [*self.of(*ACTIVE)]
         paced = [pair for pair in running if _pace(*pair)]
-        paces = [_pace(*pair) for pair in self.of(*RUN, *ENDED)]
+        paces = [_pace(*pair) for pair in self.of(*ACTIVE, *ENDED)]
         if not running or not any(paces):
             return None
         together = mean(filter(None, paces)) * len(running)
@@ -97,7 +96,7 @@ class Progress:
 
 
 def _pace(trial: Trial, state: State) -> float:
-    """FLOP/s; 0 if it is not known."""
+    """FLOP/s of a trial so far; 0 if it is not known."""
     done = trial.plan.flops * _share(trial, state)
     return done / state.wall_seconds if state.wall_seconds else 0.0
 
@@ -110,36 +109,32 @@ def _flops_left(trial: Trial, state: State) -> float:
     return 0.0 if state.status in ENDED else trial.plan.flops * (1 - _share(trial, state))
 
 
-def look(folder: Path) -> State:
-    """What a trial's folder says, also one that is not there."""
+def read_state(folder: Path) -> State:
+    """The state of the trial in `folder`, which need not exist."""
     result = read_result(folder)
-    if result is not None and result["status"] != "failed":
-        return State(result["status"], result["num_updates"], wall_seconds=result["wall_seconds"])
+    if result is not None and result["status"] != Status.FAILED:
+        status, num_done = Status(result["status"]), result["num_updates"]
+        return State(status, num_done, wall_seconds=result["wall_seconds"])
     held = holder(folder)
     if held is None and result is not None:
-        return State("failed")
+        return State(Status.FAILED)
     if not attempts(folder):
         return State()
-    state = State("interrupted")
+    state = State(Status.INTERRUPTED)
     if held is not None:
         where = f"{held.get('host', '?')} pid {held.get('pid', '?')}"
-        state = State("running", where=where)
+        state = State(Status.RUNNING, where=where)
     if (row := last_row(folder)) is not None:
-        state.heard(row)
+        state.update(row)
     return state
 
 
 def last_row(folder: Path) -> Row | None:
-    """The last whole row of metrics.jsonl; None if there is none."""
+    """The last complete row of metrics.jsonl; None if there is none."""
     try:
         with (folder / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
             lines = file.read().splitlines(keepends=True)
     except OSError:
         return None
-    whole = [line for line in lines if line.endswith(b"\n")]
-    try:
-        row: Row = json.loads(whole[-1])
-    except (LookupError, ValueError):
-        return None
-    return row
+    return next(filter(None, map(row_of, reversed(lines))), None)

@@ -1,4 +1,4 @@
-"""What people see of a sweep that runs."""
+"""The view of a running sweep."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from sweeps.progress import ENDED, RUN, STATUSES, Progress
-from trainer.build import label
+from sweeps.view.progress import STATUSES, Progress
+from trainer.base.status import ACTIVE, ENDED, Status
 
 SHOWN = 8
-"""Running trials that are named; of more than these only the number is told."""
-STYLES = {"failed": "bold red", "diverged": "yellow", "running": "green"}
+"""How many running trials the view lists; the others are only counted."""
+STYLES = {Status.FAILED: "bold red", Status.DIVERGED: "yellow", Status.RUNNING: "green"}
 
 
-def view(title: str, progress: Progress, *, gaps: str = "", note: str = "") -> RenderableType:
-    """The whole view: counts, pace, the trials that run, the gap table so far, and a note."""
+def render(title: str, progress: Progress, *, gaps: str = "", note: str = "") -> RenderableType:
+    """The whole view: counts, pace, running trials, gap table, note."""
     parts: list[RenderableType] = [_head(title, progress), _counts(progress)]
-    if any(progress.of(*RUN)):
+    if any(progress.of(*ACTIVE)):
         parts.append(_running(progress))
     parts += [Text(text) for text in (gaps, note) if text]
     return Group(*parts)
@@ -33,7 +33,7 @@ def _head(title: str, progress: Progress) -> RenderableType:
 
 
 def pace(progress: Progress) -> str:
-    """`41 %, 9,120 tokens/s, about 4 min left`."""
+    """The share that is done, speed and time left: `41%, 9,120 tokens/s, about 4 min left`."""
     words = [f"{progress.share:.0%}"]
     if speed := progress.tokens_per_second:
         words.append(f"{speed:,.0f} tokens/s")
@@ -43,7 +43,7 @@ def pace(progress: Progress) -> str:
 
 
 def duration(seconds: float) -> str:
-    """In the unit that people would choose."""
+    """`seconds` in the unit that people would choose: s, min or h."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
@@ -60,7 +60,7 @@ def _counts(progress: Progress) -> Text:
 
 
 def _running(progress: Progress) -> RenderableType:
-    """The trials that are nearest to their end first."""
+    """A table of the running trials, first those with the fewest updates left."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     for column in ("trial", "arm", "optimizer"):
         table.add_column(column)
@@ -68,13 +68,13 @@ def _running(progress: Progress) -> RenderableType:
         table.add_column(column, justify="right")
     table.add_column("where")
     running = sorted(
-        progress.of(*RUN), key=lambda pair: pair[0].plan.num_updates - pair[1].num_done
+        progress.of(*ACTIVE), key=lambda pair: pair[0].plan.num_updates - pair[1].num_done
     )
     for trial, state in running[:SHOWN]:
         table.add_row(
             trial.plan.trial_id,
             trial.arm,
-            label(trial.config["optimizer"]),
+            trial.config["choices"]["optimizer"],
             str(trial.config["seed"]),
             f"{state.num_done} of {trial.plan.num_updates}",
             f"{state.tokens_per_second:,.0f}",

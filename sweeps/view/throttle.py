@@ -1,4 +1,4 @@
-"""Work that must not take more than a small share of somebody's time."""
+"""A callback that must not take more than a small share of its caller's time."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable
 
 SHARE = 0.02
-"""Of the time, that the work may take."""
+"""The largest share of the time that the work may take."""
 
 
-class Seldom:
-    """Does `work` when told to, unless it did a moment ago.
+class Throttled:
+    """Calls `work` when it is called itself, unless it did so a moment ago.
 
-    Between two times lie `every` seconds, or as many as make the work SHARE of them.
+    Two calls of `work` start at least `every` seconds apart, or so far that it takes at most SHARE
+    of the time. `clock` returns seconds.
     """
 
     def __init__(
@@ -21,8 +22,8 @@ class Seldom:
         self._work, self._every, self._clock = work, every, clock
         self._next = clock()
 
-    def maybe(self) -> None:
-        """Does it, if it is time."""
+    def __call__(self) -> None:
+        """Calls `work` if it is time."""
         started = self._clock()
         if started < self._next:
             return

@@ -8,12 +8,12 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from synthetic_store import write_arms
 
 from analysis import best, gaps, load
-from analysis.schema import BEST, GAP, TRIAL, Columns
+from analysis.table.schema import BEST, GAP, TRIAL, Columns
+from tests.support.synthetic_store import write_arms
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "docs" / "gaps.ipynb"
 SECTIONS = {"load": TRIAL, "gaps": GAP, "best": BEST}
 

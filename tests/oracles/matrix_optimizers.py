@@ -1,4 +1,4 @@
-"""The published algorithms for hidden matrices, written naively: beside optimizer_references.py."""
+"""The published algorithms for hidden matrices, written naively: see also optimizers.py."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import torch
-from optimizer_references import MATRICES, Batches, Settings
 from torch import Tensor
 
+from tests.oracles.optimizers import MATRICES, Batches, Settings
 from trainer.optimizers.kronecker import own_stream
 
 

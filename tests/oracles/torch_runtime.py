@@ -24,8 +24,8 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from trainer.models.loss import cross_entropy
-from trainer.operations import Op
 from trainer.parts import Parts
+from trainer.schedules.operations import Op
 
 CPU = torch.device("cpu")
 Config = dict[str, Any]
@@ -36,7 +36,7 @@ Trained = tuple[list[float], Mapping[str, Tensor]]
 
 
 def one_forward_one_backward(config: Config, parts: Parts, rank: int) -> Trained:
-    """Schedule1F1B, as its users call it: a step and an update a batch."""
+    """Schedule1F1B, as its users call it: one step and one update per batch."""
     module = _module(config, parts, rank)
     stage = PipelineStage(module, rank, parts.schedule.num_ranks, CPU)
     schedule = Schedule1F1B(stage, parts.schedule.num_microbatches, loss_fn=cross_entropy)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import Any
 
-from trainer.build import locate
-from trainer.compose import CONF, compose
+from trainer.base.build import locate
+from trainer.base.places import CONF
+from trainer.config.compose import compose
 
 NAMES = sorted(path.stem for path in (CONF / "optimizer").glob("*.yaml"))
 

@@ -12,13 +12,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.emulated import Emulated
-from trainer.gang import Pulse, joined
-from trainer.gradients import Diverged, Update
+from tests.support.nccl_like import nccl_like
+from trainer.base.resources import reproducible
+from trainer.executors.emulated import Emulated
+from trainer.executors.gradients import Diverged, Update
+from trainer.executors.pipelined import Pipelined
 from trainer.parts import Parts, build_emulated, build_parts, build_pipelined
-from trainer.pipelined import Pipelined
-from trainer.resources import reproducible
-from trainer.spawn import run_gang
+from trainer.ranks.groups import Heartbeat, joined
+from trainer.ranks.spawn import run_gang
 
 CPU = torch.device("cpu")
 Config = dict[str, Any]
@@ -54,28 +55,47 @@ def emulated(config: Config) -> Numbers:
 
 
 def as_rank(
-    store: dist.Store, pulse: Pulse, tell: Callable[[object], None], configs: Sequence[Config]
+    store: dist.Store,
+    heartbeat: Heartbeat,
+    send: Callable[[object], None],
+    configs: Sequence[Config],
 ) -> None:
     p, replicas = configs[0]["pipeline"]["num_stages"], configs[0]["num_replicas"]
     with (
         reproducible(0, 1),
-        joined(store, pulse.rank, p, replicas, CPU, pulse, 60) as gang,
+        joined(store, heartbeat.rank, p, replicas, CPU, heartbeat, 60) as gang,
     ):
         for i, config in enumerate(configs):
             parts = build_parts(config, config["num_updates"])
             numbers = train(build_pipelined(config, parts, gang), parts)
-            tell((i, pulse.rank, pickle.dumps(numbers)))  # not by memory that ends with the rank
+            # Pickled: tensors would be passed by memory that ends with the rank.
+            send((i, heartbeat.rank, pickle.dumps(numbers)))
 
 
-def pipelined(configs: Sequence[Config]) -> list[list[Numbers]]:
+def as_rank_of_many(
+    store: dist.Store,
+    heartbeat: Heartbeat,
+    send: Callable[[object], None],
+    configs: Sequence[Config],
+) -> None:
+    """Like `as_rank`, with a gang for each config, under the rules of NCCL."""
+    for i, config in enumerate(configs):
+        inner = dist.PrefixStore(str(i), store)
+        with nccl_like(dist.PrefixStore("nccl", inner), heartbeat.rank):
+            as_rank(inner, heartbeat, lambda found, i=i: send((i, *found[1:])), [config])
+
+
+def pipelined(
+    configs: Sequence[Config], program: Callable[..., None] = as_rank
+) -> list[list[Numbers]]:
     """One gang for all configs, which share its shape; for each what every rank found."""
     world = configs[0]["pipeline"]["num_stages"] * configs[0]["num_replicas"]
     found: dict[tuple[int, int], Numbers] = {}
 
-    def hear(told: tuple[int, int, bytes]) -> None:
-        found[told[0], told[1]] = pickle.loads(told[2])
+    def on_message(message: tuple[int, int, bytes]) -> None:
+        found[message[0], message[1]] = pickle.loads(message[2])
 
-    run_gang(as_rank, (configs,), world, hear, timeout=60)
+    run_gang(program, (configs,), world, on_message, timeout=60)
     return [[found[i, rank] for rank in range(world)] for i in range(len(configs))]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trainer.compose import compose
+from trainer.config.compose import compose
 from trainer.data.prepare import prepare
 from trainer.data.tokenizers import Bytes
 

@@ -9,7 +9,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from synthetic_store import ARMS, FEEDBACK, NONE, SYNC, TWO_BUFFERED, config, result, write
+from tests.support.synthetic_store import (
+    ARMS,
+    FEEDBACK,
+    NONE,
+    SYNC,
+    TWO_BUFFERED,
+    config,
+    result,
+    write,
+)
 
 Settings = Mapping[str, Any]
 
@@ -63,7 +72,7 @@ SWEEPS: Mapping[str, tuple[list[Settings], tuple[str, ...]]] = {
     "optimizers": ([{}], TRIPLE),
     "synchronous_start": ([{}], (*TRIPLE, "delay+start(0.1)")),
     "momentum": (grid(optimizer__momentum=[0.8, 0.9, 0.95]), PAIR),
-    "horizon": (grid(num_updates=[100, 200, 400]), TRIPLE),
+    "horizon": (grid(num_updates=[400, 200, 100]), TRIPLE),
     "stages": ([{}], ("sync2", "sync4", "delay2", "delay4", "pd2", "pd4")),
     "learning_rate": (grid(optimizer__lr=[0.002, 0.004, 0.008]), TRIPLE),
     "weight_decay": (grid(optimizer__weight_decay=[0.0, 0.1]), PAIR),

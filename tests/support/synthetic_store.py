@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,19 @@ FEEDBACK = {
 }
 ARMS = {"sync": (SYNC, NONE), "delay": (TWO_BUFFERED, NONE), "delay_ef": (TWO_BUFFERED, FEEDBACK)}
 
+LOSSES: dict[str, list[float | None]] = {
+    "sync": [1.70, 1.69, 1.71],
+    "delay": [2.2, 2.21, 2.19],
+    "delay_ef": [1.9, 1.91, 1.92],
+}
+
 
 def config(arm: str = "sync", *, optimizer: str = "adamw", seed: int = 0) -> dict[str, Any]:
     """What a resolved config looks like, in short."""
     pipeline, correction = ARMS[arm]
     return {
         "model": {"_target_": "trainer.models.llama.Llama", "vocab_size": 257},
-        "data": {"_target_": "trainer.data.dataset.Dataset", "path": "data/wiki"},
+        "data": {"_target_": "trainer.data.shards.Prepared", "path": "data/wiki"},
         "optimizer": {"_target_": f"trainer.optimizers.{optimizer}", "lr": 0.004, "momentum": 0.9},
         "pipeline": dict(pipeline),
         "correction": dict(correction),
@@ -105,3 +112,37 @@ def write_arms(
         for seed, loss in enumerate(of_seeds):
             settings = config(arm, optimizer=optimizer, seed=seed)
             write(store, settings, result(settings, loss), curve=True)
+
+
+def put(
+    store: Path,
+    arm: str,
+    losses: Sequence[float | None],
+    *,
+    optimizer: str = "adamw",
+    correction: dict[str, Any] | None = None,
+    **keys: Any,
+) -> None:
+    """One trial per seed; `keys` are the optimizer's, or the trial's where it has them."""
+    for seed, loss in enumerate(losses):
+        settings = config(arm, optimizer=optimizer, seed=seed)
+        for key, value in keys.items():
+            (settings if key in settings else settings["optimizer"])[key] = value
+        settings["correction"] |= correction or {}
+        write(store, settings, result(settings, loss), curve=True)
+
+
+def record(store: Path, sweep: str, scale: str, ids: list[str], **changes: Any) -> None:
+    asked = {"arm": "delay", "seed": 0, "tokens": 1000, "flops": 1e6, "seconds": 1800.0}
+    content = {
+        **{"sweep": sweep, "scale": scale, "label": f"{sweep}-{scale}"},
+        **{"words": [f"sweep={sweep}", f"scale={scale}"], "verdict": "the rule of its file"},
+        **{"arms": ["sync", "delay"], "seeds": [0, 1], "settled": True, "remarks": ["chosen"]},
+        **{"compared": ids, "trials": dict.fromkeys(ids, asked), **changes},
+    }
+    (store / "sweeps").mkdir(exist_ok=True)
+    (store / "sweeps" / f"{sweep}-{scale}.json").write_text(json.dumps(content))
+
+
+def ids(store: Path) -> list[str]:
+    return sorted(path.name for path in (store / "trials").iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -11,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.corrections.none import NoCorrection
-from trainer.emulated import Emulated
-from trainer.gradients import Clip, Update
-from trainer.operations import Schedule
-from trainer.optimizers import kinds
-from trainer.stage import Stage
+from trainer.executors.emulated import Emulated
+from trainer.executors.gradients import Clip, Update
+from trainer.optimizers.routing import kinds
+from trainer.schedules.operations import Schedule
+from trainer.stages.stage import Stage
 
 VOCABULARY, WIDTH, BATCH, LENGTH = 11, 8, 12, 5
 
@@ -31,13 +32,14 @@ class Block(nn.Module):
 
 
 def modules(num_stages: int = 1, dtype: torch.dtype = torch.float64) -> list[nn.Module]:
-    """The same four blocks whatever the number of stages, which is 1, 2 or 4."""
+    """The same four blocks, by the same names, whatever the number of stages: 1, 2 or 4."""
     torch.manual_seed(0)
     blocks: list[nn.Module] = [Block() for _ in range(4)]
     parts = [nn.Embedding(VOCABULARY, WIDTH), *blocks, nn.Linear(WIDTH, VOCABULARY)]
     size = 4 // num_stages
     cuts = [0, *range(1 + size, 5, size), 6]
-    return [nn.Sequential(*parts[a:b]).to(dtype) for a, b in pairwise(cuts)]
+    numbered = [(str(i), part) for i, part in enumerate(parts)]
+    return [nn.Sequential(OrderedDict(numbered[a:b])).to(dtype) for a, b in pairwise(cuts)]
 
 
 def batch(t: int) -> Tensor:

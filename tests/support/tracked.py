@@ -9,13 +9,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import small
-
 from sweeps.tracking import choice
 from sweeps.tracking.background import Background
 from sweeps.tracking.choice import Tracking
-from trainer.plan import plan_trial
-from trainer.record import Row
+from tests.support import small
+from trainer.config.plan import plan_trial
+from trainer.folder.record import Row
 from trainer.trial import run_trial
 
 TIMES = {"tokens_per_second", "wall_seconds"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from sweeps.tracking.tracker import About
-from trainer.record import Row
+from trainer.folder.record import Row
 
 NEVER = threading.Event()
 

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small
 
-from analysis.arms import arm as arm_of
+from analysis.table.arms import arm as arm_of
 from sweeps.__main__ import main
-from sweeps.expand import Trial, points, unique
-from sweeps.files import known
-from sweeps.request import request
-from sweeps.schema import Sweep, check_sweep
-from trainer.compose import Composer
-from trainer.errors import BadInput
+from sweeps.request.command_line import parse_request
+from sweeps.request.expand import Trial, points, unique
+from sweeps.request.files import known
+from sweeps.request.schema import Sweep, check_sweep
+from tests.support import small
+from trainer.base.errors import BadInput
+from trainer.config.compose import Composer
 
 ARMS = {
     "sync": ["pipeline=sync"],
@@ -37,7 +37,7 @@ def asked(sweep: Sweep, results: Path) -> list[Trial]:
 
 
 def only(*words: str) -> Sweep:
-    [sweep] = request(words).sweeps.values()
+    [sweep] = parse_request(words).sweeps.values()
     return sweep
 
 
@@ -74,7 +74,9 @@ def test_a_mapping_in_the_grid_moves_keys_together(tmp_path: Path) -> None:
 def test_arms_of_a_point_differ_in_pipeline_and_correction_only(tmp_path: Path) -> None:
     one, *others = (t.config for t in expand(check_sweep(content()), tmp_path))
     for other in others:
-        assert {key for key in one if one[key] != other[key]} <= {"pipeline", "correction"}
+        arms = {"pipeline", "correction"}
+        assert {key for key in one if one[key] != other[key]} <= arms | {"choices"}
+        assert {key for key, of in one["choices"].items() if of != other["choices"][key]} <= arms
 
 
 def test_a_sweep_of_batch_sizes_holds_the_tokens(tmp_path: Path) -> None:
@@ -251,7 +253,7 @@ def test_ray_listens_on_loopback_only() -> None:
     """Of the sockets that appear when Ray starts, none can be reached from another machine."""
     code = """
 from pathlib import Path
-from sweeps.run import cluster
+from sweeps.cluster.driver import cluster
 
 def listening():
     lines = [l.split() for f in ("tcp", "tcp6") for l in open(f"/proc/net/{f}").readlines()[1:]]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import small
 import torch
-from every_optimizer import NAMES
-from test_trial import ASYNC, untimed
 
+from tests.support import small
+from tests.support.every_optimizer import NAMES
+from tests.support.trials import ASYNC, untimed
 from trainer.trial import run_trial
 
 pytestmark = [
@@ -43,7 +43,7 @@ def test_fused_and_compiled(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("p", [1, 2])
 def test_the_true_pipeline_gives_the_emulation_s_numbers(tmp_path: Path, p: int) -> None:
-    """By NCCL, which takes one rank a GPU; with one rank its sums are over that rank alone."""
+    """By NCCL, which takes one rank per GPU; with one rank its sums are over that rank alone."""
     if torch.cuda.device_count() < p:
         pytest.skip(f"{p} ranks need {p} GPUs")
     stages = (f"pipeline.num_stages={p}", "pipeline.num_microbatches=2", "device=cuda")

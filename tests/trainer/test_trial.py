@@ -9,53 +9,19 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-import small
 import torch
 from safetensors.torch import load_file
 
-from trainer import checkpoint
-from trainer.errors import BadInput
-from trainer.plan import plan_trial
-from trainer.record import Row, TrialFolder
+from tests.support import small
+from tests.support.trials import ASYNC, Stop, rows, stop_at, untimed, wait_for
+from trainer.base.errors import BadInput
+from trainer.config.plan import plan_trial
+from trainer.folder import checkpoint
+from trainer.folder.record import Row, TrialFolder
 from trainer.trial import record_failure, run_trial
-
-ASYNC = ("pipeline=pipedream_2bw", "correction=error_feedback", "save_final=true")
-TIMING = {"tokens_per_second", "wall_seconds"}
-MACHINE = {
-    "git",
-    "peak_memory_bytes",
-    "peak_memory_bytes_by_rank",
-    "bubble",
-    "bubble_by_rank",
-    "update_wait_by_rank",
-}
-
-
-def rows(folder: Path) -> list[Row]:
-    """metrics.jsonl without what time and machine decide."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k not in TIMING} for line in lines]
-
-
-def untimed(result: Row) -> Row:
-    return {k: v for k, v in result.items() if k not in TIMING | MACHINE}
-
-
-class Stop(KeyboardInterrupt):
-    pass
-
-
-def stop_at(update: int) -> Any:
-    def report(row: Row) -> None:
-        if row["update"] == update:
-            raise Stop
-
-    return report
 
 
 def test_the_record_is_complete(tmp_path: Path) -> None:
@@ -113,13 +79,6 @@ def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
     assert json.loads((folder / "result.json").read_text())["wall_seconds"] > 0
     assert rows(folder) == rows(tmp_path / "whole")
     assert expected["status"] == "completed"
-
-
-def wait_for(condition: Any, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_finished_trial_is_not_run_again(tmp_path: Path) -> None:
@@ -188,10 +147,10 @@ def test_a_failure_is_never_recorded_over_a_result(tmp_path: Path) -> None:
 def test_two_processes_do_not_run_one_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.lease.PATIENCE", 0.3)
+    monkeypatch.setattr("trainer.folder.lease.ACQUIRE_TIMEOUT", 0.3)
     config = small.config(tmp_path, f"out={tmp_path / 'one'}")
     folder = TrialFolder(tmp_path / "one", plan_trial(config).trial_id)
-    with folder.claimed(config), pytest.raises(BadInput, match="another process"):
+    with folder.claimed(config, {}), pytest.raises(BadInput, match="another process"):
         run_trial(config)
     assert run_trial(config)["status"] == "completed"
 

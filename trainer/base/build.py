@@ -3,10 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 Node = Mapping[str, Any]
+
+_PUBLISHED: Mapping[str, tuple[str, ...]] = {
+    "trainer.optimizers.adam": ("adamw", "adan", "ademamix", "adopt", "mars", "nadamw"),
+    "trainer.optimizers.adamuon": ("adamuon",),
+    "trainer.optimizers.averaging": ("schedule_free_adamw",),
+    "trainer.optimizers.dion": ("dion",),
+    "trainer.optimizers.kronecker": ("kron", "shampoo", "soap"),
+    "trainer.optimizers.muon": ("muon", "normuon"),
+    "trainer.optimizers.scion": ("scion",),
+    "trainer.optimizers.sgd": ("sgd", "sgdw"),
+    "trainer.optimizers.sign": ("lion", "signum"),
+    "trainer.optimizers.sophia": ("sophia",),
+    "trainer.schedules.recipes": (
+        *("constant_delay", "gpipe", "interleaved_1f1b", "pipedream", "pipedream_2bw", "sync"),
+        "zero_bubble_h1",
+    ),
+}
+MOVED = {
+    f"{module.rpartition('.')[0]}.{name}": f"{module}.{name}"
+    for module, names in _PUBLISHED.items()
+    for name in names
+}
+"""Address under which a choice was first published, its package's → where its function lives.
+
+Ids of trials hash the published address, so its YAML keeps it. A new choice's YAML gives the
+address where its function lives and needs no entry.
+"""
+
+
+@cache
+def published(path: str) -> str:
+    """The address under which what is at `path` was first published; `path` if it never moved."""
+    home = MOVED.get(path, path)
+    return next((first for first, now in MOVED.items() if now == home), path)
 
 
 def locate(path: str) -> Callable[..., Any]:
@@ -14,7 +49,7 @@ def locate(path: str) -> Callable[..., Any]:
 
     Raises ImportError or AttributeError where there is none.
     """
-    module, _, name = path.rpartition(".")
+    module, _, name = MOVED.get(path, path).rpartition(".")
     target: Callable[..., Any] = getattr(import_module(module), name)
     return target
 
@@ -26,6 +61,6 @@ def build(node: Node, *parts: object) -> Any:
 
 
 def label(node: Node) -> str:
-    """The name people use for a choice: the last lower-case part of its import path."""
-    parts = node["_target_"].split(".")
+    """What a choice is called by its class: the last lower-case part of its published address."""
+    parts = published(node["_target_"]).split(".")
     return next(part for part in reversed(parts) if part == part.lower())

@@ -1,4 +1,4 @@
-"""Named random streams: every number drawn in a trial is a function of (seed, what it is for)."""
+"""Named random streams: every random number of a trial is a function of (seed, purpose)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def stream_seed(seed: int, *name: str) -> int:
-    """A 63-bit seed for the stream `name` of trial seed `seed`; distinct names are independent."""
+    """A 63-bit seed for the stream `name` of a trial with `seed`; streams are independent."""
     digest = hashlib.sha256("/".join([str(seed), *name]).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 
-from trainer.errors import BadInput
+from trainer.base.errors import BadInput
 
 
 def require_device(name: str) -> torch.device:
-    """The device of that name; raises BadInput where this machine has no such one."""
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+    """The torch device `name`. Raises BadInput if this machine has none of that name."""
+    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,4})?", name):
         raise BadInput("device", name, "must be cpu, cuda or cuda:N")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -28,18 +28,21 @@ def require_device(name: str) -> torch.device:
 
 
 def rank_device(name: str, local_rank: int) -> torch.device:
-    """The device of one of several processes on this machine: with `cuda`, each has its own GPU."""
+    """The device of process `local_rank` on this machine: `cuda` means one GPU per process."""
     return require_device(f"cuda:{local_rank}" if name == "cuda" else name)
 
 
 def device_name(device: torch.device) -> str:
-    """What people call the device."""
+    """The name of the GPU's model, or cpu."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 @contextmanager
 def reproducible(seed: int, num_threads: int) -> Iterator[None]:
-    """Same seed, same numbers, bitwise on one machine; restores the process's settings."""
+    """Same seed, same numbers, bitwise on one machine.
+
+    At exit the process has its settings and the states of its random generators back.
+    """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     threads = torch.get_num_threads()
     was_deterministic = torch.are_deterministic_algorithms_enabled()
@@ -47,27 +50,44 @@ def reproducible(seed: int, num_threads: int) -> Iterator[None]:
     torch.set_num_threads(num_threads)
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.manual_seed(seed)
     try:
-        yield
+        with _seeded(seed):
+            yield
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(was_deterministic)
         torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
 
 
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """torch's generators start at `seed`, and go on from where they were at exit."""
+    of_cpu = torch.get_rng_state()
+    # `torch.random.fork_rng` would start CUDA in a process that does not use it.
+    of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(of_cpu)
+        if of_gpus is None:  # GPUs that start later have the CPU's seed, as without this
+            torch.cuda.manual_seed_all(torch.initial_seed())
+        else:
+            torch.cuda.set_rng_state_all(of_gpus)
+
+
 def reset_peak_memory(device: torch.device) -> None:
-    """Starts a new count of the peak: a process may run several trials, one after the other."""
+    """Sets the peak to what is used now: a process may run several trials, one after the other."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
-        with suppress(OSError):  # not on this system: the count is the process's then
+        with suppress(OSError):  # not on this system: the peak is that of the whole process then
             Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Most memory since the last reset: allocated on a GPU, resident on a CPU."""
+    """The largest memory in use since the last reset: allocated on a GPU, resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     with suppress(OSError):
@@ -78,13 +98,13 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:
-    """State of the global generators that an optimizer may draw from."""
+    """The states of the global generators that an optimizer may draw from."""
     state = {"cpu": torch.get_rng_state()}
     return state | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
 
 
 def restore_random_state(state: dict[str, torch.Tensor], device: torch.device) -> None:
-    """Takes back what `random_state` gave."""
+    """Restores what `random_state` returned."""
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"], device)

@@ -1,7 +1,8 @@
-"""Asks to stop by signals: Ctrl-C, SIGTERM (Slurm, Kubernetes, `ray job stop`), a lost terminal."""
+"""Signals ask to stop: Ctrl-C, SIGTERM (Slurm, Kubernetes, `ray job stop`), a lost terminal."""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -10,11 +11,24 @@ from types import FrameType
 from typing import Any
 
 
+def _say(message: str) -> None:
+    """Prints on stderr. A terminal that was closed is replaced by the null device: what is said to
+    nobody must not fail the trial."""
+    try:
+        print(message, file=sys.stderr, flush=True)
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):
+            if stream == 2 or os.path.sameopenfile(1, 2):
+                os.dup2(null, stream)
+        os.close(null)
+
+
 @contextmanager
 def stopping(says: str) -> Iterator[Callable[[], bool]]:
-    """Yields what tells whether a signal asked to stop; the first one only asks, and prints `says`.
+    """Yields a function that returns whether a signal asked to stop.
 
-    A second one acts as it does otherwise.
+    The first signal only asks, and prints the message `says`. A second one acts as usual.
     """
     asked = False
     previous: dict[int, Any] = {}
@@ -22,8 +36,8 @@ def stopping(says: str) -> Iterator[Callable[[], bool]]:
     def ask(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         asked = True
-        print(f"{signal.Signals(number).name}: {says}", file=sys.stderr, flush=True)
         signal.signal(number, previous[number])
+        _say(f"{signal.Signals(number).name}: {says}")
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup makes it

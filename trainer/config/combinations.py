@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.build import label
-from trainer.errors import BadInput
-from trainer.operations import Schedule
+from trainer.base.build import label
+from trainer.base.errors import BadInput
+from trainer.schedules.operations import Schedule
 
 Config = Mapping[str, Any]
 
@@ -30,7 +30,11 @@ def check_combinations(config: Config) -> None:
     if config["trace"] and config["runner"] == "emulated":
         raise BadInput("trace", True, "needs runner=pipelined: only ranks wait for each other")
     if config["trace"] and config["diagnostics"] is not None:
-        raise BadInput("trace", True, "needs diagnostics=null: rehearsals would be in the picture")
+        raise BadInput(
+            "trace",
+            True,
+            "needs diagnostics=null: its probes would be in the picture",
+        )
 
 
 def check_backward(model: Any, schedule: Schedule) -> None:

@@ -1,24 +1,40 @@
-"""What makes a trial: its id is a hash of everything that may change a number, and nothing else."""
+"""What makes a trial: its id is a hash of everything that may change a number, and nothing else.
+
+An id names values, not words: the resolved keys of the config, the hash of the data and the
+trainer's version. The names that people chose (`model=tiny`) are left out: two names for the same
+values are one trial, and a YAML that is edited under its name makes another one. A choice counts by
+the address under which its class was first published (`trainer.base.build.MOVED`), wherever it
+lives now: `trainer.config.schema.validate` writes that one. A class from outside this package
+counts by its address and by the source files of the module that the address names and of the one
+that defines it, wherever they lie; modules which these import in turn, and code without a source
+file (built in, compiled), do not count.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
-import os
 import platform
+import re
 from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from subprocess import CalledProcessError, run
 from typing import Any
+
+from trainer.base.build import locate
+from trainer.config.names import is_choice
+from trainer.config.version import code_version
 
 TRAINER_VERSION = 2
 """Raised by hand when a fix changes numbers: results of different versions are never mixed."""
 
-COMMIT = "PIPEGAP_COMMIT"
-"""The variable that tells the commit where the source tree is a copy without git."""
+PACKAGE = __name__.partition(".")[0]
 
 CHANGES_NO_NUMBER = (
+    "choices",
     "results",
     "out",
     "save_final",
@@ -42,30 +58,74 @@ def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
     if kept.get("diagnostics") is None:  # so that trials older than the key keep their ids
         kept.pop("diagnostics", None)
     if kept["resume_from"]:
-        kept["resume_from"] = Path(kept["resume_from"]).name  # which has the checkpoint's digest
+        kept["resume_from"] = _checkpoint_name(kept["resume_from"])
     made_by = {"config": kept, "data_hash": data_hash, "trainer_version": TRAINER_VERSION}
+    if foreign := sources(config):
+        made_by["sources"] = foreign
     canonical = json.dumps(made_by, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-def git_commit() -> str | None:
-    """Commit of this source tree, with `-dirty` where it was changed; None where nobody knows."""
-    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+def _checkpoint_name(path: str) -> str:
+    """The name of a checkpoint's file, which has its digest, without the attempt that wrote it."""
+    return re.sub(r"^(checkpoint-\d+)-\d+(?=-)", r"\1", Path(path).name)
+
+
+def sources(config: Mapping[str, Any]) -> dict[str, str]:
+    """Group → SHA-256 of the source of its class (16 digits), for classes from outside the package.
+
+    A process reads a source file once, when it first asks for its digest: about when it imports it.
+    """
+    addresses = {key: node["_target_"] for key, node in config.items() if is_choice(node)}
+    return {
+        group: digest
+        for group, address in addresses.items()
+        if address.partition(".")[0] != PACKAGE and (digest := _source_digest(address))
+    }
+
+
+@cache
+def _source_digest(address: str) -> str | None:
+    """SHA-256 (16 digits) of the module in `address` and of the one that defines the target.
+
+    The two may be the same. Modules of this package do not count. None if no source file is left.
+    """
+    target, modules = locate(address), {address.rpartition(".")[0]}
+    if inspect.isclass(target) or inspect.isfunction(target):
+        modules.add(target.__module__)
+    found = {_content(module) for module in modules if module.partition(".")[0] != PACKAGE}
+    digests = sorted(hashlib.sha256(content).hexdigest() for content in found if content)
+    return hashlib.sha256("".join(digests).encode()).hexdigest()[:16] if digests else None
+
+
+def _content(module: str) -> bytes:
+    """The content of a module's source file; empty if it has none."""
     try:
-        done = run(describe, cwd=Path(__file__).parent, check=True, capture_output=True, text=True)
-    except (CalledProcessError, FileNotFoundError):
-        return os.environ.get(COMMIT) or None
-    return done.stdout.strip()
+        path = inspect.getsourcefile(import_module(module))
+    except TypeError:  # built in
+        return b""
+    return Path(path).read_bytes() if path is not None else b""
 
 
-def provenance(trial_id: str, data_hash: str | None, device_name: str) -> dict[str, Any]:
-    """What made a result: ids, library versions, commit, and the kind of device."""
-    packages = ("torch", "numpy", "pytorch_optimizer")
+def provenance(
+    config: Mapping[str, Any], trial_id: str, data_hash: str | None, device_name: str
+) -> dict[str, Any]:
+    """What made a result: ids, sources, versions of libraries and code, and the kind of device."""
     return {
         "trial_id": trial_id,
         "data_hash": data_hash,
         "trainer_version": TRAINER_VERSION,
-        "git": git_commit(),
+        "sources": sources(config),
+        **made_by(device_name),
+    }
+
+
+def made_by(device_name: str) -> dict[str, Any]:
+    """Code, versions of python and libraries, and the kind of device: of a result, an attempt at
+    one, and a checkpoint."""
+    packages = ("torch", "numpy", "pytorch_optimizer")
+    return {
+        "git": code_version(),
         "versions": {"python": platform.python_version()}
         | {name: _version(name) for name in packages},
         "device_name": device_name,

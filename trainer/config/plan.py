@@ -9,17 +9,24 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from trainer.build import build, label, locate
-from trainer.combinations import check_backward
+import torch
+
+from trainer.base.build import build, label
+from trainer.base.errors import BadInput
+from trainer.base.ranges import MAX_COUNT
+from trainer.config.combinations import check_backward
+from trainer.config.identity import trial_id
 from trainer.corrections.none import NoCorrection
-from trainer.errors import BadInput
-from trainer.identity import trial_id
-from trainer.interleave import check
-from trainer.operations import Schedule
-from trainer.storage import checkpoint_bytes, kept_bytes
+from trainer.schedules.operations import Schedule
+from trainer.schedules.proof import check
 
 PROVEN = 8
-"""Batches of a phase that are proven to run: the later ones repeat them."""
+"""Number of batches at the start of each phase that are proven to run; later ones repeat them."""
+FP32 = 4
+OPTIMIZER_BUFFERS = 2
+"""fp32 tensors per weight of an optimizer's state: AdamW's two; Muon has one, SOAP more."""
+ROW, RECORD = 190, 4_000
+"""Bytes of one row of metrics.jsonl without diagnostics; of the files of any trial's record."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,8 @@ class Plan:
     """`tokens` and `flops` (forward and backward) are those of the whole training.
 
     `checkpoint_bytes` (of one checkpoint) and `kept_bytes` (of a finished trial) are estimates.
-    `corrects_nothing`: it has a correction and no delay, and so the numbers of the trial without.
+    `is_delayed`: a gradient is late. `corrects_nothing`: the trial has a correction but no delay,
+    so its numbers are those of the same trial without the correction.
     """
 
     trial_id: str
@@ -38,20 +46,21 @@ class Plan:
     flops: float
     layers_by_stage: list[int]
     num_processes: int
+    is_delayed: bool
     corrects_nothing: bool
     checkpoint_bytes: int
     kept_bytes: int
 
 
 def plan_trial(config: Mapping[str, Any]) -> Plan:
-    """The plan of a validated config; raises BadInput for a schedule or model that cannot be."""
+    """The plan of a validated config; raises BadInput for a schedule or model that cannot run."""
     return Planner()(config)
 
 
 class Planner:
-    """`plan_trial` for many trials: what does not depend on the seed is worked out once.
+    """`plan_trial` for many trials: what does not depend on the seed is computed once.
 
-    Data count as they are when the first trial on them is planned.
+    The data are hashed once, when the first trial on them is planned.
     """
 
     def __init__(self) -> None:
@@ -78,9 +87,10 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None) -> Plan:
     tokens_per_update = config["batch_size"] * config["seq_len"]
     num_updates = config["num_updates"]
     if num_updates is None:
-        tokens = config["tokens_per_parameter"] * model.num_parameters
-        num_updates = max(1, round(tokens / tokens_per_update))
+        num_updates = _num_updates(config, model.num_parameters)
     schedule = build(config["pipeline"], num_updates)
+    layers_by_stage = [len(of) for of in model.split(schedule.num_stages, config["seq_len"])]
+    correction = build(config["correction"], num_updates, schedule.lags)
     check_backward(model, schedule)
     if (problem := _problem(schedule)) is not None:
         raise BadInput("pipeline", label(config["pipeline"]), problem)
@@ -92,16 +102,27 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None) -> Plan:
         num_updates,
         tokens,
         tokens * model.flops_per_token(config["seq_len"]),
-        [len(layers) for layers in model.split(schedule.num_stages, config["seq_len"])],
+        layers_by_stage,
         _num_processes(config, schedule),
-        not schedule.is_delayed and locate(config["correction"]["_target_"]) is not NoCorrection,
-        checkpoint_bytes(config, schedule, model.num_parameters),
-        kept_bytes(config, num_updates, model.num_parameters),
+        schedule.is_delayed,
+        not schedule.is_delayed and type(correction) is not NoCorrection,
+        _checkpoint_bytes(config, schedule, correction, model.num_parameters),
+        _kept_bytes(config, num_updates, model.num_parameters),
     )
 
 
+def _num_updates(config: Mapping[str, Any], num_parameters: int) -> int:
+    """The updates that make `tokens_per_parameter`; raises BadInput if they are too many."""
+    share: float = config["tokens_per_parameter"]
+    num_updates = max(1, round(share * num_parameters / (config["batch_size"] * config["seq_len"])))
+    if num_updates > MAX_COUNT:
+        allowed = f"must make at most {MAX_COUNT} updates, not {num_updates}"
+        raise BadInput("tokens_per_parameter", share, allowed)
+    return num_updates
+
+
 def _num_processes(config: Mapping[str, Any], schedule: Schedule) -> int:
-    """One, or of a true pipeline one for each rank of each replica."""
+    """1 for an emulated trial; for a true pipeline, ranks times replicas."""
     if config["runner"] == "emulated":
         return 1
     if schedule.num_ranks == 1 and schedule.num_stages > 1:
@@ -111,9 +132,30 @@ def _num_processes(config: Mapping[str, Any], schedule: Schedule) -> int:
     return schedule.num_ranks * replicas
 
 
+def _checkpoint_bytes(
+    config: Mapping[str, Any], schedule: Schedule, correction: NoCorrection, num_parameters: int
+) -> int:
+    """Bytes of one checkpoint: fp32 master, living versions, states of optimizer and correction.
+
+    In fp32 the newest version is the master itself. The estimate takes all stages as equally large.
+    """
+    dtype: torch.dtype = getattr(torch, config["dtype"])
+    lags = schedule.lags
+    leaves = 1 + sum(lag + correction.num_leaves_ahead(lag) for lag in lags) / len(lags)
+    buffers = OPTIMIZER_BUFFERS + sum(map(correction.num_buffers, lags)) / len(lags)
+    master = 0 if dtype == torch.float32 else FP32
+    return round(num_parameters * (master + leaves * dtype.itemsize + buffers * FP32))
+
+
+def _kept_bytes(config: Mapping[str, Any], num_updates: int, num_parameters: int) -> int:
+    """Bytes that a finished trial keeps: its record, and the final weights if they are saved."""
+    weights = FP32 * num_parameters if config["save_final"] else 0
+    return RECORD + ROW * num_updates + weights
+
+
 @cache
 def _problem(schedule: Schedule) -> str | None:
-    """Why the schedule cannot run, seen in the first batches of its phases; None if it can."""
+    """Why the schedule cannot run; None if the first batches of each of its phases can."""
     try:
         for first, last in pairwise(schedule.phases):
             operations = schedule.operations(first, min(last, first + PROVEN))

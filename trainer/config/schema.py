@@ -2,31 +2,37 @@
 
 The schema of a choice (a node with `_target_`) is the signature of its target: the keyword-only
 parameters are its keys, their annotations its types and ranges. So nothing is declared twice.
+`choices` has the names that people chose by, for tables and figures.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, get_type_hints
 
-from annotated_types import Ge, Gt
+from annotated_types import Gt, Interval
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic_core import ErrorDetails
 
-from trainer.build import locate
-from trainer.combinations import check_combinations
-from trainer.errors import BadInput
+from trainer.base.build import locate, published
+from trainer.base.errors import BadInput, closest_first
+from trainer.base.paths import require_folder
+from trainer.base.ranges import Count, Few, Place, Rows, Seed
+from trainer.config.combinations import check_combinations
+from trainer.config.names import GROUPS, names
 
-Count = Annotated[int, Ge(1)]
 Choice = dict[str, Any]
 
 
 class TrialConfig(BaseModel):
-    """The keys of a trial beside its choices; conf/config.yaml says what they mean."""
+    """The keys of a trial except those of its choices; conf/config.yaml says what they mean."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
+    choices: dict[str, Any] | None = None
     model: Choice
     data: Choice
     optimizer: Choice
@@ -34,45 +40,64 @@ class TrialConfig(BaseModel):
     correction: Choice
     lr_schedule: Choice
 
-    batch_size: Count
-    seq_len: Count
+    batch_size: Rows
+    seq_len: Rows
     num_updates: Count | None
-    tokens_per_parameter: Annotated[float, Gt(0)] | None
+    tokens_per_parameter: Annotated[float, Interval(gt=0, le=1e6)] | None
     clip_norm: Annotated[float, Gt(0)] | None
     clip_scope: Literal["global", "stage"]
-    seed: Annotated[int, Ge(0)]
+    seed: Seed
 
     eval_every: Count
-    eval_batch_size: Count
+    eval_batch_size: Rows
     checkpoint_every: Count
     save_final: bool
     results: str
     out: str | None
 
     runner: Literal["emulated", "pipelined"]
-    num_replicas: Count
-    timeout: Annotated[float, Gt(0)]
+    num_replicas: Few
+    timeout: Annotated[float, Interval(gt=0, le=1e8)]
     trace: bool
     diagnostics: Count | None
     device: str
     dtype: Literal["float32", "bfloat16"]
-    num_threads: Count
-    resume_from: str | None
+    num_threads: Few
+    resume_from: Place | None
     compile: bool
 
 
+class Choices(BaseModel):
+    """The names in conf/ of a trial's choices."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str
+    data: str
+    optimizer: str
+    pipeline: str
+    correction: str
+    lr_schedule: str
+
+
 def validate(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with numbers in their declared type (so that 1 and 1.0 name the same trial).
+    """Returns a checked copy of `config`.
+
+    In it, numbers have their declared type (so that 1 and 1.0 name the same trial), choices have
+    their published addresses, and the names of the choices are filled in where they are missing.
 
     Raises BadInput for an unknown or missing key, a wrong type, a value out of range, or keys that
     contradict each other.
     """
     checked = _check(TrialConfig, config, prefix="")
-    choices = {key: node for key, node in checked.items() if isinstance(node, dict)}
-    for key, node in choices.items():
-        checked[key] = check_choice(key, node)
+    for group in GROUPS:
+        checked[group] = check_choice(group, checked[group])
+    if checked["choices"] is not None:
+        _check(Choices, checked["choices"], prefix="choices.")
+    checked["choices"] = names(checked)
     for key in ("results", "out"):
-        require_folder(key, checked[key] or "")
+        if checked[key] is not None:
+            require_folder(key, checked[key])
     _check_length(checked)
     _check_batch(checked)
     check_combinations(checked)
@@ -81,24 +106,27 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_choice(key: str, node: Choice) -> Choice:
     """The node of one choice, checked against its target's signature; raises BadInput."""
-    path = node.get("_target_")
+    path = str(node.get("_target_"))
     try:
-        target = locate(str(path))
-    except (ImportError, AttributeError, ValueError) as error:
+        schema = _schema(locate(path))
+    except (ImportError, AttributeError, ValueError, TypeError, SyntaxError) as error:
         raise BadInput(f"{key}._target_", path, f"must be importable ({error})") from None
     options = {name: value for name, value in node.items() if name != "_target_"}
-    return {"_target_": path, **_check(_schema(target), options, prefix=f"{key}.")}
+    return {"_target_": published(path), **_check(schema, options, prefix=f"{key}.")}
 
 
 @cache
 def _schema(target: Any) -> type[BaseModel]:
-    """A model of the target's keyword-only parameters."""
+    """A model of the target's keyword-only parameters.
+
+    Raises TypeError or ValueError for a target that is no function or class of annotated ones.
+    """
     function = target.__init__ if inspect.isclass(target) else target
     hints = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {
         name: (hints[name], ...)
         for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
+        if parameter.kind is parameter.KEYWORD_ONLY and name in hints
     }
     config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
     return create_model(target.__name__, __config__=config, **fields)
@@ -108,18 +136,27 @@ def _check(schema: type[BaseModel], values: Mapping[str, Any], prefix: str) -> d
     try:
         return schema.model_validate(dict(values)).model_dump()
     except ValidationError as error:
-        first = error.errors()[0]
-        key = prefix + str(first["loc"][0])
+        first = first_of(error)
         given = "missing" if first["type"] == "missing" else first["input"]
-        known = f" (known: {', '.join(schema.model_fields)})" if "extra" in first["type"] else ""
-        raise BadInput(key, given, first["msg"] + known) from None
+        raise BadInput(f"{prefix}{first['loc'][0]}", given, in_words(first, schema)) from None
 
 
-def require_folder(key: str, value: str) -> None:
-    """Raises BadInput for the URL of an object store: a lease cannot be held there."""
-    if "://" in value:
-        allowed = "must be a folder, of a shared file system if need be: a lease needs exclusive "
-        raise BadInput(key, value, f"{allowed}creation, which object stores do not offer")
+def first_of(error: ValidationError) -> ErrorDetails:
+    """The error that is told. A misspelt key is also reported as a missing one: the word that is
+    there says more."""
+    errors = error.errors()
+    return next((one for one in errors if one["type"] != "missing"), errors[0])
+
+
+def in_words(error: ErrorDetails, schema: type[BaseModel]) -> str:
+    """What must be, where the `schema` found this error: in our words, not pydantic's."""
+    if error["type"] == "extra_forbidden":
+        known = closest_first(str(error["loc"][-1]), schema.model_fields)
+        return f"must be a known key (known: {', '.join(known)})"
+    if error["type"] == "missing":
+        return "is required"
+    message = error["msg"].removeprefix("Value error, ")
+    return re.sub(r"^(Input|\w+) should", "must", message)
 
 
 def _check_length(config: Mapping[str, Any]) -> None:

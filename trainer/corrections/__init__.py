@@ -1,1 +1,1 @@
-"""What is done about delay: one small class a file, the do-nothing one among them."""
+"""What is done about delay: one small class per file, the do-nothing one among them."""

@@ -11,22 +11,23 @@ from torch import Tensor
 from typing_extensions import override
 
 from trainer.corrections.error_feedback import ErrorFeedback
+from trainer.corrections.none import State
 
 
 class AdaptiveErrorFeedback(ErrorFeedback):
-    """W(t+1) = W(t) − u_t − λ_t (u_t − u_{t−1}) with a λ_t of its own for each weight tensor.
+    """W(t+1) = W(t) − u_t − λ_t (u_t − u_{t−1}) with its own λ_t for each weight tensor.
 
     Error Feedback takes its gradients at weights that lie λ u_{t−1} ahead of the plain sum of the
-    updates: it bets that u_t = λ u_{t−1}. The λ that would have won the bet, in the sense of least
-    squares, is ⟨u_t, u_{t−1}⟩ / ‖u_{t−1}‖²; hence
+    updates, so it predicts that u_t = λ u_{t−1}. The λ that predicts u_t best in the sense of least
+    squares is ⟨u_t, u_{t−1}⟩ / ‖u_{t−1}‖²; hence
 
         λ_t = coefficient · clamp(a_t / b_t, 0, 1),
         a_t, b_t = running averages (`decay`) of ⟨u_t, u_{t−1}⟩ and ‖u_{t−1}‖².
 
     Updates that repeat each other (high momentum) give λ → coefficient, unrelated ones λ → 0.
-    The inner product comes from three norms, of which two are of tensors that Error Feedback has
-    anyway: 2⟨u, v⟩ = ‖u‖² + ‖v‖² − ‖u − v‖². Memory: that of Error Feedback and two numbers a
-    tensor.
+    The inner product is computed from three norms, 2⟨u, v⟩ = ‖u‖² + ‖v‖² − ‖u − v‖²; Error Feedback
+    has these tensors anyway. The state is that of Error Feedback and, for each weight tensor,
+    "agreement": the two numbers a_t and b_t.
     """
 
     def __init__(
@@ -61,13 +62,14 @@ class AdaptiveErrorFeedback(ErrorFeedback):
         return self.coefficient * agreement * (squares[1] != 0)
 
     @override
-    def state(self) -> list[list[Tensor]]:
+    def state(self) -> list[State]:
+        averages = self._averages
         return [
-            [*past, *([self._averages[i]] if i in self._averages else [])]
+            {**past, **({"agreement": averages[i]} if i in averages else {})}
             for i, past in enumerate(super().state())
         ]
 
     @override
-    def restore(self, state: list[list[Tensor]]) -> None:
-        super().restore([kept[:1] for kept in state])
-        self._averages = {i: kept[1] for i, kept in enumerate(state) if len(kept) > 1}
+    def restore(self, state: Sequence[State]) -> None:
+        super().restore(state)
+        self._averages = {i: of["agreement"] for i, of in enumerate(state) if "agreement" in of}

@@ -12,10 +12,10 @@ from trainer.corrections.none import NoCorrection
 
 
 class LearningRate(NoCorrection):
-    """The learning rate divided by max(τ, 1)^(1 − min(k / K, 1)) at update k, τ its delay.
+    """Divides the learning rate of update k by max(τ, 1)^(1 − min(k / K, 1)), where τ is its delay.
 
-    K is `anneal`: a number of updates, or, if a float, a share of all. A delay of 1 changes
-    nothing: meant for `pipedream`, whose stages differ.
+    K is `anneal`: an int is a number of updates, a float a share of all updates. With a delay of 1
+    it changes nothing; it is meant for `pipedream`, whose stages have different delays.
     """
 
     def __init__(

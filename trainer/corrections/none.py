@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from torch import Tensor
+
+State = Mapping[str, Tensor]
+"""What a correction remembers of one weight, by name."""
 
 
 class NoCorrection:
     """The plain delayed update, W(t+1) = W(t) − u_t.
 
-    Made for a stage and its training: `num_updates` is T, `lags` how many versions behind the
-    newest each weight is read while the delay is on. For every batch t the stage calls `gradient`,
-    `before`, `after` and `ahead`, in this order and with the same weights; `delays` are the counted
-    ones, in updates, a number a weight. Where the delay is 0 nothing may be changed.
+    Made for one stage: `num_updates` is T, and `lags[i]` says how many versions behind the newest
+    weight i is read while the delay is on. For every batch t the stage calls `gradient`, then
+    `apply`, then `ahead`, each with one tensor per weight. `delays[i]` is the counted delay of
+    weight i, in updates; a weight whose delay is 0 must not be changed.
     """
 
+    needs_update: ClassVar[bool] = False
+    """Whether `apply` or `ahead` reads the update u_t, for which the stage has to copy W(t)."""
+
     reads_ahead: ClassVar[bool] = False
-    """Whether late reads of a version see what `ahead` gave for it."""
+    """Whether late reads of a version see what `ahead` returned for it."""
 
     def __init__(self, num_updates: int, lags: Sequence[int]) -> None:
         self.num_updates, self.lags = num_updates, lags
@@ -26,28 +32,42 @@ class NoCorrection:
     def gradient(
         self, gradients: Sequence[Tensor], weights: Sequence[Tensor], delays: Sequence[int]
     ) -> None:
-        """Sees the raw gradients of batch t, averaged and not yet clipped, and W(t), fp32.
+        """Changes in place the raw gradients of batch t, averaged and not yet clipped.
 
-        May change the gradients in place.
+        `weights` are W(t), fp32.
         """
 
     def lr_factor(self, update: int, delay: int) -> float:
         """Factor on the learning rate of weights whose gradient is `delay` updates old."""
         return 1.0
 
-    def before(self, weights: Sequence[Tensor]) -> None:
-        """Sees W(t), fp32, just before the optimizer step."""
+    def apply(
+        self, weights: Sequence[Tensor], update: Sequence[Tensor], delays: Sequence[int]
+    ) -> None:
+        """Turns `weights`, which are W(t) − u_t in fp32, into W(t+1), in place.
 
-    def after(self, weights: Sequence[Tensor], delays: Sequence[int]) -> None:
-        """Sees W(t) − u_t and may change it in place."""
+        `update` is u_t, the whole change that the optimizer made, learning rate and decay included.
+        It may be kept but must not be changed. It may be empty if `needs_update` is false.
+        """
 
-    def ahead(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Sees W(t+1); what reads of it see that come late, if `reads_ahead`."""
+    def ahead(self, weights: Sequence[Tensor], update: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The tensors that late reads of version t + 1 see, if the correction `reads_ahead`.
+
+        `weights` are W(t+1), which must not be changed, and `update` is that of `apply`.
+        """
         return weights
 
-    def state(self) -> list[list[Tensor]]:
-        """Tensors that a checkpoint must hold, a list a weight; empty if there are none yet."""
-        return []
+    def num_buffers(self, lag: int) -> int:
+        """The most fp32 tensors of its size that `state` holds for a weight with this lag."""
+        return 0
 
-    def restore(self, state: list[list[Tensor]]) -> None:
-        """Takes back what `state` gave."""
+    def num_leaves_ahead(self, lag: int) -> int:
+        """How many leaves for late reads a weight with this lag has in addition to its versions."""
+        return lag + 1 if self.reads_ahead and lag else 0
+
+    def state(self) -> list[State]:
+        """What a checkpoint must hold: for each weight, tensors by name."""
+        return [{} for _ in self.lags]
+
+    def restore(self, state: Sequence[State]) -> None:
+        """Takes back what `state` returned."""

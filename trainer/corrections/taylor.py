@@ -10,17 +10,18 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 from typing_extensions import override
 
-from trainer.corrections.none import NoCorrection
+from trainer.corrections.none import NoCorrection, State
+from trainer.corrections.past import Past
 
 
 class Taylor(NoCorrection):
     """g̃ = g + λ D ⊙ (W(t) − W(version)), before clip and optimizer (Zheng et al., 1609.08326).
 
-    D stands for the diagonal of the Hessian: g ⊙ g, or with `decay` > 0 its exponential average,
-    which starts from the first value. The term is of order g², and so λ of order 1/‖g‖ at
-    least: sweep it in decades, and read ‖g̃ − g‖/‖g‖ (`gradient_change` of the diagnostics) before
-    saying that it does not help. Memory: τ fp32 buffers a weight (W(t−1) … W(t−τ)), one more with
-    `decay` > 0.
+    λ is `coefficient`. D stands for the diagonal of the Hessian: g ⊙ g, which is the paper's
+    DC-ASGD-c; or, with `decay` > 0, the exponential average of g ⊙ g, which starts from the first
+    value. (The paper's DC-ASGD-a differs: it divides λ by the root of such an average.)
+    The term is of order g², so λ must be of order 1/‖g‖ at least: sweep it in decades, and read
+    ‖g̃ − g‖/‖g‖ (`gradient_change` of the diagnostics) before saying that it does not help.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class Taylor(NoCorrection):
     ) -> None:
         super().__init__(num_updates, lags)
         self.coefficient, self.decay = coefficient, decay
-        self._past: list[list[Tensor]] = [[] for _ in lags]
+        self._weights = Past("weight", lags)
         self._diagonal: list[Tensor] = []
 
     @override
@@ -43,10 +44,11 @@ class Taylor(NoCorrection):
         diagonal = self._curvature(gradients)
         late = [i for i, delay in enumerate(delays) if delay > 0]
         if late:
-            read = [self._past[i][-delays[i]] for i in late]
+            read = [self._weights.get(i, delays[i]) for i in late]
             term = torch._foreach_sub([weights[i] for i in late], read)
             torch._foreach_mul_(term, [diagonal[i] for i in late])
             torch._foreach_add_([gradients[i] for i in late], term, alpha=self.coefficient)
+        self._weights.record([weight.clone() for weight in weights])
 
     def _curvature(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         squares = list(torch._foreach_mul(list(gradients), list(gradients)))
@@ -59,17 +61,19 @@ class Taylor(NoCorrection):
         return self._diagonal
 
     @override
-    def before(self, weights: Sequence[Tensor]) -> None:
-        for past, weight, lag in zip(self._past, weights, self.lags, strict=True):
-            past.append(weight.clone())
-            del past[: max(0, len(past) - lag)]
+    def num_buffers(self, lag: int) -> int:
+        return lag + (self.decay > 0)
 
     @override
-    def state(self) -> list[list[Tensor]]:
-        return [[*self._diagonal[i : i + 1], *past] for i, past in enumerate(self._past)]
+    def state(self) -> list[State]:
+        past = self._weights.state()
+        if not self._diagonal:
+            return past
+        return [
+            {**of, "diagonal": diagonal} for of, diagonal in zip(past, self._diagonal, strict=True)
+        ]
 
     @override
-    def restore(self, state: list[list[Tensor]]) -> None:
-        has_diagonal = self.decay > 0
-        self._diagonal = [kept[0] for kept in state if kept] if has_diagonal else []
-        self._past = [kept[has_diagonal:] for kept in state]
+    def restore(self, state: Sequence[State]) -> None:
+        self._weights.restore(state)
+        self._diagonal = [of["diagonal"] for of in state if "diagonal" in of]

@@ -14,14 +14,15 @@ from trainer.corrections.none import NoCorrection
 
 
 class WeightPrediction(NoCorrection):
-    """A late forward reads Ŵ = W − h u, u the last update that was applied, for any optimizer.
+    """A late forward reads Ŵ = W − h u, where u is the last applied update of any optimizer.
 
-    h is `horizon` times the weight's lag: with 1, the prediction is of the weights that the
-    gradient will be applied to, were all updates like the last one. Evaluation uses W itself. Error
-    Feedback with λ = h is the same trajectory seen from Ŵ, but for the constant λ u_0: one method,
-    and not two in a report. Memory: lag + 1 sets of leaves a weight (the predicted versions).
+    h is `horizon` times the weight's lag. With a horizon of 1, Ŵ are the weights that the gradient
+    will be applied to if all updates equal the last one. Evaluation uses W itself. Error Feedback
+    with λ = h has the same trajectory seen from Ŵ, except for the constant λ u_0, so a report
+    counts the two as one method.
     """
 
+    needs_update: ClassVar[bool] = True
     reads_ahead: ClassVar[bool] = True
 
     def __init__(
@@ -29,16 +30,8 @@ class WeightPrediction(NoCorrection):
     ) -> None:
         super().__init__(num_updates, lags)
         self._horizons = [horizon * lag for lag in lags]
-        self._start: list[Tensor] = []
 
     @override
-    def before(self, weights: Sequence[Tensor]) -> None:
-        self._start = [weight.clone() for weight in weights]
-
-    @override
-    def ahead(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
-        start, self._start = self._start, []
-        steps = torch._foreach_sub(list(weights), start)  # −u
-        torch._foreach_mul_(steps, self._horizons)
-        torch._foreach_add_(steps, list(weights))
-        return steps
+    def ahead(self, weights: Sequence[Tensor], update: Sequence[Tensor]) -> Sequence[Tensor]:
+        further = torch._foreach_mul(list(update), self._horizons)
+        return torch._foreach_sub(list(weights), further)

@@ -2,55 +2,62 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from trainer.base.cli import (
+    BAD_INPUT,
+    DONE,
+    Parser,
+    end_with,
+    number,
+    one_of,
+    parser,
+    split_word,
+)
+from trainer.base.errors import BadInput
+from trainer.base.paths import require_folder
 from trainer.data.corpora import CORPORA
 from trainer.data.prepare import prepare
 from trainer.data.shards import Prepared
 from trainer.data.tokenizers import ENCODERS
-from trainer.errors import BadInput
 
-DONE, BAD_INPUT = 0, 2
 CACHE = Path("data/archives")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.data",
-        description="Downloads a corpus, tokenizes it and writes verified shards.",
-        epilog="tokenizer=   "
-        + " | ".join(ENCODERS)
-        + " (default: the corpus's own)\nout=         folder (default: data/CORPUS, "
-        "data/CORPUS_TOKENIZER if that is given)\nnum_tokens=  stop after so many training tokens",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def _parser() -> Parser:
+    return parser(
+        "python -m trainer.data",
+        "Downloads a corpus, tokenizes it and writes verified shards.",
+        f"corpus:      {' | '.join(CORPORA)}\n"
+        f"tokenizer=   {' | '.join(ENCODERS)} (default: the corpus's own)\n"
+        "out=         folder (default: data/CORPUS, data/CORPUS_TOKENIZER if that is given)\n"
+        "num_tokens=  stop after so many training tokens",
+        words="corpus key=value",
     )
-    parser.add_argument("corpus", help=" | ".join(CORPORA))
-    parser.add_argument("options", nargs="*", metavar="key=value")
-    return parser
 
 
-def _options(arguments: Sequence[str]) -> dict[str, str]:
-    given = dict(argument.partition("=")[::2] for argument in arguments)
+def _asked(words: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """The corpus, which comes first, and the options."""
+    name = words[0] if words else ""
+    if not name or "=" in name:
+        raise BadInput("corpus", name, f"must be named first: {', '.join(CORPORA)}")
+    given = dict(map(split_word, words[1:]))
     for key, value in given.items():
         if key not in ("tokenizer", "out", "num_tokens"):
             raise BadInput(key, value, "must be tokenizer=, out= or num_tokens=")
-    return given
+    return name, given
 
 
 def _num_tokens(value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = 0.0
-    if not number > 0:
+    if not number(value) > 0:
         raise BadInput("num_tokens", value, "must be a positive number")
-    return number
+    return number(value)
 
 
 def _out(value: str) -> Path:
+    require_folder("out", value)
     if not Path(value).name:  # nothing, "." or "/"
         raise BadInput("out", value, "must name a folder")
     return Path(value)
@@ -65,16 +72,16 @@ def _refuse_other_data(out: Path, asked: Mapping[str, object]) -> None:
 
 
 def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
-    """Prepares corpus `name` unless it is there already, verified; returns a line about it."""
+    """Prepares corpus `name`, unless it is there and valid; returns one line that says so."""
     corpus_name, _, suffix = name.rpartition("_")
     if name not in CORPORA and corpus_name in CORPORA:  # wiki_bpe, as the folder is called
         return run(corpus_name, {"tokenizer": suffix, **options}, cache)
     if name not in CORPORA:
-        raise BadInput("corpus", name, f"must be one of {', '.join(CORPORA)}")
+        raise one_of("corpus", name, CORPORA)
     corpus = CORPORA[name]
     tokenizer = options.get("tokenizer", corpus.tokenizer)
     if tokenizer not in ENCODERS:
-        raise BadInput("tokenizer", tokenizer, f"must be one of {', '.join(ENCODERS)}")
+        raise one_of("tokenizer", tokenizer, ENCODERS)
     default = name if tokenizer == corpus.tokenizer else f"{name}_{tokenizer}"
     out = _out(options.get("out", f"data/{default}"))
     num_tokens = _num_tokens(options.get("num_tokens", "inf"))
@@ -105,9 +112,8 @@ def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
 
 def main() -> int:
     """Exit code: 0 done, 2 bad input."""
-    arguments = _parser().parse_args()
     try:
-        print(run(arguments.corpus, _options(arguments.options)))
+        print(run(*_asked(_parser().parse_args(sys.argv[1:]).keys)))
     except BadInput as error:
         print(f"python -m trainer.data: {error}", file=sys.stderr)
         return BAD_INPUT
@@ -115,4 +121,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

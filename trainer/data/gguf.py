@@ -55,7 +55,7 @@ def byte_level_bpe(metadata: dict[str, Any]) -> Tokenizer:
 
 
 def split_as_bytes(tokenizer: Tokenizer) -> None:
-    """SmolLM2's splitting: digits one by one, then GPT-2's words, as bytes."""
+    """Makes `tokenizer` split as SmolLM2's does: single digits, then GPT-2's words, as bytes."""
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),
@@ -72,7 +72,7 @@ def _special(tokens: list[str], kinds: list[int]) -> Iterator[AddedToken]:
 
 
 def published_json(tokenizer: Tokenizer) -> str:
-    """tokenizer.json as it was published: older releases wrote a merge as one string."""
+    """tokenizer.json in its published form: older releases wrote each merge as one string."""
     content = json.loads(tokenizer.to_str())
     content["model"]["merges"] = [" ".join(merge) for merge in content["model"]["merges"]]
     return json.dumps(content, indent=2, ensure_ascii=False)

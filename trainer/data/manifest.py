@@ -1,4 +1,4 @@
-"""The manifest of a prepared folder: what it may hold, for its writer and its reader alike."""
+"""The schema of a prepared folder's manifest, which its writer and its reader share."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ import math
 from pathlib import Path
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt
-from pydantic import BaseModel, ConfigDict
+from annotated_types import Gt
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
-from trainer.atomic import write_atomically
+from trainer.base.atomic import write_atomically
 
 MANIFEST = "manifest.json"
 FORMAT: Literal[1] = 1
 
-Count = Annotated[int, Ge(0)]
 TokenType = Literal["<u2", "<u4"]
 
 
 class Part(BaseModel):
-    """Every part refuses keys and types that it does not know."""
+    """A part of the manifest; refuses unknown keys and wrong types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -41,8 +40,8 @@ class Shard(File):
 class Split(Part):
     """The files of one split; `document_ends` are offsets into it (.npy)."""
 
-    num_tokens: Count
-    num_documents: Count
+    num_tokens: NonNegativeInt
+    num_documents: NonNegativeInt
     dtype: TokenType
     shards: list[Shard]
     document_ends: File
@@ -66,11 +65,11 @@ class Manifest(Part):
     tokenizer_sha256: str | None
     vocab_size: Annotated[int, Gt(0)]
     num_tokens: Annotated[float, Gt(0)] = math.inf
-    """Training tokens after which preparing was told to stop; infinite: the whole corpus."""
+    """Number of training tokens at which preparation stops; infinite for the whole corpus."""
     splits: Splits
 
     def write(self, folder: Path) -> None:
-        """Makes the folder valid."""
+        """Writes the manifest into `folder`, which makes the folder valid."""
         # The default is left out: JSON has no infinity.
         content = self.model_dump(exclude_defaults=True)
         text = json.dumps(content, indent=1, sort_keys=True)

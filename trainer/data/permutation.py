@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from trainer.randomness import stream_seed
+from trainer.base.randomness import stream_seed
 
 Indices = npt.NDArray[np.uint64]
 NUM_ROUNDS = 6
@@ -13,11 +13,11 @@ MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)  # odd, bits 
 
 
 class Permutation:
-    """A bijection of 0 … size − 1, another one for every (seed, epoch).
+    """A bijection of 0 … size − 1, a different one for every (seed, epoch).
 
-    A Feistel network permutes the numbers of 2k bits, the fewest that hold `size`; a number that
-    lands outside is sent through again (cycle walking; Black and Rogaway 2002), on average less
-    than four times.
+    A Feistel network permutes the numbers of 2k bits, for the smallest k whose numbers include
+    0 … size − 1. A number that lands outside goes through the network again (cycle walking; Black
+    and Rogaway 2002), on average less than four times.
     """
 
     def __init__(self, size: int, seed: int, epoch: int) -> None:
@@ -30,7 +30,7 @@ class Permutation:
         ]
 
     def __call__(self, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Where the things at `positions`, each in 0 … size − 1, come from."""
+        """The images of `positions`, each in 0 … size − 1; an array of the same shape."""
         images = self._network(np.asarray(positions, dtype=np.uint64))
         while (outside := images >= self.size).any():
             images[outside] = self._network(images[outside])
@@ -43,7 +43,7 @@ class Permutation:
         return (left << self._shift) | right
 
     def _scramble(self, half: Indices, key: np.uint64) -> Indices:
-        with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is meant
+        with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is intended
             mixed = (half + key) * MIX[0]
             mixed = (mixed ^ (mixed >> np.uint64(29))) * MIX[1]
         return (mixed ^ (mixed >> np.uint64(32))) & self._mask

@@ -10,10 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from trainer.base.errors import BadInput
 from trainer.data.manifest import FORMAT, Manifest, Splits
 from trainer.data.shards import SplitWriter
 from trainer.data.tokenizers import Encoder
-from trainer.errors import BadInput
 
 DOCUMENTS_AT_ONCE = 1000
 
@@ -34,10 +34,10 @@ def prepare(
 ) -> None:
     """Writes the splits and the manifest of `out`; raises BadInput unless it is new or empty.
 
-    Stops after `num_tokens` training tokens. A tokenizer sees training documents only. What an
-    interrupted call wrote lies in `out`.partial and is written anew.
+    It stops after `num_tokens` training tokens. A tokenizer is trained on training documents only.
+    An interrupted call leaves its files in `out`.partial; the next call writes them anew.
     """
-    out = out.resolve()  # what a link points to is filled; a folder cannot replace the link
+    out = out.resolve()  # fills the target of a link: a folder cannot replace the link itself
     partial = _make_partial(out)
     texts = (text for text in documents() if not is_validation(text, validation_share))
     encoder = make_encoder(texts, partial)
@@ -63,7 +63,10 @@ def prepare(
 
 
 def _make_partial(out: Path) -> Path:
-    """Fails now where the last step, renaming, would fail after all the work."""
+    """Returns the new folder `out`.partial.
+
+    It fails where renaming, the last step, would otherwise fail after all the work.
+    """
     partial = out.with_name(f"{out.name}.partial")
     try:
         with suppress(FileNotFoundError):

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
+from trainer.base.errors import BadInput
+from trainer.base.ranges import Place
 from trainer.data.manifest import MANIFEST, File, Manifest, Shard, Split, TokenType
 from trainer.data.tokens import Array, Dataset, Tokens
-from trainer.errors import BadInput
 
 SHARD_TOKENS = 100_000_000
 
@@ -83,7 +84,7 @@ def file_hash(path: Path) -> str:
 class Prepared:
     """Shards that `python -m trainer.data` wrote."""
 
-    def __init__(self, *, path: str) -> None:
+    def __init__(self, *, path: Place) -> None:
         self._path = Path(path)
 
     @property
@@ -105,7 +106,7 @@ class Prepared:
             raise self._bad(f"has an unusable {MANIFEST} ({problem})") from None
 
     def open(self) -> Dataset:
-        """Every file is verified; raises BadInput naming the one that is not as it was written."""
+        """Verifies every file and opens them; raises BadInput naming the first that was altered."""
         manifest = self.manifest
         vocab_size, splits = manifest.vocab_size, manifest.splits
         train = self._split(splits.train, vocab_size)
@@ -120,7 +121,7 @@ class Prepared:
         if path.stat().st_size != shard.num_tokens * np.dtype(dtype).itemsize:
             raise self._bad(f"has a {MANIFEST} that does not fit the size of {shard.file}")
         tokens: Array = np.memmap(path, dtype=dtype, mode="r")
-        # The hash has just read the file, so that this costs a small part of what that did.
+        # The hash has just read the file, so this costs only a small part of that time.
         if (largest := tokens.max()) >= vocab_size:
             vocabulary = f"a vocabulary of {vocab_size}, which {MANIFEST} states"
             raise self._bad(f"has token {largest} in {shard.file}, outside {vocabulary}")
@@ -135,7 +136,7 @@ class Prepared:
         return path
 
     def _has_manifest(self) -> bool:
-        return os.path.isfile(self._path / MANIFEST)  # Path.is_file raises where it may not look
+        return os.path.isfile(self._path / MANIFEST)  # Path.is_file raises without permission
 
     def _bad(self, problem: str) -> BadInput:
         advice = f"delete the folder and prepare it again with `make data-{self._path.name}`"

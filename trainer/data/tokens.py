@@ -43,11 +43,11 @@ class Dataset:
 
 
 class Source(Protocol):
-    """Where data lies: cheap to make, what conf/data/ names."""
+    """Where data lies: what the files of conf/data/ name. Making one reads nothing."""
 
     @property
     def hash(self) -> str | None:
-        """Identifies the tokens; None where the data is not there."""
+        """A hash that identifies the tokens; None if the data is not there."""
 
     def open(self) -> Dataset:
-        """Verified data; raises BadInput (key data.path) where it is missing or altered."""
+        """Verifies and opens the data; raises BadInput (key data.path) if missing or altered."""

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from trainer.executor import Executor, OnUpdate
-from trainer.gradients import Clip, Diverged, Update, slots
-from trainer.interleave import interleave
-from trainer.operations import Op, Schedule, completes
-from trainer.purposes import Loss
-from trainer.stage import Stage
+from trainer.executors.executor import Executor, OnUpdate
+from trainer.executors.gradients import Clip, Diverged, Update, slots
+from trainer.executors.passes import Loss
+from trainer.schedules.operations import Op, Schedule, completes
+from trainer.schedules.proof import interleave
+from trainer.stages.stage import Stage
 
 
 class Emulated(Executor):
     """All stages, and all data-parallel replicas of them, in this process.
 
-    Gradients are summed over a replica's microbatches first, over replicas then.
+    Gradients are summed first over the microbatches of a replica, then over replicas.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Emulated(Executor):
 
     @override
     def usage(self) -> dict[str, Any]:
-        """Nothing: only ranks that work side by side can tell."""
+        """Returns an empty dict: only ranks that run side by side can be idle."""
         keys = ("bubble", "bubble_by_rank", "update_wait_by_rank", "peak_memory_bytes_by_rank")
         return dict.fromkeys(keys)
 
@@ -105,7 +105,7 @@ class Emulated(Executor):
         if op.batch not in self._reduced:
             self._reduced[op.batch] = self._reduce(op.batch)
         gradients = self._gradients[op.batch].pop(op.stage)
-        self._purpose.use(self._stages[op.stage], op.batch, gradients)
+        self._pass.use(self._stages[op.stage], op.batch, gradients)
         if self._gradients[op.batch]:
             return None
         del self._gradients[op.batch]
@@ -113,23 +113,23 @@ class Emulated(Executor):
         return Update(op.batch, loss, grad_norm, self._stages[0].lr)
 
     def _reduce(self, batch: int) -> tuple[float, float]:
-        """Makes the stages' sums one clipped gradient, in place; returns the loss and the norm."""
+        """Turns the stages' sums into one clipped gradient, in place; returns loss and norm."""
         gradients = [self._gradients[batch][stage] for stage in range(len(self._stages))]
         for of_stage in gradients:
             torch._foreach_div_(of_stage, self._num_parts)
         _add_tied(self._stages, gradients)
-        if self._purpose.is_corrected:
+        if self._pass.is_corrected:
             for stage, of_stage in zip(self._stages, gradients, strict=True):
                 stage.correct(batch, of_stage)
         norms = zip(self._slots, gradients, strict=True)
         norm = torch.linalg.vector_norm(sum(slots.norms(of) for slots, of in norms))
-        if self._purpose.is_clipped:
+        if self._pass.is_clipped:
             for of_stage in gradients:
                 self._clip(of_stage, norm)
         replicas = range(self._num_replicas)
         losses = [torch.stack(self._losses.pop((batch, replica))).mean() for replica in replicas]
         loss = sum(losses[1:], losses[0]) / self._num_replicas
-        values = torch.stack([loss.double(), norm.double()]).tolist()  # the one wait a batch
+        values = torch.stack([loss.double(), norm.double()]).tolist()  # the only wait for a batch
         if not all(isfinite(value) for value in values):
             raise Diverged(batch)
         return values[0], values[1]

@@ -1,30 +1,39 @@
-"""What both executors have in common: which operations are executed, and what for."""
+"""What both executors have in common: which operations are executed, and in which pass."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from torch import Tensor
 
-from trainer.diagnostics import Found
-from trainer.gradients import Diverged, Update
-from trainer.microbatches import Microbatches
-from trainer.operations import Op, Schedule
-from trainer.purposes import CURVATURE, REHEARSAL, UPDATE, Loss, LossOfOutput, Part, Purpose
-from trainer.stage import Stage
+from trainer.executors.gradients import Diverged, Update
+from trainer.executors.passes import (
+    CURVATURE,
+    FRESH_GRADIENT,
+    TRAINING,
+    Loss,
+    LossOfOutput,
+    Part,
+    Pass,
+)
+from trainer.schedules.operations import Op, Schedule
+from trainer.stages.probe import Found
+from trainer.stages.stage import Stage
 
 OnUpdate = Callable[[Update], None]
 T = TypeVar("T")
 
 
 class Executor(ABC):
-    """The stages of this process, those of the model at `indices`, and the schedule they follow.
+    """Executes a schedule on the stages of this process, which have `indices` in the model.
 
-    `batch(t)` is an int64 tensor [batch_size, seq_len + 1]; `loss(output, targets)` averages over
-    the tokens of a microbatch, so that equally long microbatches average to the batch. Replica r of
-    R takes its r-th part of the batch.
+    `batch(t)` returns an int64 tensor [batch_size, seq_len + 1]. `loss(output, targets)` averages
+    over the tokens of a microbatch; microbatches are equally long, so the mean of their losses is
+    that of the batch. Replica r of R trains on the r-th of R parts of each batch, which it divides
+    into `num_microbatches` equal microbatches.
     """
 
     def __init__(
@@ -40,9 +49,10 @@ class Executor(ABC):
         self._at = dict(zip(indices, stages, strict=True))
         self._last = schedule.num_stages - 1
         self._loss = loss
-        self._microbatch = Microbatches(batch, schedule, num_replicas)
+        # The cache holds as many batches as may be in flight.
+        self._batch = lru_cache(maxsize=schedule.num_stages + 1)(batch)
         self._num_parts = schedule.num_microbatches * num_replicas
-        self._purpose = UPDATE
+        self._pass = TRAINING
         self._do: Mapping[str, Callable[[Op], Update | None]] = {
             "F": self._forward,
             "B": self._backward,
@@ -53,7 +63,7 @@ class Executor(ABC):
 
     @property
     def observe_every(self) -> int | None:
-        """Updates between the observations that the optimizer asks for; None: it asks for none."""
+        """Updates between observations of the curvature; None if the optimizer asks for none."""
         return self._stages[0].observe_every
 
     def run(self, first: int, last: int, on_update: OnUpdate) -> None:
@@ -62,37 +72,37 @@ class Executor(ABC):
         Calls `on_update` when an update is applied. Raises Diverged before applying a bad one, on
         every rank, and PeerLost if another rank is gone.
         """
-        self._pursue(UPDATE, self._schedule.operations(first, last), on_update)
+        self._run(TRAINING, self._schedule.operations(first, last), on_update)
 
-    def rehearse(self, batch: int) -> None:
-        """Notes what the update of `batch`, the next one, would be if its gradient were fresh.
+    def probe(self, batch: int) -> None:
+        """Records what the update of `batch`, the next one, would be if its gradient were fresh.
 
-        Nothing is noted if that gradient is not finite.
+        Nothing is recorded if that gradient is not finite.
         """
         try:
-            self._pursue(REHEARSAL, self._schedule.undelayed(batch))
+            self._run(FRESH_GRADIENT, self._schedule.undelayed(batch))
         except Diverged:
             for stage in self._stages:
                 stage.take_comparison()
 
     def observe(self, batch: int) -> None:
         """Shows the optimizers the curvature at the version that `batch`, the next one, reads."""
-        self._pursue(CURVATURE, self._schedule.alone(batch))
+        self._run(CURVATURE, self._schedule.alone(batch))
 
     def agreed(self, mine: T) -> T:
-        """What the process that records says, in all of them."""
+        """Returns in every process the value that the recording process passes as `mine`."""
         return mine
 
     def take_comparison(self) -> Found:
-        """What the last update was beside its rehearsal, by weight, tied ones once."""
+        """How the last update compares with the probe's, by weight; tied weights count once."""
         return {name: of for stage in self._stages for name, of in stage.take_comparison().items()}
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """What each weight needs to go on, by its name; between runs only."""
+        """By name, what each weight needs in order to resume. To be called between runs only."""
         return {name: of for stage in self._stages for name, of in stage.state().items()}
 
     def restore(self, state: dict[str, dict[str, Any]]) -> None:
-        """Takes back what `state` gave, of these stages or of the model cut otherwise."""
+        """Restores what `state` returned, here or of a model that was cut into other stages."""
         for stage in self._stages:
             stage.restore(state)
 
@@ -100,27 +110,33 @@ class Executor(ABC):
         """The newest weights by name, tied ones once, on the CPU."""
         return {name: of for stage in self._stages for name, of in stage.weights().items()}
 
-    def _pursue(
+    def _run(
         self,
-        purpose: Purpose,
+        kind: Pass,
         operations: Sequence[Sequence[Op]],
         on_update: OnUpdate = lambda update: None,
     ) -> None:
-        self._purpose = purpose
+        self._pass = kind
         self._execute(operations, on_update)
+
+    def _microbatch(self, op: Op, replica: int) -> tuple[Tensor, Tensor]:
+        """Tokens for the first stage and targets for the last one, each int64 [rows, seq_len]."""
+        parts = self._batch(op.batch).chunk(self._num_parts)
+        rows = parts[replica * self._schedule.num_microbatches + op.microbatch]
+        return rows[:, :-1], rows[:, 1:]
 
     def _loss_of(self, op: Op, replica: int) -> LossOfOutput:
         _, targets = self._microbatch(op, replica)
         part = Part(op.batch, op.microbatch, replica, self._num_parts)
-        return self._purpose.loss(self._loss, targets, part)
+        return self._pass.loss(self._loss, targets, part)
 
     @abstractmethod
     def evaluate(self, batches: Iterable[Tensor]) -> float:
-        """Mean loss of the newest weights, nats a token; `batches` are like those of training."""
+        """Mean loss of the newest weights in nats per token; `batches` have training's shape."""
 
     @abstractmethod
     def usage(self) -> dict[str, Any]:
-        """Shares of the time without work, and waiting for updates; peak memory; of all ranks."""
+        """Of all ranks: share of the time without work, share waiting for updates, peak memory."""
 
     @abstractmethod
     def _execute(self, operations: Sequence[Sequence[Op]], on_update: OnUpdate) -> None: ...

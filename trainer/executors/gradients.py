@@ -1,7 +1,7 @@
 """From the stages' gradients of a batch to one clipped gradient of the model, for both executors.
 
-The global norm is made from one vector with a slot a weight, in the model's order and tied weights
-once, so that it is the same number for any number of stages and processes.
+The global norm is made from one vector with one slot per weight, in the model's order and tied
+weights once, so that it is the same number for any number of stages and processes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from torch.nn.utils import get_total_norm
 
 @dataclass(frozen=True)
 class Update:
-    """What update t was made of: mean loss of batch t (nats a token), norm before the clip, lr."""
+    """An applied update: batch, its mean loss in nats per token, the gradient's norm before the
+    clip, and the learning rate.
+    """
 
     batch: int
     loss: float
@@ -35,9 +37,9 @@ class Diverged(ArithmeticError):
 
 @dataclass(frozen=True)
 class Slots:
-    """Where in a vector [size] a stage's weights lie: from `start` on, those that are `owned`.
+    """The slots of a stage's weights in a vector [size]: consecutive ones from `start` on.
 
-    The second copy of a tied weight is not.
+    Only `owned` weights have a slot; the second copy of a tied weight is not owned.
     """
 
     start: int
@@ -45,14 +47,17 @@ class Slots:
     owned: list[bool]
 
     def norms(self, gradients: Sequence[Tensor]) -> Tensor:
-        """The norm of each owned weight's gradient in its slot, 0 elsewhere: ranks add up."""
+        """A vector [size]: the norm of each owned weight's gradient in its slot, 0 elsewhere.
+
+        The sum of these vectors over all ranks holds the norms of the whole model.
+        """
         owned = [g for g, is_owned in zip(gradients, self.owned, strict=True) if is_owned]
         norms = torch.stack(torch._foreach_norm(owned)) if owned else gradients[0].new_empty(0)
         return F.pad(norms, (self.start, self.size - self.start - len(owned)))
 
 
 def slots(names: Sequence[Sequence[str]]) -> list[Slots]:
-    """The slots of each stage; `names` are those of the stages' weights, stage by stage."""
+    """The slots of each stage; `names[s]` are the names of stage s's weights."""
     seen: dict[str, None] = {}
     starts, owned = [], []
     for of_stage in names:
@@ -68,8 +73,8 @@ def slots(names: Sequence[Sequence[str]]) -> list[Slots]:
 class Clip:
     """Scales gradients down to a norm of at most `norm`, as torch's clip_grad_norm_ does.
 
-    `by_stage` takes the norm of each stage's weights alone, as asynchronous pipelines do that
-    cannot wait for the others; the model's norm is the default.
+    With `by_stage` each stage is clipped by the norm of its own weights, as asynchronous pipelines
+    do if they cannot wait for other stages. The default is the norm of the whole model.
     """
 
     norm: float

@@ -1,4 +1,4 @@
-"""What the gradient of a batch is computed for, and so what becomes of it."""
+"""Passes over a batch: for an update, to probe a fresh gradient, to estimate curvature."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trainer.randomness import stream_seed
-from trainer.stage import Stage
+from trainer.base.randomness import stream_seed
+from trainer.stages.stage import Stage
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 LossOfOutput = Callable[[Tensor], Tensor]
 
 
 class Part(NamedTuple):
-    """Which part of a batch a microbatch is: of a replica, and one of `num_parts` equal ones."""
+    """The place of a microbatch in its batch, which replicas and microbatches divide into
+    `num_parts` equal parts.
+    """
 
     batch: int
     microbatch: int
@@ -27,7 +29,7 @@ class Part(NamedTuple):
 
 
 def against_targets(loss: Loss, targets: Tensor, part: Part) -> LossOfOutput:
-    """The loss that is trained."""
+    """The loss against the data's own targets: the one that is trained."""
     return lambda output: loss(output, targets)
 
 
@@ -51,8 +53,12 @@ def against_samples(loss: Loss, targets: Tensor, part: Part) -> LossOfOutput:
 
 
 @dataclass(frozen=True)
-class Purpose:
-    """`use` is handed each stage's gradient; `loss` says of what it is one."""
+class Pass:
+    """One way to go forwards and backwards through a batch, and what is done with the gradients.
+
+    `use(stage, batch, gradients)` gets each stage's gradients of `loss`. It is called where the
+    schedule has the batch's update.
+    """
 
     use: Callable[[Stage, int, Sequence[Tensor]], None]
     is_corrected: bool
@@ -60,6 +66,6 @@ class Purpose:
     loss: Callable[[Loss, Tensor, Part], LossOfOutput] = against_targets
 
 
-UPDATE = Purpose(Stage.update, is_corrected=True, is_clipped=True)
-REHEARSAL = Purpose(Stage.rehearse, is_corrected=False, is_clipped=True)
-CURVATURE = Purpose(Stage.observe, is_corrected=False, is_clipped=False, loss=against_samples)
+TRAINING = Pass(Stage.update, is_corrected=True, is_clipped=True)
+FRESH_GRADIENT = Pass(Stage.probe, is_corrected=False, is_clipped=True)
+CURVATURE = Pass(Stage.observe, is_corrected=False, is_clipped=False, loss=against_samples)

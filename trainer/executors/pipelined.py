@@ -12,25 +12,25 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from trainer.channel import Channels
-from trainer.clock import Clock
-from trainer.diagnostics import Found
-from trainer.executor import Executor, OnUpdate, T
-from trainer.gang import Gang
-from trainer.gradients import Clip, Diverged, Update
-from trainer.operations import Op, Schedule, completes, horizon
-from trainer.purposes import Loss
-from trainer.reduction import Reduced, Reducer
-from trainer.resources import peak_memory_bytes
-from trainer.stage import Stage
-from trainer.trace import leave
+from trainer.base.resources import peak_memory_bytes
+from trainer.executors.channel import Channels
+from trainer.executors.executor import Executor, OnUpdate, T
+from trainer.executors.gradients import Clip, Diverged, Update
+from trainer.executors.passes import Loss
+from trainer.executors.reduction import Reduced, Reducer
+from trainer.ranks.groups import Gang
+from trainer.schedules.operations import Op, Schedule, completes, horizon
+from trainer.stages.probe import Found
+from trainer.stages.stage import Stage
+from trainer.tracing.clock import Clock
+from trainer.tracing.trace import leave
 
 
 class Pipelined(Executor):
     """This rank's stages of the pipeline; every rank of the gang makes the same calls.
 
-    Arguments are those of `Emulated`, but `stages` are this rank's, and `message` is the
-    shape of a microbatch's hidden states, [rows, length, width], which travel between stages.
+    The arguments are those of `Emulated`, except that `stages` are those of this rank. `message` is
+    the shape of a microbatch's hidden states, [rows, length, width], which stages send each other.
     """
 
     def __init__(
@@ -63,27 +63,27 @@ class Pipelined(Executor):
         self._runs.append((first, last))
 
     @override
-    def rehearse(self, batch: int) -> None:
-        super().rehearse(batch)
+    def probe(self, batch: int) -> None:
+        super().probe(batch)
         self._pending = None
 
     @override
     def agreed(self, mine: T) -> T:
-        first: T = self._gang.share(mine)[0]
+        first: T = self._gang.all_gather(mine)[0]
         return first
 
     @override
     def take_comparison(self) -> Found:
-        """On the recording rank: of the whole model."""
+        """The same of the whole model, on the recording rank; other ranks get an empty dict."""
         return self._gathered(dict(super().take_comparison()))
 
     @override
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Tensor]) -> float:
-        """Mean loss of the newest weights, nats a token, on every rank; like `Emulated`'s."""
+        """Mean loss of the newest weights, nats per token, on every rank; like `Emulated`'s."""
         total, num_tokens = torch.zeros((), dtype=torch.float64, device=self._gang.device), 0
         for batch in batches:
-            self._gang.pulse.works()
+            self._gang.heartbeat.beat()
             inputs, targets = batch[:, :-1], batch[:, 1:]
             for index, stage in self._at.items():
                 if index > 0:
@@ -96,25 +96,27 @@ class Pipelined(Executor):
                     total += self._loss(output, targets).double() * targets.numel()
             num_tokens += targets.numel()
         self._channels.flush()
-        self._gang.wait(self._gang.add(total, self._gang.pipeline))  # 0 but on the last stage
+        self._gang.wait(
+            self._gang.all_reduce(total, self._gang.pipeline)
+        )  # 0 but on the last stage
         return float(total / num_tokens)
 
     @override
     def state(self) -> dict[str, dict[str, Any]]:
-        """On the recording rank: of the whole model."""
+        """The same of the whole model, on the recording rank; other ranks get an empty dict."""
         return self._gathered(super().state())
 
     @override
     def weights(self) -> dict[str, Tensor]:
-        """On the recording rank: of the whole model."""
+        """The same of the whole model, on the recording rank; other ranks get an empty dict."""
         return self._gathered(super().weights())
 
     @override
     def usage(self) -> dict[str, Any]:
-        """Shares of the time without work, and waiting for updates; peak memory; of all ranks."""
+        """Of all ranks: share of the time without work, share waiting for updates, peak memory."""
         clock = self._clock
         mine = clock.bubble, clock.share("wait U"), peak_memory_bytes(self._gang.device)
-        bubbles, waits, peaks = zip(*self._gang.share(mine), strict=True)
+        bubbles, waits, peaks = zip(*self._gang.all_gather(mine), strict=True)
         return {
             "bubble": sum(bubbles) / len(bubbles),
             "bubble_by_rank": bubbles,
@@ -138,11 +140,12 @@ class Pipelined(Executor):
         }
 
     def _let_others_notice(self, rest: Sequence[Op], horizon: int) -> None:
-        """After a divergence: other ranks may still wait for messages of batches up to `horizon`.
+        """Sends after a divergence the empty messages that other ranks still wait for.
 
-        Then they, too, come to see that the reduced gradient is not finite.
+        These are of batches up to `horizon`. So the others, too, reach the reduced gradient and see
+        that it is not finite.
         """
-        self._channels.go_through_the_motions([op for op in rest if op.batch <= horizon])
+        self._channels.exchange_empty([op for op in rest if op.batch <= horizon])
 
     @override
     def _execute(self, lists: Sequence[Sequence[Op]], on_update: OnUpdate) -> None:
@@ -150,7 +153,7 @@ class Pipelined(Executor):
         with self._clock.between_drains():
             self._channels.expect(operations)
             for position, op in enumerate(operations):
-                self._gang.pulse.works()
+                self._gang.heartbeat.beat()
                 try:
                     done = self._do[op.kind](op)
                 except Diverged:
@@ -192,7 +195,7 @@ class Pipelined(Executor):
         self._note(op)
 
     def _pass_back(self, op: Op, gradient: Tensor | None) -> None:
-        """The input's gradient leaves first: the stage before waits for it."""
+        """Runs the backward to the input and sends its gradient, which the stage before awaits."""
         gradient = self._at[op.stage].backward_input(op, gradient)
         if gradient is not None:
             self._channels.send(op, gradient)
@@ -203,16 +206,19 @@ class Pipelined(Executor):
 
     @override
     def _update(self, op: Op) -> Update | None:
-        """Applies the pending update; then the next gradient, if it is complete, is reduced."""
+        """Applies the pending update, then launches the next reduction if its gradient is complete.
+
+        Returns the update once all stages of this rank have applied it, else None.
+        """
         assert self._pending is not None
         with self._clock.span(op, f"wait {op.kind}"):
-            self._gang.pulse.waits()
+            self._gang.heartbeat.beat(waiting=True)
             reduced = self._pending.result()
-            self._gang.pulse.works()
+            self._gang.heartbeat.beat()
         if not (isfinite(reduced.loss) and isfinite(reduced.norm)):
             raise Diverged(op.batch)
         with self._clock.span(op):
-            self._purpose.use(self._at[op.stage], op.batch, reduced.gradients.pop(0))
+            self._pass.use(self._at[op.stage], op.batch, reduced.gradients.pop(0))
         if reduced.gradients:
             return None
         self._pending = None
@@ -220,7 +226,7 @@ class Pipelined(Executor):
         return Update(op.batch, reduced.loss, reduced.norm, self._at[op.stage].lr)
 
     def _note(self, op: Op) -> None:
-        """Launches the reduction of a batch once its gradient is complete on all of the stages."""
+        """Launches the reduction of a batch once its gradient is complete on all stages here."""
         if completes(op, self._schedule.num_microbatches):
             left = self._incomplete.pop(op.batch, len(self._stages)) - 1
             if left:
@@ -230,7 +236,11 @@ class Pipelined(Executor):
                 self._launch()
 
     def _launch(self) -> None:
-        """One at a time: a correction of the next gradient may need the weights of this update."""
+        """Launches the next complete batch's reduction, unless one is pending.
+
+        Only one runs at a time: a correction of the next gradient may need the weights that the
+        pending update makes.
+        """
         if self._complete and self._pending is None:
             op = self._complete.pop(0)
-            self._pending = self._reducer.launch(op, self._losses.pop(op.batch, []), self._purpose)
+            self._pending = self._reducer.launch(op, self._losses.pop(op.batch, []), self._pass)

@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.clock import Clock
-from trainer.gang import Gang
-from trainer.gradients import Clip, Slots, slots
-from trainer.operations import Op
-from trainer.purposes import Purpose
-from trainer.stage import Stage
+from trainer.executors.gradients import Clip, Slots, slots
+from trainer.executors.passes import Pass
+from trainer.ranks.groups import Gang
+from trainer.schedules.operations import Op
+from trainer.stages.stage import Stage
+from trainer.tracing.clock import Clock
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """The clipped gradients of each of the rank's stages, and of the whole model the batch's mean
-    loss and the gradient's norm before the clip.
+    """The clipped gradients of each stage of the rank; the batch's mean loss and the norm of the
+    whole model's gradient before the clip.
     """
 
     gradients: list[list[Tensor]]
@@ -33,8 +33,8 @@ class Reduced:
 class Reducer:
     """Sums over the ranks what makes one gradient: replicas, tied weights, norm.
 
-    One sum needs the result of the one before, so a thread of its own goes through them: the rank
-    never waits before it needs the result, and the sums go on while it waits for a message.
+    Each sum needs the result of the one before it, so they run in a thread of their own. The rank
+    waits only when it needs the result, and the sums go on while it waits for a message.
     """
 
     def __init__(
@@ -53,17 +53,18 @@ class Reducer:
         self._stream = torch.cuda.Stream(gang.device) if gang.device.type == "cuda" else None
         self._thread = ThreadPoolExecutor(1, "reducer", torch.set_num_threads, (1,))
 
-    def launch(self, op: Op, losses: Sequence[Tensor], purpose: Purpose) -> Future[Reduced]:
-        """Takes the gradients of the batch that `op` completed, and the last stage's losses."""
+    def launch(self, op: Op, losses: Sequence[Tensor], kind: Pass) -> Future[Reduced]:
+        """Starts to reduce the gradients of the batch that `op` completed.
+
+        `losses` are those of the batch's microbatches; they are empty except on the last stage.
+        """
         gradients = [stage.take_gradients() for stage in self._stages]
         loss = torch.stack(list(losses)).mean() if losses else gradients[0][0].new_zeros(())
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream())
-        return self._thread.submit(self._reduce, op, gradients, loss, purpose)
+        return self._thread.submit(self._reduce, op, gradients, loss, kind)
 
-    def _reduce(
-        self, op: Op, gradients: list[list[Tensor]], loss: Tensor, purpose: Purpose
-    ) -> Reduced:
+    def _reduce(self, op: Op, gradients: list[list[Tensor]], loss: Tensor, kind: Pass) -> Reduced:
         with torch.cuda.stream(self._stream), self._clock.span(op, "reduce"):  # None: no stream
             gang = self._gang
             loss = loss.to(gradients[0][0].dtype)
@@ -73,14 +74,14 @@ class Reducer:
                 torch._foreach_div_(of_stage, self._divisor)
             if tied := self._tied(gradients):
                 self._sum(tied, gang.tied)
-            if purpose.is_corrected:
+            if kind.is_corrected:
                 for stage, of_stage in zip(self._stages, gradients, strict=True):
                     stage.correct(op.batch, of_stage)
             norms = [s.norms(of) for s, of in zip(self._slots, gradients, strict=True)]
             vector = torch.cat((sum(norms[1:], norms[0]), loss.reshape(1) / gang.num_replicas))
             self._sum([vector], gang.pipeline)
             norm = torch.linalg.vector_norm(vector[:-1])
-            if purpose.is_clipped:
+            if kind.is_clipped:
                 for of_stage in gradients:
                     self._clip(of_stage, norm)
             values = torch.stack((vector[-1], norm)).double().tolist()  # on CUDA the one wait
@@ -95,10 +96,10 @@ class Reducer:
         ]
 
     def _sum(self, tensors: Sequence[Tensor], group: Any) -> None:
-        """Adds the tensors up over a group, in place, in one message."""
+        """Sums each tensor over the ranks of `group`, in place, in one message."""
         flat = torch.cat([tensor.flatten() for tensor in tensors])
-        with self._gang.talking():
-            self._gang.add(flat, group).wait()
+        with self._gang.raising_peer_lost():
+            self._gang.all_reduce(flat, group).wait()
         parts = flat.split([tensor.numel() for tensor in tensors])
         torch._foreach_copy_(
             list(tensors), [part.view_as(t) for part, t in zip(parts, tensors, strict=True)]
@@ -106,8 +107,8 @@ class Reducer:
 
 
 def _agree_on_slots(gang: Gang, stages: dict[int, Stage], num_stages: int) -> list[Slots]:
-    """The slots of this rank's stages, by the names of all ranks' weights."""
+    """The slots of this rank's stages, which follow from the names of all ranks' weights."""
     mine = {index: stage.versions.names for index, stage in stages.items()}
-    names = {index: of for rank in gang.share(mine) for index, of in rank.items()}
+    names = {index: of for rank in gang.all_gather(mine) for index, of in rank.items()}
     every = slots([names[index] for index in range(num_stages)])
     return [every[index] for index in stages]

@@ -1,10 +1,11 @@
-"""Who runs a trial: one process at a time, whatever dies, on one machine or many.
+"""Which process runs a trial: one at a time, whatever dies, on one machine or many.
 
-Attempt n at a trial is the file `attempt-n.json` in its folder, made by exclusive creation, so that
-of several processes one gets the number. The highest number is in force until its holder says that
-it ended, is known to be dead, or has not renewed it for a while. Ages are told by the clock of the
-file system alone: those of the machines may differ. The files stay: they are the log of who ran
-the trial, when, and how each attempt ended.
+Attempt n at a trial is the file `attempt-n.json` in its folder. It is created exclusively, so that
+only one of several processes gets the number. The attempt with the highest number holds the
+trial until it records its end, its process is known to be dead, or it is stale: its heartbeat, the
+time of the file's last change, is too old. Ages are read from the clock of the file system alone,
+since the clocks of machines may differ. The files stay: they are the log of who ran the trial,
+when, and how each attempt ended.
 """
 
 from __future__ import annotations
@@ -12,24 +13,29 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from trainer.atomic import write_json
-from trainer.errors import BadInput
+from trainer.base.atomic import SUFFIX, write_json
+from trainer.base.errors import BadInput, LeaseLost
+from trainer.folder import wellformed
+from trainer.folder.wellformed import Damaged
 
-RENEW_EVERY = 10.0
-"""Seconds between the signs of life of a holder."""
-STALE = 60.0
-"""Seconds without one after which the trial is free, if its holder cannot be looked up here."""
-PATIENCE = 5.0
-"""Seconds to wait for a holder that may just be dying (a killed sweep, started again)."""
+HEARTBEAT_EVERY = 10.0
+"""Seconds between two heartbeats of a holder."""
+STALE_AFTER = 60.0
+"""Seconds without a heartbeat after which the trial is free, if this machine cannot see whether its
+holder is alive."""
+ACQUIRE_TIMEOUT = 5.0
+"""Seconds to wait for a holder that may be about to die (a killed sweep, started again)."""
 PATTERN = "attempt-*.json"
+NAME = re.compile(r"attempt-([0-9]+)\.json")
 
 Attempt = dict[str, Any]
 
@@ -38,14 +44,15 @@ class Held(BadInput):
     """Another process runs the trial."""
 
 
-class LeaseLost(RuntimeError):
-    """Another process took the trial over: this one must write nothing more."""
-
-
 class Lease:
-    """One attempt, held."""
+    """Attempt `number`, which this process holds.
 
-    def __init__(self, folder: Path, number: int, content: Attempt) -> None:
+    `started_ns`: the file system's time when it took the trial. Whoever wrote before does not hold
+    it any more.
+    """
+
+    def __init__(self, folder: Path, number: int, content: Attempt, started_ns: int) -> None:
+        self.number, self.started_ns = number, started_ns
         self._next, self._path = attempt_path(folder, number + 1), attempt_path(folder, number)
         self._content = content
 
@@ -55,29 +62,31 @@ class Lease:
             raise LeaseLost(f"{self._path.parent} was taken over by another process")
 
     def note(self, **facts: object) -> None:
-        """Adds to the attempt's record."""
-        self.require()
+        """Adds `facts` to the attempt's file. Raises LeaseLost."""
         self._content |= facts
-        write_json(self._path, self._content)
+        write_json(self._path, self._content, self.require)
 
     def end(self, how: str) -> None:
-        """Frees the trial; where the disk is too full to say how, by the file's age."""
+        """Frees the trial and records `how` the attempt ended; raises LeaseLost.
+
+        On a full disk it frees the trial alone, by making the file stale.
+        """
         try:
             self.note(ended=how, ended_at=time.time())
         except OSError:
             os.utime(self._path, (0, 0))
 
     @contextmanager
-    def renewed(self) -> Iterator[None]:
-        """Gives signs of life meanwhile."""
+    def heartbeat(self) -> Iterator[None]:
+        """Sends heartbeats from a thread while the context lasts."""
         ended = threading.Event()
 
-        def renew() -> None:
-            while not ended.wait(RENEW_EVERY):
+        def beat() -> None:
+            while not ended.wait(HEARTBEAT_EVERY):
                 with suppress(OSError):  # a file server may be away for a moment
                     os.utime(self._path)
 
-        thread = threading.Thread(target=renew, name="lease", daemon=True)
+        thread = threading.Thread(target=beat, name="lease", daemon=True)
         thread.start()
         try:
             yield
@@ -87,20 +96,25 @@ class Lease:
 
 
 @contextmanager
-def leased(folder: Path, outcome: Callable[[], str]) -> Iterator[Lease]:
-    """Holds the next attempt at the trial of `folder`; `outcome` says at its end how it ended.
+def leased(
+    folder: Path, outcome: Callable[[], str], made_by: Mapping[str, object] = {}
+) -> Iterator[Lease]:
+    """Holds the next attempt at the trial of `folder` while the context lasts.
 
-    An exception is noted as the end too. Raises Held if another process runs the trial,
-    BadInput if the folder cannot be written.
+    `made_by`, the code and the device, is recorded with it and, at its end, `outcome()` as how it
+    ended, or the name of the exception that ended it. Raises Held if another process runs the
+    trial, BadInput if the folder cannot be written, LeaseLost if another process took it over.
     """
     try:
-        lease = _take(folder)
+        lease = _take(folder, made_by)
     except OSError as error:
         raise BadInput("out", folder, f"must be writable ({error.strerror})") from None
-    with lease.renewed():
+    with lease.heartbeat():
         try:
             yield lease
         except BaseException as error:
+            if isinstance(error, OSError):
+                lease.require()  # what failed may be a file that another process deleted
             with suppress(LeaseLost):
                 lease.end(type(error).__name__)
             raise
@@ -108,12 +122,13 @@ def leased(folder: Path, outcome: Callable[[], str]) -> Iterator[Lease]:
 
 
 def attempts(folder: Path) -> list[Path]:
-    """Every attempt at the trial of `folder`, the newest last."""
-    return sorted(folder.glob(PATTERN))
+    """The files of all attempts at the trial of `folder`, the newest last."""
+    numbered = (path for path in folder.glob(PATTERN) if NAME.fullmatch(path.name))
+    return sorted(numbered, key=_number)
 
 
 def attempt_path(folder: Path, number: int) -> Path:
-    """The file of one attempt; their names sort by number."""
+    """The file of attempt `number`; the names sort by number, as long as it has six digits."""
     return folder / f"attempt-{number:06d}.json"
 
 
@@ -122,40 +137,53 @@ def _number(path: Path) -> int:
 
 
 def read(path: Path) -> Attempt:
-    """What is known of an attempt; nothing if its holder died before it could say who it is."""
+    """The content of an attempt's file; empty if its process died before it wrote any, or if the
+    file is damaged: then nothing is known of the process but its last heartbeat."""
     try:
-        content: Attempt = json.loads(path.read_bytes())
-    except ValueError:
+        return wellformed.read(path, wellformed.ATTEMPT)
+    except (Damaged, FileNotFoundError):  # a link may lead nowhere
         return {}
-    return content
+
+
+def trained(folder: Path) -> list[Attempt]:
+    """The attempts whose updates are in the record of the trial, each from its `from_update` on.
+
+    An attempt does again what an earlier one did beyond that update.
+    """
+    kept: list[Attempt] = []
+    for attempt in filter(lambda attempt: "from_update" in attempt, map(read, attempts(folder))):
+        while kept and kept[-1]["from_update"] >= attempt["from_update"]:
+            kept.pop()
+        kept.append(attempt)
+    return kept
 
 
 def holder(folder: Path) -> Attempt | None:
-    """The attempt in force; None if the trial is free."""
-    return _in_force(_newest(folder))
+    """The content of the attempt that holds the trial; None if the trial is free."""
+    return _held_by(_newest(folder))
 
 
 def _newest(folder: Path) -> Path | None:
-    return max(folder.glob(PATTERN), default=None)
+    return max(attempts(folder), key=_number, default=None)
 
 
-def _in_force(newest: Path | None) -> Attempt | None:
+def _held_by(newest: Path | None) -> Attempt | None:
     if newest is None:
         return None
     attempt = read(newest)
-    if "ended" in attempt or _is_dead(attempt) or _age(newest) > STALE:
+    if "ended" in attempt or _is_dead(attempt) or _age(newest) > STALE_AFTER:
         return None
     return attempt
 
 
-def _take(folder: Path) -> Lease:
-    deadline = time.monotonic() + PATIENCE
+def _take(folder: Path, made_by: Mapping[str, object]) -> Lease:
+    deadline = time.monotonic() + ACQUIRE_TIMEOUT
     while True:
         newest = _newest(folder)
-        if (other := _in_force(newest)) is None:
-            # The number after the one that was found free, not after one that came since.
+        if (other := _held_by(newest)) is None:
+            # The number after the attempt that was found to have ended, not after a newer one.
             with suppress(FileExistsError):
-                return _create(folder, 1 if newest is None else _number(newest) + 1)
+                return _create(folder, 1 if newest is None else _number(newest) + 1, made_by)
         elif time.monotonic() > deadline:
             who = f"process {other.get('pid', '?')} on {other.get('host', '?')}"
             raise Held("out", folder, f"another process runs this trial ({who})")
@@ -163,7 +191,7 @@ def _take(folder: Path) -> Lease:
             time.sleep(0.2)
 
 
-def _create(folder: Path, number: int) -> Lease:
+def _create(folder: Path, number: int, made_by: Mapping[str, object]) -> Lease:
     """Raises FileExistsError if another process was faster."""
     content: Attempt = {
         "attempt": number,
@@ -172,27 +200,29 @@ def _create(folder: Path, number: int) -> Lease:
         "machine": _machine(),
         "process_started": _process_started(os.getpid()),
         "started_at": time.time(),
+        **made_by,
     }
     path = attempt_path(folder, number)
     with path.open("x") as file:
         try:
             json.dump(content, file)
             file.flush()
-        except OSError:  # an attempt that says nothing would hold the trial until it is stale
+        except OSError:  # an empty attempt would hold the trial until it is stale
             path.unlink()
             raise
-    return Lease(folder, number, content)
+        started_ns = os.fstat(file.fileno()).st_mtime_ns
+    return Lease(folder, number, content, started_ns)
 
 
 def _is_dead(attempt: Attempt) -> bool:
-    """Whether it is known that the holder, a process of this machine, is no more."""
-    if not attempt or attempt["machine"] is None or attempt["machine"] != _machine():
+    """Whether the holder is known to be a process of this machine that no longer exists."""
+    if attempt.get("machine") is None or attempt["machine"] != _machine():
         return False
-    return _process_started(attempt["pid"]) != attempt["process_started"]
+    return _process_started(attempt.get("pid", 0)) != attempt.get("process_started")
 
 
 def _machine() -> str | None:
-    """What tells processes that can see each other: a boot and a namespace; None if unknown."""
+    """Identifies the processes that see each other, by boot and PID namespace; None if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -201,7 +231,10 @@ def _machine() -> str | None:
 
 
 def _process_started(pid: int) -> str | None:
-    """Since a pid may be used again, this tells its processes apart; None if there is none."""
+    """The start of process `pid`, in clock ticks since boot; None if there is no such process.
+
+    It tells two processes apart that had the same pid, one after the other.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -210,10 +243,10 @@ def _process_started(pid: int) -> str | None:
 
 
 def _age(path: Path) -> float:
-    """Seconds since the file was touched, by the clock that dates files."""
+    """Seconds since the file was changed, by the clock of the file system."""
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".clock-") as probe:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".clock-", suffix=SUFFIX) as probe:
             now = os.fstat(probe.fileno()).st_mtime
     except OSError:  # a store that can only be read
         now = time.time()
-    return now - path.stat().st_mtime
+    return now - path.lstat().st_mtime

@@ -12,7 +12,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from trainer.atomic import write_atomically
+from trainer.base.atomic import write_atomically
 from trainer.models.llama import Llama
 
 

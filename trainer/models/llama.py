@@ -6,32 +6,28 @@ Parameters have the names of Hugging Face's LlamaForCausalLM, whatever the numbe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Gt
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trainer.errors import BadInput
+from trainer.base.errors import BadInput
+from trainer.base.randomness import stream
+from trainer.base.ranges import Few, Positive, Rows
 from trainer.models.split import Split, balanced
-from trainer.randomness import stream
-
-Count = Annotated[int, Gt(0)]
-Positive = Annotated[float, Gt(0)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Llama:
-    """The recipe of a model: cheap to make, allocates nothing."""
+    """The recipe of a model; it allocates no weights."""
 
-    vocab_size: Count
-    hidden_size: Count
-    num_layers: Count
-    num_heads: Count
-    num_kv_heads: Count
-    intermediate_size: Count
+    vocab_size: Rows
+    hidden_size: Rows
+    num_layers: Few
+    num_heads: Rows
+    num_kv_heads: Rows
+    intermediate_size: Rows
     rope_theta: Positive
     rms_norm_eps: Positive
     initializer_range: Positive
@@ -39,7 +35,7 @@ class Llama:
     activation_checkpointing: bool
 
     def __post_init__(self) -> None:
-        """Raises BadInput for sizes that do not divide."""
+        """Raises BadInput for sizes that do not divide each other."""
         if self.hidden_size % (2 * self.num_heads):
             allowed = f"must divide hidden_size={self.hidden_size} into heads of an even size"
             raise BadInput("model.num_heads", self.num_heads, allowed)
@@ -54,21 +50,23 @@ class Llama:
 
     @property
     def num_parameters(self) -> int:
-        """Of the whole model, tied weights counted once."""
+        """Parameters of the whole model; tied weights count once."""
         d, kv = self.hidden_size, self.num_kv_heads * self.head_size
         layer = 2 * d * d + 2 * d * kv + 3 * d * self.intermediate_size + 2 * d
         embeddings = self.vocab_size * d * (1 if self.tied_embeddings else 2)
         return self.num_layers * layer + embeddings + d
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Forward and backward: 6 a parameter and 12 L d T for attention (PaLM, appendix B)."""
+        """FLOPs of forward and backward: 6 per parameter and 12 L d T for attention, with L layers
+        of width d and T = `seq_len` (PaLM, appendix B).
+        """
         return 6 * self.num_parameters + 12 * self.num_layers * self.hidden_size * seq_len
 
     def split(self, num_stages: int, seq_len: int) -> Split:
         """The layers of each stage, balanced by counted work.
 
-        That is the multiplications of the matrices and of causal attention; a look-up in the
-        embedding is none. Raises BadInput for more stages than layers.
+        Work is the multiplications of the matrices and of causal attention; the embedding's lookup
+        has none. Raises BadInput for more stages than layers.
         """
         if num_stages > self.num_layers:
             allowed = f"must not exceed model.num_layers={self.num_layers}"
@@ -78,7 +76,7 @@ class Llama:
         return balanced(self.num_layers, num_stages, head=self.vocab_size * d / layer)
 
     def stage(self, index: int, split: Split) -> nn.Module:
-        """Part `index`; its weights mean nothing before `initialise`."""
+        """The stage numbered `index`; its weights are undefined before `initialise`."""
         return LlamaStage(self, index, split)
 
     @torch.no_grad()
@@ -121,7 +119,7 @@ class LlamaStage(nn.Module):
         self.model = nn.ModuleDict(parts)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Runs this part."""
+        """Runs this stage's part of the model on `x`."""
         if self.is_first:
             x = self.model["embed_tokens"](x)
         rotation = self._rotation(x)
@@ -192,7 +190,7 @@ class Attention(nn.Module):
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RoPE (arXiv 2104.09864) on [batch, heads, seq, head]: pairs are (i, i + head / 2).
 
-    `sin` is negative in its first half: rolling by half a head, then, is the quarter turn.
+    `sin` is negative in its first half, so rolling by half a head gives the rotation by 90°.
     """
     return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
 
@@ -200,7 +198,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class RMSNorm(nn.Module):
     """x / rms(x) · weight (arXiv 1910.07467), normalised in fp32 or wider.
 
-    By hand: half the time of torch's, which has no fused kernel on the CPU.
+    Written by hand: it takes half the time of torch's, which has no fused kernel on the CPU.
     """
 
     def __init__(self, size: int, eps: float) -> None:

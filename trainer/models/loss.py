@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean over all tokens, nats, in fp32 or wider.
+    """Mean cross-entropy over all tokens, in nats per token, computed in fp32 or wider.
 
-    Logits are [batch, seq, vocab], targets [batch, seq].
+    `logits` are [batch, seq, vocab], `targets` [batch, seq].
     """
     logits = logits.flatten(0, 1)
     wide = logits if logits.dtype.itemsize >= 4 else logits.float()

@@ -9,10 +9,11 @@ Split = tuple[range, ...]
 
 
 def balanced(num_layers: int, num_stages: int, head: float) -> Split:
-    """Layers for each stage so that the slowest stage is as fast as can be.
+    """The layers of each stage; the slowest stage is as fast as possible.
 
-    `head` is what the last stage does beside its layers, in layers. Where that leaves a choice, the
-    last stage takes more, and the first ones less: they keep the activations of more microbatches.
+    `head` is the work of the last stage beside its layers, in units of one layer. Of equally good
+    splits this is the one with more layers on the last stage and fewer on the first ones, which
+    keep the activations of more microbatches.
     """
     if num_stages == 1:
         return (range(num_layers),)

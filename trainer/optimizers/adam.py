@@ -6,15 +6,8 @@ import torch
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from trainer.optimizers.routing import (
-    Count,
-    Decay,
-    NonNegative,
-    Parameters,
-    Positive,
-    decaying,
-    grouped,
-)
+from trainer.base.ranges import Count, NonNegative, Positive
+from trainer.optimizers.routing import Decay, Parameters, decaying, grouped
 from trainer.optimizers.together import Together
 
 
@@ -74,7 +67,7 @@ def adan(
 ) -> Optimizer:
     """Adan (arXiv 2208.06677), pytorch_optimizer's. The paper's β are one minus ours.
 
-    As the paper decays: W ← W / (1 + lr · weight_decay), after the step.
+    Decay is the paper's: W ← W / (1 + lr · weight_decay), after the step.
     """
     from pytorch_optimizer import Adan
 
@@ -115,7 +108,7 @@ def adopt(
 
 
 class _FirstCallOnlyLooks(Together):
-    """Leaves the weights alone at the first call, as the paper does; the library decays there."""
+    """Leaves the weights unchanged at the first call, as in the paper; the library decays them."""
 
     @override
     def step(self, closure: None = None) -> None:  # type: ignore[override]

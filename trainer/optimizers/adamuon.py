@@ -1,4 +1,4 @@
-"""AdaMuon (arXiv 2507.11005): Muon of the momentum's sign, every entry by its second moment."""
+"""AdaMuon (arXiv 2507.11005): Muon of the momentum's sign, divided by a second moment."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from trainer.base.ranges import Count, NonNegative, Positive
 from trainer.optimizers.batched import Batched
-from trainer.optimizers.routing import Count, Decay, Group, NonNegative, Parameters, Positive
+from trainer.optimizers.routing import Decay, Group, Parameters
 from trainer.optimizers.together import auxiliary, beside_adamw
 
 
@@ -22,7 +23,7 @@ def adamuon_update(
     steps: int,
     eps: float,
 ) -> Tensor:
-    """The update, of root mean square 0.2; all [matrices, rows, columns].
+    """The update, with a root mean square of 0.2; all tensors are [matrices, rows, columns].
 
     M ← decay M + G and V ← variance_decay V + (1 − variance_decay) O², in place, where O is sign(M)
     (or of G + decay M: Nesterov) orthogonalised by Newton-Schulz. The update is O / (√V + eps),
@@ -40,7 +41,7 @@ def adamuon_update(
 
 
 class AdaMuon(Batched):
-    """`adamuon_update` of hidden matrices."""
+    """Applies `adamuon_update` to hidden matrices."""
 
     @override
     def start(self, matrix: Tensor) -> dict[str, Tensor]:

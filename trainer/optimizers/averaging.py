@@ -1,4 +1,4 @@
-"""Optimizers that are evaluated at other weights than those that they train."""
+"""Optimizers that are evaluated at weights other than those at which gradients are taken."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from annotated_types import Interval
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainer.optimizers.routing import Decay, NonNegative, Parameters, Positive, decaying
+from trainer.base.ranges import NonNegative, Positive
+from trainer.optimizers.routing import Decay, Parameters, decaying
 from trainer.optimizers.together import Together
 
 
 @runtime_checkable
 class Averages(Protocol):
-    """What an optimizer has that keeps an average to evaluate at."""
+    """An optimizer that keeps an average of its weights, at which it is evaluated."""
 
     def evaluation_weights(self) -> Mapping[Tensor, Tensor]:
-        """By weight, the tensor to evaluate and export in its place; nothing is changed."""
+        """Weight → tensor to evaluate and export in its place; changes nothing."""
         ...
 
 
 def evaluated(optimizer: Optimizer, weights: Sequence[Tensor]) -> list[Tensor]:
-    """What to evaluate in place of `weights`, which `optimizer` steps: mostly themselves."""
+    """The tensors to evaluate in place of `weights`; for most optimizers the weights themselves."""
     if not isinstance(optimizer, Averages):
         return list(weights)
     averages = optimizer.evaluation_weights()
@@ -32,9 +33,9 @@ def evaluated(optimizer: Optimizer, weights: Sequence[Tensor]) -> list[Tensor]:
 
 
 class ScheduleFree(Together):
-    """schedulefree's optimizers, which are always in train mode: the weights are their y.
+    """Wraps schedulefree's optimizers, which stay in train mode: the weights are their y.
 
-    The library's own eval() and train() move the weights there and back, which is not exact.
+    The library's own eval() and train() move the weights to x and back, which is not exact.
     """
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The plumbing of our own matrix optimizers: all matrices of a shape are one batch."""
+"""The base of our own matrix optimizers: all matrices of one shape are updated as one batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.optimizers.routing import Group
 
 
 class Batched(Optimizer):
-    """W ← (1 − lr · weight_decay) W − lr · `update`, with a state of tensors for every matrix."""
+    """W ← (1 − lr · weight_decay) W − lr · `update`; each matrix has a state of named tensors."""
 
     def __init__(self, groups: list[Group], **defaults: float | bool) -> None:
         super().__init__(groups, dict(defaults))
@@ -26,7 +26,10 @@ class Batched(Optimizer):
 
     @abstractmethod
     def update(self, group: Group, gradient: Tensor, state: dict[str, Tensor]) -> Tensor:
-        """The update of a batch, all [matrices, rows, columns]; changes `state` in place."""
+        """The update of a batch of matrices; changes `state` in place.
+
+        All tensors are [matrices, rows, columns] unless the optimizer says otherwise.
+        """
 
     @override
     @torch.no_grad()

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from trainer.base.ranges import NonNegative, Positive
 from trainer.optimizers.batched import Batched
-from trainer.optimizers.routing import Decay, Group, NonNegative, Parameters, Positive
+from trainer.optimizers.routing import Decay, Group, Parameters
 from trainer.optimizers.together import auxiliary, beside_adamw
 
 
@@ -34,7 +35,7 @@ def dion_update(
 
 
 class Dion(Batched):
-    """`dion_update` of hidden matrices; the rank is a fraction of the shorter side, rounded up."""
+    """Applies `dion_update` to hidden matrices; the rank is ceil(fraction · shorter side)."""
 
     @override
     def start(self, matrix: Tensor) -> dict[str, Tensor]:

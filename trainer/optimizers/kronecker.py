@@ -10,7 +10,8 @@ import torch
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from trainer.optimizers.routing import Count, Decay, NonNegative, Parameters, Positive
+from trainer.base.ranges import Count, NonNegative, Positive
+from trainer.optimizers.routing import Decay, Parameters
 from trainer.optimizers.together import Together, auxiliary, beside_adamw
 
 
@@ -105,9 +106,9 @@ def kron(
 
 
 class DrawsItsOwn(Together):
-    """Steps whose draws are a function of the trial's seed and the step, not of what ran before.
+    """Makes the random draws of a step a function of the trial's seed and the step alone.
 
-    So a checkpoint holds no generator, and a stage draws the same in a process of its own.
+    So a checkpoint holds no generator, and a stage draws the same numbers in another process.
     """
 
     @override
@@ -119,7 +120,10 @@ class DrawsItsOwn(Together):
 
 @contextmanager
 def own_stream(seed: int, step: int, devices: set[torch.device]) -> Iterator[None]:
-    """torch's and numpy's global generators start from (seed, step), and are put back after."""
+    """A context in which the global generators of torch and numpy start from (seed, step).
+
+    Afterwards they have the state they had before.
+    """
     for_torch, for_numpy = np.random.SeedSequence([seed, step]).generate_state(2)
     before = np.random.get_state()
     gpus = [device.index for device in devices if device.type == "cuda"]

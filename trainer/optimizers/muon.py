@@ -1,4 +1,4 @@
-"""Orthogonalised momentum: Muon and NorMuon, with the AdamW half that the library has built in."""
+"""Orthogonalised momentum: Muon and NorMuon, with the library's own AdamW for other weights."""
 
 from __future__ import annotations
 
@@ -6,15 +6,8 @@ from typing import Literal
 
 from torch.optim import Optimizer
 
-from trainer.optimizers.routing import (
-    Count,
-    Decay,
-    Group,
-    NonNegative,
-    Parameters,
-    Positive,
-    grouped,
-)
+from trainer.base.ranges import Count, NonNegative, Positive
+from trainer.optimizers.routing import Decay, Group, Parameters, grouped
 from trainer.optimizers.together import auxiliary
 
 
@@ -65,11 +58,11 @@ def normuon(
     eps: Positive,
     weight_decay: NonNegative,
 ) -> Optimizer:
-    """NorMuon (arXiv 2510.05491): Muon's update with rows of like size; AdamW for the rest.
+    """NorMuon (arXiv 2510.05491): Muon's update with rows of equal size; AdamW for the rest.
 
-    pytorch_optimizer's, all matrices of a shape in one batch. `match_rms` gives an update the root
-    mean square 0.2, as the paper does; `preserve_norm` gives it back its norm, and then the factor
-    sqrt(max(1, rows / columns)), as the authors' code does.
+    pytorch_optimizer's, which updates all matrices of one shape in one batch. `match_rms` scales an
+    update to a root mean square of 0.2, as the paper does. `preserve_norm` restores its norm and
+    multiplies it by sqrt(max(1, rows / columns)), as the authors' code does.
     """
     from pytorch_optimizer import NorMuon
 
@@ -88,7 +81,7 @@ def normuon(
 
 
 def _halves(parameters: Parameters, adamw: Group, weight_decay: float) -> list[Group]:
-    """Groups that say which half they belong to."""
+    """Parameter groups: the hidden matrices for Muon, the rest for AdamW, each marked so."""
     other = {"use_muon": False, **adamw}
     return grouped(
         parameters,

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Interval
+from annotated_types import Interval
 from torch import nn
 
 Kind = Literal["matrix", "embedding", "vector"]
-"""Weight of a hidden nn.Linear; of an nn.Embedding or the head; the rest (norms, biases)."""
+"""Weight of a hidden nn.Linear; of an nn.Embedding or the head; of the rest (norms, biases)."""
 
 Parameters = Sequence[tuple[Kind, nn.Parameter]]
 Group = dict[str, Any]
 Decay = Annotated[float, Interval(ge=0, lt=1)]
-"""Of an average: the share of the old value that stays. Larger is a longer memory."""
-Positive = Annotated[float, Gt(0)]
-NonNegative = Annotated[float, Ge(0)]
-Count = Annotated[int, Gt(0)]
+"""Decay of an average: the share of the old value that is kept. Larger is a longer memory."""
 
 HEAD = "lm_head"
 
@@ -39,7 +36,7 @@ def _kind(submodule: nn.Module, path: str, name: str) -> Kind:
 
 
 def grouped(parameters: Parameters, **options: Group) -> list[Group]:
-    """A parameter group a kind with that kind's `options`; kinds without parameters are skipped.
+    """One parameter group per kind that has parameters, with that kind's `options`.
 
     Raises KeyError for a parameter whose kind has no options, so that the groups are a partition.
     """
@@ -50,12 +47,12 @@ def grouped(parameters: Parameters, **options: Group) -> list[Group]:
 
 
 def decaying(parameters: Parameters, weight_decay: float) -> list[Group]:
-    """Groups of one optimizer for all kinds, of which only vectors do not decay."""
+    """Parameter groups of one optimizer for all kinds of weight; only vectors do not decay."""
     decay, no_decay = {"weight_decay": weight_decay}, {"weight_decay": 0.0}
     return grouped(parameters, matrix=decay, embedding=decay, vector=no_decay)
 
 
 def split(parameters: Parameters) -> tuple[Parameters, Parameters]:
-    """The hidden matrices, and the rest."""
+    """Returns the hidden matrices, and the rest."""
     matrices = [(kind, parameter) for kind, parameter in parameters if kind == "matrix"]
     return matrices, [(kind, parameter) for kind, parameter in parameters if kind != "matrix"]

@@ -1,15 +1,16 @@
-"""Scion (arXiv 2502.07529): every layer moves towards a corner of a norm ball that fits it."""
+"""Scion (arXiv 2502.07529): each weight moves towards a corner of the norm ball of its kind."""
 
 from __future__ import annotations
 
 import torch
 from torch.optim import Optimizer
 
-from trainer.optimizers.routing import Decay, Parameters, Positive, grouped
+from trainer.base.ranges import Positive
+from trainer.optimizers.routing import Decay, Parameters, grouped
 from trainer.optimizers.together import Together, auxiliary
 
 SPECTRAL, SIGN = 2, 4
-"""The library's numbers of the norms: its enumeration would not be plain data in a checkpoint."""
+"""The library's numbers of the norms; its enumeration would not be plain data in a checkpoint."""
 
 
 def scion(
@@ -41,7 +42,7 @@ def scion(
     others = [group for group in groups if "scale" in group]
     adamw = auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps)
     parts: list[Optimizer] = []
-    if others:  # the library's momentum is the share of the new gradient
+    if others:  # the library calls the share of the new gradient its momentum
         parts.append(SCION(others, lr=lr, momentum=1 - momentum, constraint=True))
     if vectors:
         parts.append(torch.optim.AdamW(vectors, **adamw, weight_decay=0.0))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch.optim import Optimizer
 
-from trainer.optimizers.routing import Decay, NonNegative, Parameters, Positive, decaying
+from trainer.base.ranges import NonNegative, Positive
+from trainer.optimizers.routing import Decay, Parameters, decaying
 
 
 def sgd(

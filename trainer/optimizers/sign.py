@@ -1,10 +1,11 @@
-"""Updates of one size: the sign of a momentum."""
+"""Updates whose entries all have one size: the sign of a momentum."""
 
 from __future__ import annotations
 
 from torch.optim import Optimizer
 
-from trainer.optimizers.routing import Decay, NonNegative, Parameters, Positive, decaying
+from trainer.base.ranges import NonNegative, Positive
+from trainer.optimizers.routing import Decay, Parameters, decaying
 
 
 def lion(
@@ -17,8 +18,8 @@ def lion(
 ) -> Optimizer:
     """Lion (arXiv 2302.06675), pytorch_optimizer's.
 
-    `momentum` is the decay of what it keeps, the paper's β2; the sign is taken of
-    interpolation · kept + (1 − interpolation) · gradient, the paper's β1.
+    `momentum` is the decay of the momentum m, the paper's β2. The update is the sign of
+    interpolation · m + (1 − interpolation) · gradient, where `interpolation` is the paper's β1.
     """
     from pytorch_optimizer import Lion
 

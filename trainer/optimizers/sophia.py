@@ -1,4 +1,4 @@
-"""Sophia-G (arXiv 2305.14342): a momentum divided by the curvature, every entry clipped to 1."""
+"""Sophia-G (arXiv 2305.14342): momentum divided by curvature, each entry clipped to ±1."""
 
 from __future__ import annotations
 
@@ -9,21 +9,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from trainer.optimizers.routing import (
-    Count,
-    Decay,
-    Group,
-    NonNegative,
-    Parameters,
-    Positive,
-    decaying,
-)
+from trainer.base.ranges import Count, NonNegative, Positive
+from trainer.optimizers.routing import Decay, Group, Parameters, decaying
 
 
 def sophia_update(
     momenta: Sequence[Tensor], curvatures: Sequence[Tensor], rho: float, eps: float
 ) -> list[Tensor]:
-    """clip(m / max(rho h, eps), −1, 1), entry by entry, of every weight."""
+    """clip(m / max(rho h, eps), −1, 1), entry by entry, for each weight; one tensor per weight."""
     scale = torch._foreach_mul(list(curvatures), rho)
     torch._foreach_clamp_min_(scale, eps)
     update = list(torch._foreach_div(list(momenta), scale))
@@ -35,8 +28,9 @@ def sophia_update(
 class Sophia(Optimizer):
     """W ← (1 − lr · weight_decay) W − lr · `sophia_update`.
 
-    m is the average of the gradients; h that of the squares of those that `observe` is shown (the
-    trainer's `Observer`), which estimate the diagonal of the Gauss-Newton matrix.
+    m is the running average of the gradients. h is that of the squares of the gradients that
+    `observe` gets (see `Observer` in stage.py); it estimates the diagonal of the Gauss-Newton
+    matrix.
     """
 
     def __init__(

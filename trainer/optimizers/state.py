@@ -14,7 +14,7 @@ State = dict[str, Any]
 
 
 def by_weight(optimizer: Optimizer) -> dict[nn.Parameter, State]:
-    """Each weight's own state and the options of its group (some optimizers count steps there)."""
+    """Weight → its state and the options of its group, where some optimizers count their steps."""
     return {
         weight: {
             "state": dict(optimizer.state.get(weight, {})),
@@ -26,10 +26,10 @@ def by_weight(optimizer: Optimizer) -> dict[nn.Parameter, State]:
 
 
 def restore(optimizer: Optimizer, saved: Mapping[nn.Parameter, State]) -> None:
-    """Takes back a copy of what `by_weight` gave, for the same kinds of weights.
+    """Restores a copy of what `by_weight` returned, for the same kinds of weights.
 
-    A copy, since the stages that share a tied weight must not share its moments; to the last bit,
-    which torch alone does not grant: it casts what is not in the weight's dtype.
+    It is a copy because stages that share a tied weight must not share its moments. It is exact to
+    the last bit; torch's own `load_state_dict` casts what is not in the weight's dtype.
     """
     groups = [group["params"] for group in optimizer.param_groups]
     index = {weight: i for i, weight in enumerate(chain.from_iterable(groups))}
@@ -49,7 +49,7 @@ def restore(optimizer: Optimizer, saved: Mapping[nn.Parameter, State]) -> None:
 
 
 def _exactly(saved: Any, loaded: Any) -> Any:
-    """What was saved, on the device that torch's `load_state_dict` chose for it."""
+    """The saved value, on the device that torch's `load_state_dict` chose for `loaded`."""
     if isinstance(saved, Tensor):
         return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
     if isinstance(saved, list | tuple):

@@ -14,10 +14,10 @@ from trainer.optimizers.routing import Group, Parameters, decaying, grouped, spl
 
 
 class Together(Optimizer):
-    """Steps `parts`, optimizers of disjoint weights, whose groups and state are its own.
+    """One optimizer made of `parts`, optimizers of disjoint weights, with their groups and state.
 
-    Bitwise equal to stepping them one after the other. What a part keeps outside of `state` and
-    `param_groups` is not in the checkpoint.
+    A step equals stepping the parts one after the other, bit for bit. Checkpoints do not hold what
+    a part keeps outside of `state` and `param_groups`.
     """
 
     def __init__(self, parts: Iterable[Optimizer]) -> None:
@@ -45,7 +45,7 @@ class Together(Optimizer):
 def auxiliary(
     lr: float, auxiliary_lr: float | None, momentum: float, variance_decay: float, eps: float
 ) -> Group:
-    """AdamW's options for what is not a hidden matrix; its learning rate is `lr` if it has none."""
+    """AdamW's options for all but hidden matrices; the rate is `auxiliary_lr`, else `lr`."""
     own = lr if auxiliary_lr is None else auxiliary_lr
     return {"lr": own, "betas": (momentum, variance_decay), "eps": eps}
 
@@ -57,7 +57,10 @@ def beside_adamw(
     weight_decay: float,
     into: Callable[[list[Optimizer]], Together] = Together,
 ) -> Optimizer:
-    """`make` for the hidden matrices, torch's AdamW for the rest; a part may have no weights."""
+    """The optimizer that `make` returns for the hidden matrices, with torch's AdamW for the rest.
+
+    Either of the two may have no weights.
+    """
     matrices, rest = split(parameters)
     parts: list[Optimizer] = []
     if matrices:

@@ -1,4 +1,4 @@
-"""Starts the ranks of a gang on this machine, and ends them all when one fails."""
+"""Starts the ranks of a gang on this machine, and ends all of them when one fails."""
 
 from __future__ import annotations
 
@@ -9,27 +9,46 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from time import monotonic
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from trainer.gang import Pulse
-from trainer.watch import START_UP, AskedToStop, Cause, Vital, is_last, last_words, watch
+from trainer.base.scratch import scratch
+from trainer.ranks.groups import Heartbeat
+from trainer.ranks.supervisor import (
+    START_UP,
+    AskedToStop,
+    Cause,
+    Liveness,
+    exit_message,
+    is_exit_message,
+    supervise,
+)
 
-Tell = Callable[[object], None]
+Send = Callable[[object], None]
+
+PRELOAD = ["torch"]
+"""What a process without threads imports once, of which every rank is then a fork. torch takes 2 s
+of a core, and starts neither threads nor CUDA when it is imported."""
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that a terminal or a job system sends to the whole group: the parent handles them."""
 
 
 class Memory(NamedTuple):
-    """What all processes share: see `Pulse`, and when each rank was last awake."""
+    """Arrays that all processes share: those of `Heartbeat`, and the times (`time.monotonic`) at
+    which each rank's process last gave a sign of life, one per rank.
+    """
 
     beats: Any
     stop: Any
-    awake: Any
+    alive: Any
 
 
 @dataclass
@@ -37,19 +56,19 @@ class Rank:
     """One process of the gang, as its parent sees it."""
 
     index: int
-    process: SpawnProcess
+    process: ForkServerProcess
     link: Connection
     is_done: bool = False
 
-    def hear(self) -> object:
-        """One thing that it told, or why it ended."""
+    def receive(self) -> object:
+        """Its next message; a Cause if the process ended without one."""
         try:
-            told = self.link.recv()
+            message = self.link.recv()
         except (EOFError, OSError):
             self.process.join()
-            told = Cause(0, monotonic(), f"rank {self.index} {_end_of(self.process.exitcode)}")
-        self.is_done = is_last(told)
-        return told
+            message = Cause(0, monotonic(), f"rank {self.index} {_end_of(self.process.exitcode)}")
+        self.is_done = is_exit_message(message)
+        return message
 
 
 @dataclass(frozen=True)
@@ -59,19 +78,19 @@ class Spawned:
     ranks: Sequence[Rank]
     memory: Memory
 
-    def told(self, patience: float) -> Iterator[tuple[int, object]]:
+    def receive(self, timeout: float) -> Iterator[tuple[int, object]]:
         """See `Ranks`."""
         running = {rank.link: rank for rank in self.ranks if not rank.is_done}
-        for link in wait(list(running), patience):
+        for link in wait(list(running), timeout):
             assert isinstance(link, Connection)
-            yield running[link].index, running[link].hear()
+            yield running[link].index, running[link].receive()
 
-    def vitals(self) -> list[Vital]:
+    def liveness(self) -> list[Liveness]:
         """See `Ranks`."""
         now = monotonic()
         return [
-            Vital(now - abs(beat), now - awake, beat < 0)
-            for beat, awake in zip(self.memory.beats, self.memory.awake, strict=True)
+            Liveness(now - abs(beat), now - alive, beat < 0)
+            for beat, alive in zip(self.memory.beats, self.memory.alive, strict=True)
         ]
 
     def ask_to_stop(self) -> None:
@@ -89,30 +108,32 @@ def run_gang(
     program: Callable[..., None],
     arguments: Sequence[object],
     num_ranks: int,
-    hear: Callable[[Any], None],
+    on_message: Callable[[Any], None],
     timeout: float,
     asked_to_stop: AskedToStop = lambda: False,
 ) -> None:
     """Runs a gang on this machine: see `Launch`."""
-    with TemporaryDirectory(prefix="pipegap-gang-") as folder:
-        context = SpawnContext()
+    with scratch(Path(gettempdir()), "pipegap-ranks-") as folder:
+        context = ForkServerContext()
+        context.set_forkserver_preload(PRELOAD)
         memory = Memory(
             context.Array("d", [monotonic() + START_UP] * num_ranks, lock=False),
             context.Array("b", [0], lock=False),
             context.Array("d", [monotonic() + START_UP] * num_ranks, lock=False),
         )
-        with _started(context, program, arguments, Path(folder) / "store", memory) as ranks:
-            watch(ranks, num_ranks, hear, timeout, asked_to_stop)
+        with _started(context, program, arguments, folder / "store", memory) as ranks:
+            supervise(ranks, num_ranks, on_message, timeout, asked_to_stop)
 
 
 @contextmanager
 def _started(
-    context: SpawnContext,
+    context: ForkServerContext,
     program: Callable[..., None],
     arguments: Sequence[object],
     store: Path,
     memory: Memory,
 ) -> Iterator[Spawned]:
+    """Yields the started ranks; kills those that are left at exit."""
     ranks: list[Rank] = []
     try:
         for index in range(len(memory.beats)):
@@ -122,7 +143,8 @@ def _started(
                 args=(program, str(store), index, memory, theirs, tuple(arguments)),
                 name=f"pipegap-rank-{index}",
             )
-            process.start()
+            with _without_stops():
+                process.start()
             theirs.close()
             ranks.append(Rank(index, process, ours))
         yield Spawned(ranks, memory)
@@ -134,6 +156,21 @@ def _started(
             rank.link.close()
 
 
+@contextmanager
+def _without_stops() -> Iterator[None]:
+    """Processes started in the context do not get `STOPS` before they can ignore them.
+
+    This process gets those that come meanwhile at the end of the context.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        resource_tracker.ensure_running()  # unblocks signals, once: so not at the first start
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _rank_main(
     program: Callable[..., None],
     store: str,
@@ -142,28 +179,32 @@ def _rank_main(
     link: Connection,
     arguments: tuple[object, ...],
 ) -> None:
-    watch = threading.Thread(target=_end_with_parent, args=(link, memory, index), daemon=True)
-    watch.start()
-    for stop in (signal.SIGINT, signal.SIGTERM):  # of the whole group: the parent's to handle
+    parent = threading.Thread(target=_end_with_parent, args=(link, memory, index), daemon=True)
+    parent.start()
+    for stop in STOPS:
         signal.signal(stop, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # of `_without_stops`
     stay_on_loopback()
-    meeting = dist.FileStore(store, len(memory.beats))
-    pulse = Pulse(memory.beats, index, memory.stop)
-    link.send(last_words(index, lambda: program(meeting, pulse, link.send, *arguments)))
+    rendezvous = dist.FileStore(store, len(memory.beats))
+    heartbeat = Heartbeat(memory.beats, index, memory.stop)
+    link.send(exit_message(index, lambda: program(rendezvous, heartbeat, link.send, *arguments)))
     link.close()
     os._exit(0)  # not through torch's atexit handlers, which may wait for a peer that is gone
 
 
 def stay_on_loopback() -> None:
-    """For ranks that are all on this machine: nobody else shall connect."""
+    """Makes gloo listen on loopback only, for ranks that are all on this machine."""
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if loopback:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
 
 
 def _end_with_parent(link: Connection, memory: Memory, index: int) -> None:
-    """The parent never writes: its end of the link closes when it dies, however it dies."""
+    """Ends this process when its parent dies. Until then it records that the process is alive.
+
+    The parent never writes to the link: that it can be read means that the parent's end is closed.
+    """
     with suppress(OSError):
         while not link.poll(0.5):
-            memory.awake[index] = monotonic()
+            memory.alive[index] = monotonic()
     os._exit(1)

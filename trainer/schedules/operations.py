@@ -1,6 +1,6 @@
 """When each stage runs forward (F), backward (B) and update (U), as pure data.
 
-A schedule is made for T updates of p ranks and m microbatches a batch. F and B name the version
+A schedule is made for T updates of p ranks and m microbatches per batch. F and B name the version
 of the weights that they read, U(t) makes version t + 1, and the delay of batch t on a stage is
 *counted* from that list: t − version (`delays`). Executors only execute the list.
 """
@@ -12,15 +12,19 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import NamedTuple
 
-from trainer.orders import Kind, Order, Place, Step
+from trainer.schedules.orders import Kind, Order, Place, Step
 
 
 class Op(NamedTuple):
     """One operation of one stage.
 
-    F and B as usual; I and W are B in halves, for the input's gradient and for the weights'.
-    `version` is the version that these read, or that U makes. `tied_version` is the one they read
-    of weights that another stage holds too (tied embeddings), which share the larger delay.
+    F is a forward, B a backward. I and W are the two halves of a backward: the gradient of the
+    input, and those of the weights. U is an update. `version` is the version that F, B, I and W
+    read, or that U makes. `tied_version` is the version that they read of weights that another
+    stage holds too (tied embeddings): the copies share the larger delay.
+
+    It prints as stage, kind, batch, microbatch and version: 1F0.3@v7 is stage 1's forward of
+    batch 0, microbatch 3, at version 7. An update is of a whole batch: 1U0@v1 makes version 1.
     """
 
     kind: Kind
@@ -30,15 +34,19 @@ class Op(NamedTuple):
     version: int
     tied_version: int
 
+    def __str__(self) -> str:
+        part = "" if self.kind == "U" else f".{self.microbatch}"
+        return f"{self.stage}{self.kind}{self.batch}{part}@v{self.version}"
+
 
 @dataclass(frozen=True)
 class Schedule:
     """Operations of p ranks over T batches of m microbatches, each in the rank's `order`.
 
-    The model has p · num_chunks stages, of which rank r holds r, r + p, …; `lags[s]` is how many
-    versions stage s reads behind the newest while the delay is on, which is for batches
-    first_delayed … first_cooldown − 1. `flushes`: a rank starts a batch only when it has finished
-    the last one (a bubble a batch).
+    The model has p · num_chunks stages; rank r holds stages r, r + p, … Stage s reads `lags[s]`
+    versions behind the newest while the delay is on, which is for batches first_delayed …
+    first_cooldown − 1. If the schedule `flushes`, a rank starts a batch only when it has finished
+    the one before (one bubble per batch).
     """
 
     num_updates: int
@@ -62,12 +70,12 @@ class Schedule:
 
     @property
     def tied_lag(self) -> int:
-        """Of weights held by the first and the last stage: the larger of their lags."""
+        """The lag of weights that the first and the last stage share: the larger of the two."""
         return max(self.lags[0], self.lags[-1])
 
     @property
     def is_delayed(self) -> bool:
-        """Whether any gradient is late, by what the stages lag and the phases are."""
+        """Whether the lags and the phases make any gradient late."""
         return any(self.lags) and self.first_cooldown - self.first_delayed > 1
 
     @property
@@ -86,15 +94,15 @@ class Schedule:
         return range(rank, self.num_stages, self.num_ranks)
 
     def operations(self, first: int, last: int) -> list[list[Op]]:
-        """What every rank does from one drain to the next: batches first … last − 1 of a phase."""
+        """Every rank's operations from drain to drain: batches first … last − 1 of one phase."""
         return [self._operations(rank, first, last) for rank in range(self.num_ranks)]
 
     def alone(self, batch: int) -> list[list[Op]]:
-        """What every rank does for `batch`, from drain to drain, if nothing runs beside it."""
+        """Every rank's operations if `batch` alone runs between two drains."""
         return replace(self, flushes=True).operations(batch, batch + 1)
 
     def undelayed(self, batch: int) -> list[list[Op]]:
-        """The same, if there were no delay."""
+        """Every rank's operations for `alone(batch)` if the schedule had no delay."""
         return replace(self, lags=(0,) * len(self.lags)).alone(batch)
 
     def _operations(self, rank: int, first: int, last: int) -> list[Op]:
@@ -104,7 +112,7 @@ class Schedule:
         return list(self._with_updates(rank, ops, first, last))
 
     def _passes(self, rank: int, batches: range) -> Iterator[Op]:
-        """Forwards and backwards of batches that run into each other."""
+        """Forwards and backwards of a rank for `batches`, without drains between them."""
         m, stages = self.num_microbatches, self.stages(rank)
         place = Place(rank, self.num_ranks, self.num_chunks)
         for step in self.order(place, len(batches) * m):
@@ -122,10 +130,10 @@ class Schedule:
         return max(self.first_delayed, batch - lag)
 
     def _with_updates(self, rank: int, ops: Iterable[Op], first: int, last: int) -> Iterator[Op]:
-        """Puts each U as late as its reader allows.
+        """Inserts each U as late as possible, which hides the clip's reduction.
 
-        That is before the first F that reads its version, or when the batch after it has its
-        gradient complete, so that at most one update is pending (what hides the clip's reduction).
+        That is before the first F that reads its version, or when the gradient of the next batch
+        is complete: at most one update is pending.
         """
         made = first
         for op in ops:
@@ -139,7 +147,7 @@ class Schedule:
         yield from self._updates(rank, made, last)
 
     def _updates(self, rank: int, made: int, needed: int) -> Iterator[Op]:
-        """U on every stage of the rank, from version `made` up to version `needed`."""
+        """The U of every stage of the rank that make versions `made` + 1 … `needed`."""
         for batch in range(made, needed):
             for stage in self.stages(rank):
                 yield Op("U", stage, batch, self.num_microbatches - 1, batch + 1, batch + 1)

@@ -1,8 +1,8 @@
-"""In which order a rank runs the forwards and backwards of consecutive batches. Pure data.
+"""The order in which a rank runs the forwards and backwards of consecutive batches. Pure data.
 
-An order yields (kind, chunk, flat): what is done, on which of the rank's chunks of the model, for
-which microbatch, counted from the first of these batches. An order that flushes is asked for one
-batch at a time.
+An order yields (kind, chunk, flat): the kind of operation, the rank's chunk of the model, and the
+number of the microbatch, counted from the first of these batches. A schedule that flushes asks for
+one batch at a time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Kind = Literal["F", "B", "I", "W", "U"]
 
 
 class Step(NamedTuple):
-    """One forward or backward; `flat` counts microbatches over the batches asked for."""
+    """One forward or backward; `flat` numbers the microbatches of all batches consecutively."""
 
     kind: Kind
     chunk: int
@@ -23,7 +23,7 @@ class Step(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Which rank of how many, and how many chunks of the model each of them holds."""
+    """The rank, the number of ranks, and the number of chunks of the model that each rank holds."""
 
     rank: int
     num_ranks: int
@@ -35,7 +35,7 @@ Order = Callable[[Place, int], Iterator[Step]]
 
 
 def one_forward_one_backward(at: Place, num_microbatches: int) -> Iterator[Step]:
-    """1F1B (arXiv 2006.09503): as many forwards ahead as there are ranks behind, then in turn."""
+    """1F1B (arXiv 2006.09503): one forward for each later rank, then one forward, one backward."""
     ahead = at.num_ranks - 1 - at.rank
     for step in range(num_microbatches + ahead):
         if step < num_microbatches:
@@ -45,16 +45,16 @@ def one_forward_one_backward(at: Place, num_microbatches: int) -> Iterator[Step]
 
 
 def forwards_first(at: Place, num_microbatches: int) -> Iterator[Step]:
-    """GPipe (arXiv 1811.06965)."""
+    """GPipe (arXiv 1811.06965): all forwards, then all backwards."""
     for kind in ("F", "B"):
         for flat in range(num_microbatches):
             yield Step(kind, 0, flat)
 
 
 def interleaved(at: Place, num_microbatches: int) -> Iterator[Step]:
-    """Interleaved 1F1B (arXiv 2104.04473): groups of p microbatches go through a chunk at a time.
+    """Interleaved 1F1B (arXiv 2104.04473): groups of p microbatches go through one chunk at a time.
 
-    Needs a number of microbatches divisible by p.
+    The number of microbatches must be divisible by p.
     """
     p, v = at.num_ranks, at.num_chunks
     total = num_microbatches * v
@@ -75,7 +75,7 @@ def interleaved(at: Place, num_microbatches: int) -> Iterator[Step]:
 
 
 def zero_bubble_h1(at: Place, num_microbatches: int) -> Iterator[Step]:
-    """ZB-H1 (arXiv 2401.10241): rank r puts a weight half off by r microbatches.
+    """ZB-H1 (arXiv 2401.10241): rank r delays each weight half by r microbatches.
 
     So the weight halves fill what 1F1B leaves idle, while no rank keeps more than p microbatches.
     """

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from trainer.operations import Op
+from trainer.schedules.operations import Op
 
 Key = tuple[str, int, int, int]
+SHOWN = 4
+"""Number of operations of each rank that the message of a deadlock shows."""
 
 
 def key(op: Op) -> Key:
-    """What names the result of `op`; the input half of a backward sends what the whole one does."""
+    """The name of the result of `op`.
+
+    B and I have the same, because the input half of a backward sends what the whole one sends.
+    """
     return "B" if op.kind == "I" else op.kind, op.stage, op.batch, op.microbatch
 
 
 def interleave(operations: Sequence[Sequence[Op]]) -> Iterator[tuple[int, Op]]:
     """Yields (rank, operation) in an order in which one process can do what p processes would.
 
-    Raises ValueError if the lists deadlock.
+    Raises ValueError if the lists deadlock; its message says what each rank did last and awaits.
     """
     awaits = Awaits(operations)
     done: set[Key] = set()
@@ -32,16 +37,35 @@ def interleave(operations: Sequence[Sequence[Op]]) -> Iterator[tuple[int, Op]]:
                 yield rank, op
                 done.add(key(op))
         if not advanced:
-            stuck = [ops[at] for at, ops in zip(position, operations, strict=True) if at < len(ops)]
-            raise ValueError(f"the schedule deadlocks: every rank waits, at {stuck}")
+            raise ValueError(f"the schedule deadlocks: {_stuck(operations, position, done)}")
+
+
+def _stuck(operations: Sequence[Sequence[Op]], position: Sequence[int], done: set[Key]) -> str:
+    """The message of a deadlock: what each rank did last, and what its next operation awaits."""
+    awaits, known = Awaits(operations), {key(op): op for ops in operations for op in ops}
+    ranks = []
+    for rank, (at, ops) in enumerate(zip(position, operations, strict=True)):
+        last = " ".join(map(str, ops[max(0, at - SHOWN) : at])) or "nothing"
+        if at == len(ops):
+            ranks.append(f"rank {rank} did {last} and is done")
+            continue
+        missing = " ".join(_name(known, other) for other in sorted(awaits(ops[at]) - done))
+        ranks.append(f"rank {rank} did {last}; {ops[at]} waits for {missing}")
+    return " | ".join(ranks)
+
+
+def _name(known: Mapping[Key, Op], missing: Key) -> str:
+    """The missing operation as text; without a version if no rank has it in its list."""
+    kind, stage, batch, microbatch = missing
+    return str(known.get(missing, f"{stage}{kind}{batch}.{microbatch}, which is in no list"))
 
 
 class Awaits:
-    """What an operation of these lists needs of others, beside those before it in its own list.
+    """What an operation needs, beside the operations before it in the list of its own rank.
 
-    F needs the stage before, B the stage after. U(t) needs the gradient of batch t complete on all
-    stages (the global norm), and U(t − 1) applied on all of them: a stage reduces one gradient at a
-    time.
+    F needs the F of the stage before, B the B of the stage after. U(t) needs the gradient of batch
+    t to be complete on all stages (for the global norm), and U(t − 1) to be applied on all stages,
+    because a stage reduces one gradient at a time.
     """
 
     def __init__(self, operations: Sequence[Sequence[Op]]) -> None:
@@ -72,9 +96,9 @@ class Awaits:
 def check(operations: Sequence[Sequence[Op]], lags: Sequence[int], first: int) -> None:
     """Proves that every version exists when it is read and is not yet overwritten.
 
-    Stage s holds its last `lags[s]` + 1 versions, and of tied weights, which the first and the last
-    stage have, as many as the larger of their lags says; `first` is the newest one at the start.
-    Raises ValueError naming the stage and the operation, or on a deadlock.
+    Stage s holds its last `lags[s]` + 1 versions. Of tied weights the first and the last stage both
+    hold as many as the larger of their lags needs. `first` is the newest version at the start.
+    Raises ValueError, which names the stage and the operation, and ValueError on a deadlock.
     """
     newest = dict.fromkeys(range(len(lags)), first)
     ends, tied_lag = {0, len(lags) - 1}, max(lags[0], lags[-1])

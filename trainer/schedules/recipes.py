@@ -1,7 +1,7 @@
-"""The schedules that can be chosen: a function each, whose keywords are its keys in conf/pipeline/.
+"""The schedules that can be chosen: the keywords of each function are its keys in conf/pipeline/.
 
-Each gives the `Schedule` of a training of `num_updates` updates, and raises BadInput for what it
-cannot do.
+Each returns the `Schedule` of a training of `num_updates` updates, and raises BadInput for settings
+that it does not support.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import replace
 from math import ceil
 from typing import Annotated
 
-from annotated_types import Ge
+from annotated_types import Interval
 
-from trainer import orders
-from trainer.errors import BadInput
-from trainer.operations import Schedule
+from trainer.base.errors import BadInput
+from trainer.base.ranges import MAX_COUNT, Delay, Few
+from trainer.schedules import orders
+from trainer.schedules.operations import Schedule
 
-Count = Annotated[int, Ge(1)]
-Updates = Annotated[int, Ge(0)] | Annotated[float, Ge(0)]
+Updates = Annotated[int, Interval(ge=0, le=MAX_COUNT)] | Annotated[float, Interval(ge=0, le=1)]
 """A number of updates, or, if a float, a share of all updates."""
 
 
-def sync(num_updates: int, *, num_stages: Count, num_microbatches: Count) -> Schedule:
-    """1F1B with a flush a batch (PipeDream-Flush, arXiv 2006.09503): no delay."""
+def sync(num_updates: int, *, num_stages: Few, num_microbatches: Few) -> Schedule:
+    """1F1B with one flush per batch (PipeDream-Flush, arXiv 2006.09503): no delay."""
     return Schedule(
         num_updates,
         num_microbatches,
@@ -35,22 +35,22 @@ def sync(num_updates: int, *, num_stages: Count, num_microbatches: Count) -> Sch
     )
 
 
-def gpipe(num_updates: int, *, num_stages: Count, num_microbatches: Count) -> Schedule:
-    """All forwards, all backwards, a flush a batch (arXiv 1811.06965): no delay."""
+def gpipe(num_updates: int, *, num_stages: Few, num_microbatches: Few) -> Schedule:
+    """All forwards, all backwards, one flush per batch (arXiv 1811.06965): no delay."""
     flushed = sync(num_updates, num_stages=num_stages, num_microbatches=num_microbatches)
     return replace(flushed, order=orders.forwards_first)
 
 
-def zero_bubble_h1(num_updates: int, *, num_stages: Count, num_microbatches: Count) -> Schedule:
+def zero_bubble_h1(num_updates: int, *, num_stages: Few, num_microbatches: Few) -> Schedule:
     """ZB-H1 (arXiv 2401.10241): 1F1B whose weight gradients fill a part of the bubble: no delay."""
     flushed = sync(num_updates, num_stages=num_stages, num_microbatches=num_microbatches)
     return replace(flushed, order=orders.zero_bubble_h1)
 
 
 def interleaved_1f1b(
-    num_updates: int, *, num_stages: Count, num_chunks: Count, num_microbatches: Count
+    num_updates: int, *, num_stages: Few, num_chunks: Few, num_microbatches: Few
 ) -> Schedule:
-    """Interleaved 1F1B (arXiv 2104.04473): `num_chunks` parts of the model a stage: no delay."""
+    """Interleaved 1F1B (arXiv 2104.04473): `num_chunks` parts of the model per rank: no delay."""
     if num_microbatches % num_stages:
         raise BadInput(
             "pipeline.num_microbatches",
@@ -66,8 +66,8 @@ def interleaved_1f1b(
 def pipedream_2bw(
     num_updates: int,
     *,
-    num_stages: Count,
-    num_microbatches: Count,
+    num_stages: Few,
+    num_microbatches: Few,
     synchronous_start: Updates,
     synchronous_cooldown: Updates,
 ) -> Schedule:
@@ -91,8 +91,8 @@ def pipedream_2bw(
 def pipedream(
     num_updates: int,
     *,
-    num_stages: Count,
-    num_microbatches: Count,
+    num_stages: Few,
+    num_microbatches: Few,
     synchronous_start: Updates,
     synchronous_cooldown: Updates,
 ) -> Schedule:
@@ -106,15 +106,15 @@ def pipedream(
 def constant_delay(
     num_updates: int,
     *,
-    delay: Annotated[int, Ge(0)],
-    num_stages: Count,
-    num_microbatches: Count,
+    delay: Delay,
+    num_stages: Few,
+    num_microbatches: Few,
     synchronous_start: Updates,
     synchronous_cooldown: Updates,
 ) -> Schedule:
     """Every stage reads version t − τ: the paper's theory for any constant delay.
 
-    Flushed all the same: no pipeline has this delay for its reason.
+    It flushes after every batch: the delay is imposed, no pipeline causes it.
     """
     lags = [delay] * num_stages
     return _delayed(

@@ -1,12 +1,12 @@
-"""How long a schedule takes when its operations take given times. Pure data, no torch."""
+"""Simulates how long a schedule takes if its operations take given times. Pure data, no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainer.interleave import Awaits, Key, interleave, key
-from trainer.operations import Op
+from trainer.schedules.operations import Op
+from trainer.schedules.proof import Awaits, Key, interleave, key
 
 Costs = Mapping[str, float]
 """Time of an operation of each kind."""
@@ -25,14 +25,14 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """Share of the makespan that ranks wait, averaged over them."""
+        """Share of the makespan in which a rank waits, averaged over the ranks."""
         busy = sum(end - start for spans in self.spans for _, start, end in spans)
         return 1 - busy / (len(self.spans) * self.makespan)
 
     def peak_activations(self, rank: int) -> int:
-        """Most microbatches whose forward is done and whose backward is not, on `rank`.
+        """The largest number of microbatches that are between forward and backward on `rank`.
 
-        Each counts once a chunk; backwards in halves keep them until the weights' half.
+        Each counts once per chunk. A backward in halves ends with the half for the weights.
         """
         alive = peak = 0
         for op, _, _ in self.spans[rank]:
@@ -46,7 +46,7 @@ def simulate(
 ) -> Timeline:
     """Runs the ranks' lists with the `costs` of each rank's operations.
 
-    A result reaches another rank later by `communication`. Raises ValueError on a deadlock.
+    A result reaches another rank `communication` units later. Raises ValueError on a deadlock.
     """
     awaits = Awaits(operations)
     ends: dict[Key, tuple[int, float]] = {}

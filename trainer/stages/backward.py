@@ -1,4 +1,4 @@
-"""A backward in two halves: the input's gradient now, the weights' when there is time for them."""
+"""A backward in two halves: first the input's gradient, later those of the weights."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.overrides import TorchFunctionMode
 
 
 class WeightsLater(TorchFunctionMode):
-    """Puts the weight gradients of the linear layers that run inside off until they are asked for.
+    """Delays the weight gradients of linear layers that run in this context until `compute`.
 
-    After the backward only the inputs of these layers and their outputs' gradients are kept; all
-    else of the graph is freed. Layers with a bias, and weights used otherwise than by `F.linear`,
-    have their gradient with the input half.
+    After the backward only the inputs of these layers and the gradients of their outputs are kept;
+    the rest of the graph is freed. Layers with a bias, and weights that are not used by `F.linear`,
+    get their gradient in the input half.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class WeightsLater(TorchFunctionMode):
 
     @torch.no_grad()
     def compute(self) -> dict[nn.Parameter, Tensor]:
-        """The gradients that were put off, by weight; lets go of what they are made of."""
+        """Computes the delayed gradients, by weight, and frees what they are made of."""
         gradients: dict[nn.Parameter, Tensor] = {}
         for weight, gradient, x in self._products:
             product = gradient.flatten(0, -2).T @ x.flatten(0, -2)
@@ -52,12 +52,12 @@ class WeightsLater(TorchFunctionMode):
 
 
 class _Linear(torch.autograd.Function):
-    """`F.linear` without bias, whose backward leaves the weight's gradient to be computed."""
+    """`F.linear` without bias; its backward computes only the gradient of the input."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: nn.Parameter, products: list[Any]) -> Tensor:
         ctx.save_for_backward(x, weight)
-        # The leaf itself: what was saved may come back as another tensor.
+        # The leaf itself: autograd may unpack a saved tensor as another object.
         ctx.weight, ctx.products = weight, products
         return F.linear(x, weight)
 
@@ -69,7 +69,7 @@ class _Linear(torch.autograd.Function):
 
 
 class InFlight(NamedTuple):
-    """What a microbatch leaves on the stage between its forward and its backward."""
+    """What a stage keeps of a microbatch between its forward and its backward."""
 
     x: Tensor
     output: Tensor
@@ -77,8 +77,8 @@ class InFlight(NamedTuple):
 
 
 class Halfway(NamedTuple):
-    """Of a microbatch between the halves of its backward: the leaves it read, what they have of
-    their gradients so far, and what is to come.
+    """What a stage keeps of a microbatch between the two halves of its backward: the leaves that it
+    read, their gradients so far (`early`), and the weight gradients still to compute.
     """
 
     leaves: list[nn.Parameter]
@@ -87,12 +87,15 @@ class Halfway(NamedTuple):
 
 
 def take_gradient(leaf: nn.Parameter) -> Tensor | None:
-    """The leaf's gradient, which it gives up: the next batch on this version starts anew."""
+    """Returns the leaf's gradient and removes it: the next batch on this version starts anew."""
     gradient, leaf.grad = leaf.grad, None
     return gradient
 
 
 def sum_of(leaf: nn.Parameter, *parts: Tensor | None) -> Tensor:
-    """A microbatch's gradient of a leaf from what each half of its backward found, if anything."""
+    """A microbatch's gradient of a leaf: the sum of what the halves of its backward gave.
+
+    None stands for no gradient; if every half gave None, the sum is zero.
+    """
     found = [part for part in parts if part is not None]
     return sum(found[1:], found[0]) if found else torch.zeros_like(leaf)

@@ -1,7 +1,7 @@
 """How far a delayed update is from the fresh one (arXiv 2606.30634, figures 17 and 18).
 
-The fresh update of batch t is the one that the same optimizer state would have made of the gradient
-at W(t). It takes a second gradient and a second optimizer step, of which nothing is left behind.
+The fresh update of batch t is what the same optimizer state would have made from the gradient at
+W(t). It takes a second gradient and a second optimizer step (`update.dry_update`).
 """
 
 from __future__ import annotations
@@ -9,23 +9,27 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 from typing_extensions import override
 
-from trainer import optimizer_state
-from trainer.optimizers import Kind
-from trainer.resources import random_state, restore_random_state
+from trainer.optimizers.routing import Kind
 
 Sums = dict[str, float]
-"""Inner products of what a weight's update is made of, by name."""
+"""Name → inner product of two parts of one weight's update."""
 
 
 class NoProbe:
-    """Watches nothing; the interface of a probe of one update of a stage."""
+    """Records nothing; the interface of a probe of one update of a stage.
+
+    The stage calls the methods in the order below, each with one tensor per weight. These tensors
+    must be neither kept nor changed.
+    """
+
+    needs_update: ClassVar[bool] = False
+    """Whether `stepped` reads the update."""
 
     def raw(self, gradients: Sequence[Tensor]) -> None:
         """Sees the averaged gradients, not yet corrected."""
@@ -36,19 +40,21 @@ class NoProbe:
     def before(self, weights: Sequence[Tensor]) -> None:
         """Sees W(t)."""
 
-    def stepped(self, weights: Sequence[Tensor]) -> None:
-        """Sees W(t) − u_t."""
+    def stepped(self, update: Sequence[Tensor]) -> None:
+        """Sees u_t, which the optimizer subtracted; an empty list if nobody needs it."""
 
     def applied(self, weights: Sequence[Tensor]) -> None:
         """Sees W(t+1)."""
 
     def found(self) -> list[Sums]:
-        """What it saw, a weight each; nothing if there was nothing to see."""
+        """The inner products of each weight, in order; empty if the probe records nothing."""
         return []
 
 
 class Probe(NoProbe):
-    """Compares one update with `fresh`, a tensor a weight. Holds two more of each."""
+    """Compares one update with `fresh`, one tensor per weight. It also holds a copy of W(t)."""
+
+    needs_update: ClassVar[bool] = True
 
     def __init__(self, fresh: Sequence[Tensor]) -> None:
         self._fresh = list(fresh)
@@ -71,19 +77,19 @@ class Probe(NoProbe):
         self._products["weight²"] = _dots(weights, weights)
 
     @override
-    def stepped(self, weights: Sequence[Tensor]) -> None:
-        self._compare("update", weights)
+    def stepped(self, update: Sequence[Tensor]) -> None:
+        self._compare("update", update)
 
     @override
     def applied(self, weights: Sequence[Tensor]) -> None:
-        self._compare("applied", weights)
+        self._compare("applied", torch._foreach_sub(self._kept, list(weights)))
 
-    def _compare(self, name: str, weights: Sequence[Tensor]) -> None:
-        update = torch._foreach_sub(self._kept, list(weights))
-        self._products[f"{name}²"] = _dots(update, update)
-        self._products[f"{name}·fresh"] = _dots(update, self._fresh)
-        torch._foreach_sub_(update, self._fresh)
-        self._products[f"{name} error²"] = _dots(update, update)
+    def _compare(self, name: str, change: Sequence[Tensor]) -> None:
+        """Compares `change`, which was subtracted from W(t), with the fresh update."""
+        self._products[f"{name}²"] = _dots(change, change)
+        self._products[f"{name}·fresh"] = _dots(change, self._fresh)
+        error = torch._foreach_sub(list(change), self._fresh)
+        self._products[f"{name} error²"] = _dots(error, error)
 
     @override
     def found(self) -> list[Sums]:
@@ -95,36 +101,17 @@ def _dots(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
     return torch.stack([x.flatten().dot(y.flatten()) for x, y in zip(a, b, strict=True)])
 
 
-def dry_update(
-    optimizer: Optimizer, weights: Sequence[nn.Parameter], gradients: Sequence[Tensor]
-) -> list[Tensor]:
-    """u, a tensor a weight, that the optimizer would subtract; all is as before, bit for bit."""
-    device = weights[0].device
-    randomness = random_state(device)
-    state = {w: deepcopy(of) for w, of in optimizer_state.by_weight(optimizer).items()}
-    start = [weight.detach().clone() for weight in weights]
-    for weight, gradient in zip(weights, gradients, strict=True):
-        weight.grad = gradient
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        update = list(torch._foreach_sub(start, list(weights)))
-        torch._foreach_copy_(list(weights), start)
-    optimizer_state.restore(optimizer, state)
-    restore_random_state(randomness, device)
-    return update
-
-
 Found = Mapping[str, tuple[Kind, Sums]]
-"""By a weight's name: its kind and what its probe found."""
+"""Name of a weight → its kind and the inner products that its probe found."""
 
 
 def summary(found: Found) -> dict[str, dict[str, float | None]]:
-    """The whole model ("all") and each kind of weight; a ratio to nothing is None.
+    """The diagnostics of the whole model ("all") and of each kind of weight.
 
-    `update_*` compares what the optimizer made, `applied_*` the whole change with its correction,
-    both with the fresh update. Norms are Euclidean; the gradient's is that of the batch's mean,
-    before correction and clip, and `gradient_change` how much the correction changed it, relative.
+    `update_*` compares the optimizer's update with the fresh one, `applied_*` the whole change,
+    correction included. Norms are Euclidean. `gradient_norm` is that of the batch's mean gradient
+    before correction and clip; `gradient_change` is the relative change that the correction makes
+    to it. A ratio whose denominator is 0 is None.
     """
     groups: dict[str, Counter[str]] = {"all": Counter()}
     for kind, sums in found.values():

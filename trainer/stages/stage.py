@@ -1,35 +1,50 @@
 """One stage under delay: W(t+1) = W(t) − u_t(∇loss(W(version(t)); batch t)), then a correction.
 
-Everything that the semantics asks of a stage is here, once; executors only order the calls.
+All that docs/semantics.md asks of a stage is here, once; executors only order the calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer import optimizer_state
 from trainer.corrections.none import NoCorrection
-from trainer.diagnostics import Found, NoProbe, Probe, dry_update
-from trainer.halves import Halfway, InFlight, WeightsLater, sum_of, take_gradient
-from trainer.observer import Observer
-from trainer.operations import Op
-from trainer.optimizers import evaluated, kinds
-from trainer.versions import Versions
+from trainer.optimizers import state as optimizer_state
+from trainer.optimizers.averaging import evaluated
+from trainer.optimizers.routing import kinds
+from trainer.schedules.operations import Op
+from trainer.stages.backward import Halfway, InFlight, WeightsLater, sum_of, take_gradient
+from trainer.stages.probe import Found, NoProbe, Probe
+from trainer.stages.update import dry_update, step, update_of
+from trainer.stages.versions import Versions
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """An optimizer that estimates curvature from gradients against sampled labels.
+
+    It gets such gradients before every `observe_every`-th update, taken at the same weights as the
+    gradient of that update. Each observation costs one more gradient and a drain.
+    """
+
+    observe_every: int
+
+    def observe(self, gradients: Mapping[Tensor, Tensor]) -> None:
+        """Gets the batch's mean gradient, not clipped, of each parameter."""
 
 
 class Stage:
     """A consecutive part of the model with its versions, gradients and delayed update.
 
-    `tied` names the weights that another stage holds too; `lag` and `tied_lag` say how many
-    versions behind the newest they and the others are read, which `make_correction` is told for
-    each weight. `lr_factor` maps update t to a factor on every group's peak learning rate.
-    `splits_backward`: the weights' gradients of the linear layers are left to `backward_weights`.
+    `tied` names the weights that another stage holds too. Weights are read `lag` versions behind
+    the newest, tied ones `tied_lag`; `make_correction` gets the lag of each weight. `lr_factor`
+    maps update t to a factor on every group's peak learning rate. With `splits_backward`,
+    `backward_weights` computes the weight gradients of the linear layers.
     """
 
     def __init__(
@@ -74,9 +89,9 @@ class Stage:
         loss: Callable[[Tensor], Tensor] | None = None,
         replica: int = 0,
     ) -> Tensor:
-        """Runs the op's version on `x`, [batch, …]; the last stage gives `loss` of the output.
+        """Runs the op's version on `x`, [batch, …]; the last stage returns `loss` of its output.
 
-        `replica` keeps data-parallel replicas apart that share these weights (emulation).
+        `replica` tells data-parallel replicas apart that share these weights (emulation).
         """
         self._read[op.batch] = [
             op.tied_version if is_tied else op.version for is_tied in self.is_tied
@@ -91,7 +106,7 @@ class Stage:
         return output.detach()
 
     def backward_input(self, op: Op, gradient: Tensor | None, replica: int = 0) -> Tensor | None:
-        """Returns the loss gradient of this microbatch's input."""
+        """Returns the gradient of the loss with respect to this microbatch's input."""
         x, output, later = self._in_flight.pop((op.batch, op.microbatch, replica))
         leaves = self.versions.bind(self._read[op.batch], op.batch)
         torch.autograd.backward(output, gradient)
@@ -100,7 +115,7 @@ class Stage:
         return x.grad
 
     def backward_weights(self, op: Op, replica: int = 0) -> None:
-        """Adds this microbatch's gradients, in fp32; comes after its `backward_input`."""
+        """Adds up this microbatch's gradients in fp32; to be called after its `backward_input`."""
         leaves, early, later = self._halfway.pop((op.batch, op.microbatch, replica))
         late = later.compute() if later else {}
         gradients = [
@@ -116,7 +131,7 @@ class Stage:
             ]
 
     def take_gradients(self) -> list[Tensor]:
-        """The sum over the microbatches of the batch just finished, then over replicas."""
+        """Returns the finished batch's gradients, summed over microbatches, then over replicas."""
         replicas, self._sums = self._sums, {}
         total = replicas.pop(0)
         for replica in sorted(replicas):
@@ -125,38 +140,42 @@ class Stage:
 
     @torch.no_grad()
     def correct(self, batch: int, gradients: Sequence[Tensor]) -> None:
-        """Lets the correction change, in place, the batch's raw gradients, averaged over it all."""
+        """Lets the correction change the raw gradients, averaged over the whole batch, in place."""
         self._probe.raw(gradients)
         self._correction.gradient(gradients, self.versions.master, self._delays(batch))
         self._probe.corrected(gradients)
 
     def update(self, batch: int, gradients: Sequence[Tensor]) -> None:
-        """W(t+1) = W(t) − u_t, acting on the live W(t), then the correction."""
-        delays = self._delays(batch)
-        del self._read[batch]
-        self._set_lrs(batch, delays)
+        """Makes W(t+1) from W(t) and the clipped gradients of batch t, one tensor per weight."""
+        delays = self._start_update(batch)
         weights = self.versions.open()
-        for weight, gradient in zip(weights, gradients, strict=True):
-            weight.grad = gradient
         self._probe.before(weights)
-        self._correction.before(weights)
-        self.optimizer.step()
-        self._probe.stepped(weights)
+        update = self._step(weights, gradients)
         with torch.no_grad():
-            self._correction.after(weights, delays)
+            self._probe.stepped(update)
+            self._correction.apply(weights, update, delays)
             self._probe.applied(weights)
-            self.versions.close(self._correction.ahead(weights))
-        self.optimizer.zero_grad(set_to_none=True)
+            self.versions.close(self._correction.ahead(weights, update))
 
-    def rehearse(self, batch: int, gradients: Sequence[Tensor]) -> None:
-        """Notes u_t of these gradients, to compare the next update with; makes none."""
-        self._set_lrs(batch, self._delays(batch))
-        del self._read[batch]
+    def _step(self, weights: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Turns W(t) into W(t) − u_t, in place.
+
+        Returns u_t if the correction or the probe reads it, else an empty list, because u_t costs a
+        copy of W(t).
+        """
+        if self._correction.needs_update or self._probe.needs_update:
+            return update_of(self.optimizer, weights, gradients)
+        step(self.optimizer, weights, gradients)
+        return []
+
+    def probe(self, batch: int, gradients: Sequence[Tensor]) -> None:
+        """Records what these fresh gradients would make, to compare the next update with it."""
+        self._start_update(batch)
         self._probe = Probe(dry_update(self.optimizer, self.versions.master, gradients))
 
     @property
     def observe_every(self) -> int | None:
-        """Updates between the observations that the optimizer asks for; None: it asks for none."""
+        """Updates between observations of the curvature; None if the optimizer asks for none."""
         return self.optimizer.observe_every if isinstance(self.optimizer, Observer) else None
 
     @torch.no_grad()
@@ -167,7 +186,7 @@ class Stage:
         self.optimizer.observe(dict(zip(self.versions.master, gradients, strict=True)))
 
     def take_comparison(self) -> Found:
-        """What the last update was beside its rehearsal, by weight; nothing if it had none."""
+        """How the last update compares with the probe's, by weight; empty if it had no probe."""
         probe, self._probe = self._probe, NoProbe()
         names = self.versions.names
         return {
@@ -175,47 +194,54 @@ class Stage:
             for name, sums in zip(names, probe.found(), strict=False)
         }
 
-    def _delays(self, batch: int) -> list[int]:
-        return [batch - version for version in self._read[batch]]
-
-    def _set_lrs(self, batch: int, delays: Sequence[int]) -> None:
+    def _start_update(self, batch: int) -> list[int]:
+        """Sets the learning rates of a batch's update; returns the delays of its gradients."""
+        delays = self._delays(batch)
+        del self._read[batch]
         late = dict(zip(self.versions.master, delays, strict=True))
         for group, peak in zip(self.optimizer.param_groups, self._peak_lrs, strict=True):
             delay = max(late[weight] for weight in group["params"])
             factor = self._correction.lr_factor(batch, delay)
             group["lr"] = peak * self._lr_factor(batch) * factor
+        return delays
+
+    def _delays(self, batch: int) -> list[int]:
+        return [batch - version for version in self._read[batch]]
 
     @torch.no_grad()
     def evaluate(self, x: Tensor) -> Tensor:
-        """Forward of W(t+1), or what the optimizer evaluates for it, in the master's dtype."""
+        """The output for `x` of W(t+1), or of what the optimizer evaluates in its place, in the
+        master's dtype.
+        """
         self.versions.bind_others(evaluated(self.optimizer, self.versions.master))
         return self._run(x)
 
     def weights(self) -> dict[str, Tensor]:
-        """What is evaluated and exported, by name, on the CPU."""
+        """The weights that are evaluated and exported, by name, on the CPU."""
         tensors = evaluated(self.optimizer, self.versions.master)
         named = zip(self.versions.names, tensors, strict=True)
         return {name: tensor.detach().cpu() for name, tensor in named}
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """All that the stage needs to go on after a drain, by weight: stages may be cut anew."""
+        """What the stage needs to resume after a drain, by weight: the cut may change."""
         versions, optimizer = self.versions.state(), optimizer_state.by_weight(self.optimizer)
-        corrections = self._correction.state() or [[]] * len(versions)
         return {
             name: {**versions[name], "optimizer": optimizer[master], "correction": correction}
             for name, master, correction in zip(
-                self.versions.names, self.versions.master, corrections, strict=True
+                self.versions.names, self.versions.master, self._correction.state(), strict=True
             )
         }
 
     def restore(self, state: Mapping[str, dict[str, Any]]) -> None:
-        """Takes back what `state` gave, from a state that may hold other stages' weights too."""
+        """Restores what `state` returned; the given state may hold other stages' weights too."""
         mine = [state[name] for name in self.versions.names]
         masters = self.versions.master
         self.versions.restore(mine)
         saved = {master: of["optimizer"] for master, of in zip(masters, mine, strict=True)}
         optimizer_state.restore(self.optimizer, saved)
-        corrections = [of["correction"] for of in mine]
-        if any(corrections):
-            device = masters[0].device
-            self._correction.restore([[t.to(device) for t in tensors] for tensors in corrections])
+        device = masters[0].device
+        self._correction.restore([_on(device, of["correction"]) for of in mine])
+
+
+def _on(device: torch.device, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.to(device) for name, tensor in tensors.items()}

@@ -20,8 +20,8 @@ class Versions:
     In the master's dtype the newest version *is* the master, so that a lag of 1 costs one more set
     of weights and a lag of 0 none. Leaves in another dtype (bf16) are copies of an fp32 master.
 
-    With `reads_ahead` a batch that reads a version late sees other leaves, those that were foreseen
-    when the version was made: lag + 1 more sets of weights.
+    With `reads_ahead` a batch that reads a version late sees other leaves, which were predicted
+    when the version was made. They take lag + 1 more sets of weights.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Versions:
     def bind(self, versions: Sequence[int], batch: int) -> list[nn.Parameter]:
         """Makes the module read, for `batch`, version `versions[i]` of weight i.
 
-        Returns those leaves. Raises LookupError for a version that does not exist yet or is already
+        Returns these leaves. Raises LookupError for a version that does not exist yet or is already
         overwritten.
         """
         leaves = []
@@ -68,12 +68,12 @@ class Versions:
         return leaves
 
     def bind_others(self, weights: Sequence[Tensor]) -> None:
-        """Makes the module read these, in the order of the weights, until the next `bind`."""
+        """Makes the module read these tensors, one per weight, until the next `bind`."""
         self._set(weights)
 
     @torch.no_grad()
     def open(self) -> list[nn.Parameter]:
-        """The master, W(t), lying where version t + 1 will be read: ready for an in-place step."""
+        """Returns the master, W(t), in the slot of version t + 1: ready for an in-place step."""
         if self._shares_master:
             for master, slot in zip(self.master, self._slots(self.newest + 1), strict=True):
                 if slot.data_ptr() != master.data_ptr():
@@ -83,7 +83,7 @@ class Versions:
 
     @torch.no_grad()
     def close(self, ahead: Sequence[Tensor]) -> None:
-        """Publishes the stepped master as version t + 1, and `ahead` as what late reads see."""
+        """Publishes the stepped master as version t + 1, and `ahead` for its late reads."""
         self.newest += 1
         if not self._shares_master:
             torch._foreach_copy_(self._slots(self.newest), list(self.master))
@@ -108,9 +108,9 @@ class Versions:
 
     @torch.no_grad()
     def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Takes back what `state` gave, a mapping a weight, into the same rings.
+        """Restores what `state` returned, one mapping per weight.
 
-        Raises LookupError for weights that were kept in another number of versions.
+        Raises LookupError if the state has another number of versions of a weight.
         """
         self.newest = max(state[0]["held"])
         for i, saved in enumerate(state):
@@ -129,7 +129,7 @@ class Versions:
         return [ring[version % len(ring)] for ring in self._rings]
 
     def _foreseen(self) -> Iterator[tuple[int, list[nn.Parameter]]]:
-        """The weights that have leaves for late reads, by number, with these."""
+        """Yields (number, leaves) of each weight that has leaves for late reads."""
         pairs = enumerate(zip(self._rings, self._ahead, strict=True))
         return ((i, ahead) for i, (ring, ahead) in pairs if ahead is not ring)
 

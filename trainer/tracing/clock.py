@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trainer.operations import Op
+from trainer.schedules.operations import Op
 
 LONGEST_TRACE = 50_000
-"""Spans a rank keeps: what a viewer of traces shows with ease."""
+"""Most spans that a rank keeps: viewers show a trace of that size with ease."""
 
 
 class Span(NamedTuple):
     """An operation, a wait before one ("wait F"), or the reduction of a batch ("reduce").
 
-    `start` and `end` are seconds since 1970, by which the ranks of one machine can be compared.
+    `start` and `end` are seconds since 1970, so the ranks of one machine can be compared.
     """
 
     kind: str
@@ -31,7 +31,7 @@ class Span(NamedTuple):
 
 
 class Clock:
-    """Adds up what operations take, and keeps each of them while `is_tracing`."""
+    """Adds up the time that operations take, and keeps the span of each while `is_tracing`."""
 
     def __init__(self, device: torch.device, is_tracing: bool) -> None:
         self._is_cuda, self._is_tracing = device.type == "cuda", is_tracing
@@ -53,7 +53,7 @@ class Clock:
 
     @contextmanager
     def span(self, op: Op, kind: str = "") -> Iterator[None]:
-        """Times what runs inside as `op`, or as what else happened for its sake."""
+        """Times the body of the context as `op`, or as the `kind` of work done for it."""
         start = self._now()
         yield
         self._open.append((kind or op.kind, op, start, self._now()))

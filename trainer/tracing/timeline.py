@@ -9,20 +9,20 @@ from typing import Any, NamedTuple, TypeAlias
 import altair as alt
 import vl_convert
 
-from trainer.clock import Span
-from trainer.simulate import Timeline
+from trainer.schedules.simulate import Timeline
+from trainer.tracing.clock import Span
 
 BATCHES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
-"""Colours that colour-blind eyes tell apart (Okabe and Ito 2008), in turn."""
+"""Colours of successive batches, which colour-blind readers can tell apart (Okabe and Ito 2008)."""
 SHADES = {"F": 0.45, "B": 1.0, "I": 1.0, "W": 0.7}
-"""How much of its batch's colour a kind of operation has."""
+"""Opacity of each kind of operation in the colour of its batch."""
 UPDATE, WAIT = "#000000", "#d0d0d0"
 LOOK = (
-    "a colour a batch; pale: forward; full: backward, or its input half; between: its weight half;"
-    " black: update; thin and grey: wait"
+    "one colour per batch; pale: forward; full: backward, or its input half; between: its weight"
+    " half; black: update; thin and grey: wait"
 )
 HEIGHTS = (0.25, 0.8, 0.9)
-"""Shares of a row: a wait, a pass, an update."""
+"""Heights of a wait, a pass and an update, as shares of the row."""
 WIDTH, ROW = 1000, 36  # pixels
 
 
@@ -30,7 +30,7 @@ Panel: TypeAlias = alt.LayerChart | alt.FacetChart
 
 
 class Bar(NamedTuple):
-    """Something in a rank's row, `start` and `end` in seconds from the picture's left side."""
+    """A bar in a rank's row; `start` and `end` are seconds from the left side of the picture."""
 
     kind: str
     batch: int
@@ -72,12 +72,14 @@ def draw(
 
 
 def _is_shown(bar: Bar, batches: range) -> bool:
-    """Whether the picture goes on at least to this bar's end."""
+    """Whether the picture must reach to the end of this bar."""
     return bar.kind in SHADES and bar.batch in batches
 
 
 def _panel(rows: Sequence[Iterable[Bar]], end: float, scale: alt.Scale) -> Panel:
-    """Waits below the passes, updates above them: a reduction runs in the background."""
+    """One row per rank: waits are thinner than passes, updates higher. Reductions are not shown,
+    because they run in the background.
+    """
     shown = [
         {"rank": f"rank {rank}", "start": bar.start * 1e3, "end": bar.end * 1e3, **_look(bar)}
         for rank, bars in enumerate(rows)

@@ -8,20 +8,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median
 
-from trainer.clock import Span
-from trainer.interleave import Awaits, key
-from trainer.operations import Op, Schedule
-from trainer.simulate import Costs, Timeline, simulate
+from trainer.schedules.operations import Op, Schedule
+from trainer.schedules.proof import Awaits, key
+from trainer.schedules.simulate import Costs, Timeline, simulate
+from trainer.tracing.clock import Span
 
 SHOWN = 6
-"""Batches in the picture: more would be too narrow to see."""
+"""Number of batches in the picture: with more, bars would be too narrow to see."""
 
 Spans = Sequence[Sequence[Span]]
-"""By rank, in the order in which they ended."""
+"""The spans of each rank, in the order in which they ended."""
 
 
 def write_trace(path: Path, spans: Spans, num_ranks: int) -> None:
-    """Chrome's trace format: a process a replica, a thread a rank and one for its reductions."""
+    """Writes `spans` in Chrome's trace format: one process per replica, two threads per rank, of
+    which one shows the reductions.
+    """
     zero = min((span.start for of_rank in spans for span in of_rank), default=0.0)
     events: list[dict[str, object]] = []
     for rank, of_rank in enumerate(spans):
@@ -54,7 +56,7 @@ def between(spans: Spans, first: int, last: int) -> list[list[Span]]:
 
 
 def costs(spans: Spans) -> list[Costs]:
-    """Mean seconds of an operation of each kind, a mapping a rank."""
+    """Mean seconds of an operation of each kind, one mapping per rank."""
     found: list[Costs] = []
     for of_rank in spans:
         seconds = defaultdict(list)
@@ -65,10 +67,10 @@ def costs(spans: Spans) -> list[Costs]:
 
 
 def communication(spans: Spans, operations: Sequence[Sequence[Op]]) -> float:
-    """Seconds that a message takes: the median, over those that were waited for.
+    """Median seconds that a message takes, over the messages that a rank waited for.
 
-    From the end of the operation that made it to the end of the wait for it, where the wait began
-    before; 0 if nobody waited.
+    A message takes from the end of the operation that made it to the end of the wait for it. Only
+    waits count that began before that operation ended. 0 if no rank waited.
     """
     ends, waits = {}, {}
     for of_rank in spans:
@@ -89,7 +91,7 @@ def communication(spans: Spans, operations: Sequence[Sequence[Op]]) -> float:
 
 
 def simulated(spans: Spans, schedule: Schedule, first: int, last: int) -> Timeline:
-    """Batches first … last − 1 of a phase, from drain to drain, with the costs of these spans."""
+    """Simulates batches first … last − 1, from drain to drain, at the costs of `spans`."""
     operations = schedule.operations(first, last)
     return simulate(operations, costs(spans), communication(spans, operations))
 
@@ -106,7 +108,7 @@ def leave(folder: Path, spans: Spans, schedule: Schedule, runs: Sequence[tuple[i
     if not whole:
         return
     first, last = max(whole, key=lambda run: (run[1] - run[0], run[0]))
-    from trainer.timeline import draw  # altair is slow to load
+    from trainer.tracing.timeline import draw  # altair is slow to load
 
     longer = min(last, first + SHOWN + 2)  # so that the last batch shown is not the last to run
     expected = simulated(between(one_replica, first, last), schedule, first, longer)

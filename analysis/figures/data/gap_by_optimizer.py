@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.figures import gap_by_coefficient, gap_by_key
+from analysis.figures.data import gap_by_coefficient, gap_by_key
 
 
 def by_momentum(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
-    """A panel an arm, rows of `paired_seeds.COLUMNS` whose series are optimizers."""
+    """One panel per arm, with rows of `paired_seeds.COLUMNS` whose series are optimizers."""
     found = gap_by_key.data(trials, gaps)
     found = found[found["key"] == "optimizer.momentum"]
     return _with_optimizers(found, found["series"], trials)
 
 
 def by_coefficient(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
-    """A panel a kind of Error Feedback; the plain delay is its coefficient 0."""
+    """Likewise, with one panel per kind of Error Feedback; the plain delay has coefficient 0."""
     found = gap_by_coefficient.data(trials, gaps, correction="error_feedback")
     plain = found["value"].isna()
     kinds = [
@@ -27,9 +27,8 @@ def by_coefficient(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_optimizers(
-    found: pd.DataFrame, arms: pd.Series | str, trials: pd.DataFrame
+    found: pd.DataFrame, panel: pd.Series | str, trials: pd.DataFrame
 ) -> pd.DataFrame:
-    """What the points of a panel have in common beside their optimizer stays in its title."""
+    """`subtitle` stays: what the points of a panel have in common beside their optimizer."""
     optimizers = trials.drop_duplicates("trial_id").set_index("trial_id")["optimizer"]
-    settings = found["panel"].str.replace(r"^[^\n]*", "", regex=True)
-    return found.assign(panel=arms + settings, series=found["trial_id"].map(optimizers))
+    return found.assign(panel=panel, series=found["trial_id"].map(optimizers))

@@ -1,4 +1,4 @@
-"""Final losses side by side: a bar an arm, every seed, and the mean gap with its interval."""
+"""Final losses side by side: one bar per arm, every seed, and the mean gap with its interval."""
 
 from __future__ import annotations
 
@@ -8,51 +8,48 @@ from typing import NamedTuple
 import altair as alt
 import pandas as pd
 
+from analysis.figures.data.final_loss import GAP
+from analysis.figures.data.panels import OF_SEED, PANEL
+from analysis.figures.draw.marks import legend, panels_of, rounded
+from analysis.figures.draw.style import Style, arm_styles
 from analysis.figures.figure import Chart
-from analysis.figures.marks import legend, rounded, titled
-from analysis.figures.style import Style, arm_styles
-from analysis.tables import diverged_text
+from analysis.statistics.text import diverged_text
+from trainer.base.status import Status
 
 CAPTION = (
     "bars: means; points: each seed; above: mean gap to sync, its 95 % interval and n",
     "the axis starts above 0; ↑: beyond it there are seeds of the bar, whose mean is written",
 )
 CRUSHED = 4.0
-"""A bar is cut where it is that many times as far from the least loss as three quarters of the
-others are."""
+"""A bar is cut where its distance from the least loss is that many times the third quartile of
+these distances."""
 MARGIN = 0.08
 """Share of the axis below the least loss."""
 HEIGHT, LINE = 150, 10  # pixels of the highest bar, and of a line of the words above it
 MIN_WIDTH, BAND = 200, 44  # pixels that the words above a bar take
-OF_SEED = ["seed", "trial_id", "status"]
-OF_GAP = ["n", "gap", "low", "high", "diverged", "pairs"]
-"""Columns of the arm's row of gaps; missing of sync."""
-HOVER = ["series:N", "mean:Q", *(f"{name}:Q" for name in OF_GAP)]
+HOVER = ["series:N", "mean:Q", *(f"{name}:Q" for name in GAP)]
 
 
 def charts(data: pd.DataFrame, key: str = "series") -> list[Chart]:
-    """`data`: a row a trial with `panel`, `series` (its arm), `final_val_loss`, `OF_SEED` and
-    `OF_GAP`; bars of one value of the column `key` stand together, in the order of the rows.
+    """One chart per panel of rows of `data.final_loss`: one per trial.
 
-    Trials that diverged have no loss: they are counted in words.
+    Bars of one value of the column `key` stand together, in the order of the rows. Trials that
+    diverged have no loss: they are counted in words.
     """
     data = data.assign(group=data[key])
-    words = [_of_group(rows) for _, rows in data.groupby(["panel", "group"])]
+    words = [_of_group(rows) for _, rows in data.groupby([*PANEL, "group"])]
     floor, top = _ends(data)
     span = (top - floor) or 1.0
     room = LINE * (max(map(len, words)) + 2)
     domain = [floor - MARGIN * span, top + span * room / HEIGHT]
     scale = alt.Scale(domain=domain, nice=False, zero=False)
     y = alt.Y("final_val_loss:Q", title="final validation loss (nats per token)", scale=scale)
-    styles = arm_styles(data["series"])
-    return [
-        _panel(rows, _Frame(key, y, domain[0], top, HEIGHT + room, styles), str(title))
-        for title, rows in data.groupby("panel", sort=False)
-    ]
+    frame = _Frame(key, y, domain[0], top, HEIGHT + room, arm_styles(data))
+    return [_panel(rows, frame, title) for title, rows in panels_of(data)]
 
 
 class _Frame(NamedTuple):
-    """What the panels have in common: bars stand on `bottom` and are cut at `top`."""
+    """What the panels share: bars stand on `bottom` and are cut at `top`."""
 
     key: str
     y: alt.Y
@@ -64,7 +61,7 @@ class _Frame(NamedTuple):
 
 def _ends(data: pd.DataFrame) -> tuple[float, float]:
     """The least loss, and the largest one of a bar that is not cut."""
-    tops = data.groupby(["panel", "group", "series"])["final_val_loss"].max().dropna()
+    tops = data.groupby([*PANEL, "group", "series"])["final_val_loss"].max().dropna()
     if tops.empty:
         return 0.0, 1.0
     floor = float(data["final_val_loss"].min())
@@ -72,7 +69,7 @@ def _ends(data: pd.DataFrame) -> tuple[float, float]:
     return floor, float(tops[tops <= max(limit, tops.min())].max())
 
 
-def _panel(rows: pd.DataFrame, frame: _Frame, title: str) -> Chart:
+def _panel(rows: pd.DataFrame, frame: _Frame, title: alt.TitleParams) -> Chart:
     is_grouped = frame.key != "series"
     order = list(dict.fromkeys(rows["group"])) if is_grouped else [*frame.styles]
     look = legend({name: name for name in frame.styles}, frame.styles, symbol="square").color
@@ -100,23 +97,23 @@ def _panel(rows: pd.DataFrame, frame: _Frame, title: str) -> Chart:
         .mark_text(angle=270, align="right", dx=-3)
         .encode(text="cut:N"),
         _words(rows, frame).encode(x=x),
-        title=titled(title),
+        title=title,
         height=frame.height,
         width=max(MIN_WIDTH, BAND * len(order)),
     )
 
 
 def _bars(rows: pd.DataFrame, top: float) -> pd.DataFrame:
-    """A row a bar: its height on the axis, its `mean`, and in `cut` what is said if it is cut."""
+    """One row per bar: its height on the axis, its `mean`, and in `cut` what a cut bar says."""
     grouped = rows.groupby(["group", "series"], sort=False)
-    bars = grouped[OF_GAP].first().assign(mean=grouped["final_val_loss"].mean())
+    bars = grouped[GAP].first().assign(mean=grouped["final_val_loss"].mean())
     is_cut = grouped["final_val_loss"].max() > top
     cut = bars["mean"].map("↑ {:.3g}".format).where(is_cut, "")
     return bars.assign(final_val_loss=bars["mean"].clip(upper=top), cut=cut).reset_index()
 
 
 def _words(rows: pd.DataFrame, frame: _Frame) -> alt.Chart:
-    """Above the highest point of each group."""
+    """The words above the highest point of each group."""
     words = [
         {
             "group": group,
@@ -135,7 +132,7 @@ def _words(rows: pd.DataFrame, frame: _Frame) -> alt.Chart:
 
 
 def _of_group(rows: pd.DataFrame) -> list[str]:
-    """The gap of each arm, named if there are several; of sync alone its n."""
+    """Lines with the gap of each arm, named if there are several; for sync alone with its n."""
     arms = rows[rows["pairs"].notna()].drop_duplicates("series").to_dict("records")
     lines = []
     for row in arms:
@@ -144,13 +141,13 @@ def _of_group(rows: pd.DataFrame) -> list[str]:
         lines += [f"[{row['low']:+.3f},", f"{row['high']:+.3f}]"] if row["n"] > 1 else []
         lines += [diverged_text(row), "diverged"] if row["diverged"] else [f"n={row['n']}"]
     sync = rows[rows["pairs"].isna()]
-    lost = int((sync["status"] == "diverged").sum())
+    lost = int((sync["status"] == Status.DIVERGED).sum())
     if lost:
         lines += [f"{'sync: ' if arms else ''}{lost} of {len(sync)}", "diverged"]
     return lines or [f"n={len(sync)}"]
 
 
 def _names(order: Sequence[str]) -> alt.Axis:
-    """Turned where they would meet."""
+    """Labels of bars, turned where they would overlap."""
     is_crowded = (len(order) > 3 and max(map(len, order)) > 6) or max(map(len, order)) > 12
     return alt.Axis(labelAngle=-30 if is_crowded else 0, labelLimit=140, labelOverlap=False)

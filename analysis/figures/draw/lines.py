@@ -1,4 +1,4 @@
-"""Lines against a swept number: means with their interval, every seed, and what diverged."""
+"""Lines against a swept number: means with their interval, every seed, and divergences."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import NamedTuple
 import altair as alt
 import pandas as pd
 
+from analysis.figures.data.panels import OF_SEED, PANEL
+from analysis.figures.draw.marks import FAINT, Look, counted, legend, panels_of, rounded
+from analysis.figures.draw.scales import MARGIN, linear, of_gaps, of_numbers
+from analysis.figures.draw.style import Style, Styles, arm_styles
 from analysis.figures.figure import Chart
-from analysis.figures.marks import FAINT, Look, counted, legend, rounded, titled
-from analysis.figures.scales import MARGIN, linear, of_gaps, of_numbers
-from analysis.figures.style import Style, Styles, arm_styles
 
 GAP, LOSS = "gap to sync (nats per token)", "final validation loss (nats per token)"
 CAPTION = (
@@ -20,37 +21,37 @@ CAPTION = (
 )
 BAND = "band: the plain delay"
 MARK_HEIGHT = 0.06
-"""Share of the axis that the mark of an arm that diverged takes."""
+"""Share of the axis that the mark of a diverged arm takes."""
 LINE_HEIGHT = 12  # pixels of that mark
 SEED_OFFSET = 6  # pixels to the right of the mean
 
 SHAPE = alt.Shape("shape:N", scale=None)
-OF_MEAN = ["mean", "low", "high", "n", "diverged", "pairs"]
-OF_SEED = ["seed", "trial_id", "status"]
+WITH_MEAN = ["low", "high", "n", "diverged", "pairs"]
+"""What is shown beside a mean."""
 
 
 def of_gap(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
-    """`data`: rows of `paired_seeds.COLUMNS`. A series without a value is a band with a line."""
+    """One chart per panel of rows of `paired_seeds.COLUMNS`; a series without values is a band."""
     values = pd.concat([data["gap"], data["low"], data["high"], data["mean"]])
-    return _charts(data, "gap", of_gaps("gap", GAP, values, _room(data)), styles(data["series"]))
+    return _charts(data, "gap", of_gaps("gap", GAP, values, _room(data)), styles(data))
 
 
 def of_loss(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
     """Likewise, with `loss` for `gap`."""
     values = pd.concat([data["loss"], data["low"], data["high"], data["mean"]])
     axis = alt.Y("loss:Q", title=LOSS, scale=linear(values, above=_room(data)))
-    return _charts(data, "loss", axis, styles(data["series"]))
+    return _charts(data, "loss", axis, styles(data))
 
 
 def _room(data: pd.DataFrame) -> float:
     """Share of the axis above the values, for the marks of what diverged."""
     if not (data["diverged"] > 0).any():
         return MARGIN
-    return MARGIN + MARK_HEIGHT * int(data.groupby("panel")["series"].nunique().max())
+    return MARGIN + MARK_HEIGHT * int(data.groupby(PANEL)["series"].nunique().max())
 
 
 class _Frame(NamedTuple):
-    """What the layers of a panel have in common; `y` encodes the field `column`."""
+    """What the layers of a panel share; `y` shows the column `column`."""
 
     x: alt.X
     y: alt.Y
@@ -59,7 +60,7 @@ class _Frame(NamedTuple):
     styles: Mapping[str, Style]
 
     def layer(self, rows: pd.DataFrame, held: str, *more: str) -> alt.Chart:
-        """Rows whose column `held` is on the y axis."""
+        """A chart of `rows` with their column `held` on the y axis."""
         kept = rounded(rows, list(dict.fromkeys(["series", "value", held, *more])))
         kept["shape"] = [self.styles[series].shape for series in kept["series"]]
         chart = alt.Chart(kept.rename(columns={held: self.column}))
@@ -68,7 +69,7 @@ class _Frame(NamedTuple):
 
 def _charts(data: pd.DataFrame, column: str, y: alt.Y, styles: Mapping[str, Style]) -> list[Chart]:
     panels: list[Chart] = []
-    for title, rows in data.groupby("panel", sort=False):
+    for title, rows in panels_of(data):
         labels = {str(series): _label(of_series) for series, of_series in rows.groupby("series")}
         swept = rows.dropna(subset="value")
         x = of_numbers("value", rows["key"].iloc[0], swept["value"])
@@ -82,7 +83,7 @@ def _charts(data: pd.DataFrame, column: str, y: alt.Y, styles: Mapping[str, Styl
             _points(frame, swept, SEED_OFFSET).encode(x=x),
             *marks,
         ]
-        panels.append(alt.layer(*layers, title=titled(str(title))))
+        panels.append(alt.layer(*layers, title=title))
     return panels
 
 
@@ -92,11 +93,11 @@ def _zero(frame: _Frame) -> list[alt.Chart]:
 
 
 def _bands(frame: _Frame, rows: pd.DataFrame) -> list[alt.Chart]:
-    """Across the panel; their seeds are on its right side."""
+    """Bands across the panel, with their seeds on its right side."""
     means = rows.drop_duplicates("series")
     band = frame.layer(means.dropna(subset="low"), "low", "high")
-    line = frame.layer(means.dropna(subset="mean"), "mean", *OF_MEAN[1:])
-    hover = ["series", frame.column, *OF_MEAN[1:]]
+    line = frame.layer(means.dropna(subset="mean"), "mean", *WITH_MEAN)
+    hover = ["series", frame.column, *WITH_MEAN]
     return [
         band.mark_rect(opacity=0.15).encode(y2="high:Q"),
         line.mark_rule(strokeWidth=1.6).encode(strokeDash=frame.look.dash, tooltip=hover),
@@ -106,9 +107,9 @@ def _bands(frame: _Frame, rows: pd.DataFrame) -> list[alt.Chart]:
 
 def _means(frame: _Frame, rows: pd.DataFrame) -> list[alt.Chart]:
     means = rows.drop_duplicates(["series", "value"]).dropna(subset="mean")
-    line = frame.layer(means, "mean", *OF_MEAN[1:]).encode(x=frame.x)
+    line = frame.layer(means, "mean", *WITH_MEAN).encode(x=frame.x)
     arms = frame.layer(means.dropna(subset="low"), "low", "high").encode(x=frame.x, y2="high:Q")
-    tooltip = ["series", "value", frame.column, *OF_MEAN[1:]]
+    tooltip = ["series", "value", frame.column, *WITH_MEAN]
     return [
         arms.mark_rule(strokeWidth=1.2),
         line.mark_line(strokeWidth=1.8).encode(strokeDash=frame.look.dash),
@@ -124,7 +125,7 @@ def _points(frame: _Frame, rows: pd.DataFrame, offset: int = 0) -> alt.Chart:
 
 
 def _diverged(frame: _Frame, rows: pd.DataFrame, order: Sequence[str]) -> list[alt.Chart]:
-    """At the top of the panel, a line of text a series: there is no gap to draw."""
+    """One line of text per series at the top of the panel: there is no gap to draw."""
     found = rows[rows["diverged"] > 0].drop_duplicates(["series", "value"])
     words = [f"× {k}/{n}" for k, n in zip(found["diverged"], found["pairs"], strict=True)]
     marks = found[["series", "value"]].assign(words=words)
@@ -137,7 +138,7 @@ def _diverged(frame: _Frame, rows: pd.DataFrame, order: Sequence[str]) -> list[a
 
 
 def _label(rows: pd.DataFrame) -> str:
-    """With how many pairs each mean has, and of a band how many diverged."""
+    """The series with the pairs behind each mean, and of a band how many diverged."""
     reference = rows.iloc[0]
     is_band = rows["value"].isna().all() and reference["diverged"]
     note = f", × {reference['diverged']}/{reference['pairs']}" if is_band else ""

@@ -1,20 +1,21 @@
-"""Parts that charts are made of: legends that count, titles, rounded data."""
+"""Parts of charts: legends, titles, rounded data."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import altair as alt
 import pandas as pd
 
-from analysis.figures.style import Style
+from analysis.figures.data.panels import PANEL
+from analysis.figures.draw.style import Style
 
 DIGITS = 6
-"""Significant ones of a number in a specification; the CSV has all."""
+"""Significant digits of a number in a specification; the CSV has all."""
 LONG_LABEL = 22
-"""Letters from which on a legend has one column."""
+"""A legend with a label of more letters has one column."""
 SYMBOL_SIZES = {"stroke": 300, "square": 100}
 FAINT = 0.35
 
@@ -35,10 +36,10 @@ def rounded(data: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def legend(labels: Mapping[str, str], styles: Mapping[str, Style], symbol: str = "stroke") -> Look:
-    """What a series looks like, and what the legend says of it.
+    """Colours and dashes of the series, and their legend.
 
-    `labels` and `styles` of a series: what the legend calls it, and its look. `symbol`: what stands
-    in the legend, of `SYMBOL_SIZES`.
+    `labels` and `styles`: for each series its name in the legend, and its look. `symbol`: the one
+    in the legend, a key of `SYMBOL_SIZES`.
     """
     shown = [name for name in styles if name in labels]
     columns = 1 if max(len(labels[name]) for name in shown) > LONG_LABEL else 2
@@ -56,19 +57,18 @@ def legend(labels: Mapping[str, str], styles: Mapping[str, Style], symbol: str =
     )
 
 
-def titled(title: str) -> alt.TitleParams:
-    """The first line is the panel's name, the others say what of it is shown."""
-    name, *more = title.split("\n")
-    return alt.TitleParams(name, subtitle=more or alt.Undefined)
+def panels_of(data: pd.DataFrame) -> Iterator[tuple[alt.TitleParams, pd.DataFrame]]:
+    """The title and the rows of each panel, in the order of the rows."""
+    for (panel, subtitle), rows in data.groupby(PANEL, sort=False):
+        yield titled(str(panel), str(subtitle)), rows
 
 
-def renamed(panels: pd.Series, more: str) -> pd.Series:
-    """Titles of panels with `more` behind the name."""
-    return panels.map(
-        lambda title: title.replace("\n", f"{more}\n", 1) if "\n" in title else title + more
-    )
+def titled(name: str, *subtitles: str) -> alt.TitleParams:
+    """The name of a panel, and below it in small letters the lines of `subtitles`."""
+    lines = [line for subtitle in subtitles for line in subtitle.splitlines()]
+    return alt.TitleParams(name, subtitle=lines or alt.Undefined)
 
 
 def counted(n: pd.Series) -> str:
-    """Of how many seeds means are."""
+    """How many seeds are behind each of some means, in words."""
     return f"n={n.min()}" if n.min() == n.max() else f"n={n.min()} to {n.max()}"

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import altair as alt
 import numpy as np
 import pandas as pd
 
 MARGIN = 0.05
-"""Share of the axis that is free beyond the values."""
+"""Share of the axis that is left free beyond the values."""
 LOG_FROM = 7
-"""A longer span of swept numbers, largest over smallest, is drawn on a log axis."""
+"""Swept numbers whose ratio of largest to smallest is above this are drawn on a log axis."""
 SYMMETRIC_LOG_FROM = 50
-"""As much of gaps, largest over median: small ones would be a flat line on a linear axis."""
+"""Likewise for gaps, largest over median: small ones would be a flat line on a linear axis."""
 MAX_TICKS = 8
+RATIOS = (0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 2, 3, 5, 10, 30, 100, 1000)
+"""Ticks of an axis of ratios."""
 PLAIN = "abs(datum.value) < 10000 ? '' + datum.value : format(datum.value, '~s')"
 """Numbers of ticks as people write them."""
 SIDES = 14  # pixels left of the smallest number and right of the largest
+
+Channel = TypeVar("Channel", alt.X, alt.Y)
+
+
+class Axis(NamedTuple, Generic[Channel]):
+    """A column of the data, and how an axis shows it."""
+
+    column: str
+    channel: Channel
 
 
 class Symlog(NamedTuple):
@@ -43,7 +54,7 @@ def linear(values: pd.Series, *, above: float = MARGIN, below: float = MARGIN) -
 
 
 def of_positive(column: str, title: str, values: pd.Series) -> alt.Y:
-    """A log axis with a tick a decade."""
+    """A log axis with one tick per decade."""
     low, high = _ends(values.astype(float).map(np.log10))
     margin = (high - low) * MARGIN
     domain = [float(10 ** (low - margin)), float(10 ** (high + margin))]
@@ -77,6 +88,18 @@ def of_gaps(column: str, title: str, values: pd.Series, above: float = MARGIN) -
     return alt.Y(f"{column}:Q", title=words, scale=scale, axis=ticks)
 
 
+def of_ratios(channel: Channel, title: str, values: pd.DataFrame) -> Channel:
+    """`channel` on a log axis that holds 1 and all `values`, with ticks at round ratios."""
+    held = pd.concat([*(values[name].astype(float) for name in values), pd.Series([1.0])])
+    low, high = _ends(held.map(np.log))
+    margin = MARGIN * (high - low)
+    domain = [float(np.exp(low - margin)), float(np.exp(high + margin))]
+    ticks = [tick for tick in RATIOS if domain[0] <= tick <= domain[1]]
+    scale = alt.Scale(type="log", domain=domain, nice=False)
+    axis = alt.Axis(values=ticks, labelExpr=PLAIN)
+    return type(channel)(channel["shorthand"], title=title, scale=scale, axis=axis)
+
+
 def of_numbers(column: str, title: str, values: pd.Series) -> alt.X:
     """The axis of swept numbers; ticks at these where there is room for them."""
     distinct = sorted(set(values.astype(float)))
@@ -93,7 +116,7 @@ def of_numbers(column: str, title: str, values: pd.Series) -> alt.X:
 
 
 def _kind(positive: Sequence[float], whole: Sequence[float]) -> dict[str, Any]:
-    """A log axis has no place for 0 and less; a symlog one is linear between."""
+    """A log axis has no place for 0 and below; a symlog axis is linear around 0."""
     if not positive or positive[-1] <= LOG_FROM * positive[0]:
         return {"type": "linear"}
     if len(positive) == len(whole):
@@ -102,7 +125,7 @@ def _kind(positive: Sequence[float], whole: Sequence[float]) -> dict[str, Any]:
 
 
 def _ends(values: pd.Series) -> tuple[float, float]:
-    """The least and the largest, apart even if they are the same or there are none."""
+    """The least and the largest value; half a unit to each side if they are equal."""
     known = values.astype(float).dropna()
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
     return (low, high) if low < high else (low - 0.5, high + 0.5)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from itertools import cycle
+from collections.abc import Callable, Mapping
+from itertools import cycle, product
 from typing import Any, NamedTuple
+
+import pandas as pd
 
 
 class Style(NamedTuple):
@@ -15,8 +17,8 @@ class Style(NamedTuple):
     shape: str
 
 
-Styles = Callable[[Iterable[str]], dict[str, Style]]
-"""A style for each of some series, in the order of a legend."""
+Styles = Callable[[pd.DataFrame], dict[str, Style]]
+"""A style for each `series` of the rows of a figure, in the order of its legend."""
 SOLID = (1, 0)
 ARMS: Mapping[str, Style] = {
     "sync": Style("#000000", SOLID, "circle"),
@@ -27,7 +29,7 @@ ARMS: Mapping[str, Style] = {
 OTHER_COLORS = ("#009e73", "#cc79a7", "#8c6d00", "#56b4e9", "#777777")
 OTHER_DASHES = ((2, 2), (9, 2), (4, 1, 1, 1, 1, 1), (1, 1))
 OTHER_SHAPES = ("diamond", "triangle-down", "cross", "triangle-right", "triangle-left", "stroke")
-"""In turn; 20 arms are told apart."""
+"""They are combined in turn, which gives 20 arms a look of their own."""
 OPTIMIZERS: Mapping[str, str] = {
     "adamw": "#cc6677",
     "muon": "#332288",
@@ -38,8 +40,10 @@ OPTIMIZERS: Mapping[str, str] = {
     "lion": "#999933",
     "nadamw": "#ddaa33",
 }
-"""Other colours than those of the arms, told apart as well (Tol 2021, `muted`)."""
+"""Other colours than those of the arms, for colour-blind eyes too (Tol 2021, `muted`)."""
 OTHER_OPTIMIZERS = ("#aa4499", "#777777", "#bb5566", "#004488")
+SIZES = ("#88ccee", "#332288", "#cc6677", "#117733", "#ddaa33", "#aa4499")
+"""Colours of models, from the smallest on."""
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
 
 CONFIG: Mapping[str, Any] = {
@@ -84,17 +88,17 @@ CONFIG: Mapping[str, Any] = {
 """Vega-Lite's `config` of every chart."""
 
 
-def arm_styles(arms: Iterable[str]) -> dict[str, Style]:
-    """A style for each arm, in the order of a legend: the main ones first, then by name."""
-    names = set(arms)
+def arm_styles(rows: pd.DataFrame) -> dict[str, Style]:
+    """Styles of series that are arms: the main ones first, then by name."""
+    names = set(rows["series"])
     looks = map(Style, cycle(OTHER_COLORS), cycle(OTHER_DASHES), cycle(OTHER_SHAPES))
     others = dict(zip(sorted(names - {*ARMS}), looks, strict=False))
     return {name: style for name, style in ARMS.items() if name in names} | others
 
 
-def optimizer_styles(optimizers: Iterable[str]) -> dict[str, Style]:
-    """A colour and a shape for each optimizer, in order of name; its lines are solid."""
-    names = sorted(set(optimizers))
+def optimizer_styles(rows: pd.DataFrame) -> dict[str, Style]:
+    """Styles of series that are optimizers, by name: a colour and a shape, with solid lines."""
+    names = sorted(set(rows["series"]))
     others = zip(
         (name for name in names if name not in OPTIMIZERS), cycle(OTHER_OPTIMIZERS), strict=False
     )
@@ -102,4 +106,17 @@ def optimizer_styles(optimizers: Iterable[str]) -> dict[str, Style]:
     return {
         name: Style(colors[name], SOLID, shape)
         for name, shape in zip(names, cycle(SHAPES), strict=False)
+    }
+
+
+def size_styles(rows: pd.DataFrame) -> dict[str, Style]:
+    """Styles of series that are a model size and an arm: the size has a colour, from the smallest
+    on, the arm its dashes and shape. `rows` have `num_parameters` and `arm`."""
+    looks = arm_styles(rows.assign(series=rows["arm"]))
+    named = rows.groupby(["num_parameters", "arm"])["series"].unique()
+    colors = dict(zip(sorted(set(rows["num_parameters"])), cycle(SIZES), strict=False))
+    return {
+        str(series): looks[arm]._replace(color=colors[size])
+        for size, arm in product(colors, looks)
+        for series in named.get((size, arm), [])
     }

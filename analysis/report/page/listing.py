@@ -1,4 +1,4 @@
-"""A table as the page lists it: words for people, beside them the numbers that it is sorted by."""
+"""A table as the page shows it: words for people, and the numbers that it is sorted by."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ LOW, HIGH = "_low", "_high"
 
 
 class Cell(NamedTuple):
-    """`values`: as they are in the CSV, a number each column behind it; None is missing."""
+    """`values`: as in the CSV, one per column that is shown here; None is missing."""
 
     words: str
     values: Sequence[Any]
 
     @property
     def is_number(self) -> bool:
-        """Words may be broken into lines, numbers not."""
+        """Whether it is a number, which must not be broken into lines."""
         return isinstance(self.values[0], int | float)
 
 
 class Listing(NamedTuple):
-    """`heads`: of each shown column its title and the names of the columns behind it."""
+    """`heads`: the title of each shown column, and the columns of the CSV that it shows."""
 
     title: str
     heads: Sequence[tuple[str, Sequence[str]]]
@@ -35,25 +35,25 @@ class Listing(NamedTuple):
     num_rows: int
 
 
-def listing(title: str, table: pd.DataFrame, note: str, file: str) -> Listing:
-    """A mean and its interval (`x`, `x_low`, `x_high`) become one column."""
+def listed(title: str, table: pd.DataFrame, note: str, file: str) -> Listing:
+    """The listing of a table. A mean and its interval (`x`, `x_low`, `x_high`) are one column."""
     names = [str(name) for name in table]
     ends = {f"{name}{end}" for name in names for end in (LOW, HIGH) if f"{name}{LOW}" in names}
-    heads = [(name, _behind(name, names)) for name in names if name not in ends]
+    heads = [(name, _columns(name, names)) for name in names if name not in ends]
     plain = table.astype(object).where(table.notna(), None)
     records = plain.head(MOST_ROWS).to_dict("records")
-    rows = [[_cell(name, behind, row) for name, behind in heads] for row in records]
+    rows = [[_cell(name, columns, row) for name, columns in heads] for row in records]
     return Listing(title, heads, rows, note, file, len(table))
 
 
-def _behind(name: str, names: Sequence[str]) -> list[str]:
+def _columns(name: str, names: Sequence[str]) -> list[str]:
     interval = [f"{name}{end}" for end in (LOW, HIGH)]
     return [name, *(interval if interval[0] in names else [])]
 
 
-def _cell(name: str, behind: Sequence[str], row: Mapping[Any, Any]) -> Cell:
-    values = [row[column] for column in behind]
-    words = [_words(name, value, signed=len(behind) > 1) for value in values]
+def _cell(name: str, columns: Sequence[str], row: Mapping[Any, Any]) -> Cell:
+    values = [row[column] for column in columns]
+    words = [_words(name, value, signed=len(columns) > 1) for value in values]
     interval = f" [{words[1]}, {words[2]}]" if len(words) > 1 and words[1] else ""
     return Cell(words[0] + interval, values)
 

@@ -11,19 +11,19 @@ import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from analysis.claims import ALL_PARTS, Outcome, Verdict
+from analysis.claims.rates import MOST_SEEDS
 from analysis.figures import Figure, panels
-from analysis.page.listing import Listing
-from analysis.page.thin import thin
+from analysis.report.page.listing import Listing
 
 RELOAD = 10
-"""Seconds after which a page that is watched loads itself again."""
-
-
+"""Seconds after which the page of a live report loads itself again."""
 MOST_REMARKS = 30
+MOST_POINTS = 3_000
+"""Rows of one data set of a figure on the page; its CSV, SVG and PNG have all."""
 
 
 class Drawn(NamedTuple):
-    """A figure on the page; `folder` of its files, with a slash behind it or empty."""
+    """A figure on the page. `folder`: of its files, empty or with a slash at the end."""
 
     figure: Figure
     folder: str
@@ -33,7 +33,7 @@ class Drawn(NamedTuple):
 
 
 class Chapter(NamedTuple):
-    """What a page says of a scale, of a sweep, or of the trials of no sweep."""
+    """The part of a page about one scale, one sweep, or the trials of no sweep."""
 
     title: str
     verdicts: Sequence[Verdict]
@@ -50,16 +50,18 @@ class Chapter(NamedTuple):
 
     @property
     def decided(self) -> bool:
-        """Whether there is a verdict to read."""
+        """Whether some claim is decided."""
         return any(verdict.outcome != Outcome.UNDECIDED for verdict in self.verdicts)
 
 
 class Page(NamedTuple):
-    """`made`: when, in words. `watched`: whether it will be made again."""
+    """All that a page shows. `made`: when, in words."""
 
     source: str
     made: str
     summary: str
+    taxes: Sequence[str]
+    """The main token taxes of each chapter, in words."""
     remarks: Sequence[str]
     chapters: Sequence[Chapter]
     missing: Listing
@@ -67,20 +69,43 @@ class Page(NamedTuple):
     makers: Listing
     provenance: Listing
     configs: Mapping[str, str]
-    """What is said of a trial under the pointer, by its id."""
+    """The settings of each trial in words, by its id: shown for the one under the pointer."""
 
 
 def drawn(figure: Figure, data: Any, folder: str) -> Drawn:
-    """A figure of `data`, with as many of its points as a page can hold."""
+    """A figure of `data`, with as many points as a page can hold."""
     specs = panels(figure, data)
     num_points, num_all = thin(specs)
     return Drawn(figure, folder, specs, num_points, num_all)
 
 
+def thin(specs: list[dict[str, Any]]) -> tuple[int, int]:
+    """Keeps at most MOST_POINTS rows in the data sets of a figure's panels together.
+
+    They are evenly spaced, with the first and the last. Means and intervals are rows of their own,
+    made of all points. Returns how many rows there are now, and were.
+    """
+    datasets = [spec["datasets"] for spec in specs]
+    sizes = {name: len(rows) for of_spec in datasets for name, rows in of_spec.items()}
+    before = sum(sizes.values())
+    share = min(1.0, MOST_POINTS / max(1, before))
+    for of_spec in datasets:
+        for name, rows in of_spec.items():
+            of_spec[name] = _spaced(rows, max(2, int(share * len(rows))))
+    return sum(len(rows) for of_spec in datasets for rows in of_spec.values()), before
+
+
+def _spaced(rows: list[Any], most: int) -> list[Any]:
+    if len(rows) <= most:
+        return rows
+    step = (len(rows) - 1) / (most - 1)
+    return [rows[round(index * step)] for index in range(most)]
+
+
 def html(page: Page, *, watched: bool) -> str:
-    """A document that needs no other file and no network."""
+    """The document, which needs no other file and no network; if `watched`, it reloads itself."""
     environment = Environment(
-        loader=PackageLoader("analysis", "page"),
+        loader=PackageLoader("analysis.report", "page"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -90,6 +115,7 @@ def html(page: Page, *, watched: bool) -> str:
         page=page,
         reload=RELOAD if watched else None,
         all_parts=ALL_PARTS,
+        most_seeds=MOST_SEEDS,
         most_remarks=MOST_REMARKS,
         vega=_vega(),
         style=_text("style.css"),

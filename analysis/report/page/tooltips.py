@@ -1,4 +1,4 @@
-"""What the page says of a trial under the pointer: its settings, in words."""
+"""The text that the page shows for the trial under the pointer: its settings."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.points import READ_AS, in_words, varied
+from analysis.table.points import READ_AS, in_words, varied
 
 ALWAYS = ["optimizer", "optimizer.lr", "batch_size", "seq_len", "num_updates_asked"]
 
 
-def configs(trials: pd.DataFrame, specs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """By id of each trial that is in the data of `specs`: ALWAYS, what differs among the points of
-    its optimizer, and its arm."""
+def settings_by_trial(trials: pd.DataFrame, specs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """For the id of each trial in the data of `specs`, in words: ALWAYS, the keys that differ among
+    the points of its optimizer, and its arm."""
     datasets = (rows for spec in specs for rows in spec["datasets"].values())
     shown = {row["trial_id"] for rows in datasets for row in rows if "trial_id" in row}
     of_trials = trials[trials["trial_id"].isin(shown)]

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic_store import write_arms
 
 from analysis.__main__ import main
 from analysis.commands import COMMANDS, advise
-from trainer.errors import BadInput
+from tests.support.synthetic_store import write_arms
+from trainer.base.errors import BadInput
 
 ASKED = {"optimizer": "muon", "stages": "4", "microbatches": "8"}
 
@@ -28,7 +28,7 @@ def results(tmp_path: Path) -> Path:
 
 
 def answer(capsys: pytest.CaptureFixture[str], results: Path, **more: str) -> str:
-    assert advise.main(ASKED | {"results": str(results)} | more) == 0
+    advise.main(ASKED | {"results": str(results)} | more)
     return capsys.readouterr().out
 
 

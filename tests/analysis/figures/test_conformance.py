@@ -2,36 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from swept_store import SWEEPS, write_sweep
 
 from analysis import gaps, load
-from analysis.figures import FIGURES, Figure, panels, save
+from analysis.figures import MODULES, Figure, Rows, panels, registered, save
 from analysis.figures.figure import whole
+from tests.support.swept_store import SWEEPS, write_sweep
 
-GENERAL = {"gap_by_coefficient": "coefficient", "update_cosine": "staleness"}
-GENERAL |= {"update_error": "staleness", "gradient_change": "staleness"}
+FIGURES = registered((*MODULES, "tests.support.gap_intervals"))
+"""Those of the report and one of intervals."""
+ANY_TRIALS = ("momentum", "coefficient", "staleness", "horizon")
+"""Sweeps one of which has what a figure of any trials shows."""
 BY_NAME = {figure.name: figure for figure in FIGURES}
 ONE_OF_A_KIND = (
     *("final_losses", "gap_by_coefficient", "fig07_learning_rate", "fig13_batch_size"),
-    *("fig16_model_size", "fig17_update_cosine", "fig20_spike"),
+    *("fig16_model_size", "fig17_update_cosine", "fig20_spike", "token_tax", "break_even"),
 )
 pytestmark = pytest.mark.filterwarnings("ignore:.*pairs mix:UserWarning")
 
 
-def sweep_of(figure: Figure) -> str:
-    return figure.sweeps[-1] if figure.sweeps else GENERAL.get(figure.name, "momentum")
+Table = tuple[pd.DataFrame, pd.DataFrame]
+"""Trials and their gaps."""
 
 
-def shown(figure: Figure, store: Path, **changes: Any) -> pd.DataFrame:
-    write_sweep(store, sweep_of(figure), **changes)
-    trials = load(store)
-    return figure.data(trials, gaps(trials))
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Table]:
+    """The table of a sweep, whose store is written and read once for all figures."""
+
+    @cache
+    def table(sweep: str, **changes: Any) -> Table:
+        store = tmp_path_factory.mktemp(sweep)
+        write_sweep(store, sweep, **changes)
+        trials = load(store)
+        return trials, gaps(trials)
+
+    return table
+
+
+def shown(figure: Figure, swept: Callable[..., Table], **changes: Any) -> pd.DataFrame:
+    """What it shows of the last of its sweeps, or of the first that it shows anything of."""
+    data = pd.DataFrame()
+    for sweep in figure.sweeps[-1:] or ANY_TRIALS:
+        trials, of_gaps = swept(sweep, **changes)
+        data = figure.data(trials.copy(), of_gaps.copy())
+        if not data.empty:
+            break
+    return data
 
 
 def layers(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -43,6 +65,15 @@ def layers(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def rows(spec: dict[str, Any], layer: dict[str, Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = spec["datasets"][layer["data"]["name"]]
     return found
+
+
+KEPT = {Rows.SEEDS: ["trial_id"], Rows.INTERVALS: ["mean", "low", "high"]}
+"""Columns of a figure's data whose every value must be in the picture."""
+
+
+def short(value: object) -> object:
+    """A number as a specification rounds it."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 each = pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
@@ -67,23 +98,25 @@ def test_nothing_to_show_is_no_figure(figure: Figure, tmp_path: Path) -> None:
     [{"arms": ("sync",)}, {"diverged": "delay"}, {"diverged": "sync"}, {"num_points": 1}],
 )
 def test_a_store_that_lacks_something_is_drawn_or_left_out(
-    figure: Figure, changes: dict[str, Any], tmp_path: Path
+    figure: Figure, changes: dict[str, Any], swept: Callable[..., Table]
 ) -> None:
-    data = shown(figure, tmp_path, optimizers=("adamw",), **changes)
+    data = shown(figure, swept, optimizers=("adamw",), **changes)
     if not data.empty:
         assert whole(figure, data)["datasets"]
 
 
 @each
-def test_every_seed_is_in_the_picture_and_no_axis_hides_a_value(
-    figure: Figure, tmp_path: Path
+def test_every_row_is_in_the_picture_and_no_axis_hides_a_value(
+    figure: Figure, swept: Callable[..., Table]
 ) -> None:
-    data = shown(figure, tmp_path)
+    data = shown(figure, swept)
     spec = whole(figure, data)
     assert not data.empty
-    if "trial_id" in data:
-        drawn = {row.get("trial_id") for of_layer in spec["datasets"].values() for row in of_layer}
-        assert set(data["trial_id"]) <= drawn
+    assert {*figure.rows.columns} <= {*data}
+    drawn = [row for of_layer in spec["datasets"].values() for row in of_layer]
+    for column in KEPT[figure.rows]:
+        values = {short(row[column]) for row in drawn if column in row}
+        assert {short(value) for value in data[column].dropna()} <= values
     for layer in layers(spec):
         axis = layer["encoding"].get("y", {})
         if "domain" in (axis.get("scale") or {}):
@@ -94,10 +127,10 @@ def test_every_seed_is_in_the_picture_and_no_axis_hides_a_value(
 
 @each
 def test_a_page_has_a_panel_each_of_its_own_width_with_one_y_axis(
-    figure: Figure, tmp_path: Path
+    figure: Figure, swept: Callable[..., Table]
 ) -> None:
     """A single seed has no interval, and is shown."""
-    data = shown(figure, tmp_path, seeds=1)
+    data = shown(figure, swept, seeds=1)
     specs = panels(figure, data)
     assert specs
     assert all(spec["width"] == "container" for spec in specs)
@@ -115,9 +148,11 @@ def files(folder: Path, name: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", ONE_OF_A_KIND)
-def test_the_same_data_give_the_same_bytes(name: str, tmp_path: Path) -> None:
+def test_the_same_data_give_the_same_bytes(
+    name: str, swept: Callable[..., Table], tmp_path: Path
+) -> None:
     figure = BY_NAME[name]
-    data = shown(figure, tmp_path / "store", optimizers=("adamw",), seeds=2)
+    data = shown(figure, swept, optimizers=("adamw",), seeds=2)
     for out in ("a", "b"):
         (tmp_path / out).mkdir()
         save(figure, data, tmp_path / out)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from swept_store import write_sweep
-from test_analysis_figures import put
 
 from analysis import gaps, load
 from analysis.figures import FIGURES
 from analysis.figures.figure import whole
+from tests.support.swept_store import write_sweep
+from tests.support.synthetic_store import put
 
 BY_NAME = {figure.name.partition("_")[0]: figure for figure in FIGURES}
 
@@ -119,16 +119,21 @@ def test_cells_are_means_and_the_best_is_framed(tmp_path: Path) -> None:
             lost = None if rate == 0.004 and size == 16 else 1.5
             put(tmp_path, "delay", [1.3 + size / 100, lost], batch_size=size, lr=rate)
     table = data("fig13", tmp_path)
-    keys = ["quantity", "batch_size", "optimizer.lr"]
-    cells = table.set_index(keys)
-    assert list(table["quantity"].unique()) == ["sync loss", "delay loss", "delay gap"]
-    assert cells.loc[("sync loss", 8, 0.002), "mean"] == pytest.approx(1.102)
-    assert cells.loc[("delay gap", 8, 0.004), "mean"] == pytest.approx((0.376 + 0.296) / 2)
-    one_lost = cells.loc[("delay loss", 16, 0.004)]
+    maps, keys = ["arm", "quantity"], ["batch_size", "optimizer.lr"]
+    cells = table.set_index([*maps, *keys])
+    assert table[maps].drop_duplicates().to_numpy().tolist() == [
+        ["sync", "loss"],
+        ["delay", "loss"],
+        ["delay", "gap"],
+    ]
+    assert cells.loc[("sync", "loss", 8, 0.002), "mean"] == pytest.approx(1.102)
+    assert cells.loc[("delay", "gap", 8, 0.004), "mean"] == pytest.approx((0.376 + 0.296) / 2)
+    one_lost = cells.loc[("delay", "loss", 16, 0.004)]
     assert one_lost[["n", "diverged", "pairs"]].tolist() == [1, 1, 2]
-    best = table[table["best"]].groupby("quantity")[keys[1:]].agg(list)
-    assert best.loc["sync loss"].tolist() == [[8], [0.002]]
-    assert best.loc["delay loss", "batch_size"] == [8], "the lowest mean where none diverged"
+    best = table[table["best"]].set_index(maps)[keys]
+    assert best.loc[("sync", "loss")].tolist() == [8, 0.002]
+    assert best.loc[("delay", "loss"), "batch_size"] == 8, "the lowest mean where none diverged"
+    assert len(best) == 2
     assert "1.460\n× 1/2" in {row.get("words") for row in rows("fig13", table)}
 
 

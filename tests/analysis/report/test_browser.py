@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 from selenium.webdriver.support.ui import WebDriverWait
-from synthetic_store import write_arms
-from test_report_page import LOSSES, ids, record
 
-from analysis.report import report
+from analysis.report.report import report
+from tests.support.synthetic_store import LOSSES, ids, record, write_arms
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(

@@ -10,11 +10,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from synthetic_store import config, result, write, write_arms
+from analysis.report.live import state
+from tests.support.synthetic_store import config, result, write, write_arms
 
-from analysis.watch import state
-
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 DEADLINE = 120
 
 

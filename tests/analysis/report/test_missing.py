@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from analysis.missing import cost, missing
-from analysis.records import Asked, Record
+from analysis.report.missing import cost, missing
+from analysis.table.records import Asked, Record
 
 WORDS, ARMS, SEEDS = ("sweep=main", "scale=tiny"), ("sync", "delay"), (0,)
 

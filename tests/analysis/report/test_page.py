@@ -13,19 +13,13 @@ from typing import Any
 import pandas as pd
 import pytest
 import vl_convert
-from synthetic_store import config, result, write, write_arms
 
 from analysis import gaps, load
-from analysis.page import listing
-from analysis.page.thin import MOST_POINTS, thin
-from analysis.report import report
-from trainer.errors import BadInput
-
-LOSSES: dict[str, list[float | None]] = {
-    "sync": [1.70, 1.69, 1.71],
-    "delay": [2.2, 2.21, 2.19],
-    "delay_ef": [1.9, 1.91, 1.92],
-}
+from analysis.report.page.listing import listed
+from analysis.report.page.page import MOST_POINTS, thin
+from analysis.report.report import report
+from tests.support.synthetic_store import LOSSES, config, ids, record, result, write, write_arms
+from trainer.base.errors import BadInput
 
 
 class Cells(HTMLParser):
@@ -49,22 +43,6 @@ class Cells(HTMLParser):
             self.tables[-1][2].append([])
         if tag == "td" and "data-values" in given:
             self.tables[-1][2][-1].extend(json.loads(given["data-values"] or ""))
-
-
-def record(store: Path, sweep: str, scale: str, ids: list[str], **changes: Any) -> None:
-    asked = {"arm": "delay", "seed": 0, "tokens": 1000, "flops": 1e6, "seconds": 1800.0}
-    content = {
-        **{"sweep": sweep, "scale": scale, "label": f"{sweep}-{scale}"},
-        **{"words": [f"sweep={sweep}", f"scale={scale}"], "verdict": "the rule of its file"},
-        **{"arms": ["sync", "delay"], "seeds": [0, 1], "settled": True, "remarks": ["chosen"]},
-        **{"compared": ids, "trials": dict.fromkeys(ids, asked), **changes},
-    }
-    (store / "sweeps").mkdir(exist_ok=True)
-    (store / "sweeps" / f"{sweep}-{scale}.json").write_text(json.dumps(content))
-
-
-def ids(store: Path) -> list[str]:
-    return sorted(path.name for path in (store / "trials").iterdir())
 
 
 def page(store: Path, out: Path, label: str | None = None) -> str:
@@ -128,6 +106,27 @@ def test_verdicts_come_first_and_follow_the_records(tmp_path: Path) -> None:
     assert says["High momentum makes an optimizer robust"] == "not enough data"
     assert "python -m sweeps sweep=momentum scale=tiny" in text
     assert "the rule of its file" in text
+
+
+def test_each_verdict_says_how_often_its_rule_errs(tmp_path: Path) -> None:
+    store = tmp_path / "results"
+    wide = {"sync": [1.0, 1.1, 1.2], "delay": [1.9, 1.8, 2.5], "delay_ef": [1.4, 2.0, 1.5]}
+    write_arms(store, LOSSES)
+    write_arms(store, wide, optimizer="nadamw")
+    write_arms(store, {"sync": [1.0] * 3, "delay": [1.1, 1.2, 1.5]}, optimizer="muon")
+    record(store, "main", "tiny", ids(store))
+    text = page(store, tmp_path / "out")
+    assert re.search(r"were it just false, the rule would say so in \d\.\d% \[", text)
+    assert re.search(r"\d+ seeds would decide it with a probability of 80%", text)
+    assert "not in the paper, does not count: <b>nadamw</b>" in text
+    claims = pd.read_csv(tmp_path / "out" / "claims.csv")
+    rows = claims[claims["claim"] == "Error Feedback removes a part of the gap"]
+    assert rows.set_index("part")["counts"].to_dict() == {"adamw": True, "nadamw": False}
+    assert (rows["reproduced_if_false"] <= 0.05).all()
+    assert (rows["reproduced_if_false_low"] < rows["reproduced_if_false"]).all()
+    costs = claims[claims["claim"] == "A one-step delay costs loss"]
+    assert (costs["verdict"] == "not enough data").all()
+    assert (costs["seeds_to_decide"] > 3).all()
 
 
 def test_what_a_record_asks_and_the_store_lacks_is_missing_and_priced(tmp_path: Path) -> None:
@@ -252,9 +251,18 @@ def test_provenance_names_what_made_each_trial(tmp_path: Path) -> None:
     assert made["final_val_loss"].tolist() == losses
 
 
+def test_a_commit_is_cut_to_what_finds_it_and_a_release_is_not(tmp_path: Path) -> None:
+    for seed, git in enumerate(["0123456789ab" + "f" * 28 + "-dirty", "pipegap 0.1.0"]):
+        settings = config(seed=seed)
+        write(tmp_path / "r", settings, result(settings, 1.0, git=git))
+    page(tmp_path / "r", tmp_path / "out")
+    made = pd.read_csv(tmp_path / "out" / "provenance.csv")
+    assert made["git"].tolist() == ["0123456789ab-dirty", "pipegap 0.1.0"]
+
+
 def test_intervals_and_shares_in_words() -> None:
     table = pd.DataFrame({"gap": [0.5], "gap_low": [0.4], "gap_high": [0.6], "removed": [0.58]})
-    ((gap, share),) = listing("t", table, "", "t.csv").rows
+    ((gap, share),) = listed("t", table, "", "t.csv").rows
     assert (gap.words, gap.values) == ("+0.5000 [+0.4000, +0.6000]", [0.5, 0.4, 0.6])
     assert share.words == "58%"
 

@@ -6,16 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
-from synthetic_store import config, result, write, write_arms
 
 from analysis import gaps, load
 from analysis.figures import FIGURES
-from analysis.figures.style import ARMS, arm_styles, optimizer_styles
-from analysis.report import report
-from trainer.errors import BadInput
+from analysis.figures.draw.style import ARMS, arm_styles, optimizer_styles
+from analysis.report.report import report
+from tests.support.synthetic_store import config, result, write, write_arms
+from trainer.base.errors import BadInput
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 ALWAYS = ("validation_curves", "final_losses")
 """The figures of a store in which nothing was swept."""
 LOSSES: dict[str, list[float | None]] = {
@@ -93,7 +94,7 @@ def test_a_damaged_result_is_a_remark_of_the_report(tmp_path: Path) -> None:
     path = tmp_path / "trials" / "0003" / "result.json"
     path.write_bytes(path.read_bytes()[:40])
     text = report(tmp_path, tmp_path / "out")
-    assert f"warning: not whole, and so not counted: {path}" in text
+    assert f"warning: not counted, because damaged: {path}" in text
     assert "1 unfinished" in text
     assert "+0.5000 n=1" in text
 
@@ -126,7 +127,8 @@ def test_figures_show_every_seed_of_the_best_point(tmp_path: Path) -> None:
     trials = load(tmp_path)
     table = gaps(trials)
     shown = {figure.name: figure.data(trials, table) for figure in FIGURES}
-    assert set(shown["final_losses"]["panel"]) == {"adamw\noptimizer.lr=0.004: best sync of 2"}
+    assert set(shown["final_losses"]["panel"]) == {"adamw"}
+    assert set(shown["final_losses"]["subtitle"]) == {"optimizer.lr=0.004: best sync of 2"}
     assert len(shown["final_losses"]) == 6
     curves = shown["validation_curves"]
     assert curves[curves["trial_id"] == "0000"]["tokens"].tolist() == [
@@ -136,11 +138,16 @@ def test_figures_show_every_seed_of_the_best_point(tmp_path: Path) -> None:
 
 
 def test_arms_and_optimizers_keep_their_looks() -> None:
-    found = arm_styles(["pipedream", "delay", "delay_ef(0.5)"])
+    found = arm_styles(of_series("pipedream", "delay", "delay_ef(0.5)"))
     assert found["delay"] == ARMS["delay"]
     assert found["pipedream"] != found["delay_ef(0.5)"]
-    many = arm_styles(f"delay_ef({value})" for value in range(20))
+    many = arm_styles(of_series(*(f"delay_ef({value})" for value in range(20))))
     assert len({(style.color, style.dash) for style in many.values()}) == 20
-    colors = {name: style.color for name, style in optimizer_styles(["soap", "muon", "x"]).items()}
-    assert colors["muon"] == optimizer_styles(["muon"])["muon"].color
+    looks = optimizer_styles(of_series("soap", "muon", "x"))
+    colors = {name: style.color for name, style in looks.items()}
+    assert colors["muon"] == optimizer_styles(of_series("muon"))["muon"].color
     assert len(set(colors.values())) == 3
+
+
+def of_series(*names: str) -> pd.DataFrame:
+    return pd.DataFrame({"series": names})

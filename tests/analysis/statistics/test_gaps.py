@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
-from synthetic_store import TWO_BUFFERED, config, result, write, write_arms
 
 from analysis import gaps, load
-from analysis.schema import GAP
+from analysis.table.schema import GAP
+from tests.support.synthetic_store import TWO_BUFFERED, config, result, write, write_arms
 
 
 def one(table: pd.DataFrame, arm: str, optimizer: str = "adamw") -> Any:
@@ -51,6 +51,33 @@ def test_the_pair_is_of_one_seed_whatever_the_order_of_the_folders(tmp_path: Pat
         add(tmp_path, "delay", loss, seed)
     row = one(gaps(load(tmp_path)), "delay")
     assert (row["low"], row["high"]) == pytest.approx((0.1, 0.1))
+
+
+def test_a_trial_made_before_names_were_recorded_pairs_with_a_new_one(tmp_path: Path) -> None:
+    """Whatever the new one calls the same values: the point is theirs."""
+    for name, optimizer in (("adamw", "adamw"), ("mine", "muon")):
+        chosen = {"model": "tiny", "data": "wiki", "optimizer": name, "lr_schedule": "cosine"}
+        of_arm = {"pipeline": "pipedream_2bw", "correction": "none"}
+        old, new = config("sync", optimizer=optimizer), config("delay", optimizer=optimizer)
+        write(tmp_path, old, result(old, 1.5))
+        write(tmp_path, {**new, "choices": chosen | of_arm}, result(new, 1.75))
+    trials = load(tmp_path)
+    assert (trials["optimizer"].tolist(), trials["arm"].tolist()) == (
+        ["adamw", "adamw", "mine", "mine"],
+        ["sync", "delay"] * 2,
+    )
+    assert gaps(trials)["gap"].tolist() == [0.25, 0.25]
+
+
+def test_trials_whose_own_class_has_another_source_are_not_compared(tmp_path: Path) -> None:
+    sources = {"sync": "a", "delay": "a", "delay_ef": "b"}
+    for arm, source in sources.items():
+        settings = config(arm)
+        settings["model"]["_target_"] = "mine.Model"
+        made = {"sources": {"model": source, "correction": arm}}
+        write(tmp_path, settings, result(settings, 1.5, **made))
+    table = gaps(load(tmp_path))
+    assert table.loc[table["n"] > 0, "arm"].tolist() == ["delay"]
 
 
 def test_a_diverged_arm_is_counted_beside_the_mean(tmp_path: Path) -> None:
@@ -113,12 +140,12 @@ def test_no_share_where_it_would_mislead(tmp_path: Path, losses: dict[str, Any])
     assert np.isnan(one(gaps(load(tmp_path)), "delay_ef")["removed"])
 
 
-def test_twenty_pairs_are_bootstrapped_the_same_whatever_else_is_there(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    write_arms(tmp_path, {"sync": [1.0] * 20, "delay": list(1 + rng.exponential(0.1, 20))})
-    alone = one(gaps(load(tmp_path)), "delay")
-    write_arms(tmp_path, {"sync": [1.0] * 20, "delay": [1.1] * 20}, optimizer="a_first")
-    assert one(gaps(load(tmp_path)), "delay")["low"] == alone["low"]
+def test_twenty_pairs_have_students_t_as_three_do(tmp_path: Path) -> None:
+    losses = 1 + np.random.default_rng(0).exponential(0.1, 20)
+    write_arms(tmp_path, {"sync": [1.0] * 20, "delay": list(losses)})
+    row = one(gaps(load(tmp_path)), "delay")
+    expected = stats.ttest_1samp(losses - 1, 0).confidence_interval(0.95)
+    assert (row["low"], row["high"]) == pytest.approx((expected.low, expected.high))
 
 
 def test_one_sync_trial_serves_every_arm(tmp_path: Path) -> None:

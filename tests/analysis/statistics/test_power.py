@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import synthetic_store
 from scipy import stats
 
-from analysis.power import detectable_gap, seeds_needed, spreads
+from analysis.statistics.power import detectable_gap, seeds_needed, spreads
+from tests.support import synthetic_store
 
 NUM_EXPERIMENTS = 40_000
 
@@ -70,3 +70,10 @@ def test_the_spread_of_an_optimizer_is_pooled_over_its_arms(tmp_path: Path) -> N
     assert (spread.num_pairs, spread.num_means) == (5, 2)
     assert spreads(tmp_path, everything[:1]) == {}
     assert spreads(tmp_path, []) == {}
+
+
+def test_three_pairs_of_one_arm_are_enough_for_a_spread(tmp_path: Path) -> None:
+    synthetic_store.write_arms(tmp_path, {"sync": [2.0] * 3, "delay": [2.1, 2.2, 2.3]})
+    everything = [folder.name for folder in (tmp_path / "trials").iterdir()]
+    [spread] = spreads(tmp_path, everything).values()
+    assert spread.sd == pytest.approx(0.1)

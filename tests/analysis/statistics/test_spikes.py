@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic_store import config, result, write, write_arms
 
 from analysis import load
-from analysis.report import report
-from analysis.spikes import WINDOW, measure, spikes
+from analysis.report.report import report
+from analysis.statistics.spikes import WINDOW, measure, spikes
+from tests.support.synthetic_store import config, result, write, write_arms
 
 LEVEL = 2.0
-BEFORE = np.full(WINDOW, LEVEL)
 
 
 def curve(*pieces: tuple[float, int]) -> Any:
@@ -25,49 +24,73 @@ def curve(*pieces: tuple[float, int]) -> Any:
 
 
 def add(store: Path, start: float, losses: Any, *, seed: int = 0, **changes: Any) -> None:
-    settings = config("delay", seed=seed)
-    settings["pipeline"]["synchronous_start"] = start
-    settings["num_updates"] = changes.pop("asked", len(losses))
-    settings |= {key: changes.pop(key) for key in [*changes] if key in settings}
-    folder = write(store, settings, result(settings, 1.0, **changes))
-    rows = [{"update": t, "train_loss": loss} for t, loss in enumerate(losses)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    """A trial with those losses, and its synchronous partner, whose loss is LEVEL throughout."""
+    keys = {"num_updates": changes.pop("asked", len(losses))}
+    keys |= {key: changes.pop(key) for key in [*changes] if key in config()}
+    for arm, curve_of_arm in (("delay", losses), ("sync", [LEVEL] * len(losses))):
+        settings = config(arm, seed=seed) | keys
+        if arm == "delay":
+            settings["pipeline"]["synchronous_start"] = start
+        folder = write(store, settings, result(settings, 1.0, **changes))
+        rows = [{"update": t, "train_loss": loss} for t, loss in enumerate(curve_of_arm)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def measured(after: Any, sync: float = LEVEL) -> tuple[float, float]:
+    own = np.concatenate([np.full(WINDOW, LEVEL), after])
+    return measure(own, np.full(len(own), sync))
 
 
 def test_a_plateau_has_its_height_and_ends_where_the_window_left_it() -> None:
-    height, recovery = measure(BEFORE, curve((3.0, 30), (1.5, 50)))
+    height, recovery = measured(curve((3.0, 30), (1.5, 50)))
     assert height == pytest.approx(1.0)
     # Of a window's 10 losses 7 must be 1.5 for a mean of no more than 2: 3.0 · 3 + 1.5 · 7 = 19.5.
     assert recovery == 30 + 7
 
 
 def test_a_short_spike_is_averaged_over_the_window() -> None:
-    height, recovery = measure(BEFORE, curve((LEVEL, 5), (4.0, 1), (LEVEL, 60)))
+    height, recovery = measured(curve((LEVEL, 5), (4.0, 1), (LEVEL, 60)))
     assert height == pytest.approx(2.0 / WINDOW)
     assert recovery == 6 + WINDOW
 
 
-def test_a_curve_that_only_falls_has_no_spike() -> None:
-    height, recovery = measure(BEFORE, np.linspace(1.9, 1.0, 50))
-    assert height < 0
-    assert recovery == 0
+def test_the_window_is_fixed_and_what_happens_later_is_no_spike() -> None:
+    assert measured(curve((LEVEL, WINDOW), (9.0, 50))) == (0.0, 0.0)
+
+
+def test_what_sync_does_at_the_same_updates_is_no_spike() -> None:
+    """Hard batches raise both losses; a falling loss hides a spike but for sync's."""
+    batches = np.random.default_rng(0).normal(0, 1.0, 100)
+    falling = np.linspace(3.0, 1.0, 100) + batches
+    assert measure(falling, falling) == (0.0, 0.0)
+    late = falling + np.where(np.arange(100) < WINDOW, 0.0, 0.05)
+    assert measure(late, falling)[0] == pytest.approx(0.05)
+
+
+def test_a_loss_below_sync_is_no_spike() -> None:
+    height, recovery = measured(np.full(50, 1.5))
+    assert (height, recovery) == (pytest.approx(-0.5), 0)
+
+
+def test_a_curve_that_stays_at_its_level_has_no_spike() -> None:
+    assert measured(np.full(50, LEVEL)) == (0.0, 0.0)
 
 
 def test_a_spike_that_stays_has_no_recovery() -> None:
-    height, recovery = measure(BEFORE, curve((2.5, 50)))
+    height, recovery = measured(np.full(50, 2.5))
     assert height == pytest.approx(0.5)
     assert np.isnan(recovery)
 
 
 def test_losses_that_are_not_finite_are_no_height() -> None:
-    height, _ = measure(BEFORE, np.array([2.0] * 20 + [np.nan] * 5))
-    assert height == 0
-    assert np.isnan(measure(BEFORE, np.full(20, np.nan))).all()
+    assert measured(np.array([2.0] * 20 + [np.nan] * 5))[0] == 0
+    assert np.isnan(measured(np.full(20, np.nan))).all()
+    assert np.isnan(measured(np.full(50, 2.0), sync=np.nan)).all()
 
 
-@pytest.mark.parametrize(("before", "after"), [(WINDOW - 1, 50), (WINDOW, WINDOW - 1)])
-def test_too_few_updates_are_no_measurement(before: int, after: int) -> None:
-    assert np.isnan(measure(np.full(before, 2.0), np.full(after, 2.0))).all()
+def test_too_few_updates_are_no_measurement() -> None:
+    assert np.isnan(measured(np.full(WINDOW - 1, 2.0))).all()
+    assert measured(np.full(WINDOW, 2.0)) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(

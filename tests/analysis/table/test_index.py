@@ -12,9 +12,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from pyarrow import parquet
-from synthetic_store import config, result, write
 
 from analysis import load
+from analysis.table import index as trials_index
+from tests.support.synthetic_store import config, result, write
 
 
 def make(store: Path) -> None:
@@ -152,6 +153,16 @@ def test_a_damaged_index_is_made_again(damage: Callable[[Path], None], tmp_path:
     damage(index(tmp_path))
     same(tmp_path)
     assert parquet.read_table(index(tmp_path)).equals(whole)
+
+
+def test_rows_are_made_again_where_other_choices_give_trials_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = trials_index._made_by.__wrapped__()
+    assert trials_index._made_by.__wrapped__() == before
+    (tmp_path / "mine.yaml").write_text("_target_: trainer.models.llama.Llama")
+    monkeypatch.setattr(trials_index, "yamls", lambda group: [tmp_path / "mine.yaml"])
+    assert trials_index._made_by.__wrapped__() != before
 
 
 def test_a_store_that_cannot_be_written_is_read(tmp_path: Path) -> None:

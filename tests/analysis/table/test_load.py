@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from synthetic_store import FEEDBACK, NONE, SYNC, TWO_BUFFERED, config, result, write
 
 from analysis import load
-from analysis.arms import arm, base_arm
-from analysis.schema import TRIAL
-from analysis.store import validation_losses
-from trainer.errors import BadInput
+from analysis.table.arms import arm, arm_columns, base_arm
+from analysis.table.load import validation_losses
+from analysis.table.schema import TRIAL
+from tests.support.synthetic_store import FEEDBACK, NONE, SYNC, TWO_BUFFERED, config, result, write
+from trainer.base.errors import BadInput
+from trainer.config.names import names
 
 PER_STAGE = {**TWO_BUFFERED, "_target_": "trainer.schedules.pipedream"}
 CONSTANT = {**TWO_BUFFERED, "_target_": "trainer.schedules.constant_delay", "delay": 3}
@@ -63,6 +65,52 @@ def test_arms_are_named_by_counted_delay_and_config(
     assert base_arm(settings, outcome) == (base or name)
 
 
+@pytest.mark.parametrize(
+    ("pipeline", "correction", "delays", "made_of"),
+    [
+        (SYNC, NONE, [0], (0, None, None, 0, 0)),
+        (TWO_BUFFERED, NONE, None, (None, None, None, 0, 0)),
+        (TWO_BUFFERED, FEEDBACK, [1], (1, 1.0, "1", 0, 0)),
+        (TWO_BUFFERED, {**FEEDBACK, "coefficient": 0.5}, [1], (1, 0.5, "1", 0, 0)),
+        (TWO_BUFFERED, {**FEEDBACK, "lag": "delay"}, [1], (1, 1.0, "delay", 0, 0)),
+        (TWO_BUFFERED, TAYLOR, [1], (1, 1000.0, None, 0, 0)),
+        (PER_STAGE, NONE, [3, 2, 1, 0], (3, None, None, 0, 0)),
+        ({**TWO_BUFFERED, "synchronous_start": 0.1}, NONE, [1], (1, None, None, 0.1, 0)),
+        ({**TWO_BUFFERED, "synchronous_cooldown": 40}, NONE, [1], (1, None, None, 0, 40)),
+    ],
+)
+def test_what_an_arm_is_made_of_is_in_columns(
+    pipeline: dict[str, Any],
+    correction: dict[str, Any],
+    delays: list[int] | None,
+    made_of: tuple[Any, ...],
+    tmp_path: Path,
+) -> None:
+    """Nobody has to parse its name; a value that the config leaves out is the usual one."""
+    settings = config() | {"pipeline": pipeline, "correction": correction}
+    write(tmp_path, settings, result(settings, 1.5, delays=delays))
+    row = load(tmp_path)[["delay", "coefficient", "lag", "start", "cooldown"]].iloc[0]
+    assert tuple(None if pd.isna(value) else value for value in row) == made_of
+
+
+def test_a_correction_is_what_it_does_by_whatever_name(tmp_path: Path) -> None:
+    settings = config("delay_ef")
+    write(tmp_path, settings, result(settings, 1.5))
+    settings["choices"] = names(settings) | {"correction": "mine"}
+    write(tmp_path, settings, result(settings, 1.5))
+    table = load(tmp_path)
+    assert table["correction"].tolist() == ["error_feedback", "mine"]
+    assert set(table["method"]) == {"error_feedback"}
+    assert set(table["schedule"]) == {"pipedream_2bw"}
+
+
+def test_an_arm_knows_what_it_is_without_its_cooldown() -> None:
+    both = {**TWO_BUFFERED, "synchronous_start": 0.1, "synchronous_cooldown": 40}
+    columns = arm_columns({"pipeline": both, "correction": FEEDBACK}, {"delays": [1]})
+    assert columns["arm"] == "delay_ef+start(0.1)+cooldown(40)"
+    assert columns["arm_without_cooldown"] == "delay_ef+start(0.1)"
+
+
 def test_a_trial_that_diverged_in_its_synchronous_start_is_not_called_sync() -> None:
     settings = {"pipeline": {**TWO_BUFFERED, "synchronous_start": 9}, "correction": NONE}
     assert arm(settings, {"status": "diverged", "delays": [0]}) == "delay+start(9)"
@@ -75,15 +123,34 @@ def test_a_row_has_the_schema_and_the_dotted_config(tmp_path: Path) -> None:
     assert list(table)[: len(TRIAL)] == list(TRIAL)
     assert {name: str(table[name].dtype) for name in TRIAL} == {k: v[0] for k, v in TRIAL.items()}
     row = table.iloc[0]
-    assert (row["optimizer"], row["correction"], row["model"]) == (
-        "adamw",
-        "error_feedback",
-        "llama",
-    )
+    names = ("adamw", "error_feedback", "tiny")
+    assert (row["optimizer"], row["correction"], row["model"]) == names
     assert (row["arm"], row["seed"], row["final_val_loss"]) == ("delay_ef", 4, 1.5)
     assert (row["optimizer.lr"], row["versions.torch"]) == (0.004, "2.13.0")
     assert (row["folder"], row["delays"]) == (str(folder), [1])
     assert "optimizer._target_" not in table
+
+
+def test_choices_are_called_by_their_names_and_arms_by_their_classes(tmp_path: Path) -> None:
+    settings = config("delay_ef")
+    chosen = {"model": "big", "data": "books", "optimizer": "best", "pipeline": "late"}
+    settings["choices"] = chosen | {"correction": "ef", "lr_schedule": "slow"}
+    write(tmp_path, settings, result(settings, 1.5))
+    row = load(tmp_path).iloc[0]
+    assert {group: row[group] for group in settings["choices"]} == settings["choices"]
+    assert (row["arm"], row["base_arm"], row["family"]) == ("delay_ef", "delay", "delay_ef")
+    assert not [name for name in row.index if name.startswith("choices")]
+
+
+def test_the_name_of_most_trials_of_a_point_counts(tmp_path: Path) -> None:
+    names = ["b", "a", "b", "c", "a"]
+    for seed, name in enumerate(names):
+        settings = config(seed=seed) | {"choices": {"model": name, "pipeline": name}}
+        settings["optimizer"]["lr"] = 0.1 if seed > 2 else 0.2
+        write(tmp_path, settings, result(settings, 1.5))
+    table = load(tmp_path)
+    assert table["model"].tolist() == ["b", "b", "b", "a", "a"]
+    assert table["pipeline"].tolist() == names
 
 
 def test_integers_stay_integers_beside_missing_values(tmp_path: Path) -> None:
@@ -143,6 +210,21 @@ def test_validation_losses_are_read_up_to_the_last_whole_line(tmp_path: Path) ->
     assert validation_losses(str(tmp_path / "none")).empty
 
 
+def test_when_a_trial_finished_is_what_it_says_itself(tmp_path: Path) -> None:
+    """A copy of a store has other times; only results of older code do not say it."""
+    settings = config()
+    folders = [write(tmp_path, settings, result(settings, 1.5)) for _ in range(3)]
+    for folder, said in zip(
+        folders, ({"finished_at": 1.5e9}, {}, {"finished_at": "x"}), strict=True
+    ):
+        path = folder / "result.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
+        os.utime(path, (1e9, 1e9))
+    table = load(tmp_path).set_index("trial_id")
+    found = [table.loc[folder.name, "finished_at"].timestamp() for folder in folders]
+    assert found == [1.5e9, 1e9, 1e9]
+
+
 def test_an_empty_store_gives_the_schema_without_rows(tmp_path: Path) -> None:
     assert list(load(tmp_path)) == list(TRIAL)
     assert load(tmp_path).empty
@@ -159,7 +241,7 @@ def test_a_damaged_result_is_unfinished_and_stops_no_other(tmp_path: Path, conte
     broken, whole = (write(tmp_path, settings, result(settings, 1.5)) for _ in range(2))
     (broken / "result.json").write_text(content)
     for _ in range(2):  # an index is not allowed to hide it
-        with pytest.warns(UserWarning, match=f"not whole.*{broken}/result.json"):
+        with pytest.warns(UserWarning, match=f"damaged: {broken}/result.json"):
             table = load(tmp_path)
         assert table["status"].tolist() == ["unfinished", "completed"]
         assert table["finished_at"].isna().tolist() == [True, False]

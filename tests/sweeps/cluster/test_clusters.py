@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small
-from ray_head import TOKEN, head
 
-from sweeps.package import CODE, code_digest
+from sweeps.cluster.package import CODE, code_digest
+from tests.support import small
+from tests.support.ray_head import TOKEN, head
 
 pytestmark = pytest.mark.slow
 KEY = "a-key-that-must-not-travel"

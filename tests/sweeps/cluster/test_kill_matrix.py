@@ -9,21 +9,17 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import small
 
-from bench.kills import GANG, LENGTH, PATIENCE, Sweep, check, disturb
+from bench.kills import END_TIMEOUT, GANG, LENGTH, Sweep, check, disturb
+from tests.support import small
 
+pytestmark = pytest.mark.slow
 MATRIX = [
-    pytest.param("driver", signal.SIGKILL),
-    pytest.param("trial", signal.SIGKILL),
-    *(
-        pytest.param(target, how, marks=pytest.mark.slow)
-        for target, how in (
-            ("driver", signal.SIGTERM),
-            ("rank", signal.SIGKILL),
-            ("raylet", signal.SIGKILL),
-        )
-    ),
+    ("driver", signal.SIGKILL),
+    ("driver", signal.SIGTERM),
+    ("trial", signal.SIGKILL),
+    ("rank", signal.SIGKILL),
+    ("raylet", signal.SIGKILL),
 ]
 """One moment each; `python -m bench.kills` has more."""
 
@@ -64,7 +60,6 @@ def test_a_sweep_survives(
     check(sweep, undisturbed)
 
 
-@pytest.mark.slow
 def test_two_drivers_share_the_trials_though_their_clocks_differ(
     small_words: tuple[str, ...], whole: Callable[[tuple[str, ...]], Sweep], tmp_path: Path
 ) -> None:
@@ -75,7 +70,7 @@ def test_two_drivers_share_the_trials_though_their_clocks_differ(
     sweep = Sweep(tmp_path, small_words)
     with sweep.start() as first, sweep.start(PYTHONPATH=str(tmp_path)) as second:
         for driver in (first, second):
-            said, _ = driver.communicate(timeout=PATIENCE)
+            said, _ = driver.communicate(timeout=END_TIMEOUT)
             assert driver.returncode == 0, said
     check(sweep, whole(small_words))
     for attempts in sweep.attempts().values():

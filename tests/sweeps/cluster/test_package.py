@@ -10,10 +10,11 @@ import pytest
 from ray._private.runtime_env.packaging import create_package
 
 from sweeps.__main__ import main
-from sweeps.jobs import job_name
-from sweeps.package import CODE, EXCLUDES, REPOSITORY, code_digest, runtime_env
-from sweeps.store import require_writable
-from trainer.errors import BadInput
+from sweeps.cluster.jobs import job_name
+from sweeps.cluster.package import CODE, EXCLUDES, code_digest, runtime_env
+from sweeps.store.results import require_writable
+from trainer.base.errors import BadInput
+from trainer.base.places import CODE_ROOT
 
 STRAYS = [
     ".env",
@@ -23,7 +24,7 @@ STRAYS = [
     "data/wiki/manifest.json",
     "results/trials/1/result.json",
     "trainer/__pycache__/stage.pyc",
-    "tests/test_trial.py",
+    "tests/trainer/test_trial.py",
 ]
 
 
@@ -32,7 +33,7 @@ def repository(tmp_path: Path) -> Path:
     """A copy of the code with all that may lie beside it."""
     for folder in CODE:
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(REPOSITORY / folder, tmp_path / folder, ignore=ignored)
+        shutil.copytree(CODE_ROOT / folder, tmp_path / folder, ignore=ignored)
     for stray in STRAYS:
         (tmp_path / stray).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / stray).write_text("stray")
@@ -50,7 +51,7 @@ def test_the_code_is_packaged_and_nothing_else(repository: Path, tmp_path: Path)
         if path.is_file()
     }
     assert packaged == code - set(STRAYS)
-    assert {"conf/config.yaml", "trainer/data/shards.py", "sweeps/run.py"} < packaged
+    assert {"conf/config.yaml", "trainer/data/shards.py", "sweeps/cluster/driver.py"} < packaged
 
 
 def test_an_id_is_the_same_for_the_same_wish_and_code(repository: Path) -> None:
@@ -121,6 +122,6 @@ def test_a_file_system_that_makes_a_file_twice_is_refused(
         return opened(path, mode.replace("x", "w"))
 
     monkeypatch.setattr(Path, "open", overwrites)
-    with pytest.raises(BadInput, match="both made one"):
+    with pytest.raises(BadInput, match="a file was created twice"):
         require_writable(tmp_path)
     assert list((tmp_path / "trials").iterdir()) == []

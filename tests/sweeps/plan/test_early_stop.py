@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small
 
-from sweeps.early_stop import Judged, judge, remarks
-from sweeps.expand import Trial, points
-from sweeps.schema import Sweep, check_sweep
-from sweeps.tune import tune
+from sweeps.plan.early_stop import Judged, judge, remarks
+from sweeps.plan.tuning import tune
+from sweeps.request.expand import Trial, points
+from sweeps.request.schema import Sweep, check_sweep
+from tests.support import small
+from tests.support.records import finished
 
 LR = "optimizer.lr"
 Loss = Callable[[dict[str, Any]], float | None]
@@ -40,7 +41,7 @@ def look(swept: Sweep, store: Path) -> list[Judged]:
 def record(trial: Trial, loss: float | None) -> None:
     trial.folder.mkdir(parents=True, exist_ok=True)
     status = "completed" if loss is not None else "diverged"
-    result = {"status": status, "final_val_loss": loss}
+    result = finished(status=status, final_val_loss=loss)
     (trial.folder / "result.json").write_text(json.dumps(result))
 
 
@@ -49,7 +50,7 @@ def run_to_the_end(swept: Sweep, store: Path, loss: Loss) -> tuple[list[Judged],
     order: list[str] = []
     while True:
         found = look(swept, store)
-        known = {t.plan.trial_id: t for point in found for t in point.known}
+        known = {t.plan.trial_id: t for point in found for t in point.runnable}
         todo = [trial for key, trial in known.items() if key not in order]
         if not todo:
             return found, order
@@ -67,7 +68,7 @@ GOOD = by_lr(at_0_1=2.0, at_0_2=2.6, at_0_4=None)
 
 def test_first_the_sync_arm_runs_at_the_first_seed_of_every_point(tmp_path: Path) -> None:
     found = look(sweep(), tmp_path)
-    assert [[(t.arm, t.config["seed"]) for t in point.known] for point in found] == [
+    assert [[(t.arm, t.config["seed"]) for t in point.runnable] for point in found] == [
         [("sync", 3)]
     ] * 6
     assert not any(point.settled for point in found)
@@ -152,7 +153,7 @@ def test_a_tuned_point_is_judged_at_its_chosen_value(tmp_path: Path) -> None:
 
 def test_without_it_all_points_run(tmp_path: Path) -> None:
     found = look(sweep(early_stop=None), tmp_path)
-    assert all(point.settled and len(point.known) == 4 for point in found)
+    assert all(point.settled and len(point.runnable) == 4 for point in found)
     assert remarks(sweep(early_stop=None), found) == []
 
 

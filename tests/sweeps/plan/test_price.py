@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-import small
 
 from sweeps.__main__ import main
-from sweeps.expand import Trial
-from sweeps.files import known
-from sweeps.request import request
-from sweeps.standing import all_planned, look
-from trainer.compose import CONF, compose
-from trainer.errors import Stopped
-from trainer.plan import plan_trial
-from trainer.storage import RECORD
+from sweeps.plan.sweep_plan import all_planned, plan_sweeps
+from sweeps.request.command_line import parse_request
+from sweeps.request.expand import Trial
+from sweeps.request.files import known
+from tests.support import small
+from tests.support.make import lines_of_make
+from tests.support.records import finished
+from tests.support.trials import Stop, stop_at
+from trainer.config.compose import compose
+from trainer.config.plan import RECORD, plan_trial
 from trainer.trial import run_trial
 
 SWEEP = """\
@@ -36,7 +36,7 @@ def written(folder: Path, name: str, text: str = SWEEP) -> str:
 
 
 def planned(*words: str) -> list[Trial]:
-    return all_planned(look(request(words)))
+    return all_planned(plan_sweeps(parse_request(words)))
 
 
 def plan(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
@@ -48,7 +48,7 @@ def plan(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, str]
 
 def record(folder: Path, config: dict[str, Any], **result: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    plain = {"status": "completed", "final_val_loss": 1.0, "tokens": 1000}
+    plain = finished(tokens=1000)
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "result.json").write_text(json.dumps({**plain, **result}))
 
@@ -66,7 +66,10 @@ def test_trials_that_sweeps_share_are_counted_and_run_once(
     other = written(tmp_path, "other", SWEEP.replace("[adamw, muon]", "[sgd, muon]"))
     words = [f"sweep={one},{other}", f"results={tmp_path / 'store'}"]
     assert "16 asked, 12 unique, 0 done, 12 to do" in plan(words, capsys)["trials"]
-    assert [sweep.label for sweep in look(request(words))] == ["one-tiny", "other-tiny"]
+    assert [sweep.label for sweep in plan_sweeps(parse_request(words))] == [
+        "one-tiny",
+        "other-tiny",
+    ]
     alone = {t.plan.trial_id for path in (one, other) for t in planned(f"sweep={path}", words[1])}
     assert {trial.plan.trial_id for trial in planned(*words)} == alone
 
@@ -88,7 +91,7 @@ def test_hours_are_those_of_finished_trials_of_the_same_shape(
     assert hours(line, "core") == pytest.approx(expected, rel=0.01)
     mixed = plan([*words, "grid.batch_size=[16,32,8]"], capsys)["time"]
     assert "15 of 23 trials at the measured speed" in mixed
-    assert "8 only assumed, at 5e+10 FLOP/s a core" in mixed
+    assert "8 only assumed, at 5e+10 FLOP/s per core" in mixed
 
 
 def test_of_a_shape_the_same_optimizer_and_pipeline_count_before_others(
@@ -139,13 +142,11 @@ def test_every_rank_of_a_gang_is_paid_for(
 )
 def test_make_figures_prices_every_scale_or_one(given: list[str], priced: list[str]) -> None:
     """Every sweep at once, and no report is made."""
-    make = ["make", "-n", "-o", ".venv/.ready", "-o", "data/wiki/manifest.json", "figures"]
-    done = subprocess.run(
-        [*make, "DRY_RUN=1", *given], check=True, capture_output=True, text=True, cwd=CONF.parent
-    )
-    assert f"for scale in {' '.join(priced)};" in done.stdout
-    assert "sweep=all scale=$scale dry_run=true" in done.stdout
-    assert "analysis" not in done.stdout
+    made = ("-o", ".venv/.ready", "-o", "data/wiki/manifest.json")
+    lines = "\n".join(lines_of_make(*made, "figures", "DRY_RUN=1", *given))
+    assert f"for scale in {' '.join(priced)};" in lines
+    assert "sweep=all scale=$scale dry_run=true" in lines
+    assert "analysis" not in lines
 
 
 def test_emulated_trials_may_share_a_gpu(
@@ -158,6 +159,7 @@ def test_emulated_trials_may_share_a_gpu(
     assert hours(half, "GPU") == pytest.approx(hours(whole, "GPU") / 2, rel=0.01)
 
 
+DELAY_OF_3 = ("pipeline=constant_delay", "pipeline.delay=3")
 LAYOUTS = [
     ["pipeline=sync"],
     ["pipeline=pipedream_2bw"],
@@ -165,7 +167,10 @@ LAYOUTS = [
     ["pipeline=pipedream_2bw", "correction=weight_prediction"],
     ["pipeline=pipedream_2bw", "dtype=bfloat16"],
     ["pipeline=pipedream", "pipeline.num_stages=4"],
-    ["pipeline=constant_delay", "pipeline.delay=3"],
+    [*DELAY_OF_3],
+    ["pipeline=pipedream_2bw", "correction=learning_rate"],
+    [*DELAY_OF_3, "correction=error_feedback", "correction.lag=delay"],
+    [*DELAY_OF_3, "correction=taylor", "correction.decay=0.9"],
 ]
 
 
@@ -177,11 +182,13 @@ def test_the_size_of_a_checkpoint_is_foreseen(layout: list[str], tmp_path: Path)
         f"data.path={tmp_path / 'corpus'}",
         "batch_size=1",
         "seq_len=8",
+        "num_updates=5",
+        "checkpoint_every=4",
         f"out={tmp_path / 't'}",
     ]
     config = compose([*words, *layout])
-    with pytest.raises(Stopped):
-        run_trial(config, asked_to_stop=lambda: True)
+    with pytest.raises(Stop):
+        run_trial(config, stop_at(4))
     [path] = (tmp_path / "t").glob("checkpoint-*")
     assert plan_trial(config).checkpoint_bytes == pytest.approx(path.stat().st_size, rel=0.15)
 

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small
 
-from sweeps import record
 from sweeps.__main__ import main
-from sweeps.expand import Trial
-from sweeps.request import Request, request
-from sweeps.standing import Standing, look
-from trainer.errors import BadInput
+from sweeps.plan import sweep_record
+from sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
+from sweeps.request.command_line import Request, parse_request
+from sweeps.request.expand import Trial
+from tests.support import small
+from tests.support.records import finished
+from trainer.base.errors import BadInput
 
 SWEEP = """\
 scales: {micro: ["seeds=[3, 5]"]}
@@ -31,17 +32,17 @@ def words(folder: Path, more: str = "") -> list[str]:
     return [f"sweep={folder / 'mine.yaml'}", "scale=micro", *given]
 
 
-def look_at(asked: list[str]) -> tuple[Request, Standing]:
-    found = request(asked)
-    [standing] = look(found)
-    return found, standing
+def look_at(asked: list[str]) -> tuple[Request, SweepPlan]:
+    found = parse_request(asked)
+    [plan] = plan_sweeps(found)
+    return found, plan
 
 
 def finish(trial: Trial, loss: float) -> None:
-    """Half of the tokens a second that the trial has."""
+    """Finishes the trial with a throughput of half its tokens per second."""
     trial.folder.mkdir(parents=True)
     (trial.folder / "config.json").write_text(json.dumps(trial.config))
-    result = {"status": "completed", "final_val_loss": loss, "tokens": trial.plan.tokens}
+    result = finished(final_val_loss=loss, tokens=trial.plan.tokens)
     speed = {"tokens_per_second": trial.plan.tokens / 2}
     (trial.folder / "result.json").write_text(json.dumps({**result, **speed}))
 
@@ -55,8 +56,8 @@ def read(folder: Path) -> dict[str, Any]:
 
 def test_it_holds_what_was_asked_and_every_trial(tmp_path: Path) -> None:
     asked = words(tmp_path)
-    found_by, standing = look_at(asked)
-    record.write(found_by, [standing])
+    found_by, plan = look_at(asked)
+    sweep_record.write(found_by, [plan])
     found = read(tmp_path)
     assert found["sweep"] == "mine"
     assert (found["scale"], found["label"], found["verdict"]) == ("micro", "mine-micro", "the rule")
@@ -72,9 +73,9 @@ def test_it_holds_what_was_asked_and_every_trial(tmp_path: Path) -> None:
 
 
 def test_of_a_sweep_that_runs_seconds_are_by_what_has_finished(tmp_path: Path) -> None:
-    asked, standing = look_at(words(tmp_path))
-    finish(standing.planned[0], 2.0)
-    record.write(asked, [standing])
+    asked, plan = look_at(words(tmp_path))
+    finish(plan.planned[0], 2.0)
+    sweep_record.write(asked, [plan])
     seconds = [trial["seconds"] for trial in read(tmp_path)["trials"].values()]
     assert seconds == [pytest.approx(2.0)] * 8
 
@@ -82,18 +83,18 @@ def test_of_a_sweep_that_runs_seconds_are_by_what_has_finished(tmp_path: Path) -
 def test_with_tuning_and_early_stop_it_follows_what_is_chosen(tmp_path: Path) -> None:
     """Nothing is compared before it is chosen; of two points the worse one is left out."""
     more = "tune: {clip_norm: [1, 2]}\nearly_stop: {margin: 0.1}\n"
-    asked, standing = look_at(words(tmp_path, more))
-    record.write(asked, [standing])
+    asked, plan = look_at(words(tmp_path, more))
+    sweep_record.write(asked, [plan])
     first = read(tmp_path)
     assert (first["settled"], first["compared"]) == (False, [])
     assert any("not chosen yet" in remark for remark in first["remarks"])
-    while todo := [trial for trial in standing.known if not trial.folder.exists()]:
+    while todo := [trial for trial in plan.runnable if not trial.folder.exists()]:
         for trial in todo:
             if not trial.folder.exists():
                 lr, clip = trial.config["optimizer"]["lr"], trial.config["clip_norm"]
                 finish(trial, 2 + 10 * lr + abs(clip - 1) / 100)
-        standing = standing.again()
-    record.write(asked, [standing])
+        plan = plan.refreshed()
+    sweep_record.write(asked, [plan])
     last = read(tmp_path)
     assert last["settled"]
     compared = [last["trials"][key] for key in last["compared"]]
@@ -110,11 +111,11 @@ def test_a_dry_run_leaves_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_a_store_without_room_for_it_is_refused(tmp_path: Path) -> None:
-    asked, standing = look_at(words(tmp_path))
+    asked, plan = look_at(words(tmp_path))
     asked.results.mkdir()
     (asked.results / "sweeps").write_text("in its place")
     with pytest.raises(BadInput, match="results"):
-        record.write(asked, [standing])
+        sweep_record.write(asked, [plan])
 
 
 @pytest.mark.slow

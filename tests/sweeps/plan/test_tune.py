@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small
 
-from sweeps.expand import Trial, points
-from sweeps.schema import Sweep, check_sweep
-from sweeps.tune import MAX_EXTENSIONS, Tuned, best, beyond, tune
-from sweeps.tuning_report import remarks, write
-from trainer.errors import BadInput
+from sweeps.plan.tuning import MAX_EXTENSIONS, Tuned, best, beyond, tune
+from sweeps.plan.tuning_report import remarks, write
+from sweeps.request.expand import Trial, points
+from sweeps.request.schema import Sweep, check_sweep
+from tests.support import small
+from tests.support.records import finished
+from trainer.base.errors import BadInput
 
 ARMS = {
     "sync": ["pipeline=sync"],
@@ -39,9 +40,8 @@ def sweep(**changes: Any) -> Sweep:
 def record(trial: Trial, loss: float | None) -> None:
     trial.folder.mkdir(parents=True)
     status = "completed" if loss is not None else "diverged"
-    (trial.folder / "result.json").write_text(
-        json.dumps({"status": status, "final_val_loss": loss})
-    )
+    result = finished(status=status, final_val_loss=loss)
+    (trial.folder / "result.json").write_text(json.dumps(result))
 
 
 def run_to_the_end(swept: Sweep, store: Path, loss: Loss) -> tuple[Tuned, list[float]]:
@@ -122,7 +122,7 @@ def test_until_it_is_settled_the_plan_is_an_estimate_and_no_arm_runs(tmp_path: P
     found = tune(swept, point)
     assert (found.settled, found.chosen) == (False, None)
     assert {trial.config["optimizer"]["lr"] for trial in found.arms} == {0.004}
-    assert found.known == [*found.tried.values()]
+    assert found.runnable == [*found.tried.values()]
     record(found.tried[0.008], 1.0)
     assert not tune(swept, point).settled
 
@@ -201,6 +201,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, run(folder)
 
 
+@pytest.mark.slow
 def test_a_tuned_sweep_reports_its_arms_alone_and_is_done(whole: tuple[Path, str]) -> None:
     folder, said = whole
     tried, compared = table(folder, "tuned.csv"), table(folder, "trials.csv")

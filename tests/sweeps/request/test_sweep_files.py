@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sweeps.__main__ import main
+from sweeps.commands import run
 
 GRID = """\
   optimizer: [adamw, muon]
@@ -28,7 +29,7 @@ verdict: none
 
 # what is malformed: (text of the good file, what takes its place, words of the message)
 BAD = {
-    "typo in a key": ("seeds:", "seed:", ["sweep.seed", "known: base", "seeds"]),
+    "typo in a key": ("seeds:", "seed:", ["sweep.seed", "known: seeds, base"]),
     "typo in a group": ("optimizer: [", "optimiser: [", ["optimiser=adamw"]),
     "typo in a dotted key": ("optimizer.lr: [", "optimizer.lrr: [", ["optimizer.lrr=0.01"]),
     "unknown group": ("pipeline=sync", "pipelines=sync", ["pipelines=sync"]),
@@ -49,7 +50,7 @@ BAD = {
     "a repeated grid value": ("[0.01, 0.02]", "[0.01, 0.01]", ["optimizer.lr", "not repeat"]),
     "a grid value of a wrong type": ("[0.01, 0.02]", "[fast]", ["optimizer.lr=fast", "number"]),
     "a grid value out of range": ("[0.01, 0.02]", "[0.01, -1]", ["optimizer.lr=-1", "greater"]),
-    "a choice that is no name": ("[adamw, muon]", "[adamw, 5]", ["optimizer=5", "string"]),
+    "a choice that is no name": ("[adamw, muon]", "[adamw, 5]", ["optimizer=5", "must be one of"]),
     "a key in place of another": ("grid:", "scales:", ["sweep=", "scales is there twice"]),
     "two axes for a key": (
         "optimizer: [adamw, muon]",
@@ -105,12 +106,17 @@ BAD = {
     "a tune factor of 0": (
         "early_stop",
         "tune: {clip_norm: [0, 1]}\nearly_stop",
-        ["sweep.tune.clip_norm.0=0", "above 0"],
+        ["sweep.tune.clip_norm.0=0", "a number from"],
     ),
-    "a tune factor that YAML reads as text": (
+    "a tune factor that is text": (
         "early_stop",
-        "tune: {clip_norm: [1e-3, 1]}\nearly_stop",
-        ["sweep.tune.clip_norm.0=1e-3", "text in YAML"],
+        "tune: {clip_norm: ['1e-3', 1]}\nearly_stop",
+        ["sweep.tune.clip_norm.0=1e-3", "a number from 1e-06 to 1e+06"],
+    ),
+    "a tune factor without an end": (
+        "early_stop",
+        "tune: {clip_norm: [1, .inf]}\nearly_stop",
+        ["sweep.tune.clip_norm.1=inf", "a number from"],
     ),
     "tune of an axis": (
         "early_stop",
@@ -174,11 +180,43 @@ BAD = {
     "not YAML": ("verdict: none", "verdict: [", ["sweep=", "must be YAML"]),
     "a tab": ("  sync", "\tsync", ["sweep=", "must be YAML"]),
     "an unhashable key": ("verdict:", "? [a]\n: b\nverdict:", ["sweep=", "must be YAML"]),
+    "aliases": (
+        "verdict: none",
+        "a: &a [1]\nb: *a",
+        ["sweep=", "an alias (*name) stands for more"],
+    ),
+    "a tag": ("verdict: none", "verdict: !!binary eA==", ["sweep=", "a tag", "is not read"]),
+    "a merge key": ("verdict: none", "<<: {verdict: none}", ["sweep.<<=", "must be a known key"]),
+    "brackets": ("[0, 1]", "[" * 3_000, ["sweep=", "more than 20 lists and mappings"]),
+    "a long file": ("[0, 1]", f"{[*range(9_000)]}", ["sweep=", "more than 30,000 characters"]),
+    "many seeds": ("[0, 1]", f"{[*range(1_001)]}", ["sweep.seeds=[0, 1, 2,", "at most 1000 items"]),
+    "many trials": ("[0, 1]", f"{[*range(900)]}", ["4 points, 3 arms, 900 seeds", "10,000 trials"]),
+    "a seed without an end": ("[0, 1]", f"[{'9' * 5_000}]", ["sweep.seeds.0=999", "integer"]),
+    "a grid value without an end": ("0.02]", ".inf]", ["optimizer.lr=inf", "finite number"]),
+    "a grid value that is no number": ("0.02]", ".nan]", ["optimizer.lr=nan", "finite number"]),
+    "a grid value with a NUL": ("muon", '"a\\0b"', [r"optimizer=a\x00b", "without control"]),
+    "a number of updates for years": (
+        "eval_every=6",
+        "num_updates=10000000000",
+        ["num_updates=1", "less"],
+    ),
+    "more stages than layers": (
+        "delay: [",
+        "delay: [pipeline.num_stages=1000, pipeline.num_microbatches=4, ",
+        ["pipeline.num_microbatches=4", "at least num_stages"],
+    ),
+    "a key of Hydra's": ("batch_size=4", "hydra.run.dir=x", ["hydra.run.dir=x", "has no effect"]),
     "a list instead of a mapping": (GOOD, "- base\n", ["sweep=", "keys and values"]),
     "an empty file": (GOOD, "", ["sweep=", "keys and values"]),
     "a text": (GOOD, "main", ["sweep=", "keys and values"]),
     "bytes": (GOOD, "\udcff", ["sweep=", "can be read"]),
 }
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is accepted by mistake fails at once, and not after minutes of training."""
+    monkeypatch.setattr(run, "_run", None)
 
 
 def refusal(words: list[str], store: Path, capsys: pytest.CaptureFixture[str]) -> str:

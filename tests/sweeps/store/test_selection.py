@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small
-from synthetic_store import config, write, write_arms
 
 from sweeps.__main__ import main
-from sweeps.again import Aside, recorded
-from trainer.errors import BadInput
-from trainer.lease import leased
+from sweeps.store.again import ArchivedOutput, recorded
+from tests.support import small
+from tests.support.synthetic_store import config, write, write_arms
+from trainer.base.errors import BadInput
+from trainer.folder.lease import leased
 from trainer.trial import run_trial
 
 
@@ -106,6 +106,35 @@ def test_a_list_says_what_matters_and_files_say_all(
     assert row["error"].startswith("Traceback")
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["data=gcide"], "no trial with data=gcide: data is wiki (6 trials)"),
+        (
+            ["optimizer=sgd", "seed=7"],
+            "no trial with optimizer=sgd, seed=7: optimizer is adamw (5 trials), muon (1 trial); "
+            "seed is 0 (3 trials), 1 (1 trial), 3 (1 trial), 4 (1 trial)",
+        ),
+        (
+            ["optimizer=muon", "status=failed"],
+            "no trial with optimizer=muon, status=failed: optimizer is adamw (1 trial) where "
+            "status=failed; status is completed (1 trial) where optimizer=muon",
+        ),
+        (
+            ["pipeline.synchronous_start=0.5"],
+            "no trial with pipeline.synchronous_start=0.5: "
+            "pipeline.synchronous_start is 0 (3 trials), none (3 trials)",
+        ),
+    ],
+)
+def test_an_empty_answer_says_what_there_is(
+    words: list[str], says: str, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("list", "rerun"):
+        assert main([command, f"results={store}", *words]) == 0
+        assert capsys.readouterr().err == f"{says}\n"
+
+
 def test_no_store_is_bad_input_and_an_empty_one_is_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,14 +176,14 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_what_was_set_aside_comes_back_unless_the_trial_began(store: Path) -> None:
     folder = store / "trials" / "0000"
     before = contents(folder)
-    aside = Aside(folder)
+    aside = ArchivedOutput(folder)
     assert {path.name for path in folder.iterdir()} == {"config.json", "earlier-000001"}
-    aside.restore_unless_begun()
+    aside.restore_unless_started()
     assert contents(folder) == before
-    aside = Aside(folder)
+    aside = ArchivedOutput(folder)
     with leased(folder, lambda: "completed"):
         pass
-    aside.restore_unless_begun()
+    aside.restore_unless_started()
     assert (
         contents(folder / "earlier-000001").items()
         >= {name: before[name] for name in ("result.json", "metrics.jsonl")}.items()
@@ -172,6 +201,13 @@ def test_a_trial_that_would_be_another_now_is_refused(tmp_path: Path) -> None:
     again = recorded(moved / "trials" / folder.name, "sync", folder.name, moved)
     assert again.folder == moved / "trials" / folder.name  # not where it was made
     config_file = moved / "trials" / folder.name / "config.json"
+    unnamed = {
+        key: of for key, of in json.loads(config_file.read_text()).items() if key != "choices"
+    }
+    config_file.write_text(json.dumps(unnamed))  # as it was before names were recorded
+    before = recorded(config_file.parent, "sync", folder.name, moved)
+    assert before.plan.trial_id == folder.name
+    assert before.config["choices"]["optimizer"] == "adamw"
     changed: dict[str, Any] = {**json.loads(config_file.read_text()), "seed": 5}
     config_file.write_text(json.dumps(changed))
     with pytest.raises(BadInput, match="now it would be"):

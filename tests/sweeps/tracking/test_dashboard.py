@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small
 
 from sweeps.__main__ import main
-from sweeps.request import request
+from sweeps.request.command_line import parse_request
 from sweeps.tracking.tracker import About
+from tests.support import small
 
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic V1 style:DeprecationWarning")  # wandb's
 
@@ -43,7 +43,7 @@ def test_it_is_filtered_to_the_group_that_the_runs_of_the_sweep_have(
 ) -> None:
     words = ["sweep=main", "scale=micro"]
     filters = json.dumps(spec(capsys, *words)["spec"]["section"]["runSets"][0]["filters"])
-    assert f'"{request(words).tracking.sweep}"' in filters
+    assert f'"{parse_request(words).tracking.sweep}"' in filters
     assert '"group"' in filters
     everything = spec(capsys)["spec"]["section"]["runSets"][0]["filters"]
     assert "group" not in json.dumps(everything)

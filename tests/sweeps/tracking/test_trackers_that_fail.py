@@ -10,19 +10,19 @@ import threading
 from pathlib import Path
 
 import pytest
-import small
-from tracked import PATIENT, chosen, plain, runs, tracked, untimed
 
 from sweeps.tracking import background, choice
 from sweeps.tracking.choice import Tracking
+from tests.support import small
+from tests.support.tracked import PATIENT, chosen, plain, runs, tracked, untimed
 from trainer.trial import run_trial
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
 
 def misbehaving(kind: str, where: str, wait: float) -> Tracking:
-    node = {"_target_": f"trackers.{kind}", "where": where, "wait": wait}
-    return choice.tracking(node, "main-micro")
+    node = {"_target_": f"tests.support.trackers.{kind}", "where": where, "wait": wait}
+    return choice.make_tracking(node, "main-micro")
 
 
 @pytest.mark.parametrize("where", ["start", "log", "finish"])
@@ -56,8 +56,8 @@ def test_rows_that_a_slow_tracker_has_no_room_for_are_counted(tmp_path: Path) ->
 
 ALONE = """
 import json, sys
-sys.path[:0] = ["tests", "."]
-from tracked import chosen, tracked
+sys.path[:0] = ["."]
+from tests.support.tracked import chosen, tracked
 print(tracked(json.load(sys.stdin), chosen("tracking=wandb", *sys.argv[1:])).trouble)
 """
 
@@ -99,6 +99,7 @@ def test_a_bad_key_without_network_neither_fails_the_trial_nor_keeps_its_process
     require_no_key(tmp_path, done.stdout + done.stderr)
 
 
+@pytest.mark.slow
 def test_a_sweep_whose_tracker_fails_says_so_once_and_is_as_without(tmp_path: Path) -> None:
     words = ["sweep=momentum", "scale=micro", "seeds=[0]"]
     words += ["grid.optimizer=[adamw]", "grid.optimizer.momentum=[0.9]", "tracking=wandb"]
@@ -116,7 +117,7 @@ def test_a_sweep_whose_tracker_fails_says_so_once_and_is_as_without(tmp_path: Pa
         line for line in done.stderr.splitlines() if line.startswith("warning: tracking")
     ]
     assert "CommError" in first
-    assert "2 of 2 trials are not wholly tracked" in last
+    assert "2 of 2 trials are not tracked completely" in last
     require_no_key(tmp_path, done.stdout + done.stderr)
     assert len(runs({"results": tmp_path / "results"})) == 2
     for place in (tmp_path / "results/trials").iterdir():

@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import small
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tracked import chosen, folder, plain, rows, runs, tracked, untimed
 
 from sweeps.tracking import choice
-from sweeps.tracking.store_id import store_id
+from sweeps.tracking.store_ids import read_store_id
 from sweeps.tracking.tracker import numbers
-from trainer.errors import BadInput, Stopped
-from trainer.record import Row
+from tests.support import small
+from tests.support.tracked import chosen, folder, plain, rows, runs, tracked, untimed
+from trainer.base.errors import BadInput, Stopped
+from trainer.folder.record import Row
 
 
 def inspect(run: Path, *options: str) -> str:
@@ -50,7 +50,7 @@ def test_wandb_holds_what_metrics_jsonl_holds(tmp_path: Path) -> None:
         assert found["summary"][key] == result[key]
     assert found["config"].pop("choice")["series"] == "adamw sync"
     assert found["config"] == json.loads((folder(config) / "config.json").read_text())
-    store = store_id(Path(config["results"]))
+    store = read_store_id(Path(config["results"]))
     assert found["run_id"] == f"{store}-{folder(config).name}"
     assert found["tags"] == ["adamw", "main", "micro", "mine", "sync"]
     described = next(json.loads(line) for line in inspect(run).splitlines() if '"run":' in line)
@@ -145,7 +145,7 @@ def test_an_attempt_without_a_row_starts_no_tracker(tmp_path: Path) -> None:
 
 def test_one_of_many_drivers_names_the_store(tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as pool:
-        found = set(pool.map(store_id, [tmp_path] * 64))
+        found = set(pool.map(read_store_id, [tmp_path] * 64))
     assert len(found) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["store_id"]
 

@@ -12,18 +12,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import small
 from rich.console import Console
-from synthetic_store import config, result, write, write_arms
 
-from sweeps.display import Display
-from sweeps.expand import Trial
-from sweeps.gaps import Gaps
-from sweeps.progress import Progress, State, last_row, look
-from sweeps.seldom import SHARE, Seldom
-from sweeps.view import view
-from trainer.lease import leased
-from trainer.plan import plan_trial
+from sweeps.request.expand import Trial
+from sweeps.view.display import Display
+from sweeps.view.gap_table import GapTable
+from sweeps.view.progress import Progress, State, last_row, read_state
+from sweeps.view.render import render
+from sweeps.view.throttle import SHARE, Throttled
+from tests.support import small
+from tests.support.records import finished
+from tests.support.synthetic_store import config, result, write, write_arms
+from trainer.base.status import Status
+from trainer.config.plan import plan_trial
+from trainer.folder.lease import leased
 
 ROW = {"update": 4, "tokens_per_second": 100.0, "wall_seconds": 10.0}
 
@@ -46,20 +48,20 @@ def metrics(folder: Path, *rows: dict[str, Any], end: str = "\n") -> None:
 
 def test_what_a_folder_says(tmp_path: Path) -> None:
     folder = tmp_path / "trial"
-    assert look(folder) == State("waiting")
+    assert read_state(folder) == State(Status.WAITING)
     folder.mkdir()
     with leased(folder, lambda: "failed"):
-        assert look(folder).status == "running"
-        assert "pid" in look(folder).where
+        assert read_state(folder).status == "running"
+        assert "pid" in read_state(folder).where
         metrics(folder, {**ROW, "update": 3}, ROW)
-        assert (look(folder).num_done, look(folder).tokens_per_second) == (5, 100.0)
-    assert (look(folder).status, look(folder).where) == ("interrupted", "")
+        assert (read_state(folder).num_done, read_state(folder).tokens_per_second) == (5, 100.0)
+    assert (read_state(folder).status, read_state(folder).where) == ("interrupted", "")
     (folder / "result.json").write_text('{"status": "failed"}')
-    assert look(folder).status == "failed"
+    assert read_state(folder).status == "failed"
     with leased(folder, lambda: "completed"):
-        assert look(folder).status == "running"  # once more
-    (folder / "result.json").write_text(json.dumps(result(config(), 1.0)))
-    assert look(folder) == State("completed", 400, wall_seconds=40.0)
+        assert read_state(folder).status == "running"  # once more
+    (folder / "result.json").write_text(json.dumps(result(config(), 1.0, trial_id="a")))
+    assert read_state(folder) == State(Status.COMPLETED, 400, wall_seconds=40.0)
 
 
 def test_the_last_whole_row_of_a_long_file(tmp_path: Path) -> None:
@@ -78,10 +80,10 @@ def test_pace_and_time_left_are_those_of_what_runs(corpus: Path, tmp_path: Path)
     progress = Progress(trials(corpus, tmp_path, 4))
     ended, fast, slow, _ = progress.states.values()
     assert progress.seconds_left is None
-    ended.status, ended.num_done = "completed", 12
+    ended.status, ended.num_done = Status.COMPLETED, 12
     for state, num_done, seconds in ((fast, 4, 8.0), (slow, 2, 8.0)):
-        state.status = "running"
-        state.heard({"update": num_done - 1, "tokens_per_second": 7.0, "wall_seconds": seconds})
+        state.status = Status.RUNNING
+        state.update({"update": num_done - 1, "tokens_per_second": 7.0, "wall_seconds": seconds})
     assert progress.tokens_per_second == 14.0
     assert progress.share == pytest.approx((12 + 4 + 2) / 48)
     assert progress.seconds_left == pytest.approx((8 + 10 + 12) / 0.75)  # and the slow one: 40 s
@@ -97,9 +99,9 @@ def test_seldom_takes_a_small_share_of_the_time() -> None:
         now += 0.3
         worked += 0.3
 
-    seldom = Seldom(work, 1.0, lambda: now)
+    throttled = Throttled(work, 1.0, lambda: now)
     while now < 1000:
-        seldom.maybe()
+        throttled()
         now += 0.1
     assert 0.9 * SHARE < worked / now <= SHARE
 
@@ -137,15 +139,15 @@ def test_lines_where_there_is_no_terminal(corpus: Path, tmp_path: Path) -> None:
         screen.start(one)
         screen.start(two)
         assert screen.display.running == {trial.plan.trial_id for trial in of}
-        screen.row(one, **ROW, status="running")
+        screen.row(one, **ROW, status=Status.RUNNING)
         one.folder.mkdir(parents=True)
-        (one.folder / "result.json").write_text(json.dumps({"wall_seconds": 24.0}))
-        screen.row(one, num_done=12, status="completed")  # at 0.5 updates/s, as both
+        (one.folder / "result.json").write_text(json.dumps(finished(wall_seconds=24.0)))
+        screen.row(one, num_done=12, status=Status.COMPLETED)  # at 0.5 updates/s, as both
         assert screen.display.running == {two.plan.trial_id}
-        screen.row(two, num_done=3, status="elsewhere")
+        screen.row(two, num_done=3, status=Status.ELSEWHERE)  # another driver was faster
+        assert not screen.display.running
     assert screen.file.getvalue().splitlines() == [
         f"1/2 completed {one.plan.trial_id} sync seed 0, about 12 s left",
-        f"2/2 elsewhere {two.plan.trial_id} sync seed 1, about 18 s left",
     ]
 
 
@@ -160,10 +162,11 @@ def test_the_view_on_a_terminal_counts_what_runs_here_and_elsewhere(
         with screen.display:
             screen.start(mine)
             screen.start(failed)
-            screen.row(failed, num_done=3, status="failed")
-            deadline = time.monotonic() + 10
+            screen.row(failed, num_done=3, status=Status.FAILED)
+            deadline = time.monotonic() + 120  # a slow frame puts the next one off
             while "1 failed, 1 running" not in screen.text and time.monotonic() < deadline:
-                screen.row(mine, **ROW, status="running")  # not every one is drawn
+                screen.row(mine, **ROW, status=Status.RUNNING)  # not every one is drawn
+                time.sleep(0.01)
     text = screen.text
     for words in ("1 failed", "1 running", "1 elsewhere", "1 waiting", "5 of 12", "100 tokens/s"):
         assert words in text
@@ -175,15 +178,15 @@ def test_a_gap_table_that_cannot_be_made_ends_nothing(tmp_path: Path) -> None:
     progress = Progress([])
     ids = ["0000", "0001"]
     progress.trials = dict.fromkeys(ids)  # type: ignore[arg-type]  # their names are enough
-    progress.states = {name: State("completed") for name in ids}
-    gaps = Gaps(tmp_path)
+    progress.states = {name: State(Status.COMPLETED) for name in ids}
+    gaps = GapTable(tmp_path)
     gaps.refresh(progress, 100)
     assert "+0.2500" in gaps.text
     settings = config("delay", seed=1)
     write(tmp_path, settings, result(settings, 1.0, data_hash="other"))
     progress.trials["0002"] = None  # type: ignore[assignment]
-    progress.states["0002"] = State("completed")
+    progress.states["0002"] = State(Status.COMPLETED)
     gaps.refresh(progress, 100)
     assert gaps.text.startswith("no gaps now: data_hash")
     shown = Console(file=io.StringIO(), width=100)
-    shown.print(view("name", Progress([]), gaps=gaps.text))
+    shown.print(render("name", Progress([]), gaps=gaps.text))

@@ -10,7 +10,7 @@ from analysis import __main__ as analysis
 from analysis.commands import COMMANDS as ANALYSES
 from sweeps import __main__ as sweeps
 from sweeps.commands import COMMANDS as SWEEPS
-from trainer.words import split_command
+from trainer.base.cli import split_command
 
 
 def test_a_command_takes_the_words_after_it_and_the_default_takes_all() -> None:

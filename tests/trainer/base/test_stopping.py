@@ -1,19 +1,23 @@
-"""SIGTERM and Ctrl-C save a checkpoint; the same command goes on, and nothing is lost."""
+"""SIGTERM, Ctrl-C and a closed terminal save a checkpoint; the same command goes on, and nothing
+is lost."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-import small
-from test_trial import rows, untimed, wait_for
 
-from trainer import lease
-from trainer.errors import Stopped
+from tests.support import small
+from tests.support.processes import children
+from tests.support.trials import rows, untimed, wait_for
+from trainer.base.errors import Stopped
+from trainer.folder import lease
 from trainer.trial import run_trial
 
 ARM = ("pipeline=pipedream_2bw", "correction=error_feedback", "checkpoint_every=100000")
@@ -21,16 +25,17 @@ GANG = ("runner=pipelined", "pipeline.num_stages=2", "pipeline.num_microbatches=
 RUNNERS = {"emulated": (), "pipelined": GANG}
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_a_signal_saves_a_checkpoint(runner: str, how: signal.Signals, tmp_path: Path) -> None:
     words = (*ARM, *RUNNERS[runner], "num_updates=4000", "eval_every=100")
     out = tmp_path / "trial"
     command = [sys.executable, "-m", "trainer", *small.overrides(tmp_path, *words), f"out={out}"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stderr=pipe, text=True, start_new_session=True) as process:
         metrics = out / "metrics.jsonl"
         wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 100)
-        process.send_signal(how)
+        os.killpg(process.pid, how)  # as a terminal does: the ranks get it too
         _, error = process.communicate(timeout=60)
     assert process.returncode == 143, error
     [checkpoint] = out.glob("checkpoint-*.pt")
@@ -39,6 +44,64 @@ def test_a_signal_saves_a_checkpoint(runner: str, how: signal.Signals, tmp_path:
     assert len(rows(out)) == saved
     attempt = json.loads(lease.attempts(out)[-1].read_text())
     assert attempt["ended"] == "Stopped"
+
+
+ON_A_TERMINAL = """
+import os, sys
+os.login_tty(int(sys.argv[1]))
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_terminal_that_is_closed_and_takes_no_word_more(runner: str, tmp_path: Path) -> None:
+    words = (*ARM, *RUNNERS[runner], "num_updates=4000", "eval_every=1")
+    out = tmp_path / "trial"
+    ours, theirs = os.openpty()
+    trainer = ["-m", "trainer", *small.overrides(tmp_path, *words), f"out={out}"]
+    command = [sys.executable, "-c", ON_A_TERMINAL, str(theirs), *trainer]
+    with subprocess.Popen(command, pass_fds=[theirs]) as process:
+        os.close(theirs)
+        metrics = out / "metrics.jsonl"
+        wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 20)
+        os.close(ours)
+        assert process.wait(timeout=60) == 143
+    assert len([*out.glob("checkpoint-*.pt")]) == 1
+    assert json.loads(lease.attempts(out)[-1].read_text())["ended"] == "Stopped"
+    assert not (out / "result.json").exists()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3])
+def test_an_early_ctrl_c_does_not_reach_the_ranks(seconds: float, tmp_path: Path) -> None:
+    """What starts them still imports torch, and has no say in what a signal does to it."""
+    words = small.overrides(tmp_path, *ARM, *GANG, "num_updates=4000", f"out={tmp_path / 'out'}")
+    command, pipe = [sys.executable, "-m", "trainer", *words], subprocess.PIPE
+    with subprocess.Popen(command, stderr=pipe, text=True, start_new_session=True) as process:
+        wait_for(lambda: len(children(process.pid)) >= 2)  # multiprocessing's own
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGINT)
+        _, error = process.communicate(timeout=120)
+    assert process.returncode == 143, error
+    said = [line for line in error.splitlines() if not line.startswith("update ")]
+    assert len(said) == 2, error
+    assert said[0].startswith("SIGINT: ")
+    assert said[1].startswith("python -m trainer: stopped after update ")
+
+
+def test_ctrl_c_before_the_trial_starts_is_a_line(tmp_path: Path) -> None:
+    """Here while it composes the config."""
+    code = (
+        "import sys, trainer.config.compose as c, trainer.__main__ as m\n"
+        "def interrupted(overrides): raise KeyboardInterrupt\n"
+        "c.compose = interrupted\n"
+        "sys.argv[1:] = []\n"
+        "sys.exit(m.main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 130
+    assert done.stderr == "python -m trainer: interrupted: the same command goes on\n"
 
 
 @pytest.mark.parametrize("runner", RUNNERS)

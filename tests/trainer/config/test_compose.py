@@ -1,14 +1,19 @@
-"""Composing many configs at once gives exactly what Hydra gives for each of them alone."""
+"""Words give exactly the config that Hydra gives, for each of them alone and for many at once."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from omegaconf import OmegaConf, open_dict
 
-from trainer.compose import CONF, Composer, compose
-from trainer.errors import BadInput
-from trainer.plan import Planner, plan_trial
+from trainer.base.errors import BadInput
+from trainer.base.places import CONF
+from trainer.config.compose import Composer, compose
+from trainer.config.names import GROUPS
+from trainer.config.plan import Planner, plan_trial
 
 OPTIMIZERS = sorted(path.stem for path in (CONF / "optimizer").glob("*.yaml"))
 GOOD = [
@@ -22,12 +27,11 @@ GOOD = [
     ["clip_norm=null"],
     ["resume_from='a=b'"],
     ["results=a/b c"],
-    ["hydra.job.name=x"],
+    ["+optimizer.lr=5"],
     ["++optimizer.lr=5"],
     ["num_updates=9", "optimizer=ademamix"],
     ["optimizer=ademamix", "optimizer.slow_warmup=${batch_size}"],
-    ["optimizer={lr: 0.5}"],
-    ["optimizer.lr=0.5", "optimizer={lr: 0.25}"],
+    ["optimizer='muon'", "save_final=TRUE", "num_updates=1_000"],
     ["optimizer.lr=${lr_schedule.warmup}"],
     ["pipeline=pipedream_2bw", "pipeline.synchronous_start=0.1"],
     ["pipeline=pipedream_2bw", "pipeline.synchronous_start=1"],
@@ -52,7 +56,8 @@ BAD = [
     ["num_updates=${nowhere}"],
     ["num_updates=???"],
     ["~seed"],
-    ["+seed=4"],
+    ["optimizer={lr: 0.5}"],
+    ["hydra.job.name=x"],
     ["optimizer=null"],
     ["pipeline=sync", "optimizer=5"],
     ["optimizer@other=muon"],
@@ -61,7 +66,19 @@ BAD = [
     ["optimizer.lr=("],
     ["optimizer=adamw", "correction.coefficient=1"],
     ["correction=error_feedback", "correction.coefficient=-1"],
+    *([f"{key}="] for key in ("results", "out", "resume_from", "data.path")),
+    ["data=bins", "data.path=' '"],
 ]
+SECRET = "sk-0123456789"
+RESOLVERS = (
+    "${oc.env:PIPEGAP_SECRET}",
+    "'${oc.env:PIPEGAP_SECRET}'",
+    "runs/${oc.env:PIPEGAP_SECRET,none}/a",
+    "'${oc.decode:${oc.env:PIPEGAP_SECRET}}'",
+    "$\\{oc.env\\:PIPEGAP_SECRET\\}",
+    "${hydra:runtime.cwd}",
+    "${now:%Y}",
+)
 
 
 def exactly(config: object) -> str:
@@ -75,21 +92,59 @@ def composer() -> Composer:
     return Composer()
 
 
+def of_hydra(words: list[str]) -> object:
+    """What Hydra alone makes of the words."""
+    plain = [word.replace("+optimizer", "++optimizer").replace("+++", "++") for word in words]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = hydra_compose("config", plain, return_hydra_config=True)
+    names = {group: config.hydra.runtime.choices[group] for group in GROUPS}
+    with open_dict(config):
+        del config["hydra"]
+    return {**OmegaConf.to_container(config, resolve=True), "choices": names}
+
+
 @pytest.mark.parametrize("overrides", [*GOOD, *GOOD[:5]], ids=" ".join)
 def test_a_config_is_the_one_that_hydra_composes(composer: Composer, overrides: list[str]) -> None:
+    assert exactly(composer.node(overrides)) == exactly(of_hydra(overrides))
     assert exactly(composer(overrides)) == exactly(compose(overrides))
 
 
 @pytest.mark.parametrize("overrides", BAD, ids=" ".join)
-def test_a_refusal_is_the_one_of_hydra_and_the_schema(
-    composer: Composer, overrides: list[str]
-) -> None:
+def test_a_refusal_is_one_line(composer: Composer, overrides: list[str]) -> None:
     with pytest.raises(BadInput) as expected:
         compose(overrides)
     with pytest.raises(BadInput) as found:
         composer(overrides)
     assert str(found.value) == str(expected.value)
     assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("key", ["resume_from", "optimizer", "+tag", "data.path"])
+@pytest.mark.parametrize("value", RESOLVERS)
+def test_an_interpolation_reads_nothing_but_the_config(
+    composer: Composer, key: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a secret of the environment would be in the store and in messages."""
+    monkeypatch.setenv("PIPEGAP_SECRET", SECRET)
+    for refuses in (compose, composer):
+        with pytest.raises(BadInput, match="may refer to another key alone") as refused:
+            refuses([f"{key}={value}"])
+        assert str(refused.value).startswith(f"{key.lstrip('+')}=")
+        assert SECRET not in str(refused.value)
+        assert "\n" not in str(refused.value)
+
+
+def test_neither_does_one_within_a_list_or_a_group() -> None:
+    for word in ("data={path: '${oc.env:HOME}'}", "+tags=[a,'${oc.env:HOME}']"):
+        with pytest.raises(BadInput, match="may refer to another key alone"):
+            compose([word])
+
+
+@pytest.mark.parametrize("key", ["results", "out", "resume_from", "data.path"])
+def test_an_empty_path_is_refused(key: str) -> None:
+    """`results=` would be the root of the file system."""
+    with pytest.raises(BadInput, match=rf"^{key}=: must be a .*, not empty$"):
+        compose([f"{key}="])
 
 
 def test_a_choice_that_is_no_name_is_named() -> None:

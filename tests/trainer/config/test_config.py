@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-import small
 
-from trainer.build import build, label, locate
-from trainer.compose import CONF, compose
-from trainer.errors import BadInput
-from trainer.identity import trial_id
-from trainer.plan import plan_trial
+from tests.support import small
+from trainer.base.build import build, label, locate
+from trainer.base.errors import BadInput
+from trainer.base.places import CONF
+from trainer.config.compose import compose
+from trainer.config.identity import trial_id
+from trainer.config.plan import plan_trial
 
 GROUPS = ("model", "data", "optimizer", "pipeline", "correction", "lr_schedule")
 CHOICES = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]

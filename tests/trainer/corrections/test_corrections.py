@@ -1,17 +1,16 @@
-"""Corrections by hand on small examples, against the equations, and the identity without delay."""
+"""Corrections by hand on small examples, and how they relate to each other."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
 import torch
-import toy
-from test_delayed_update import ADAMW, PHASES, T, assert_equal
 from torch import Tensor
 
-from trainer.build import build
-from trainer.compose import CONF, compose
+from tests.support import toy
+from tests.support.delayed import ADAMW, PHASES, T
 from trainer.corrections.adaptive_error_feedback import AdaptiveErrorFeedback
 from trainer.corrections.error_feedback import ErrorFeedback
 from trainer.corrections.error_feedback_gradient import GradientErrorFeedback
@@ -19,19 +18,15 @@ from trainer.corrections.learning_rate import LearningRate
 from trainer.corrections.none import NoCorrection
 from trainer.corrections.taylor import Taylor
 from trainer.corrections.weight_prediction import WeightPrediction
-from trainer.schedules import pipedream, pipedream_2bw, sync
+from trainer.schedules.recipes import pipedream_2bw
 
-CHOICES = sorted(path.stem for path in (CONF / "correction").glob("*.yaml"))
-TO_ACT = {"taylor": ["correction.coefficient=30"], "learning_rate": ["correction.anneal=1.0"]}
-"""What makes a choice act on a problem as small as this one."""
 FEEDBACK = partial(ErrorFeedback, coefficient=1.0, lag=1)
 
 
 def apply(correction: NoCorrection, weight: Tensor, update: float, delay: int) -> float:
     """The weight after an optimizer that subtracts `update`, and the correction."""
-    correction.before([weight])
     weight -= update
-    correction.after([weight], [delay])
+    correction.apply([weight], [torch.full_like(weight, update)], [delay])
     return float(weight)
 
 
@@ -48,7 +43,7 @@ def test_error_feedback_with_the_lag_of_the_delay_by_hand() -> None:
     weight = torch.tensor([10.0])
     steps = [(1.0, 0), (2.0, 1), (4.0, 2), (3.0, 2)]
     assert [apply(correction, weight, *step) for step in steps] == [9.0, 6.0, -1.0, -5.0]
-    assert [len(past) for past in correction.state()] == [2]
+    assert [of.keys() for of in correction.state()] == [{"update_1", "update_2"}]
 
 
 def test_an_update_is_recorded_while_there_is_no_delay() -> None:
@@ -70,20 +65,9 @@ def test_only_delayed_weights_are_corrected() -> None:
     correction = FEEDBACK(T, [0, 1])
     weights = [torch.tensor([10.0]), torch.tensor([10.0])]
     for update in (1.0, 2.0):
-        correction.before(weights)
         torch._foreach_sub_(weights, update)
-        correction.after(weights, [0, 1])
+        correction.apply(weights, [torch.full_like(weight, update) for weight in weights], [0, 1])
     assert [float(weight) for weight in weights] == [7.0, 6.0]
-
-
-def test_error_feedback_keeps_one_buffer_a_weight() -> None:
-    correction, weights = FEEDBACK(T, [1, 1]), [torch.ones(3, 4), torch.ones(5)]
-    for _ in range(3):
-        correction.before(weights)
-        correction.after(weights, [1, 1])
-    kept = [value for value in vars(correction).values() if isinstance(value, list)]
-    tensors = [tensor for of in kept for past in of if isinstance(past, list) for tensor in past]
-    assert [tensor.shape for tensor in tensors] == [(3, 4), (5,)]
 
 
 def test_adaptive_error_feedback_by_hand() -> None:
@@ -92,9 +76,8 @@ def test_adaptive_error_feedback_by_hand() -> None:
     weight = torch.zeros(2)
     found = []
     for update in ([1.0, 0.0], [0.5, 2.0], [-1.0, 0.0], [-3.0, 1.0]):
-        correction.before([weight])
         weight -= torch.tensor(update)
-        correction.after([weight], [1])
+        correction.apply([weight], [torch.tensor(update)], [1])
         found.append(weight.clone())
     first = torch.tensor([-1.0, 0.0])
     second = first - torch.tensor([0.5, 2.0]) - 0.5 * torch.tensor([-0.5, 2.0])
@@ -135,16 +118,15 @@ def test_taylor_by_hand(decay: float, second: float) -> None:
     for value, weight, delay in ((1.0, 10.0, 0), (2.0, 7.0, 1)):
         gradient, weights = torch.tensor([value]), [torch.tensor([weight])]
         correction.gradient([gradient], weights, [delay])
-        correction.before(weights)
         found.append(float(gradient))
     assert found == pytest.approx([1.0, second])
 
 
 def test_weight_prediction_by_hand() -> None:
     """10 → 9 by u = 1: with a lag of 2 and horizon 0.5, late reads see 9 − 0.5 · 2 · 1 = 8."""
-    correction, weight = WeightPrediction(T, [2], horizon=0.5), torch.tensor([10.0])
-    apply(correction, weight, 1.0, delay=1)
-    assert [float(ahead) for ahead in correction.ahead([weight])] == [8.0]
+    correction, weight = WeightPrediction(T, [2], horizon=0.5), torch.tensor([9.0])
+    ahead = correction.ahead([weight], [torch.tensor([1.0])])
+    assert [float(of) for of in ahead] == [8.0]
     assert float(weight) == 9.0, "what is evaluated is not what is predicted"
 
 
@@ -158,34 +140,6 @@ def test_learning_rate_by_hand() -> None:
         assert [correction.lr_factor(0, delay) for delay in (0, 1)] == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("choice", CHOICES)
-def test_every_correction_is_the_identity_without_delay(choice: str) -> None:
-    schedule = sync(T, num_stages=2, num_microbatches=3)
-    make = partial(build, compose([f"correction={choice}"])["correction"])
-    corrected, plain = toy.emulated(schedule, ADAMW, make), toy.emulated(schedule, ADAMW)
-    assert toy.run(corrected, (0, T)) == toy.run(plain, (0, T))
-    for ours, theirs in zip(toy.weights(corrected), toy.weights(plain), strict=True):
-        assert torch.equal(ours, theirs)
-
-
-@pytest.mark.parametrize("choice", [choice for choice in CHOICES if choice != "none"])
-def test_every_correction_acts_and_survives_drains_and_a_restart(choice: str) -> None:
-    """On `pipedream` with m = 1, whose delays are 3, 2, 1, 0; bit for bit, also by a checkpoint."""
-    schedule = pipedream(T, num_stages=4, num_microbatches=1, **PHASES)
-    words = [f"correction={choice}", *TO_ACT.get(choice, [])]
-    make = partial(build, compose(words)["correction"])
-    straight, drained, other, plain = (
-        toy.emulated(schedule, ADAMW, of) for of in (make, make, make, NoCorrection)
-    )
-    updates = toy.run(straight, (0, T))
-    assert updates != toy.run(plain, (0, T))
-    first = toy.run(drained, (0, 3, 5))
-    for stage, saved in zip(other._stages, drained._stages, strict=True):
-        stage.restore(saved.state())
-    assert first + toy.run(other, (5, 7, T)) == updates
-    assert_equal(other, toy.weights(straight))
-
-
 def test_a_coefficient_of_zero_is_the_plain_delay() -> None:
     schedule = pipedream_2bw(T, num_stages=2, num_microbatches=3, **PHASES)
     plain = toy.run(toy.emulated(schedule, ADAMW), (0, T))
@@ -197,3 +151,43 @@ def test_a_coefficient_of_zero_is_the_plain_delay() -> None:
         partial(WeightPrediction, horizon=0.0),
     ):
         assert toy.run(toy.emulated(schedule, ADAMW, zero), (0, T)) == plain
+
+
+class Anchored(WeightPrediction):
+    """Predicts by u − u_0, so that the trajectory is Error Feedback's without its constant."""
+
+    first: list[Tensor]
+
+    def ahead(self, weights: Sequence[Tensor], update: Sequence[Tensor]) -> Sequence[Tensor]:
+        if not hasattr(self, "first"):
+            self.first = list(update)
+        return [w - 0.7 * (u - f) for w, u, f in zip(weights, update, self.first, strict=True)]
+
+
+def test_error_feedback_is_weight_prediction_seen_from_the_predicted_point() -> None:
+    """Gradients and updates of both are the same; W of the one is the Ŵ that the other reads."""
+    optimizer = partial(ADAMW.func, **{**ADAMW.keywords, "weight_decay": 0.0})
+    schedule = pipedream_2bw(T, num_stages=2, num_microbatches=3, **PHASES)
+    feedback = toy.emulated(schedule, optimizer, partial(ErrorFeedback, coefficient=0.7, lag=1))
+    prediction = toy.emulated(schedule, optimizer, partial(Anchored, horizon=0.7))
+    losses, others = (
+        [update.loss for update in toy.run(executor, (0, T))] for executor in (feedback, prediction)
+    )
+    assert losses == pytest.approx(others, rel=1e-12)
+    seen = [ring[T % 2] for stage in prediction._stages for ring in stage.versions._ahead]
+    for ours, theirs in zip(toy.weights(feedback), seen, strict=True):
+        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_prediction_is_for_late_reads_only(dtype: torch.dtype) -> None:
+    """After a synchronous start, batch 3 is fresh and reads W(3), batch 4 its prediction."""
+    schedule = pipedream_2bw(
+        T, num_stages=1, num_microbatches=1, synchronous_start=3, synchronous_cooldown=0
+    )
+    make = partial(WeightPrediction, horizon=1.0)
+    executor = toy.emulated(schedule, ADAMW, make, dtype=torch.float32, leaf_dtype=dtype)
+    plain = toy.emulated(schedule, ADAMW, dtype=torch.float32, leaf_dtype=dtype)
+    found, usual = (toy.run(one, schedule.phases) for one in (executor, plain))
+    assert found[:4] == usual[:4]
+    assert found[4] != usual[4]

@@ -11,30 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from tests.support.documents import TEXTS, prepared
+from trainer.base.errors import BadInput
 from trainer.data import __main__ as cli
 from trainer.data.batches import Batches, Windows
 from trainer.data.bins import Bins
 from trainer.data.permutation import Permutation
-from trainer.data.prepare import is_validation, prepare
+from trainer.data.prepare import is_validation
 from trainer.data.shards import Prepared
 from trainer.data.tokenizers import ENCODERS
 from trainer.data.tokens import Tokens
-from trainer.errors import BadInput
-
-TEXTS = [f"document {i}: " + "naïve words ".replace("n", chr(97 + i % 20)) * 9 for i in range(200)]
-ABOUT = {"corpus": "t", "tokenizer": "bytes", "license": "none", "attribution": "nobody"}
-
-
-def prepared(out: Path, texts: list[str] | None = None, encoder: str = "bytes") -> Prepared:
-    prepare(
-        lambda: TEXTS if texts is None else texts,
-        lambda documents, folder: ENCODERS[encoder](documents, folder, folder),
-        out,
-        validation_share=0.2,
-        num_tokens=float("inf"),
-        about=ABOUT,
-    )
-    return Prepared(path=str(out))
 
 
 def decoded(tokens: Tokens) -> list[str]:

@@ -6,11 +6,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import gangs
 import pytest
-import small
 
-from trainer.compose import CONF
+from tests.support import gangs, small
+from trainer.base.places import CONF
 
 OPTIMIZERS = ["adamw", "muon", "sgd"]
 SCHEDULES = ["sync", "gpipe", "pipedream_2bw", "pipedream"]

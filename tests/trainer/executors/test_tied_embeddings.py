@@ -6,19 +6,19 @@ from functools import partial
 
 import pytest
 import torch
-import toy
-from test_delayed_update import ADAMW, PHASES
-from test_model_llama import SMALL
 from torch import Tensor
 
+from tests.support import toy
+from tests.support.delayed import ADAMW, PHASES
+from tests.support.llama import SMALL
 from trainer.corrections.error_feedback import ErrorFeedback
-from trainer.emulated import Emulated
-from trainer.gradients import Clip
+from trainer.executors.emulated import Emulated
+from trainer.executors.gradients import Clip
 from trainer.models.loss import cross_entropy
-from trainer.operations import Schedule
-from trainer.optimizers import kinds
-from trainer.schedules import pipedream, pipedream_2bw, sync
-from trainer.stage import Stage
+from trainer.optimizers.routing import kinds
+from trainer.schedules.operations import Schedule
+from trainer.schedules.recipes import pipedream, pipedream_2bw, sync
+from trainer.stages.stage import Stage
 
 T, EMBEDDING = 6, "model.embed_tokens.weight"
 

@@ -10,17 +10,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import gangs
 import pytest
-import small
 import torch
 import torch.distributed as dist
-import torch_runtime
 
-from trainer.gang import Pulse, joined
+from tests.oracles import torch_runtime
+from tests.support import gangs, small
+from trainer.base.resources import reproducible
 from trainer.parts import build_parts, build_pipelined
-from trainer.resources import reproducible
-from trainer.spawn import run_gang
+from trainer.ranks.groups import Heartbeat, joined
+from trainer.ranks.spawn import run_gang
 
 Config = dict[str, Any]
 Theirs = Callable[..., torch_runtime.Trained]
@@ -55,27 +54,27 @@ CASES = {
 
 
 def as_rank(
-    store: dist.Store, pulse: Pulse, tell: Callable[[object], None], cases: Sequence[Case]
+    store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None], cases: Sequence[Case]
 ) -> None:
     p = cases[0][0]["pipeline"]["num_stages"]
     with (
         reproducible(0, 1),
-        joined(store, pulse.rank, p, 1, gangs.CPU, pulse, 60) as gang,
+        joined(store, heartbeat.rank, p, 1, gangs.CPU, heartbeat, 60) as gang,
     ):
         for i, (config, theirs) in enumerate(cases):
             parts = build_parts(config, config["num_updates"])
             ours = gangs.train(build_pipelined(config, parts, gang), parts)
-            tell((i, gang.place, pickle.dumps((ours, theirs(config, parts, gang.place)))))
+            send((i, gang.place, pickle.dumps((ours, theirs(config, parts, gang.place)))))
 
 
 def both(cases: Sequence[Case], p: int) -> list[list[Both]]:
     """For each case what every rank found, by our pipeline and by torch's."""
     found: dict[tuple[int, int], Both] = {}
 
-    def hear(told: tuple[int, int, bytes]) -> None:
-        found[told[0], told[1]] = pickle.loads(told[2])
+    def on_message(message: tuple[int, int, bytes]) -> None:
+        found[message[0], message[1]] = pickle.loads(message[2])
 
-    run_gang(as_rank, (cases,), p, hear, timeout=60)
+    run_gang(as_rank, (cases,), p, on_message, timeout=60)
     return [[found[i, rank] for rank in range(p)] for i in range(len(cases))]
 
 

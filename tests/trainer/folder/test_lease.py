@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small
 
-from trainer import lease
-from trainer.errors import BadInput, Stopped
-from trainer.lease import Held, LeaseLost, attempt_path, holder, leased
-from trainer.record import TrialFolder
+from tests.support import small
+from trainer.base.errors import BadInput, LeaseLost, Stopped
+from trainer.folder import lease
+from trainer.folder.lease import Held, attempt_path, holder, leased
+from trainer.folder.record import TrialFolder
 from trainer.trial import run_trial
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from trainer.lease import leased
+from trainer.folder.lease import leased
 with leased(Path(sys.argv[1]), lambda: "done"):
     print("held", flush=True)
     time.sleep(600)
@@ -32,7 +32,7 @@ with leased(Path(sys.argv[1]), lambda: "done"):
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "PATIENCE", 0.0)
+    monkeypatch.setattr(lease, "ACQUIRE_TIMEOUT", 0.0)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_another_machine_counts_by_its_signs_of_life_whatever_the_clocks_say(
     change(path, machine="elsewhere", pid=1)
     with pytest.raises(Held):
         take(tmp_path)
-    age(path, lease.STALE - 5)
+    age(path, lease.STALE_AFTER - 5)
     with pytest.raises(Held):
         take(tmp_path)
     age(path, 10)
@@ -110,12 +110,12 @@ def test_who_died_before_it_said_who_it_is_counts_as_another_machine(tmp_path: P
     attempt_path(tmp_path, 1).touch()
     with pytest.raises(Held):
         take(tmp_path)
-    age(attempt_path(tmp_path, 1), lease.STALE + 1)
+    age(attempt_path(tmp_path, 1), lease.STALE_AFTER + 1)
     assert take(tmp_path) == 2
 
 
 def test_a_holder_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "RENEW_EVERY", 0.05)
+    monkeypatch.setattr(lease, "HEARTBEAT_EVERY", 0.05)
     path = attempt_path(tmp_path, 1)
     with leased(tmp_path, lambda: "done"):
         age(path, 1000)
@@ -129,8 +129,8 @@ def test_of_many_that_race_one_gets_each_attempt(tmp_path: Path) -> None:
     race = """
 import sys
 from pathlib import Path
-from trainer import lease
-lease.PATIENCE = 60.0
+from trainer.folder import lease
+lease.ACQUIRE_TIMEOUT = 60.0
 for _ in range(20):
     with lease.leased(Path(sys.argv[1]), lambda: "done") as mine:
         alone = Path(sys.argv[1]) / "alone"
@@ -149,12 +149,12 @@ def test_who_was_taken_over_writes_nothing_more(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path, "a")
     writes = (
         lambda: folder.append({"update": 0}),
-        lambda: folder.finish({}),
-        lambda: folder.starts(0),
+        lambda: folder.fail({}),
+        lambda: folder.resume(0, None),
     )
 
     def train() -> None:
-        with folder.claimed({}):
+        with folder.claimed({}, {}):
             attempt_path(tmp_path, 2).touch()
             for write in writes:
                 with pytest.raises(LeaseLost):

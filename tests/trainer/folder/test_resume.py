@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-import small
 import torch
 from safetensors.torch import load_file
-from test_trial import Stop, rows, stop_at, untimed
 
-from trainer.errors import BadInput
+from tests.support import small
+from tests.support.trials import Stop, rows, stop_at, untimed
+from trainer.base.errors import BadInput
+from trainer.config.identity import made_by
+from trainer.config.plan import plan_trial
+from trainer.folder import checkpoint
 from trainer.trial import run_trial
 
 LIKE = (
@@ -82,6 +87,62 @@ def test_what_would_not_be_the_same_trial_is_refused(tmp_path: Path, word: str, 
         words.append("correction=error_feedback")
     with pytest.raises(BadInput, match=says):
         run_trial(config(tmp_path, "three emulated", "other", *words))
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_checkpoint_of_another_trial_is_refused_by_name(tmp_path: Path) -> None:
+    """A bad copy: seed 1's file in seed 0's folder would give seed 1's loss."""
+    paths = []
+    for seed in (0, 1):
+        one = small.config(tmp_path, f"seed={seed}", f"out={tmp_path / str(seed)}")
+        with pytest.raises(Stop):
+            run_trial(one, stop_at(6))
+        [path] = (tmp_path / str(seed)).glob("checkpoint-*.pt")
+        paths.append(path)
+    ours, theirs = paths
+    ours.unlink()
+    copy = shutil.copy(theirs, ours.parent)
+    config_of_seed_0 = small.config(tmp_path, f"out={tmp_path / '0'}")
+    with pytest.raises(BadInput, match=r"is of trial \w+, not \w+; delete it") as refused:
+        run_trial(config_of_seed_0)
+    assert str(refused.value).startswith(f"checkpoint={copy}: ")
+    assert "\n" not in str(refused.value)
+    Path(copy).unlink()
+    assert run_trial(config_of_seed_0)["seed"] == 0
+
+
+def test_the_id_does_not_depend_on_the_attempt_that_saved(tmp_path: Path) -> None:
+    """A checkpoint gets another name when its trial is resumed; ids made before stay."""
+    ids = set()
+    for name in ("000000005-0123456789abcdef", "000000005-000002-0123456789abcdef"):
+        path = f"resume_from=elsewhere/checkpoint-{name}.pt"
+        ids.add(plan_trial(config(tmp_path, "three emulated", "resumed", path)).trial_id)
+    assert len(ids) == 1
+
+
+def test_it_resumes_from_a_checkpoint_and_an_attempt_of_older_code(tmp_path: Path) -> None:
+    """Which had no attempt in the name, and did not note what made them."""
+    out = tmp_path / "stopped"
+    path = stopped(tmp_path, "three emulated")
+    updates, _, digest = path.stem.removeprefix("checkpoint-").split("-")
+    path.rename(out / f"checkpoint-{updates}-{digest}.pt")
+    noted = out / "attempt-000001.json"
+    attempt = json.loads(noted.read_text())
+    older = {key: of for key, of in attempt.items() if key not in ("git", "versions")}
+    noted.write_text(json.dumps(older))
+    result = run_trial(config(tmp_path, "three emulated", "stopped"))
+    expected = run_trial(config(tmp_path, "three emulated", "whole"))
+    assert untimed(result) == untimed(expected)
+    assert rows(out) == rows(tmp_path / "whole")
+    first, second = result["attempts"]
+    assert (first["from_update"], first["git"]) == (0, None)
+    assert (second["from_update"], second["git"]) == (5, result["git"])
+
+
+def test_a_checkpoint_says_what_made_it(tmp_path: Path) -> None:
+    state = checkpoint.load(stopped(tmp_path, "three emulated"))
+    assert state["made_by"] == made_by("cpu")
+    assert made_by("cpu").keys() == {"git", "versions", "device_name"}
 
 
 def test_an_altered_checkpoint_is_refused(tmp_path: Path) -> None:

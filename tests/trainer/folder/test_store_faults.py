@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import small
-from test_trial import rows, untimed
 
 from sweeps.__main__ import main
+from tests.support import small
+from tests.support.trials import rows, untimed
+from trainer.base.errors import BadInput
 from trainer.trial import run_trial
 
 
@@ -56,6 +57,21 @@ def test_a_full_disk_is_said_in_a_line_and_the_trial_goes_on_when_there_is_space
     assert rows(tiny_disk / "trial") == rows(tmp_path / "whole")
 
 
+def test_a_limit_on_the_size_of_files_is_said_in_a_line(tmp_path: Path) -> None:
+    """`ulimit -f`: a checkpoint is larger than that."""
+    script = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
+        "from trainer.__main__ import main; raise SystemExit(main())"
+    )
+    words = small.overrides(tmp_path, f"out={tmp_path / 'trial'}")
+    command = [sys.executable, "-c", script, *words]
+    full = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert full.returncode == 1
+    assert full.stderr.strip().splitlines()[-1].startswith("python -m trainer: [Errno 27]")
+    assert "Traceback" not in full.stderr
+    assert trainer(tmp_path, f"out={tmp_path / 'trial'}").returncode == 0
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_store_that_may_not_be_written_is_refused_by_permission(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir(mode=0o500)
@@ -89,9 +105,8 @@ def test_a_corrupt_checkpoint_is_named(tmp_path: Path) -> None:
         run_trial(config, asked_to_stop=lambda: next(stop))
     [checkpoint] = (tmp_path / "trial").glob("checkpoint-*.pt")
     checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=f"{checkpoint.name} is truncated or altered; delete it"):
+    with pytest.raises(BadInput, match=f"{checkpoint.name}: is truncated or altered; delete it"):
         run_trial(config)
-    result = json.loads((tmp_path / "trial" / "result.json").read_text())
-    assert result["status"] == "failed"
+    assert not (tmp_path / "trial" / "result.json").exists()
     checkpoint.unlink()
     assert run_trial(config)["status"] == "completed"

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from test_model_llama import SMALL, TOKENS, whole
 from torch import Tensor
 
-from trainer.export import save_final
+from tests.support.llama import SMALL, TOKENS, whole
+from trainer.models.export import save_final
 from trainer.models.llama import Llama
 
 transformers = pytest.importorskip("transformers")

@@ -12,35 +12,15 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainer.build import build
-from trainer.compose import compose_node
-from trainer.errors import BadInput
-from trainer.export import hugging_face_config, save_final
-from trainer.models.llama import Llama, RMSNorm
+from tests.support.llama import SMALL, TOKENS, whole
+from trainer.base.build import build
+from trainer.base.errors import BadInput
+from trainer.config.compose import compose_node
+from trainer.models.export import hugging_face_config, save_final
+from trainer.models.llama import RMSNorm
 from trainer.models.loss import cross_entropy
 
 transformers = pytest.importorskip("transformers")
-
-SMALL = Llama(
-    vocab_size=61,
-    hidden_size=48,
-    num_layers=4,
-    num_heads=6,
-    num_kv_heads=2,
-    intermediate_size=80,
-    rope_theta=100000.0,
-    rms_norm_eps=1e-5,
-    initializer_range=0.1,
-    tied_embeddings=True,
-    activation_checkpointing=False,
-)
-TOKENS = torch.randint(0, 61, (3, 18), generator=torch.Generator().manual_seed(0))
-
-
-def whole(recipe: Llama, seed: int = 0) -> nn.Module:
-    module = recipe.stage(0, recipe.split(1, 8))
-    recipe.initialise(module, seed)
-    return module
 
 
 @pytest.mark.parametrize(("tied", "num_kv_heads"), [(True, 2), (False, 2), (True, 6), (True, 1)])
@@ -69,7 +49,7 @@ def test_equals_transformers(tied: bool, num_kv_heads: int, tmp_path: Path) -> N
     ],
 )
 def test_presets_have_the_published_number_of_parameters(preset: str, expected: int) -> None:
-    recipe = build(compose_node("config", [f"model={preset}"])["model"])
+    recipe = build(compose_node([f"model={preset}"])["model"])
     with torch.device("meta"):
         module = recipe.stage(0, recipe.split(1, 8))
         theirs = transformers.LlamaForCausalLM(

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_model_llama import SMALL, TOKENS, whole
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
+from tests.support.llama import SMALL, TOKENS, whole
 from trainer.models.llama import Llama
 from trainer.models.loss import cross_entropy
-from trainer.versions import Versions
+from trainer.stages.versions import Versions
 
 RECIPES = [SMALL, replace(SMALL, tied_embeddings=False), replace(SMALL, num_kv_heads=6)]
 RECIPES.append(replace(SMALL, activation_checkpointing=True))

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.build import build
-from trainer.compose import compose
+from trainer.base.build import build
+from trainer.config.compose import compose
 from trainer.models.split import balanced
 
 

@@ -7,22 +7,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gangs
 import numpy as np
 import pytest
-import small
-import test_delayed_update as delayed
 import torch
-import toy
-from every_optimizer import NAMES, maker
-from test_model_llama import SMALL
 from torch import nn
 from torch.optim import Optimizer
 
-from trainer import schedules
+from tests.support import delayed, gangs, small, toy
+from tests.support.every_optimizer import NAMES, maker
+from tests.support.llama import SMALL
 from trainer.corrections.error_feedback import ErrorFeedback
 from trainer.corrections.none import NoCorrection
-from trainer.optimizers import Kind, evaluated, kinds
+from trainer.optimizers.averaging import evaluated
+from trainer.optimizers.routing import Kind, kinds
+from trainer.schedules import recipes as schedules
 
 every = pytest.mark.parametrize("name", NAMES)
 ONE_STAGE = {"num_stages": 1, "num_microbatches": 1, **delayed.PHASES}

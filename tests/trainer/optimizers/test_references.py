@@ -7,14 +7,14 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import matrix_optimizer_references as of_matrices
-import optimizer_references as references
 import pytest
 import torch
-from every_optimizer import NAMES, maker
 from torch import Tensor, nn
 
-from trainer.optimizers import evaluated
+from tests.oracles import matrix_optimizers as of_matrices
+from tests.oracles import optimizers as references
+from tests.support.every_optimizer import NAMES, maker
+from trainer.optimizers.averaging import evaluated
 from trainer.optimizers.together import Together
 
 T = 10

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-import toy
-from every_optimizer import maker
-from test_delayed_update import PHASES
 from torch import nn
 
-from trainer.schedules import pipedream_2bw
+from tests.support import toy
+from tests.support.delayed import PHASES
+from tests.support.every_optimizer import maker
+from trainer.schedules.recipes import pipedream_2bw
 
 T, LR, BETA = 6, 0.02, 0.9
 OPTIMIZER = maker("schedule_free_adamw", lr=LR, momentum=BETA, weight_decay=0.0)

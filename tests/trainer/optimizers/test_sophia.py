@@ -6,18 +6,17 @@ import math
 from pathlib import Path
 
 import pytest
-import small
 import torch
 import torch.nn.functional as F
-import toy
-from every_optimizer import maker
-from test_delayed_update import PHASES
-from test_diagnostics import numbers
 from torch import Tensor, nn
 
-from trainer.purposes import Part, against_samples
-from trainer.randomness import stream_seed
-from trainer.schedules import pipedream_2bw
+from tests.support import small, toy
+from tests.support.delayed import PHASES
+from tests.support.every_optimizer import maker
+from tests.support.trials import rows
+from trainer.base.randomness import stream_seed
+from trainer.executors.passes import Part, against_samples
+from trainer.schedules.recipes import pipedream_2bw
 from trainer.trial import run_trial
 
 SOPHIA = maker("sophia", rho=0.5, weight_decay=0.2, observe_every=2)
@@ -83,10 +82,10 @@ def sampled_gradients(weights: list[Tensor], batch: int) -> list[Tensor]:
     with torch.no_grad():
         for parameter, weight in zip(model.parameters(), weights, strict=True):
             parameter.copy_(weight)
-    for i, rows in enumerate(toy.batch(batch).chunk(3)):
+    for i, sequences in enumerate(toy.batch(batch).chunk(3)):
         seed = stream_seed(torch.initial_seed(), "labels", str(batch), str(i), "0", "3")
         generator = torch.Generator().manual_seed(seed)
-        logits = model(rows[:, :-1])
+        logits = model(sequences[:, :-1])
         chances = logits.detach().float().softmax(-1)
         labels = (chances / torch.empty_like(chances).exponential_(generator=generator)).argmax(-1)
         (toy.loss(logits, labels) * math.sqrt(toy.BATCH * toy.LENGTH) / 3).backward()
@@ -119,10 +118,10 @@ def test_executors_and_restarts_change_nothing(tmp_path: Path) -> None:
                 run_trial(config, stop)
         run_trial(config)
         [out] = (tmp_path / name).glob("results/trials/*")
-        found.append(numbers(out))
+        found.append(rows(out))
     assert found[0] == found[1] == found[2]
     plain = small.config(tmp_path / "d", *WORDS, "optimizer.observe_every=100")
     run_trial(plain)
     [out] = (tmp_path / "d").glob("results/trials/*")
-    assert found[0][:2] == numbers(out)[:2], "both have seen the curvature of batch 0"
-    assert found[0] != numbers(out)
+    assert found[0][:2] == rows(out)[:2], "both have seen the curvature of batch 0"
+    assert found[0] != rows(out)

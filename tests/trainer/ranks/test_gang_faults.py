@@ -9,20 +9,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
-import small
 import torch.distributed as dist
-from test_trial import rows, untimed, wait_for
 
-from trainer.errors import BadInput, GangFailed
-from trainer.gang import PeerLost, Pulse
-from trainer.spawn import run_gang
+from tests.support import small
+from tests.support.processes import alive, children
+from tests.support.trials import rows, untimed, wait_for
+from trainer.base.errors import BadInput, GangFailed
+from trainer.ranks.groups import Heartbeat, PeerLost
+from trainer.ranks.spawn import run_gang
 from trainer.trial import run_trial
 
-Tell = Callable[[object], None]
+Send = Callable[[object], None]
 GANG = (
     "pipeline=pipedream_2bw",
     "correction=error_feedback",
@@ -35,27 +37,8 @@ GANG = (
 
 
 def ranks_of(parent: int) -> dict[int, int]:
-    """Process of each rank below `parent`, as they register themselves by their command line."""
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            stat = (folder / "stat").read_text().rpartition(")")[2].split()
-            command = (folder / "cmdline").read_text()
-        except OSError:
-            continue
-        if int(stat[1]) == parent and "spawn_main" in command:
-            found[len(found)] = int(folder.name)
-    return dict(enumerate(sorted(found.values())))
-
-
-def alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+    """Process of each rank below `parent`, in the order in which they were started."""
+    return dict(enumerate(sorted(chain.from_iterable(map(children, children(parent))))))
 
 
 class Run:
@@ -114,10 +97,10 @@ def test_no_rank_survives_its_parent(tmp_path: Path, how: signal.Signals) -> Non
     assert not (run.out / "result.json").exists()
 
 
-def raising(store: dist.Store, pulse: Pulse, tell: Tell, error: Exception) -> None:
+def raising(store: dist.Store, heartbeat: Heartbeat, send: Send, error: Exception) -> None:
     """Rank 1 is the cause; the others notice before they hear of it, and blame each other."""
-    pulse.works()
-    if pulse.rank == 1:
+    heartbeat.beat()
+    if heartbeat.rank == 1:
         time.sleep(0.5)
         raise error
     raise PeerLost("connection closed by peer")
@@ -131,13 +114,13 @@ def test_a_rank_that_raises(error: Exception) -> None:
     assert "connection closed" not in str(caught.value)
 
 
-def alone(store: dist.Store, pulse: Pulse, tell: Tell) -> None:
-    pulse.waits()
+def alone(store: dist.Store, heartbeat: Heartbeat, send: Send) -> None:
+    heartbeat.beat(waiting=True)
     time.sleep(60)
 
 
 def test_ranks_that_all_wait_for_each_other() -> None:
     started = time.monotonic()
-    with pytest.raises(GangFailed, match="every rank waits for another"):
+    with pytest.raises(GangFailed, match="every rank has waited for another"):
         run_gang(alone, (), 2, print, timeout=8)  # the ranks of a busy machine start seconds apart
     assert time.monotonic() - started < 45

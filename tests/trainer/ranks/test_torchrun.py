@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import small
-from test_trial import rows, untimed
 
+from tests.support import small
+from tests.support.processes import alive, children
+from tests.support.trials import rows, untimed, wait_for
 from trainer.__main__ import main
 from trainer.trial import run_trial
 
 GANG = ("pipeline=pipedream_2bw", "runner=pipelined", "pipeline.num_stages=2", "num_replicas=2")
 GANG = (*GANG, "pipeline.num_microbatches=2", "num_updates=8")
 
+LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+LAUNCHER += ["--nproc-per-node", "4", "-m", "trainer"]
+
 
 def test_the_same_trial(tmp_path: Path) -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    launcher += ["--nproc-per-node", "4", "-m", "trainer"]
     words = small.overrides(tmp_path, *GANG, f"out={tmp_path / 'torchrun'}")
-    done = subprocess.run([*launcher, *words], check=False, capture_output=True, text=True)
+    done = subprocess.run([*LAUNCHER, *words], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("completed trial") == 1, "one rank speaks"
     ours = run_trial(small.config(tmp_path, *GANG, f"out={tmp_path / 'spawned'}"))
@@ -41,3 +45,22 @@ def test_another_number_of_processes(
     assert main() == 2
     line = "pipeline.num_stages=2: times num_replicas=2 must be torchrun's 2 processes"
     assert (line in capsys.readouterr().err) == (rank == "0"), "one rank speaks"
+
+
+@pytest.mark.slow  # torchrun gives a rank 30 seconds to end before it kills it
+def test_a_rank_that_hangs_ends_them_all(tmp_path: Path) -> None:
+    """Within the trial's `timeout` the others notice, whatever group they wait in."""
+    out = tmp_path / "torchrun"
+    words = small.overrides(tmp_path, *GANG, "num_updates=100000", "timeout=5", f"out={out}")
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen([*LAUNCHER, *words], stdout=log, stderr=log)
+    try:
+        wait_for(lambda: (out / "metrics.jsonl").exists() and len(rows(out)) > 3, seconds=60)
+        ranks = children(process.pid)
+        assert len(ranks) == 4
+        os.kill(ranks[-1], signal.SIGSTOP)
+        assert process.wait(timeout=60) != 0
+    finally:
+        process.kill()
+    wait_for(lambda: not any(map(alive, ranks)), seconds=5)
+    assert "lost another rank" in (tmp_path / "log").read_text()

@@ -1,4 +1,4 @@
-"""Without costs of updates and messages, 2BW has no bubble but the first, 1F1B one a batch."""
+"""Without costs of updates and messages, 2BW has no bubble but the first, 1F1B one per batch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.operations import Schedule
-from trainer.schedules import gpipe, interleaved_1f1b, pipedream_2bw, sync, zero_bubble_h1
-from trainer.simulate import Timeline, simulate
+from trainer.schedules.operations import Schedule
+from trainer.schedules.recipes import gpipe, interleaved_1f1b, pipedream_2bw, sync, zero_bubble_h1
+from trainer.schedules.simulate import Timeline, simulate
 
 STAGES, MICROBATCHES, BATCHES = st.integers(1, 8), st.integers(1, 16), st.integers(1, 5)
 PHASES = {"synchronous_start": 0, "synchronous_cooldown": 0}
@@ -53,16 +53,26 @@ def test_gpipe_takes_as_long_as_1f1b_and_keeps_every_activation(p: int, m: int) 
 
 @given(p=STAGES, groups=st.integers(1, 4), v=st.integers(1, 4))
 def test_chunks_divide_the_bubble(p: int, groups: int, v: int) -> None:
-    """(p − 1)(tf + tb) / v a batch, of the time that a whole stage takes."""
+    """A bubble of (p − 1)(tf + tb) / v per batch, where tf and tb are times of a whole stage."""
     m = groups * p
     schedule = interleaved_1f1b(2, num_stages=p, num_chunks=v, num_microbatches=m)
     found = timeline(schedule)
     assert found.makespan == 2 * (m * v + p - 1) * (FORWARD + BACKWARD)
 
 
+@given(p=STAGES, groups=st.integers(1, 4), v=st.integers(1, 4))
+def test_chunks_cost_activations(p: int, groups: int, v: int) -> None:
+    """Rank 0 keeps those of p microbatches (p · v chunks) and (p − 1) / (p · v) more of them
+    (arXiv 2104.04473, 2.2); the p − 1 ranks after it two chunks fewer each."""
+    m = groups * p
+    found = timeline(interleaved_1f1b(2, num_stages=p, num_chunks=v, num_microbatches=m))
+    kept = [min(m * v, p * v + p - 1 - 2 * rank) for rank in range(p)]
+    assert [found.peak_activations(rank) for rank in range(p)] == kept
+
+
 @given(p=STAGES, m=MICROBATCHES)
 def test_weight_halves_fill_the_bubble_and_cost_no_activations(p: int, m: int) -> None:
-    """ZB-H1: a bubble of (p − 1)(tf + ti − tw) a batch, where there are p microbatches to fill."""
+    """ZB-H1: a bubble of (p − 1)(tf + ti − tw) per batch, if there are p microbatches to fill."""
     m = max(m, p)
     found = timeline(zero_bubble_h1(2, num_stages=p, num_microbatches=m))
     assert found.makespan == 2 * (m * 3 + p - 1)

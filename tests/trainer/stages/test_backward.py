@@ -5,17 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gangs
 import pytest
-import small
 import torch
 from torch import nn
 
-from trainer.errors import BadInput
-from trainer.halves import WeightsLater
-from trainer.interleave import interleave
+from tests.support import gangs, small
+from trainer.base.errors import BadInput
+from trainer.config.plan import plan_trial
 from trainer.parts import build_emulated, build_parts
-from trainer.plan import plan_trial
+from trainer.schedules.proof import interleave
+from trainer.stages.backward import WeightsLater
 
 CPU = torch.device("cpu")
 SHAPE = ("model.num_layers=4", "pipeline.num_microbatches=4", "batch_size=8", "num_updates=4")

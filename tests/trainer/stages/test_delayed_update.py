@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 
-import oracle
 import pytest
 import torch
-import toy
-from torch import nn
+from torch import Tensor, nn
 
-from trainer import schedules
+from tests.oracles import corrections, semantics
+from tests.support import toy
+from tests.support.delayed import ADAMW, PHASES, SGD, T, assert_equal, expected, expected_of_stages
 from trainer.corrections.error_feedback import ErrorFeedback
 from trainer.corrections.none import NoCorrection
-from trainer.optimizers import adamw, kinds, muon, sgd
+from trainer.optimizers.muon import muon
+from trainer.schedules import recipes as schedules
 
-T = 10
-ADAMW = partial(
-    adamw, lr=0.02, momentum=0.9, variance_decay=0.95, eps=1e-8, weight_decay=0.1, fused=False
-)
-SGD = partial(sgd, lr=0.3, momentum=0.9, nesterov=True, weight_decay=0.01, fused=False)
 MUON = partial(
     muon,
     lr=0.02,
@@ -40,34 +36,6 @@ OPTIMIZERS = {
     "sgd": (SGD, torch.float64),
     "muon": (MUON, torch.float32),
 }
-PHASES = {"synchronous_start": 0, "synchronous_cooldown": 0}
-
-
-def expected(
-    optimizer: Callable[..., torch.optim.Optimizer],
-    dtype: torch.dtype,
-    version: Callable[[int], int],
-    **options: float,
-) -> tuple[list[oracle.Weights], list[float]]:
-    torch.set_num_threads(1)
-    model = nn.Sequential(*toy.modules(1, dtype)[0])
-    kind = kinds(model)
-    batches = [(b[:, :-1], b[:, 1:]) for b in map(toy.batch, range(T))]
-    peak = optimizer.keywords["lr"]  # type: ignore[attr-defined]
-    return oracle.train(
-        model,
-        lambda m: optimizer([(kind[name], p) for name, p in m.named_parameters()]),
-        lambda t: peak * toy.lr_factor(t),
-        batches,
-        toy.loss,
-        version,
-        **options,  # type: ignore[arg-type]
-    )
-
-
-def assert_equal(executor: toy.Emulated, reference: oracle.Weights) -> None:
-    for ours, theirs in zip(toy.weights(executor), reference, strict=True):
-        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -171,22 +139,10 @@ def test_weight_stashing_delays_each_stage_by_its_own() -> None:
     executor = toy.emulated(schedule, SGD)
     toy.run(executor, schedule.phases)
 
-    parts = toy.modules(4)
-    history = [[[p.detach().clone() for p in m.parameters()] for m in parts]]
-    optimizers = [SGD([(kinds(m)[n], p) for n, p in m.named_parameters()]) for m in parts]
-    for t in range(T):
-        for s, module in enumerate(parts):
-            oracle._load(list(module.parameters()), history[max(0, t - (3 - s))][s])
-        rows = toy.batch(t)
-        toy.loss(nn.Sequential(*parts)(rows[:, :-1]), rows[:, 1:]).backward()
-        for s, module in enumerate(parts):
-            oracle._load(list(module.parameters()), history[t][s])
-            for group in optimizers[s].param_groups:
-                group["lr"] = 0.3 * toy.lr_factor(t)
-            optimizers[s].step()
-            optimizers[s].zero_grad()
-        history.append([[p.detach().clone() for p in m.parameters()] for m in parts])
-    assert_equal(executor, [w for stage in history[-1] for w in stage])
+    history, _ = expected_of_stages(
+        SGD, torch.float64, (3, 2, 1, 0), lambda t, lag: max(0, t - lag), corrections.PLAIN
+    )
+    assert_equal(executor, history[-1])
 
 
 def test_error_feedback_is_weight_prediction_seen_from_the_predicted_point() -> None:
@@ -203,7 +159,9 @@ def test_error_feedback_is_weight_prediction_seen_from_the_predicted_point() -> 
         torch.testing.assert_close(weight, predicted, rtol=1e-12, atol=1e-13)
 
 
-def _updates_behind(history: list[oracle.Weights], coefficient: float) -> list[oracle.Weights]:
+def _updates_behind(
+    history: list[semantics.Weights], coefficient: float
+) -> list[semantics.Weights]:
     """Solves W(t+1) = W(t) − u_t − λ (u_t − u_{t−1}) for u_t; no correction at t = 0."""
     updates = [[a - b for a, b in zip(history[0], history[1], strict=True)]]
     for old, new in pairwise(history[1:]):
@@ -224,3 +182,41 @@ def test_drains_change_no_number(marks: tuple[int, ...]) -> None:
     drained = toy.emulated(schedule, ADAMW, correction, clip_norm=0.5)
     assert toy.run(straight, (0, T)) == toy.run(drained, marks)
     assert_equal(drained, toy.weights(straight))
+
+
+class Onlooker(NoCorrection):
+    """Keeps what `apply` is given, and asks for nothing."""
+
+    def __init__(self, num_updates: int, lags: Sequence[int]) -> None:
+        super().__init__(num_updates, lags)
+        self.seen: list[list[Tensor]] = []
+
+    def apply(
+        self, weights: Sequence[Tensor], update: Sequence[Tensor], delays: Sequence[int]
+    ) -> None:
+        self.seen.append([*update])
+
+
+def test_a_correction_that_reads_nothing_costs_nothing() -> None:
+    """Neither a copy of the weights for the update nor leaves for late reads."""
+    schedule = schedules.pipedream_2bw(T, num_stages=1, num_microbatches=1, **PHASES)
+    executor = toy.emulated(schedule, SGD, Onlooker)
+    toy.run(executor, schedule.phases)
+    [stage] = executor._stages
+    assert isinstance(stage._correction, Onlooker)
+    assert stage._correction.seen == [[]] * T
+    assert [len(of["slots"]) for of in stage.state().values()] == [2] * len(stage.lags)
+    assert [of["ahead"] for of in stage.state().values()] == [[]] * len(stage.lags)
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_replicas_train_the_mean_of_all_their_microbatches(num_replicas: int) -> None:
+    history, _ = expected(SGD, torch.float64, lambda t: max(0, t - 1), microbatches=6)
+    schedule = schedules.pipedream_2bw(
+        T, num_stages=1, num_microbatches=6 // num_replicas, **PHASES
+    )
+    executor = toy.emulated(schedule, SGD, num_replicas=num_replicas)
+    toy.run(executor, schedule.phases)
+    for ours, theirs in zip(toy.weights(executor), history[-1], strict=True):
+        # Sums of three and of two halves round otherwise than one of six.
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)

@@ -7,15 +7,15 @@ from functools import partial
 
 import pytest
 import torch
-import toy
-from test_delayed_update import ADAMW, PHASES, T, expected
 from torch import Tensor
 
+from tests.support import toy
+from tests.support.delayed import ADAMW, PHASES, T, expected
 from trainer.corrections.error_feedback import ErrorFeedback
-from trainer.operations import Schedule
-from trainer.orders import one_forward_one_backward
-from trainer.schedules import pipedream_2bw, sync
-from trainer.stage import Stage
+from trainer.schedules.operations import Schedule
+from trainer.schedules.orders import one_forward_one_backward
+from trainer.schedules.recipes import pipedream_2bw, sync
+from trainer.stages.stage import Stage
 
 CORRECTION = partial(ErrorFeedback, coefficient=1.0, lag=1)
 
@@ -62,30 +62,34 @@ def test_another_learning_rate() -> None:
 class StartsFromZero(ErrorFeedback):
     """Corrects the first delayed update as if a zero update had come before it."""
 
-    def after(self, weights: Sequence[Tensor], delays: Sequence[int]) -> None:
-        if not any(self._past):
-            self._past = [[torch.zeros_like(weight)] for weight in weights]
-            with torch.no_grad():
-                for weight, start in zip(weights, self._start, strict=True):
-                    weight.sub_(self.coefficient * (start - weight))
-        super().after(weights, delays)
+    def apply(
+        self, weights: Sequence[Tensor], update: Sequence[Tensor], delays: Sequence[int]
+    ) -> None:
+        if not self._updates.has(0, 1):
+            for weight, u in zip(weights, update, strict=True):
+                weight.sub_(self.coefficient * u)
+        super().apply(weights, update, delays)
 
 
 class ActsOnFreshGradients(ErrorFeedback):
     """Ignores that batch 0 is not delayed, and forgets nothing."""
 
-    def after(self, weights: Sequence[Tensor], delays: Sequence[int]) -> None:
-        super().after(weights, [delay + 1 for delay in delays])
+    def apply(
+        self, weights: Sequence[Tensor], update: Sequence[Tensor], delays: Sequence[int]
+    ) -> None:
+        super().apply(weights, update, [delay + 1 for delay in delays])
 
 
 class ForgetsToRecord(ErrorFeedback):
     """Records updates only while the delay is on."""
 
-    def after(self, weights: Sequence[Tensor], delays: Sequence[int]) -> None:
-        before = [list(past) for past in self._past]
-        super().after(weights, delays)
+    def apply(
+        self, weights: Sequence[Tensor], update: Sequence[Tensor], delays: Sequence[int]
+    ) -> None:
+        before = self.state()
+        super().apply(weights, update, delays)
         if not any(delays):
-            self._past = before
+            self.restore(before)
 
 
 @pytest.mark.parametrize("mutant", [StartsFromZero, ForgetsToRecord])

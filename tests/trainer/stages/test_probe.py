@@ -8,36 +8,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import oracle
 import pytest
-import small
 import torch
-import toy
-from test_delayed_update import ADAMW, PHASES, T, expected
-from test_trial import rows
 
+from tests.oracles import semantics
+from tests.support import small, toy
+from tests.support.delayed import ADAMW, PHASES, T, expected
+from tests.support.trials import rows
 from trainer.corrections.error_feedback import ErrorFeedback
-from trainer.diagnostics import summary
-from trainer.schedules import pipedream_2bw
+from trainer.schedules.recipes import pipedream_2bw
+from trainer.stages.probe import summary
 from trainer.trial import run_trial
 
 DELAYED = ("pipeline=pipedream_2bw", "correction=error_feedback")
 TWO = ("pipeline.num_stages=2", "pipeline.num_microbatches=2")
 
 
-def numbers(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a trial without what the clock measured."""
-    return [
-        {k: v for k, v in row.items() if k not in ("tokens_per_second", "wall_seconds")}
-        for row in rows(folder)
-    ]
-
-
 def trial(folder: Path, *words: str) -> list[dict[str, Any]]:
     config = small.config(folder, *words)
     run_trial(config)
     [out] = folder.glob("results/trials/*")
-    return numbers(out)
+    return rows(out)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "soap", "kron", "nadamw", "sophia"])
@@ -93,7 +84,7 @@ def test_it_equals_the_equations() -> None:
     schedule = pipedream_2bw(T, num_stages=2, num_microbatches=1, **PHASES)
     executor = toy.emulated(schedule, ADAMW, partial(ErrorFeedback, coefficient=0.7, lag=1))
     toy.run(executor, (0, 6))
-    executor.rehearse(6)
+    executor.probe(6)
     toy.run(executor, (6, 7))
     found = {
         f"{i}.{name}": of
@@ -108,7 +99,7 @@ def test_it_equals_the_equations() -> None:
     assert all_of_it["weight_norm"] == pytest.approx(float(flat(history[6]).norm()))
 
 
-def flat(weights: oracle.Weights) -> torch.Tensor:
+def flat(weights: semantics.Weights) -> torch.Tensor:
     return torch.cat([weight.flatten() for weight in weights])
 
 

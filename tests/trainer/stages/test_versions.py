@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-import toy
-from test_delayed_update import ADAMW, PHASES
 from torch import nn
 
-from trainer.schedules import pipedream_2bw, sync
-from trainer.versions import Versions
+from tests.support import toy
+from tests.support.delayed import ADAMW, PHASES
+from trainer.schedules.recipes import pipedream_2bw, sync
+from trainer.stages.versions import Versions
 
 
 def storages(versions: Versions) -> int:

@@ -7,14 +7,14 @@ import re
 from pathlib import Path
 
 import pytest
-import small
 
-from trainer.clock import Span
-from trainer.errors import BadInput
-from trainer.operations import Op, Schedule
-from trainer.schedules import pipedream_2bw, sync, zero_bubble_h1
-from trainer.simulate import Costs, simulate
-from trainer.trace import communication, costs, leave, simulated
+from tests.support import small
+from trainer.base.errors import BadInput
+from trainer.schedules.operations import Op, Schedule
+from trainer.schedules.recipes import pipedream_2bw, sync, zero_bubble_h1
+from trainer.schedules.simulate import Costs, simulate
+from trainer.tracing.clock import Span
+from trainer.tracing.trace import communication, costs, leave, simulated
 from trainer.trial import run_trial
 
 MESSAGE = 0.25
@@ -98,7 +98,7 @@ def test_a_run_of_which_too_little_was_kept_is_not_pictured(tmp_path: Path) -> N
 
 
 def test_the_picture_shows_what_every_rank_did(tmp_path: Path) -> None:
-    """A bar an operation of the batches shown, as wide as it took."""
+    """One bar per operation of the batches shown, as wide as its time."""
     schedule = SCHEDULES[0]
     leave(tmp_path, as_if_measured(schedule), schedule, [(0, 8)])
     bars = re.findall(r'd="M([\d.]+),[\d.]+h([\d.]+)v', (tmp_path / "timeline.svg").read_text())

@@ -1,0 +1,98 @@
+"""What a rule is applied to: numbers of the same seeds, one row per quantity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from analysis.claims.rules.rule import Rule
+from analysis.statistics.intervals import Values, mean_interval
+
+
+class Estimate(NamedTuple):
+    """A mean with its 95 % interval over n seeds; infinite where all of them diverged."""
+
+    name: str
+    mean: float
+    low: float
+    high: float
+    n: int
+
+    def __str__(self) -> str:
+        if math.isinf(self.mean):
+            return f"{self.name} diverged at {self.n} of {self.n}"
+        if math.isnan(self.mean):
+            return f"{self.name} n={self.n}"
+        interval = "" if math.isnan(self.low) else f" [{self.low:+.3f}, {self.high:+.3f}]"
+        return f"{self.name} {self.mean:+.3f}{interval} n={self.n}"
+
+
+def estimate(values: Values, name: str) -> Estimate:
+    """The mean of one value per seed."""
+    low, high = mean_interval(values)
+    return Estimate(name, float(values.mean()) if len(values) else math.nan, low, high, len(values))
+
+
+class Row(NamedTuple):
+    """A quantity: one value per seed, infinite where the trial diverged and sync's did not."""
+
+    name: str
+    by_seed: pd.Series
+    shown: bool = True
+
+    @property
+    def flaw(self) -> str:
+        """Why it decides nothing; empty if it can decide."""
+        n, diverged = len(self.by_seed), int(np.isinf(self.by_seed).sum())
+        if n == 0:
+            return f"{self.name} is missing"
+        if n < 2:
+            return f"{self.name} has n={n}"
+        return f"{self.name}: {diverged} of {n} diverged" if 0 < diverged < n else ""
+
+    @property
+    def estimate(self) -> Estimate:
+        """Of the seeds that did not diverge, unless all of them did."""
+        values = self.by_seed.to_numpy(dtype=float)
+        finite = values[np.isfinite(values)]
+        return estimate(finite if len(finite) else values, self.name)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Rows that a rule decides about."""
+
+    what: str
+    rows: Sequence[Row]
+    rule: Rule
+    counts: bool = True
+    """Whether it judges the paper: comparisons of other optimizers do not."""
+    reason: str = ""
+    """Why it decides nothing, for a reason other than its rows."""
+
+    @cached_property
+    def values(self) -> Values:
+        """Shape (rows, seeds): the seeds that all rows have."""
+        table = pd.concat([row.by_seed for row in self.rows], axis=1, join="inner")
+        return table.sort_index().to_numpy(dtype=float).T
+
+    @property
+    def flaw(self) -> str:
+        """Why it decides nothing; empty if it can decide."""
+        flaws = dict.fromkeys(row.flaw for row in self.rows if row.flaw)
+        shared = self.values.shape[1]
+        few = f"{shared} seeds are in all of its arms" if not flaws and shared < 2 else ""
+        return self.reason or "; ".join(flaws) or few
+
+    @property
+    def numbers(self) -> tuple[Estimate, ...]:
+        """What is compared, and the paired numbers that decide."""
+        paired = [] if self.flaw else self.rule.numbers(self.values)
+        own = [row.estimate for row in self.rows if row.shown]
+        return (*own, *(Estimate(*one) for one in paired))

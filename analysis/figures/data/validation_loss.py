@@ -1,0 +1,56 @@
+"""Validation loss over training: one panel per optimizer, one line per arm and seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import pandas as pd
+
+from analysis.figures.data.panels import OF_SEED, PANEL, SERIES
+from analysis.figures.data.shown import shown_results
+from analysis.table.load import validation_losses
+from trainer.base.status import FINAL
+
+COLUMNS = [*PANEL, *SERIES, *OF_SEED]
+STAGES = "pipeline.num_stages"
+
+
+def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """One row per evaluation of every trial that is shown: COLUMNS, `update`, the `tokens` trained
+    on until then, and `val_loss`."""
+    shown = shown_results(trials, gaps)
+    curves = [over_tokens(validation_losses(row["folder"]), row) for _, row in shown.iterrows()]
+    return pd.concat(curves, ignore_index=True) if curves else pd.DataFrame(columns=COLUMNS)
+
+
+def of_optimizers(
+    trials: pd.DataFrame, gaps: pd.DataFrame, optimizers: Sequence[str]
+) -> pd.DataFrame:
+    """Likewise, of these optimizers alone."""
+    return data(trials[trials["optimizer"].isin(optimizers)], gaps)
+
+
+def over_tokens(curve: pd.DataFrame, trial: pd.Series) -> pd.DataFrame:
+    """A trial's `update` and one more column, with `tokens` and COLUMNS."""
+    tokens = (curve["update"] + 1) * trial["batch_size"] * trial["seq_len"]
+    of_trial = {column: trial[column] for column in COLUMNS}
+    *_, last = curve.columns
+    return curve.assign(**of_trial, tokens=tokens)[[*COLUMNS, "update", "tokens", last]]
+
+
+def by_stages(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Likewise, with one panel per optimizer and number of stages P that an arm has among several.
+
+    An arm that was run at one P alone, because it does not depend on it, is in each panel.
+    """
+    done = trials[trials["status"].isin(FINAL)]
+    stages = done[STAGES] if STAGES in done else pd.Series(dtype=int)
+    per_arm = stages.groupby(done["arm"]).transform("nunique")
+    at = product(sorted(done["optimizer"].unique()), sorted(stages[per_arm > 1].unique()))
+    panels = []
+    for optimizer, count in at:
+        has_count = (stages == count) | (per_arm == 1)
+        panel = data(done[has_count & (done["optimizer"] == optimizer)], gaps)
+        panels.append(panel.assign(panel=panel["panel"] + f", P={count}"))
+    return pd.concat(panels, ignore_index=True) if panels else data(done[:0], gaps)

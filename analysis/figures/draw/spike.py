@@ -1,0 +1,38 @@
+"""The training loss where the delay is switched on: one line per β2."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from analysis.figures.draw import curves
+from analysis.figures.draw.diagnostics import FROM_SWITCH
+from analysis.figures.draw.scales import Axis, linear
+from analysis.figures.draw.style import OTHER_COLORS, OTHER_DASHES, Style
+from analysis.figures.figure import Chart
+from analysis.statistics.spikes import WINDOW
+
+CAPTION = (
+    f"training loss, running mean over {WINDOW} updates (the one shown and those before it)",
+    "lines: mean over n seeds; faint: each seed; legend: height of the spike, 95 % interval",
+)
+
+
+def charts(data: pd.DataFrame) -> list[Chart]:
+    """One panel per optimizer, one line per β2, of rows of `data.spike`."""
+    scale = linear(data["running_mean"])
+    y = alt.Y("running_mean:Q", title="training loss (nats per token)", scale=scale)
+    return curves.of_means(data, Axis("running_mean", y), FROM_SWITCH, styles=_styles, label=_label)
+
+
+def _styles(rows: pd.DataFrame) -> dict[str, Style]:
+    names = list(dict.fromkeys(rows["series"]))
+    looks = zip(names, OTHER_COLORS * len(names), OTHER_DASHES * len(names), strict=False)
+    return {name: Style(color, dash, "circle") for name, color, dash in looks}
+
+
+def _label(rows: pd.DataFrame) -> str:
+    row = rows.iloc[0]
+    interval = "" if pd.isna(row["low"]) else f" [{row['low']:+.3f}, {row['high']:+.3f}]"
+    height = "" if pd.isna(row["mean_height"]) else f": {row['mean_height']:+.3f}{interval}"
+    return f"{row['series']}{height} (n={rows['seed'].nunique()})"

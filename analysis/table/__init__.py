@@ -1,0 +1,1 @@
+"""A store of trials as one tidy table."""

@@ -1,0 +1,109 @@
+"""The records that `python -m sweeps` leaves in a store: what each sweep was asked to run."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, TypeAdapter, with_config
+from typing_extensions import TypedDict
+
+from analysis.table.text import in_a_line
+from trainer.folder.wellformed import KEYS, Amount, Count, Damaged, Form, damage, read
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One trial of a sweep, done or not; its cost is None where it is not known."""
+
+    arm: str
+    seed: int
+    tokens: int | None
+    flops: float | None
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Record:
+    """A sweep at a scale, as the last command asked for it."""
+
+    sweep: str
+    scale: str
+    label: str
+    words: tuple[str, ...]
+    verdict: str
+    arms: tuple[str, ...]
+    seeds: tuple[int, ...]
+    settled: bool
+    """Whether nothing is left to tune or to judge, so that no further trial can be asked for."""
+    remarks: tuple[str, ...]
+    compared: frozenset[str]
+    """Ids of the trials that its report compares."""
+    trials: Mapping[str, Asked]
+    """All its trials by their ids, also those that tuning tried."""
+
+
+def records(results: Path) -> list[Record]:
+    """The records of a store in the order of their labels; warns of files that are damaged."""
+    found, damaged = [], []
+    for path in sorted((results / "sweeps").glob("*.json")):
+        try:
+            found.append(_record(read(path, RECORD)))
+        except (Damaged, OSError) as error:
+            damaged.append(damage(path, error))
+    if damaged:
+        warnings.warn(in_a_line(damaged, "run their sweeps again"), stacklevel=2)
+    return found
+
+
+def _is_name(name: str) -> str:
+    """Reports call folders by it."""
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise ValueError("must be the name of a folder")
+    return name
+
+
+@with_config(KEYS)
+class _Asked(TypedDict):
+    arm: str
+    seed: Count
+    tokens: Count | None
+    flops: Amount | None
+    seconds: Amount | None
+
+
+@with_config(KEYS)
+class _Record(TypedDict):
+    sweep: str
+    scale: Annotated[str, AfterValidator(_is_name)]
+    label: Annotated[str, AfterValidator(_is_name)]
+    words: list[str]
+    verdict: str
+    arms: list[str]
+    seeds: list[Count]
+    settled: bool
+    remarks: list[str]
+    compared: list[str]
+    trials: dict[str, _Asked]
+
+
+RECORD: Form = TypeAdapter(_Record)
+"""A file of `sweeps/`: see `sweeps.plan.sweep_record`."""
+
+
+def _record(content: Mapping[str, Any]) -> Record:
+    return Record(
+        **{key: content[key] for key in ("sweep", "scale", "label", "verdict", "settled")},
+        words=tuple(content["words"]),
+        arms=tuple(content["arms"]),
+        seeds=tuple(content["seeds"]),
+        remarks=tuple(content["remarks"]),
+        compared=frozenset(content["compared"]),
+        trials={
+            trial_id: Asked(**{key: asked[key] for key in _Asked.__annotations__})
+            for trial_id, asked in content["trials"].items()
+        },
+    )

@@ -1,0 +1,22 @@
+"""Lists in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainer.folder.wellformed import Damaged
+
+NAMED = 3
+"""How many names are written before the rest is only counted."""
+
+
+def some(names: Sequence[object]) -> str:
+    """The first names in full, and how many more there are."""
+    rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return "; ".join(map(str, names[:NAMED])) + rest
+
+
+def in_a_line(damaged: Sequence[Damaged], repair: str) -> str:
+    """The line that says which files are damaged, how, and what to do about it."""
+    what = [f"{error.value} {error.allowed}" for error in damaged]
+    return f"not counted, because damaged: {some(what)}: {repair}, or delete what is damaged"

@@ -1,0 +1,158 @@
+"""Time over ideal of many drivers that share one store, by simulation of their real queues.
+
+`python -m bench.drivers [drivers=1,2,8,64,256,1000] [trials=10] [slots=1]`: each driver runs
+`slots` trials at a time; there are `trials` for each slot of all drivers, of 55 s give or take 5 %.
+Order, skipping and looks are those of sweeps/cluster/queue.py on a store in memory. A trial takes
+START seconds from its choice to its lease, or to the news that another driver was faster. As Tune
+does, a driver chooses one trial ahead. Ideal: one queue without any delay.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import partial
+
+from sweeps.cluster.queue import TrialQueue, in_order
+from sweeps.store.look import Look
+
+SECONDS, SPREAD = 55.0, 0.05
+START = 1.0
+POLL = 0.1
+"""Seconds between two questions of an idle driver to its queue."""
+
+
+@dataclass
+class Simulation:
+    """The store and the clock: implements the queue's `Store`."""
+
+    now: float = 0.0
+    ends: dict[str, float] = field(default_factory=dict)
+    """Started trial → when it ends."""
+    num_held: int = 0
+    """Looks at trials that another driver ran."""
+    num_ended: int = 0
+    """Looks at trials that had ended: at most one for each driver and trial."""
+    num_late: int = 0
+    """Trials that another driver started between choice and lease."""
+    waiting: float = 0.0
+    """Seconds of all drivers with nothing left to choose but trials of others."""
+    _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _count: int = 0
+
+    def started(self) -> Collection[str]:
+        """See `Store`."""
+        return self.ends.keys()
+
+    def look(self, trial_id: str) -> Look:
+        """See `Store`."""
+        if self.ends[trial_id] > self.now:
+            self.num_held += 1
+            return Look.HELD
+        self.num_ended += 1
+        return Look.ENDED
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Calls `action` in so many seconds."""
+        self._count += 1
+        heapq.heappush(self._events, (self.now + seconds, self._count, action))
+
+    def run(self) -> None:
+        """Until nothing is left to happen."""
+        while self._events:
+            self.now, _, action = heapq.heappop(self._events)
+            action()
+
+
+class Driver:
+    """Slots that take trials from one queue."""
+
+    def __init__(
+        self, simulation: Simulation, name: str, seconds: dict[str, float], slots: int
+    ) -> None:
+        self._simulation, self._seconds, self._slots = simulation, seconds, slots
+        self._queue = TrialQueue(simulation, lambda: simulation.now)
+        self._queue.add(in_order(dict.fromkeys(seconds, 1.0), name))
+        self._chosen: str | None = None
+        self._is_polling = False
+        simulation.after(random.Random(name).uniform(0, START), self.fill)
+
+    def fill(self) -> None:
+        """Starts trials in free slots and chooses one ahead; polls while there is none."""
+        self._choose()
+        while self._slots and self._chosen is not None:
+            trial_id, self._chosen = self._chosen, None
+            self._slots -= 1
+            self._simulation.after(START, partial(self._claim, trial_id))
+            self._choose()
+        if self._chosen is None and len(self._queue) and not self._is_polling:
+            self._is_polling = True
+            self._simulation.after(POLL, self._poll)
+
+    def _choose(self) -> None:
+        if self._chosen is None:
+            self._chosen = self._queue.next()
+
+    def _poll(self) -> None:
+        self._is_polling = False
+        self._simulation.waiting += POLL
+        self.fill()
+
+    def _claim(self, trial_id: str) -> None:
+        if trial_id in self._simulation.ends:
+            self._simulation.num_late += 1
+            self._queue.put_back(trial_id)
+            self._free()
+        else:
+            self._simulation.ends[trial_id] = self._simulation.now + self._seconds[trial_id]
+            self._simulation.after(self._seconds[trial_id], self._free)
+
+    def _free(self) -> None:
+        self._slots += 1
+        self.fill()
+
+
+def simulate(num_drivers: int, trials_per_slot: int, slots: int) -> tuple[Simulation, float]:
+    """The simulation after its end, and the time over ideal."""
+    generator = random.Random(num_drivers)
+    count = num_drivers * slots * trials_per_slot
+    seconds = {
+        f"trial {i}": SECONDS * generator.uniform(1 - SPREAD, 1 + SPREAD) for i in range(count)
+    }
+    simulation = Simulation()
+    for i in range(num_drivers):
+        Driver(simulation, f"driver {i}", seconds, slots)
+    simulation.run()
+    took = max(simulation.ends.values())
+    return simulation, took / ideal([*seconds.values()], num_drivers, slots)
+
+
+def ideal(seconds: list[float], num_drivers: int, slots: int) -> float:
+    """Seconds until the last trial ends, if each slot takes the next one at once."""
+    free = [0.0] * (num_drivers * slots)
+    for of_trial in seconds:
+        heapq.heapreplace(free, free[0] + of_trial)
+    return max(free)
+
+
+def main() -> None:
+    """Prints a row for each number of drivers."""
+    given = {"drivers": "1,2,8,64,256,1000", "trials": "10", "slots": "1"}
+    given |= dict(word.split("=") for word in sys.argv[1:])
+    print("| drivers | trials | time over ideal | late | looks at held trials per s of waiting |")
+    print("| --- | --- | --- | --- | --- |")
+    for num_drivers in map(int, given["drivers"].split(",")):
+        done, ratio = simulate(num_drivers, int(given["trials"]), int(given["slots"]))
+        looks = done.num_held / done.waiting if done.waiting else 0.0
+        print(
+            f"| {num_drivers:,} | {len(done.ends):,} | {ratio:.2f} | {done.num_late:,} | "
+            f"{looks:.2f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

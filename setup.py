@@ -1,0 +1,10 @@
+"""Installs conf/, which lies at the root of a checkout, as trainer/conf; see pyproject.toml."""
+
+from __future__ import annotations
+
+from setuptools import find_packages, setup
+
+setup(
+    packages=[*find_packages(include=["trainer*", "sweeps*", "analysis*"]), "trainer.conf"],
+    package_dir={"trainer.conf": "conf"},
+)

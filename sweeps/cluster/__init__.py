@@ -1,0 +1,1 @@
+"""Where trials run: Ray Tune on this machine or a cluster, ranks as actors, jobs, a clean stop."""

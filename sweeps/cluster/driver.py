@@ -1,0 +1,236 @@
+"""Runs trials on Ray Tune, each to its end, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+
+import ray
+from ray import tune
+from ray.tune import (
+    FailureConfig,
+    PlacementGroupFactory,
+    Result,
+    ResultGrid,
+    RunConfig,
+    TuneConfig,
+    Tuner,
+)
+
+from sweeps.cluster.gang import run_gang_on_ray
+from sweeps.cluster.offers import Bundles, Offers, num_slots
+from sweeps.cluster.stop import StopWhenAsked
+from sweeps.cluster.stop_flag import stop_requested
+from sweeps.cluster.work import Work
+from sweeps.plan.bundles import bundles
+from sweeps.request.expand import Trial
+from sweeps.tracking.choice import Tracking
+from sweeps.tracking.untracked import Untracked
+from sweeps.view.display import Display
+from trainer.base.errors import BadInput, LeaseLost, Stopped, Unavailable
+from trainer.base.scratch import scratch
+from trainer.base.status import Status
+from trainer.folder.lease import Held, holder
+from trainer.folder.record import Row, read_result, trial_folder
+from trainer.ranks.supervisor import AskedToStop
+from trainer.trial import record_failure, run_trial
+
+CONNECT_WITHIN = 20.0
+"""Seconds that the cluster of RAY_ADDRESS has to accept a connection."""
+REPORT_EVERY = 2.0
+"""Seconds between the rows that a trial sends to the driver for its display."""
+SHOWN = ("update", "tokens_per_second", "wall_seconds")
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+"""Variables of the workers. A worker runs each of its trials in a new thread, for which glibc would
+open a new arena, and so keep the memory of the trials before."""
+
+LONGEST_BASE = 22
+"""Letters of the folder above a driver's own: Ray's sockets lie inside, and Linux allows 107 for
+their paths."""
+
+RETRIES = 2
+"""How often a trial that failed or died resumes from its checkpoint before it counts as failed."""
+
+
+def temporary_base() -> Path:
+    """Where Ray's and Tune's files of this driver may lie."""
+    base = Path(os.environ.get("RAY_TMPDIR") or gettempdir())
+    return base if len(str(base)) <= LONGEST_BASE else Path("/tmp")  # the folder's name is random
+
+
+@contextmanager
+def cluster() -> Iterator[Path]:
+    """Connects to the cluster of RAY_ADDRESS, or starts one here that listens on loopback only.
+
+    Without RAY_ADDRESS it is one of this driver's own, whatever other clusters this machine has.
+    Yields the driver's temporary folder. Raises Unavailable if Ray does not start or answer.
+    """
+    with scratch(temporary_base(), "pipegap-ray-") as folder:
+        address = os.environ.get("RAY_ADDRESS") or "local"
+        of_own: Row = {"_temp_dir": str(folder), "include_dashboard": False}
+        try:
+            _require_listening(address)
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                runtime_env={"env_vars": ENVIRONMENT},
+                **(of_own if address == "local" else {}),
+            )
+        except Exception as error:  # Ray raises ConnectionError, RuntimeError, Exception itself
+            why = " ".join(str(error).split()) or type(error).__name__
+            raise Unavailable(f"Ray does not start or answer ({address}): {why}") from error
+        try:
+            yield folder
+        finally:
+            ray.shutdown()
+
+
+def _require_listening(address: str) -> None:
+    """Raises OSError if nobody listens at HOST:PORT: Ray tries for minutes, and prints that."""
+    host, _, port = address.rpartition("//")[2].rpartition(":")
+    if port.isdigit():
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_WITHIN):
+            pass
+
+
+def run_trials(
+    work: Work,
+    gpus_per_trial: float,
+    display: Display,
+    asked_to_stop: AskedToStop,
+    tracking: Tracking,
+    folder: Path,
+) -> None:
+    """Runs those trials that nobody else runs; each that ends leaves a result in the store.
+
+    Call it within `cluster`, which yields `folder`. A process runs trials one after the other,
+    except on GPUs, where its CUDA context would stay. Once `asked_to_stop` is true, running trials
+    save a checkpoint, from which the next call resumes. Raises BadInput if the cluster is too small
+    for one of them.
+    """
+    asked = work.left
+    needed = {trial.plan.trial_id: bundles(trial, gpus_per_trial) for trial in asked}
+    for bundle in needed.values():
+        _require(bundle)
+    smallest = min(needed.values(), key=_amount)
+    stop = StopWhenAsked(asked_to_stop, display)
+    train = tune.with_parameters(_train, flag=stop.flag, tracking=tracking)
+    grid = Tuner(
+        tune.with_resources(train, _resources),
+        tune_config=TuneConfig(
+            search_alg=Offers(
+                work.queue,
+                lambda trial_id: _payload(work[trial_id], needed[trial_id]),
+                lambda: num_slots(smallest),
+                asked_to_stop,
+            ),
+            num_samples=-1,
+            reuse_actors=all(trial.config["device"] == "cpu" for trial in asked),
+            trial_name_creator=_name,
+            trial_dirname_creator=_name,
+        ),
+        run_config=RunConfig(
+            storage_path=str(folder / "tune"),
+            verbose=0,
+            callbacks=[display, Untracked()],
+            stop=stop,
+            failure_config=FailureConfig(max_failures=RETRIES),
+        ),
+    ).fit()
+    _record_deaths(asked, {Path(end.path).name: end.error for end in _each(grid) if end.error})
+
+
+def _each(grid: ResultGrid) -> Iterator[Result]:
+    return (grid[i] for i in range(len(grid)))
+
+
+def _record_deaths(trials: Sequence[Trial], died: Mapping[str, Exception]) -> None:
+    """Records the trials whose process died at every attempt, and could not record it itself."""
+    for trial in trials:
+        error = died.get(trial.plan.trial_id)
+        if error is not None and read_result(trial.folder) is None:
+            with suppress(OSError, BadInput):  # the store may be what failed
+                record_failure(trial.config, f"the trial's process died: {error}")
+
+
+def _payload(trial: Trial, needed: Bundles) -> Row:
+    """What Tune hands to a worker for one trial."""
+    return {
+        "id": trial.plan.trial_id,
+        "arm": trial.arm,
+        "config": trial.config,
+        "bundles": needed,
+    }
+
+
+def _name(trial: Any) -> str:
+    """Tune's name of a trial: its id, so that its logs can be found."""
+    name: str = trial.config["trial"]["id"]
+    return name
+
+
+def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking) -> None:
+    """Runs one trial in a worker, by the same function as `python -m trainer`.
+
+    After an error Tune calls it again, in a new process, and the trial resumes. A trial that
+    another driver has started meanwhile is not waited for: this one has others to run.
+    """
+    trial = payload["trial"]
+    config = trial["config"]
+    if holder(trial_folder(config, trial["id"])) is not None:
+        tune.report({"status": Status.ELSEWHERE, "num_done": 0})
+        return
+    tracker = tracking.of(trial["id"], trial["arm"], config)
+    last_report = time.monotonic()
+
+    def send(status: Status, **row: float) -> None:
+        tune.report({**row, "status": status, "untracked": tracker.trouble})
+
+    def report(row: Row) -> None:
+        nonlocal last_report
+        tracker.log(row)
+        if time.monotonic() - last_report > REPORT_EVERY:
+            last_report = time.monotonic()
+            send(Status.RUNNING, **{key: row[key] for key in SHOWN})
+
+    num_done = 0
+    try:
+        with tracker:
+            result = run_trial(config, report, lambda: stop_requested(flag), run_gang_on_ray)
+            tracker.outcome = result
+        num_done, status = result["num_updates"], Status(result["status"])
+    except Stopped as stopped:
+        num_done, status = stopped.num_updates, Status.STOPPED
+    except (Held, LeaseLost):
+        status = Status.ELSEWHERE
+    except BadInput as error:  # another attempt would raise it too
+        record_failure(config, str(error))
+        status = Status.FAILED
+    send(status, num_done=num_done)
+
+
+def _amount(bundles: Bundles) -> float:
+    return sum(amount for bundle in bundles for amount in bundle.values())
+
+
+def _resources(payload: Mapping[str, Any]) -> PlacementGroupFactory:
+    return PlacementGroupFactory(payload["trial"]["bundles"])
+
+
+def _require(needed: Sequence[Mapping[str, float]]) -> None:
+    available = ray.cluster_resources()
+    for key, resource in (("device", "GPU"), ("num_threads", "CPU")):
+        amount = sum(bundle.get(resource, 0.0) for bundle in needed)
+        if available.get(resource, 0) < amount:
+            of_gang = f" for its {len(needed) - 1} ranks" if len(needed) > 1 else ""
+            allowed = f"a trial needs {amount:g} {resource}{of_gang}, "
+            raise BadInput(key, amount, f"{allowed}Ray has {available.get(resource, 0):g}")

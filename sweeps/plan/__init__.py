@@ -1,0 +1,1 @@
+"""What is left to run and what it will cost: tuning, early stop, price, precision, the record."""

@@ -1,0 +1,1 @@
+"""The tests: folders like the code; `oracles/` are independent references, `support/` helpers."""

@@ -1,0 +1,89 @@
+"""What the figures of the token tax show, and how others' numbers were converted."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis import gaps, load
+from analysis.figures import FIGURES
+from analysis.figures.figure import whole
+from analysis.report.report import report
+from analysis.statistics.reported import ESTIMATED, REPORTED, reported_taxes
+from tests.support.synthetic_store import ids, put, record
+
+BY_NAME = {figure.name: figure for figure in FIGURES}
+
+
+def store(path: Path) -> None:
+    """Sync falls by 0.3 nats with each doubling, and a delayed run needs twice the updates."""
+    for length, level in ((200, 2.3), (400, 2.0), (800, 1.7)):
+        losses = [level, level + 0.01, level - 0.01]
+        put(path, "sync", losses, num_updates=length)
+        put(path, "delay", [loss + 0.3 for loss in losses], num_updates=length)
+
+
+def data(path: Path, name: str) -> pd.DataFrame:
+    trials = load(path)
+    return BY_NAME[name].data(trials, gaps(trials))
+
+
+def test_ours_stand_among_the_others(tmp_path: Path) -> None:
+    store(tmp_path)
+    shown = data(tmp_path, "token_tax")
+    assert shown["mean"].is_monotonic_increasing
+    [own] = shown[shown["who"] == "these trials"].to_dict("records")
+    assert (own["mean"], own["n"], own["tax_from"]) == (pytest.approx(2), 3, "slope")
+    assert len(shown) == 1 + len(reported_taxes())
+    drawn = str(whole(BY_NAME["token_tax"], shown))
+    assert "muon pipedream (marin, 130M MoE, T = 15,000): 1.16" in drawn
+    assert "reported by others" in drawn
+
+
+def test_the_break_even_is_what_the_simulator_says(tmp_path: Path) -> None:
+    """Equal stages: 1F1B takes m + p − 1 where 2BW takes m."""
+    store(tmp_path)
+    shown = data(tmp_path, "break_even")
+    speeds = shown[shown["kind"] == "speed-up"]
+    assert len(speeds) > 10
+    for row in speeds.to_dict("records"):
+        m, p = row["microbatches"], row["stages"]
+        assert row["mean"] == pytest.approx((m + p - 1) / m)
+    assert shown.loc[shown["kind"] == "tax", "mean"].tolist() == pytest.approx([2])
+
+
+def test_numbers_of_others_are_converted_as_they_say() -> None:
+    table = reported_taxes().set_index(["who", "optimizer", "arm"])
+    muon = table.loc[("paper, 360M", "muon", "delay")]
+    assert (muon["tax"], muon["tax_from"]) == (pytest.approx(math.exp(0.012 / 0.2)), ESTIMATED)
+    marin = table.loc[("marin, 130M MoE, T = 15,000", "muon", "pipedream")]
+    assert (marin["tax"], marin["tax_from"]) == (1.16, REPORTED)
+    assert table[["source", "converted"]].notna().all(axis=None)
+
+
+def test_the_report_begins_with_the_tax_of_all_sweeps_of_a_scale(tmp_path: Path) -> None:
+    """No sweep of these has runs of several lengths by itself."""
+    store(tmp_path / "store")
+    names = ids(tmp_path / "store")
+    for sweep, own in (("main", names[:6]), ("momentum", names[6:])):
+        record(tmp_path / "store", sweep, "tiny", own, compared=own)
+    text = report(tmp_path / "store", tmp_path / "out")
+    line = "token tax, tiny: adamw delay 2.00 [2.00, 2.00] (slope)"
+    assert line in text
+    page = (tmp_path / "out" / "index.html").read_text()
+    head = page[page.index("<body>") : page.index("</header>")]
+    assert line in head
+    table = pd.read_csv(tmp_path / "out" / "tiny" / "token_tax.csv")
+    assert {*table["tax_from"].dropna()} == {"lengths", "slope", REPORTED, ESTIMATED}
+    assert (tmp_path / "out" / "tiny" / "break_even.svg").exists()
+
+
+def test_a_store_of_one_length_says_what_it_lacks(tmp_path: Path) -> None:
+    put(tmp_path / "store", "sync", [1.0, 1.1])
+    put(tmp_path / "store", "delay", [1.2, 1.3])
+    text = report(tmp_path / "store", tmp_path / "out")
+    assert "token tax, Trials of no sweep: not enough data: runs of one length only" in text
+    assert not (tmp_path / "out" / "token_tax.csv").exists()

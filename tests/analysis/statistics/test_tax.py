@@ -1,0 +1,240 @@
+"""The token tax of laws whose tax is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import gaps, load
+from analysis.statistics.intervals import mean_interval
+from analysis.statistics.lengths import slope_at
+from analysis.statistics.tax import LENGTHS, SLOPE, Finals, by_lengths, by_slope, token_tax
+from analysis.statistics.text import gap_table
+from tests.support.synthetic_store import put
+
+T = 400
+FLOOR, SCALE, EXPONENT = 1.2, 9.0, 0.45
+"""Of sync's law of final losses, L = FLOOR + SCALE · T^-EXPONENT."""
+REPEATS = 1000
+SLACK = 3 * np.sqrt(0.95 * 0.05 / REPEATS)
+"""Three standard deviations of a coverage of 95 % in so many repeats."""
+
+
+def law(updates: float) -> float:
+    return float(FLOOR + SCALE * updates**-EXPONENT)
+
+
+def runs(
+    lengths: Sequence[int],
+    *,
+    tax: float = 1.0,
+    seeds: int = 3,
+    noise: float = 0.0,
+    chance: np.random.Generator | None = None,
+) -> dict[int, dict[int, float]]:
+    """Final losses of runs that need `tax` times the updates of sync, with noise of each run."""
+    chance = chance or np.random.default_rng(0)
+    return {
+        seed: {length: law(length / tax) + noise * chance.standard_normal() for length in lengths}
+        for seed in range(seeds)
+    }
+
+
+# Known laws
+
+
+@pytest.mark.parametrize("tax", [1.05, 1.3, 1.9])
+def test_delayed_runs_of_several_lengths_tell_the_tax(tax: float) -> None:
+    found = token_tax(runs([T]), runs([400, 500, 650, 800], tax=tax), T)
+    assert (found.tax_from, found.tax_n) == (LENGTHS, 3)
+    assert tax <= found.tax <= 1.01 * tax  # a chord lies above the law: a little too large
+
+
+@pytest.mark.parametrize("tax", [0.9, 1.05, 1.3])
+def test_the_law_of_sync_tells_a_small_tax(tax: float) -> None:
+    found = token_tax(runs([200, 400, 800]), runs([T], tax=tax), T)
+    assert (found.tax_from, found.tax_n) == (SLOPE, 3)
+    assert found.tax == pytest.approx(tax, rel=0.03)
+
+
+@pytest.mark.parametrize("neighbour", [200, 800])
+def test_at_an_end_of_the_lengths_the_law_tells_it_less_well(neighbour: int) -> None:
+    found = token_tax(runs([T, neighbour]), runs([T], tax=1.2), T)
+    assert found.tax == pytest.approx(1.2, rel=0.05)
+
+
+def test_measured_runs_count_more_than_the_law() -> None:
+    sync, delayed = runs([200, 400, 800]), runs([400, 800], tax=1.3)
+    assert by_slope(sync, delayed, T).tax_n == 3
+    assert token_tax(sync, delayed, T) == by_lengths(sync, delayed, T)
+
+
+@pytest.mark.parametrize("seeds", [3, 8])
+def test_intervals_by_lengths_cover(seeds: int) -> None:
+    chance = np.random.default_rng(1)
+    options = {"seeds": seeds, "noise": 0.01, "chance": chance}
+    found = [
+        by_lengths(runs([T], **options), runs([350, 470, 620, 800], tax=1.3, **options), T)
+        for _ in range(REPEATS)
+    ]
+    assert all(one.tax_n == seeds for one in found)
+    covered = np.mean([one.tax_low <= 1.3 <= one.tax_high for one in found])
+    assert covered == pytest.approx(0.95, abs=SLACK)
+
+
+@pytest.mark.parametrize("seeds", [3, 8])
+def test_intervals_by_the_slope_carry_both_errors(seeds: int) -> None:
+    """The slope is as uncertain as the gap here: an interval of the gap alone covers less."""
+    chance = np.random.default_rng(2)
+    slope = (law(300) - law(T)) / np.log(T / 300)
+    covered, by_gap_alone = [], []
+    for _ in range(REPEATS):
+        sync = runs([300, T], seeds=seeds, noise=0.003, chance=chance)
+        losses = np.array([sync[seed][T] for seed in range(seeds)])
+        gap = 0.25 * slope + 0.003 * chance.standard_normal(seeds)
+        delayed = {seed: {T: losses[seed] + gap[seed]} for seed in range(seeds)}
+        found = by_slope(sync, delayed, T)
+        assert found.tax_n == seeds
+        covered.append(found.tax_low <= np.exp(0.25) <= found.tax_high)
+        known = gap.mean() / np.log(found.tax)  # the slope that was found
+        low, high = np.array(mean_interval(gap)) / known
+        by_gap_alone.append(low <= 0.25 <= high)
+    assert np.mean(covered) == pytest.approx(0.95, abs=SLACK)
+    assert np.mean(by_gap_alone) < 0.95 - 2 * SLACK
+
+
+# Censoring, missing runs
+
+
+def test_a_loss_that_no_delayed_run_reaches_is_a_bound() -> None:
+    found = token_tax(runs([T]), runs([400, 500], tax=1.6), T)
+    assert (found.tax_n, found.tax_from) == (0, "")
+    assert np.isnan(found.tax)
+    assert found.tax_why.startswith("above 1.25: ")
+
+
+def test_a_loss_that_every_delayed_run_beats_is_a_bound() -> None:
+    found = token_tax(runs([T]), runs([400, 500], tax=0.8), T)
+    assert np.isnan(found.tax)
+    assert found.tax_why.startswith("below 1: ")
+
+
+def test_seeds_on_both_sides_of_the_last_run_are_no_mean_of_some() -> None:
+    sync, delayed = runs([T]), runs([400, 500], tax=1.2)
+    delayed[2] = runs([400, 500], tax=1.5)[2]
+    found = token_tax(sync, delayed, T)
+    assert found.tax_n == 0
+    assert found.tax_why.startswith("at 1 of 3 seeds ")
+
+
+def test_the_law_stands_in_where_delayed_runs_are_too_short() -> None:
+    found = token_tax(runs([200, 400, 800]), runs([400, 500], tax=1.35), T)
+    assert found.tax_from == SLOPE
+    assert found.tax_why == ""
+
+
+def test_seeds_without_the_longer_run_are_left_out() -> None:
+    sync, delayed = runs([T]), runs([400, 800], tax=1.3)
+    del delayed[1][800]
+    found = token_tax(sync, delayed, T)
+    assert found.tax_n == 2
+    del delayed[2][800], delayed[0][400]
+    assert token_tax(sync, delayed, T).tax_n == 0
+
+
+def test_one_seed_has_no_interval() -> None:
+    found = token_tax(runs([T], seeds=1), runs([400, 800], tax=1.3, seeds=1), T)
+    assert (found.tax_n, found.tax_from) == (1, LENGTHS)
+    assert np.isnan([found.tax_low, found.tax_high]).all()
+
+
+def test_two_seeds_of_the_law_count_more_than_one_of_the_lengths() -> None:
+    sync, delayed = runs([200, 400]), runs([T], tax=1.2)
+    delayed[0][800] = law(800 / 1.2)
+    assert token_tax(sync, delayed, T).tax_from == SLOPE
+    assert token_tax({0: sync[0]}, {0: delayed[0]}, T).tax_from == LENGTHS
+
+
+@pytest.mark.parametrize(
+    ("sync", "delayed", "why"),
+    [
+        (runs([T]), runs([T], tax=1.3), "runs of one length only"),
+        (runs([T]), {}, "no pair"),
+        (runs([T]), {0: {T: np.nan}, 1: {T: 2.0}}, "1 of 2 delayed runs diverged"),
+        (runs([T]), runs([200, 800], tax=1.3), "no pair"),
+    ],
+    ids=["one length", "no delayed run", "diverged", "another length"],
+)
+def test_without_a_number_there_is_a_reason(sync: Finals, delayed: Finals, why: str) -> None:
+    found = token_tax(sync, delayed, T)
+    assert (found.tax_n, found.tax_why) == (0, why)
+
+
+def test_a_law_that_may_be_flat_tells_nothing() -> None:
+    sync = {0: {200: 2.0, 400: 1.99}, 1: {200: 2.0, 400: 2.05}, 2: {200: 2.0, 400: 1.95}}
+    delayed = {seed: {T: 2.1} for seed in sync}
+    assert "longer runs of sync are not shown to end lower" in token_tax(sync, delayed, T).tax_why
+
+
+def test_a_slope_that_is_a_rounding_error_tells_nothing() -> None:
+    sync = {0: {200: np.nextafter(2.0, 3.0), T: 2.0}}
+    assert slope_at(sync[0], T) > 0
+    found = token_tax(sync, {0: {T: 2.1}}, T)
+    assert found.tax_n == 0
+    assert found.tax_why.endswith("longer runs of sync are not shown to end lower")
+
+
+def test_a_longer_run_that_diverged_is_no_bound() -> None:
+    delayed = runs([400, 800], tax=1.3)
+    delayed[1][800] = np.nan
+    assert token_tax(runs([T]), delayed, T).tax_why.startswith("at 1 of 3 seeds ")
+
+
+# In the table of gaps
+
+
+def store(path: Path, tax: float, lengths: Sequence[int], **keys: float) -> None:
+    for length in lengths:
+        losses = [law(length) + 0.01 * seed for seed in range(3)]
+        delayed = [law(length / tax) + 0.01 * seed for seed in range(3)]
+        put(path, "sync", losses, num_updates=length, **keys)
+        put(path, "delay", delayed, num_updates=length, **keys)
+
+
+def test_the_table_has_the_tax_of_each_point(tmp_path: Path) -> None:
+    """Runs of another learning rate are another law; the longest run has only sync's slope."""
+    store(tmp_path, 1.5, [400, 560, 800], lr=0.004)
+    store(tmp_path, 1.2, [400, 560, 800], lr=0.002)
+    trials = load(tmp_path)
+    table = gaps(trials)
+    keys = trials.drop_duplicates("point").set_index("point")[["optimizer.lr", "num_updates_asked"]]
+    found = table.set_index("point").join(keys).set_index(["optimizer.lr", "num_updates_asked"])
+    for lr, tax in ((0.004, 1.5), (0.002, 1.2)):
+        assert found.loc[(lr, 400), "tax"] == pytest.approx(tax, rel=0.02)
+        assert found.loc[(lr, 400), "tax_from"] == LENGTHS
+        assert found.loc[(lr, 800), "tax_from"] == SLOPE
+        assert found.loc[(lr, 800), "tax"] == pytest.approx(tax, rel=0.1)
+        assert found.loc[(lr, 800), "tax_n"] == 3
+    assert f"{found.loc[(0.004, 400), 'tax']:.2f} [" in gap_table(table)
+    assert gap_table(table).count("(slope)") == 3
+
+
+def test_a_longer_delayed_run_needs_no_longer_run_of_sync(tmp_path: Path) -> None:
+    put(tmp_path, "sync", [law(400)] * 2, num_updates=400)
+    put(tmp_path, "delay", [law(400 / 1.1)] * 2, num_updates=400)
+    put(tmp_path, "delay", [law(450 / 1.1)] * 2, num_updates=450)
+    table = gaps(load(tmp_path)).set_index("pairs")
+    assert table.loc[2, "tax"] == pytest.approx(1.1, rel=0.01)
+    assert (table.loc[0, "tax_n"], table.loc[0, "tax_why"]) == (0, "no pair")
+
+
+def test_a_table_of_one_length_has_no_column_of_taxes(tmp_path: Path) -> None:
+    store(tmp_path, 1.5, [400])
+    table = gaps(load(tmp_path))
+    assert table["tax_why"].tolist() == ["runs of one length only"]
+    assert isinstance(table["tax"], pd.Series)
+    assert "token tax" not in gap_table(table)

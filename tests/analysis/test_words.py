@@ -1,0 +1,53 @@
+"""A wrong word of `python -m analysis` is refused in one line, and nothing is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analysis.__main__ import main
+from tests.support.refusals import refusal
+
+LONG = "x" * 300
+ADVISE = "advise optimizer=muon stages=4 microbatches=8"
+
+# words → what the one line has
+BAD = {
+    "out": "out=: must be key=value, or a command first",
+    "out=": "out=: must have a value",
+    "oot=a": "oot=a: is not a key of this command",
+    "watch=1": "watch=1: must be false or true",
+    "--watch": "--watch=: is not an option of this command",
+    "results=nowhere": "results=nowhere: must be a folder",
+    f"results={LONG}": "must be a path of at most",
+    f"out={LONG}": "must be a path of at most",
+    "out=a\0": r"out=a\x00: must be text without control",
+    "advise": "stages=: is missing",
+    "advise stages=0": "stages=0: must be a whole number from 1 to",
+    "advise stages=2.5": "stages=2.5: must be a whole number",
+    "advise stages=nan": "stages=nan: must be a whole number",
+    "advise stages=٣": "stages=٣: must be a whole number",
+    "advise stages=1000000000": "stages=1000000000: must be a whole number from 1 to 256",
+    f"advise stages={'9' * 5_000}": "must be a whole number from 1 to 256",
+    "advise stages=4 microbatches=1e9": "microbatches=1e9: must be a whole number from 1 to",
+    f"{ADVISE} updates=-1": "updates=-1: must be a whole number",
+    f"{ADVISE} format=xml": "format=xml: must be text or json",
+    f"{ADVISE} forward=1,2": "forward=1,2: must be a number from 0 to 1e+09, or 4, one per stage",
+    f"{ADVISE} forward=inf": "forward=inf: must be a number from 0 to 1e+09",
+    f"{ADVISE} forward=0": "forward=0: must be above 0",
+    f"{ADVISE} update=1_0": "update=1_0: must be a number from 0 to 1e+09",
+    f"{ADVISE} results=nowhere": "results=nowhere: must be a folder",
+    "advise stages=4 microbatches=8": "optimizer=: is missing",
+}
+
+
+@pytest.mark.parametrize("words", BAD, ids=lambda words: ascii(words)[1:40])
+def test_a_wrong_word_is_refused_in_one_line(
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert BAD[words] in refusal(lambda: main(words.split(" ")), tmp_path, capsys)

@@ -1,0 +1,181 @@
+"""Every command in the documents is one that the project understands: it is run as far as it goes
+without training anything and without a cluster."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from analysis.__main__ import main as analysis
+from sweeps.__main__ import main as sweeps
+from sweeps.commands import COMMANDS
+from tests.support.make import lines_of_make
+from tests.support.markdown import DOCUMENTS, ROOT, commands, shell_lines, write_files
+from tests.support.synthetic_store import write_arms
+from trainer.__main__ import main as trainer
+from trainer.base.cli import split_command
+from trainer.data.__main__ import _asked
+from trainer.data.corpora import CORPORA
+from trainer.data.tokenizers import ENCODERS
+
+pytestmark = pytest.mark.filterwarnings("ignore:Pydantic V1 style:DeprecationWarning")  # wandb's
+Words = Sequence[str]
+ELSEWHERE = {"git", "cd", "source", "export", "tensorboard", "wandb"}
+"""Programs that are not ours."""
+ACTIVATE = ["source", ".venv/bin/activate"]
+NEED_A_CLUSTER: Mapping[str, Words] = {"jobs": [], "stop": ["ID"]}
+"""Commands of sweeps, and the words that the documents may give them."""
+
+
+def check(words: Words) -> None:
+    """Raises for a command that would be refused."""
+    words = [word for word in words if "…" not in word]
+    while re.match(r"[A-Z_]+=", words[0]):
+        words = words[1:]
+    program, *rest = words
+    if program == "make":
+        check_make(rest)
+    elif program in ("python", ".venv/bin/python", "torchrun"):
+        at = rest.index("-m")
+        check_module(rest[at + 1], rest[at + 2 :])
+    else:
+        assert program in ELSEWHERE, words
+
+
+def check_make(words: Words) -> None:
+    """Make knows the target; and the commands that it would run are right themselves."""
+    would_run = lines_of_make(*words)
+    if not re.search(r"\b(SCALE|NAME)\b(?!=)", " ".join(words)):
+        for line in would_run:
+            if line.startswith(".venv/bin/python -m ") and " pip " not in line:
+                check(shlex.split(line))
+
+
+def check_module(module: str, words: Words) -> None:
+    package, _, inner = module.partition(".")
+    if package == "mine":
+        assert Path(package, f"{inner}.py").is_file(), module
+    elif module in MODULES:
+        MODULES[module](words)
+    else:
+        assert find_spec(module), module
+
+
+def check_trial(words: Words) -> None:
+    """Composed, validated and printed."""
+    if "--help" not in words and "--config" not in words:
+        sys.argv[1:] = [*words, "--cfg"]
+        assert trainer() == 0
+
+
+def check_corpus(words: Words) -> None:
+    corpus = words[0]
+    name, _, tokenizer = corpus.rpartition("_")
+    assert corpus in CORPORA or (name in CORPORA and tokenizer in ENCODERS)
+    assert _asked(words)[0] == corpus
+
+
+def check_sweep(words: Words) -> None:
+    """Run on a small store; what would train or delete is a dry run."""
+    command, rest = split_command(words, COMMANDS, "run")
+    if command in NEED_A_CLUSTER:
+        assert [*rest] == [*NEED_A_CLUSTER[command]]
+        return
+    rest = [word for word in rest if word not in ("--help", "watch=true", "dry_run=true")]
+    if command == "dashboard":
+        assert sweeps([command, *rest]) == 0
+    elif rest:
+        name = "run" if command == "submit" else command
+        dry = [] if command in ("status", "list") else ["dry_run=true"]
+        assert sweeps([name, *rest, "results=results", *dry]) == 0
+
+
+def check_analysis(words: Words) -> None:
+    """Run on a small store."""
+    asked = [word for word in words if word not in ("results=results", "watch=true")]
+    if any("=" in word for word in asked):
+        assert analysis([*asked, "results=results"]) == 0
+
+
+MODULES: Mapping[str, Callable[[Words], None]] = {
+    "trainer": check_trial,
+    "trainer.data": check_corpus,
+    "sweeps": check_sweep,
+    "analysis": check_analysis,
+}
+
+
+def every() -> Iterator[tuple[str, Path, tuple[str, ...]]]:
+    seen = set()
+    for document in DOCUMENTS:
+        for words in commands(document):
+            once = tuple(word for word in words if word != "watch=true")
+            if once not in seen:
+                seen.add(once)
+                yield f"{document.stem}: {' '.join(words)[:90]}", document, tuple(words)
+
+
+LOSSES: dict[str, list[float | None]] = {"sync": [1.7, 1.8], "delay": [1.9, 2.0]}
+
+
+@pytest.mark.parametrize(
+    ("document", "words"), [c[1:] for c in every()], ids=[c[0] for c in every()]
+)
+def test_a_command_is_understood(
+    document: Path, words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_files(document, tmp_path)
+    for optimizer in ("adamw", "muon"):
+        write_arms(tmp_path / "results", LOSSES, optimizer=optimizer)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["trainer"])
+    check(words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "make sweep-tiny-nowhere",
+        "make nothing",
+        "python -m trainer optimizer.momentun=0.9",
+        "python -m sweeps sweep=main seeds=[a]",
+        "python -m sweeps list stat=failed",
+        "python -m analysis advice optimizer=muon",
+        "python -m analysis advise optimiser=muon",
+        "python -m trainer.data wikipedia",
+        "python -m bench.nothing",
+        "rm -rf results",
+    ],
+)
+def test_a_wrong_command_is_noticed(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_arms(tmp_path / "results", LOSSES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["trainer"])
+    with pytest.raises((AssertionError, LookupError)):
+        check(words.split())
+
+
+def test_python_is_ours_before_it_is_used() -> None:
+    for document in DOCUMENTS:
+        lines = [line for line in shell_lines(document) if line]
+        uses = [i for i, line in enumerate(lines) if line[0] in ("python", "torchrun", "wandb")]
+        if uses:
+            assert ACTIVATE in lines[: uses[0]], document
+
+
+def test_the_readme_runs_something_at_once() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 120
+    [first, *_] = [i for i, line in enumerate(lines, 1) if line.startswith("make sweep-tiny")]
+    assert first <= 15
+    text = "\n".join(lines)
+    assert text.index("source .venv/bin/activate") < text.index("python -m")

@@ -1,0 +1,146 @@
+"""The examples of docs/extending.md work as they are printed there."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from sweeps.__main__ import main as sweeps
+from tests.support import small
+from tests.support.markdown import ROOT, shell_lines, write_files
+from tests.support.synthetic_store import write_arms
+from trainer.base.errors import BadInput
+from trainer.config.compose import compose
+from trainer.config.schema import validate
+from trainer.trial import run_trial
+
+DOCUMENT = ROOT / "docs" / "extending.md"
+TRIALS = [words[3:] for words in shell_lines(DOCUMENT) if words[:3] == ["python", "-m", "trainer"]]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with all files of the document, from which commands are run."""
+    write_files(DOCUMENT, tmp_path)
+    small.corpus(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in [name for name in sys.modules if name.split(".")[0] == "mine"]:
+        del sys.modules[name]
+
+
+def config(folder: Path, *words: str) -> dict[str, Any]:
+    """The config of a command's words, changed so that the trial takes a second."""
+    sizes = [word for word in small.SMALL if not word.startswith("optimizer.")]
+    paths = [f"data.path={folder / 'corpus'}", f"results={folder / 'results'}"]
+    return compose([*words, *sizes, *paths])
+
+
+def words_of(example: str) -> list[str]:
+    [words] = [words for words in TRIALS if example in words]
+    return words
+
+
+def run(folder: Path, *words: str) -> dict[str, Any]:
+    result = run_trial(config(folder, *words))
+    assert result["status"] == "completed"
+    return result
+
+
+def test_every_kind_of_choice_has_an_example() -> None:
+    groups = ("optimizer", "correction", "pipeline", "model")
+    assert {group for group in groups if any(f"{group}=" in " ".join(w) for w in TRIALS)} == {
+        *groups
+    }
+    assert len(TRIALS) == len(groups)
+
+
+def test_the_optimizer(folder: Path) -> None:
+    words = words_of("optimizer=sign_descent")
+    losses = [
+        run(folder, *words, f"optimizer.lr={lr}")["final_val_loss"] for lr in (0.001, 0.0000001)
+    ]
+    assert losses[0] < losses[1] - 0.01, "it learns"
+    with pytest.raises(BadInput, match="lr"):
+        config(folder, *words, "optimizer.lr=-1")
+
+
+def test_the_target_alone_is_refused(folder: Path) -> None:
+    with pytest.raises(BadInput, match="must be a known key"):
+        config(folder, "optimizer._target_=mine.sign_descent.sign_descent")
+
+
+def test_the_correction(folder: Path) -> None:
+    """It acts where the gradient is late and nowhere else."""
+    words = [word for word in words_of("correction=smaller_steps") if ".share" not in word]
+    late = words[words.index("pipeline=pipedream_2bw")]
+    fresh = ["pipeline=sync" if word == late else word for word in words]
+    loss = {
+        (word, share): run(folder, *of, f"correction.share={share}")["final_val_loss"]
+        for word, of in (("late", words), ("fresh", fresh))
+        for share in (0.5, 1.0)
+    }
+    assert loss["fresh", 0.5] == loss["fresh", 1.0]
+    assert loss["late", 0.5] != loss["late", 1.0]
+    assert loss["late", 1.0] == run(folder, late)["final_val_loss"]
+
+
+def test_the_schedule(folder: Path) -> None:
+    assert run(folder, *words_of("pipeline=half_delayed"))["delays"] == [1, 0]
+    assert "delays [1, 0]" in DOCUMENT.read_text()
+
+
+def test_the_model(folder: Path) -> None:
+    from mine.squared_relu import SquaredReluLlama  # type: ignore[import-not-found]
+
+    words = words_of("model=squared_relu")
+    result, resolved = run(folder, *words), config(folder, *words)
+    keys = {key: value for key, value in resolved["model"].items() if key != "_target_"}
+    recipe = SquaredReluLlama(**keys)
+    module = recipe.stage(0, recipe.split(1, 16))
+    assert result["num_parameters"] == sum(p.numel() for p in module.parameters())
+    assert not any("gate_proj" in name for name, _ in module.named_parameters())
+
+
+def test_a_resolved_config_runs_again(folder: Path) -> None:
+    resolved = config(folder, *words_of("optimizer=sign_descent"))
+    assert validate(resolved) == resolved
+
+
+def test_the_sweep(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [words] = [w[3:] for w in shell_lines(DOCUMENT) if w[:3] == ["python", "-m", "sweeps"]]
+    assert sweeps([*words, f"data.path={folder / 'corpus'}"]) == 0
+    assert "9 asked, 9 unique" in capsys.readouterr().out
+
+
+LOSSES: dict[str, dict[str, list[float | None]]] = {
+    "adamw": {"sync": [1.70, 1.71, 1.69], "delay": [1.90, 1.92, 1.88]},
+    "muon": {"sync": [1.60, 1.61, 1.59], "delay": [1.65, 1.66, 1.64]},
+}
+
+
+def run_module(folder: Path, name: str) -> None:
+    assert ["python", "-m", f"mine.{name}"] in list(shell_lines(DOCUMENT))
+    for optimizer, arms in LOSSES.items():
+        write_arms(folder / "results", arms, optimizer=optimizer)
+    runpy.run_module(f"mine.{name}", run_name="__main__")
+
+
+def test_the_claim(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_module(folder, "claim")
+    assert "A delay costs Muon less than AdamW - reproduced" in capsys.readouterr().out
+
+
+def test_the_figure(folder: Path) -> None:
+    run_module(folder, "figure")
+    shown = pd.read_csv(folder / "my_gaps.csv")
+    assert sorted(shown["optimizer"]) == [*LOSSES]
+    assert (folder / "my_gaps.png").stat().st_size > 1000
+    assert "gap (nats per token)" in (folder / "my_gaps.svg").read_text()

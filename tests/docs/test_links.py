@@ -1,0 +1,94 @@
+"""Whatever a document points at is there, and what it should list is complete."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.markdown import DOCUMENTS, FENCE, ROOT, spans
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+IN_CODE = re.compile(r"(trainer|sweeps|analysis|tests|bench|conf|docs|deploy)/[\w./-]*")
+TESTS = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+
+each = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+
+
+def prose(document: Path) -> str:
+    return FENCE.sub("", document.read_text())
+
+
+def anchors(document: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.*)$", prose(document), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@each
+def test_links_lead_somewhere(document: Path) -> None:
+    for link in LINK.findall(prose(document)):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (document.parent / path).resolve() if path else document
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@each
+def test_paths_and_tests_in_code_exist(document: Path) -> None:
+    for span in spans(document):
+        if IN_CODE.fullmatch(span):
+            assert (ROOT / span).exists(), span
+        if re.fullmatch(r"test_\w+", span):
+            assert f"def {span}(" in TESTS, span
+
+
+def test_the_readme_lists_every_page() -> None:
+    linked = set(LINK.findall(prose(ROOT / "README.md")))
+    assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} <= linked
+
+
+@pytest.mark.parametrize(
+    ("group", "page"),
+    [
+        ("sweep", "sweeps"),
+        ("pipeline", "trial"),
+        ("correction", "semantics"),
+        ("tracking", "tracking"),
+    ],
+)
+def test_every_choice_is_explained(group: str, page: str) -> None:
+    """In a row of a table, or as the value of its key."""
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    for path in (ROOT / "conf" / group).glob("*.yaml"):
+        assert f"`{path.stem}`" in text or f"{group}={path.stem}" in text or path.stem == "none"
+
+
+def test_tables_have_rows_of_one_width() -> None:
+    for document in DOCUMENTS:
+        tables = re.findall(r"(?:^\|.*\|$\n?)+", prose(document), re.MULTILINE)
+        for table in tables:
+            widths = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+            assert len(widths) == 1, table
+
+
+def test_the_citation_has_what_the_format_requires() -> None:
+    """Citation File Format 1.2.0."""
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors"} <= citation.keys()
+    assert citation["authors"] == [{"name": "The pipegap authors"}]
+    assert citation["license"] == "Apache-2.0"
+    for reference in citation["references"]:
+        assert {"authors", "title", "type"} <= reference.keys()
+
+
+def test_the_licence_is_apache_2_unaltered() -> None:
+    import hashlib
+
+    digest = hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest()
+    assert digest == "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"

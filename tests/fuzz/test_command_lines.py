@@ -1,0 +1,144 @@
+"""Odd command lines are refused in one line, or accepted; either leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+
+from analysis.__main__ import main as analysis
+from sweeps.__main__ import main as sweeps
+from tests.support import fuzzing, odd, small
+from tests.support.synthetic_store import LOSSES, write_arms
+from trainer.__main__ import main as trainer
+from trainer.config.schema import TrialConfig
+
+GROUPS = ("model", "data", "optimizer", "pipeline", "correction", "lr_schedule")
+KEYS = (
+    *TrialConfig.model_fields,
+    *("optimizer.lr", "optimizer.weight_decay", "model.hidden_size", "model.num_layers"),
+    *("model.vocab_size", "data.path", "pipeline.num_stages", "pipeline.num_microbatches"),
+    *(
+        "pipeline.synchronous_start",
+        "correction.coefficient",
+        "lr_schedule.warmup",
+        "hydra.run.dir",
+    ),
+    *("optimizer._target_", "+new", "~seed", "++seed", "--cfg", "--config", "--multirun", "-x"),
+)
+TRIALS = (
+    ("optimizer=muon", "pipeline=pipedream_2bw", "correction=error_feedback", "seed=1"),
+    ("optimizer=lion", "pipeline.num_stages=4", "pipeline.num_microbatches=8"),
+    ("num_updates=12", "batch_size=4", "seq_len=16", "optimizer.lr=0.01", "out=trial"),
+    ("model=tiny", "data=wiki", "runner=pipelined", "trace=true", "timeout=60"),
+    ("tokens_per_parameter=20", "num_updates=null", "lr_schedule=wsd", "clip_norm=null"),
+)
+SWEEPS = (
+    ("sweep=main", "scale=micro"),
+    ("run", "sweep=main", "scale=tiny", "seeds=[0]", "grid.optimizer=[adamw,muon]"),
+    ("sweep=staleness", "scale=micro", "seeds=[0,1]", "num_updates=30"),
+    ("sweep=main", "scale=micro", "tune.optimizer.lr=[0.5,1,2]", "gpus_per_trial=0.5"),
+    ("status", "sweep=main", "scale=micro"),
+    ("list", "status=completed", "columns=trial_id,arm", "format=json"),
+    ("list", "optimizer=muon", "optimizer.lr=0.004", "seed=0,1", "arm=delay*"),
+    ("rerun", "status=failed", "force=true"),
+    ("prune", "checkpoints=all", "status=interrupted"),
+    ("dashboard", "sweep=main", "scale=tiny"),
+)
+OF_SWEEPS = (
+    *("sweep", "scale", "results", "seeds", "grid.optimizer", "grid.seed", "tune.optimizer.lr"),
+    *("gpus_per_trial", "tracking", "tracking.project", "columns", "format", "status", "seed"),
+    *("force", "checkpoints", "arm", "optimizer.lr", "final_val_loss", "finished_at", "folder"),
+    *(
+        "num_updates",
+        "optimizer",
+        "pipeline.num_stages",
+        "address",
+        "again",
+        "-h=",
+        "--help=",
+        "out",
+    ),
+)
+ANALYSES = (
+    ("advise", "optimizer=adamw", "stages=4", "microbatches=8"),
+    ("advise", "optimizer=adamw", "stages=2", "microbatches=4", "updates=400", "format=json"),
+    ("advise", "optimizer=muon", "stages=2", "microbatches=4", "forward=8,6", "update=1"),
+    ("report", "results=nowhere"),
+)
+OF_ANALYSES = (
+    *("optimizer", "stages", "microbatches", "updates", "forward", "backward", "update", "out"),
+    *("communication", "format", "batch_size", "num_parameters", "arm", "finished_at", "label"),
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with a store and a small corpus."""
+    folder = tmp_path_factory.mktemp("fuzz")
+    write_arms(folder / "results", LOSSES)
+    small.corpus(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        fuzzing.warm(
+            lambda: fuzzing.run("warm", _trainer, ["--cfg"], 60),
+            lambda: fuzzing.run("warm", sweeps, ["sweep=main", "scale=micro", "dry_run=true"], 60),
+            lambda: fuzzing.run("warm", sweeps, ["list"], 60),
+            lambda: fuzzing.run("warm", sweeps, ["dashboard"], 60),
+            lambda: fuzzing.run("warm", analysis, ["advise", *ANALYSES[0][1:]], 60),
+        )
+    fuzzing.ended.clear()
+    return folder
+
+
+def _trainer(words: Sequence[str]) -> int:
+    return trainer()
+
+
+def check(
+    place: Path, kind: str, program: str, main: Callable[[Sequence[str]], int], words: list[str]
+) -> None:
+    before = fuzzing.tree(place)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        found = fuzzing.run(kind, main, words)
+    fuzzing.require_one_line(found, program, names(words))
+    assert fuzzing.tree(place) == before
+
+
+def names(words: Sequence[str]) -> set[str]:
+    """What a message may name: the keys of the words, or those that are always there."""
+    given = {word.split("=")[0].lstrip("+~-") for word in words}
+    parts = {part for key in given for part in key.split(".")}
+    empty = {"="} & {f"{word}=" for word in words}  # a word without any character
+    return {*given, *parts, *words, *empty, *TrialConfig.model_fields, *OF_SWEEPS, *OF_ANALYSES}
+
+
+@fuzzing.inputs(30)
+@given(words=odd.commands(TRIALS, KEYS))
+def test_of_the_trainer(place: Path, words: list[str]) -> None:
+    check(place, "trainer", "python -m trainer", _trainer, ["--cfg", *words])
+
+
+@fuzzing.inputs(30)
+@given(words=odd.commands(SWEEPS, OF_SWEEPS))
+def test_of_sweeps(place: Path, words: list[str]) -> None:
+    """Without what needs a network: a cluster, or the server of a tracker."""
+    first = words[0] if words else ""
+    if first in ("submit", "jobs", "stop"):
+        return
+    kept = [word for word in words if not word.startswith(("watch=", "mode=", "tracking.mode="))]
+    last = "dry_run=true" if first not in ("status", "list", "dashboard") else ""
+    check(place, "sweeps", "python -m sweeps", sweeps, [*kept, *filter(None, [last])])
+
+
+@fuzzing.inputs(30)
+@given(words=odd.commands(ANALYSES, OF_ANALYSES))
+def test_of_the_analysis(place: Path, words: list[str]) -> None:
+    """A report of a store would be written: here there is none to read."""
+    kept = [word for word in words if not word.startswith("watch=")]
+    if words[:1] != ["advise"]:
+        kept += [f"out={place}/report", "results=nowhere"]
+    check(place, "analysis", "python -m analysis", analysis, kept)

@@ -1,0 +1,1 @@
+"""Independent references: the semantics and published algorithms, written naively."""

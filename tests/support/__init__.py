@@ -1,0 +1,1 @@
+"""What tests share: small trials, stores with chosen numbers, gangs, a Ray head."""

@@ -1,0 +1,24 @@
+"""Two hundred documents, and a data set prepared from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainer.data.prepare import prepare
+from trainer.data.shards import Prepared
+from trainer.data.tokenizers import ENCODERS
+
+TEXTS = [f"document {i}: " + "naïve words ".replace("n", chr(97 + i % 20)) * 9 for i in range(200)]
+ABOUT = {"corpus": "t", "tokenizer": "bytes", "license": "none", "attribution": "nobody"}
+
+
+def prepared(out: Path, texts: list[str] | None = None, encoder: str = "bytes") -> Prepared:
+    prepare(
+        lambda: TEXTS if texts is None else texts,
+        lambda documents, folder: ENCODERS[encoder](documents, folder, folder),
+        out,
+        validation_share=0.2,
+        num_tokens=float("inf"),
+        about=ABOUT,
+    )
+    return Prepared(path=str(out))

@@ -1,0 +1,141 @@
+"""Runs a command in this process on odd input, and asserts how it may end."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+from hypothesis import HealthCheck, Phase, settings
+
+from trainer.base.errors import one_line
+
+CPU_SECONDS = 2.0
+"""What an input may cost before it is accepted or refused."""
+SHOWN = 40
+"""Characters of a long word that a message shows at least."""
+Main = Callable[[Sequence[str]], int]
+Tree = dict[str, tuple[int, bytes | None]]
+
+ended: Counter[tuple[str, str]] = Counter()
+"""Kind of input and how it ended → how many."""
+budget: dict[str, int] = {}
+"""`inputs`: how many of each kind `make fuzz` asked for; empty in the suite."""
+
+
+def inputs(num: int, share: float = 1.0) -> settings:
+    """As many inputs in the suite, always the same ones, or that share of what was asked for."""
+    asked = budget.get("inputs")
+    return settings(
+        max_examples=num if asked is None else max(1, round(asked * share)),
+        derandomize=asked is None,
+        database=None,
+        phases=[Phase.explicit, Phase.generate, Phase.shrink],
+        deadline=None,
+        suppress_health_check=[*HealthCheck],
+    )
+
+
+class Ended(NamedTuple):
+    """How a command ended, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+class TooLong(BaseException):
+    """A command took more than CPU_SECONDS."""
+
+
+@contextmanager
+def limited(seconds: float = CPU_SECONDS) -> Iterator[None]:
+    """Raises TooLong in what takes more than so many seconds of this process's CPU time."""
+
+    def stop(signum: int, frame: object) -> None:
+        raise TooLong
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def run(kind: str, main: Main, words: Sequence[str], seconds: float = CPU_SECONDS) -> Ended:
+    """Runs `main` with these words and counts how it ended. What it raises is a defect.
+
+    Words are those that a shell can pass: without NUL, and bytes that are no text as surrogates.
+    """
+    passed = [os.fsdecode(word.replace("\0", "").encode(errors="replace")) for word in words]
+    out, err = io.StringIO(), io.StringIO()
+    ended[kind, "defect"] += 1
+    with (
+        redirect_stdout(out),
+        redirect_stderr(err),
+        mock.patch.object(sys, "argv", ["command", *passed]),
+        limited(seconds),
+    ):
+        try:
+            code: Any = main(passed)
+        except SystemExit as end:
+            code = end.code
+        except TooLong:
+            raise AssertionError(f"more than {seconds:g} seconds of CPU: {words}") from None
+    found = Ended(code, out.getvalue(), err.getvalue())
+    found.err.encode()  # a terminal could not show half a character
+    ended[kind, "defect"] -= 1
+    ended[kind, "accepted" if code == 0 else "refused"] += 1
+    return found
+
+
+def require_one_line(found: Ended, program: str, known: Iterable[str]) -> None:
+    """It was accepted, or refused in one line that names one of the `known` keys or files."""
+    if found.code == 0:
+        return
+    assert found.code == 2, found
+    assert found.err.endswith("\n"), found
+    assert found.err.count("\n") == 1, found
+    assert found.err.startswith(f"{program}: "), found
+    shown = (one_line(key)[:SHOWN] for key in known if key)
+    assert any(key in found.err for key in shown), found
+
+
+def tree(folder: Path) -> Tree:
+    """Every file below a folder with its content, but for an index, which may be made again."""
+    found: Tree = {}
+    for path in sorted(folder.rglob("*")):
+        if ".index" not in path.parts:
+            content = path.read_bytes() if path.is_file() else None
+            found[str(path)] = (path.lstat().st_mtime_ns if content is not None else 0, content)
+    return found
+
+
+def table() -> str:
+    """How many inputs of each kind were tried, and how they ended."""
+    endings = ("accepted", "refused", "defect")
+    rows = [("input", "tried", *endings)]
+    for kind in sorted({kind for kind, _ in ended}):
+        counts = [ended[kind, ending] for ending in endings]
+        rows.append((kind, str(sum(counts)), *map(str, counts)))
+    total = [sum(ended[key] for key in ended if key[1] == ending) for ending in endings]
+    rows.append(("all", str(sum(total)), *map(str, total)))
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def warm(*calls: Callable[[], object]) -> None:
+    """Calls each once: imports are not part of what an input costs, nor what they warn of."""
+    for call in calls:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            call()

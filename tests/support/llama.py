@@ -1,0 +1,29 @@
+"""A small Llama and tokens for it."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from trainer.models.llama import Llama
+
+SMALL = Llama(
+    vocab_size=61,
+    hidden_size=48,
+    num_layers=4,
+    num_heads=6,
+    num_kv_heads=2,
+    intermediate_size=80,
+    rope_theta=100000.0,
+    rms_norm_eps=1e-5,
+    initializer_range=0.1,
+    tied_embeddings=True,
+    activation_checkpointing=False,
+)
+TOKENS = torch.randint(0, 61, (3, 18), generator=torch.Generator().manual_seed(0))
+
+
+def whole(recipe: Llama, seed: int = 0) -> nn.Module:
+    module = recipe.stage(0, recipe.split(1, 8))
+    recipe.initialise(module, seed)
+    return module

@@ -1,0 +1,78 @@
+"""NCCL's rules about communicators on top of gloo, so that a CPU shows what would hang on GPUs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+INIT_TIMEOUT = timedelta(seconds=20)
+"""How long a rank waits for the others to build a communicator with it."""
+
+
+class NcclLike:
+    """`torch.distributed` for one rank, whose operations obey these rules of NCCL.
+
+    1. A communicator (of a group's collectives, or of two ranks of a group) is built at its first
+       operation. That call blocks the rank until all ranks of the communicator have made it, as
+       ncclCommInitRank does. Raises TimeoutError (of torch) if they do not come.
+    2. A communicator has one queue: a message between two ranks waits for those before it,
+       whatever their direction. Here it may carry one direction only, else it raises ValueError.
+    """
+
+    def __init__(self, store: dist.Store, rank: int) -> None:
+        self._store, self._rank = store, rank
+        self._built: set[str] = set()
+        self._direction: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._isend, self._irecv, self._all_reduce = dist.isend, dist.irecv, dist.all_reduce
+
+    def isend(self, tensor: Tensor, target: int, group: Any) -> dist.Work | None:
+        """See `torch.distributed.isend`."""
+        self._message("send", target, group)
+        return self._isend(tensor, target, group=group)
+
+    def irecv(self, tensor: Tensor, source: int, group: Any) -> dist.Work | None:
+        """See `torch.distributed.irecv`."""
+        self._message("receive", source, group)
+        return self._irecv(tensor, source, group=group)
+
+    def all_reduce(self, tensor: Tensor, group: Any, async_op: bool) -> dist.Work | None:
+        """See `torch.distributed.all_reduce`."""
+        self._build(f"{group.group_name}/all", dist.get_process_group_ranks(group))
+        work: dist.Work | None = self._all_reduce(tensor, group=group, async_op=async_op)
+        return work
+
+    def _message(self, direction: str, peer: int, group: Any) -> None:
+        name = f"{group.group_name}/{min(self._rank, peer)}:{max(self._rank, peer)}"
+        if self._direction.setdefault(name, direction) != direction:
+            raise ValueError(f"{name} carries messages in both directions")
+        self._build(name, [self._rank, peer])
+
+    def _build(self, name: str, members: Sequence[int]) -> None:
+        with self._lock:
+            if name in self._built:
+                return
+            self._built.add(name)
+        self._store.set(f"{name}/{self._rank}", b"here")
+        self._store.wait([f"{name}/{member}" for member in members], INIT_TIMEOUT)
+
+
+@contextmanager
+def nccl_like(store: dist.Store, rank: int) -> Iterator[None]:
+    """Replaces the functions of `torch.distributed` that the trainer calls, in this process."""
+    names = ("isend", "irecv", "all_reduce")
+    originals = {name: getattr(dist, name) for name in names}
+    like = NcclLike(store, rank)
+    try:
+        for name in names:
+            setattr(dist, name, getattr(like, name))
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(dist, name, original)

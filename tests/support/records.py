@@ -1,0 +1,35 @@
+"""The least that a result and the state of a checkpoint hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.folder.record import Row
+
+
+def finished(**keys: Any) -> Row:
+    """The result of a completed trial."""
+    return {
+        "trial_id": "a",
+        "status": "completed",
+        "final_val_loss": 1.0,
+        "num_updates": 12,
+        "wall_seconds": 1.0,
+        "delays": [0],
+        **keys,
+    }
+
+
+def state(num_updates: int, trial_id: str = "a", **keys: Any) -> Row:
+    """The state after `num_updates` of a trial without weights."""
+    return {
+        "trial_id": trial_id,
+        "num_updates": num_updates,
+        "config": {},
+        "executor": {},
+        "random": {},
+        "delays": [0],
+        "val_loss": 1.0,
+        "train_seconds": 1.0,
+        **keys,
+    }

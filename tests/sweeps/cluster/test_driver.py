@@ -1,0 +1,193 @@
+"""A driver's own cluster, and the wish to stop that its trials can ask for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from sweeps.__main__ import main
+from sweeps.cluster import driver, stop_flag
+from tests.support import small
+
+OWN_CLUSTER = """
+import os, signal, sys, time
+from pathlib import Path
+from types import SimpleNamespace
+import ray
+from sweeps.cluster.driver import cluster
+from sweeps.cluster.stop import StopWhenAsked
+from sweeps.cluster.stop_flag import stop_requested
+
+def pids(of):
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if of in path.read_text():
+                yield int(path.parent.name)
+        except OSError:
+            pass
+
+def answers(flag, wanted):
+    deadline = time.monotonic() + 120
+    while (answer := ray.get(flag.is_set.remote(), timeout=120)) != wanted:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+def kill(flag):
+    pid = ray.get(flag.__ray_call__.remote(lambda self: os.getpid()), timeout=60)
+    os.kill(pid, signal.SIGKILL)
+
+asked = False
+with cluster() as folder:
+    sockets = ray.get_runtime_context().gcs_address
+    assert sockets != "127.0.0.1:1", sockets
+    session = Path(ray._private.worker._global_node.get_session_dir_path())
+    assert session.parent == folder, session
+    stop = StopWhenAsked(lambda: asked, SimpleNamespace(running={"one"}))
+    assert not stop_requested(stop.flag)
+    kill(stop.flag)
+    for _ in range(100):
+        assert not stop_requested(stop.flag), "no wish, only a dead process"
+        time.sleep(0.05)
+    asked = True
+    assert not stop.stop_all()
+    deadline = time.monotonic() + 120
+    kill_at = time.monotonic() + 1
+    killed = False
+    while not (killed and stop_requested(stop.flag)):
+        assert time.monotonic() < deadline
+        stop.stop_all()
+        if not killed and stop_requested(stop.flag):
+            kill(stop.flag)
+            killed = True
+        time.sleep(0.1)
+assert not folder.exists()
+"""
+
+
+def test_a_driver_starts_its_own_cluster_and_only_a_real_wish_stops(tmp_path: Path) -> None:
+    """A stale announcement of another cluster misleads nobody; the flag's process is killed twice:
+    before a wish to stop, and after it."""
+    announced = Path("/tmp/ray/ray_current_cluster")
+    before = announced.read_text() if announced.exists() else None
+    environment = {key: of for key, of in os.environ.items() if key != "RAY_ADDRESS"}
+    done = subprocess.run(
+        [sys.executable, "-c", OWN_CLUSTER],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (announced.read_text() if announced.exists() else None) == before
+
+
+class Flag:
+    """Stands for the actor; `is_set.remote()` returns what `ray.get` is given."""
+
+    def __init__(self) -> None:
+        self.is_set = self
+
+    def remote(self) -> str:
+        return "answer"
+
+
+@pytest.mark.parametrize(
+    ("error", "stops"),
+    [
+        (ray.exceptions.ActorUnavailableError("restarts", None), False),
+        (ray.exceptions.GetTimeoutError("busy"), False),
+        (ray.exceptions.NodeDiedError("another node"), False),
+        (ray.exceptions.ActorDiedError(), True),
+    ],
+)
+def test_a_flag_that_does_not_answer_is_no_wish_to_stop(
+    error: Exception, stops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def get(_: object, timeout: float) -> bool:
+        raise error
+
+    monkeypatch.setattr(stop_flag.ray, "get", get)
+    assert stop_flag.stop_requested(Flag()) == stops
+
+
+@pytest.mark.parametrize(
+    ("given", "joins"), [(None, "local"), ("", "local"), ("auto", "auto"), ("h:6379", "h:6379")]
+)
+def test_a_cluster_is_joined_only_by_its_address(
+    given: str | None, joins: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(driver.ray, "init", lambda **words: seen.append(words))
+    monkeypatch.setattr(driver.ray, "shutdown", lambda: None)
+    monkeypatch.setattr(driver.socket, "create_connection", lambda *_: nullcontext())
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("RAY_ADDRESS", given)
+    with driver.cluster() as folder:
+        assert folder.is_dir()
+    assert seen[0]["address"] == joins
+    assert ("_temp_dir" in seen[0]) == (joins == "local")
+
+
+def test_ray_that_does_not_start_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def init(**_: object) -> None:
+        raise RuntimeError("The current node timed out\nduring startup")
+
+    monkeypatch.setattr(driver.ray, "init", init)
+    words = small.overrides(tmp_path, "sweep=main", "scale=micro", "seeds=[0]")
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "Ray does not start or answer" in said
+
+
+def test_an_address_where_nobody_listens_is_one_line_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert main(small.overrides(tmp_path, "sweep=main", "scale=micro", "seeds=[0]")) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"Ray does not start or answer ({address})" in said
+
+
+def test_nobody_waits_for_a_report_after_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The signal comes when the cluster has started."""
+
+    def init(**_: object) -> None:
+        pass
+
+    monkeypatch.setattr(driver.ray, "init", init)
+    monkeypatch.setattr(driver.ray, "shutdown", lambda: None)
+    monkeypatch.setattr(
+        "sweeps.commands.run.require_seen_by_nodes", lambda _: os.kill(os.getpid(), signal.SIGTERM)
+    )
+    words = small.overrides(tmp_path, "sweep=main,momentum", "scale=micro", "seeds=[0]")
+    assert main([word for word in words if not word.startswith("optimizer")]) == 143
+    said = capsys.readouterr().out.splitlines()
+    assert "trials to go" in said[-2]
+    assert said[-1].endswith(f"python -m analysis results={tmp_path / 'results'} out=report")
+    assert not (tmp_path / "results" / "reports").exists()
+
+
+def test_a_long_temporary_folder_is_too_long_for_sockets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    folder = f"{driver.temporary_base()}/pipegap-ray-12345678"
+    assert len(f"{folder}/session_2026-11-22_11-18-11_123456_1234567/sockets/plasma_store") < 108

@@ -1,0 +1,69 @@
+"""Following a job: its log, its end, and the exit code that scripts read."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.job_submission import JobStatus
+
+from sweeps.cluster import jobs
+
+
+class Client:
+    """Stands for Ray's: a log, and what the job is at each look."""
+
+    def __init__(self, *looks: Any, breaks: BaseException | None = None) -> None:
+        self._looks: Iterator[Any] = iter(looks)
+        self._breaks = breaks
+
+    async def tail_job_logs(self, job_id: str) -> AsyncIterator[str]:
+        yield f"the log of {job_id}\n"
+        if self._breaks:
+            raise self._breaks
+
+    def get_job_info(self, job_id: str) -> Any:
+        return next(self._looks)
+
+
+def job(status: JobStatus, code: int | None = None) -> Any:
+    return SimpleNamespace(status=status, driver_exit_code=code, message="why")
+
+
+@pytest.mark.parametrize(
+    ("ended", "code"),
+    [
+        (job(JobStatus.SUCCEEDED, 0), 0),
+        (job(JobStatus.FAILED, 2), 2),
+        (job(JobStatus.FAILED, -15), 143),  # 128 + SIGTERM, as in a shell
+        (job(JobStatus.SUCCEEDED), 0),
+        (job(JobStatus.STOPPED), 143),
+        (job(JobStatus.FAILED), 1),
+    ],
+)
+def test_a_job_that_is_followed_to_its_end_gives_its_exit_code(
+    ended: Any, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(jobs, "POLL_EVERY", 0.0)
+    client: Any = Client(job(JobStatus.RUNNING), ended)
+    assert jobs.follow(client, "one") == code
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == ["the log of one", f"job one: {ended.status.lower()}"]
+
+
+@pytest.mark.parametrize(
+    ("breaks", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "detached: job one runs on"),
+        (RuntimeError("the head is gone"), 1, "lost job one (the head is gone)"),
+    ],
+)
+def test_a_job_that_is_no_longer_followed_runs_on(
+    breaks: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client: Any = Client(breaks=breaks)
+    assert jobs.follow(client, "one") == code
+    heard = capsys.readouterr()
+    assert said in heard.out + heard.err

@@ -1,0 +1,50 @@
+"""Four drivers share a store while one of them is killed: every trial is completed once."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from bench.kills import END_TIMEOUT, Sweep
+from tests.support import small
+from tests.support.trials import wait_for
+from trainer.base.status import Status
+
+NUM_TRIALS = 3 * 4
+
+
+@pytest.mark.slow
+def test_the_others_take_over_what_a_killed_driver_held(tmp_path: Path) -> None:
+    words = small.overrides(tmp_path, "seeds=[0,1,2,3]", "num_updates=200", "checkpoint_every=20")
+    words = [word for word in words if not word.startswith("results=")]
+    drivers = [Sweep(tmp_path, words) for _ in range(4)]
+    killed, *others = drivers
+    with killed.start() as victim:
+        wait_for(lambda: _runs_a_trial(killed), END_TIMEOUT)
+        started = [driver.start() for driver in others]
+        wait_for(lambda: _num_started(killed) >= 4, END_TIMEOUT)
+        victim.send_signal(signal.SIGKILL)
+    for process in started:
+        said, _ = process.communicate(timeout=END_TIMEOUT)
+        assert process.returncode == 0, said
+    attempts = killed.attempts()
+    assert len(attempts) == NUM_TRIALS
+    for of_trial in attempts.values():
+        trained = [attempt.get("ended") for attempt in of_trial if "from_update" in attempt]
+        assert trained.count(Status.COMPLETED) == 1
+        assert trained[-1] == Status.COMPLETED
+    unfinished = [
+        attempt for of_trial in attempts.values() for attempt in of_trial if "ended" not in attempt
+    ]
+    assert unfinished, "the killed driver held a trial"
+    assert len({attempt["pid"] for attempt in unfinished}) <= 2, "nobody else's ended before"
+
+
+def _num_started(sweep: Sweep) -> int:
+    return len([*sweep.folder.glob("results/trials/*/attempt-000001.json")])
+
+
+def _runs_a_trial(sweep: Sweep) -> bool:
+    return bool(sweep.processes("trial")) and _num_started(sweep) > 0

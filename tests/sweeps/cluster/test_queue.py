@@ -1,0 +1,197 @@
+"""Drivers that share a store: each trial is offered once, and those of a dead driver again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.drivers import simulate
+from sweeps.cluster.offers import Offers
+from sweeps.cluster.queue import LOOK_EVERY, LOOKS_AT_ONCE, MAX_RETURNS, TrialQueue, in_order
+from sweeps.cluster.work import Work
+from sweeps.request.command_line import parse_request
+from sweeps.request.expand import points, unique
+from sweeps.store.look import Folders, Look
+from tests.support import small
+from trainer.base.status import Status
+from trainer.folder.lease import leased
+
+
+class InMemory:
+    """A store of known looks, which counts them, and a clock."""
+
+    def __init__(self, **looks: Look) -> None:
+        self.looks, self.num_looks, self.now = dict(looks), 0, 0.0
+
+    def started(self) -> Collection[str]:
+        return {*self.looks}
+
+    def look(self, trial_id: str) -> Look:
+        self.num_looks += 1
+        return self.looks[trial_id]
+
+    def queue(self, trial_ids: str) -> TrialQueue:
+        queue = TrialQueue(self, lambda: self.now)
+        queue.add(trial_ids)
+        return queue
+
+
+def test_long_trials_come_first_and_each_driver_has_an_order_of_its_own() -> None:
+    flops = {"long": 9e9, **dict.fromkeys("abcdefgh", 2.0**20)}
+    one, other = in_order(flops, "one"), in_order(flops, "other")
+    assert one[0] == other[0] == "long"
+    assert {*one} == {*other} == {*flops}
+    assert one != other
+    assert one == in_order(flops, "one")
+
+
+def test_a_trial_that_another_driver_starts_meanwhile_is_skipped_without_a_look() -> None:
+    store = InMemory()
+    queue = store.queue("abc")
+    store.looks["a"] = Look.HELD
+    assert (queue.next(), queue.next(), store.num_looks) == ("b", "c", 0)
+    assert len(queue) == 1
+
+
+def test_trials_that_were_started_before_are_taken_in_turn_if_nobody_runs_them() -> None:
+    store = InMemory(a=Look.FREE, b=Look.HELD, c=Look.ENDED)
+    queue = store.queue("abcd")
+    assert [queue.next(), queue.next(), queue.next()] == ["a", "d", None]
+    assert [*queue] == ["b"]
+
+
+def test_the_trial_of_a_driver_that_died_is_taken_over() -> None:
+    store = InMemory(a=Look.HELD)
+    queue = store.queue("ab")
+    assert [queue.next(), queue.next()] == ["b", None]
+    store.looks["a"] = Look.FREE
+    assert queue.next() is None, "not looked at again at once"
+    store.now += LOOK_EVERY
+    assert queue.next() == "a"
+    assert len(queue) == 0
+
+
+def test_waiting_asks_for_one_look_in_two_seconds_however_many_trials_others_hold() -> None:
+    names = [f"{i}" for i in range(500)]
+    store = InMemory(**dict.fromkeys(names, Look.HELD))
+    queue = TrialQueue(store, lambda: store.now)
+    queue.add(names)
+    while queue.has_turns:
+        before = store.num_looks
+        assert queue.next() is None
+        assert store.num_looks - before <= LOOKS_AT_ONCE + 1
+    before = store.num_looks
+    for _ in range(1000):
+        store.now += 0.1
+        assert queue.next() is None
+    assert store.num_looks - before == pytest.approx(100 / LOOK_EVERY, rel=0.1)
+
+
+def test_trials_that_ended_elsewhere_are_dropped_without_a_wait() -> None:
+    store = InMemory()
+    queue = store.queue("abc")
+    store.looks = dict.fromkeys("abc", Look.ENDED)
+    assert queue.next() is None
+    assert len(queue) == 0
+
+
+def test_a_slow_store_is_asked_less() -> None:
+    store = InMemory(**dict.fromkeys("abcdefgh", Look.HELD))
+    queue = store.queue("abcdefgh")
+    assert queue.next() is None
+    quick = store.look
+
+    def slow(trial_id: str) -> Look:
+        store.now += 5.0
+        return quick(trial_id)
+
+    store.look = slow  # type: ignore[method-assign]
+    store.now, before = 100.0, store.num_looks
+    while store.now < 1100.0:
+        queue.next()
+        store.now += 0.1
+    assert (store.num_looks - before) * 5.0 <= 0.11 * 1000
+
+
+def test_readiness_takes_no_trial() -> None:
+    queue = InMemory().queue("ab")
+    assert queue.is_ready()
+    assert queue.is_ready()
+    assert ([*queue], len(queue)) == (["a", "b"], 2)
+    assert [queue.next(), queue.next(), queue.next()] == ["a", "b", None]
+    assert not queue.is_ready()
+
+
+def test_a_trial_that_comes_back_again_and_again_counts_as_tried() -> None:
+    """Its process dies on a machine that this one cannot see into."""
+    store = InMemory()
+    queue = store.queue("a")
+    num_taken = 0
+    while len(queue):
+        store.now += LOOK_EVERY
+        if (taken := queue.next()) is not None:
+            num_taken += 1
+            store.looks[taken] = Look.FREE
+            queue.put_back(taken)
+    assert num_taken == 1 + MAX_RETURNS
+
+
+def test_what_came_back_elsewhere_is_left_and_what_failed_is_not() -> None:
+    store = InMemory()
+    queue = store.queue("abc")
+    offers = Offers(queue, lambda trial_id: {"id": trial_id}, lambda: 2, lambda: False)
+    offered: list[Any] = [offers.suggest(f"tune {i}") for i in range(4)]
+    assert offered == [*({"trial": {"id": trial_id}} for trial_id in "abc"), None]
+    store.looks["b"] = Look.HELD
+    offers.on_trial_complete("tune 0", {"status": Status.COMPLETED})
+    offers.on_trial_complete("tune 1", {"status": Status.ELSEWHERE})
+    offers.on_trial_complete("tune 2", None, error=True)
+    assert [*queue] == ["b"]
+    assert offers.suggest("tune 5") == Offers.FINISHED, "Tune's run ends; the driver waits"
+    store.looks["b"], store.now = Look.FREE, LOOK_EVERY
+    assert queue.is_ready()
+
+
+def test_no_more_is_offered_than_there_are_slots_and_one_and_nothing_after_a_signal() -> None:
+    asked = False
+    queue = InMemory().queue("abcdef")
+    offers = Offers(queue, lambda trial_id: {"id": trial_id}, lambda: 1, lambda: asked)
+    assert [offers.suggest(f"tune {i}") is None for i in range(4)] == [False, False, True, True]
+    asked = True
+    assert offers.suggest("tune 9") == Offers.FINISHED
+    assert len(queue) == 4
+
+
+def test_two_drivers_of_which_one_dies(tmp_path: Path) -> None:
+    """Of four trials the other driver holds two, and dies: this one runs all four."""
+    words = small.overrides(tmp_path, "sweep=main", "seeds=[0,1]", "grid.optimizer=[adamw]")
+    [sweep] = parse_request([*words, "scale=micro"]).sweeps.values()
+    trials = unique(
+        trial
+        for point in points(sweep, tmp_path / "results")
+        for trial in point.trials(sweep.seeds)
+    )[:4]
+    mine, other = Work(), Work()
+    mine.add(trials)
+    other.add(trials)
+    held = [other[str(other.queue.next())] for _ in range(2)]
+    for trial in held:
+        trial.folder.mkdir(parents=True)
+    with leased(held[0].folder, lambda: "x"), leased(held[1].folder, lambda: "x"):
+        taken = [mine.queue.next() for _ in range(4)]
+    assert taken.count(None) == 2
+    assert {*mine.queue} == {trial.plan.trial_id for trial in held}
+    folders = Folders()
+    folders.add(held[0])
+    assert folders.look(held[0].plan.trial_id) == Look.FREE
+
+
+@pytest.mark.parametrize("num_drivers", [1, 2, 8, 64])
+def test_many_drivers_lose_little(num_drivers: int) -> None:
+    done, ratio = simulate(num_drivers, 10, 1)
+    assert len(done.ends) == num_drivers * 10
+    assert ratio < 1.1
+    assert done.num_held <= 0.6 * done.waiting + num_drivers

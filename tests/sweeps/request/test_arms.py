@@ -1,0 +1,70 @@
+"""Arms differ in staleness only, nothing is asked twice, and a sweep's own keys stay its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sweeps.__main__ import main
+from sweeps.request.command_line import parse_request
+from sweeps.request.expand import points
+from sweeps.request.schema import check_sweep
+from trainer.base.errors import BadInput
+
+SYNC, DELAY = ["pipeline=sync"], ["pipeline=pipedream_2bw"]
+
+
+@pytest.mark.parametrize(
+    ("delay", "named"),
+    [
+        ([*SYNC, "pipeline.num_microbatches=2"], "sync again"),
+        ([*DELAY, "pipeline.synchronous_start=1.0"], "sync again"),
+        ([*DELAY, "num_updates=200"], "num_updates=200"),
+        ([*DELAY, "batch_size=8"], "batch_size=8"),
+        ([*DELAY, "++seq_len=64"], "seq_len=64"),
+        ([*DELAY, "optimizer.lr=0.5"], "optimizer="),
+    ],
+)
+def test_arms_differ_in_staleness_only(delay: list[str], named: str, tmp_path: Path) -> None:
+    arms = {"sync": SYNC, "delay": delay}
+    sweep = check_sweep({"base": [], "grid": {}, "arms": arms, "seeds": [0], "verdict": "none"})
+    with pytest.raises(BadInput) as raised:
+        points(sweep, tmp_path)
+    assert named in str(raised.value)
+    assert "sweep.arms" in str(raised.value)
+
+
+def test_an_arm_may_be_sync_at_some_point_and_run_otherwise(tmp_path: Path) -> None:
+    content = {"base": ["pipeline.num_microbatches=4"], "grid": {"pipeline.num_stages": [1, 2]}}
+    arms = {"sync": SYNC, "delay": [*DELAY, "timeout=9.0"]}
+    sweep = check_sweep({**content, "arms": arms, "seeds": [0], "verdict": "none"})
+    assert len(points(sweep, tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    "values",
+    ["[1,'1']", "[1,1.0]", "['1.0',1]", "['0.1','1e-1']"],
+)
+def test_a_value_that_is_written_twice_is_refused(
+    values: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["sweep=main", f"results={tmp_path}", "dry_run=true", "grid.optimizer=[adamw]"]
+    assert main([*words, f"grid.optimizer.lr={values}"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "must not repeat a value" in said
+
+
+@pytest.mark.parametrize("word", ["+seed=1", "++seed=1", "~seed=1", "++out=x", "+out=x"])
+def test_hydras_prefixes_hide_no_reserved_key(word: str) -> None:
+    with pytest.raises(BadInput, match=word.partition("=")[0].strip("+~")):
+        parse_request(["sweep=main", word])
+    content = {"base": [word], "grid": {}, "arms": {"sync": SYNC}, "seeds": [0], "verdict": "n"}
+    with pytest.raises(BadInput, match=word.partition("=")[0].strip("+~")):
+        check_sweep(content)
+
+
+def test_hydras_prefixes_hide_no_key_of_the_grid() -> None:
+    with pytest.raises(BadInput, match=r"grid\.optimizer"):
+        parse_request(["sweep=main", "++optimizer=lion"])

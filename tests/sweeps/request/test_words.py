@@ -1,0 +1,107 @@
+"""A wrong word of any command of `python -m sweeps` is refused in one line, and nothing starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sweeps.__main__ import main
+from sweeps.commands import COMMANDS, run
+from sweeps.request.command_line import parse_request
+from tests.support.refusals import refusal
+
+LONG = "x" * 300
+
+# words → what the one line has
+BAD = {
+    "sweep=mian": "sweep=mian: must be one of main, ",
+    "sweep=": "sweep=: must be one of ",
+    "sweep=main scale=tyni": "scale=tyni: must be one of tiny, ",
+    "sweep=main scale=": "scale=: must be one of ",
+    "sweep=/dev/zero.yaml": "sweep=/dev/zero.yaml: must be a YAML file that can be read",
+    f"sweep={LONG}.yaml": "must be a YAML file that can be read",
+    "sweep=main results=": "results=: must be a path, not empty",
+    f"sweep=main results={LONG}": "must be a path of at most",
+    "sweep=main results=s3://a": "results=s3://a: must be a folder",
+    "sweep=main dry_run=yes": "dry_run=yes: must be false or true",
+    "sweep=main gpus_per_trial=0": "gpus_per_trial=0: must be a number above 0",
+    "sweep=main gpus_per_trial=nan": "gpus_per_trial=nan: must be a number above 0",
+    "sweep=main gpus_per_trial=１": "gpus_per_trial=１: must be a number above 0",
+    "sweep=main tracking=wand": "tracking=wand: must be one of wandb, ",
+    "sweep=main tracking=wandb tracking.wait=inf": "tracking.wait=inf: must be seconds",
+    "sweep=main tracking=wandb tracking.wiat=1": "tracking.wiat=1: must be a known key",
+    "sweep=main tracking=wandb tracking.project=[": "tracking.project=[: must be one value",
+    "sweep=main seeds=3": "sweep.seeds=3: must be a valid list",
+    "sweep=main seeds=[1,1]": "sweep.seeds=[1, 1]: must not repeat a value",
+    "sweep=main seeds=[-1]": "sweep.seeds.0=-1: must be greater",
+    "sweep=main seeds=[true]": "sweep.seeds.0=True: must be a valid integer",
+    "sweep=main seeds=[１]": "sweep.seeds.0=１: must be a valid integer",
+    f"sweep=main seeds={[*range(1_500)]}".replace(", ", ","): "must have at most 1000 items",
+    f"sweep=main seeds={[*range(200_000)]}".replace(", ", ","): "must have at most 10,000 char",
+    f"sweep=main seeds={'[' * 3_000}": "more than 20 lists and mappings",
+    "sweep=main tune.optimizer.lr=[1,.inf]": "sweep.tune.optimizer.lr.1=inf: must be a number",
+    "sweep=main tune.optimizer.lr=[1,nan]": "sweep.tune.optimizer.lr.1=nan: must be a number",
+    "sweep=main tune.optimizer.lr=[1e-300,1]": "sweep.tune.optimizer.lr.0=1e-300: must be",
+    "sweep=main grid.optimizer=[muno]": "optimizer=muno: must be one of muon",
+    "sweep=main grid.optimizer.lr=[1,fast]": "optimizer.lr=fast: must be a valid number",
+    "sweep=main grid.=[1]": "grid.=[1]: must be a key of the config",
+    "sweep=main optimizer.lrr=1": "optimizer.lrr=1: must be a key of the config",
+    "sweep=main +optimizer.lrr=1": "optimizer.lrr=1: must be a known key",
+    "sweep=main hydra.run.dir=x": "hydra.run.dir=x: has no effect",
+    "sweep=main num_updates=1e12": "num_updates=1000000000000.0: must be a valid integer",
+    "sweep=main batch_size": "batch_size=: must be key=value",
+    "sweep=main --dry": "--dry=: is not an option of this command",
+    "sweep=main data.path=a\0": r"data.path=a\x00: must be text without control",
+    "list status=lost": "results=results: must be a folder that holds trials",
+    "list format=xml": "format=xml: must be text or csv or json",
+    "list seed=": "seed=: must have a value",
+    "list seed": "seed=: must be key=value",
+    f"list results={LONG}": "must be a path of at most",
+    "list -x": "-x=: is not an option",
+    "rerun results=nowhere": "rerun=: must say which trials",
+    "rerun force=1 status=failed": "force=1: must be false or true",
+    "rerun status=failed gpus_per_trial=2": "gpus_per_trial=2: must be a number",
+    "prune": "checkpoints=: must be finished or failed or all",
+    "prune checkpoints=some": "checkpoints=some: must be finished or failed or all",
+    "status sweep=mian": "sweep=mian: must be one of main",
+    "status sweep=main watch=1": "watch=1: must be false or true",
+    "dashboard mode=on project=a": "tracking.mode=on: must be",
+    "jobs adress=x": "adress=x: is not a key of this command",
+    "stop": "stop=: must name jobs",
+    "stop a b=c": "b=c: is not a key of this command",
+    "submit sweep=main dry_run=true": "dry_run=true: must be false",
+    "submit sweep=main follow=1": "follow=1: must be true or false",
+    "submit sweep=main results=a": "results=a: must be given as an absolute path",
+    f"{LONG}": f"{LONG[:100]}…{LONG[:100]}=: must be key=value, or a command first",
+    "\0": r"\x00=: must be key=value, or a command first",
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is accepted by mistake fails at once, and not after minutes of training."""
+    monkeypatch.setattr(run, "_run", None)
+    for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("words", BAD, ids=lambda words: ascii(words)[1:40])
+def test_a_wrong_word_is_refused_in_one_line(
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    error = refusal(lambda: main(words.split(" ")), tmp_path, capsys)
+    assert BAD[words] in error
+
+
+def test_every_command_is_tried() -> None:
+    assert {words.split(" ")[0] for words in BAD} >= {*COMMANDS} - {"run"}
+
+
+def test_a_path_of_a_sweep_needs_no_quotes() -> None:
+    asked = parse_request(["sweep=main", "data.path=dätä/🙂"])
+    assert "data.path=dätä/🙂" in next(iter(asked.sweeps.values())).base

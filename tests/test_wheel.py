@@ -1,0 +1,121 @@
+"""What an installed wheel gives: every command runs outside a checkout, with its configs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from ray._private.runtime_env.packaging import create_package
+
+from tests.support import small
+from trainer.base.places import CODE_ROOT, CONF
+
+SOURCE = ("setup.py", "pyproject.toml", "README.md", "trainer", "sweeps", "analysis", "conf")
+PROJECT = tomllib.loads((CODE_ROOT / "pyproject.toml").read_text())["project"]
+RELEASE = f"{PROJECT['name']} {PROJECT['version']}"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The installed wheel alone, in a git repository and beside a conf/ of somebody else."""
+    folder = tmp_path_factory.mktemp("wheel")
+    checkout = copy_of_the_source(folder / "checkout")
+    offline = ("--no-deps", "--no-build-isolation", "--no-index")
+    pip("wheel", *offline, "--wheel-dir", str(folder), str(checkout))
+    shutil.rmtree(checkout)
+    [wheel] = folder.glob("*.whl")
+    pip("install", "--no-deps", "--no-index", "--target", str(folder / "site"), str(wheel))
+    git(folder, "init")
+    git(folder, "commit", "--allow-empty", "--message", "not ours")
+    (folder / "site" / "conf").mkdir()
+    (folder / "site" / "conf" / "config.yaml").write_text("of: somebody else\n")
+    return folder / "site"
+
+
+def copy_of_the_source(folder: Path) -> Path:
+    """setuptools leaves `build` beside what it builds."""
+    folder.mkdir()
+    for name in SOURCE:
+        copy = shutil.copytree if (CODE_ROOT / name).is_dir() else shutil.copy
+        copy(CODE_ROOT / name, folder / name)
+    return folder
+
+
+def pip(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "pip", "--quiet", *words], check=True)
+
+
+def git(folder: Path, *words: str) -> None:
+    somebody = ("-c", "user.name=somebody", "-c", "user.email=")
+    subprocess.run(["git", *somebody, *words, "--quiet"], cwd=folder, check=True)
+
+
+def run(site: Path, cwd: Path, *words: str) -> str:
+    """What `python WORDS` prints, run in `cwd` where only the installed code is known."""
+    environment = {k: v for k, v in os.environ.items() if k != "PIPEGAP_COMMIT"}
+    environment["PYTHONPATH"] = str(site)
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=cwd,
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_config_is_installed_and_no_file_is_forgotten(site: Path) -> None:
+    assert files(site / "trainer" / "conf") == files(CONF)
+    for package in ("trainer", "sweeps", "analysis"):
+        installed = {name for name in files(site / package) if not name.startswith("conf/")}
+        assert installed == files(CODE_ROOT / package)
+
+
+def files(folder: Path) -> set[str]:
+    found = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    return {path.relative_to(folder).as_posix() for path in found}
+
+
+def test_a_trial_runs_and_names_the_release_that_made_it(site: Path, tmp_path: Path) -> None:
+    words = small.overrides(tmp_path, "num_updates=4", f"out={tmp_path / 'out'}")
+    run(site, tmp_path, "-m", "trainer", *words)
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["status"] == "completed"
+    assert result["git"] == RELEASE
+
+
+def test_sweeps_are_planned_by_name_and_by_path(site: Path, tmp_path: Path) -> None:
+    own = shutil.copy(CONF / "sweep" / "main.yaml", tmp_path / "mine.yaml")
+    words = ("scale=micro", "dry_run=true", f"data.path={small.corpus(tmp_path)}")
+    told = run(site, tmp_path, "-m", "sweeps", f"sweep=main,{own}", *words)
+    assert "36 asked, 18 unique" in told
+
+
+@pytest.mark.parametrize("command", ["trainer.data", "analysis"])
+def test_commands_explain_themselves(site: Path, tmp_path: Path, command: str) -> None:
+    assert f"python -m {command}" in run(site, tmp_path, "-m", command, "--help")
+
+
+def test_a_job_takes_the_installed_code_along(site: Path, tmp_path: Path) -> None:
+    ask = (
+        "import json; from sweeps.cluster.package import runtime_env; "
+        "print(json.dumps(runtime_env()))"
+    )
+    asked = json.loads(run(site, tmp_path, "-c", ask))
+    assert asked["env_vars"]["PIPEGAP_COMMIT"] == RELEASE
+    package, node = tmp_path / "package.zip", tmp_path / "node"
+    excludes = asked["excludes"]
+    create_package(asked["working_dir"], package, include_gitignore=False, excludes=excludes)
+    ZipFile(package).extractall(node)
+    assert {path.name for path in node.iterdir()} == {"trainer", "sweeps", "analysis"}
+    composed = run(node, node, "-m", "trainer", "--cfg", "optimizer=muon")
+    assert json.loads(composed)["optimizer"]["_target_"].endswith("muon")

@@ -1,0 +1,36 @@
+"""A trial leaves the process as it found it."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tests.support import small
+from trainer.base.resources import reproducible
+from trainer.trial import run_trial
+
+
+def test_the_generator_goes_on_from_where_it_was() -> None:
+    torch.manual_seed(5)
+    torch.rand(3)
+    before = torch.get_rng_state()
+    with reproducible(7, 1):
+        first = torch.rand(3)
+        with suppress(KeyError), reproducible(7, 1):
+            assert torch.equal(torch.rand(3), first)
+            raise KeyError
+        torch.rand(3)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.initial_seed() == 5
+
+
+def test_a_trial_changes_no_random_state(tmp_path: Path) -> None:
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    run_trial(small.config(tmp_path, "num_updates=2"))
+    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]

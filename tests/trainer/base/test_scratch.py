@@ -1,0 +1,62 @@
+"""What a killed process left in the temporary folder goes at the next start, and nothing else."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer.base.scratch import scratch
+
+PROCESS = """
+import sys
+import time
+from pathlib import Path
+from trainer.base.scratch import scratch
+with scratch(Path(sys.argv[1]), "ours-") as folder:
+    (folder / "session").mkdir()
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+PREFIX = "ours-"
+
+
+def test_folders_of_killed_processes_are_deleted_and_those_of_living_ones_stay(
+    tmp_path: Path,
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROCESS, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        theirs = Path(process.stdout.readline().strip())
+        (tmp_path / "another's").mkdir()
+        with scratch(tmp_path, PREFIX) as mine:
+            assert mine.parent == theirs.parent == tmp_path
+            assert (theirs / "session").is_dir()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert theirs.is_dir()
+        with scratch(tmp_path, PREFIX) as mine:
+            assert {path.name for path in tmp_path.iterdir()} == {mine.name, "another's"}
+    assert [path.name for path in tmp_path.iterdir()] == ["another's"]
+
+
+def test_after_an_error_the_logs_stay_until_the_next_start(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), scratch(tmp_path, PREFIX) as failed:
+        raise RuntimeError
+    assert failed.is_dir()
+    with scratch(tmp_path, PREFIX):
+        assert not failed.exists()
+
+
+def test_a_link_in_the_temporary_folder_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "precious").touch()
+    (tmp_path / f"{PREFIX}evil").symlink_to(tmp_path / "elsewhere")
+    with scratch(tmp_path, PREFIX):
+        assert (tmp_path / "elsewhere" / "precious").exists()

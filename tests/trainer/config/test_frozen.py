@@ -1,0 +1,115 @@
+"""What stores and people's own configs depend on stays: addresses of choices, and ids of trials."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from trainer.base.build import locate
+from trainer.base.places import CONF
+from trainer.config.compose import compose
+from trainer.config.identity import trial_id
+
+OPTIMIZERS = (
+    *("adamuon", "adamw", "adan", "ademamix", "adopt", "dion", "kron", "lion", "mars", "muon"),
+    *("nadamw", "normuon", "schedule_free_adamw", "scion", "sgd", "sgdw", "shampoo", "signum"),
+    *("soap", "sophia"),
+)
+SCHEDULES = (
+    *("constant_delay", "gpipe", "interleaved_1f1b", "pipedream", "pipedream_2bw", "sync"),
+    "zero_bubble_h1",
+)
+CORRECTIONS = {
+    "adaptive_error_feedback": "adaptive_error_feedback.AdaptiveErrorFeedback",
+    "error_feedback": "error_feedback.ErrorFeedback",
+    "error_feedback_gradient": "error_feedback_gradient.GradientErrorFeedback",
+    "learning_rate": "learning_rate.LearningRate",
+    "none": "none.NoCorrection",
+    "taylor": "taylor.Taylor",
+    "weight_prediction": "weight_prediction.WeightPrediction",
+}
+ADDRESSES = {
+    **{("optimizer", name): f"trainer.optimizers.{name}" for name in OPTIMIZERS},
+    **{("pipeline", name): f"trainer.schedules.{name}" for name in SCHEDULES},
+    **{("correction", name): f"trainer.corrections.{of}" for name, of in CORRECTIONS.items()},
+    **{
+        ("lr_schedule", name): f"trainer.lr.{name}"
+        for name in ("constant", "cosine", "inverse_sqrt", "linear", "wsd")
+    },
+    **{
+        ("model", name): "trainer.models.llama.Llama"
+        for name in ("smollm2_135m", "smollm2_360m", "tiny", "tiny_deep")
+    },
+    **{
+        ("data", name): "trainer.data.shards.Prepared"
+        for name in ("fineweb_edu", "gcide", "wiki", "wiki_bpe")
+    },
+    ("data", "bins"): "trainer.data.bins.Bins",
+}
+"""Group and choice → the address that every config.json of it holds."""
+
+WIKI = "587fbfc6c2e2707943a6e2eb44c75a6467f161234b5e6fe0bcfea79f4f9dbe1e"
+"""Hash of the prepared wiki text, of which the published trials are."""
+TINY = (
+    *("model=tiny", "data=wiki", "batch_size=16", "seq_len=128", "eval_every=100"),
+    "optimizer.lr=0.004",
+)
+DELAY = "pipeline=pipedream_2bw"
+FEEDBACK = "correction=error_feedback"
+IDS = {
+    "48a0eba182ade3a2": ("num_updates=400",),  # trials.csv
+    "a749e5e20d48f749": ("num_updates=400", "optimizer=muon", "seed=2"),  # trials.csv
+    "ed88bdaa62586840": ("num_updates=400", "optimizer=muon", DELAY, "seed=1"),  # trials.csv
+    "2c935ac5ff7c76a9": ("num_updates=400", DELAY, FEEDBACK, "seed=2"),  # trials.csv
+    "373895ca2525fcb3": (  # advice_trials.csv
+        *("num_updates=450", "optimizer=muon", DELAY, FEEDBACK, "seed=1"),
+    ),
+    "02e516d2f023b452": (  # coefficient_trials.csv
+        *("num_updates=250", "optimizer=muon", DELAY, FEEDBACK, "seed=1"),
+        "correction.coefficient=0.5",
+    ),
+    "0c6355039820b09a": (  # corrections_trials.csv
+        *("num_updates=400", DELAY, "correction=error_feedback_gradient", "seed=2"),
+    ),
+    "f62bce93e269e1ff": (  # corrections_trials.csv
+        *("num_updates=400", DELAY, "correction=taylor", "correction.coefficient=100", "seed=1"),
+        "diagnostics=50",
+    ),
+    "cbb6f96fdb5a0515": (  # momentum_trials.csv
+        *("num_updates=250", "optimizer=muon", "optimizer.momentum=0.99", DELAY),
+    ),
+    "fff215739d37abbf": (  # batch_size_trials.csv
+        *("num_updates=400", "optimizer.lr=0.016", "seed=1"),
+    ),
+    "087961bd10a7eefe": (  # synchronous_start_trials.csv
+        *("num_updates=250", "optimizer=mars", "optimizer.lr=0.008", DELAY, "seed=2"),
+        "pipeline.synchronous_start=0.1",
+    ),
+    "fb295acf0c954f2c": (  # optimizers_trials.csv
+        *("num_updates=250", "optimizer=nadamw", "optimizer.lr=0.008", DELAY, FEEDBACK, "seed=2"),
+    ),
+    "20f887f7b25780bd": (
+        "num_updates=null",
+        "tokens_per_parameter=20",
+        "model=smollm2_135m",
+        DELAY,
+    ),
+    "c57e51cd353692c7": (
+        *("num_updates=100", "pipeline=constant_delay", "pipeline.delay=3", "diagnostics=10"),
+        *("correction=weight_prediction", "data=gcide", "lr_schedule=wsd"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("group", "choice"), ADDRESSES)
+def test_the_address_of_a_choice_stays_importable(group: str, choice: str) -> None:
+    address = ADDRESSES[group, choice]
+    node = yaml.safe_load((CONF / group / f"{choice}.yaml").read_text())
+    assert node["_target_"] == address
+    assert callable(locate(address))
+
+
+@pytest.mark.parametrize("expected", IDS)
+def test_the_id_of_a_trial_stays(expected: str) -> None:
+    words = {word.split("=")[0]: word for word in (*TINY, *IDS[expected])}
+    assert trial_id(compose(list(words.values())), WIKI) == expected

@@ -1,0 +1,127 @@
+"""An id names values: where a class lives and what it is called do not count, its source does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import trainer.lr
+from tests.support import small
+from trainer.base import build
+from trainer.base.build import label, locate, published
+from trainer.config.compose import compose
+from trainer.config.identity import sources, trial_id
+from trainer.config.plan import Planner, plan_trial
+from trainer.trial import run_trial
+
+OWN = """
+from trainer.lr import Factor, Share
+def flat(num_updates: int, *, warmup: Share) -> Factor:
+    return lambda update: {factor}
+"""
+ASK = """
+import sys; sys.path.insert(0, sys.argv[1])
+from trainer.config.compose import compose
+from trainer.config.identity import trial_id
+words = ["lr_schedule=constant", "lr_schedule._target_=own_schedule.flat"]
+print(trial_id(compose(words), "d"))
+"""
+
+
+@pytest.fixture
+def moved(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address at which the cosine lives, after two moves."""
+    home = ModuleType("trainer.moved")
+    home.cosine = trainer.lr.cosine  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "trainer.moved", home)
+    monkeypatch.delattr(trainer.lr, "cosine")
+    for address in ("trainer.lr.cosine", "trainer.meanwhile.cosine"):
+        monkeypatch.setitem(build.MOVED, address, "trainer.moved.cosine")
+    yield "trainer.moved.cosine"
+    published.cache_clear()
+
+
+def test_an_id_does_not_depend_on_where_a_class_lives(moved: str) -> None:
+    expected = compose([])
+    assert locate(expected["lr_schedule"]["_target_"]) is locate(moved)
+    for address in (moved, "trainer.meanwhile.cosine", "trainer.lr.cosine"):
+        config = compose([f"lr_schedule._target_={address}"])
+        assert config == expected
+        assert trial_id(config, "d") == trial_id(expected, "d")
+        assert label({"_target_": address}) == "cosine"
+    assert expected["lr_schedule"]["_target_"] == "trainer.lr.cosine"
+
+
+def test_a_real_address_is_recorded_as_the_published_one() -> None:
+    for first, now in build.MOVED.items():
+        assert published(now) == published(first) == first
+        assert locate(now) is locate(first)
+
+
+def test_two_names_of_the_same_values_are_one_trial() -> None:
+    config = compose([])
+    renamed = config | {"choices": config["choices"] | {"model": "mine"}}
+    assert trial_id(renamed, "d") == trial_id(config, "d")
+
+
+def write(folder: Path, factor: float) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "own_schedule.py").write_text(OWN.format(factor=factor))
+    return folder
+
+
+def id_with(folder: Path) -> str:
+    """The id of a trial with `own_schedule` from a folder, computed in a new process."""
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, str(folder)], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_source_of_ones_own_class_is_part_of_the_id(tmp_path: Path) -> None:
+    here, there = write(tmp_path / "here", 1.0), write(tmp_path / "there", 1.0)
+    first = id_with(here)
+    assert id_with(there) == first
+    assert id_with(write(here, 0.5)) != first
+
+
+def test_a_result_tells_the_sources_of_its_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(write(tmp_path / "own", 1.0))
+    words = ("lr_schedule=constant", "lr_schedule._target_=own_schedule.flat", "num_updates=2")
+    config = small.config(tmp_path, *words)
+    result = run_trial(config)
+    assert [*result["sources"]] == ["lr_schedule"]
+    assert result["sources"] == sources(config)
+    assert result["trial_id"] == plan_trial(config).trial_id == Planner()(config).trial_id
+    assert run_trial(small.config(tmp_path, "num_updates=2"))["sources"] == {}
+
+
+def test_a_class_counts_by_the_module_that_names_it_and_the_one_that_defines_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def digest(package: str, of_name: str, of_definition: str) -> Any:
+        folder = tmp_path / package
+        folder.mkdir()
+        (folder / "__init__.py").write_text(f"from .inner import f\n{of_name}")
+        (folder / "inner.py").write_text(f"def f():\n  return {of_definition}\n")
+        return sources({"model": {"_target_": f"{package}.f"}})["model"]
+
+    first = digest("one", "", "1")
+    assert digest("two", "", "1") == first
+    assert len({first, digest("three", "", "2"), digest("four", "x = 1", "1")}) == 3
+
+
+@pytest.mark.parametrize("address", ["math.sqrt", "builtins.dict", "trainer.lr.cosine"])
+def test_code_without_a_source_and_that_of_the_package_count_by_their_address(address: str) -> None:
+    assert sources({"model": {"_target_": address}}) == {}

@@ -1,0 +1,255 @@
+"""A wrong word of `python -m trainer` is refused in our own words; odd but right ones just work."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import small
+from tests.support.refusals import refusal
+from trainer.__main__ import main
+from trainer.base.errors import BadInput
+from trainer.config.compose import compose
+from trainer.config.words import parse_word
+from trainer.folder.record import TrialFolder
+
+LONG = "x" * 300
+
+# words → what the one line has
+BAD = {
+    ("optimizer=muno",): "optimizer=muno: must be one of muon, ",
+    ("optimizer=",): "optimizer=: must be one of ",
+    ("optimizer=adamw,muon",): "optimizer=adamw,muon: must be one of adamuon, ",
+    ("optimizer=null",): "optimizer=null: must be one of ",
+    ("optimizer={lr: 1}",): "optimizer={lr: 1}: must be one of ",
+    ("optimizer@other=muon",): "optimizer@other=muon: must be a key of the config",
+    ("optimiser=muon",): "optimiser=muon: must be a key of the config (the closest are optimizer",
+    ("optimizer.lrr=1",): "optimizer.lrr=1: must be a key of the config (the closest are optimizer",
+    ("optimizer..lr=1",): "optimizer..lr=1: must be a key",
+    ("+optimizer.lrr=1",): "optimizer.lrr=1: must be a known key (known: lr, ",
+    ("+provider=hydra",): "provider=hydra: must be a known key",
+    ("provider=hydra",): "provider=hydra: must be a key of the config",
+    ("scale=tiny",): "scale=tiny: must be a key of the config",
+    ("hydra.run.dir=x",): "hydra.run.dir=x: has no effect",
+    ("hydra/launcher=basic",): "hydra/launcher=basic: must be a key of the config",
+    ("hydra.searchpath=[pkg://os]",): "hydra.searchpath=[pkg://os]: must be folders that are there",
+    ("hydra.searchpath=[file://nowhere]",): "must be folders that are there",
+    ("~seed",): "~seed=: must be key=value",
+    ("~seed=0",): "~seed=0: is not offered",
+    ("choices.model=tiny",): "choices.model=tiny: is recorded, not set",
+    ("",): "=: must be key=value",
+    ("=1",): "=1: must be key=value",
+    ("seed",): "seed=: must be key=value",
+    ("--sead=1",): "--sead=1: is not an option of this command",
+    ("--cfg=1",): "--cfg=: ignored explicit argument '1'",
+    ("--config",): "--config=: expected one argument",
+    ("--conf", "x"): "--conf=: is not an option",
+    ("seed=",): "seed=: must be a valid integer",
+    ("seed=[1,2]",): "seed=[1, 2]: must be a valid integer",
+    ("seed={a: 1}",): "seed={'a': 1}: must be a valid integer",
+    ("seed=true",): "seed=True: must be a valid integer",
+    ("seed=-1",): "seed=-1: must be greater than or equal to 0",
+    ("seed=1e3",): "seed=1000.0: must be a valid integer",
+    ("seed=１２",): "seed=１２: must be a valid integer",
+    ("seed=" + "9" * 50,): "must be less than or equal to 9223372036854775807",
+    ("seed=" + "9" * 9_000,): "9…9",
+    ("seed=[",): "seed=[: must be one value, in quotes if need be",
+    ("seed='",): "seed=': must be one value",
+    ("seed=" + "[" * 3_000,): "more than 20 lists and mappings within each other",
+    ("seed=[&a [1],*a]",): "an alias (*name) stands for more",
+    ("seed=" + "x" * 20_000,): "must have at most 10,000 characters",
+    ("s" * 20_000 + "=1",): "must have at most 10,000 characters",
+    ("data.path=a\0b",): r"data.path=a\x00b: must be text without control",
+    ("data.path=a\nb",): r"data.path=a\nb: must be text without control",
+    ("data.path=a\udcff",): r"data.path=a\udcff: must be text without control",
+    ("data.path=",): "data.path=: must be a path, not empty",
+    (f"data.path={LONG}",): "must be a path of at most",
+    (f"out={LONG}",): f"out={LONG[:100]}…{LONG[:100]}: must be a path of at most",
+    (f"results={LONG}",): "must be a path of at most",
+    ("results=s3://bucket",): "results=s3://bucket: must be a folder",
+    ("resume_from=nowhere.pt",): "resume_from=nowhere.pt: must be a checkpoint",
+    ("resume_from=${oc.env:HOME}",): "resume_from=${oc.env:HOME}: may refer to another key alone",
+    ("resume_from=runs/${seed}",): "may refer to another key alone",
+    ("seed=${nowhere}",): "seed=${nowhere}: must refer to a key with one value",
+    ("seed=${optimizer}",): "seed=${optimizer}: must refer to a key with one value",
+    ("seed=${num_threads}", "num_threads=${seed}"): "must refer to a key with one value",
+    ("num_updates=???",): "num_updates=???: must be given",
+    ("num_updates=1e12",): "num_updates=1000000000000.0: must be a valid integer",
+    ("num_updates=1000000000000",): "must be less than or equal to 1000000000",
+    ("num_updates=null", "tokens_per_parameter=1e300"): "tokens_per_parameter=1e+300: must be less",
+    (
+        "num_updates=null",
+        "tokens_per_parameter=1e6",
+        "seq_len=1",
+    ): "must make at most 1000000000",
+    ("num_threads=100000",): "num_threads=100000: must be less than or equal to 4096",
+    ("num_replicas=100000",): "num_replicas=100000: must be less than or equal to",
+    ("batch_size=100000000",): "batch_size=100000000: must be less than or equal to",
+    ("pipeline.num_stages=1000",): "pipeline.num_stages=1000: must not exceed model.num_layers=2",
+    ("pipeline.num_stages=1000000000",): "pipeline.num_stages=1000000000: must be less than",
+    ("pipeline=constant_delay", "pipeline.delay=1000000000"): "pipeline.delay=1000000000: must be",
+    ("model.num_layers=1000000000",): "model.num_layers=1000000000: must be less than",
+    ("optimizer.lr=nan",): "optimizer.lr=nan: must be a finite number",
+    ("optimizer.lr=-inf",): "optimizer.lr=-inf: must be a finite number",
+    ("optimizer.lr=1e999",): "optimizer.lr=inf: must be a finite number",
+    ("optimizer.lr=1,2",): "optimizer.lr=1,2: must be a valid number",
+    ("optimizer.lr=false",): "optimizer.lr=False: must be a valid number",
+    ("optimizer=muon=adamw",): "optimizer=muon=adamw: must be one of",
+    ("timeout=1e300",): "timeout=1e+300: must be less than or equal to",
+    ("device=tpu",): "device=tpu: must be cpu, cuda or cuda:N",
+    ("device=cuda:٣",): "device=cuda:٣: must be cpu, cuda or cuda:N",
+    ("device=cuda:99999999999999999999",): "must be cpu, cuda or cuda:N",
+    ("optimizer._target_=",): "optimizer._target_=: must be importable",
+    ("optimizer._target_=os.environ",): "optimizer._target_=os.environ: must be importable",
+    ("optimizer._target_=..os",): "optimizer._target_=..os: must be importable",
+    ("optimizer._target_=builtins.print",): "must be a known key",
+}
+
+
+def run(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(sys, "argv", ["trainer", *words])
+    return main()
+
+
+def shown(words: tuple[str, ...]) -> str:
+    return ascii(" ".join(words))[1:-1][:40]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus, in which nothing may change."""
+    made = tmp_path_factory.mktemp("words")
+    small.corpus(made)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is accepted by mistake fails at once, and not after hours of training."""
+    monkeypatch.setattr(TrialFolder, "claimed", None)
+
+
+@pytest.mark.parametrize("words", BAD, ids=shown)
+def test_a_wrong_word_is_refused_in_one_line(
+    words: tuple[str, ...],
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = [*small.overrides(folder), *words]
+    error = refusal(lambda: run(given, monkeypatch), folder, capsys)
+    assert BAD[words] in error
+    assert "Error" not in error
+
+
+CONFIGS = {
+    "a list": ("[1]", "must be a JSON file of keys and values"),
+    "a text": ('"main"', "must be a JSON file of keys and values"),
+    "nothing": ("", "must be a JSON file"),
+    "brackets": ("[" * 100_000, "must be a JSON file"),
+    "a number without an end": ("9" * 9_000, "must be a JSON file"),
+    "other keys": ('{"x": 1}', "x=1: must be a known key"),
+    "no keys": ("{}", "model=missing: is required"),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_wrong_config_file_is_refused_in_one_line(
+    name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text, says = CONFIGS[name]
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    assert says in refusal(lambda: run(["--config", str(path)], monkeypatch), tmp_path, capsys)
+
+
+def test_a_config_with_a_path_that_is_none_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "config.json"
+    for bad in ("a\0b", "\ud800", ""):
+        path.write_text(json.dumps({**small.config(tmp_path), "out": bad}))
+        error = refusal(lambda: run(["--config", str(path)], monkeypatch), tmp_path, capsys)
+        assert "out=" in error
+
+
+def test_folders_and_files_that_are_no_config_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in (str(tmp_path), "/dev/zero", "nowhere.json", LONG):
+        error = refusal(lambda: run(["--config", path], monkeypatch), tmp_path, capsys)  # noqa: B023
+        assert error.startswith(f"python -m trainer: --config={path[:100]}")
+
+
+PATHS = [
+    "dätä/wiki",
+    "data/🙂",
+    "👩\u200d🔬/a\u00a0b",
+    "a b/c",
+    "a=b",
+    "a,b",
+    "(a)",
+    "{a",
+    "a:b",
+    "-",
+    "a#b",
+    "%a",
+    "@a",
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_path_needs_quotes_only_where_it_looks_like_something_else(path: str) -> None:
+    quoted = f"'{path}'" if path.startswith("{") else path
+    assert compose([f"data.path={quoted}"])["data"]["path"] == path
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        ("1", 1),
+        ("1.0", 1.0),
+        ("1e-3", 1e-3),
+        ("1_000", 1000),
+        ("'1'", "1"),
+        ('"a: b"', "a: b"),
+        ("true", True),
+        ("NULL", None),
+        ("on", "on"),
+        ("007", "007"),
+        ("2026-01-02", "2026-01-02"),
+        ("[1, a, 'b c', {d: 1e3}]", [1, "a", "b c", {"d": 1e3}]),
+        ("", ""),
+        ("x" * 9_000, "x" * 9_000),
+    ],
+)
+def test_what_a_value_stands_for(given: str, value: object) -> None:
+    found = parse_word(f"key={given}").value
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_a_search_path_finds_choices_whatever_its_name(tmp_path: Path) -> None:
+    mine = tmp_path / "it's mine, ä"
+    (mine / "optimizer").mkdir(parents=True)
+    text = "defaults: [adamw]\n_target_: trainer.optimizers.adamw\nlr: 0.5\n"
+    (mine / "optimizer" / "big.yaml").write_text(text)
+    word = f'hydra.searchpath=["file://{mine}"]'
+    assert compose([word, "optimizer=big"])["optimizer"]["lr"] == 0.5
+    with pytest.raises(BadInput, match=r"^optimizer=bgi: must be one of big, "):
+        compose([word, "optimizer=bgi"])
+
+
+def test_a_yaml_of_ones_own_that_is_damaged_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "optimizer").mkdir()
+    for text in ("lr: [", "defaults: [nowhere]", "- a"):
+        (tmp_path / "optimizer" / "mine.yaml").write_text(text)
+        with pytest.raises(BadInput) as refused:
+            compose([f"hydra.searchpath=[file://{tmp_path}]", "optimizer=mine"])
+        assert "optimizer=" in str(refused.value)
+        assert "\n" not in str(refused.value)

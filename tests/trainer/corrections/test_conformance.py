@@ -1,0 +1,140 @@
+"""Every correction of conf/correction/ is its paper's equation, and keeps what it says it keeps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.oracles.corrections import REFERENCES
+from tests.support import small, toy
+from tests.support.delayed import ADAMW, T, assert_equal
+from tests.support.every_correction import (
+    NAMES,
+    SETTINGS,
+    Setting,
+    error,
+    maker,
+    reference,
+    settings,
+    variants,
+)
+from tests.support.records import state
+from trainer.base.errors import BadInput
+from trainer.corrections.none import NoCorrection
+from trainer.folder import checkpoint
+from trainer.schedules.recipes import pipedream, sync
+from trainer.trial import run_trial
+
+every = pytest.mark.parametrize("name", NAMES)
+every_setting = pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+ROUNDING = 1e-11
+
+
+def test_every_choice_has_a_reference() -> None:
+    assert set(NAMES) == set(REFERENCES)
+
+
+@every
+@every_setting
+def test_it_equals_its_equations(name: str, setting: Setting) -> None:
+    for node in variants(name):
+        assert error(maker(node), reference(name, node), setting) < ROUNDING, node
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "none"])
+def test_its_reference_acts(name: str) -> None:
+    """Otherwise any correction would equal it."""
+    setting = SETTINGS["delays of 3, 2, 1 and 0"]
+    for node in variants(name):
+        plain = error(NoCorrection, reference(name, node), setting)
+        assert plain > 1e-4, node
+
+
+@every
+def test_without_delay_it_is_the_identity(name: str) -> None:
+    schedule = sync(T, num_stages=2, num_microbatches=3)
+    plain = toy.emulated(schedule, ADAMW)
+    updates = toy.run(plain, (0, T))
+    for node in variants(name):
+        corrected = toy.emulated(schedule, ADAMW, maker(node))
+        assert toy.run(corrected, (0, T)) == updates
+        assert_equal(corrected, toy.weights(plain))
+
+
+def delayed(node: dict[str, Any]) -> toy.Emulated:
+    """On `pipedream` with m = 1, whose delays are 3, 2, 1, 0."""
+    phases = {"synchronous_start": 1, "synchronous_cooldown": 0}
+    schedule = pipedream(T, num_stages=4, num_microbatches=1, **phases)
+    return toy.emulated(schedule, ADAMW, maker(node))
+
+
+@every
+def test_it_survives_drains_and_a_restart(name: str, tmp_path: Path) -> None:
+    """Bit for bit, also by a checkpoint's file."""
+    for node in variants(name):
+        straight, drained, other = delayed(node), delayed(node), delayed(node)
+        updates = toy.run(straight, (0, 1, T))
+        first = toy.run(drained, (0, 1, 3, 5))
+        checkpoint.save(tmp_path, 5, {"stages": [stage.state() for stage in drained._stages]}, 1)
+        path = checkpoint.found(tmp_path)[0].path
+        for stage, saved in zip(other._stages, checkpoint.load(path)["stages"], strict=True):
+            stage.restore(saved)
+        assert first + toy.run(other, (5, 7, T)) == updates
+        assert_equal(other, toy.weights(straight))
+
+
+@every
+def test_it_keeps_as_many_tensors_as_it_declares(name: str) -> None:
+    """What a checkpoint costs, and memory: fp32 buffers, and leaves for late reads."""
+    for node in variants(name):
+        executor = delayed(node)
+        toy.run(executor, (0, 1, T))
+        for stage, lag in zip(executor._stages, (3, 2, 1, 0), strict=True):
+            declares = maker(node)(T, [lag])
+            for saved in stage.state().values():
+                shape = saved["master"].shape
+                shapes = Counter(tensor.shape for tensor in saved["correction"].values())
+                assert shapes[shape] == declares.num_buffers(lag), node
+                assert len(saved["ahead"]) == declares.num_leaves_ahead(lag), node
+                assert set(shapes) <= {shape, torch.Size([2])}, "a few numbers may come on top"
+
+
+def test_a_copy_of_the_weights_is_made_only_where_the_update_is_read() -> None:
+    """Of a correction that does not, the plain update costs no memory and no time."""
+    reads = {name: maker(settings(name))(T, [1]).needs_update for name in NAMES}
+    assert {name for name, needs in reads.items() if needs} == {
+        "adaptive_error_feedback",
+        "error_feedback",
+        "weight_prediction",
+    }
+    seen: list[int] = []
+
+    class Looks(NoCorrection):
+        def apply(self, weights: Any, update: Any, delays: Any) -> None:
+            seen.append(len(update))
+
+    toy.run(toy.emulated(sync(1, num_stages=1, num_microbatches=1), ADAMW, Looks), (0, 1))
+    assert seen == [0]
+
+
+def test_a_checkpoint_of_other_code_is_refused_in_one_line(tmp_path: Path) -> None:
+    """Older code kept a correction's tensors in a list: they must not be taken for others."""
+    config = small.config(tmp_path, f"out={tmp_path / 'trial'}")
+    folder = tmp_path / "trial"
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("".join(f'{{"update": {t}}}\n' for t in range(5)))
+    with pytest.MonkeyPatch.context() as older:
+        older.setattr(checkpoint, "FORMAT", 1)
+        checkpoint.save(folder, 5, state(5, config=config), 1)
+    with pytest.raises(BadInput, match="delete it to start the trial anew") as caught:
+        run_trial(config)
+    assert "\n" not in str(caught.value)
+    assert not (folder / "result.json").exists()
+    path = checkpoint.found(folder)[0].path
+    other = small.config(tmp_path, f"out={tmp_path / 'other'}", f"resume_from={path}")
+    with pytest.raises(BadInput, match="delete it"):
+        run_trial(other)

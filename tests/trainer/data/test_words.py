@@ -1,0 +1,49 @@
+"""A wrong word of `python -m trainer.data` is refused in one line, and nothing is downloaded."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.refusals import refusal
+from trainer.data import __main__ as module
+
+LONG = "x" * 300
+
+# words → what the one line has
+BAD = {
+    "": "corpus=: must be named first: ",
+    "out=a": "corpus=out=a: must be named first",
+    "wika": "corpus=wika: must be one of wiki, ",
+    LONG: f"corpus={LONG[:100]}…{LONG[:100]}: must be one of ",
+    "wiki_bpo": "tokenizer=bpo: must be one of ",
+    "wiki tokenizer=bpo": "tokenizer=bpo: must be one of bpe, ",
+    "wiki tokenizer=": "tokenizer=: must be one of ",
+    "wiki more": "more=: must be key=value",
+    "wiki seed=1": "seed=1: must be tokenizer=, out= or num_tokens=",
+    "wiki out=": "out=: must be a path, not empty",
+    "wiki out=/": "out=/: must name a folder",
+    f"wiki out={LONG}": "must be a path of at most",
+    "wiki out=a\0": r"out=a\x00: must be text without control",
+    "wiki num_tokens=0": "num_tokens=0: must be a positive number",
+    "wiki num_tokens=-1": "num_tokens=-1: must be a positive number",
+    "wiki num_tokens=nan": "num_tokens=nan: must be a positive number",
+    "wiki num_tokens=٣": "num_tokens=٣: must be a positive number",
+    "wiki num_tokens=many": "num_tokens=many: must be a positive number",
+    "wiki --force": "--force=: is not an option of this command",
+}
+
+
+@pytest.mark.parametrize("words", BAD, ids=lambda words: ascii(words)[1:40])
+def test_a_wrong_word_is_refused_in_one_line(
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "prepare", None)
+    monkeypatch.setattr(sys, "argv", ["trainer.data", *words.split()])
+    assert BAD[words] in refusal(module.main, tmp_path, capsys)

@@ -1,0 +1,214 @@
+"""Damaged files of a trial's folder: one line that names the file, or it goes on as if absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import small
+from tests.support.records import finished, state
+from tests.support.trials import Stop, rows, stop_at, untimed
+from trainer.__main__ import main
+from trainer.base.atomic import always
+from trainer.folder import checkpoint, lease, wellformed
+from trainer.folder.record import read_result
+from trainer.trial import run_trial
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folders of a trial that was interrupted after update 7, with a checkpoint after 5, and of
+    one that was not."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.raises(Stop):
+        run_trial(small.config(folder, f"out={folder / 'trial'}"), stop_at(7))
+    run_trial(small.config(folder, f"out={folder / 'whole'}"))
+    return folder
+
+
+@pytest.fixture
+def stopped(made: Path, tmp_path: Path) -> Path:
+    """The folder of the interrupted one, in a folder of the test's own."""
+    shutil.copytree(made / "corpus", tmp_path / "corpus")
+    return Path(shutil.copytree(made / "trial", tmp_path / "trial"))
+
+
+def resumed(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit code and stderr of the command that goes on with the trial, without its progress."""
+    path = folder.parent / "config.json"
+    path.write_text(json.dumps(small.config(folder.parent, f"out={folder}")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["trainer", "--config", str(path)])
+        code = main()
+    lines = capsys.readouterr().err.splitlines(keepends=True)
+    return code, "".join(line for line in lines if not line.startswith("update "))
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    return {str(p): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
+
+
+def other_bytes(path: Path) -> Path:
+    path.write_bytes(path.read_bytes()[:-1])
+    return path
+
+
+def folder_instead(path: Path) -> Path:
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    return path
+
+
+def other_state(folder: Path, **changes: Any) -> Path:
+    """A checkpoint that its digest says is whole."""
+    [(_, _, path)] = checkpoint.found(folder)
+    held = checkpoint.load(path) | changes
+    path.unlink()
+    checkpoint.save(folder, 5, held, 1, always)
+    [(_, _, path)] = checkpoint.found(folder)
+    return path
+
+
+def not_pickled(folder: Path) -> Path:
+    other_state(folder)
+    [(_, _, path)] = checkpoint.found(folder)
+    path.write_bytes(b"[]")
+    digest = checkpoint._digest(path)
+    return path.rename(path.with_name(f"checkpoint-000000005-000001-{digest}.pt"))
+
+
+def marker(folder: Path) -> Path:
+    (folder / "trial_id").write_bytes(b"\xff\n\n")
+    return folder / "trial_id"
+
+
+REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "a checkpoint cut off": (
+        lambda folder: other_bytes(checkpoint.found(folder)[0].path),
+        "is truncated or altered; delete it",
+    ),
+    "a checkpoint of something else": (not_pickled, "is no checkpoint; delete it"),
+    "a checkpoint of a wrong type": (
+        lambda folder: other_state(folder, delays="x"),
+        "is no checkpoint (is not what was written (delays: ",
+    ),
+    "an id that is no text": (marker, "names no trial: delete it if this is"),
+    "metrics in a folder": (
+        lambda folder: folder_instead(folder / "metrics.jsonl"),
+        "is a folder, where a file must be",
+    ),
+    "a result in a folder": (
+        lambda folder: folder_instead(folder / "result.json"),
+        "is a folder, where a file must be",
+    ),
+    "an id in a folder": (lambda folder: folder_instead(folder / "trial_id"), "names no trial"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_in_a_line_and_nothing_is_written(
+    name: str, stopped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage, says = REFUSED[name]
+    path = damage(stopped)
+    before = tree(stopped)
+    code, said = resumed(stopped, capsys)
+    assert (code, said.count("\n")) == (2, 1)
+    assert f"={path}: {says}" in said
+    assert tree(stopped) == before
+
+
+LEFT_ASIDE: dict[str, tuple[str, str]] = {
+    "an attempt that is a list": ("attempt-000001.json", "[1]"),
+    "an attempt from a text": ("attempt-000001.json", '{"from_update": "0", "ended": "x"}'),
+    "an attempt without a number": ("attempt-x.json", "{}"),
+    "an attempt of seven digits": ("attempt-1000000.json", "{}"),
+    "a result that is empty": ("result.json", "{}"),
+    "a result that is a list": ("result.json", "[1]"),
+    "a result without its loss": ("result.json", '{"status": "completed"}'),
+    "a result of another type": ("result.json", json.dumps(finished(final_val_loss="1"))),
+    "a result of no number": ("result.json", json.dumps(finished(final_val_loss=float("nan")))),
+    "a config that is a list": ("config.json", "[1]"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_ASIDE)
+def test_it_is_left_aside_and_the_trial_ends_as_it_would_have(
+    name: str, stopped: Path, made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, content = LEFT_ASIDE[name]
+    (stopped / file).write_text(content)
+    os.utime(stopped / file, (0, 0))
+    assert resumed(stopped, capsys) == (0, "")
+    whole, result = read_result(made / "whole"), read_result(stopped)
+    assert whole is not None
+    assert result is not None
+    assert untimed(result) == untimed(whole)
+    assert rows(stopped) == rows(made / "whole")
+
+
+def test_a_checkpoint_of_an_update_that_never_was_costs_no_time(stopped: Path) -> None:
+    [(_, _, path)] = checkpoint.found(stopped)
+    path.rename(path.with_name(f"checkpoint-{10**15}-000001-aa.pt"))
+    result = run_trial(small.config(stopped.parent, f"out={stopped}"))
+    assert result["status"] == "completed"
+
+
+def test_an_attempt_that_leads_nowhere_or_is_a_folder_holds_nothing(tmp_path: Path) -> None:
+    lease.attempt_path(tmp_path, 1).symlink_to("nowhere")
+    assert lease.holder(tmp_path) == {}
+    lease.attempt_path(tmp_path, 2).mkdir()
+    os.utime(lease.attempt_path(tmp_path, 2), (0, 0))
+    with lease.leased(tmp_path, lambda: "completed") as held:
+        assert held.number == 3
+
+
+def test_who_wrote_a_damaged_attempt_counts_as_alive_until_its_heartbeat_is_old(
+    tmp_path: Path,
+) -> None:
+    path = lease.attempt_path(tmp_path, 1)
+    path.write_text('{"ended": 1}')
+    assert lease.holder(tmp_path) == {}
+    os.utime(path, (0, 0))
+    assert lease.holder(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is not whole JSON"),
+        (b"\xff", "is not whole JSON"),
+        (b"[" * 100_000, "is not whole JSON"),
+        (b"9" * 5000, "is not whole JSON"),
+        (b'{"update": 1, "val_loss": NaN}', "NaN is no number"),
+        (b'{"update": 1, "val_loss": 1e999}', "a number is too large"),
+        (b'{"update": 99999999999999999999}', "an integer is too large"),
+        (b'{"update": 1, "name": "\\ud800"}', "surrogates"),
+        (b"[1]", "it: Input should be a valid dictionary"),
+        (b'{"update": true}', "update: Input should be a valid integer"),
+        (b'{"val_loss": 1}', "update: Field required"),
+    ],
+)
+def test_what_is_not_of_the_form_is_said_in_a_line(content: bytes, says: str) -> None:
+    with pytest.raises(ValueError, match=r"^is not") as refused:
+        wellformed.parse(content, wellformed.ROW)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_older_and_newer_code_wrote_is_of_the_form() -> None:
+    for form, content in (
+        (wellformed.ROW, {"update": 0, "new": [{}]}),
+        (wellformed.ATTEMPT, {}),
+        (wellformed.RESULT, {"status": "failed"}),
+        (wellformed.RESULT, finished(delays=None, new={"a": 1})),
+        (wellformed.STATE, state(3, new=None)),
+    ):
+        wellformed.check(content, form)

@@ -1,0 +1,293 @@
+"""The record of a trial through crashes, copies and processes that were taken over unawares."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.records import finished, state
+from trainer.base.errors import LeaseLost
+from trainer.folder import checkpoint, lease
+from trainer.folder.record import Row, TrialFolder, read_result, tidy
+
+RESULT = finished()
+
+
+def row(update: int) -> Row:
+    return {"update": update, "wall_seconds": float(update)}
+
+
+def train(folder: TrialFolder, last: int) -> int:
+    """Resumes, trains to update `last` and saves; returns the update that it began with."""
+    path = folder.newest_checkpoint()
+    first = 0 if path is None else int(checkpoint.load_own(path, "a")["num_updates"])
+    folder.resume(first, path)
+    for update in range(first, last):
+        folder.append(row(update))
+    folder.save(last, state(last))
+    return first
+
+
+@contextmanager
+def attempt(path: Path, **made_by: object) -> Iterator[TrialFolder]:
+    """The next attempt, without the end of the one before: as if that had fallen asleep."""
+    for held in lease.attempts(path):
+        held.write_text(json.dumps({**lease.read(held), "machine": "elsewhere"}))
+        os.utime(held, (0, 0))
+    with TrialFolder(path, "a").claimed({}, made_by) as folder:
+        yield folder
+
+
+@contextmanager
+def asleep(path: Path) -> Iterator[TrialFolder]:
+    """An attempt that is taken over meanwhile, and told so when it ends."""
+    woke = False
+    with pytest.raises(LeaseLost), attempt(path) as folder:  # noqa: PT012
+        yield folder
+        woke = True
+    assert woke, "it was told before"
+
+
+def updates(path: Path) -> list[int]:
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["update"] for line in lines]
+
+
+def saved(path: Path) -> list[tuple[int, int]]:
+    """Attempt and updates of each checkpoint."""
+    return [(one.attempt, one.num_updates) for one in checkpoint.found(path)]
+
+
+def blind(folder: TrialFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it fell asleep after each check and before what the check permits."""
+    monkeypatch.setattr(folder._lease, "require", lambda: None)
+    monkeypatch.setattr(folder._metrics, "_permit", lambda: None)
+
+
+def test_what_a_sleeper_writes_when_it_wakes_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows, its checkpoint, and what its checkpoint would delete."""
+    with asleep(tmp_path) as sleeper:
+        train(sleeper, 5)
+        blind(sleeper, monkeypatch)
+        with attempt(tmp_path) as second:
+            assert train(second, 5) == 5
+            for update in range(5, 9):
+                sleeper.append(row(update))
+            sleeper.save(9, state(9))
+            assert saved(tmp_path) == [(2, 5), (1, 9)]
+            second.append(row(5))
+            second.save(6, state(6))
+            assert saved(tmp_path) == [(2, 6)]
+            assert updates(tmp_path) == [*range(6)]
+        monkeypatch.undo()
+    with attempt(tmp_path) as third:
+        assert train(third, 7) == 6
+        assert saved(tmp_path) == [(3, 7)]
+    assert updates(tmp_path) == [*range(7)]
+
+
+def test_a_sleeper_that_replaces_the_rows_as_it_wakes_takes_none_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with asleep(tmp_path) as sleeper:
+        train(sleeper, 5)
+        with attempt(tmp_path) as second:
+            train(second, 7)
+            with monkeypatch.context() as fence:
+                fence.setattr(sleeper._lease, "require", lambda: None)
+                fence.setattr(sleeper._lease, "note", lambda **facts: None)
+                sleeper.resume(5, None)
+            assert updates(tmp_path) == [*range(5)]
+            second.append(row(7))
+            second.save(8, state(8))
+            assert updates(tmp_path) == [*range(8)]
+
+
+def test_what_a_sleeper_leaves_in_a_finished_folder_goes_at_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with asleep(tmp_path) as sleeper:
+        train(sleeper, 5)
+        with attempt(tmp_path) as second:
+            train(second, 7)
+            second.finish(RESULT)
+        blind(sleeper, monkeypatch)
+        sleeper.save(6, state(6))
+        monkeypatch.undo()
+    assert saved(tmp_path) == [(1, 6)]
+    (tmp_path / ".checkpoint-.0.partial").touch()
+    tidy(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("config.json", "trial_id", "metrics.jsonl", "result.json"),
+        *("attempt-000001.json", "attempt-000002.json"),
+    }
+
+
+def test_a_finished_folder_that_a_process_holds_is_left_alone(tmp_path: Path) -> None:
+    """It may run the trial again."""
+    with attempt(tmp_path) as first:
+        train(first, 5)
+        tidy(tmp_path)
+        assert saved(tmp_path) == [(1, 5)]
+
+
+def test_a_file_that_is_gone_because_it_was_taken_over_is_no_error_of_its_own(
+    tmp_path: Path,
+) -> None:
+    def fail() -> None:
+        with attempt(tmp_path):
+            lease.attempt_path(tmp_path, 2).touch()
+            raise FileNotFoundError
+
+    with pytest.raises(LeaseLost):
+        fail()
+
+
+@pytest.mark.parametrize("name", [".checkpoint-.4711.partial", ".clock-x.partial"])
+def test_the_next_attempt_deletes_what_a_killed_one_left(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    os.utime(tmp_path / name, (0, 0))
+    with attempt(tmp_path):
+        assert not (tmp_path / name).exists()
+
+
+def test_a_late_cleaner_deletes_nothing_of_its_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fell asleep as soon as it had the trial; the other has begun a checkpoint meanwhile."""
+    theirs = tmp_path / ".checkpoint-.0123.partial"
+    clean = lease._create
+
+    def create_and_sleep(*arguments: object) -> lease.Lease:
+        mine = clean(*arguments)  # type: ignore[arg-type]
+        time.sleep(0.02)  # more than the grain of the file system's clock
+        theirs.touch()
+        return mine
+
+    monkeypatch.setattr(lease, "_create", create_and_sleep)
+    with attempt(tmp_path):
+        assert theirs.exists()
+
+
+DAMAGE = {
+    "a row lost": lambda lines: [*lines[:2], *lines[3:]],
+    "the end lost": lambda lines: lines[:3],
+    "zeros": lambda lines: [*lines[:2], bytes(len(lines[2])), *lines[3:]],
+    "a row of zeros": lambda lines: [*lines[:2], bytes(len(lines[2]) - 1) + b"\n", *lines[3:]],
+    "all lost": lambda lines: [],
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_checkpoint_without_its_rows_is_left_aside(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with attempt(tmp_path) as first:
+        train(first, 5)
+    path.write_bytes(b"".join(DAMAGE[name](path.read_bytes().splitlines(keepends=True))))
+    with attempt(tmp_path) as second:
+        assert train(second, 4) == 0
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "checkpoint-000000005-000001-" in said
+    assert f"{path} lacks " in said
+    with attempt(tmp_path) as third:
+        assert train(third, 6) == 4, "the retry's own checkpoint is good"
+    assert updates(tmp_path) == [*range(6)]
+    assert capsys.readouterr().err == ""
+
+
+def test_an_older_checkpoint_whose_rows_are_there_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with attempt(tmp_path) as first:
+        train(first, 3)
+        kept = checkpoint.found(tmp_path)[0].path
+        content = kept.read_bytes()
+        for update in range(3, 5):
+            first.append(row(update))
+        first.save(5, state(5))
+    kept.write_bytes(content)  # as if it had been killed before it could delete it
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:4]))
+    with attempt(tmp_path) as second:
+        assert train(second, 6) == 3
+    assert updates(tmp_path) == [*range(6)]
+
+
+def test_a_row_that_is_there_twice_is_kept_once(tmp_path: Path) -> None:
+    """As older code could write it, when a process that was taken over woke up."""
+    path = tmp_path / "metrics.jsonl"
+    with attempt(tmp_path) as first:
+        train(first, 5)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:4], lines[2], lines[4]]))
+    with attempt(tmp_path) as second:
+        assert train(second, 6) == 5
+    assert updates(tmp_path) == [*range(6)]
+
+
+def test_a_trial_that_went_on_from_anothers_has_no_rows_before(tmp_path: Path) -> None:
+    with attempt(tmp_path) as first:
+        first.resume(5, None)
+        for update in range(5, 8):
+            first.append(row(update))
+        first.save(8, state(8))
+    with attempt(tmp_path) as second:
+        assert train(second, 9) == 8
+    assert updates(tmp_path) == [*range(5, 9)]
+
+
+def test_a_result_names_the_attempts_that_made_it(tmp_path: Path) -> None:
+    with attempt(tmp_path, git="one", device_name="cpu"):
+        pass  # it trained nothing
+    with attempt(tmp_path, git="two", device_name="cpu") as second:
+        train(second, 5)
+    with attempt(tmp_path, git="three", device_name="cpu") as third:
+        third.resume(*(5, third.newest_checkpoint()))  # died before it saved
+    lease.attempt_path(tmp_path, 4).write_text("[]")
+    started = time.time()
+    with attempt(tmp_path, git="five", device_name="gpu") as fifth:
+        train(fifth, 7)
+        result = fifth.finish(RESULT)
+    assert [(one["attempt"], one["from_update"], one["git"]) for one in result["attempts"]] == [
+        (2, 0, "two"),
+        (5, 5, "five"),
+    ]
+    assert result["attempts"][1]["device_name"] == "gpu"
+    assert result["attempts"][1]["versions"] is None, "not noted"
+    assert started <= result["finished_at"] <= time.time()
+    assert json.loads((tmp_path / "result.json").read_text()) == result
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", "null", '"completed"', '{"seed": 1}', "{"])
+def test_a_damaged_result_is_none(tmp_path: Path, content: str) -> None:
+    """The trial is not finished, and no command that reads the store fails."""
+    (tmp_path / "result.json").write_text(content)
+    assert read_result(tmp_path) is None
+
+
+def test_a_result_that_does_not_reach_the_disk_has_no_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a machine that stops could leave a half of it."""
+
+    def broken(opened: int) -> None:
+        raise OSError("the disk is broken")
+
+    with attempt(tmp_path) as folder:
+        train(folder, 2)
+        with monkeypatch.context() as disk:
+            disk.setattr(os, "fsync", broken)
+            with pytest.raises(OSError, match="broken"):
+                folder.fail(RESULT)
+        assert not (tmp_path / "result.json").exists()
+        folder.fail(RESULT)
+    assert read_result(tmp_path)

@@ -1,0 +1,44 @@
+"""Every schedule starts and ends under NCCL's rules about communicators, evaluation included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import gangs, small
+
+SHAPE = ("model.num_layers=8", "batch_size=16", "num_updates=4", "pipeline.num_microbatches=4")
+SCHEDULES = {
+    "sync": (),
+    "gpipe": (),
+    "zero_bubble_h1": (),
+    "pipedream_2bw": ("correction=error_feedback",),
+    "pipedream": (),
+    "constant_delay": ("pipeline.delay=2",),
+    "interleaved_1f1b": ("pipeline.num_chunks=2",),
+}
+
+
+def config(folder: Path, schedule: str, p: int, *words: str) -> dict[str, Any]:
+    microbatches = ["pipeline.num_microbatches=6", "batch_size=12"] if p == 3 else []
+    of = (f"pipeline={schedule}", f"pipeline.num_stages={p}", *SCHEDULES[schedule], *microbatches)
+    return small.config(folder, *SHAPE, *of, *words)
+
+
+@pytest.mark.parametrize("p", [2, 3, 4])
+def test_every_schedule_runs(tmp_path: Path, p: int) -> None:
+    """The ranks wait for each other where NCCL would; numbers are those of the emulation."""
+    configs = [config(tmp_path, schedule, p) for schedule in SCHEDULES]
+    for one, ranks in zip(configs, gangs.pipelined(configs, gangs.as_rank_of_many), strict=True):
+        gangs.assert_equal(one, ranks)
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_replicas_run(tmp_path: Path, p: int) -> None:
+    configs = [
+        config(tmp_path, schedule, p, "num_replicas=2") for schedule in ("sync", "pipedream_2bw")
+    ]
+    for one, ranks in zip(configs, gangs.pipelined(configs, gangs.as_rank_of_many), strict=True):
+        gangs.assert_equal(one, ranks)

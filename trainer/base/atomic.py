@@ -1,0 +1,92 @@
+"""Files that exist whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+from uuid import uuid4
+
+SUFFIX = ".partial"
+
+
+def always() -> None:
+    """Permits every rename."""
+
+
+@contextmanager
+def partial(folder: Path, name: str) -> Iterator[tuple[Path, BinaryIO]]:
+    """Yields a temporary file in `folder`, to be filled and, after the context, published.
+
+    No other process opens it, in whatever container: pids and host names may be the same in two of
+    them. After the context its content is on the disk; after an error it is deleted.
+    """
+    path = folder / f".{name}.{uuid4().hex}{SUFFIX}"
+    try:
+        with path.open("xb") as file:
+            yield path, file
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def publish(filled: Path, path: Path, permit: Callable[[], None] = always) -> None:
+    """Renames the temporary file `filled` to `path`, or deletes it if that fails: see `rename`."""
+    try:
+        rename(filled, path, permit)
+    except BaseException:
+        filled.unlink(missing_ok=True)
+        raise
+
+
+def rename(old: Path, new: Path, permit: Callable[[], None] = always) -> None:
+    """Renames a file within its folder; on return the new name is on the disk.
+
+    `permit` is called at the last moment: if it raises, all stays as it was.
+    """
+    permit()
+    old.replace(new)
+    opened = os.open(new.parent, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # not on this file system
+            raise
+    finally:
+        os.close(opened)
+
+
+def write_atomically(path: Path, content: bytes, permit: Callable[[], None] = always) -> None:
+    """Replaces `path` by `content`: whenever the machine stops, it holds the old or the new one.
+
+    `permit`: see `publish`.
+    """
+    with partial(path.parent, path.name) as (filled, file):
+        file.write(content)
+    publish(filled, path, permit)
+
+
+def write_json(path: Path, content: object, permit: Callable[[], None] = always) -> None:
+    """Replaces `path` likewise by JSON. Raises ValueError for an infinite number or NaN."""
+    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    write_atomically(path, text.encode(), permit)
+
+
+def partials(folder: Path) -> list[Path]:
+    """The temporary files of `folder`: those being written, and those of killed processes."""
+    return [path for path in folder.glob(f".*{SUFFIX}") if path.is_file()]
+
+
+def clean(folder: Path, before_ns: int) -> None:
+    """Deletes the temporary files that nobody has written to since `before_ns`, a modification
+    time of this file system."""
+    for left in partials(folder):
+        with suppress(FileNotFoundError):
+            if left.stat().st_mtime_ns < before_ns:
+                left.unlink()

@@ -1,0 +1,184 @@
+"""The words of a command line, key=value each, and the exit codes of commands."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import math
+import os
+import select
+import sys
+from collections.abc import Callable, Collection, Sequence
+from typing import NoReturn
+
+from typing_extensions import override
+
+from trainer.base.errors import NO_TEXT, BadInput, closest_first
+
+Given = dict[str, str]
+
+MAX_WORD = 10_000
+"""Characters of a word."""
+
+DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+"""Exit codes of every command."""
+UNREAD = 141
+"""Exit code if nobody reads the output any more (`… | head`): that of a process which SIGPIPE
+ended."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a file for which there is no room."""
+
+
+def end_with(main: Callable[[], int]) -> NoReturn:
+    """Ends this process with the exit code of `main`; with UNREAD and without a word if nobody
+    reads its output; with FAILED and one line if a disk is full."""
+    try:
+        try:
+            code = main()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        unread = [file for file in (sys.stdout, sys.stderr) if _is_unread(file.fileno())]
+        if not unread:  # another pipe, such as one to a process of ours
+            raise
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for file in unread:  # Python flushes them once more
+            os.dup2(nowhere, file.fileno())
+        code = UNREAD
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        print(f"{error}: make room, then the same command goes on", file=sys.stderr)
+        code = FAILED
+    sys.exit(code)
+
+
+def _is_unread(descriptor: int) -> bool:
+    """Whether it is a pipe whose reader has closed it."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # errors are always reported
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def split_command(
+    words: Sequence[str], commands: Collection[str], default: str
+) -> tuple[str, Sequence[str]]:
+    """The command that the first word names, or the default, and the words that follow it.
+
+    Raises BadInput for a first word that is neither a command, an option nor key=value.
+    """
+    first = words[0] if words else ""
+    if first in commands:
+        return first, words[1:]
+    if first and "=" not in first and not first.startswith("-"):
+        raise BadInput(first, "", f"must be key=value, or a command first: {', '.join(commands)}")
+    return default, words
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's, but a mistake is one line: `parse_args` raises BadInput.
+
+    Options and words key=value may stand in any order.
+    """
+
+    def __init__(self, command: str, does: str, keys: str) -> None:
+        super().__init__(
+            prog=command,
+            description=does,
+            epilog=keys,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    @override
+    def parse_args(self, words: Sequence[str]) -> argparse.Namespace:  # type: ignore[override]
+        """The options and words that are given."""
+        for word in words:
+            require_text(word)
+        found, unknown = self.parse_known_intermixed_args(words)
+        if unknown:
+            key, _, value = unknown[0].partition("=")
+            raise BadInput(key, value, f"is not an option of this command, see {self.prog} --help")
+        return found
+
+    @override
+    def error(self, message: str) -> NoReturn:
+        option, _, problem = message.removeprefix("argument ").rpartition(": ")
+        raise BadInput(option, "", f"{problem}, see {self.prog} --help")
+
+
+def parser(command: str, does: str, keys: str, words: str = "key=value") -> Parser:
+    """The parser of a command such as `python -m sweeps list`, whose `words` are not options.
+
+    `--help` prints what the command `does` and its `keys`.
+    """
+    found = Parser(command, does, keys)
+    found.add_argument("keys", nargs="*", metavar=words)
+    return found
+
+
+def require_text(word: str) -> None:
+    """Raises BadInput for a word that is too long, or has control characters or no valid UTF-8."""
+    key, _, value = word.partition("=")
+    if len(word) > MAX_WORD:
+        raise BadInput(key, value, f"must have at most {MAX_WORD:,} characters")
+    if NO_TEXT.search(word):
+        raise BadInput(key, value, "must be text without control characters, in UTF-8")
+
+
+def split_word(word: str) -> tuple[str, str]:
+    """Key and value of a word key=value. Raises BadInput for another one."""
+    require_text(word)
+    key, equals, value = word.partition("=")
+    if not equals or not key.strip():
+        raise BadInput(key, value, "must be key=value")
+    return key, value
+
+
+def parse(words: Sequence[str], command: str, does: str, keys: str) -> Given:
+    """Key → its last value. Raises BadInput for a word that is not key=value."""
+    given = dict(map(split_word, parser(command, does, keys).parse_args(words).keys))
+    for key, value in given.items():
+        if not value:
+            raise BadInput(key, value, f"must have a value, see {command} --help")
+    return given
+
+
+def refuse_others(given: Given, command: str) -> None:
+    """Raises BadInput if a key is left in `given`, which the command does not know."""
+    for key, value in given.items():
+        raise BadInput(key, value, f"is not a key of this command, see {command} --help")
+
+
+def one_of(key: str, value: str, known: Collection[str], more: str = "") -> BadInput:
+    """The refusal of a value that is none of the `known` ones, of which it names the closest first;
+    `more`: what else is allowed."""
+    return BadInput(key, value, f"must be one of {', '.join(closest_first(value, known))}{more}")
+
+
+def number(text: str) -> float:
+    """The number that `text` writes; NaN if it is none."""
+    try:
+        return float(text) if text.isascii() and "_" not in text else math.nan
+    except ValueError:
+        return math.nan
+
+
+def take_flag(given: Given, key: str) -> bool:
+    """Removes `key` from `given`; returns whether it is true, false if it is missing.
+
+    Raises BadInput for another word than true or false.
+    """
+    return take_choice(given, key, ("false", "true")) == "true"
+
+
+def take_choice(given: Given, key: str, allowed: Sequence[str]) -> str:
+    """Removes `key` from `given` and returns its value; the first allowed value is the default.
+
+    Raises BadInput for a value that is not `allowed`.
+    """
+    value = given.pop(key, allowed[0])
+    if value not in allowed:
+        raise BadInput(key, value, f"must be {' or '.join(allowed)}")
+    return value

@@ -1,0 +1,78 @@
+"""Errors for users: entry points print them on stderr and exit with their `exit_code`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+
+NO_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""A character that ends a line, controls a terminal, or is no valid UTF-8."""
+SHOWN = 200
+"""Characters of a value that a message shows."""
+
+
+def one_line(text: object) -> str:
+    """`text` with characters that are NO_TEXT written as escapes."""
+    return NO_TEXT.sub(lambda found: ascii(found[0])[1:-1], str(text))
+
+
+def short(value: object) -> str:
+    """`value` on one line; of a long one the start and the end."""
+    text = str(value)
+    if len(text) > SHOWN:
+        text = f"{text[: SHOWN // 2]}…{text[-SHOWN // 2 :]}"
+    return one_line(text)
+
+
+def closest_first(word: str, known: Iterable[str]) -> list[str]:
+    """The `known` words, those first that look most like `word`."""
+    matcher = SequenceMatcher(b=word[:SHOWN], autojunk=False)
+
+    def unlikeness(other: str) -> float:
+        matcher.set_seq1(other)
+        return -matcher.ratio()
+
+    return sorted(known, key=unlikeness)
+
+
+class BadInput(ValueError):
+    """A setting that cannot be used. Its text is one line: key, value (shortened) and what is
+    allowed."""
+
+    exit_code = 2
+
+    def __init__(self, key: str, value: object, allowed: str) -> None:
+        super().__init__(key, value, allowed)
+        self.key, self.value, self.allowed = key, value, allowed
+
+    def __str__(self) -> str:
+        return f"{short(self.key)}={short(self.value)}: {one_line(self.allowed)}"
+
+
+class GangFailed(RuntimeError):
+    """A rank of a gang died, raised or hangs. The message says which rank, and why."""
+
+    exit_code = 1
+
+
+class LeaseLost(RuntimeError):
+    """Another process took the trial over: this one must write nothing more."""
+
+    exit_code = 1
+
+
+class Unavailable(RuntimeError):
+    """Something that this machine or a cluster has to provide is not there."""
+
+    exit_code = 1
+
+
+class Stopped(Exception):
+    """The trial was asked to stop. It resumes from its checkpoint after `num_updates`."""
+
+    exit_code = 143  # that of a process which SIGTERM ended
+
+    def __init__(self, num_updates: int) -> None:
+        super().__init__(f"stopped after update {num_updates}: the same command resumes it")
+        self.num_updates = num_updates

@@ -1,0 +1,31 @@
+"""What a word must be to name a file or folder."""
+
+from __future__ import annotations
+
+from trainer.base.errors import NO_TEXT, BadInput
+
+MAX_NAME, MAX_PATH = 255, 4_000
+"""Bytes of a file's name and of a path, as file systems have them. What is written below a folder
+makes its path longer."""
+
+
+def path_problem(path: str) -> str | None:
+    """What a path must be and `path` is not; None if it can be one."""
+    if not path.strip():
+        return "must be a path, not empty"
+    if NO_TEXT.search(path):
+        return "must be a path without control characters, in UTF-8"
+    names = [len(name.encode()) for name in path.split("/")]
+    if max(names) > MAX_NAME or sum(names) + len(names) > MAX_PATH:
+        return f"must be a path of at most {MAX_PATH:,} bytes, and {MAX_NAME} for each name in it"
+    return None
+
+
+def require_folder(key: str, value: str) -> None:
+    """Raises BadInput for what cannot be a folder: no path, or the URL of an object store, where no
+    lease can be held."""
+    if (problem := path_problem(value)) is not None:
+        raise BadInput(key, value, problem)
+    if "://" in value:
+        allowed = "must be a folder, of a shared file system if need be: a lease needs exclusive "
+        raise BadInput(key, value, f"{allowed}creation, which object stores do not offer")

@@ -1,0 +1,149 @@
+"""Composes a trial's config with Hydra: the one place of the trainer that knows Hydra.
+
+Hydra composes the YAMLs that are chosen. Keys are set here, so that every mistake in a word is
+found in our own words before Hydra is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from trainer.base.errors import BadInput, closest_first
+from trainer.base.places import CONF
+from trainer.config.names import GROUPS
+from trainer.config.schema import validate
+from trainer.config.words import REFERENCE, SEARCHPATH, Word, Words, parse, parse_word
+
+Node = dict[str, Any]
+SUGGESTED = 4
+"""Keys that are named where there is none of the name that was given."""
+MISSING = "???"
+"""What a YAML has for a value that must be given."""
+NOWHERE = object()
+
+
+def compose(words: Sequence[str]) -> Node:
+    """The resolved, validated config of `words` over conf/config.yaml.
+
+    Raises BadInput for anything that is not offered or that the schema does not accept.
+    """
+    return Composer()(words)
+
+
+def compose_node(words: Sequence[str]) -> Node:
+    """The same, not validated."""
+    return Composer().node(words)
+
+
+class Composer:
+    """`compose` for many configs: Hydra composes each set of choices once, keys are set on that."""
+
+    def __init__(self) -> None:
+        self._parsed: dict[str, Word] = {}
+        self._composed: dict[str, tuple[Node, Node]] = {}
+
+    def __call__(self, words: Sequence[str]) -> Node:
+        """The same as `compose(words)`."""
+        return validate(self.node(words))
+
+    def node(self, words: Sequence[str]) -> Node:
+        """The same as `compose_node(words)`."""
+        asked = parse([self._parse(word) for word in words])
+        node, names = self._chosen(asked)
+        for word in asked.settings:
+            _set(node, word)
+        return {**_resolved(node, node), "choices": names}
+
+    def _parse(self, word: str) -> Word:
+        if word not in self._parsed:
+            self._parsed[word] = parse_word(word)
+        return self._parsed[word]
+
+    def _chosen(self, asked: Words) -> tuple[Node, Node]:
+        """A copy of what the choices give, references as they are written, and their names."""
+        key = str((asked.searchpath, sorted(asked.choices.items())))
+        if key not in self._composed:
+            self._composed[key] = _compose(asked)
+        return deepcopy(self._composed[key])
+
+
+def _compose(asked: Words) -> tuple[Node, Node]:
+    """What the choices give, and for each group the name of the YAML that was chosen."""
+    asked.require_choices()
+    words = [f"{group}={name}" for group, name in asked.choices.items()]
+    if asked.searchpath:
+        quoted = ",".join("'{}'".format(path.replace("'", r"\'")) for path in asked.searchpath)
+        words.append(f"{SEARCHPATH}=[{quoted}]")
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = hydra_compose("config", words, return_hydra_config=True)
+        chosen = config.hydra.runtime.choices
+        names = {group: chosen[group] for group in GROUPS if chosen.get(group)}
+        node = _plain(config)
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:  # of a YAML of the user's
+        allowed = f"must be YAMLs that Hydra composes ({' '.join(str(error).split())})"
+        raise BadInput(SEARCHPATH, " ".join(words), allowed) from None
+    return {key: value for key, value in node.items() if key != "hydra"}, names
+
+
+def _plain(config: DictConfig) -> Node:
+    node = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(node, dict)
+    return {str(key): value for key, value in node.items()}
+
+
+def _set(node: Node, word: Word) -> None:
+    """Sets the word's key, which `node` has unless the word adds it; raises BadInput else."""
+    path, _, last = word.key.rpartition(".")
+    holder = _at(node, path) if path else node
+    if not isinstance(holder, dict) or not (word.adds or last in holder):
+        near = closest_first(word.key, _keys(node))[:SUGGESTED]
+        allowed = f"must be a key of the config (the closest are {', '.join(near)})"
+        raise BadInput(word.key, word.given, allowed)
+    holder[last] = word.value
+
+
+def _keys(node: Node, prefix: str = "") -> Iterator[str]:
+    """All keys, with dots."""
+    for key, value in node.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _keys(value, f"{prefix}{key}.")
+
+
+def _resolved(node: Node, root: Node) -> Node:
+    """A copy of `node` with references (${num_updates}) replaced by their values in `root`."""
+    return {key: _value(value, root, key, ()) for key, value in node.items()}
+
+
+def _value(value: Any, root: Node, key: str, trail: tuple[str, ...]) -> Any:
+    """`trail`: the references that led here."""
+    if isinstance(value, dict):
+        return {name: _value(of, root, f"{key}.{name}", trail) for name, of in value.items()}
+    if isinstance(value, list):
+        return [_value(of, root, key, trail) for of in value]
+    if value == MISSING:
+        raise BadInput(key, value, "must be given")
+    if not isinstance(value, str) or "$" not in value:
+        return value
+    reference = REFERENCE.fullmatch(value)
+    found = _at(root, reference[1]) if reference else NOWHERE
+    if found is NOWHERE or isinstance(found, dict | list) or value in trail:
+        raise BadInput(key, value, "must refer to a key with one value, such as ${num_updates}")
+    return _value(found, root, key, (*trail, value))
+
+
+def _at(node: Any, key: str) -> Any:
+    """The value of a dotted key; NOWHERE if there is none."""
+    for part in key.split("."):
+        node = node.get(part, NOWHERE) if isinstance(node, dict) else NOWHERE
+    return node

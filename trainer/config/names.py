@@ -1,0 +1,104 @@
+"""What people call the choices of a config: the names of YAMLs in conf/."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import yaml
+
+from trainer.base.build import Node, label, published
+from trainer.base.places import CONF
+
+GROUPS = ("model", "data", "optimizer", "pipeline", "correction", "lr_schedule")
+"""What is chosen of a trial; the folders of conf/ that hold its choices."""
+
+
+def names(config: Mapping[str, Any]) -> dict[str, str]:
+    """Group → name of its choice, for every choice in a config.
+
+    The recorded name, `config["choices"]`, counts unless its YAML names another class than the
+    config: then somebody set `_target_` by hand. Configs made before names were recorded have none.
+    Without a name that counts, the choice gets that of the group's YAML with the same published
+    address. Of several such YAMLs the one wins that shares the most values with the choice (of a
+    path the last component counts), then the one with the fewest keys that differ, then the first
+    in the alphabet. If there is none, or none of several shares a value, the choice is called by
+    its class (`trainer.base.build.label`).
+    """
+    recorded = config.get("choices") or {}
+    choices = {group: config.get(group) for group in GROUPS}
+    return {
+        group: _name(group, node, recorded.get(group))
+        for group, node in choices.items()
+        if is_choice(node)
+    }
+
+
+def is_choice(value: object) -> TypeGuard[dict[str, Any]]:
+    """Whether a value of a config is a choice: a class or function and its keys."""
+    return isinstance(value, dict) and "_target_" in value
+
+
+def yamls(group: str) -> list[Path]:
+    """The YAML files of a group's choices, in alphabetical order."""
+    return sorted((CONF / group).glob("*.yaml"))
+
+
+def _name(group: str, node: Node, recorded: str | None) -> str:
+    address = published(node["_target_"])
+    if recorded is not None and _address(group, recorded) in (address, None):
+        return recorded
+    alike = _alike(group, address)
+    if len(alike) == 1:
+        return alike[0][0]
+    return _closest(_values(node), alike) or label(node)
+
+
+def _closest(given: Node, alike: Sequence[tuple[str, Node]]) -> str | None:
+    for name, values in alike:
+        if values == given:  # the common case, and a cheap test
+            return name
+    ranked = sorted((*_unlikeness(given, values), name) for name, values in alike)
+    return next((name for unshared, _, name in ranked if unshared < len(given)), None)
+
+
+def _unlikeness(given: Node, values: Node) -> tuple[int, int]:
+    """How many values of `given` are not in `values`; how many keys of both together differ."""
+    shared = sum(key in values and values[key] == value for key, value in given.items())
+    return len(given) - shared, len(given.keys() | values.keys()) - shared
+
+
+@cache
+def _alike(group: str, address: str) -> list[tuple[str, Node]]:
+    """Names and values of the group's YAMLs with this published address, in alphabetical order."""
+    presets = _presets(group)
+    return [
+        (name, _values(node)) for name, node in presets.items() if _address(group, name) == address
+    ]
+
+
+@cache
+def _address(group: str, name: str) -> str | None:
+    """The published address in a YAML; None if there is no such YAML, or it has no `_target_`."""
+    path = _presets(group).get(name, {}).get("_target_")
+    return None if path is None else published(path)
+
+
+@cache
+def _presets(group: str) -> dict[str, Node]:
+    """Name → content, of each YAML of a group."""
+    return {path.stem: yaml.safe_load(path.read_text()) or {} for path in yamls(group)}
+
+
+def _values(node: Node) -> Node:
+    """The keys of `node` without `_target_`.
+
+    Of a path only the last component is kept, because a store may be moved together with its data.
+    """
+    return {
+        key: str(value).rstrip("/").rpartition("/")[2] if key == "path" else value
+        for key, value in node.items()
+        if key != "_target_"
+    }

@@ -1,0 +1,117 @@
+"""The words of a command line that make a trial's config: what each of them asks for.
+
+`GROUP=NAME` chooses a YAML of conf/, or of a folder in `hydra.searchpath`; `KEY=VALUE` sets a key
+that the config has, `+KEY=VALUE` also one that it has not. No other word of Hydra's is offered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.base import documents
+from trainer.base.cli import one_of, split_word
+from trainer.base.errors import BadInput
+from trainer.base.places import CONF
+from trainer.config.names import GROUPS
+
+SEARCHPATH = "hydra.searchpath"
+SCHEME = "file://"
+STRUCTURED = ("'", '"', "[", "{")
+"""How a value starts that is quoted, a list or a mapping."""
+REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+)*)\}")
+
+
+@dataclass(frozen=True)
+class Word:
+    """`given` is the value as it was written. `adds`: the config may lack the key."""
+
+    key: str
+    given: str
+    value: Any
+    adds: bool
+
+    @property
+    def name(self) -> str:
+        """The value as the name of a choice."""
+        return self.value if isinstance(self.value, str) else self.given
+
+
+@dataclass(frozen=True)
+class Words:
+    """`choices`: group → name. `settings`: in the order in which they count."""
+
+    searchpath: tuple[str, ...]
+    choices: dict[str, str]
+    settings: list[Word]
+
+    def require_choices(self) -> None:
+        """Raises BadInput for a name that no YAML has."""
+        places = [CONF, *(Path(folder.removeprefix(SCHEME)) for folder in self.searchpath)]
+        for group, name in self.choices.items():
+            known = {path.stem for place in places for path in (place / group).glob("*.yaml")}
+            if name not in known:
+                raise one_of(group, name, sorted(known))
+
+
+def parse(words: Sequence[Word]) -> Words:
+    """What all words together ask for; of two choices of a group the last one counts."""
+    folders = tuple(folder for word in words if word.key == SEARCHPATH for folder in word.value)
+    choices = {word.key: word.name for word in words if word.key in GROUPS}
+    settings = [word for word in words if word.key not in (*GROUPS, SEARCHPATH)]
+    return Words(folders, choices, settings)
+
+
+def parse_word(word: str) -> Word:
+    """What a word asks for. Raises BadInput for one that is not offered."""
+    key, given = split_word(word)
+    plain = key.lstrip("+")
+    if plain.startswith("~"):
+        raise BadInput(key, given, "is not offered: a key is set to another value, not removed")
+    if plain == "choices" or plain.startswith("choices."):
+        raise BadInput(plain, given, "is recorded, not set: choose by GROUP=NAME")
+    if plain.partition(".")[0] == "hydra" and plain != SEARCHPATH:
+        raise BadInput(plain, given, f"has no effect: of Hydra's keys only {SEARCHPATH} is offered")
+    value = parse_value(plain, given)
+    _require_references(plain, given, value)
+    if plain == SEARCHPATH:
+        value = _folders(given, value)
+    return Word(plain, given, value, adds=plain != key)
+
+
+def parse_value(key: str, given: str) -> Any:
+    """A value as it is written on a command line, as plain data; raises BadInput.
+
+    Quotes make text of anything, [a, b] is a list, {a: b} a mapping. What is neither that nor a
+    number, true, false or null is text as it stands.
+    """
+    if given and not given.startswith(STRUCTURED):
+        return documents.scalar(given)
+    try:
+        return documents.read(given) if given else given
+    except documents.NotRead as error:
+        raise BadInput(key, given, f"must be one value, in quotes if need be ({error})") from None
+
+
+def _require_references(key: str, given: str, value: Any) -> None:
+    """Raises BadInput for an interpolation that is more than a reference to another key.
+
+    `${oc.env:WANDB_API_KEY}` would write a secret to the store and to messages, and a config must
+    not depend on what surrounds it.
+    """
+    if isinstance(value, dict | list):
+        for of in value.values() if isinstance(value, dict) else value:
+            _require_references(key, given, of)
+    elif isinstance(value, str) and "$" in value and not REFERENCE.fullmatch(value):
+        raise BadInput(key, given, "may refer to another key alone, such as ${num_updates}")
+
+
+def _folders(given: str, value: Any) -> list[str]:
+    folders = [str(folder) for folder in (value if isinstance(value, list) else [value])]
+    for folder in folders:
+        if not folder.startswith(SCHEME) or not Path(folder.removeprefix(SCHEME)).is_dir():
+            raise BadInput(SEARCHPATH, given, f"must be folders that are there: [{SCHEME}FOLDER]")
+    return folders

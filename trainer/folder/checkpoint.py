@@ -1,0 +1,162 @@
+"""Checkpoints: complete, written atomically, verified when they are read."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from trainer.base.atomic import always, partial, publish, rename
+from trainer.base.errors import BadInput
+from trainer.folder import wellformed
+
+State = dict[str, Any]
+PREFIX = "checkpoint-"
+NAME = re.compile(rf"{PREFIX}(?P<updates>\d+)-((?P<attempt>\d+)-)?(?P<digest>[0-9a-f]+)\.pt")
+"""Updates, attempt and digest. Files written before attempts were in the name have none."""
+FORMAT = 2
+"""Raised by hand when the state is laid out anew. 2: a correction's tensors have names."""
+
+
+class Checkpoint(NamedTuple):
+    """A file of a trial's folder. The later attempt is the newer one, whatever it had done: what an
+    earlier one wrote after it was taken over does not count.
+    """
+
+    attempt: int
+    num_updates: int
+    path: Path
+
+
+def found(folder: Path) -> list[Checkpoint]:
+    """The checkpoints of a trial's folder, the newest first."""
+    matches = [(NAME.fullmatch(path.name), path) for path in folder.glob(f"{PREFIX}*.pt")]
+    return sorted(
+        (
+            Checkpoint(int(match["attempt"] or 0), int(match["updates"]), path)
+            for match, path in matches
+            if match and path.is_file()
+        ),
+        reverse=True,
+    )
+
+
+def save(
+    folder: Path,
+    num_updates: int,
+    state: State,
+    attempt: int,
+    permit: Callable[[], None] = always,
+) -> None:
+    """Writes the state after `num_updates` updates, then drops those of this and older attempts.
+
+    The digest in the file's name makes a truncated or altered file known when it is read. `permit`:
+    see `trainer.base.atomic.rename`.
+    """
+    with partial(folder, PREFIX) as (filled, file):
+        try:
+            torch.save({"format": FORMAT, **state}, file)
+        except RuntimeError as error:  # by which torch hides what went wrong with the file
+            raise (error.__context__ or error) from None
+    path = folder / _name(num_updates, attempt, _digest(filled))
+    publish(filled, path, permit)
+    for old in found(folder):
+        if old.attempt <= attempt and old.path != path:
+            old.path.unlink(missing_ok=True)
+
+
+def adopt(path: Path, attempt: int, permit: Callable[[], None]) -> None:
+    """Makes a checkpoint that of `attempt`, so that no earlier attempt deletes it any more.
+
+    An earlier attempt may be a process that does not know yet that it was taken over: it deletes by
+    the name that it knows.
+    """
+    match = NAME.fullmatch(path.name)
+    assert match is not None, path
+    rename(path, path.with_name(_name(int(match["updates"]), attempt, match["digest"])), permit)
+
+
+def _name(num_updates: int, attempt: int, digest: str) -> str:
+    return f"{PREFIX}{num_updates:09d}-{attempt:06d}-{digest}.pt"
+
+
+def load(path: Path) -> State:
+    """The state in a checkpoint, on the CPU.
+
+    Raises BadInput, naming the file, if it is not what was written, or was written by code that
+    laid the state out otherwise.
+    """
+    if not path.stem.endswith(_digest(path)):
+        allowed = "is truncated or altered; delete it to start the trial anew"
+        raise BadInput("checkpoint", path, allowed)
+    try:
+        state: State = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except OSError:
+        raise
+    except Exception:  # what unpickling some other file raises
+        raise _no_checkpoint(path) from None
+    if not isinstance(state, dict):
+        raise _no_checkpoint(path)
+    if state.get("format") != FORMAT:
+        allowed = "is of another version of this code; delete it to start the trial anew"
+        raise BadInput("checkpoint", path, allowed)
+    return state
+
+
+def _load_whole(path: Path) -> State:
+    """The same of a trial's whole state."""
+    state = load(path)
+    try:
+        wellformed.check(state, wellformed.STATE)
+    except ValueError as error:
+        raise _no_checkpoint(path, f" ({error})") from None
+    return state
+
+
+def _no_checkpoint(path: Path, why: str = "") -> BadInput:
+    return BadInput("checkpoint", path, f"is no checkpoint{why}; delete it to start the trial anew")
+
+
+def load_own(path: Path, trial_id: str) -> State:
+    """The state in a checkpoint of the trial `trial_id`. Raises as `load` does, and BadInput if the
+    file is another trial's: somebody copied it.
+    """
+    state = _load_whole(path)
+    if state["trial_id"] != trial_id:
+        allowed = f"is of trial {state['trial_id']}, not {trial_id}; delete it to start anew"
+        raise BadInput("checkpoint", path, allowed)
+    return state
+
+
+# What a trial may do otherwise than the one whose checkpoint it goes on from.
+MAY_DIFFER = {
+    *("pipeline", "runner", "num_replicas", "device", "num_threads", "compile", "resume_from"),
+    *("results", "out", "save_final", "checkpoint_every", "eval_every", "timeout"),
+    *("trace", "diagnostics", "choices"),
+}
+
+
+def load_other(path: Path, config: Mapping[str, Any]) -> State:
+    """The state in a checkpoint of another trial, which this one goes on from.
+
+    Raises BadInput if it is none, or of a trial that differs in what makes the numbers.
+    """
+    if not path.is_file():
+        raise BadInput("resume_from", path, "must be a checkpoint-*.pt of an unfinished trial")
+    try:
+        state = _load_whole(path)
+    except BadInput as error:
+        raise BadInput("resume_from", path, error.allowed) from None
+    for key, value in state["config"].items():
+        if key not in MAY_DIFFER and value != config.get(key):
+            raise BadInput("resume_from", path, f"is of a trial with {key}={value}")
+    return state
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]

@@ -1,0 +1,98 @@
+"""metrics.jsonl: one row per update, written by one process at a time, and read after a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from io import FileIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainer.base.atomic import partial, publish
+from trainer.folder.wellformed import ROW, parse
+
+Row = dict[str, Any]
+
+
+class Line(NamedTuple):
+    """One line of the file, and the wall seconds that the trial had taken by then."""
+
+    content: bytes
+    wall_seconds: float
+
+
+def read(path: Path) -> dict[int, Line]:
+    """The whole lines by their update, sorted; of several of one update, the last.
+
+    What a crash tore or filled with zeros is no line.
+    """
+    content = path.read_bytes() if path.exists() else b""
+    found: dict[int, Line] = {}
+    for line in content.splitlines(keepends=True):
+        if (row := row_of(line)) is not None:
+            found[row["update"]] = Line(line, row.get("wall_seconds", 0.0))
+    return dict(sorted(found.items()))
+
+
+def row_of(line: bytes) -> Row | None:
+    """The row in a line of the file; None if the line is not whole."""
+    try:
+        return parse(line, ROW) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+
+
+class Metrics:
+    """The file as the process that holds the trial writes it; `close` it at the end.
+
+    Each attempt replaces the file by a copy of the `lines` that it keeps, and appends to that copy,
+    which it holds open. So the rows of a process that was taken over and does not know it yet go to
+    a file that has no name any more. `permit` raises if another process holds the trial now.
+    """
+
+    def __init__(self, path: Path, lines: Iterable[bytes], permit: Callable[[], None]) -> None:
+        self._path, self._permit = path, permit
+        self._file = self._publish(b"".join(lines))
+
+    def append(self, row: Row) -> None:
+        """Appends the row of one update."""
+        self._permit()
+        left = (json.dumps(row, allow_nan=False) + "\n").encode()
+        while left:  # a disk that is nearly full takes a part
+            left = left[self._file.write(left) :]
+
+    def sync(self) -> None:
+        """On return every row is on the disk, under the file's name.
+
+        A process that was taken over while it replaced the file may have done so after this one:
+        then the file is put in its place again.
+        """
+        self._permit()
+        if not self._is_in_place():
+            self._file.seek(0)
+            content = self._file.read()
+            self._file.close()
+            self._file = self._publish(content)
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def _is_in_place(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
+        except FileNotFoundError:
+            return False
+
+    def _publish(self, content: bytes) -> FileIO:
+        with partial(self._path.parent, self._path.name) as (filled, file):
+            file.write(content)
+        opened = filled.open("a+b", buffering=0)
+        try:
+            publish(filled, self._path, self._permit)
+        except BaseException:
+            opened.close()
+            raise
+        return opened

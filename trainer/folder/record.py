@@ -1,0 +1,247 @@
+"""A trial's folder: config.json, metrics.jsonl and, last and atomically, result.json."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from trainer.base.atomic import clean, partials, write_atomically, write_json
+from trainer.base.errors import BadInput
+from trainer.base.status import Status
+from trainer.folder import checkpoint, metrics, wellformed
+from trainer.folder.lease import attempts, holder, leased, read, trained
+from trainer.folder.metrics import Metrics, Row
+from trainer.folder.wellformed import Damaged
+
+FILES = ("config.json", "metrics.jsonl", "result.json", "trial_id")
+"""The files of a trial's folder that have one name."""
+OF_ATTEMPT = ("attempt", "from_update", "git", "versions", "device_name")
+"""What a result says of each attempt that made a part of it; None what older ones did not note."""
+
+
+def trial_folder(config: Mapping[str, Any], trial_id: str) -> Path:
+    """The folder of a trial: `out` of its config, or its place in the store."""
+    return Path(config["out"] or f"{config['results']}/trials/{trial_id}")
+
+
+class TrialFolder:
+    """The record of one trial, written by one process at a time."""
+
+    records = True
+    """Whether this process writes the record."""
+
+    def __init__(self, path: Path, trial_id: str) -> None:
+        self.path, self._trial_id = path, trial_id
+        self._rows = path / "metrics.jsonl"
+
+    @contextmanager
+    def claimed(
+        self, config: Mapping[str, Any], made_by: Mapping[str, object]
+    ) -> Iterator[TrialFolder]:
+        """Makes the folder and holds the trial's lease while the context lasts.
+
+        The attempt notes `made_by`, see `trainer.config.identity.made_by`. Raises BadInput if the
+        folder is another trial's, or if another process runs the trial; LeaseLost if another
+        process took the trial over meanwhile.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._refuse_another()
+        except OSError as error:
+            raise BadInput("out", self.path, f"must be writable ({error.strerror})") from None
+        with leased(self.path, self._outcome, made_by) as self._lease, ExitStack() as self._open:
+            clean(self.path, self._lease.started_ns)
+            write_json(self.path / "config.json", config, self._lease.require)
+            marker = f"{self._trial_id}\n".encode()
+            write_atomically(self.path / "trial_id", marker, self._lease.require)
+            yield self
+
+    def _outcome(self) -> str:
+        done = self.result()
+        return Status.FAILED if done is None else done["status"]
+
+    def _refuse_another(self) -> None:
+        marker = self.path / "trial_id"
+        held = _content(marker) if marker.exists() else self._trial_id
+        if not held.isalnum():
+            raise Damaged(marker, f"names no trial: delete it if this is {self._trial_id}'s folder")
+        if held != self._trial_id:
+            allowed = f"holds trial {held}, not {self._trial_id}: choose an empty folder"
+            raise BadInput("out", self.path, allowed)
+
+    def result(self) -> Row | None:
+        """The result of a finished trial; None if it has none yet, or failed.
+
+        Raises BadInput if the folder is another trial's.
+        """
+        self._refuse_another()
+        result = read_result(self.path)
+        return None if result is None or result["status"] == Status.FAILED else result
+
+    def newest_checkpoint(self) -> Path | None:
+        """The newest checkpoint whose rows are all there; None: the trial starts anew.
+
+        A row that a crash of the machine took can be had again, the same to the bit, only by doing
+        its update again: so a checkpoint without its rows is left aside, with a line on stderr.
+        """
+        for path, lacks in self._checkpoints():
+            if not lacks:
+                return path
+            print(f"{path.name} is not resumed from: {lacks}", file=sys.stderr)
+        return None
+
+    def _checkpoints(self) -> Iterator[tuple[Path, str]]:
+        """The checkpoints, the newest first, each with the words that say which rows it lacks."""
+        lines, start = metrics.read(self._rows), self._start()
+        for _, num_updates, path in checkpoint.found(self.path):
+            num_there = sum(start <= update < num_updates for update in lines)
+            if num_lost := num_updates - start - num_there:
+                first = next(update for update in range(start, num_updates) if update not in lines)
+                before = f"{num_lost} rows before it, that of update {first} first"
+                yield path, f"{self._rows} lacks {before}"
+            else:
+                yield path, ""
+
+    def require_sound(self, config: Mapping[str, Any]) -> None:
+        """Raises BadInput, before anything is written, if a file stands in the way of the trial: a
+        folder in a file's place, or a checkpoint that it would go on from and cannot.
+
+        What a process that runs the trial replaces meanwhile is not looked at.
+        """
+        for name in FILES:
+            if (self.path / name).is_dir():
+                raise Damaged(self.path / name, "is a folder, where a file must be: move it away")
+        with suppress(FileNotFoundError):
+            newest = next((path for path, lacks in self._checkpoints() if not lacks), None)
+            if newest is not None:
+                checkpoint.load_own(newest, self._trial_id)
+            elif config["resume_from"] is not None:
+                checkpoint.load_other(Path(config["resume_from"]), config)
+
+    def _start(self) -> int:
+        """The update that the trial began with: not 0 if it went on from another one's."""
+        tried = [read(path) for path in attempts(self.path)]
+        return min((one["from_update"] for one in tried if "from_update" in one), default=0)
+
+    def resume(self, num_updates: int, path: Path | None) -> float:
+        """Records that training starts after `num_updates`, and drops the rows of later updates.
+
+        `path`: the checkpoint of this trial that it resumes from, which is this attempt's from now
+        on. Returns the wall seconds that earlier attempts took, the dropped rows included.
+        """
+        self._lease.note(from_update=num_updates)
+        if path is not None:
+            checkpoint.adopt(path, self._lease.number, self._lease.require)
+        lines = metrics.read(self._rows)
+        kept = [line.content for update, line in lines.items() if update < num_updates]
+        self._metrics = Metrics(self._rows, kept, self._lease.require)
+        self._open.enter_context(closing(self._metrics))
+        return max((line.wall_seconds for line in lines.values()), default=0.0)
+
+    def append(self, row: Row) -> None:
+        """Appends the row of one update to metrics.jsonl. Raises LeaseLost."""
+        self._lease.require()
+        self._metrics.append(row)
+
+    def save(self, num_updates: int, state: Row) -> None:
+        """Saves the state after `num_updates`, once its rows are on disk. Raises LeaseLost."""
+        self._metrics.sync()
+        checkpoint.save(self.path, num_updates, state, self._lease.number, self._lease.require)
+
+    def finish(self, result: Row) -> Row:
+        """Writes and returns the result, with the attempts that made it and the time.
+
+        The trial is finished from here on. Raises LeaseLost.
+        """
+        self._metrics.sync()
+        whole = self._write(result)
+        _delete(_strays(self.path))
+        return whole
+
+    def fail(self, result: Row) -> None:
+        """Writes the result of a trial that failed: it may run again. Raises LeaseLost."""
+        self._write(result)
+
+    def _write(self, result: Row) -> Row:
+        made_by = [{key: one.get(key) for key in OF_ATTEMPT} for one in trained(self.path)]
+        whole = {**result, "attempts": made_by, "finished_at": time.time()}
+        write_json(self.path / "result.json", whole, self._lease.require)
+        return whole
+
+
+def tidy(folder: Path) -> None:
+    """Deletes what is left in the folder of a finished trial of processes that were killed, or that
+    did not know yet that they were taken over: checkpoints and temporary files.
+
+    Does nothing while a process holds the trial, nor where the folder cannot be written.
+    """
+    if (left := _strays(folder)) and holder(folder) is None:
+        with suppress(OSError):
+            _delete(left)
+
+
+def _strays(folder: Path) -> list[Path]:
+    return [*partials(folder), *(saved.path for saved in checkpoint.found(folder))]
+
+
+def _delete(files: Iterable[Path]) -> None:
+    for path in files:
+        path.unlink(missing_ok=True)
+
+
+def _content(marker: Path) -> str:
+    """The id in a file `trial_id`; empty if it is none."""
+    try:
+        return marker.read_bytes().decode().strip()
+    except (IsADirectoryError, UnicodeDecodeError):
+        return ""
+
+
+def read_result(folder: Path) -> Row | None:
+    """The content of result.json; None if there is no such file, or it holds no result.
+
+    We write it atomically, so that such a file is damaged: the trial has to run again.
+    """
+    try:
+        return wellformed.read(folder / "result.json", wellformed.RESULT)
+    except (FileNotFoundError, NotADirectoryError, Damaged):
+        return None
+
+
+class ReadOnlyFolder(TrialFolder):
+    """The folder of a trial for the ranks that do not write its record."""
+
+    records = False
+
+    @contextmanager
+    @override
+    def claimed(
+        self, config: Mapping[str, Any], made_by: Mapping[str, object]
+    ) -> Iterator[TrialFolder]:
+        yield self
+
+    @override
+    def newest_checkpoint(self) -> Path | None:
+        return None
+
+    @override
+    def resume(self, num_updates: int, path: Path | None) -> float:
+        return 0.0
+
+    @override
+    def append(self, row: Row) -> None:
+        pass
+
+    @override
+    def save(self, num_updates: int, state: Row) -> None:
+        pass
+
+    @override
+    def finish(self, result: Row) -> Row:
+        return result

@@ -1,0 +1,256 @@
+"""Which files of a store hold what they should: JSON objects whose keys have their types.
+
+We write each of them as a whole, so that any other content was torn by a crash or changed by hand.
+A form lists the keys that are read somewhere: an object may lack those that are not required, which
+older code did not write, and may have others, which newer code wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, Required
+
+from annotated_types import Ge, Gt
+from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
+
+from trainer.base.build import label
+from trainer.base.errors import BadInput
+from trainer.base.status import FINAL
+
+Content = dict[str, Any]
+Form = TypeAdapter[Any]
+
+DEEPEST = 10
+"""Mappings and lists within each other in a config. Ours has two."""
+OF_FINAL = ("trial_id", "final_val_loss", "num_updates", "wall_seconds", "delays")
+"""What the result of a trial that does not run again has."""
+LARGEST = 2**63 - 1
+"""Integers beyond it fit in no table."""
+
+
+class Damaged(BadInput):
+    """A file that does not hold what it should. Its text is one line: the file, and what is wrong.
+
+    Raised where somebody has to repair or delete the file.
+    """
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__("file", path, why)
+
+
+def read(path: Path, form: Form) -> Content:
+    """The JSON object in a file. Raises FileNotFoundError, or Damaged if it is not of this form."""
+    try:
+        return parse(path.read_bytes(), form)
+    except IsADirectoryError:
+        raise Damaged(path, "is a folder, where a file must be") from None
+    except ValueError as error:
+        raise Damaged(path, str(error)) from None
+
+
+def damage(path: Path, error: Damaged | OSError) -> Damaged:
+    """What is wrong with a file, for those who leave out what they cannot read."""
+    if isinstance(error, Damaged):
+        return error
+    return Damaged(path, f"cannot be read ({error.strerror})")
+
+
+def parse(content: bytes, form: Form) -> Content:
+    """The JSON object in `content`. Raises ValueError, which says in a line why it is none."""
+    try:
+        found: Content = json.loads(
+            content.decode(), parse_constant=_refuse, parse_int=_integer, parse_float=_float
+        )
+        if b"\\u" in content:
+            json.dumps(found, ensure_ascii=False).encode()  # half a character is no text
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not whole JSON ({error})") from None
+    check(found, form)
+    return found
+
+
+def check(content: object, form: Form) -> None:
+    """Raises ValueError, which says in a line what is wrong, if `content` is not of this form."""
+    try:
+        form.validate_python(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"])) or "it"
+        message = first["msg"].removeprefix("Value error, ")
+        raise ValueError(f"is not what was written ({key}: {message})") from None
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number")
+
+
+def _integer(digits: str) -> int:
+    number = int(digits)
+    if abs(number) > LARGEST:
+        raise ValueError("an integer is too large")
+    return number
+
+
+def _float(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError("a number is too large")
+    return number
+
+
+KEYS = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+"""How the keys of a form are checked."""
+Count = Annotated[int, Ge(0)]
+Amount = Annotated[float, Ge(0)]
+_ByName = dict[str, str | None]
+
+
+@with_config(KEYS)
+class _Result(TypedDict, total=False):
+    status: Required[Literal["completed", "diverged", "failed"]]
+    trial_id: str
+    data_hash: str | None
+    trainer_version: int
+    sources: dict[str, str]
+    git: str | None
+    versions: _ByName
+    device_name: str | None
+    final_val_loss: float | None
+    diverged_at: Count | None
+    seed: Count
+    num_updates: Count
+    num_parameters: Count
+    tokens: Count
+    epochs: Amount
+    wall_seconds: Amount
+    tokens_per_second: Amount
+    delays: list[Count] | None
+    layers_by_stage: list[Count]
+    peak_memory_bytes: Count | None
+    bubble: float | None
+    error: str
+
+
+def _whole_result(result: Content) -> Content:
+    for key in OF_FINAL if result["status"] in FINAL else ():
+        if key not in result:
+            raise ValueError(f"{key} is missing")
+    if result["status"] == "completed" and result["final_val_loss"] is None:
+        raise ValueError("final_val_loss is missing, though the trial completed")
+    return result
+
+
+def _has_label(target: str) -> str:
+    try:
+        label({"_target_": target})
+    except StopIteration:
+        raise ValueError("must be an import path") from None
+    return target
+
+
+@with_config(KEYS)
+class _Choice(TypedDict):
+    _target_: Annotated[str, AfterValidator(_has_label)]
+
+
+@with_config(KEYS)
+class _Data(_Choice, total=False):
+    path: str
+
+
+@with_config(KEYS)
+class _Correction(_Choice, total=False):
+    coefficient: float
+    lag: int | str
+
+
+@with_config(KEYS)
+class _Pipeline(_Choice, total=False):
+    num_stages: Required[Annotated[int, Gt(0)]]
+    num_microbatches: Required[Annotated[int, Gt(0)]]
+    synchronous_start: Amount
+    synchronous_cooldown: Amount
+
+
+@with_config(KEYS)
+class _Config(TypedDict, total=False):
+    choices: _ByName | None
+    model: Required[_Choice]
+    data: Required[_Data]
+    optimizer: Required[_Choice]
+    pipeline: Required[_Pipeline]
+    correction: Required[_Correction]
+    lr_schedule: Required[_Choice]
+    batch_size: Required[Annotated[int, Gt(0)]]
+    seq_len: Required[Annotated[int, Gt(0)]]
+    num_updates: Required[Annotated[int, Gt(0)] | None]
+    tokens_per_parameter: Amount | None
+    clip_norm: float | None
+    seed: Required[Count]
+    num_replicas: Annotated[int, Gt(0)]
+    device: str
+
+
+def _not_deep(config: Content) -> Content:
+    if _depth(config, DEEPEST) > DEEPEST:
+        raise ValueError("is nested too deeply")
+    return config
+
+
+def _depth(value: object, at_most: int) -> int:
+    """Mappings and lists within each other, counted up to one more than `at_most`."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if at_most < 0 or not isinstance(value, dict | list):
+        return 0
+    return 1 + max((_depth(of, at_most - 1) for of in inner), default=0)
+
+
+@with_config(KEYS)
+class _Attempt(TypedDict, total=False):
+    attempt: Count
+    host: str
+    pid: int
+    machine: str | None
+    process_started: str | None
+    from_update: Count
+    ended: str
+    versions: _ByName
+
+
+@with_config(KEYS)
+class _Row(TypedDict, total=False):
+    update: Required[Count]
+    train_loss: float | None
+    val_loss: float | None
+    tokens_per_second: Amount
+    wall_seconds: Amount
+    diagnostics: dict[str, dict[str, float | None]]
+
+
+@with_config(ConfigDict(extra="allow", strict=True))
+class _State(TypedDict):
+    trial_id: str
+    num_updates: Count
+    config: dict[str, Any]
+    executor: dict[str, Any]
+    random: Any
+    delays: list[Count]
+    val_loss: float
+    train_seconds: float
+
+
+OF_RESULT = frozenset(_Result.__annotations__)
+"""The keys of a result whose types are known."""
+RESULT: Form = TypeAdapter(Annotated[_Result, AfterValidator(_whole_result)])
+"""result.json. One of a trial that does not run again has its loss and its length."""
+CONFIG: Form = TypeAdapter(Annotated[_Config, AfterValidator(_not_deep)])
+"""config.json, as far as tables read it: whether such a trial can run is for `config.schema`."""
+ATTEMPT: Form = TypeAdapter(_Attempt)
+"""attempt-*.json."""
+ROW: Form = TypeAdapter(_Row)
+"""A line of metrics.jsonl."""
+STATE: Form = TypeAdapter(_State)
+"""The state in a checkpoint."""

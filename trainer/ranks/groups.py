@@ -1,0 +1,228 @@
+"""The processes of one trial: p ranks per replica, which live and die together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, MutableSequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from time import monotonic
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainer.base.errors import Stopped
+
+
+class PeerLost(RuntimeError):
+    """Another rank, which is the cause, did not answer: it died, raised or hangs."""
+
+
+@dataclass
+class Heartbeat:
+    """By this a rank shows its supervisor that it makes progress, and learns that it shall stop.
+
+    `beats[rank]` is the time (`time.monotonic`) of its last progress, negative while the rank waits
+    for another one. `stop[0]` is not 0 once the rank shall stop. The supervisor shares both arrays.
+    """
+
+    beats: MutableSequence[float]
+    rank: int
+    stop: MutableSequence[int]
+
+    def asked_to_stop(self) -> bool:
+        """Whether the trial shall stop when it can."""
+        return bool(self.stop[0])
+
+    def beat(self, *, waiting: bool = False) -> None:
+        """Records that the rank made progress and, if `waiting`, now waits for another rank."""
+        self.beats[self.rank] = -monotonic() if waiting else monotonic()
+
+
+class Edges(NamedTuple):
+    """Groups of two ranks each, by which a rank exchanges messages with its neighbours.
+
+    Each carries messages in one direction only. Under NCCL the two ranks of a group share one
+    queue, in which a receive that is posted early would hold up every send behind it.
+    """
+
+    forward_in: Any
+    forward_out: Any
+    backward_in: Any
+    backward_out: Any
+
+
+@dataclass
+class Gang:
+    """This rank and its process groups. Rank = replica · p + place in the pipeline.
+
+    Reductions over the pipeline, over tied weights and over replicas have groups of their own, so
+    that none queues behind another. `control` carries Python objects, on the CPU.
+
+    Every group is used once when it is made. NCCL builds the communicator of a group, or of a pair
+    of ranks, at its first use, and that call blocks each rank until all of them have made it: left
+    to the schedule, in which neighbours begin with different messages, it deadlocks.
+    """
+
+    rank: int
+    num_ranks: int
+    num_replicas: int
+    device: torch.device
+    heartbeat: Heartbeat
+    timeout: timedelta
+    pipeline: Any = field(init=False)
+    tied: Any = field(init=False)
+    replicas: Any = field(init=False)
+    control: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        p = self.num_ranks
+        self.control = self._group(range(p * self.num_replicas), backend="gloo")
+        for replica in range(self.num_replicas):
+            members = [replica * p + place for place in range(p)]
+            pipeline = self._group(members)
+            tied = self._group([members[0], members[-1]]) if p > 1 else None
+            if replica == self.replica:
+                self.pipeline, self.tied = pipeline, tied
+        for place in range(p):
+            group = self._group([replica * p + place for replica in range(self.num_replicas)])
+            if place == self.place:
+                self.replicas = group
+        self._use_once()
+
+    def _group(self, members: Iterable[int], backend: str | None = None) -> Any:
+        return dist.new_group([*members], timeout=self.timeout, backend=backend)
+
+    def _use_once(self) -> None:
+        groups = [self.pipeline, self.replicas]
+        groups += [self.tied] if self.place in {0, self.num_ranks - 1} and self.tied else []
+        for group in groups:
+            self.wait(self.all_reduce(torch.zeros(1, device=self.device), group))
+
+    def connect(self, *, is_ring: bool) -> Edges:
+        """Groups with the neighbours in the pipeline; with `is_ring` the ends are neighbours too.
+
+        Every rank of the gang makes this call. Raises PeerLost.
+        """
+        found: dict[str, Any] = {}
+        p = self.num_ranks
+        for replica in range(self.num_replicas):
+            for place in range(p if is_ring and p > 1 else p - 1):
+                before, after = replica * p + place, replica * p + (place + 1) % p
+                found |= self._edge("forward", before, after)
+                found |= self._edge("backward", after, before)
+        return Edges(**{name: found.get(name) for name in Edges._fields})
+
+    def _edge(self, direction: str, source: int, target: int) -> dict[str, Any]:
+        """The group of one edge, used once, by its name among this rank's `Edges`."""
+        group, message = self._group([source, target]), torch.zeros(1, device=self.device)
+        if self.rank == source:
+            with self.raising_peer_lost():
+                work = dist.isend(message, target, group=group)
+            name = f"{direction}_out"
+        elif self.rank == target:
+            with self.raising_peer_lost():
+                work = dist.irecv(message, source, group=group)
+            name = f"{direction}_in"
+        else:
+            return {}
+        assert work is not None
+        self.wait(work)
+        return {name: group}
+
+    @property
+    def place(self) -> int:
+        """Place of this rank in its pipeline, 0 … p − 1."""
+        return self.rank % self.num_ranks
+
+    @property
+    def replica(self) -> int:
+        """Which data-parallel replica this rank belongs to."""
+        return self.rank // self.num_ranks
+
+    @property
+    def records(self) -> bool:
+        """Whether this rank writes the trial's record: rank 0 does."""
+        return self.rank == 0
+
+    def neighbour(self, step: int) -> int:
+        """Rank of the next (`step` 1) or previous (−1) place; the first follows the last."""
+        return self.replica * self.num_ranks + (self.place + step) % self.num_ranks
+
+    @contextmanager
+    def raising_peer_lost(self) -> Iterator[None]:
+        """Raises PeerLost in place of the RuntimeError that torch raises if a peer is gone."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise PeerLost(f"rank {self.rank} lost another rank: {error}") from error
+
+    def wait(self, work: dist.Work) -> None:
+        """Waits for a transfer or an all-reduce that was launched. Raises PeerLost."""
+        self.heartbeat.beat(waiting=True)
+        with self.raising_peer_lost():
+            work.wait()
+        self.heartbeat.beat()
+
+    def all_reduce(self, tensor: Tensor, group: Any) -> dist.Work:
+        """Launches the all-reduce (sum) of `tensor` over a group, in place."""
+        with self.raising_peer_lost():
+            work = dist.all_reduce(tensor, group=group, async_op=True)
+        assert work is not None
+        return work
+
+    def gather(self, mine: object) -> list[Any]:
+        """The objects of all ranks, in order of rank, on the recording rank; else empty."""
+        everything: list[Any] | None = None
+        if self.records:
+            everything = [None] * (self.num_ranks * self.num_replicas)
+        self.heartbeat.beat(waiting=True)
+        with self.raising_peer_lost():
+            dist.gather_object(mine, everything, dst=0, group=self.control)
+        self.heartbeat.beat()
+        return everything or []
+
+    def all_gather(self, mine: object) -> list[Any]:
+        """The objects of all ranks, in order of rank, on every rank."""
+        everything: list[Any] = [None] * (self.num_ranks * self.num_replicas)
+        self.heartbeat.beat(waiting=True)
+        with self.raising_peer_lost():
+            dist.all_gather_object(everything, mine, group=self.control)
+        self.heartbeat.beat()
+        return everything
+
+    def barrier(self) -> None:
+        """Waits until every rank has come here. Raises PeerLost."""
+        self.all_gather(None)
+
+
+@contextmanager
+def joined(
+    store: dist.Store | None,
+    rank: int,
+    num_ranks: int,
+    num_replicas: int,
+    device: torch.device,
+    heartbeat: Heartbeat,
+    timeout: float,
+) -> Iterator[Gang]:
+    """Makes this process a rank of a gang while the context lasts.
+
+    Without a `store`, the environment that torchrun sets says where the ranks meet. A peer that
+    does not answer for `timeout` seconds counts as lost. After an error the groups are left to the
+    end of the process: to destroy one of NCCL waits for what is in flight, with a peer that may be
+    gone.
+    """
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    world = num_ranks * num_replicas
+    options: dict[str, Any] = {} if store is None else {"store": store}
+    limit = timedelta(seconds=timeout)
+    dist.init_process_group(backend, rank=rank, world_size=world, timeout=limit, **options)
+    try:
+        yield Gang(rank, num_ranks, num_replicas, device, heartbeat, limit)
+    except Stopped:  # by which all ranks end together, after a drain
+        dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()

@@ -1,0 +1,1 @@
+"""One stage of the model under delay: versions of its weights, its backward and its update."""

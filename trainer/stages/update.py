@@ -1,0 +1,46 @@
+"""The update as a value: u_t = W(t) − optimizer(W(t))."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainer.base.resources import random_state, restore_random_state
+from trainer.optimizers import state as optimizer_state
+
+Weights = Sequence[nn.Parameter]
+
+
+def step(optimizer: Optimizer, weights: Weights, gradients: Sequence[Tensor]) -> None:
+    """Steps `weights` in place by one gradient per weight; the optimizer has no other weights."""
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def update_of(optimizer: Optimizer, weights: Weights, gradients: Sequence[Tensor]) -> list[Tensor]:
+    """Steps `weights` in place and returns u, one tensor per weight: what was subtracted."""
+    update = [weight.detach().clone() for weight in weights]
+    step(optimizer, weights, gradients)
+    with torch.no_grad():
+        torch._foreach_sub_(update, list(weights))
+    return update
+
+
+def dry_update(optimizer: Optimizer, weights: Weights, gradients: Sequence[Tensor]) -> list[Tensor]:
+    """What `update_of` would return; restores weights, optimizer and generators exactly."""
+    device = weights[0].device
+    randomness = random_state(device)
+    state = {w: deepcopy(of) for w, of in optimizer_state.by_weight(optimizer).items()}
+    start = [weight.detach().clone() for weight in weights]
+    update = update_of(optimizer, weights, gradients)
+    with torch.no_grad():
+        torch._foreach_copy_(list(weights), start)
+    optimizer_state.restore(optimizer, state)
+    restore_random_state(randomness, device)
+    return update

@@ -1,0 +1,1 @@
+"""What every rank did when: measured, written as a trace, drawn."""
