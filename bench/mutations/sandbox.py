@@ -43,6 +43,8 @@ class Outcome:
     """The first test that failed or did not end, with the reason; empty if all passed."""
     seconds: Mapping[str, float]
     """Of each test that passed."""
+    hung: str = ""
+    """The test that did not end in time, if that is the failure."""
 
 
 class Sandbox:
@@ -170,7 +172,8 @@ def _followed(pipe: int, limit: Callable[[str], float]) -> Outcome:
     while True:
         allowed = COLLECTION_LIMIT if current == COLLECTION else limit(current)
         if not select.select([pipe], [], [], allowed)[0]:
-            return Outcome(failed or f"{current} (no end after {allowed:.3g} s)", seconds)
+            hung = "" if failed else current
+            return Outcome(failed or f"{current} (no end after {allowed:.3g} s)", seconds, hung)
         got = os.read(pipe, 65536)
         if not got:
             return Outcome(failed or f"{current} (its process died)", seconds)

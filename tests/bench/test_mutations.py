@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.mutations.__main__ import VERDICTS, attempt
+from bench.mutations.__main__ import VERDICTS, attempt, first_failure
 from bench.mutations.mutants import Mutant, mutants
 from bench.mutations.reach import Reach, in_order, reaches
 from bench.mutations.sandbox import Sandbox
@@ -28,6 +28,7 @@ def unused(one: int) -> int:
     return one + 1
 '''
 TEST = """import subprocess, sys, time
+from pathlib import Path
 
 from toy.code import larger
 
@@ -45,8 +46,14 @@ def test_in_another_process():
 
 def hangs():
     time.sleep(60)
+
+
+def hangs_once():
+    if not Path("here").exists():
+        Path("here").touch()
+        time.sleep(60)
 """
-SETTINGS = '[tool.pytest.ini_options]\npython_functions = ["test_*", "hangs"]\n'
+SETTINGS = '[tool.pytest.ini_options]\npython_functions = ["test_*", "hangs*"]\n'
 FILE, IN_PROCESS = "tests/test_toy.py", "tests/test_toy.py::test_in_process"
 IN_ANOTHER = "tests/test_toy.py::test_in_another_process"
 
@@ -69,7 +76,7 @@ def sandbox(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Sandbox:
 
 @pytest.fixture(scope="module")
 def known(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reach]:
-    left_out = [f"{FILE}::hangs"]
+    left_out = [f"{FILE}::hangs", f"{FILE}::hangs_once"]
     return reaches(sandbox, [FILE], ["toy"], left_out, tmp_path_factory.mktemp("reach"))
 
 
@@ -168,6 +175,15 @@ def test_a_mutant_reaches_the_processes_of_a_test(
 def test_what_hangs_is_ended(sandbox: Sandbox, tmp_path: Path) -> None:
     outcome = sandbox.run([f"{FILE}::hangs"], lambda test: 0.5, tmp_path / "log")
     assert outcome.failed == f"{FILE}::hangs (no end after 0.5 s)"
+
+
+def test_what_hangs_once_on_a_busy_machine_is_no_failure(sandbox: Sandbox, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    tests = [IN_PROCESS, f"{FILE}::hangs_once"]
+    assert first_failure(sandbox, tests, lambda test: 3.0, log) == ""
+    (sandbox.folder / "here").unlink()
+    failed = first_failure(sandbox, [f"{FILE}::hangs"], lambda test: 0.2, log)
+    assert failed == f"{FILE}::hangs (no end after 0.6 s)"
 
 
 def test_quick_tests_come_first_and_no_more_than_there_is_time_for(root: Path) -> None:
