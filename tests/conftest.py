@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+pytest_plugins = ["tests.support.refusals"]
+
 settings.register_profile("no deadline", deadline=None)  # a slow machine fails no test
 settings.load_profile("no deadline")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from analysis.__main__ import main
-from tests.support.refusals import refusal
+from tests.support.refusals import Refused, name_of
 
 LONG = "x" * 300
 ADVISE = "advise optimizer=muon stages=4 microbatches=8"
@@ -42,12 +42,6 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("words", BAD, ids=lambda words: ascii(words)[1:40])
-def test_a_wrong_word_is_refused_in_one_line(
-    words: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert BAD[words] in refusal(lambda: main(words.split(" ")), tmp_path, capsys)
+@pytest.mark.parametrize("words", BAD, ids=name_of)
+def test_a_wrong_word_is_refused_in_one_line(words: str, refused: Refused) -> None:
+    assert BAD[words] in refused(lambda: main(words.split(" ")))

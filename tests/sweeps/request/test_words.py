@@ -9,7 +9,7 @@ import pytest
 from sweeps.__main__ import main
 from sweeps.commands import COMMANDS, run
 from sweeps.request.command_line import parse_request
-from tests.support.refusals import refusal
+from tests.support.refusals import Refused, name_of
 
 LONG = "x" * 300
 
@@ -86,15 +86,9 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize("words", BAD, ids=lambda words: ascii(words)[1:40])
-def test_a_wrong_word_is_refused_in_one_line(
-    words: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    error = refusal(lambda: main(words.split(" ")), tmp_path, capsys)
+@pytest.mark.parametrize("words", BAD, ids=name_of)
+def test_a_wrong_word_is_refused_in_one_line(words: str, refused: Refused) -> None:
+    error = refused(lambda: main(words.split(" ")))
     assert BAD[words] in error
 
 

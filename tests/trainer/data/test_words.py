@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.refusals import refusal
+from tests.support.refusals import Refused, name_of
 from trainer.data import __main__ as module
 
 LONG = "x" * 300
@@ -36,14 +36,10 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("words", BAD, ids=lambda words: ascii(words)[1:40])
+@pytest.mark.parametrize("words", BAD, ids=name_of)
 def test_a_wrong_word_is_refused_in_one_line(
-    words: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    words: str, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "prepare", None)
     monkeypatch.setattr(sys, "argv", ["trainer.data", *words.split()])
-    assert BAD[words] in refusal(module.main, tmp_path, capsys)
+    assert BAD[words] in refused(module.main)
