@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from copy import deepcopy
 
 import pytest
 import torch
 from hypothesis import settings
+
+from trainer.config import compose
 
 pytest_plugins = ["tests.support.refusals"]
 
@@ -16,6 +20,24 @@ settings.load_profile("no deadline")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A job in a shell's background, and every trial that a test starts and interrupts, ignores it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def composed_once() -> Iterator[None]:
+    """Hydra composes each choice of conf/ once per process, and not for each trial that asks."""
+    whole, known = compose._compose, dict[str, tuple[compose.Node, compose.Node]]()
+
+    def composed(asked: compose.Words) -> tuple[compose.Node, compose.Node]:
+        if asked.searchpath:  # to files of the test's own
+            return whole(asked)
+        key = str(sorted(asked.choices.items()))
+        if key not in known:
+            known[key] = whole(asked)
+        return deepcopy(known[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compose, "_compose", composed)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -122,7 +122,7 @@ def test_of_the_trainer(place: Path, words: list[str]) -> None:
     check(place, "trainer", "python -m trainer", _trainer, ["--cfg", *words])
 
 
-@fuzzing.inputs(30)
+@fuzzing.inputs(15)
 @given(words=odd.commands(SWEEPS, OF_SWEEPS))
 def test_of_sweeps(place: Path, words: list[str]) -> None:
     """Without what needs a network: a cluster, or the server of a tracker."""

@@ -169,7 +169,9 @@ def test_how_often_it_saves_and_evaluates_changes_no_loss(tmp_path: Path) -> Non
     assert rows(tmp_path / "a") == rows(tmp_path / "b")
 
 
-@pytest.mark.parametrize("key", ["optimizer.fused=true", "compile=true"])
+@pytest.mark.parametrize(
+    "key", ["optimizer.fused=true", pytest.param("compile=true", marks=pytest.mark.slow)]
+)
 def test_faster_ways_compute_the_same(tmp_path: Path, key: str) -> None:
     if key == "compile=true" and shutil.which("g++") is None:
         pytest.skip("torch.compile needs a C++ compiler on the CPU: g++ is not installed")

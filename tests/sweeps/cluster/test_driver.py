@@ -45,8 +45,18 @@ def kill(flag):
     pid = ray.get(flag.__ray_call__.remote(lambda self: os.getpid()), timeout=60)
     os.kill(pid, signal.SIGKILL)
 
+def listening():
+    lines = [l.split() for f in ("tcp", "tcp6") for l in open(f"/proc/net/{f}").readlines()[1:]]
+    return {l[1] for l in lines if l[3] == "0A"}
+
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
 asked = False
+before = listening()
 with cluster() as folder:
+    opened = {address.split(":")[0] for address in listening() - before}
+    assert opened, "Ray has servers"
+    assert opened <= LOOPBACK, opened
     sockets = ray.get_runtime_context().gcs_address
     assert sockets != "127.0.0.1:1", sockets
     session = Path(ray._private.worker._global_node.get_session_dir_path())
@@ -74,8 +84,9 @@ assert not folder.exists()
 
 
 def test_a_driver_starts_its_own_cluster_and_only_a_real_wish_stops(tmp_path: Path) -> None:
-    """A stale announcement of another cluster misleads nobody; the flag's process is killed twice:
-    before a wish to stop, and after it."""
+    """A stale announcement of another cluster misleads nobody; of the sockets that appear, none can
+    be reached from another machine; the flag's process is killed twice: before a wish to stop, and
+    after it."""
     announced = Path("/tmp/ray/ray_current_cluster")
     before = announced.read_text() if announced.exists() else None
     environment = {key: of for key, of in os.environ.items() if key != "RAY_ADDRESS"}

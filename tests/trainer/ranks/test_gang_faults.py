@@ -60,7 +60,7 @@ class Run:
         """Waits for its end."""
         _, error = self.process.communicate(timeout=30)
         assert self.process.returncode == 1
-        wait_for(lambda: not any(map(alive, self.ranks.values())), seconds=5)
+        wait_for(lambda: not any(map(alive, self.ranks.values())), seconds=60)
         return error
 
 
@@ -92,7 +92,7 @@ def test_no_rank_survives_its_parent(tmp_path: Path, how: signal.Signals) -> Non
     run = Run(tmp_path, "num_updates=3000")
     run.process.send_signal(how)
     run.process.communicate(timeout=30)
-    wait_for(lambda: not any(map(alive, run.ranks.values())), seconds=5)
+    wait_for(lambda: not any(map(alive, run.ranks.values())), seconds=60)
     assert list(run.out.glob("checkpoint*"))
     assert not (run.out / "result.json").exists()
 
@@ -123,4 +123,4 @@ def test_ranks_that_all_wait_for_each_other() -> None:
     started = time.monotonic()
     with pytest.raises(GangFailed, match="every rank has waited for another"):
         run_gang(alone, (), 2, print, timeout=8)  # the ranks of a busy machine start seconds apart
-    assert time.monotonic() - started < 45
+    assert time.monotonic() - started < 55

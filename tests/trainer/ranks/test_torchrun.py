@@ -17,19 +17,25 @@ from tests.support.trials import rows, untimed, wait_for
 from trainer.__main__ import main
 from trainer.trial import run_trial
 
-GANG = ("pipeline=pipedream_2bw", "runner=pipelined", "pipeline.num_stages=2", "num_replicas=2")
-GANG = (*GANG, "pipeline.num_microbatches=2", "num_updates=8")
-
-LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-LAUNCHER += ["--nproc-per-node", "4", "-m", "trainer"]
+PIPELINE = ("pipeline=pipedream_2bw", "runner=pipelined", "pipeline.num_stages=2")
+PIPELINE = (*PIPELINE, "pipeline.num_microbatches=2", "num_updates=8")
+GANG = (*PIPELINE, "num_replicas=2")
 
 
-def test_the_same_trial(tmp_path: Path) -> None:
-    words = small.overrides(tmp_path, *GANG, f"out={tmp_path / 'torchrun'}")
-    done = subprocess.run([*LAUNCHER, *words], check=False, capture_output=True, text=True)
+def launcher(num_processes: int) -> list[str]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*torchrun, "--nproc-per-node", str(num_processes), "-m", "trainer"]
+
+
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_same_trial(tmp_path: Path, replicas: int) -> None:
+    gang = (*PIPELINE, f"num_replicas={replicas}")
+    words = small.overrides(tmp_path, *gang, f"out={tmp_path / 'torchrun'}")
+    command = [*launcher(2 * replicas), *words]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("completed trial") == 1, "one rank speaks"
-    ours = run_trial(small.config(tmp_path, *GANG, f"out={tmp_path / 'spawned'}"))
+    ours = run_trial(small.config(tmp_path, *gang, f"out={tmp_path / 'spawned'}"))
     theirs = json.loads((tmp_path / "torchrun" / "result.json").read_text())
     assert untimed(theirs) == untimed(ours)
     assert rows(tmp_path / "torchrun") == rows(tmp_path / "spawned")
@@ -53,7 +59,7 @@ def test_a_rank_that_hangs_ends_them_all(tmp_path: Path) -> None:
     out = tmp_path / "torchrun"
     words = small.overrides(tmp_path, *GANG, "num_updates=100000", "timeout=5", f"out={out}")
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen([*LAUNCHER, *words], stdout=log, stderr=log)
+        process = subprocess.Popen([*launcher(4), *words], stdout=log, stderr=log)
     try:
         wait_for(lambda: (out / "metrics.jsonl").exists() and len(rows(out)) > 3, seconds=60)
         ranks = children(process.pid)
@@ -62,5 +68,5 @@ def test_a_rank_that_hangs_ends_them_all(tmp_path: Path) -> None:
         assert process.wait(timeout=60) != 0
     finally:
         process.kill()
-    wait_for(lambda: not any(map(alive, ranks)), seconds=5)
+    wait_for(lambda: not any(map(alive, ranks)), seconds=60)
     assert "lost another rank" in (tmp_path / "log").read_text()
