@@ -2,8 +2,9 @@
 
 `python -m bench.kills [moments=20] [seed=0] [targets=driver,trial,rank,raylet]
 [signals=SIGKILL,SIGTERM]` kills each target at `moments` random moments with each signal, and
-prints a table. A moment at which no process of the target was left does not count, and another one
-is tried.
+prints a table. A moment is a number of updates that the sweep's trials have done together, so that
+it comes while they are at work, however busy the machine is. If there was no process of the target
+just then, the moment does not count, and another one is tried.
 """
 
 from __future__ import annotations
@@ -45,8 +46,10 @@ TARGETS: Mapping[str, str] = {
 """Target → a part of the command line of its processes."""
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 MARK = "PIPEGAP_TEST_SWEEP"
-END_TIMEOUT = 300.0
+END_TIMEOUT = 900.0
 """Seconds for a sweep to come to its end, or for its processes to be gone, on a busy machine."""
+POLL_EVERY = 0.02
+"""Seconds: an update takes a few milliseconds, and what follows the last row of a trial longer."""
 
 
 @dataclass
@@ -97,10 +100,10 @@ class Sweep:
         """The table of gaps that it reports."""
         return (self.folder / "results/reports/main-micro/gaps.csv").read_text()
 
-    def seconds_at_work(self) -> float:
-        """Seconds from the start of its first trial to the end of its last."""
-        ran = [attempt for attempts in self.attempts().values() for attempt in attempts]
-        return float(max(one["ended_at"] for one in ran) - min(one["started_at"] for one in ran))
+    def num_updates(self) -> int:
+        """Of all its trials together, so far: rows of metrics, the last perhaps half written."""
+        metrics = self.folder.glob("results/trials/*/metrics.jsonl")
+        return sum(path.read_bytes().count(b"\n") for path in metrics)
 
     def attempts(self) -> dict[str, list[dict[str, Any]]]:
         """The attempts of every trial, in their order."""
@@ -118,16 +121,15 @@ class Sweep:
         }
 
 
-def disturb(sweep: Sweep, target: str, how: signal.Signals, moment: float) -> tuple[bool, int]:
-    """Kills one process of the target, `moment` seconds after the first of its kind is at work.
+def disturb(sweep: Sweep, target: str, how: signal.Signals, moment: int) -> tuple[bool, int]:
+    """Kills one process of the target once the trials have done `moment` updates.
 
     Then waits for the sweep to end. Returns whether there was a process to kill, and the exit code
     of the driver.
     """
     with sweep.start() as driver:
         try:
-            wait_for(sweep, target, driver)
-            time.sleep(moment)
+            wait_for(sweep, moment, driver)
             is_killed = _kill(sweep.processes(target)[-1:], how)
             driver.communicate(timeout=END_TIMEOUT)
         finally:
@@ -135,12 +137,12 @@ def disturb(sweep: Sweep, target: str, how: signal.Signals, moment: float) -> tu
     return is_killed, driver.returncode
 
 
-def wait_for(sweep: Sweep, target: str, driver: subprocess.Popen[str]) -> None:
-    """Returns once a process of the target is at work on a trial."""
+def wait_for(sweep: Sweep, moment: int, driver: subprocess.Popen[str]) -> None:
+    """Returns once the trials have done so many updates; 0: once one of them has an attempt."""
     attempts = "results/trials/*/attempt-*.json"
-    while not (sweep.processes(target) and any(sweep.folder.glob(attempts))):
+    while not (sweep.num_updates() >= moment and any(sweep.folder.glob(attempts))):
         assert driver.poll() is None, driver.communicate()
-        time.sleep(0.05)
+        time.sleep(POLL_EVERY)
 
 
 def _kill(processes: Sequence[int], how: signal.Signals) -> bool:
@@ -185,12 +187,11 @@ def main() -> None:
         for words, rows in _by_sweep(asked).items():
             whole = Sweep(Path(scratch) / f"whole{len(words)}", words)
             whole.finish()
-            at_work = whole.seconds_at_work()
             for target, how in rows:
                 started, exits, tried, intact = time.monotonic(), Counter[int](), 0, 0
                 while exits.total() < moments and intact == tried:
                     sweep = Sweep(Path(scratch) / uuid.uuid4().hex, words)
-                    moment = generator.uniform(0, at_work)
+                    moment = generator.randrange(whole.num_updates())
                     tried += 1
                     intact += _survives(sweep, whole, target, how, moment, exits)
                 failures += tried - intact
@@ -217,7 +218,7 @@ def _survives(
     whole: Sweep,
     target: str,
     how: signal.Signals,
-    moment: float,
+    moment: int,
     exits: Counter[int],
 ) -> bool:
     try:
@@ -227,7 +228,7 @@ def _survives(
         sweep.finish()
         check(sweep, whole)
     except (AssertionError, subprocess.TimeoutExpired) as error:
-        print(f"{target} {how.name} after {moment:.1f} s: {error}", file=sys.stderr, flush=True)
+        print(f"{target} {how.name} after {moment} updates: {error}", file=sys.stderr, flush=True)
         return False
     return True
 

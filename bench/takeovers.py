@@ -1,7 +1,7 @@
 """Takes a driver out for longer than a lease lasts, beside a second driver on the same store.
 
 `python -m bench.takeovers [moments=5] [seed=0] [ways=frozen,container]` does each at `moments`
-random moments, and prints a table:
+random moments, numbers of updates as those of bench.kills, and prints a table:
 
 * frozen: every process of the first driver is stopped, as by a machine's long sleep, until the
   second driver has ended; then it goes on.
@@ -32,12 +32,11 @@ NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 TIMEOUT = END_TIMEOUT + STALE_AFTER
 
 
-def frozen(sweep: Sweep, moment: float) -> None:
+def frozen(sweep: Sweep, moment: int) -> None:
     """Raises AssertionError if a driver does not end with 0."""
     with sweep.start() as first:
         try:
-            wait_for(sweep, "trial", first)
-            time.sleep(moment)
+            wait_for(sweep, moment, first)
             _send(sweep, signal.SIGSTOP)
             _end(sweep.start())
             _send(sweep, signal.SIGCONT)
@@ -52,14 +51,13 @@ def container(sweep: Sweep, moment: float) -> None:
     contained = replace(sweep, command=NAMESPACE)
     with contained.start() as first:
         try:
-            wait_for(sweep, "trial", first)
-            time.sleep(moment)
+            wait_for(sweep, moment, first)
         finally:
             first.kill()  # and with it its namespace
     _end(contained.start())
 
 
-WAYS: Mapping[str, Callable[[Sweep, float], None]] = {"frozen": frozen, "container": container}
+WAYS: Mapping[str, Callable[[Sweep, int], None]] = {"frozen": frozen, "container": container}
 
 
 def _send(sweep: Sweep, how: signal.Signals) -> None:
@@ -94,7 +92,7 @@ def main() -> None:
         whole.finish()
         for way in given["ways"].split(","):
             moments = [
-                generator.uniform(0, whole.seconds_at_work()) for _ in range(int(given["moments"]))
+                generator.randrange(whole.num_updates()) for _ in range(int(given["moments"]))
             ]
             started = time.monotonic()
             outcomes = [_survives(Path(scratch), whole, way, moment) for moment in moments]
@@ -108,14 +106,14 @@ def main() -> None:
     sys.exit(failures > 0)
 
 
-def _survives(scratch: Path, whole: Sweep, way: str, moment: float) -> int | None:
+def _survives(scratch: Path, whole: Sweep, way: str, moment: int) -> int | None:
     """How many trials were taken over; None if the sweep was not intact."""
     sweep = Sweep(scratch / uuid.uuid4().hex, whole.words)
     try:
         WAYS[way](sweep, moment)
         check(sweep, whole)
     except (AssertionError, subprocess.TimeoutExpired) as error:
-        print(f"{way} after {moment:.1f} s: {error}", file=sys.stderr, flush=True)
+        print(f"{way} after {moment} updates: {error}", file=sys.stderr, flush=True)
         return None
     return taken_over(sweep)
 

@@ -53,8 +53,8 @@ def test_a_sweep_survives(
 ) -> None:
     words = (*small_words, *GANG) if target == "rank" else small_words
     undisturbed, sweep = whole(words), Sweep(tmp_path, words)
-    early = undisturbed.seconds_at_work() / 4  # trials are at work then, on a faster machine too
-    is_killed, _ = disturb(sweep, target, how, random.Random(target + how.name).uniform(0, early))
+    moment = random.Random(target + how.name).randrange(undisturbed.num_updates())
+    is_killed, _ = disturb(sweep, target, how, moment)
     assert is_killed
     sweep.finish()
     check(sweep, undisturbed)
