@@ -1,0 +1,5 @@
+"""The delayed update of a trial in a training loop of one's own: see docs/delayed.md."""
+
+from trainer.delayed.optimizer import DelayedOptimizer
+
+__all__ = ["DelayedOptimizer"]
