@@ -25,9 +25,17 @@ def alike(tensors: Sequence[Tensor]) -> list[list[int]]:
 
 @torch.no_grad()
 def copy(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Copies the content of each tensor into its counterpart."""
+    """Copies the content of each tensor into its counterpart, which is sharded alike."""
     for numbers in alike(into):
-        torch._foreach_copy_([into[i] for i in numbers], [tensors[i] for i in numbers])
+        torch._foreach_copy_(
+            [local(into[i]) for i in numbers], [local(tensors[i]) for i in numbers]
+        )
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor (DTensor), in the same memory; any other as it is."""
+    found: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return found
 
 
 class CorrectionOfEach(NoCorrection):

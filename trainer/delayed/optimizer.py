@@ -60,8 +60,9 @@ class DelayedOptimizer(Optimizer):
 
     `correction` takes the place of Error Feedback: a class of `trainer.corrections`, or
     `functools.partial` of one and its options. One that changes gradients acts before the clip in a
-    trial: give the norm as `clip_norm` and do not clip in the loop. The first `synchronous_start`
-    and the last `synchronous_cooldown` updates are not delayed: a number of updates, or, as a
+    trial: give the norm as `clip_norm` and do not clip in the loop. (Its norm is added up in the
+    order of the optimizer's weights: equal to a trial's but for rounding.) The first
+    `synchronous_start` and the last `synchronous_cooldown` updates are not delayed: a number of updates, or, as a
     float, a share of `num_updates`, all updates of the training.
 
     Raises BadInput, a ValueError, in one line that names the argument, for what cannot be used.
@@ -91,6 +92,8 @@ class DelayedOptimizer(Optimizer):
         self.optimizer, self.delay, self.keep = optimizer, delay, keep
         self.pipeline = pipeline_node(delay, synchronous_start, synchronous_cooldown)
         self.correction = correction_node(error_feedback, correction)
+        if delay == 0:  # nothing to correct, so nothing to remember
+            self.correction = correction_node(0, None)
         self.num_updates, self._clip_norm = num_updates, clip_norm
         self._schedule = schedule_of(self.pipeline, num_updates)
         self._require_fitting()
@@ -151,7 +154,9 @@ class DelayedOptimizer(Optimizer):
         """
         if self._keeper is not None and not self._is_shown:
             newest = self._keeper.newest
-            self._keeper.show(evaluated(self.optimizer, newest))
+            with self._stepping(newest):
+                shown = evaluated(self.optimizer, newest)
+            self._keeper.show(shown)
             self._is_shown = True
 
     def train(self) -> None:

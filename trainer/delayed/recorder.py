@@ -16,7 +16,7 @@ from trainer.base.errors import BadInput
 from trainer.base.resources import device_name, peak_memory_bytes
 from trainer.base.status import Status
 from trainer.config.identity import made_by, provenance, trial_id
-from trainer.delayed.arm import Node, correction_node
+from trainer.delayed.arm import Node
 from trainer.delayed.optimizer import DelayedOptimizer
 from trainer.executors.gradients import Diverged
 from trainer.folder import wellformed
@@ -165,7 +165,7 @@ def _config(results: str, delayed: DelayedOptimizer, words: Mapping[str, Word]) 
         "choices": {name: known[name] for name in NAMES},
         **{name: {"_target_": f"{PLACE}.{_slug(known[name])}"} for name in NAMES},
         "pipeline": delayed.pipeline,
-        "correction": delayed.correction if delayed.delay else correction_node(0, None),
+        "correction": delayed.correction,
         "tokens_per_parameter": None,
         "clip_norm": None,
         "resume_from": None,
