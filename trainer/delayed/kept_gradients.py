@@ -20,8 +20,11 @@ class KeptGradients(Keeper):
     sets of gradients, and a delay of 0 nothing.
     """
 
-    def __init__(self, weights: Sequence[nn.Parameter], version: Callable[[int], int]) -> None:
+    def __init__(
+        self, weights: Sequence[nn.Parameter], version: Callable[[int], int], lag: int
+    ) -> None:
         super().__init__(weights, version)
+        self._lag = lag
         self._waiting: deque[Gradient] = deque()
         self._made = 0
 
@@ -58,9 +61,11 @@ class KeptGradients(Keeper):
 
     @override
     def state(self) -> list[dict[str, Tensor]]:
-        sets = {f"waiting_{i}": gradient.tensors for i, gradient in enumerate(self._waiting)}
+        unused = [self.weights] * (self._lag - len(self._waiting))  # see KeptWeights
+        tensors_of = [*(gradient.tensors for gradient in self._waiting), *unused]
+        sets = {f"waiting_{i}": tensors for i, tensors in enumerate(tensors_of)}
         return [
-            {name: of for name, tensors in sets.items() if (of := tensors[i]) is not None}
+            {name: of.detach() for name, tensors in sets.items() if (of := tensors[i]) is not None}
             for i in range(len(self.weights))
         ]
 

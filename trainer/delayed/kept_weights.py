@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from trainer.delayed.alike import copy
+from trainer.delayed.alike import copy, local
 from trainer.delayed.keeper import Gradient, Keeper, Options, Update, Waiting
 
 
@@ -38,6 +39,8 @@ class KeptWeights(Keeper):
         """What late reads of the newest version see."""
         self._kept: dict[int, list[Tensor]] = {}
         self._hidden: list[Tensor] = []
+        self._loaded: list[Tensor] = []
+        """What was restored for the next batch to read, until its step."""
         self._note_writes()
 
     @override
@@ -59,6 +62,7 @@ class KeptWeights(Keeper):
             copy(self.weights, self.newest)
         self._read, self._num_taken = following, batch + 1
         self._kept = {v: tensors for v, tensors in self._kept.items() if v > following}
+        self._loaded = []
         self._note_writes()
 
     def _keep(self, version: int) -> None:
@@ -71,8 +75,12 @@ class KeptWeights(Keeper):
         self._written = [weight._version for weight in self.weights]
 
     def _refuse_writes_of_others(self) -> None:
-        """Raises RuntimeError if somebody else wrote to the weights: that would be lost."""
-        if self._written != [weight._version for weight in self.weights]:
+        """Raises RuntimeError if somebody else wrote to the weights: that would be lost.
+
+        A checkpoint's weights may be loaded after its optimizer state if they are the same.
+        """
+        is_written = self._written != [weight._version for weight in self.weights]
+        if is_written and not (self._loaded and _are_equal(self.weights, self._loaded)):
             raise RuntimeError(
                 "the weights were changed since the last step, outside of DelayedOptimizer, which "
                 "keeps a newest version of its own: load a checkpoint's optimizer state after its "
@@ -101,11 +109,14 @@ class KeptWeights(Keeper):
 
     @override
     def state(self) -> list[dict[str, Tensor]]:
-        sets = {"newest": self.newest, "read": self._hidden or self.weights}
+        sets: dict[str, Sequence[Tensor]] = {
+            "newest": self.newest,
+            "read": self._hidden or self.weights,
+        }
         if self._late is not self.newest:
             sets["late"] = list(self._late)
-        for version, tensors in self._kept.items():
-            sets[f"kept_{self._num_taken - version}"] = tensors
+        for age in range(1, self._lag):  # always all names: distributed checkpoints need that
+            sets[f"kept_{age}"] = self._kept.get(self._num_taken - age, sets["read"])
         return [
             {name: tensors[i].detach() for name, tensors in sets.items()}
             for i in range(len(self.weights))
@@ -122,9 +133,15 @@ class KeptWeights(Keeper):
     ) -> None:
         self._num_taken, self._read = num_taken, num_taken - waiting.delays[0]
         copy(self.newest, [of["newest"] for of in state])
-        copy(self.weights, [of["read"] for of in state])
+        self._loaded = [of["read"] for of in state]
+        copy(self.weights, self._loaded)
         if "late" in state[0]:
             self._late = [of["late"].clone() for of in state]
-        ages = [int(name.removeprefix("kept_")) for name in state[0] if name.startswith("kept_")]
+        ages = range(1, min(self._lag, waiting.delays[0]))
         self._kept = {num_taken - age: [of[f"kept_{age}"].clone() for of in state] for age in ages}
         self._note_writes()
+
+
+def _are_equal(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    pairs = zip(tensors, others, strict=True)
+    return all(torch.equal(local(a), local(b)) for a, b in pairs)

@@ -61,9 +61,10 @@ class DelayedOptimizer(Optimizer):
     `correction` takes the place of Error Feedback: a class of `trainer.corrections`, or
     `functools.partial` of one and its options. One that changes gradients acts before the clip in a
     trial: give the norm as `clip_norm` and do not clip in the loop. (Its norm is added up in the
-    order of the optimizer's weights: equal to a trial's but for rounding.) The first
-    `synchronous_start` and the last `synchronous_cooldown` updates are not delayed: a number of updates, or, as a
-    float, a share of `num_updates`, all updates of the training.
+    order of the optimizer's weights: equal to a trial's but for rounding.)
+
+    The first `synchronous_start` and the last `synchronous_cooldown` updates are not delayed: a
+    number of updates, or, as a float, a share of `num_updates`, all updates of the training.
 
     Raises BadInput, a ValueError, in one line that names the argument, for what cannot be used.
     """
@@ -210,9 +211,11 @@ class DelayedOptimizer(Optimizer):
         """In torch's format: see `state`. Each group has a key `delayed` beside its options."""
         packed = super().state_dict()
         delays, options = Waiting([], []) if self._keeper is None else self._keeper.waiting
+        names = {name for of in self.state.values() for name in of if name.startswith(OWN)}
         for i, group in enumerate(packed["param_groups"]):
             group["delayed"] = {
                 **{name: getattr(self, name) for name in (*SAME, *COUNTED)},
+                "names": sorted(name.removeprefix(OWN) for name in names),
                 "delays": delays,
                 "options": [of[i] for of in options],
             }
@@ -256,6 +259,12 @@ class DelayedOptimizer(Optimizer):
             )
         with self._stepping(keeper.newest):
             optimizer_state.restore(self.optimizer, saved)
+        for name in ours[0]["names"]:
+            if not any(name in of for of in own):
+                raise ValueError(
+                    f"the state lacks {OWN}{name}, which was saved: torch.distributed.checkpoint "
+                    "loads what an optimizer has already; load the state by torch.load instead"
+                )
         waiting = [list(of) for of in zip(*(of["options"] for of in ours), strict=True)]
         keeper.restore(self.num_taken, own, Waiting(ours[0]["delays"], waiting))
         self._correction.restore(own)
@@ -288,7 +297,7 @@ class DelayedOptimizer(Optimizer):
             weights = [weight for group in self.param_groups for weight in group["params"]]
             self._correction = CorrectionOfEach(weights, self.delay, self._make_correction)
             self._keeper = (
-                KeptGradients(weights, self._version)
+                KeptGradients(weights, self._version, self.delay)
                 if self.keep == "gradients" or self.delay == 0
                 else KeptWeights(
                     weights,

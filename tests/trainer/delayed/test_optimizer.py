@@ -254,6 +254,23 @@ def test_weights_that_somebody_else_changed_are_not_lost_in_silence() -> None:
         loop.delayed.step()
 
 
+@pytest.mark.parametrize("shown", [True, False])
+def test_weights_loaded_after_the_optimizer_must_be_those_to_read(shown: bool) -> None:
+    """As torch.distributed.checkpoint does. Those to evaluate would be read as the old ones."""
+    first, second = Loop(ADAMW), Loop(ADAMW)
+    first.run(range(3))
+    second.delayed.load_state_dict(first.delayed.state_dict())
+    if shown:
+        first.delayed.eval()
+    second.module.load_state_dict(first.module.state_dict())
+    if shown:
+        with pytest.raises(RuntimeError, match="optimizer state after its weights"):
+            second.delayed.step()
+    else:
+        second.scheduler.load_state_dict(first.scheduler.state_dict())
+        assert second.run(range(3, 6)) == first.run(range(3, 6))
+
+
 def test_an_unused_weight_is_left_alone() -> None:
     loop = Loop(ADAMW)
     loop.module.register_parameter("unused", unused := nn.Parameter(torch.ones(3)))
