@@ -77,7 +77,11 @@ def as_rank(
         for keep, delay in (("weights", 2), ("gradients", 1)):
             model, delayed = make(wrap, keep, delay)
             train(model, delayed, range(num // 2))
-            resumed = resume(model, delayed, make(wrap, keep, delay)) if name == "fsdp2" else None
+            resumed = (
+                resume(model, delayed, make(wrap, keep, delay))
+                if (name, keep) == ("fsdp2", "weights")
+                else None
+            )
             for what, of in {"through": (model, delayed), "resumed": resumed}.items():
                 if of is not None:
                     train(*of, range(num // 2, num))

@@ -211,11 +211,11 @@ class DelayedOptimizer(Optimizer):
         """In torch's format: see `state`. Each group has a key `delayed` beside its options."""
         packed = super().state_dict()
         delays, options = Waiting([], []) if self._keeper is None else self._keeper.waiting
-        names = {name for of in self.state.values() for name in of if name.startswith(OWN)}
+        names = {name for of in self.state.values() for name in of}
         for i, group in enumerate(packed["param_groups"]):
             group["delayed"] = {
                 **{name: getattr(self, name) for name in (*SAME, *COUNTED)},
-                "names": sorted(name.removeprefix(OWN) for name in names),
+                "names": sorted(names),
                 "delays": delays,
                 "options": [of[i] for of in options],
             }
@@ -246,6 +246,12 @@ class DelayedOptimizer(Optimizer):
         states: Mapping[int, dict[str, Any]],
         ours: Sequence[dict[str, Any]],
     ) -> None:
+        for name in ours[0]["names"]:
+            if not any(name in of for of in states.values()):
+                raise ValueError(
+                    f"the state lacks {name}, which was saved: torch.distributed.checkpoint loads "
+                    "what an optimizer has after one step; load the state by torch.load instead"
+                )
         keeper, saved, own = self._begin(), {}, []
         ids = [(id_, group) for group in groups for id_ in group["params"]]
         for weight, (id_, group) in zip(keeper.newest, ids, strict=True):
@@ -259,12 +265,6 @@ class DelayedOptimizer(Optimizer):
             )
         with self._stepping(keeper.newest):
             optimizer_state.restore(self.optimizer, saved)
-        for name in ours[0]["names"]:
-            if not any(name in of for of in own):
-                raise ValueError(
-                    f"the state lacks {OWN}{name}, which was saved: torch.distributed.checkpoint "
-                    "loads what an optimizer has already; load the state by torch.load instead"
-                )
         waiting = [list(of) for of in zip(*(of["options"] for of in ours), strict=True)]
         keeper.restore(self.num_taken, own, Waiting(ours[0]["delays"], waiting))
         self._correction.restore(own)

@@ -339,6 +339,18 @@ def test_the_state_of_another_delay_is_refused() -> None:
         )
 
 
+@pytest.mark.parametrize("lost", ["delay_update_1", "exp_avg"])
+def test_a_state_that_lost_something_is_refused(lost: str) -> None:
+    """torch.distributed.checkpoint leaves out what the optimizer does not have yet."""
+    loop = Loop(ADAMW)
+    loop.run(range(3))
+    state = copy.deepcopy(loop.delayed.state_dict())
+    for of in state["state"].values():
+        del of[lost]
+    with pytest.raises(ValueError, match=f"lacks {lost}, which was saved"):
+        Loop(ADAMW).delayed.load_state_dict(state)
+
+
 def test_more_steps_than_were_said_are_refused() -> None:
     loop = Loop(ADAMW, num_updates=2)
     loop.run(range(2))
