@@ -61,7 +61,10 @@ class KeptGradients(Keeper):
 
     @override
     def state(self) -> list[dict[str, Tensor]]:
-        unused = [self.weights] * (self._lag - len(self._waiting))  # see KeptWeights
+        unused = [
+            [weight.detach().clone() for weight in self.weights]
+            for _ in range(self._lag - len(self._waiting))
+        ]  # see KeptWeights
         tensors_of = [*(gradient.tensors for gradient in self._waiting), *unused]
         sets = {f"waiting_{i}": tensors for i, tensors in enumerate(tensors_of)}
         return [

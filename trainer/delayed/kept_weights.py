@@ -116,7 +116,9 @@ class KeptWeights(Keeper):
         if self._late is not self.newest:
             sets["late"] = list(self._late)
         for age in range(1, self._lag):  # always all names: distributed checkpoints need that
-            sets[f"kept_{age}"] = self._kept.get(self._num_taken - age, sets["read"])
+            kept = self._kept.get(self._num_taken - age)
+            # A copy where there is none: what is loaded in place must not be shared.
+            sets[f"kept_{age}"] = kept or [weight.detach().clone() for weight in self.weights]
         return [
             {name: tensors[i].detach() for name, tensors in sets.items()}
             for i in range(len(self.weights))
