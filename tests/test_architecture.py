@@ -42,6 +42,10 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             *("schedules", "stages"),
         },
         "trial": {"base", "config", "executors", "folder", "parts", "ranks", "training"},
+        "delayed": {
+            *("base", "config", "corrections", "executors", "folder", "optimizers", "schedules"),
+            "stages",
+        },
         "__main__": {"base", "config", "folder", "trial"},
     },
     "sweeps": {

@@ -13,7 +13,7 @@ import torch
 from tests.oracles import corrections as references
 from tests.support import toy
 from tests.support.delayed import PHASES, SGD, T, expected_of_stages
-from trainer.base.build import build
+from trainer.base.build import build, locate
 from trainer.base.places import CONF
 from trainer.config.compose import compose
 from trainer.corrections.none import NoCorrection
@@ -38,6 +38,11 @@ def variants(name: str) -> Iterator[dict[str, Any]]:
 def maker(node: Mapping[str, Any]) -> Make:
     """Makes the correction of such settings."""
     return partial(build, node)
+
+
+def located(node: Mapping[str, Any]) -> partial[NoCorrection]:
+    """Its class with such settings, as code names it."""
+    return partial(locate(node["_target_"]), **{k: v for k, v in node.items() if k != "_target_"})
 
 
 def reference(name: str, node: Mapping[str, Any]) -> references.Plain:

@@ -121,10 +121,11 @@ class Schedule:
     def _pass(self, step: Step, stage: int, first: int) -> Op:
         batch, microbatch = divmod(step.flat, self.num_microbatches)
         batch += first
-        version = self._version(batch, self.lags[stage])
-        return Op(step.kind, stage, batch, microbatch, version, self._version(batch, self.tied_lag))
+        version = self.version(batch, self.lags[stage])
+        return Op(step.kind, stage, batch, microbatch, version, self.version(batch, self.tied_lag))
 
-    def _version(self, batch: int, lag: int) -> int:
+    def version(self, batch: int, lag: int) -> int:
+        """The version that `batch` reads of a weight with this lag."""
         if not self.first_delayed <= batch < self.first_cooldown:
             return batch
         return max(self.first_delayed, batch - lag)

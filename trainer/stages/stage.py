@@ -20,7 +20,7 @@ from trainer.optimizers.routing import kinds
 from trainer.schedules.operations import Op
 from trainer.stages.backward import Halfway, InFlight, WeightsLater, sum_of, take_gradient
 from trainer.stages.probe import Found, NoProbe, Probe
-from trainer.stages.update import dry_update, step, update_of
+from trainer.stages.update import corrected_update, dry_update
 from trainer.stages.versions import Versions
 
 
@@ -148,25 +148,15 @@ class Stage:
     def update(self, batch: int, gradients: Sequence[Tensor]) -> None:
         """Makes W(t+1) from W(t) and the clipped gradients of batch t, one tensor per weight."""
         delays = self._start_update(batch)
-        weights = self.versions.open()
-        self._probe.before(weights)
-        update = self._step(weights, gradients)
-        with torch.no_grad():
-            self._probe.stepped(update)
-            self._correction.apply(weights, update, delays)
-            self._probe.applied(weights)
-            self.versions.close(self._correction.ahead(weights, update))
-
-    def _step(self, weights: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Turns W(t) into W(t) − u_t, in place.
-
-        Returns u_t if the correction or the probe reads it, else an empty list, because u_t costs a
-        copy of W(t).
-        """
-        if self._correction.needs_update or self._probe.needs_update:
-            return update_of(self.optimizer, weights, gradients)
-        step(self.optimizer, weights, gradients)
-        return []
+        ahead = corrected_update(
+            self.optimizer,
+            self._correction,
+            self.versions.open(),
+            gradients,
+            delays,
+            self._probe,
+        )
+        self.versions.close(ahead)
 
     def probe(self, batch: int, gradients: Sequence[Tensor]) -> None:
         """Records what these fresh gradients would make, to compare the next update with it."""

@@ -1,4 +1,4 @@
-"""The update as a value: u_t = W(t) − optimizer(W(t))."""
+"""The update as a value: u_t = W(t) − optimizer(W(t)); and the corrected one, W(t) → W(t + 1)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,41 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainer.base.resources import random_state, restore_random_state
+from trainer.corrections.none import NoCorrection
 from trainer.optimizers import state as optimizer_state
+from trainer.stages.probe import NoProbe
 
 Weights = Sequence[nn.Parameter]
+Gradients = Sequence[Tensor | None]
+"""One per weight; the optimizer leaves a weight alone that has none."""
 
 
-def step(optimizer: Optimizer, weights: Weights, gradients: Sequence[Tensor]) -> None:
+def corrected_update(
+    optimizer: Optimizer,
+    correction: NoCorrection,
+    weights: Weights,
+    gradients: Gradients,
+    delays: Sequence[int],
+    probe: NoProbe,
+) -> Sequence[Tensor]:
+    """Turns `weights` from W(t) into W(t + 1), in place; `delays` are those of the gradients.
+
+    Returns what late reads of version t + 1 see, if the correction `reads_ahead`.
+    """
+    probe.before(weights)
+    update: list[Tensor] = []
+    if correction.needs_update or probe.needs_update:  # else u_t would cost a copy for nothing
+        update = update_of(optimizer, weights, gradients)
+    else:
+        step(optimizer, weights, gradients)
+    with torch.no_grad():
+        probe.stepped(update)
+        correction.apply(weights, update, delays)
+        probe.applied(weights)
+        return correction.ahead(weights, update)
+
+
+def step(optimizer: Optimizer, weights: Weights, gradients: Gradients) -> None:
     """Steps `weights` in place by one gradient per weight; the optimizer has no other weights."""
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.grad = gradient
@@ -23,7 +52,7 @@ def step(optimizer: Optimizer, weights: Weights, gradients: Sequence[Tensor]) ->
     optimizer.zero_grad(set_to_none=True)
 
 
-def update_of(optimizer: Optimizer, weights: Weights, gradients: Sequence[Tensor]) -> list[Tensor]:
+def update_of(optimizer: Optimizer, weights: Weights, gradients: Gradients) -> list[Tensor]:
     """Steps `weights` in place and returns u, one tensor per weight: what was subtracted."""
     update = [weight.detach().clone() for weight in weights]
     step(optimizer, weights, gradients)

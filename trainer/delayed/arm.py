@@ -1,0 +1,85 @@
+"""The arm of a delayed loop: the same pipeline and correction, as a trial's config names them."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from trainer.base.build import build, published
+from trainer.base.errors import BadInput
+from trainer.base.ranges import MAX_COUNT
+from trainer.config.schema import check_choice
+from trainer.corrections.error_feedback import ErrorFeedback
+from trainer.corrections.none import NoCorrection
+from trainer.schedules.operations import Schedule
+
+Node = dict[str, Any]
+MakeCorrection = Callable[..., NoCorrection]
+MAX_DELAY = 4_096
+
+
+def pipeline_node(delay: int, start: float, cooldown: float) -> Node:
+    """The pipeline of a trial with this delay, in one stage; a delay of 1 is PipeDream-2BW's."""
+    _check_count("delay", delay, MAX_DELAY)
+    _check_phase("synchronous_start", start)
+    _check_phase("synchronous_cooldown", cooldown)
+    cut = {"num_stages": 1, "num_microbatches": 1}
+    if delay == 0:
+        return {"_target_": "trainer.schedules.sync", **cut}
+    cut |= {"synchronous_start": start, "synchronous_cooldown": cooldown}  # type: ignore[dict-item]
+    if delay == 1:
+        return {"_target_": "trainer.schedules.pipedream_2bw", **cut}
+    return {"_target_": "trainer.schedules.constant_delay", "delay": delay, **cut}
+
+
+def schedule_of(pipeline: Node, num_updates: int | None) -> Schedule:
+    """The schedule that counts the delays. Raises BadInput if phases need the number of updates."""
+    start, cooldown = (pipeline.get(f"synchronous_{name}", 0) for name in ("start", "cooldown"))
+    if num_updates is not None:
+        _check_count("num_updates", num_updates, MAX_COUNT, least=1)
+    elif cooldown or isinstance(start, float):
+        allowed = "is required for a cooldown, and for a start that is a share of all updates"
+        raise BadInput("num_updates", None, allowed)
+    schedule: Schedule = build(pipeline, num_updates or MAX_COUNT)
+    return schedule
+
+
+def correction_node(error_feedback: float, correction: MakeCorrection | None) -> Node:
+    """The correction as a config names it: Error Feedback's λ, or another class with its options.
+
+    Raises BadInput for a wrong λ, for a class that is none, and for missing or unknown options.
+    """
+    if correction is not None:
+        return _checked(correction)
+    is_number = isinstance(error_feedback, int | float) and not isinstance(error_feedback, bool)
+    if not is_number or not 0 <= error_feedback < math.inf:
+        raise BadInput("error_feedback", error_feedback, "must be a number, 0 (none) or larger")
+    if error_feedback == 0:
+        return _checked(NoCorrection)
+    return _checked(partial(ErrorFeedback, coefficient=float(error_feedback), lag=1))
+
+
+def _checked(correction: MakeCorrection) -> Node:
+    made, options = correction, {}
+    if isinstance(correction, partial) and not correction.args:
+        made, options = correction.func, correction.keywords
+    if not (inspect.isclass(made) and issubclass(made, NoCorrection)):
+        allowed = "must be a class like those of trainer.corrections, or functools.partial of one"
+        raise BadInput("correction", correction, f"{allowed} and its options")
+    address = published(f"{made.__module__}.{made.__qualname__}")
+    return check_choice("correction", {"_target_": address, **options})
+
+
+def _check_count(name: str, value: object, most: int, least: int = 0) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise BadInput(name, value, f"must be an int from {least} to {most}, in updates")
+
+
+def _check_phase(name: str, value: object) -> None:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
+    if not is_count and not (isinstance(value, float) and 0 <= value <= 1):
+        allowed = "must be a number of updates (an int) or a share of all updates (0.0 to 1.0)"
+        raise BadInput(name, value, allowed)

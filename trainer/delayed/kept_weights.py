@@ -1,0 +1,149 @@
+"""The loop reads older weights: forward and backward at W(t − τ), while W(t) lies beside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from trainer.delayed.alike import copy, local
+from trainer.delayed.keeper import Gradient, Keeper, Options, Update, Waiting
+
+
+class KeptWeights(Keeper):
+    """The loop's weights hold the version that its next batch reads; the newest lies beside.
+
+    `stages.versions.Versions` binds another leaf to the module for each version. A loop that is not
+    ours needs the same parameters at the same addresses all the time (DDP's hooks, FSDP's shards,
+    its own references), so that here their content changes between a step and the next forward.
+
+    A lag of 1 takes one more set of weights, and each further one another. With `reads_ahead` late
+    batches see what the correction predicted, which takes one set more.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[nn.Parameter],
+        version: Callable[[int], int],
+        lag: int,
+        *,
+        reads_ahead: bool,
+    ) -> None:
+        super().__init__(weights, version)
+        self.newest = [nn.Parameter(w.detach().clone(), requires_grad=False) for w in weights]
+        self._lag, self._reads_ahead = lag, reads_ahead
+        self._num_taken = self._read = 0
+        self._late: Sequence[Tensor] = self.newest
+        """What late reads of the newest version see."""
+        self._kept: dict[int, list[Tensor]] = {}
+        self._hidden: list[Tensor] = []
+        self._loaded: list[Tensor] = []
+        """What was restored for the next batch to read, until its step."""
+        self._note_writes()
+
+    @override
+    def take(
+        self, batch: int, gradient: Sequence[Tensor | None], options: Options, update: Update
+    ) -> None:
+        self._refuse_writes_of_others()
+        following = max(self._version(batch + 1), self._read)  # after a drain it is newer
+        delay = batch - self._read
+        if following == batch:
+            copy(self.weights, self._late)
+        elif following < batch:
+            self._keep(batch)
+        if self._read < following < batch:
+            copy(self.weights, self._kept[following])
+        ahead = update(Gradient(batch, gradient, options, delay))
+        self._late = ahead if self._reads_ahead else self.newest
+        if following > batch:
+            copy(self.weights, self.newest)
+        self._read, self._num_taken = following, batch + 1
+        self._kept = {v: tensors for v, tensors in self._kept.items() if v > following}
+        self._loaded = []
+        self._note_writes()
+
+    def _keep(self, version: int) -> None:
+        """Keeps the newest version for the batches that read it after the next one, if any do."""
+        batches = range(version + 2, version + self._lag + 1)
+        if any(self._version(batch) == version for batch in batches):
+            self._kept[version] = [tensor.detach().clone() for tensor in self._late]
+
+    def _note_writes(self) -> None:
+        self._written = [weight._version for weight in self.weights]
+
+    def _refuse_writes_of_others(self) -> None:
+        """Raises RuntimeError if somebody else wrote to the weights: that would be lost.
+
+        A checkpoint's weights may be loaded after its optimizer state if they are the same.
+        """
+        is_written = self._written != [weight._version for weight in self.weights]
+        if is_written and not (self._loaded and _are_equal(self.weights, self._loaded)):
+            raise RuntimeError(
+                "the weights were changed since the last step, outside of DelayedOptimizer, which "
+                "keeps a newest version of its own: load a checkpoint's optimizer state after its "
+                "weights, or pass keep='gradients', which keeps no weights"
+            )
+
+    @override
+    def show(self, weights: Sequence[Tensor]) -> None:
+        self._refuse_writes_of_others()
+        self._hidden = [weight.detach().clone() for weight in self.weights]
+        copy(self.weights, weights)
+        self._note_writes()
+
+    @override
+    def hide(self) -> None:
+        self._refuse_writes_of_others()
+        copy(self.weights, self._hidden)
+        self._hidden = []
+        self._note_writes()
+
+    @override
+    def finish(self, update: Update) -> None:
+        copy(self.weights, self.newest)
+        self._read, self._kept = self._num_taken, {}
+        self._note_writes()
+
+    @override
+    def state(self) -> list[dict[str, Tensor]]:
+        sets: dict[str, Sequence[Tensor]] = {
+            "newest": self.newest,
+            "read": self._hidden or self.weights,
+        }
+        if self._late is not self.newest:
+            sets["late"] = list(self._late)
+        for age in range(1, self._lag):  # always all names: distributed checkpoints need that
+            kept = self._kept.get(self._num_taken - age)
+            # A copy where there is none: what is loaded in place must not be shared.
+            sets[f"kept_{age}"] = kept or [weight.detach().clone() for weight in self.weights]
+        return [
+            {name: tensors[i].detach() for name, tensors in sets.items()}
+            for i in range(len(self.weights))
+        ]
+
+    @property
+    @override
+    def waiting(self) -> Waiting:
+        return Waiting([self._num_taken - self._read], [])
+
+    @override
+    def restore(
+        self, num_taken: int, state: Sequence[Mapping[str, Tensor]], waiting: Waiting
+    ) -> None:
+        self._num_taken, self._read = num_taken, num_taken - waiting.delays[0]
+        copy(self.newest, [of["newest"] for of in state])
+        self._loaded = [of["read"] for of in state]
+        copy(self.weights, self._loaded)
+        if "late" in state[0]:
+            self._late = [of["late"].clone() for of in state]
+        ages = range(1, min(self._lag, waiting.delays[0]))
+        self._kept = {num_taken - age: [of[f"kept_{age}"].clone() for of in state] for age in ages}
+        self._note_writes()
+
+
+def _are_equal(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    pairs = zip(tensors, others, strict=True)
+    return all(torch.equal(local(a), local(b)) for a, b in pairs)
