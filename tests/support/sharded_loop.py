@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
@@ -107,4 +108,6 @@ def resume(
     states = dict(zip(("model", "optimizer"), get_state_dict(*other), strict=True))
     dcp.load(states, checkpoint_id=Path(folder[0]))
     set_state_dict(*other, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
+    dist.barrier()
+    shutil.rmtree(folder[0], ignore_errors=True)
     return other
