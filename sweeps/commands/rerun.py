@@ -39,7 +39,7 @@ def main(words: Sequence[str]) -> int:
     given = parse(words, "python -m sweeps rerun", __doc__ or "", OPTIONS)
     force, dry_run = take_flag(given, "force"), take_flag(given, "dry_run")
     gpus_per_trial = parse_gpus(given.pop("gpus_per_trial", "1"))
-    tracking = choice.take(given, "rerun")
+    tracking = choice.take(given)
     results = Path(given.get("results", "results"))
     if not given.keys() - {"results"}:
         raise BadInput("rerun", "", "must say which trials, e.g. status=failed")
