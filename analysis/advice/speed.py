@@ -86,6 +86,13 @@ def speed_up(name: str, costs: Costs, num_microbatches: int) -> float:
     return flushed.batch_time / speed(TWO_BUFFERED, costs, num_microbatches).batch_time
 
 
+def speed_up_over_fastest(costs: Costs, num_microbatches: int) -> float:
+    """Batches of 2BW in the time of one of the `fastest` pipeline that keeps no more than it."""
+    own = speed(TWO_BUFFERED, costs, num_microbatches)
+    others = flushed_speeds(costs, num_microbatches)
+    return others[fastest(others, own.activations)].batch_time / own.batch_time
+
+
 def fastest(speeds: Mapping[str, Speed], activations: float) -> str:
     """The fastest of the pipelines that keep `activations` at most; of equally fast ones the
     first. Raises BadInput if there is none."""

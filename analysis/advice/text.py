@@ -94,7 +94,7 @@ def _speed(advice: Advice) -> Iterator[str]:
     assumed = "equal stages, a backward of two forwards, no time for updates and messages"
     yield f"  assumed: {assumed if equal else 'the costs that were given'}"
     yield "  not counted: what Error Feedback adds to an update, the second version of the weights"
-    yield "  all wait for the gradient's norm: ZB-V that checks it afterwards has hardly a bubble left"
+    yield "  all wait for the gradient's norm: ZB-V that checks it later has hardly a bubble left"
 
 
 def _tax(advice: Advice, gap: Gap, found: Evidence) -> Iterator[str]:

@@ -196,4 +196,3 @@ class Channels:
             self.take(op)
             self.send(op, empty)
         self.flush()
-

@@ -107,7 +107,9 @@ class Gang:
         Every rank of the gang makes this call, with the same edges. Raises PeerLost.
         """
         every = {
-            (replica, edge): self._edge(self.at(edge.source, replica), self.at(edge.target, replica))
+            (replica, edge): self._edge(
+                self.at(edge.source, replica), self.at(edge.target, replica)
+            )
             for replica in range(self.num_replicas)
             for edge in edges
         }
