@@ -86,10 +86,19 @@ class Priced:
         """Those that have to run."""
         return [trial for trial in self.trials if trial.plan.trial_id in self._todo]
 
+    @property
+    def costs(self) -> list[Cost]:
+        """What these take, on cores and on GPUs."""
+        return [*self._costs(self.todo)]
+
     def lines(self) -> Iterator[str]:
         """The plan: what is asked for, what is done, what the rest will cost."""
-        yield from self._table()
         todo = self.todo
+        num_asked = sum(len(sweep.planned) for sweep in self._sweeps)
+        num_done = len(self.trials) - len(todo)
+        counts = f"{len(self.trials)} unique, {num_done} done, {len(todo)} to do"
+        yield f"trials    {num_asked} asked, {counts}"
+        yield from self._table()
         yield (
             f"tokens    {sum(t.plan.tokens for t in todo):.3g} to do, "
             f"{max(t.plan.tokens for t in self.trials):.3g} in the longest trial"
@@ -136,7 +145,7 @@ class Priced:
 
     def _time(self, todo: Sequence[Trial]) -> Iterator[str]:
         """What all of it takes, and what the estimate rests on."""
-        costs = [*self._costs(todo)]
+        costs = self.costs
         total = " and ".join(f"{duration(cost.total)} of one {cost.unit}" for cost in costs)
         longest = max((cost.longest for cost in costs), default=0.0)
         assumed = [t for t in todo if self._prices.measured_seconds(t) is None]
