@@ -105,10 +105,10 @@ def _tax(advice: Advice, gap: Gap, found: Evidence) -> Iterator[str]:
         return
     yield f"  {tax_text(tax._asdict())} n={tax.tax_n}, sync with {found.updates} updates"
     for name, speed_up in advice.speed_ups.items():
-        yield f"  against {speed_up:.3f}, the speed-up over {name}: {_break_even(tax, speed_up)}"
+        yield f"  against {speed_up:.3f}, the speed-up over {name}: {break_even(tax, speed_up)}"
 
 
-def _break_even(tax: Tax, speed_up: float) -> str:
+def break_even(tax: Tax, speed_up: float) -> str:
     """A tax below the speed-up pays."""
     if isnan(tax.tax_low):
         return "one seed shows nothing"

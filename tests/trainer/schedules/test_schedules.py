@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from torch.distributed.pipelining import ScheduleZBVZeroBubble
 
 from tests.support import small
