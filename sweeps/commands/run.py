@@ -88,9 +88,9 @@ def require_ready(results: Path, planned: Sequence[Trial]) -> None:
     todo = [trial for trial in planned if finished(trial) is None]
     distinct = {_needs(trial.config): trial.config for trial in todo}
     missing = {str(error): error for config in distinct.values() for error in _missing_of(config)}
-    first, *others = missing.values() or [None]
-    if first is not None:
-        also = "".join(f"; also {text}" for text in [*missing][1:]) if others else ""
+    if missing:
+        first, *others = missing.values()
+        also = "".join(f"; also {error}" for error in others)
         raise BadInput(first.key, first.value, f"{first.allowed}{also}")
 
 

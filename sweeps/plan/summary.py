@@ -18,12 +18,11 @@ def summary(asked: Request, sweeps: Sequence[SweepPlan]) -> str:
     """The lines of a plan."""
     lines = [*Priced(asked, sweeps).lines()]
     for sweep in sweeps:
-        of_sweep = [*sweep.estimate, *(sweep.remarks if asked.dry_run else [])]
-        lines += (
-            [*_precision(asked.results, sweep), *of_sweep]
-            if len(sweeps) == 1
-            else [f"{sweep.label}: {' '.join(line.split())}" for line in of_sweep]
-        )
+        told = [*sweep.estimate, *(sweep.remarks if asked.dry_run else [])]
+        if len(sweeps) == 1:
+            lines += [*_precision(asked.results, sweep), *told]
+        else:
+            lines += [f"{sweep.label}: {' '.join(line.split())}" for line in told]
     return "\n".join(lines)
 
 

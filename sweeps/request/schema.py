@@ -53,8 +53,8 @@ def _is_override(word: str) -> bool:
 
 MAX_ITEMS, MAX_TRIALS = 1_000, 10_000
 """The most items of a list of a sweep, and the most trials that it may ask for."""
-MAX_RANKS = 256
-"""The most stages, and microbatches, of the pipeline that a sweep asks about."""
+MAX_SIMULATED = 16_384
+"""The most stages times microbatches of the pipeline that a sweep asks about."""
 SMALLEST, LARGEST = 1e-6, 1e6
 """Factors that are tried."""
 
@@ -85,8 +85,8 @@ class Question(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    stages: Annotated[int, Interval(ge=1, le=MAX_RANKS)]
-    microbatches: Annotated[int, Interval(ge=1, le=MAX_RANKS)]
+    stages: Annotated[int, Interval(ge=1, le=MAX_SIMULATED)]
+    microbatches: Annotated[int, Interval(ge=1, le=MAX_SIMULATED)]
     arms: Annotated[list[str], Len(1, MAX_ITEMS)]
 
 
@@ -198,9 +198,13 @@ def _check_advice(sweep: Sweep) -> None:
     if unknown := sorted({*sweep.advice.arms} - {*sweep.arms} | {*sweep.advice.arms} & {"sync"}):
         allowed = f"must be among {', '.join(arm for arm in sweep.arms if arm != 'sync')}"
         raise BadInput("sweep.advice.arms", unknown[0], allowed)
-    if sweep.advice.microbatches < sweep.advice.stages - 1:
-        allowed = f"must be stages - 1 = {sweep.advice.stages - 1} or more: 2BW needs them"
-        raise BadInput("sweep.advice.microbatches", sweep.advice.microbatches, allowed)
+    stages, microbatches = sweep.advice.stages, sweep.advice.microbatches
+    if microbatches < stages - 1:
+        allowed = f"must be stages - 1 = {stages - 1} or more: 2BW needs them"
+        raise BadInput("sweep.advice.microbatches", microbatches, allowed)
+    if stages * microbatches > MAX_SIMULATED:
+        allowed = f"must be {MAX_SIMULATED // stages} at most: the pipeline is simulated"
+        raise BadInput("sweep.advice.microbatches", microbatches, allowed)
 
 
 RESERVED = {
