@@ -102,7 +102,7 @@ def _report(trials: Sequence[Trial]) -> int:
     now.refresh(now.trials)
     print(", ".join(f"{count} {status}" for status, count in sorted(now.counts.items())))
     for trial, _ in now.of(Status.FAILED):
-        print(f"failed: {trial.arm} seed {trial.config['seed']}, see {trial.folder}/result.json")
+        print(f"failed: {trial.name}, see {trial.folder}/result.json")
     if left := now.counts[Status.INTERRUPTED]:
         print(f"stopped with {left} trials to go: rerun status=interrupted resumes them")
     return DONE if all(state.status in FINAL for state in now.states.values()) else FAILED

@@ -77,14 +77,14 @@ def test_equal_stages_gain_the_bubble(p: int, m: int) -> None:
 
 
 def test_the_rival_is_the_fastest_that_keeps_no_more() -> None:
-    """A forward of 3 and halves of 1: where the halves fill little, more chunks gain most."""
-    costs = Costs((3.0,) * 4, (2.0,) * 4)
+    """A forward of 8 and halves of 1: where the halves fill little, more chunks gain most."""
+    costs = Costs((8.0,) * 4, (2.0,) * 4)
     found = flushed_speeds(costs, 8)
     times = {name: at.batch_time for name, at in found.items()}
     assert min(times, key=lambda name: times[name]) == "interleaved 1F1B"
     assert fastest(found, 4) == "ZB-V"
     assert fastest(found, 5.5) == "interleaved 1F1B"
-    assert speed_up_over_fastest(costs, 8) == pytest.approx(times["ZB-V"] / (8 * 5))
+    assert speed_up_over_fastest(costs, 8) == pytest.approx(times["ZB-V"] / (8 * 10))
     with pytest.raises(BadInput, match="activations=3: must be 4 or more"):
         fastest(found, 3)
     assert set(flushed_speeds(costs, 6)) == {*FLUSHED} - {"interleaved 1F1B"}
@@ -155,11 +155,11 @@ def test_an_interpolation_decides_nothing_in_favour_of_the_side_that_it_flatters
 ) -> None:
     """The same gap at the same time, on a line between runs of other lengths on either side."""
     stay, go = tmp_path / "stay", tmp_path / "go"
-    for store, low, high in ((stay, 1.20, 1.0), (go, 1.9, 1.0)):
+    for store, low, high in ((stay, 1.20, 1.0), (go, 3.0, 1.0)):
         add(store, "sync", [low, low + 0.01, low + 0.02], updates=200)
         add(store, "sync", [high, high + 0.01, high + 0.02])
         add(store, "delay", [1.10, 1.12, 1.13])
-    # Sync after 400 / 1.0625 updates by hand: 1.20 and 1.9 less 0.9125 of the way to 1.0.
+    # Sync after 400 / 1.0625 updates by hand: 1.20 and 3.0 less 0.9125 of the way to 1.0.
     by_hand = 1.1167 - (1.21 - 0.9125 * 0.2)
     assert ask(stay).same_time["ZB-V"].gap == pytest.approx(by_hand, abs=1e-3)
     assert ask(stay).verdict.word == STAY  # sync's true loss is lower still

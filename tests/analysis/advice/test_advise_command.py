@@ -63,7 +63,7 @@ def test_more_activations_allow_another_rival(
     capsys: pytest.CaptureFixture[str], results: Path
 ) -> None:
     """Where backwards are short, halves of them fill little of the bubble."""
-    short = {"forward": "3", "backward": "2"}
+    short = {"forward": "8", "backward": "2"}
     assert "the rival is ZB-V" in answer(capsys, results, **short)
     more = answer(capsys, results, **short, activations="5.5")
     assert "allowed: 5.5 microbatches; so the rival is interleaved 1F1B" in more
