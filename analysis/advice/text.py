@@ -84,12 +84,12 @@ def _recommended(chosen: Gap | None, found: Evidence) -> str:
 
 
 def _speed(advice: Advice) -> Iterator[str]:
-    yield "speed of 2BW in the steady state, simulated, and whose activations a rank keeps there:"
+    yield "speed of 2BW in the steady state, simulated:"
     for name, speed_up in advice.speed_ups.items():
-        kept = advice.activations[name]
-        much = " (more than allowed)" if kept > advice.most_activations else ""
-        yield f"  {speed_up:.3f} times {name}, {kept:g} microbatches{much}"
-    yield f"  allowed: {advice.most_activations:g} microbatches; so the rival is {advice.rival}"
+        kept = f"a rank keeps activations of {advice.activations[name]:g} microbatches"
+        yield f"  {speed_up:.3f} times {name}, where {kept}"
+    most, rival = advice.most_activations, advice.rival
+    yield f"  allowed are {most:g}, so {rival} is the fastest to compare with"
     equal = advice.costs == equal_stages(advice.stages)
     assumed = "equal stages, a backward of two forwards, no time for updates and messages"
     yield f"  assumed: {assumed if equal else 'the costs that were given'}"

@@ -64,9 +64,9 @@ def test_more_activations_allow_another_rival(
 ) -> None:
     """Where backwards are short, halves of them fill little of the bubble."""
     short = {"forward": "8", "backward": "2"}
-    assert "the rival is ZB-V" in answer(capsys, results, **short)
+    assert "allowed are 4, so ZB-V is the fastest" in answer(capsys, results, **short)
     more = answer(capsys, results, **short, activations="5.5")
-    assert "allowed: 5.5 microbatches; so the rival is interleaved 1F1B" in more
+    assert "allowed are 5.5, so interleaved 1F1B is the fastest" in more
 
 
 def test_columns_select_the_trials(results: Path) -> None:
