@@ -44,7 +44,7 @@ def command(
 def _made_by(found: Evidence | None, records: Sequence[Record]) -> Record | None:
     if found is None:
         return next(iter(records), None)
-    return next((record for record in records if found.trials & {*record.trials}), None)
+    return next((record for record in records if {*found.trials} & {*record.trials}), None)
 
 
 def _of_setting(made: Record) -> Mapping[str, str]:

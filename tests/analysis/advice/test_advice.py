@@ -397,7 +397,7 @@ def test_the_command_repeats_a_setting_whose_key_is_null(tmp_path: Path) -> None
     words = ("sweep=main", "scale=micro", "data=gcide", "seeds=[7]", "dry_run=true")
     ids = found.evidence.trials
     made = Record(
-        *("main", "micro", "main-micro", words, "", (), (0,), True, (), ids),
+        *("main", "micro", "main-micro", words, "", (), (0,), True, (), frozenset(ids)),
         trials={name: Asked("sync", 0, None, None, None) for name in ids},
     )
     assert ask(tmp_path, records=[replace(made, trials={})]).command == ""
