@@ -70,7 +70,7 @@ def test_a_sweep_that_is_done_makes_its_report_once(
     for trial in all_planned(plan_sweeps(parse_request(words))):
         trial.folder.mkdir(parents=True)
         (trial.folder / "config.json").write_text(json.dumps(trial.config))
-        result = finished(trial_id=trial.plan.trial_id, tokens=trial.plan.tokens)
+        result = finished(trial_id=trial.plan.trial_id)
         (trial.folder / "result.json").write_text(json.dumps(result))
     assert main(words) == 0
     first = capsys.readouterr().out
