@@ -39,7 +39,7 @@ def build_workspace(
         ],
         settings=ws.WorkspaceSettings(x_axis="update", max_runs=MAX_RUNS),
         runset_settings=ws.RunsetSettings(
-            filters=[ws.Tags().isin([*sweeps])] if sweeps else "",
+            filters=ws.And(ws.Tags().isin([*sweeps])) if sweeps else "",
             order=[ws.Ordering(ws.Summary("final_val_loss"))],
             pinned_columns=["summary:status", "summary:final_val_loss", "summary:diverged_at"],
         ),

@@ -68,7 +68,7 @@ def test_stages_go_down_the_ranks_and_up_again(p: int, m: int) -> None:
 def test_zb_v_is_in_the_order_of_torchs(p: int, m: int) -> None:
     """Torch makes a whole backward of the two halves where they follow each other."""
     runtime = ScheduleZBVZeroBubble.__new__(ScheduleZBVZeroBubble)
-    runtime.pp_group_size, runtime._num_stages, runtime._n_microbatches = p, 2 * p, m
+    runtime.pp_group_size, runtime.num_stages, runtime._n_microbatches = p, 2 * p, m
     schedule = zero_bubble_v(1, num_stages=p, num_microbatches=m)
     for rank, ops in enumerate(schedule.operations(0, 1)):
         theirs = runtime._calculate_single_rank_operations(rank)
