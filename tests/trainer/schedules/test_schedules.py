@@ -11,6 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.pipelining import ScheduleZBVZeroBubble
+from torch.distributed.pipelining.schedules import (
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    FULL_BACKWARD,
+)
 
 from tests.support import small
 from trainer.base.errors import BadInput
@@ -30,8 +36,8 @@ from trainer.schedules.recipes import (
 )
 
 T = 12
-WHOLE = {"B": "IW"}
-"""A whole backward as its two halves."""
+TORCHS = {FORWARD: "F", BACKWARD_INPUT: "I", BACKWARD_WEIGHT: "W", FULL_BACKWARD: "IW"}
+"""Torch's kinds of operations in ours: a whole backward is its two halves."""
 STAGES, MICROBATCHES = st.integers(1, 8), st.integers(1, 16)
 
 
@@ -76,7 +82,7 @@ def test_zb_v_is_in_the_order_of_torchs(p: int, m: int) -> None:
             (kind, action.stage_index, action.microbatch_index)
             for action in theirs
             if action is not None
-            for kind in WHOLE.get(str(action.computation_type), str(action.computation_type))
+            for kind in TORCHS[action.computation_type]
         ]
         assert [(op.kind, op.stage, op.microbatch) for op in ops if op.kind != "U"] == expected
 
