@@ -6,7 +6,7 @@ import json
 import os
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sweeps.tracking.tracker import About, hyperparameters, numbers, summary
 from trainer.folder.record import Row
@@ -52,8 +52,9 @@ class TensorboardTracker:
         writer = SummaryWriter(str(self._folder), purge_step=step)
         writer.add_text("config", _text(dict(self._about.config)), step)
         # `add_hparams` would open a second folder, and show each trial as two runs.
+        file_writer: Any = writer.file_writer  # which torch declares as None
         for part in hparams(hyperparameters(self._about), dict.fromkeys(METRICS, 0.0)):
-            writer.file_writer.add_summary(part)
+            file_writer.add_summary(part)
         for link in self._links:
             with suppress(OSError):  # it is there, or the file system has no links
                 link.parent.mkdir(parents=True, exist_ok=True)
