@@ -1,4 +1,5 @@
-"""Writes the tables, sentences and tax figures of README.md and docs/, from published trials.
+"""Writes the tables, sentences and tax figures of README.md and docs/, and what the notebook shows,
+from published trials.
 
     python -m bench.documents
 
@@ -18,6 +19,7 @@ import vl_convert
 
 from analysis.figures.figure import whole
 from analysis.figures.tax import FIGURES
+from bench import notebook
 from bench.document_parts import LENGTHS, PARTS, Part, view
 from trainer.base.atomic import write_atomically
 
@@ -73,6 +75,7 @@ def main() -> None:
             print(f"changed: {path.relative_to(ROOT)}")
     for name, svg in pictures().items():
         write_atomically(ROOT / "docs" / f"{name}.svg", svg.encode())
+    notebook.write()
 
 
 if __name__ == "__main__":

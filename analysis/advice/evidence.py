@@ -53,6 +53,8 @@ class Evidence:
     """By coefficient, ascending."""
     finals: dict[str, Finals]
     """For each arm and seed, final losses by updates, also of longer and shorter runs."""
+    trials: tuple[str, ...] = ()
+    """Ids of all these runs."""
 
 
 def evidence(trials: pd.DataFrame, gaps: pd.DataFrame) -> list[Evidence]:
@@ -113,6 +115,7 @@ def _at(
         loss_sync=float(sync["final_val_loss"].mean()),
         gaps=gaps,
         finals={name: _finals(done, twins, name) for name in names},
+        trials=tuple(sorted(done.loc[done["point"].isin(twins), "trial_id"])),
     )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from math import isnan
 from typing import TYPE_CHECKING
 
-from analysis.advice.speed import equal_stages, fastest
+from analysis.advice.speed import equal_stages
+from analysis.advice.verdict import BY_UPDATES
 from analysis.statistics.intervals import Interval
 from analysis.statistics.text import tax_text
 
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from analysis.advice.evidence import Evidence, Gap
     from analysis.advice.race import SameTime
     from analysis.statistics.tax import Tax
-
-TRIED_BY_MAIN = (0, 1)
-"""Coefficients of Error Feedback in the sweep `main`."""
 
 
 def text(advice: Advice) -> str:
@@ -32,21 +29,24 @@ def text(advice: Advice) -> str:
 
 def _verdict(advice: Advice) -> list[str]:
     asked = f"{advice.optimizer}, {advice.stages} stages, {advice.microbatches} microbatches"
-    against = f" (against {fastest(advice.speed_ups)})" if advice.verdicts else ""
+    against = f" (against {advice.rival})" if advice.verdicts else ""
     lines = [f"{asked}: {advice.verdict.word}{against}", f"  {advice.verdict.why}"]
-    if advice.verdict.settle:
-        lines.append(f"  to settle it: {_command(advice)}")
+    if advice.command:
+        lines.append(f"  to settle it: {advice.command}")
+    elif advice.verdict.settle:
+        lines.append(f"  to settle it, run more of these trials: {_settings(advice)}")
     return lines
 
 
-def _command(advice: Advice) -> str:
-    """The sweep that makes these runs; a trial does not say its scale."""
-    sweep = "main" if not advice.gap or advice.gap.coefficient in TRIED_BY_MAIN else "coefficient"
-    words = [f"sweep={sweep}", "scale=SCALE", f"grid.optimizer=[{advice.optimizer}]"]
-    keys = advice.evidence.keys if advice.evidence else {}
-    words += [f"{key}={'null' if value is None else value}" for key, value in keys.items()]
-    words += [f"{key}={value}".replace(" ", "") for key, value in advice.verdict.settle.items()]
-    return f"python -m sweeps {shlex.join(words)}, SCALE that of these trials"
+def _settings(advice: Advice) -> str:
+    """What they have to be, where no sweep of the store can make them."""
+    shown = {k: of for k, of in advice.verdict.settle.items() if k not in BY_UPDATES}
+    return ", ".join(f"{key.removeprefix('grid.')}={value}" for key, value in shown.items())
+
+
+def headline(advice: Advice) -> str:
+    """The verdict alone."""
+    return "\n".join(_verdict(advice))
 
 
 def _gaps(advice: Advice, found: Evidence) -> list[str]:
@@ -86,11 +86,15 @@ def _recommended(chosen: Gap | None, found: Evidence) -> str:
 def _speed(advice: Advice) -> Iterator[str]:
     yield "speed of 2BW in the steady state, simulated:"
     for name, speed_up in advice.speed_ups.items():
-        yield f"  {speed_up:.3f} times {name}"
+        kept = f"a rank keeps activations of {advice.activations[name]:g} microbatches"
+        yield f"  {speed_up:.3f} times {name}, where {kept}"
+    most, rival = advice.most_activations, advice.rival
+    yield f"  allowed are {most:g}, so {rival} is the fastest to compare with"
     equal = advice.costs == equal_stages(advice.stages)
     assumed = "equal stages, a backward of two forwards, no time for updates and messages"
     yield f"  assumed: {assumed if equal else 'the costs that were given'}"
-    yield "  not counted: what Error Feedback adds to an update"
+    yield "  not counted: what Error Feedback adds to an update, the second version of the weights"
+    yield "  all wait for the gradient's norm: ZB-V that checks it later has hardly a bubble left"
 
 
 def _tax(advice: Advice, gap: Gap, found: Evidence) -> Iterator[str]:
@@ -101,10 +105,10 @@ def _tax(advice: Advice, gap: Gap, found: Evidence) -> Iterator[str]:
         return
     yield f"  {tax_text(tax._asdict())} n={tax.tax_n}, sync with {found.updates} updates"
     for name, speed_up in advice.speed_ups.items():
-        yield f"  against {speed_up:.3f}, the speed-up over {name}: {_break_even(tax, speed_up)}"
+        yield f"  against {speed_up:.3f}, the speed-up over {name}: {break_even(tax, speed_up)}"
 
 
-def _break_even(tax: Tax, speed_up: float) -> str:
+def break_even(tax: Tax, speed_up: float) -> str:
     """A tax below the speed-up pays."""
     if isnan(tax.tax_low):
         return "one seed shows nothing"

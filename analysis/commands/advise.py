@@ -20,6 +20,7 @@ KEYS = {
     "stages": "p of the pipeline",
     "microbatches": "m of the pipeline, p - 1 or more",
     "results": "the store (default: results)",
+    "activations": "of how many microbatches a rank may keep activations (default: as 2BW does)",
     "updates": "how long sync trains (default: what the store can decide at, else the longest)",
     "forward": "time of a microbatch on each stage, in any unit, e.g. the layers of each: 8,8,8,6",
     "backward": "the same (default: twice the forward)",
@@ -42,6 +43,7 @@ def main(given: Given) -> None:
     """Prints the advice; raises BadInput."""
     from analysis.advice import advise
     from analysis.table.load import load
+    from analysis.table.records import records
     from analysis.table.selection import fulfilling
 
     stages, microbatches = (_count(given, key) for key in ("stages", "microbatches"))
@@ -50,7 +52,7 @@ def main(given: Given) -> None:
     optimizer, results = _required(given, "optimizer"), given.get("results", "results")
     require_folder("results", results)
     conditions = {key: value for key, value in given.items() if key not in KEYS}
-    costs = _costs(given, stages)
+    costs, activations = _costs(given, stages), _times(given, "activations", 1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         trials = fulfilling(load(Path(results)), conditions)
@@ -61,6 +63,8 @@ def main(given: Given) -> None:
             microbatches=microbatches,
             updates=updates,
             costs=costs,
+            activations=activations[0] if activations else None,
+            records=records(Path(results)),
         )
     for warning in caught:
         print(f"warning: {warning.message}", file=sys.stderr)

@@ -29,7 +29,7 @@ def write_chapter(scope: Scope, out: Path) -> Chapter:
     return Chapter(
         scope.title,
         verdicts(scope),
-        [(record.label, record.verdict) for record in scope.records],
+        [(record.label, record.verdict) for record in scope.records if record.verdict],
         [*_figures(scope, folder)],
         [*_tables(scope, folder)],
     )

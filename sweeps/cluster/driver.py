@@ -168,6 +168,8 @@ def _payload(trial: Trial, needed: Bundles) -> Row:
         "id": trial.plan.trial_id,
         "arm": trial.arm,
         "config": trial.config,
+        "setting": trial.setting,
+        "sweeps": trial.sweeps,
         "bundles": needed,
     }
 
@@ -189,7 +191,9 @@ def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking) -> None:
     if holder(trial_folder(config, trial["id"])) is not None:
         tune.report({"status": Status.ELSEWHERE, "num_done": 0})
         return
-    tracker = tracking.of(trial["id"], trial["arm"], config)
+    tracker = tracking.of(
+        trial["id"], trial["arm"], config, setting=trial["setting"], sweeps=trial["sweeps"]
+    )
     last_report = time.monotonic()
 
     def send(status: Status, **row: float) -> None:

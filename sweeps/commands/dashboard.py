@@ -25,12 +25,12 @@ def main(words: Sequence[str]) -> int:
     """Exit code 0. Raises BadInput for a bad key, or if the server refuses the workspace."""
     given = parse(words, "python -m sweeps dashboard", __doc__ or "", OPTIONS)
     of_tracker = {f"{GROUP}.{key}": given.pop(key) for key in KEYS if key in given}
-    node = choice.take({GROUP: "wandb", **of_tracker}, "").node
+    node = choice.take({GROUP: "wandb", **of_tracker}).node
     asked = parse_request([f"{key}={value}" for key, value in given.items()]) if given else None
     made = build_workspace(
         node["project"],
         node["entity"] or "",
-        asked.label if asked else None,
+        [*asked.sweeps] if asked else [],
         [key for sweep in asked.sweeps.values() for key in _swept(sweep)] if asked else [],
     )
     print(OUTPUTS[node["mode"]](made))

@@ -39,7 +39,7 @@ def main(words: Sequence[str]) -> int:
     given = parse(words, "python -m sweeps rerun", __doc__ or "", OPTIONS)
     force, dry_run = take_flag(given, "force"), take_flag(given, "dry_run")
     gpus_per_trial = parse_gpus(given.pop("gpus_per_trial", "1"))
-    tracking = choice.take(given, "rerun")
+    tracking = choice.take(given)
     results = Path(given.get("results", "results"))
     if not given.keys() - {"results"}:
         raise BadInput("rerun", "", "must say which trials, e.g. status=failed")
@@ -102,7 +102,7 @@ def _report(trials: Sequence[Trial]) -> int:
     now.refresh(now.trials)
     print(", ".join(f"{count} {status}" for status, count in sorted(now.counts.items())))
     for trial, _ in now.of(Status.FAILED):
-        print(f"failed: {trial.arm} seed {trial.config['seed']}, see {trial.folder}/result.json")
+        print(f"failed: {trial.name}, see {trial.folder}/result.json")
     if left := now.counts[Status.INTERRUPTED]:
         print(f"stopped with {left} trials to go: rerun status=interrupted resumes them")
     return DONE if all(state.status in FINAL for state in now.states.values()) else FAILED

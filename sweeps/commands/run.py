@@ -6,24 +6,28 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sweeps.cluster.shared import require_seen_by_nodes
 from sweeps.commands import COMMANDS
 from sweeps.plan import sweep_record, tuning_report
+from sweeps.plan.ending import advice
+from sweeps.plan.pricing import Prices
 from sweeps.plan.summary import summary
 from sweeps.plan.sweep_plan import SweepPlan, all_planned, plan_sweeps
 from sweeps.request.command_line import Request, parse_request
 from sweeps.request.expand import Trial, unique
 from sweeps.request.files import ALL, known
+from sweeps.store import drawn
 from sweeps.store.results import failed, finished, require_writable
 from sweeps.tracking import choice
 from trainer.base.cli import DONE, FAILED, parser
-from trainer.base.errors import Stopped
+from trainer.base.errors import BadInput, Stopped
 from trainer.base.resources import require_device
 from trainer.base.stopping import stopping
+from trainer.config.version import code_version
 from trainer.parts import open_data
 
 POLL_EVERY = 0.5
@@ -45,7 +49,8 @@ def main(words: Sequence[str]) -> int:
     if stopped:  # whoever asked will not wait for a report (Slurm kills after a minute)
         _say_what_is_left(asked, sweeps)
         return Stopped.exit_code
-    return max(_report(asked, sweep) for sweep in sweeps)
+    prices = Prices.measured(asked.results, all_planned(sweeps))
+    return max(_end(asked, sweep, prices) for sweep in sweeps)
 
 
 def _asked_words(words: Sequence[str]) -> list[str]:
@@ -60,11 +65,11 @@ def _asked_words(words: Sequence[str]) -> list[str]:
             f"sweep=    {sweeps}, or a file: path/to/a.yaml; several: a,b; all of them: {ALL}\n"
             f"scale=    {scales} (default: tiny)\n"
             "results=  the store (default: results)\n"
-            "dry_run=  true prints the plan and runs nothing\n"
+            "dry_run=  true prints the plan and runs nothing; gpus=8 prices it on so many GPUs\n"
             "gpus_per_trial=  of a trial without ranks, e.g. 0.5 to run two on each GPU\n"
             f"tracking=  {', '.join(choice.known())}: where to follow the trials; tracking.KEY=… "
             "as in conf/tracking/ (default: none)\n"
-            "seeds=[0,1], grid.KEY=[…] and tune.KEY=[…] replace the sweep file's; "
+            "seeds=[0,1], grid.KEY=[…], tune.KEY=[…] and advice.KEY=… replace the sweep file's; "
             "any other key=value goes to every trial, as in python -m trainer",
         )
         .parse_args(words)
@@ -74,14 +79,31 @@ def _asked_words(words: Sequence[str]) -> list[str]:
 
 
 def require_ready(results: Path, planned: Sequence[Trial]) -> None:
-    """Raises BadInput if the store, this machine or the data does not fit the planned trials."""
+    """Raises BadInput if the store, this machine or the data does not fit the planned trials.
+
+    It names everything that is missing: people should not fetch a GPU to learn that data is not
+    there.
+    """
     require_writable(results)
     todo = [trial for trial in planned if finished(trial) is None]
     distinct = {_needs(trial.config): trial.config for trial in todo}
-    for config in distinct.values():
-        if not os.environ.get("RAY_ADDRESS"):  # else the driver checks the cluster's resources
-            require_device(config["device"])
-        open_data(config)
+    missing = {str(error): error for config in distinct.values() for error in _missing_of(config)}
+    if missing:
+        first, *others = missing.values()
+        also = "".join(f"; also {error}" for error in others)
+        raise BadInput(first.key, first.value, f"{first.allowed}{also}")
+
+
+def _missing_of(config: Mapping[str, Any]) -> Iterator[BadInput]:
+    """What this machine lacks for a trial."""
+    checks: list[Callable[[], object]] = [lambda: open_data(config)]
+    if not os.environ.get("RAY_ADDRESS"):  # else the driver checks the cluster's resources
+        checks.insert(0, lambda: require_device(config["device"]))
+    for check in checks:
+        try:
+            check()
+        except BadInput as error:
+            yield error
 
 
 def _needs(config: Mapping[str, Any]) -> str:
@@ -112,7 +134,7 @@ def _run(asked: Request, sweeps: list[SweepPlan]) -> tuple[list[SweepPlan], bool
             if work.queue.is_ready():
                 planned, console = all_planned(sweeps), DriverConsole()
                 with Display(
-                    asked.label, planned, work.left, asked.results, asked_to_stop, console
+                    asked.title, planned, work.left, asked.results, asked_to_stop, console
                 ) as display:
                     run_trials(
                         work, asked.gpus_per_trial, display, asked_to_stop, asked.tracking, folder
@@ -133,8 +155,9 @@ def _refreshed(asked: Request, sweeps: Sequence[SweepPlan]) -> list[SweepPlan]:
 
 
 def _missing(sweeps: Sequence[SweepPlan]) -> list[Trial]:
-    known = unique(trial for sweep in sweeps for trial in sweep.runnable)
-    return [trial for trial in known if finished(trial) is None]
+    runnable = {trial.plan.trial_id for sweep in sweeps for trial in sweep.runnable}
+    planned = [trial for trial in all_planned(sweeps) if trial.plan.trial_id in runnable]
+    return [trial for trial in planned if finished(trial) is None]
 
 
 def _say_what_is_left(asked: Request, sweeps: Sequence[SweepPlan]) -> None:
@@ -144,25 +167,39 @@ def _say_what_is_left(asked: Request, sweeps: Sequence[SweepPlan]) -> None:
     print(f"a report of what is done: python -m analysis results={where} out=report")
 
 
-def _report(asked: Request, plan: SweepPlan) -> int:
-    """Writes and prints the report of the arms at the chosen values; returns an exit code.
-
-    The other values that tuning tried are in tuned.csv.
-    """
-    from analysis.report.report import report
-
+def _end(asked: Request, plan: SweepPlan, prices: Prices) -> int:
+    """Prints what became of a sweep, its report and its advice; returns an exit code."""
     if len(asked.sweeps) > 1:
         print(f"\nsweep {plan.label}")
-    sweep, out = plan.sweep, asked.results / "reports" / plan.label
     planned = unique(plan.planned)
     lost = [trial for trial in planned if failed(trial)]
     for trial in lost:
-        print(f"failed: {trial.arm} seed {trial.config['seed']}, see {trial.folder}/result.json")
-    print(report(asked.results, out, plan.label))
-    if sweep.tune:
-        print(tuning_report.write(sweep, [point.tuned for point in plan.points], out))
-    print(f"rule for the verdict, written before the run: {sweep.verdict}")
+        print(f"failed: {trial.name}, see {trial.folder}/result.json")
+    print(_report(asked, plan, prices))
+    if plan.sweep.verdict:
+        print(f"rule for the verdict, written before the run: {plan.sweep.verdict}")
     left = sum(finished(trial) is None for trial in planned) - len(lost)
     if left:
         print(f"{left} trials have not run: the same command runs them")
     return FAILED if lost or left else DONE
+
+
+def _report(asked: Request, plan: SweepPlan, prices: Prices) -> str:
+    """Writes the report of the arms at the chosen values, unless it is there; returns its text.
+
+    The other values that tuning tried are in tuned.csv.
+    """
+    out = asked.results / "reports" / plan.label
+    folders = [trial.folder for trial in unique(plan.planned)]
+    now = drawn.state(sweep_record.record(asked, plan, prices), folders, code_version())
+    text = drawn.printed(out, now)
+    if text is not None:
+        return f"{text}\nnothing has changed since this report was made"
+    from analysis.report.report import report
+
+    lines = [report(asked.results, out, plan.label)]
+    if plan.sweep.tune:
+        lines.append(tuning_report.write(plan.sweep, [p.tuned for p in plan.points], out))
+    text = "\n".join([*lines, *advice(asked.results, plan)])
+    drawn.note(out, now, text)
+    return text

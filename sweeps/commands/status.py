@@ -46,7 +46,7 @@ class WatchedSweep:
         note = ""
         if any(trial.plan.data_hash is None for trial in trials):
             note = "its data is not prepared here: trials cannot be recognised by their ids"
-        return render(self._asked.label, self.progress, gaps=self._gaps.text, note=note)
+        return render(self._asked.title, self.progress, gaps=self._gaps.text, note=note)
 
 
 def main(words: Sequence[str]) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from sweeps.plan import early_stop, tuning_report
 from sweeps.plan.early_stop import Judged, judge
+from sweeps.plan.longer import longer
 from sweeps.plan.tuning import check_reach, tune
 from sweeps.request.command_line import Request
 from sweeps.request.expand import Trial, points, unique
@@ -25,12 +26,20 @@ class SweepPlan:
     @property
     def runnable(self) -> list[Trial]:
         """The trials that can run now."""
-        return [trial for point in self.points for trial in point.runnable]
+        longer = [trial for point in self.points if point.settled for trial in self._longer(point)]
+        return [*(trial for point in self.points for trial in point.runnable), *longer]
 
     @property
     def planned(self) -> list[Trial]:
         """All trials, as far as they are known."""
-        return [trial for point in self.points for trial in point.planned]
+        longer = [trial for point in self.points for trial in self._longer(point)]
+        return [*(trial for point in self.points for trial in point.planned), *longer]
+
+    def _longer(self, point: Judged) -> list[Trial]:
+        """The longer runs at a point, which its report does not compare but the advice does."""
+        if self.sweep.advice is None:
+            return []
+        return longer(self.sweep.advice, point.arms, point.tuned.point.plan)
 
     @property
     def settled(self) -> bool:
@@ -75,7 +84,7 @@ def plan_sweeps(asked: Request) -> list[SweepPlan]:
 
 
 def _plan_sweep(label: str, sweep: Sweep, asked: Request, compose: Composer) -> SweepPlan:
-    swept = points(sweep, asked.results, compose)
+    swept = points(sweep, asked.results, compose, label)
     check_reach(sweep, swept)
     return SweepPlan(label, sweep, judge(sweep, [tune(sweep, point) for point in swept]))
 

@@ -120,8 +120,11 @@ def _start(point: Point, key: str) -> float:
 
 def _at(point: Point, key: str, value: float) -> Point:
     """The point with `key` set to `value` in every arm."""
+    others = [word for word in point.overrides if word.split("=")[0] != key]
     return replace(
-        point, configs={arm: _with(config, key, value) for arm, config in point.configs.items()}
+        point,
+        overrides=[*others, f"{key}={value:g}"],
+        configs={arm: _with(config, key, value) for arm, config in point.configs.items()},
     )
 
 

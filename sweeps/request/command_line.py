@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sweeps.request.files import ALL, parse, scale_file, sweep_files
+from sweeps.request.files import ALL, parse, scale_file, slug, sweep_files
 from sweeps.request.schema import (
     PREFIXES,
     Sweep,
@@ -21,6 +21,7 @@ from sweeps.tracking.choice import Tracking
 from trainer.base.cli import number, split_word, take_flag
 from trainer.base.errors import BadInput
 from trainer.base.paths import require_folder
+from trainer.base.ranges import MAX_COUNT
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,18 @@ class Request:
     sweeps: dict[str, Sweep]
     """By label, which is the name of the sweep's report in the store."""
     label: str
-    """The label of all sweeps together."""
+    """The label of all sweeps together: letters, digits and few other characters."""
     results: Path
     dry_run: bool
     gpus_per_trial: float
+    gpus: int
+    """How many the plan counts with; 0: those of this machine."""
     tracking: Tracking
+
+    @property
+    def title(self) -> str:
+        """The labels, for people."""
+        return ", ".join(self.sweeps)
 
 
 def parse_request(arguments: Sequence[str]) -> Request:
@@ -46,19 +54,32 @@ def parse_request(arguments: Sequence[str]) -> Request:
     results, dry_run = given.pop("results", "results"), take_flag(given, "dry_run")
     require_folder("results", results)
     gpus_per_trial = parse_gpus(given.pop("gpus_per_trial", "1"))
+    gpus = _parse_count("gpus", given.pop("gpus", "0"))
     files = sweep_files(names)
-    labels = [f"{name}-{scale}" for name, _ in files]
+    labels = [f"{slug(name)}-{scale}" for name, _ in files]
     for label in labels:
         if labels.count(label) > 1:
             raise BadInput(
                 "sweep", names, f"must name {label} once, since that is the name of its report"
             )
-    together = f"{names}-{scale}" if names == ALL else ", ".join(labels)
-    tracking = choice.take(given, together)
+    together = f"{names}-{scale}" if names == ALL else "_".join(labels)
+    tracking = choice.take(given)
     words = [f"{key}={value}" for key, value in given.items()]
-    sweeps = {f"{name}-{scale}": _asked(content, scale, words) for name, content in files}
+    contents = (content for _, content in files)
+    sweeps = {
+        label: _asked(content, scale, words)
+        for label, content in zip(labels, contents, strict=True)
+    }
     return Request(
-        [*arguments], scale, sweeps, together, Path(results), dry_run, gpus_per_trial, tracking
+        [*arguments],
+        scale,
+        sweeps,
+        together,
+        Path(results),
+        dry_run,
+        gpus_per_trial,
+        gpus,
+        tracking,
     )
 
 
@@ -80,8 +101,9 @@ def _at_scale(sweep: Sweep, name: str) -> Sweep:
 
 
 def changed(sweep: Sweep, words: Sequence[str]) -> Sweep:
-    """The sweep changed by `words`: `seeds=[…]`, `grid.KEY=[…]` and `tune.KEY=[…]` replace its own;
-    every other word is appended to `base`, and so applies to every trial.
+    """The sweep changed by `words`: `seeds=[…]`, `grid.KEY=[…]`, `tune.KEY=[…]` and `advice.KEY=…`
+    replace its own, `advice=null` leaves that out; every other word is appended to `base`, and so
+    applies to every trial.
 
     Raises BadInput for a word without effect, or if the result is not a valid sweep.
     """
@@ -89,10 +111,12 @@ def changed(sweep: Sweep, words: Sequence[str]) -> Sweep:
     for word in words:
         key, _, value = word.partition("=")
         group, _, inner = key.partition(".")
-        if key == "seeds":
+        if key in ("seeds", "advice"):
             content[key] = parse(key, value, value)
         elif group in ("grid", "tune") and inner:
             content[group][inner] = parse(key, value, value)
+        elif group == "advice" and inner:
+            content[group] = {**(content[group] or {}), inner: parse(key, value, value)}
         else:
             common[key] = value
     refuse_reserved(f"{key}={value}" for key, value in common.items())
@@ -108,6 +132,12 @@ def parse_gpus(given: str) -> float:
     if not 0 < gpus <= 1:
         raise BadInput("gpus_per_trial", given, "must be a number above 0 and at most 1")
     return gpus
+
+
+def _parse_count(key: str, given: str) -> int:
+    if not given.isdecimal() or int(given) > MAX_COUNT:
+        raise BadInput(key, given, f"must be a whole number from 0 to {MAX_COUNT:,}")
+    return int(given)
 
 
 def _refuse_without_effect(sweep: Sweep, given: Mapping[str, str]) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from sweeps.request.schema import Config, Sweep, keys, overrides
+from sweeps.tracking.tracker import run_name
 from trainer.base.errors import BadInput
 from trainer.config.compose import Composer
 from trainer.config.identity import CHANGES_NO_NUMBER
@@ -30,6 +31,15 @@ class Trial:
     arm: str
     config: dict[str, Any]
     plan: Plan
+    setting: str = ""
+    """The values of the swept keys, in words, without the optimizer; empty if unknown."""
+    sweeps: tuple[str, ...] = ()
+    """Labels of the sweeps that ask for it."""
+
+    @property
+    def name(self) -> str:
+        """What people tell it from other trials by: `muon optimizer.lr=0.01 delay_ef seed 2`."""
+        return run_name(self.config, self.setting, self.arm)
 
     @property
     def folder(self) -> Path:
@@ -44,6 +54,13 @@ class Point:
     overrides: list[str]
     configs: dict[str, Config]
     plan: Planner = field(compare=False, repr=False)
+    sweep: str = ""
+    """Label of the sweep."""
+
+    @property
+    def setting(self) -> str:
+        """The overrides without the optimizer's name."""
+        return " ".join(word for word in self.overrides if word.split("=")[0] != "optimizer")
 
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
         """Every arm at every seed; raises BadInput for a trial that cannot be."""
@@ -52,14 +69,19 @@ class Point:
             for arm, config in self.configs.items()
             for seed in seeds
         ]
-        return [Trial(arm, config, self.plan(config)) for arm, config in seeded]
+        return [
+            Trial(arm, config, self.plan(config), self.setting, (self.sweep,))
+            for arm, config in seeded
+        ]
 
 
-def points(sweep: Sweep, results: Path, compose: Composer | None = None) -> list[Point]:
+def points(
+    sweep: Sweep, results: Path, compose: Composer | None = None, label: str = ""
+) -> list[Point]:
     """Every combination of the grid's values; raises BadInput for one that no trial can have.
 
     Paths become absolute: a worker runs in a folder of its own. `compose`: one for several sweeps
-    composes what they share once.
+    composes what they share once. `label`: the sweep's.
     """
     axes = [[overrides(key, value) for value in values] for key, values in sweep.grid.items()]
     compose, plan = compose or Composer(), Planner()
@@ -71,7 +93,7 @@ def points(sweep: Sweep, results: Path, compose: Composer | None = None) -> list
             config = compose([*sweep.base, *swept, *of_arm])
             config = _hold_tokens(compose, config, sweep.base, swept)
             configs[arm] = _placed(config, results)
-        found.append(Point(swept, configs, plan))
+        found.append(Point(swept, configs, plan, label))
     _check_arms(found)
     _check_repeats(found)
     return found
@@ -110,10 +132,13 @@ def _placed(config: Config, results: Path) -> Config:
 
 
 def unique(trials: Iterable[Trial]) -> list[Trial]:
-    """Each trial once, the longest first."""
+    """Each trial once, with the sweeps of all that are the same, the longest first."""
     first: dict[str, Trial] = {}
     for trial in trials:
-        first.setdefault(trial.plan.trial_id, trial)
+        known = first.setdefault(trial.plan.trial_id, trial)
+        if not {*trial.sweeps} <= {*known.sweeps}:
+            sweeps = tuple(dict.fromkeys((*known.sweeps, *trial.sweeps)))
+            first[trial.plan.trial_id] = replace(known, sweeps=sweeps)
     return sorted(first.values(), key=lambda trial: -trial.plan.flops)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,11 @@ from trainer.base.places import CONF
 
 ALL = "all"
 """The name that stands for every sweep of conf/sweep."""
+
+
+def slug(name: str) -> str:
+    """`name` for ids, tags and folders: letters, digits and `._-`, with - for all the rest."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "sweep"
 
 
 def known(group: str) -> list[str]:

@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 from math import prod
 from typing import Annotated, Any
 
-from annotated_types import Gt, Len
+from annotated_types import Gt, Interval, Len
 from pydantic import AfterValidator, BaseModel, ConfigDict, PlainValidator, ValidationError
 
 from trainer.base.errors import BadInput
@@ -53,6 +53,8 @@ def _is_override(word: str) -> bool:
 
 MAX_ITEMS, MAX_TRIALS = 1_000, 10_000
 """The most items of a list of a sweep, and the most trials that it may ask for."""
+MAX_SIMULATED = 16_384
+"""The most stages times microbatches of the pipeline that a sweep asks about."""
 SMALLEST, LARGEST = 1e-6, 1e6
 """Factors that are tried."""
 
@@ -74,13 +76,28 @@ class EarlyStop(BaseModel):
     margin: Annotated[float, Gt(0)]
 
 
+class Question(BaseModel):
+    """May a pipeline of `stages` ranks with `microbatches` per batch be asynchronous?
+
+    To answer it the `arms` are also trained as much longer as 2BW is faster there than the fastest
+    synchronous pipeline (see plan/longer.py).
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    stages: Annotated[int, Interval(ge=1, le=MAX_SIMULATED)]
+    microbatches: Annotated[int, Interval(ge=1, le=MAX_SIMULATED)]
+    arms: Annotated[list[str], Len(1, MAX_ITEMS)]
+
+
 class Sweep(BaseModel):
     """A grid of points × arms × seeds over common overrides, and the rule for its verdict.
 
     A value of the grid that is a mapping stands for several overrides that change together.
     `scales`: name of a scale → words as on a command line (see command_line.py). `tune`: one key →
     factors on its value, which is chosen for each point before the arms run (see plan/tuning.py).
-    `early_stop` leaves out points whose sync arm ends far above the best one.
+    `early_stop` leaves out points whose sync arm ends far above the best one. The sweep ends in the
+    answer to the question `advice`. `verdict` is for people: it is printed with the report.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -92,7 +109,8 @@ class Sweep(BaseModel):
     seeds: Annotated[list[Seed], Len(1, MAX_ITEMS)]
     tune: dict[str, Annotated[list[Factor], Len(2, MAX_ITEMS)]] = {}
     early_stop: EarlyStop | None = None
-    verdict: Annotated[str, Len(1)]
+    advice: Question | None = None
+    verdict: Annotated[str, Len(1)] | None = None
 
 
 def check_sweep(content: Mapping[str, Any]) -> Sweep:
@@ -116,6 +134,7 @@ def check_sweep(content: Mapping[str, Any]) -> Sweep:
     _check_number(sweep)
     _check_grid(sweep)
     _check_tune(sweep)
+    _check_advice(sweep)
     return sweep
 
 
@@ -123,7 +142,8 @@ def _refusal(error: ValidationError) -> BadInput:
     first = first_of(error)
     key = ".".join(str(part) for part in ("sweep", *first["loc"]))
     given = "missing" if first["type"] == "missing" else first["input"]
-    schema = EarlyStop if "early_stop" in first["loc"] else Sweep
+    schemas: dict[str, type[BaseModel]] = {"early_stop": EarlyStop, "advice": Question}
+    schema = schemas.get(str(first["loc"][0]), Sweep) if len(first["loc"]) > 1 else Sweep
     return BadInput(key, given, in_words(first, schema))
 
 
@@ -170,6 +190,21 @@ def _check_tune(sweep: Sweep) -> None:
             raise BadInput(f"sweep.tune.{key}", factors, "must be factors in ascending order")
         if key in sweep.grid:
             raise BadInput("sweep.tune", key, "must not be an axis of the grid too")
+
+
+def _check_advice(sweep: Sweep) -> None:
+    if sweep.advice is None:
+        return
+    if unknown := sorted({*sweep.advice.arms} - {*sweep.arms} | {*sweep.advice.arms} & {"sync"}):
+        allowed = f"must be among {', '.join(arm for arm in sweep.arms if arm != 'sync')}"
+        raise BadInput("sweep.advice.arms", unknown[0], allowed)
+    stages, microbatches = sweep.advice.stages, sweep.advice.microbatches
+    if microbatches < stages - 1:
+        allowed = f"must be stages - 1 = {stages - 1} or more: 2BW needs them"
+        raise BadInput("sweep.advice.microbatches", microbatches, allowed)
+    if stages * microbatches > MAX_SIMULATED:
+        allowed = f"must be {MAX_SIMULATED // stages} at most: the pipeline is simulated"
+        raise BadInput("sweep.advice.microbatches", microbatches, allowed)
 
 
 RESERVED = {

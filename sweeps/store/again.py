@@ -12,6 +12,8 @@ from trainer.folder.lease import PATTERN, attempts
 from trainer.folder.record import trial_folder
 from trainer.folder.wellformed import CONFIG, read
 
+RERUN = "rerun"
+"""What trackers call the sweep of trials that run again."""
 STAYS = ("config.json", "result.json", "trial_id", PATTERN, "earlier-*", ".*")
 """Patterns of files that are not moved, or, of the result, moved last."""
 
@@ -34,7 +36,7 @@ def recorded(folder: Path, arm: str, trial_id: str, results: Path) -> Trial:
         raise BadInput("trial", trial_id, allowed)
     if trial_folder(config, trial_id) != folder.absolute():
         config["out"] = str(folder.absolute())
-    return Trial(arm, config, plan)
+    return Trial(arm, config, plan, sweeps=(RERUN,))
 
 
 class ArchivedOutput:

@@ -1,4 +1,4 @@
-"""The speed of trials, measured on finished ones of the same shape in the store."""
+"""The pace of trials, measured on finished ones of the same shape in the store."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import chain
+from math import ceil
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.base.build import label
 from trainer.folder.record import Row, read_result
@@ -23,26 +24,35 @@ MAX_READ = 2_000
 Config = Mapping[str, Any]
 
 
+class Pace(NamedTuple):
+    """What a trial takes, by the clock."""
+
+    tokens_per_second: float
+    """Of the training alone."""
+    seconds_per_evaluation: float
+    """Of everything else, start and checkpoints included, divided by its evaluations."""
+
+
 class Throughput:
-    """Tokens per second by shape, without evaluation and start-up.
+    """Paces by shape.
 
     Of a shape's trials those with the same optimizer and pipeline count, or all if there is none.
     """
 
     def __init__(self) -> None:
-        self._speeds: dict[str, dict[str, list[float]]] = {}
+        self._paces: dict[str, dict[str, list[Pace]]] = {}
 
     def add(self, config: Config, result: Row) -> None:
-        """Adds the speed of a finished trial, unless it trained on no token."""
-        if result.get("tokens"):
-            of_shape = self._speeds.setdefault(shape(config), {})
-            of_shape.setdefault(_kind(config), []).append(float(result["tokens_per_second"]))
+        """Adds the pace of a finished trial, unless it trained on no token."""
+        if result.get("tokens") and result["tokens_per_second"]:
+            of_shape = self._paces.setdefault(shape(config), {})
+            of_shape.setdefault(_kind(config), []).append(_pace(config, result))
 
-    def of(self, config: Config) -> float | None:
-        """The median speed of the config's shape; None if no trial of it has finished."""
-        of_shape = self._speeds.get(shape(config), {})
-        speeds = of_shape.get(_kind(config)) or [*chain.from_iterable(of_shape.values())]
-        return median(speeds) if speeds else None
+    def of(self, config: Config) -> Pace | None:
+        """The median pace of the config's shape; None if no trial of it has finished."""
+        of_shape = self._paces.get(shape(config), {})
+        paces = of_shape.get(_kind(config)) or [*chain.from_iterable(of_shape.values())]
+        return Pace(*map(median, zip(*paces, strict=True))) if paces else None
 
     def add_from(self, store: Path, wanted: Iterable[Config]) -> None:
         """Adds the trials of the store whose shape is that of a `wanted` config without any."""
@@ -61,6 +71,12 @@ def shape(config: Config) -> str:
     same += [config["device"].split(":")[0], config["compile"]]
     same += [pipeline["num_stages"], pipeline["num_microbatches"], pipeline.get("num_chunks", 1)]
     return json.dumps(same, sort_keys=True)
+
+
+def _pace(config: Config, result: Row) -> Pace:
+    speed = float(result["tokens_per_second"])
+    rest = max(0.0, float(result["wall_seconds"]) - result["tokens"] / speed)
+    return Pace(speed, rest / ceil(result["num_updates"] / config["eval_every"]))
 
 
 def _kind(config: Config) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -26,17 +26,24 @@ Seconds = Annotated[float, Interval(ge=0, le=1e8)]
 
 @dataclass(frozen=True)
 class Tracking:
-    """A tracker for the trials of one sweep."""
+    """A tracker for trials."""
 
     node: Node
     """`_target_` and its keys."""
     wait: float
     """Seconds that a trial's end waits for its tracker."""
-    sweep: str
 
-    def of(self, trial_id: str, arm: str, config: Mapping[str, Any]) -> Background:
-        """The background tracker of one attempt at a trial."""
-        about = About(trial_id, self.sweep, arm, config, self.wait)
+    def of(
+        self,
+        trial_id: str,
+        arm: str,
+        config: Mapping[str, Any],
+        *,
+        setting: str = "",
+        sweeps: Sequence[str],
+    ) -> Background:
+        """The background tracker of one attempt at a trial; the rest is described in `About`."""
+        about = About(trial_id, tuple(sweeps), arm, setting, config, self.wait)
         return Background(partial(build, self.node, about), self.wait)
 
 
@@ -45,7 +52,7 @@ def known() -> list[str]:
     return sorted(file.stem for file in (CONF / GROUP).glob("*.yaml"))
 
 
-def take(given: dict[str, str], sweep: str) -> Tracking:
+def take(given: dict[str, str]) -> Tracking:
     """Removes `tracking` and `tracking.KEY` from `given`; returns the tracker that they choose.
 
     Raises BadInput for an unknown name or key, or a value that the tracker does not allow.
@@ -55,10 +62,10 @@ def take(given: dict[str, str], sweep: str) -> Tracking:
         raise one_of(GROUP, name, known())
     keys = {key for key in given if key.startswith(f"{GROUP}.")}
     changes = {key.partition(".")[2]: parse_value(key, given.pop(key)) for key in keys}
-    return make_tracking({**_load(name), **changes}, sweep)
+    return make_tracking({**_load(name), **changes})
 
 
-def make_tracking(node: dict[str, Any], sweep: str) -> Tracking:
+def make_tracking(node: dict[str, Any]) -> Tracking:
     """The tracker of a node with `_target_`, `wait` and the target's keys; raises BadInput."""
     keys = dict(node)
     wait = keys.pop("wait")
@@ -66,7 +73,7 @@ def make_tracking(node: dict[str, Any], sweep: str) -> Tracking:
         wait = TypeAdapter(Seconds).validate_python(wait, strict=True)
     except ValidationError:
         raise BadInput(f"{GROUP}.wait", wait, "must be seconds, from 0 to 1e8") from None
-    return Tracking(check_choice(GROUP, keys), wait, sweep)
+    return Tracking(check_choice(GROUP, keys), wait)
 
 
 def _load(name: str) -> dict[str, Any]:

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import os
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-from sweeps.tracking.tracker import About, numbers, summary
+from sweeps.tracking.tracker import About, hyperparameters, numbers, summary
 from trainer.folder.record import Row
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+NOT_IN_A_NAME = re.compile(r"[^\w.,=()+-]+")
+LONGEST_NAME = 150
+"""Letters of a folder's name before the trial's id."""
+METRICS = ("val_loss", "train_loss")
+"""The curves whose last value HParams shows."""
+
 
 class TensorboardTracker:
     """One folder per trial, one event file per attempt; the step is `update`.
 
+    A trial of several sweeps lies in the folder of the first one; in those of the others is a link.
     At the first row of an attempt TensorBoard drops the rows of earlier attempts from there on.
     """
 
     def __init__(self, about: About, *, dir: str) -> None:
-        self._folder = about.store / dir / about.sweep / about.arm / about.trial_id
-        self._config = about.config
+        name = NOT_IN_A_NAME.sub("-", about.name)[:LONGEST_NAME]
+        first, *others = (
+            about.store / dir / sweep / f"{name}-{about.trial_id}" for sweep in about.sweeps
+        )
+        self._about, self._folder, self._links = about, first, others
         self._writer: SummaryWriter | None = None
         self._last = 0
 
@@ -34,9 +47,18 @@ class TensorboardTracker:
 
     def _open(self, step: int) -> SummaryWriter:
         from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
 
         writer = SummaryWriter(str(self._folder), purge_step=step)
-        writer.add_text("config", _text(dict(self._config)), step)
+        writer.add_text("config", _text(dict(self._about.config)), step)
+        # `add_hparams` would open a second folder, and show each trial as two runs.
+        file_writer: Any = writer.file_writer  # which torch declares as None
+        for part in hparams(hyperparameters(self._about), dict.fromkeys(METRICS, 0.0)):
+            file_writer.add_summary(part)
+        for link in self._links:
+            with suppress(OSError):  # it is there, or the file system has no links
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(os.path.relpath(self._folder, link.parent))
         return writer
 
     def finish(self, outcome: Row) -> None:

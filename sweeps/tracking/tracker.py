@@ -17,9 +17,11 @@ class About:
     """What a tracker gets before the first row of a trial."""
 
     trial_id: str
-    sweep: str
-    """Name and scale of the sweep that runs it, e.g. main-tiny."""
+    sweeps: tuple[str, ...]
+    """Labels of the sweeps that ask for it, e.g. main-tiny; none of them is empty."""
     arm: str
+    setting: str
+    """The values of the swept keys, in words, without the optimizer."""
     config: Mapping[str, Any]
     """Resolved, as in config.json."""
     wait: float
@@ -34,6 +36,31 @@ class About:
     def choices(self) -> dict[str, str]:
         """Group of the config → name of its choice, e.g. optimizer → adamw."""
         return names(self.config)
+
+    @property
+    def name(self) -> str:
+        """Optimizer, setting, arm and seed."""
+        return run_name(self.config, self.setting, self.arm)
+
+
+def run_name(config: Mapping[str, Any], setting: str, arm: str) -> str:
+    """`muon optimizer.lr=0.01 delay_ef seed 2`, where `setting` is what stands in the middle."""
+    parts = (names(config)["optimizer"], setting, arm, f"seed {config['seed']}")
+    return " ".join(filter(None, parts))
+
+
+def hyperparameters(about: About) -> dict[str, str | float | bool]:
+    """The arm, the choices and every number and flag of the config, by dotted keys."""
+    plain = {"arm": about.arm, **about.choices}
+    return plain | {key: value for key, value in _leaves(about.config) if key not in plain}
+
+
+def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | bool]]:
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        elif isinstance(value, bool | int | float):
+            yield f"{prefix}{key}", value
 
 
 class Tracker(Protocol):

@@ -58,10 +58,10 @@ class WandbTracker:
             id=f"{read_store_id(about.store)}-{about.trial_id}",
             resume="allow",
             reinit="create_new",  # a run of the same process may still be finishing
-            name=f"{optimizer} {about.arm} seed {about.config['seed']}",
-            group=about.sweep,
+            name=about.name,
+            group=about.sweeps[0],  # a run has one group; the dashboard finds it by its tags
             job_type=about.arm,
-            tags=sorted({*tags, *about.sweep.split("-"), about.arm, optimizer}),
+            tags=sorted({*tags, *about.sweeps, about.arm, optimizer}),
             config={
                 **about.config,
                 "choice": {**about.choices, "arm": about.arm, "series": f"{optimizer} {about.arm}"},

@@ -18,9 +18,10 @@ MAX_RUNS = 200
 
 
 def build_workspace(
-    project: str, entity: str, sweep: str | None, swept: Sequence[str]
+    project: str, entity: str, sweeps: Sequence[str], swept: Sequence[str]
 ) -> ws.Workspace:
-    """A workspace of the runs of one `sweep` (name and scale), or of all runs in the project.
+    """A workspace of the runs that have the tag of one of these `sweeps` (name and scale), or of
+    all runs in the project.
 
     Sections: losses by update and arm; final losses by arm and over the keys; training. `swept` are
     dotted keys of the config, further axes of the parallel coordinates.
@@ -30,7 +31,7 @@ def build_workspace(
     return ws.Workspace(
         project=project,
         entity=entity,
-        name=f"pipegap {sweep or 'all sweeps'}",
+        name=f"pipegap {', '.join(sweeps) or 'all sweeps'}",
         sections=[
             ws.Section(name="Gaps", panels=_curves("val_loss", "train_loss"), is_open=True),
             ws.Section(name="Sweep", panels=_over_keys(swept), is_open=True),
@@ -38,7 +39,7 @@ def build_workspace(
         ],
         settings=ws.WorkspaceSettings(x_axis="update", max_runs=MAX_RUNS),
         runset_settings=ws.RunsetSettings(
-            filters=ws.And(ws.Metric("Group") == sweep) if sweep else "",
+            filters=ws.And(ws.Tags().isin([*sweeps])) if sweeps else "",
             order=[ws.Ordering(ws.Summary("final_val_loss"))],
             pinned_columns=["summary:status", "summary:final_val_loss", "summary:diverged_at"],
         ),

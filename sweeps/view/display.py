@@ -15,8 +15,9 @@ from rich.live import Live
 from sweeps.request.expand import Trial
 from sweeps.view.gap_table import LIBRARIES, GapTable
 from sweeps.view.progress import Progress
-from sweeps.view.render import duration, render
+from sweeps.view.render import render
 from sweeps.view.throttle import Throttled
+from trainer.base.durations import duration
 from trainer.base.status import Status
 from trainer.folder.record import read_result
 from trainer.ranks.supervisor import AskedToStop
@@ -120,7 +121,7 @@ class Display(Callback):
         if not self._console.is_terminal:
             self._console.print(
                 f"{self._num_ended}/{len(self._todo)} {status} "
-                f"{payload['id']} {payload['arm']} seed {payload['config']['seed']}"
+                f"{payload['id']} {self._progress.trials[payload['id']].name}"
                 + (f", about {duration(left)} left" if left else "")
             )
 

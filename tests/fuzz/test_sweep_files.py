@@ -28,12 +28,24 @@ arms:
 seeds: [0, 1]
 tune: {{optimizer.lr: [0.5, 1, 2]}}
 early_stop: {{margin: 0.5}}
+advice: {{stages: 2, microbatches: 2, arms: [delay_ef]}}
 verdict: none
 """
 QUICK = ("main", "gradient_feedback")
 """Sweeps whose plan is made in a fraction of a second."""
 FILES = [SMALL, *((CONF / "sweep" / f"{name}.yaml").read_text() for name in QUICK)]
-KEYS = ("sweep", "base", "scales", "grid", "arms", "seeds", "tune", "early_stop", "verdict")
+KEYS = (
+    "sweep",
+    "base",
+    "scales",
+    "grid",
+    "arms",
+    "seeds",
+    "tune",
+    "early_stop",
+    "advice",
+    "verdict",
+)
 
 
 @st.composite

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,14 +25,20 @@ PATIENT = 120.0
 def chosen(*words: str) -> Tracking:
     """The tracker of these words of a command line, given time enough on a busy machine."""
     given = {"tracking.wait": str(PATIENT), **dict(word.split("=", 1) for word in words)}
-    found = choice.take(given, "main-micro")
+    found = choice.take(given)
     assert not given
     return found
 
 
-def tracked(config: dict[str, Any], tracking: Tracking, stop_after: float = math.inf) -> Background:
-    """Runs a trial as a worker does, or up to an update."""
-    tracker = tracking.of(plan_trial(config).trial_id, "sync", config)
+def tracked(
+    config: dict[str, Any],
+    tracking: Tracking,
+    stop_after: float = math.inf,
+    sweeps: Sequence[str] = ("main-micro",),
+) -> Background:
+    """Runs a trial of `sweeps` as a worker does, or up to an update."""
+    trial_id = plan_trial(config).trial_id
+    tracker = tracking.of(trial_id, "sync", config, setting="clip_norm=1", sweeps=sweeps)
     num_rows = 0
 
     def report(row: Row) -> None:

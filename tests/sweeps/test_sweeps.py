@@ -12,6 +12,7 @@ import pytest
 
 from analysis.table.arms import arm as arm_of
 from sweeps.__main__ import main
+from sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from sweeps.request.command_line import parse_request
 from sweeps.request.expand import Trial, points, unique
 from sweeps.request.files import known
@@ -129,6 +130,38 @@ def test_bad_input_is_found_before_any_trial_starts(
     assert not (tmp_path / "trials").exists() or not list((tmp_path / "trials").iterdir())
 
 
+def test_everything_that_is_missing_is_named_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody fetches a GPU to learn that there is no data."""
+    words = [f"results={tmp_path}", "sweep=main", "device=cuda", f"data.path={tmp_path / 'none'}"]
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "device=cuda: no such GPU" in error
+    assert f"also data.path={tmp_path / 'none'}: holds no manifest.json" in error
+
+
+def test_a_trial_of_several_sweeps_has_the_tags_of_all(tmp_path: Path) -> None:
+    request = parse_request(["sweep=main,horizon", "seeds=[0]", f"results={tmp_path}"])
+    found = all_planned(plan_sweeps(request))
+    by_sweeps = {trial.sweeps for trial in found}
+    assert by_sweeps == {("main-tiny",), ("horizon-tiny",), ("main-tiny", "horizon-tiny")}
+    [shared] = [t for t in found if len(t.sweeps) == 2 and t.name == "muon delay seed 0"]
+    assert shared.config["num_updates"] == 400
+    names = {trial.name for trial in found if trial.sweeps == ("horizon-tiny",)}
+    assert "adamw num_updates=100 delay_ef seed 0" in names
+    assert (request.label, request.title) == ("main-tiny_horizon-tiny", "main-tiny, horizon-tiny")
+
+
+def test_a_sweep_of_ones_own_needs_no_verdict_and_its_name_may_be_anything(tmp_path: Path) -> None:
+    other = tmp_path / "mine & yours.yaml"
+    other.write_text("grid: {optimizer: [sgd]}\narms: {sync: [pipeline=sync]}\nseeds: [0]\n")
+    request = parse_request([f"sweep={other}"])
+    assert [*request.sweeps] == ["mine-yours-tiny"]
+    assert request.sweeps["mine-yours-tiny"].verdict is None
+
+
 def test_a_sweep_without_a_sync_arm_is_refused() -> None:
     with pytest.raises(BadInput, match="sync"):
         check_sweep(content(arms={"delay": ARMS["delay"]}))
@@ -145,9 +178,9 @@ def test_every_sweep_can_be_planned_at_every_scale_anywhere(
     assert main([*words, "dry_run=true"]) == 0
     plan = capsys.readouterr().out
     assert ", 0 done" in plan
-    lines = [line for line in plan.splitlines() if line.startswith("sweep ")]
-    assert lines == [f"sweep     {name}-{scale}" for name in known("sweep")]
-    assert plan.count("\npower ") == len(lines)
+    rows = [line.split()[0] for line in plan.splitlines()]
+    labels = [f"{name}-{scale}" for name in known("sweep")]
+    assert rows[: len(labels) + 3] == ["trials", "sweep", *labels, "together"]
     assert not list(tmp_path.iterdir())
 
 
@@ -222,17 +255,23 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = run(folder)
     assert done.returncode == 0, done.stderr
     assert "delay_ef" in done.stdout
+    assert "adamw, 4 stages, 8 microbatches: not enough data" in done.stdout  # of one seed
+    assert "to settle it: python -m sweeps sweep=main scale=micro" in done.stdout
     return folder
 
 
 def test_a_sweep_runs_reports_and_is_done(whole: Path) -> None:
-    assert len(losses(whole)) == 3
+    assert len(losses(whole)) == 4
     record = json.loads((whole / "results/sweeps/main-micro.json").read_text())
-    assert set(record["compared"]) == set(losses(whole))
+    assert set(record["trials"]) == set(losses(whole))
+    assert set(record["compared"]) < set(losses(whole))
+    [longer] = set(losses(whole)) - set(record["compared"])
+    config = json.loads((whole / "results/trials" / longer / "config.json").read_text())
+    assert (config["num_updates"], config["seed"]) == (64, 0)  # 1.0625 times 60, and rounded up
     before = {p: p.stat().st_mtime_ns for p in whole.glob("results/trials/*/*")}
     again = run(whole)
     assert again.returncode == 0
-    assert "3 done, 0 to do" in again.stdout
+    assert "4 done, 0 to do" in again.stdout
     assert {p: p.stat().st_mtime_ns for p in whole.glob("results/trials/*/*")} == before
 
 
@@ -248,8 +287,8 @@ def test_a_failing_trial_is_recorded_and_stops_no_other(tmp_path: Path) -> None:
     (broken.folder / "metrics.jsonl").mkdir(parents=True)
     done = run(tmp_path, "eval_every=4")
     assert done.returncode == 1
-    assert "failed: delay seed 0" in done.stdout
+    assert "failed: adamw delay seed 0" in done.stdout
     result = json.loads((broken.folder / "result.json").read_text())
     assert result["status"] == "failed"
     assert "metrics.jsonl" in result["error"]
-    assert sum(loss is not None for loss in losses(tmp_path).values()) == 2
+    assert sum(loss is not None for loss in losses(tmp_path).values()) == 3

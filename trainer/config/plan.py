@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
+from math import ceil
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from trainer.base.ranges import MAX_COUNT
 from trainer.config.combinations import check_backward
 from trainer.config.identity import trial_id
 from trainer.corrections.none import NoCorrection
+from trainer.data.tokens import Source
 from trainer.schedules.operations import Schedule
 from trainer.schedules.proof import check
 
@@ -25,13 +27,16 @@ PROVEN = 8
 FP32 = 4
 OPTIMIZER_BUFFERS = 2
 """fp32 tensors per weight of an optimizer's state: AdamW's two; Muon has one, SOAP more."""
+FORWARD = 1 / 3
+"""The share of a forward in the work of forward and backward."""
 ROW, RECORD = 190, 4_000
 """Bytes of one row of metrics.jsonl without diagnostics; of the files of any trial's record."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`tokens` and `flops` (forward and backward) are those of the whole training.
+    """`tokens` and `flops` (forward and backward) are those of the whole training, and
+    `evaluation_flops` those of its `num_evaluations`: 0 where the data is not prepared.
 
     `checkpoint_bytes` (of one checkpoint) and `kept_bytes` (of a finished trial) are estimates.
     `is_delayed`: a gradient is late. `corrects_nothing`: the trial has a correction but no delay,
@@ -50,6 +55,8 @@ class Plan:
     corrects_nothing: bool
     checkpoint_bytes: int
     kept_bytes: int
+    num_evaluations: int
+    evaluation_flops: float
 
 
 def plan_trial(config: Mapping[str, Any]) -> Plan:
@@ -65,24 +72,26 @@ class Planner:
 
     def __init__(self) -> None:
         self._plans: dict[str, Plan] = {}
-        self._hash_of_data = cache(_hash_of_data)
+        self._facts = cache(_facts)
 
     def __call__(self, config: Mapping[str, Any]) -> Plan:
         """See `plan_trial`."""
         seeds_aside = json.dumps({**config, "seed": None}, sort_keys=True)
         if seeds_aside not in self._plans:
-            hash_of_data = self._hash_of_data(json.dumps(config["data"], sort_keys=True))
-            self._plans[seeds_aside] = _plan(config, hash_of_data)
+            facts = self._facts(json.dumps(config["data"], sort_keys=True))
+            self._plans[seeds_aside] = _plan(config, *facts)
         plan = self._plans[seeds_aside]
         return replace(plan, trial_id=trial_id(config, plan.data_hash))
 
 
-def _hash_of_data(node: str) -> str | None:
-    found: str | None = build(json.loads(node)).hash
-    return found
+def _facts(node: str) -> tuple[str | None, int]:
+    """The hash of the data and the number of its validation tokens: None and 0 where it is not."""
+    source: Source = build(json.loads(node))
+    found = source.hash
+    return found, 0 if found is None else source.num_validation_tokens
 
 
-def _plan(config: Mapping[str, Any], hash_of_data: str | None) -> Plan:
+def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: int) -> Plan:
     model = build(config["model"])
     tokens_per_update = config["batch_size"] * config["seq_len"]
     num_updates = config["num_updates"]
@@ -95,19 +104,23 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None) -> Plan:
     if (problem := _problem(schedule)) is not None:
         raise BadInput("pipeline", label(config["pipeline"]), problem)
     tokens = num_updates * tokens_per_update
+    flops_per_token = model.flops_per_token(config["seq_len"])
+    num_evaluations = ceil(num_updates / config["eval_every"])
     return Plan(
         trial_id(config, hash_of_data),
         hash_of_data,
         model.num_parameters,
         num_updates,
         tokens,
-        tokens * model.flops_per_token(config["seq_len"]),
+        tokens * flops_per_token,
         layers_by_stage,
         _num_processes(config, schedule),
         schedule.is_delayed,
         not schedule.is_delayed and type(correction) is not NoCorrection,
         _checkpoint_bytes(config, schedule, correction, model.num_parameters),
         _kept_bytes(config, num_updates, model.num_parameters),
+        num_evaluations,
+        num_evaluations * num_validation * flops_per_token * FORWARD,
     )
 
 

@@ -39,12 +39,21 @@ class Bins:
         content = "".join(f"{file.name} {file_hash(file)}\n" for file in files)
         return hashlib.sha256(content.encode()).hexdigest() if files else None
 
+    @property
+    def num_validation_tokens(self) -> int:
+        """Tokens of the validation split, by the headers; 0 of files that have none."""
+        headers = [np.fromfile(file, dtype="<i4", count=3) for file in self._files("val")]
+        return sum(int(header[2]) for header in headers if len(header) == 3)
+
+    def _files(self, split: str) -> list[Path]:
+        return sorted(self._path.glob(f"*{split}*.bin"))
+
     def open(self) -> Dataset:
         """Checks every header, length and token; raises BadInput naming the file at fault."""
         return Dataset(self._vocab_size, self._split("train"), self._split("val"))
 
     def _split(self, name: str) -> Tokens:
-        files = sorted(self._path.glob(f"*{name}*.bin"))
+        files = self._files(name)
         if not files:
             raise BadInput("data.path", self._path, f"holds no *{name}*.bin")
         return Tokens([self._shard(file) for file in files])

@@ -105,6 +105,11 @@ class Prepared:
             problem = ": ".join(map(str, (*first["loc"], first["msg"])))
             raise self._bad(f"has an unusable {MANIFEST} ({problem})") from None
 
+    @property
+    def num_validation_tokens(self) -> int:
+        """Tokens of the validation split, by the manifest; raises BadInput as it does."""
+        return self.manifest.splits.validation.num_tokens
+
     def open(self) -> Dataset:
         """Verifies every file and opens them; raises BadInput naming the first that was altered."""
         manifest = self.manifest

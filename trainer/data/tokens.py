@@ -49,5 +49,9 @@ class Source(Protocol):
     def hash(self) -> str | None:
         """A hash that identifies the tokens; None if the data is not there."""
 
+    @property
+    def num_validation_tokens(self) -> int:
+        """Tokens of the validation split, as the files say, which are not read for it."""
+
     def open(self) -> Dataset:
         """Verifies and opens the data; raises BadInput (key data.path) if missing or altered."""

@@ -1,8 +1,8 @@
-"""Messages between neighbouring ranks, in the order of the schedule."""
+"""Messages between the stages of different ranks, in the order of the schedule."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.ranks.groups import Gang
-from trainer.schedules.operations import Op
+from trainer.ranks.groups import Edge, Gang
+from trainer.schedules.operations import Op, Schedule
 
 AHEAD = 2
 """Receives that are posted early, so that messages arrive while their reader still computes."""
@@ -83,56 +83,109 @@ class Outbox:
         self._gang.wait(work)
 
 
-class Channels:
-    """Both neighbours of this rank: hidden states go forward, their gradients backward.
+class Within:
+    """Messages between two stages of this rank: inbox and outbox in one."""
 
-    `message` is the shape of a microbatch's hidden states, [rows, length, width].
+    def __init__(self) -> None:
+        self._kept: deque[Tensor] = deque()
+
+    def expect(self, shape: torch.Size, dtype: torch.dtype, count: int = 1) -> None:
+        """Does nothing: no receive has to be posted."""
+
+    def take(self) -> Tensor:
+        """Returns the next message, which is there: the operation that made it came before."""
+        return self._kept.popleft()
+
+    def send(self, message: Tensor) -> None:
+        """Keeps a message, which must not be changed afterwards."""
+        self._kept.append(message)
+
+    def flush(self) -> None:
+        """Does nothing: no message leaves this rank."""
+
+
+class Channels:
+    """The ways of this rank's stages to the stages before and after them.
+
+    Hidden states go forward, their gradients backward. `message` is the shape of a microbatch's
+    hidden states, [rows, length, width].
     """
 
     def __init__(
-        self, gang: Gang, num_stages: int, message: torch.Size, dtype: torch.dtype
+        self, gang: Gang, schedule: Schedule, message: torch.Size, dtype: torch.dtype
     ) -> None:
-        self._gang, self._last = gang, num_stages - 1
+        self._gang, self._ranks = gang, schedule.ranks
         self._message, self._dtype = message, dtype
-        capacity = 2 * num_stages
-        edges = gang.connect(is_ring=num_stages > gang.num_ranks)
-        self._inbox = {
-            "F": Inbox(gang, gang.neighbour(-1), edges.forward_in),
-            "B": Inbox(gang, gang.neighbour(1), edges.backward_in),
-        }
-        self._outbox = {
-            "F": Outbox(gang, gang.neighbour(1), edges.forward_out, capacity),
-            "B": Outbox(gang, gang.neighbour(-1), edges.backward_out, capacity),
-        }
+        capacity = 2 * schedule.num_stages
+        groups = gang.connect([edge for edge in self._edges() if edge.source != edge.target])
+        within = {edge: Within() for edge in self._edges() if edge.source == edge.target}
+        self._inbox: dict[Edge, Inbox | Within] = {**within}
+        self._outbox: dict[Edge, Outbox | Within] = {**within}
+        for edge, group in groups.items():
+            if edge.target == gang.place:
+                self._inbox[edge] = Inbox(gang, gang.at(edge.source), group)
+            else:
+                self._outbox[edge] = Outbox(gang, gang.at(edge.target), group, capacity)
+
+    def _edges(self) -> list[Edge]:
+        """Every edge of the pipeline once, in the order of its stages."""
+        ways = ((self._way("F", s - 1, s), self._way("B", s, s - 1)) for s in self._later())
+        return [*dict.fromkeys(edge for both in ways for edge in both)]
+
+    def _later(self) -> range:
+        """The stages that have one before them."""
+        return range(1, len(self._ranks))
+
+    def _way(self, kind: str, source: int, target: int) -> Edge:
+        """The edge of messages between two stages."""
+        return Edge(kind, self._ranks[source], self._ranks[target])
+
+    def _reads(self, op: Op) -> Edge | None:
+        """The edge whose next message `op` needs; None if it needs nothing of another stage."""
+        if op.kind == "F" and op.stage > 0:
+            return self._way("F", op.stage - 1, op.stage)
+        if op.kind in "BI" and op.stage < len(self._ranks) - 1:
+            return self._way("B", op.stage + 1, op.stage)
+        return None
+
+    def _writes(self, op: Op) -> Edge | None:
+        """The edge by which another stage gets what `op` makes; None if no stage needs it."""
+        if op.kind == "F" and op.stage < len(self._ranks) - 1:
+            return self._way("F", op.stage, op.stage + 1)
+        if op.kind in "BI" and op.stage > 0:
+            return self._way("B", op.stage, op.stage - 1)
+        return None
 
     def expect(self, operations: Sequence[Op]) -> None:
-        """Announces to both inboxes the messages that these operations will take."""
-        for kind in ("F", "B"):
-            count = sum(_reads(op, self._last) == kind for op in operations)
-            self._inbox[kind].expect(self._message, self._dtype, count)
+        """Announces to the inboxes the messages that these operations will take."""
+        counts = Counter(map(self._reads, operations))
+        for edge, inbox in self._inbox.items():
+            inbox.expect(self._message, self._dtype, counts[edge])
 
     def take(self, op: Op) -> Tensor | None:
         """What another stage made for `op`; None if `op` needs nothing of another stage."""
-        kind = _reads(op, self._last)
-        return self._inbox[kind].take() if kind else None
+        edge = self._reads(op)
+        return None if edge is None else self._inbox[edge].take()
 
     def send(self, op: Op, message: Tensor) -> None:
         """Sends what `op` made to the stage that reads it, if there is one."""
-        kind = _writes(op, self._last)
-        if kind:
-            self._outbox[kind].send(message)
+        edge = self._writes(op)
+        if edge is not None:
+            self._outbox[edge].send(message)
 
-    def take_hidden(self, tokens: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Waits for hidden states of tokens of shape `tokens`, [rows, length] (evaluation)."""
-        self._inbox["F"].expect(torch.Size([*tokens, self._message[-1]]), dtype)
-        return self._inbox["F"].take()
+    def take_hidden(self, stage: int, tokens: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Waits for the hidden states that `stage` reads, of tokens of shape `tokens`, [rows,
+        length] (evaluation)."""
+        inbox = self._inbox[self._way("F", stage - 1, stage)]
+        inbox.expect(torch.Size([*tokens, self._message[-1]]), dtype)
+        return inbox.take()
 
-    def send_on(self, hidden: Tensor) -> None:
-        """Sends hidden states to the next stage (evaluation)."""
-        self._outbox["F"].send(hidden)
+    def send_on(self, stage: int, hidden: Tensor) -> None:
+        """Sends the hidden states of `stage` to the next one (evaluation)."""
+        self._outbox[self._way("F", stage, stage + 1)].send(hidden)
 
     def flush(self) -> None:
-        """Waits until every message to both neighbours has left."""
+        """Waits until every message of this rank has left."""
         for outbox in self._outbox.values():
             outbox.flush()
 
@@ -143,17 +196,3 @@ class Channels:
             self.take(op)
             self.send(op, empty)
         self.flush()
-
-
-def _reads(op: Op, last: int) -> str:
-    """The kind of message, "F" or "B", that `op` needs of another stage; "" if it needs none."""
-    if op.kind == "F":
-        return "F" if op.stage > 0 else ""
-    return "B" if op.kind in "BI" and op.stage < last else ""
-
-
-def _writes(op: Op, last: int) -> str:
-    """The kind of message, "F" or "B", that `op` makes for another stage; "" if it makes none."""
-    if op.kind == "F":
-        return "F" if op.stage < last else ""
-    return "B" if op.kind in "BI" and op.stage > 0 else ""

@@ -50,7 +50,7 @@ class Pipelined(Executor):
         self._reducer = Reducer(
             gang, self._at, schedule.num_stages, schedule.num_microbatches, clip, clock
         )
-        self._channels = Channels(gang, schedule.num_stages, message, stages[0].dtype)
+        self._channels = Channels(gang, schedule, message, stages[0].dtype)
         self._losses: dict[int, list[Tensor]] = {}
         self._incomplete: dict[int, int] = {}
         self._complete: list[Op] = []
@@ -88,10 +88,10 @@ class Pipelined(Executor):
             for index, stage in self._at.items():
                 if index > 0:
                     dtype = stage.versions.master[0].dtype
-                    inputs = self._channels.take_hidden(targets.shape, dtype)
+                    inputs = self._channels.take_hidden(index, targets.shape, dtype)
                 output = stage.evaluate(inputs)
                 if index < self._last:
-                    self._channels.send_on(output)
+                    self._channels.send_on(index, output)
                 else:
                     total += self._loss(output, targets).double() * targets.numel()
             num_tokens += targets.numel()

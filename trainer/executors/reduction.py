@@ -72,8 +72,7 @@ class Reducer:
                 self._sum([*chain.from_iterable(gradients), loss], gang.replicas)
             for of_stage in gradients:
                 torch._foreach_div_(of_stage, self._divisor)
-            if tied := self._tied(gradients):
-                self._sum(tied, gang.tied)
+            self._sum_tied(gradients)
             if kind.is_corrected:
                 for stage, of_stage in zip(self._stages, gradients, strict=True):
                     stage.correct(op.batch, of_stage)
@@ -87,13 +86,19 @@ class Reducer:
             values = torch.stack((vector[-1], norm)).double().tolist()  # on CUDA the one wait
         return Reduced(gradients, *values)
 
-    def _tied(self, gradients: list[list[Tensor]]) -> list[Tensor]:
-        return [
-            gradient
-            for stage, of_stage in zip(self._stages, gradients, strict=True)
-            for gradient, is_tied in zip(of_stage, stage.is_tied, strict=True)
-            if is_tied
-        ]
+    def _sum_tied(self, gradients: list[list[Tensor]]) -> None:
+        """Gives both copies of each tied weight the sum of their gradients."""
+        copies: dict[str, list[Tensor]] = {}
+        for stage, of_stage in zip(self._stages, gradients, strict=True):
+            columns = zip(stage.versions.names, stage.is_tied, of_stage, strict=True)
+            for name, is_tied, gradient in columns:
+                if is_tied:
+                    copies.setdefault(name, []).append(gradient)
+        apart = [of[0] for of in copies.values() if len(of) == 1]
+        if apart:
+            self._sum(apart, self._gang.tied)
+        for first, last in (of for of in copies.values() if len(of) == 2):  # this rank has both
+            last.copy_(first.add_(last))
 
     def _sum(self, tensors: Sequence[Tensor], group: Any) -> None:
         """Sums each tensor over the ranks of `group`, in place, in one message."""

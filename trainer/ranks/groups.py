@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableSequence
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -41,17 +41,17 @@ class Heartbeat:
         self.beats[self.rank] = -monotonic() if waiting else monotonic()
 
 
-class Edges(NamedTuple):
-    """Groups of two ranks each, by which a rank exchanges messages with its neighbours.
+class Edge(NamedTuple):
+    """Messages of one kind from one place in the pipeline to another.
 
-    Each carries messages in one direction only. Under NCCL the two ranks of a group share one
-    queue, in which a receive that is posted early would hold up every send behind it.
+    Each edge has a group of its own, which carries messages in one direction only. Under NCCL the
+    two ranks of a group share one queue, in which a receive that is posted early would hold up
+    every send behind it.
     """
 
-    forward_in: Any
-    forward_out: Any
-    backward_in: Any
-    backward_out: Any
+    kind: str
+    source: int
+    target: int
 
 
 @dataclass
@@ -101,36 +101,36 @@ class Gang:
         for group in groups:
             self.wait(self.all_reduce(torch.zeros(1, device=self.device), group))
 
-    def connect(self, *, is_ring: bool) -> Edges:
-        """Groups with the neighbours in the pipeline; with `is_ring` the ends are neighbours too.
+    def connect(self, edges: Sequence[Edge]) -> dict[Edge, Any]:
+        """The groups of those of the pipeline's `edges` that begin or end at this place.
 
-        Every rank of the gang makes this call. Raises PeerLost.
+        Every rank of the gang makes this call, with the same edges. Raises PeerLost.
         """
-        found: dict[str, Any] = {}
-        p = self.num_ranks
-        for replica in range(self.num_replicas):
-            for place in range(p if is_ring and p > 1 else p - 1):
-                before, after = replica * p + place, replica * p + (place + 1) % p
-                found |= self._edge("forward", before, after)
-                found |= self._edge("backward", after, before)
-        return Edges(**{name: found.get(name) for name in Edges._fields})
+        every = {
+            (replica, edge): self._edge(
+                self.at(edge.source, replica), self.at(edge.target, replica)
+            )
+            for replica in range(self.num_replicas)
+            for edge in edges
+        }
+        return {
+            edge: every[self.replica, edge]
+            for edge in edges
+            if self.place in (edge.source, edge.target)
+        }
 
-    def _edge(self, direction: str, source: int, target: int) -> dict[str, Any]:
-        """The group of one edge, used once, by its name among this rank's `Edges`."""
+    def _edge(self, source: int, target: int) -> Any:
+        """The group of two ranks, used once."""
         group, message = self._group([source, target]), torch.zeros(1, device=self.device)
-        if self.rank == source:
-            with self.raising_peer_lost():
+        work = None
+        with self.raising_peer_lost():
+            if self.rank == source:
                 work = dist.isend(message, target, group=group)
-            name = f"{direction}_out"
-        elif self.rank == target:
-            with self.raising_peer_lost():
+            elif self.rank == target:
                 work = dist.irecv(message, source, group=group)
-            name = f"{direction}_in"
-        else:
-            return {}
-        assert work is not None
-        self.wait(work)
-        return {name: group}
+        if work is not None:
+            self.wait(work)
+        return group
 
     @property
     def place(self) -> int:
@@ -147,9 +147,9 @@ class Gang:
         """Whether this rank writes the trial's record: rank 0 does."""
         return self.rank == 0
 
-    def neighbour(self, step: int) -> int:
-        """Rank of the next (`step` 1) or previous (−1) place; the first follows the last."""
-        return self.replica * self.num_ranks + (self.place + step) % self.num_ranks
+    def at(self, place: int, replica: int | None = None) -> int:
+        """The rank at a place of a replica's pipeline, by default of this rank's own."""
+        return (self.replica if replica is None else replica) * self.num_ranks + place
 
     @contextmanager
     def raising_peer_lost(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import NamedTuple
 
-from trainer.schedules.orders import Kind, Order, Place, Step
+from trainer.schedules.orders import Kind, Order, Place, Placement, Step, in_turns
 
 
 class Op(NamedTuple):
@@ -43,8 +43,8 @@ class Op(NamedTuple):
 class Schedule:
     """Operations of p ranks over T batches of m microbatches, each in the rank's `order`.
 
-    The model has p · num_chunks stages; rank r holds stages r, r + p, … Stage s reads `lags[s]`
-    versions behind the newest while the delay is on, which is for batches first_delayed …
+    The model has p · num_chunks stages, which `placement` gives to the ranks. Stage s reads
+    `lags[s]` versions behind the newest while the delay is on, which is for batches first_delayed …
     first_cooldown − 1. If the schedule `flushes`, a rank starts a batch only when it has finished
     the one before (one bubble per batch).
     """
@@ -57,6 +57,7 @@ class Schedule:
     first_delayed: int
     first_cooldown: int
     num_chunks: int = 1
+    placement: Placement = in_turns
 
     @property
     def num_stages(self) -> int:
@@ -89,9 +90,18 @@ class Schedule:
         marks = {0, self.first_delayed, self.first_cooldown, self.num_updates}
         return tuple(sorted(marks))
 
-    def stages(self, rank: int) -> range:
+    def stages(self, rank: int) -> tuple[int, ...]:
         """The stages that `rank` holds, by chunk."""
-        return range(rank, self.num_stages, self.num_ranks)
+        return self.placement(self._place(rank))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The rank that holds each stage."""
+        holder = {stage: rank for rank in range(self.num_ranks) for stage in self.stages(rank)}
+        return tuple(holder[stage] for stage in range(self.num_stages))
+
+    def _place(self, rank: int) -> Place:
+        return Place(rank, self.num_ranks, self.num_chunks)
 
     def operations(self, first: int, last: int) -> list[list[Op]]:
         """Every rank's operations from drain to drain: batches first … last − 1 of one phase."""
@@ -114,8 +124,7 @@ class Schedule:
     def _passes(self, rank: int, batches: range) -> Iterator[Op]:
         """Forwards and backwards of a rank for `batches`, without drains between them."""
         m, stages = self.num_microbatches, self.stages(rank)
-        place = Place(rank, self.num_ranks, self.num_chunks)
-        for step in self.order(place, len(batches) * m):
+        for step in self.order(self._place(rank), len(batches) * m):
             yield self._pass(step, stages[step.chunk], batches.start)
 
     def _pass(self, step: Step, stage: int, first: int) -> Op:

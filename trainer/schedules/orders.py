@@ -7,7 +7,9 @@ one batch at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, repeat
 from typing import Literal, NamedTuple
 
 Kind = Literal["F", "B", "I", "W", "U"]
@@ -32,6 +34,18 @@ class Place(NamedTuple):
 
 Order = Callable[[Place, int], Iterator[Step]]
 """(place, number of microbatches) → steps."""
+Placement = Callable[[Place], tuple[int, ...]]
+"""place → the stages that this rank holds, by chunk."""
+
+
+def in_turns(at: Place) -> tuple[int, ...]:
+    """Rank r of p holds stages r, r + p, r + 2p, …"""
+    return tuple(range(at.rank, at.num_ranks * at.num_chunks, at.num_ranks))
+
+
+def in_a_v(at: Place) -> tuple[int, ...]:
+    """Rank r of p holds stages r and 2p − 1 − r: they go down the ranks and up again."""
+    return at.rank, 2 * at.num_ranks - 1 - at.rank
 
 
 def one_forward_one_backward(at: Place, num_microbatches: int) -> Iterator[Step]:
@@ -89,3 +103,47 @@ def zero_bubble_h1(at: Place, num_microbatches: int) -> Iterator[Step]:
         if len(put_off) > at.rank:
             yield Step("W", 0, put_off.pop(0))
     yield from (Step("W", 0, flat) for flat in put_off)
+
+
+def zero_bubble_v(at: Place, num_microbatches: int) -> Iterator[Step]:
+    """ZB-V (arXiv 2401.10241, section 6), for two chunks per rank that are placed `in_a_v`.
+
+    While the first microbatch goes from rank r down to the last rank and back, rank r has time for
+    2 (p − r) − 1 forwards of its chunk 0; while it goes on up to rank 0 and comes back as a
+    backward, for forwards of both chunks by turns. Since then every microbatch that enters a chunk
+    follows one that left it, so that the rank keeps 2p chunks of activations at most. Where no
+    forwards are left, r weight halves of each chunk are put off, to fill the waits for the last
+    backwards. With 2p − 1 microbatches or more, and forwards and halves that take equally long, no
+    rank is idle between its first and its last step. With fewer microbatches the order is that of
+    2p − 1, without the steps of those that are not there.
+    """
+    p, r = at.num_ranks, at.rank
+    num = max(num_microbatches, 2 * p - 1)
+    parts = (
+        ("F0", 2 * (p - r) - 1),
+        ("F1 F0", r),
+        ("F1 I1 W1", p - r),
+        ("F0 I0 W0 F1 I1 W1", num - (2 * p - 1 - r)),
+        ("I0 W0 F1 I1 W1", p - r - 1),
+        ("I0 I1", r),
+        ("I0 W0", p - r),
+        ("W1", r),
+        ("W0", r),
+    )
+    done: Counter[str] = Counter()
+    for name in chain.from_iterable(chain(*repeat(of.split(), times)) for of, times in parts):
+        kind, chunk = HALVES[name]
+        if done[name] < num_microbatches:
+            yield Step(kind, chunk, done[name])
+        done[name] += 1
+
+
+HALVES: Mapping[str, tuple[Kind, int]] = {
+    "F0": ("F", 0),
+    "I0": ("I", 0),
+    "W0": ("W", 0),
+    "F1": ("F", 1),
+    "I1": ("I", 1),
+    "W1": ("W", 1),
+}
+"""Steps of a rank with two chunks: kind and chunk."""

@@ -63,6 +63,17 @@ def interleaved_1f1b(
     return replace(flushed, order=orders.interleaved, num_chunks=num_chunks)
 
 
+def zero_bubble_v(num_updates: int, *, num_stages: Few, num_microbatches: Few) -> Schedule:
+    """ZB-V (arXiv 2401.10241): rank r of p holds parts r and 2p − 1 − r of the model, whose 2p
+    parts go down the ranks and up again, and its weight gradients fill the bubble: no delay.
+
+    Every rank keeps the activations of p whole microbatches at most, as rank 0 of 1F1B does. What
+    is left of the bubble is that ranks wait for the norm of the whole gradient.
+    """
+    flushed = sync(num_updates, num_stages=2 * num_stages, num_microbatches=num_microbatches)
+    return replace(flushed, order=orders.zero_bubble_v, num_chunks=2, placement=orders.in_a_v)
+
+
 def pipedream_2bw(
     num_updates: int,
     *,

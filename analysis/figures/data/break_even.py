@@ -6,7 +6,7 @@ from functools import cache
 
 import pandas as pd
 
-from analysis.advice.speed import equal_stages, speed_ups
+from analysis.advice.speed import equal_stages, speed_up
 from analysis.figures.data.panels import PANEL
 from analysis.figures.data.token_tax import AS_MEAN, own_taxes
 from analysis.statistics.tax import MAIN_ARMS
@@ -44,7 +44,7 @@ def _speed_ups() -> pd.DataFrame:
             "series": f"p = {stages}",
             "stages": stages,
             "microbatches": microbatches,
-            "mean": speed_ups(equal_stages(stages), microbatches)[FLUSHED],
+            "mean": speed_up(FLUSHED, equal_stages(stages), microbatches),
         }
         for stages in STAGES
         for microbatches in MICROBATCHES

@@ -34,14 +34,17 @@ def answer(capsys: pytest.CaptureFixture[str], results: Path, **more: str) -> st
 
 def test_the_first_line_is_the_verdict(capsys: pytest.CaptureFixture[str], results: Path) -> None:
     first, *rest = answer(capsys, results).splitlines()
-    assert first == "muon, 4 stages, 8 microbatches: go asynchronous (against ZB-H1)"
+    assert first == "muon, 4 stages, 8 microbatches: go asynchronous (against ZB-V)"
     assert any("recommended λ of Error Feedback: 1 " in line for line in rest)
 
 
 def test_json_says_the_same(capsys: pytest.CaptureFixture[str], results: Path) -> None:
     found: dict[str, Any] = json.loads(answer(capsys, results, format="json"))
     assert found["verdict"]["word"] == "go asynchronous"
-    assert found["speed_ups"] == pytest.approx({"1F1B": 11 / 8, "ZB-H1": 27 / 24})
+    assert found["speed_ups"] == pytest.approx(
+        {"1F1B": 11 / 8, "interleaved 1F1B": 9.5 / 8, "ZB-H1": 27 / 24, "ZB-V": 25.5 / 24}
+    )
+    assert (found["rival"], found["most_activations"]) == ("ZB-V", 4)
     assert found["gap"]["gap"] == pytest.approx(-0.1)
     assert found["same_time"]["1F1B"]["gap"] is None  # NaN is not JSON
 
@@ -54,6 +57,16 @@ def test_costs_of_the_stages_change_the_speed(
     found = json.loads(answer(capsys, results, format="json", **more))
     assert found["speed_ups"]["1F1B"] == pytest.approx((4 * 6 + 3) / (4 * 6))
     assert "the costs that were given" in answer(capsys, results, **more)
+
+
+def test_more_activations_allow_another_rival(
+    capsys: pytest.CaptureFixture[str], results: Path
+) -> None:
+    """Where backwards are short, halves of them fill little of the bubble."""
+    short = {"forward": "8", "backward": "2"}
+    assert "allowed are 4, so ZB-V is the fastest" in answer(capsys, results, **short)
+    more = answer(capsys, results, **short, activations="5.5")
+    assert "allowed are 5.5, so interleaved 1F1B is the fastest" in more
 
 
 def test_columns_select_the_trials(results: Path) -> None:
@@ -70,6 +83,7 @@ def test_columns_select_the_trials(results: Path) -> None:
         ("forward", "1,2"),
         ("forward", "0"),
         ("communication", "-1"),
+        ("activations", "3"),
         ("updates", "399"),
         ("results", "/no/such/folder"),
         ("optimiser.lr", "1"),

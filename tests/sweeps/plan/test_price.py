@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sweeps.__main__ import main
+from sweeps.plan.pricing import ASSUMED_START, Cost, Priced
 from sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from sweeps.request.command_line import parse_request
 from sweeps.request.expand import Trial
@@ -18,6 +18,8 @@ from tests.support import small
 from tests.support.make import lines_of_make
 from tests.support.records import finished
 from tests.support.trials import Stop, stop_at
+from trainer.base.build import build
+from trainer.base.durations import duration
 from trainer.config.compose import compose
 from trainer.config.plan import RECORD, plan_trial
 from trainer.trial import run_trial
@@ -53,10 +55,11 @@ def record(folder: Path, config: dict[str, Any], **result: Any) -> None:
     (folder / "result.json").write_text(json.dumps({**plain, **result}))
 
 
-def hours(line: str, unit: str) -> float:
-    found = re.search(rf"([\d.e+-]+) {unit}-hours", line)
-    assert found is not None, line
-    return float(found[1])
+def cost(*words: str) -> Cost:
+    """What the trials take that have still to run, all on one kind of machine."""
+    asked = parse_request(words)
+    [found] = Priced(asked, plan_sweeps(asked)).costs
+    return found
 
 
 def test_trials_that_sweeps_share_are_counted_and_run_once(
@@ -85,28 +88,27 @@ def test_hours_are_those_of_finished_trials_of_the_same_shape(
     other = {**done.config, "batch_size": 32}
     record(tmp_path / "trials" / "other", other, tokens_per_second=1e6)
     line = plan(words, capsys)["time"]
-    assert "7 of 7 trials at the measured speed" in line
+    assert "7 of 7 trials by the time that finished ones of their shape took" in line
     assert "assumed" not in line
-    expected = 2 * 7 * trials[0].plan.tokens / 400 / 3600  # on two cores each
-    assert hours(line, "core") == pytest.approx(expected, rel=0.01)
+    found = cost(*words)
+    assert found.total == pytest.approx(2 * 7 * trials[0].plan.tokens / 400)  # on two cores each
+    assert found.clock(7) == pytest.approx(2 * trials[0].plan.tokens / 400)
+    assert found.clock(1_000) == found.longest == pytest.approx(trials[0].plan.tokens / 400)
     mixed = plan([*words, "grid.batch_size=[16,32,8]"], capsys)["time"]
-    assert "15 of 23 trials at the measured speed" in mixed
+    assert "15 of 23 trials by the time" in mixed
     assert "8 only assumed, at 5e+10 FLOP/s per core" in mixed
 
 
-def test_of_a_shape_the_same_optimizer_and_pipeline_count_before_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_a_shape_the_same_optimizer_and_pipeline_count_before_others(tmp_path: Path) -> None:
     words = [f"sweep={written(tmp_path, 'one')}", f"results={tmp_path}", "seeds=[0]"]
     trials = planned(*words)
     slow = [t for t in trials if "muon" in str(t.config) and t.arm == "sync"]
     fast = [t for t in trials if "adamw" in str(t.config) and t.arm == "sync"]
     record(slow[0].folder, slow[0].config, tokens_per_second=100.0)
     record(fast[0].folder, fast[0].config, tokens_per_second=500.0)
-    line = plan([*words, "seeds=[1]", "grid.optimizer=[adamw]"], capsys)["time"]
     tokens = trials[0].plan.tokens
-    expected = (tokens / 500 + tokens / 300) / 3600  # sync, and delay by the median of both
-    assert hours(line, "core") == pytest.approx(expected, rel=0.01)
+    expected = tokens / 500 + tokens / 300  # sync, and delay by the median of both
+    assert cost(*words, "seeds=[1]", "grid.optimizer=[adamw]").total == pytest.approx(expected)
 
 
 def test_without_measurements_hours_say_that_they_are_assumed(
@@ -115,26 +117,82 @@ def test_without_measurements_hours_say_that_they_are_assumed(
     words = [f"sweep={written(tmp_path, 'one')}", f"results={tmp_path / 'store'}"]
     record(tmp_path / "store/trials/broken", {"model": "of another time"}, tokens_per_second=1.0)
     line = plan(words, capsys)["time"]
-    assert "0 of 8 trials at the measured speed" in line
-    flops = sum(trial.plan.flops for trial in planned(*words))
-    assert hours(line, "core") == pytest.approx(flops / 50e9 / 3600, rel=0.01)
+    assert "0 of 8 trials by the time" in line
+    plans = [trial.plan for trial in planned(*words)]
+    flops = sum(plan.flops + plan.evaluation_flops for plan in plans)
+    assert cost(*words).total == pytest.approx(8 * ASSUMED_START + flops / 50e9)
 
 
-def test_every_rank_of_a_gang_is_paid_for(
+def test_start_and_evaluation_count_as_they_were_measured(tmp_path: Path) -> None:
+    """A trial of 400 updates with 4 evaluations took 30 s more than its training. One of 200 has
+    half of the tokens and two of the evaluations."""
+    words = [f"sweep={written(tmp_path, 'one')}", f"results={tmp_path}", "grid.optimizer=[adamw]"]
+    done = planned(*words)[0]
+    tokens = done.plan.tokens
+    took = {"tokens": tokens, "tokens_per_second": 500.0, "num_updates": 400}
+    record(done.folder, done.config, **took, wall_seconds=tokens / 500 + 30)
+    assert cost(*words).total == pytest.approx(3 * (tokens / 500 + 30))
+    shorter = cost(*words, "num_updates=200")
+    assert shorter.total == pytest.approx(4 * (tokens / 1000 + 15))
+
+
+def test_evaluations_are_foreseen(tmp_path: Path) -> None:
+    """Their number is that of a trial that runs, and their tokens are those of the split."""
+    config = small.config(tmp_path, "eval_every=5", "num_updates=12")
+    run_trial(config)
+    [rows] = tmp_path.glob("results/trials/*/metrics.jsonl")
+    found = plan_trial(config)
+    assert found.num_evaluations == rows.read_text().count("val_loss") == 3
+    num_tokens = len(build(config["data"]).open().validation)
+    per_token = found.flops / found.tokens / 3  # a forward is a third of forward and backward
+    assert found.evaluation_flops == pytest.approx(3 * num_tokens * per_token)
+    missing = {**config, "data": {**config["data"], "path": str(tmp_path / "none")}}
+    assert plan_trial(missing).evaluation_flops == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        *((0.4, "0 s"), (99.4, "99 s"), (99.6, "2 min"), (40 * 60, "40 min"), (99 * 60, "99 min")),
+        *((100 * 60, "1.7 h"), (12 * 3600, "12 h"), (71 * 3600, "71 h"), (75 * 3600, "3 days")),
+        (3e8, "3,472 days"),
+    ],
+)
+def test_durations_are_as_people_say_them(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
+
+
+def test_the_plan_is_a_table_with_a_row_per_sweep(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Of 12 trials one row has 8, and the other 4 that are not above it."""
+    one = written(tmp_path, "one")
+    other = written(tmp_path, "other", SWEEP.replace("[adamw, muon]", "[sgd, muon]"))
+    words = [f"sweep={one},{other}", f"results={tmp_path / 'store'}", "device=cuda", "gpus=3"]
+    assert main([*words, "dry_run=true"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["sweep", "trials", "shared", "done", "to", "do", "on", "3", "GPUs"]
+    assert [line.split()[:5] for line in lines[2:5]] == [
+        ["one-tiny", "8", "0", "0", "8"],
+        ["other-tiny", "8", "4", "0", "4"],
+        ["together", "16", "4", "0", "12"],
+    ]
+    assert len({len(line) for line in lines[1:5]}) == 1
+    assert "power" not in "\n".join(lines)
+
+
+def test_every_rank_of_a_gang_is_paid_for(tmp_path: Path) -> None:
     gang = ["runner=pipelined", "pipeline.num_stages=2", "pipeline.num_microbatches=4"]
     gang += ["num_replicas=2", "device=cuda"]
     words = [f"sweep={written(tmp_path, 'one')}", f"results={tmp_path}", *gang]
     trials = planned(*words)
     for trial in trials[1:]:
         record(trial.folder, trial.config, tokens_per_second=1000.0)
-    line = plan([*words, "gpus_per_trial=0.5"], capsys)["time"]
     tokens = trials[0].plan.tokens
-    assert hours(line, "GPU") == pytest.approx(4 * tokens / 1000 / 3600, rel=0.01)
-    longest = re.search(r"longest trial ([\d.e-]+) hours", line)
-    assert longest is not None
-    assert float(longest[1]) == pytest.approx(tokens / 1000 / 3600, rel=0.01)
+    found = cost(*words, "gpus_per_trial=0.5")
+    assert found.unit == "GPU"
+    assert found.total == pytest.approx(4 * tokens / 1000)
+    assert found.longest == pytest.approx(tokens / 1000)
 
 
 @pytest.mark.parametrize(
@@ -149,14 +207,12 @@ def test_make_figures_prices_every_scale_or_one(given: list[str], priced: list[s
     assert "analysis" not in lines
 
 
-def test_emulated_trials_may_share_a_gpu(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_emulated_trials_may_share_a_gpu(tmp_path: Path) -> None:
     words = [f"sweep={written(tmp_path, 'one')}", f"results={tmp_path}", "device=cuda"]
     trials = planned(*words)
     record(trials[0].folder, trials[0].config, tokens_per_second=1000.0)
-    whole, half = (plan([*words, f"gpus_per_trial={n}"], capsys)["time"] for n in (1, 0.5))
-    assert hours(half, "GPU") == pytest.approx(hours(whole, "GPU") / 2, rel=0.01)
+    whole, half = (cost(*words, f"gpus_per_trial={n}") for n in (1, 0.5))
+    assert half.total == pytest.approx(whole.total / 2)
 
 
 DELAY_OF_3 = ("pipeline=constant_delay", "pipeline.delay=3")

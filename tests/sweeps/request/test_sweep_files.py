@@ -163,9 +163,33 @@ BAD = {
         ["sweep.scales.360m=", "integer"],
     ),
     "an unknown scale": ("{tiny:", "{huge:", ["sweep.scales", "huge", "among"]),
-    "no verdict": ("verdict: none\n", "", ["sweep.verdict=missing", "required"]),
     "an empty verdict": ("verdict: none\n", "verdict: ''\n", ["sweep.verdict", "at least 1"]),
     "a verdict that is no text": ("verdict: none", "verdict: 3", ["sweep.verdict=3", "string"]),
+    "advice on an unknown arm": (
+        "verdict:",
+        "advice: {stages: 4, microbatches: 8, arms: [late]}\nverdict:",
+        ["sweep.advice.arms=late", "among delay, delay_ef"],
+    ),
+    "advice on sync": (
+        "verdict:",
+        "advice: {stages: 4, microbatches: 8, arms: [sync]}\nverdict:",
+        ["sweep.advice.arms=sync", "among delay, delay_ef"],
+    ),
+    "advice without a number": (
+        "verdict:",
+        "advice: {stages: 4, arms: [delay]}\nverdict:",
+        ["sweep.advice.microbatches=missing", "required"],
+    ),
+    "advice on too few microbatches": (
+        "verdict:",
+        "advice: {stages: 4, microbatches: 2, arms: [delay]}\nverdict:",
+        ["sweep.advice.microbatches=2", "stages - 1 = 3"],
+    ),
+    "a typo in advice": (
+        "verdict:",
+        "advice: {stage: 4, microbatches: 8, arms: [delay]}\nverdict:",
+        ["sweep.advice.stage=4", "known: stages"],
+    ),
     "a batch that cannot be split": (
         "pipeline=sync]",
         "pipeline=sync, pipeline.num_microbatches=3]",

@@ -38,15 +38,16 @@ def test_validation_losses_are_drawn_by_update_grouped_by_arm(
     assert first["smoothingType"] == "none"
 
 
-def test_it_is_filtered_to_the_group_that_the_runs_of_the_sweep_have(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("names", ["main", "main,momentum"])
+def test_it_is_filtered_to_the_tags_that_the_runs_of_the_sweeps_have(
+    names: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["sweep=main", "scale=micro"]
+    words = [f"sweep={names}", "scale=micro"]
     filters = json.dumps(spec(capsys, *words)["spec"]["section"]["runSets"][0]["filters"])
-    assert f'"{parse_request(words).tracking.sweep}"' in filters
-    assert '"group"' in filters
+    assert all(f'"{label}"' in filters for label in parse_request(words).sweeps)
+    assert '"tags"' in filters
     everything = spec(capsys)["spec"]["section"]["runSets"][0]["filters"]
-    assert "group" not in json.dumps(everything)
+    assert "tags" not in json.dumps(everything)
 
 
 def test_every_swept_key_is_an_axis_that_a_runs_config_has(
@@ -58,7 +59,7 @@ def test_every_swept_key_is_an_axis_that_a_runs_config_has(
     keys = [column["accessor"] for column in coordinates["config"]["columns"]]
     assert (keys[0], keys[-1]) == ("run:jobType", "summary:final_val_loss")
     config = small.config(tmp_path, "correction=error_feedback")
-    config["choice"] = About("", "", "", config, 0.0).choices
+    config["choice"] = About("", (), "", "", config, 0.0).choices
     axes = [key.removeprefix("config:").split(".") for key in keys[1:-1]]
     for first, value, *rest in axes:
         assert value == "value"

@@ -22,7 +22,7 @@ KEY = "0123456789abcdef0123456789abcdef01234567"
 
 def misbehaving(kind: str, where: str, wait: float) -> Tracking:
     node = {"_target_": f"tests.support.trackers.{kind}", "where": where, "wait": wait}
-    return choice.make_tracking(node, "main-micro")
+    return choice.make_tracking(node)
 
 
 @pytest.mark.parametrize("where", ["start", "log", "finish"])
@@ -47,7 +47,8 @@ def test_a_tracker_that_raises_is_named_in_one_line(where: str, tmp_path: Path) 
 
 
 def test_rows_that_a_slow_tracker_has_no_room_for_are_counted(tmp_path: Path) -> None:
-    tracker = misbehaving("Hangs", "start", 0.0).of("id", "sync", small.config(tmp_path))
+    config = small.config(tmp_path)
+    tracker = misbehaving("Hangs", "start", 0.0).of("id", "sync", config, sweeps=["main-micro"])
     with tracker:
         for update in range(background.CAPACITY + 5):
             tracker.log({"update": update})

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.io_wrapper import GetLogdirSubdirectories
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from sweeps.tracking import choice
 from sweeps.tracking.store_ids import read_store_id
@@ -39,7 +41,8 @@ def history(run: Path) -> list[Row]:
 
 def test_wandb_holds_what_metrics_jsonl_holds(tmp_path: Path) -> None:
     config = small.config(tmp_path, "diagnostics=3", "pipeline=pipedream_2bw")
-    tracker = tracked(config, chosen("tracking=wandb", "tracking.tags=[mine]"))
+    both = ("main-micro", "momentum-micro")
+    tracker = tracked(config, chosen("tracking=wandb", "tracking.tags=[mine]"), sweeps=both)
     assert tracker.trouble is None
     [run] = runs(config)
     assert history(run) == [dict(numbers(row)) for row in rows(config)]
@@ -52,10 +55,11 @@ def test_wandb_holds_what_metrics_jsonl_holds(tmp_path: Path) -> None:
     assert found["config"] == json.loads((folder(config) / "config.json").read_text())
     store = read_store_id(Path(config["results"]))
     assert found["run_id"] == f"{store}-{folder(config).name}"
-    assert found["tags"] == ["adamw", "main", "micro", "mine", "sync"]
+    assert found["tags"] == ["adamw", "main-micro", "mine", "momentum-micro", "sync"]
     described = next(json.loads(line) for line in inspect(run).splitlines() if '"run":' in line)
     assert described["run"]["run_group"] == "main-micro"
     assert described["run"]["job_type"] == "sync"
+    assert described["run"]["display_name"] == "adamw clip_norm=1 sync seed 0"
 
 
 def test_an_attempt_that_goes_on_goes_on_with_the_run(tmp_path: Path) -> None:
@@ -70,12 +74,17 @@ def test_an_attempt_that_goes_on_goes_on_with_the_run(tmp_path: Path) -> None:
     assert updates == [*range(12)]
 
 
+def named(config: dict[str, Any]) -> str:
+    """The folder of the run: optimizer, setting, arm, seed and id."""
+    return f"adamw-clip_norm=1-sync-seed-0-{folder(config).name}"
+
+
 @pytest.fixture
 def events(tmp_path: Path) -> Iterator[Any]:
     config = small.config(tmp_path)
 
     def read() -> dict[str, list[tuple[int, float]]]:
-        place = tmp_path / "results/tracking/tensorboard/main-micro/sync" / folder(config).name
+        place = tmp_path / "results/tracking/tensorboard/main-micro" / named(config)
         found = EventAccumulator(str(place)).Reload()
         return {
             tag: [(event.step, event.value) for event in found.Scalars(tag)]
@@ -99,6 +108,38 @@ def test_tensorboard_holds_what_metrics_jsonl_holds(events: Any) -> None:
     tracker = tracked(config, chosen("tracking=tensorboard"))
     assert tracker.trouble is None
     assert read() == expected(config)
+
+
+def test_each_sweep_of_a_trial_has_it_in_its_folder_of_tensorboard(tmp_path: Path) -> None:
+    """Also for TensorBoard, which looks for event files below the folder that it is given."""
+    config = small.config(tmp_path)
+    sweeps = ("main-micro", "momentum-micro")
+    for _ in range(2):  # the second attempt finds the link of the first
+        with pytest.raises(Stopped):
+            tracked(config, chosen("tracking=tensorboard"), stop_after=7, sweeps=sweeps)
+        for path in folder(config).glob("checkpoint*"):
+            path.unlink()
+    place = tmp_path / "results/tracking/tensorboard"
+    shown = {Path(run).relative_to(place) for run in GetLogdirSubdirectories(str(place))}
+    assert shown == {Path(sweep, named(config)) for sweep in sweeps}
+
+
+def test_tensorboard_shows_hyperparameters(tmp_path: Path) -> None:
+    config = small.config(tmp_path, "optimizer.lr=0.03", "pipeline=pipedream_2bw")
+    tracked(config, chosen("tracking=tensorboard"))
+    place = tmp_path / "results/tracking/tensorboard/main-micro" / named(config)
+    found = EventAccumulator(str(place)).Reload()
+    content = found.PluginTagToContent("hparams")["_hparams_/session_start_info"]
+    shown = HParamsPluginData.FromString(content).session_start_info.hparams
+    assert shown["optimizer"].string_value == "adamw"
+    assert shown["pipeline"].string_value == "pipedream_2bw"
+    assert shown["arm"].string_value == "sync"
+    assert shown["optimizer.lr"].number_value == 0.03
+    assert shown["seed"].number_value == 0
+    experiment = found.PluginTagToContent("hparams")["_hparams_/experiment"]
+    metrics = HParamsPluginData.FromString(experiment).experiment.metric_infos
+    assert {metric.name.tag for metric in metrics} == {"val_loss", "train_loss"}
+    assert {"val_loss", "train_loss"} <= set(found.Tags()["scalars"])
 
 
 def test_tensorboard_forgets_what_an_attempt_repeats(events: Any) -> None:
@@ -131,7 +172,7 @@ def test_a_tracker_changes_no_number_and_no_random_state(name: str, tmp_path: Pa
 
 def test_without_a_tracker_nothing_is_made_and_nothing_is_warned_of(tmp_path: Path) -> None:
     config = small.config(tmp_path)
-    assert tracked(config, choice.take({}, "main-micro")).trouble is None
+    assert tracked(config, choice.take({})).trouble is None
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["trials"]
 
 

@@ -45,6 +45,7 @@ ADDRESSES = {
         for name in ("fineweb_edu", "gcide", "wiki", "wiki_bpe")
     },
     ("data", "bins"): "trainer.data.bins.Bins",
+    ("pipeline", "zero_bubble_v"): "trainer.schedules.recipes.zero_bubble_v",
 }
 """Group and choice → the address that every config.json of it holds."""
 

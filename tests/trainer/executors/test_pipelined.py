@@ -50,9 +50,12 @@ def test_other_ways_to_run_it(tmp_path: Path) -> None:
     """What the combinations leave out, on two ranks."""
     two = "pipeline.num_stages=2"
     delayed = ("pipeline=pipedream_2bw", "correction=error_feedback", two)
+    diverges = ("optimizer=sgd", "clip_norm=null", "optimizer.lr=1e12")
     configs = [
         config(tmp_path, "pipeline=interleaved_1f1b", "pipeline.num_chunks=2", two),
         config(tmp_path, "pipeline=zero_bubble_h1", two),
+        config(tmp_path, "pipeline=zero_bubble_v", two),
+        config(tmp_path, "pipeline=zero_bubble_v", two, "model.tied_embeddings=false"),
         config(tmp_path, "pipeline=constant_delay", "pipeline.delay=3", two),
         config(tmp_path, *delayed, "pipeline.num_microbatches=1"),
         config(tmp_path, *delayed, "pipeline.synchronous_start=2"),
@@ -62,6 +65,7 @@ def test_other_ways_to_run_it(tmp_path: Path) -> None:
         config(tmp_path, *delayed, "dtype=bfloat16"),
         config(tmp_path, *delayed, "model.activation_checkpointing=true"),
         config(tmp_path, *delayed, "model.tied_embeddings=false"),
+        config(tmp_path, "pipeline=zero_bubble_v", two, *diverges),
     ]
     for one, ranks in zip(configs, gangs.pipelined(configs), strict=True):
         gangs.assert_equal(one, ranks)

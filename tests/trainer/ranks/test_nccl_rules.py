@@ -14,6 +14,7 @@ SCHEDULES = {
     "sync": (),
     "gpipe": (),
     "zero_bubble_h1": (),
+    "zero_bubble_v": (),
     "pipedream_2bw": ("correction=error_feedback",),
     "pipedream": (),
     "constant_delay": ("pipeline.delay=2",),

@@ -30,9 +30,14 @@ DELAYS: dict[str, Callable[[int, int], int]] = {
     "pipedream_2bw": lambda stage, m: 1,
     "sync": lambda stage, m: 0,
     "zero_bubble_h1": lambda stage, m: 0,
+    "zero_bubble_v": lambda stage, m: 0,
 }
 """(stage of four, number of microbatches) → how many updates old a gradient is at most."""
-WORDS = {"constant_delay": ["pipeline.delay=3"], "interleaved_1f1b": ["pipeline.num_stages=2"]}
+WORDS = {
+    "constant_delay": ["pipeline.delay=3"],
+    "interleaved_1f1b": ["pipeline.num_stages=2"],
+    "zero_bubble_v": ["pipeline.num_stages=2"],
+}
 """What a choice needs beside four stages."""
 
 every = pytest.mark.parametrize(("name", "m"), [*product(NAMES, (2, 4))])

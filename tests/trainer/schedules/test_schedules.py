@@ -10,6 +10,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.pipelining import ScheduleZBVZeroBubble
+from torch.distributed.pipelining.schedules import (
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    FULL_BACKWARD,
+)
 
 from tests.support import small
 from trainer.base.errors import BadInput
@@ -25,9 +32,12 @@ from trainer.schedules.recipes import (
     pipedream_2bw,
     sync,
     zero_bubble_h1,
+    zero_bubble_v,
 )
 
 T = 12
+TORCHS = {FORWARD: "F", BACKWARD_INPUT: "I", BACKWARD_WEIGHT: "W", FULL_BACKWARD: "IW"}
+"""Torch's kinds of operations in ours: a whole backward is its two halves."""
 STAGES, MICROBATCHES = st.integers(1, 8), st.integers(1, 16)
 
 
@@ -48,6 +58,33 @@ def counted(schedule: Schedule) -> list[list[int]]:
 def test_flushed_schedules_have_no_delay(p: int, m: int) -> None:
     for schedule in (sync, gpipe, zero_bubble_h1):
         assert counted(schedule(T, num_stages=p, num_microbatches=m)) == [[0] * T] * p
+    assert counted(zero_bubble_v(T, num_stages=p, num_microbatches=m)) == [[0] * T] * (2 * p)
+
+
+@given(p=STAGES, m=MICROBATCHES)
+def test_stages_go_down_the_ranks_and_up_again(p: int, m: int) -> None:
+    schedule = zero_bubble_v(T, num_stages=p, num_microbatches=m)
+    assert schedule.ranks == (*range(p), *reversed(range(p)))
+    assert [sorted(schedule.stages(rank)) for rank in range(p)] == [
+        [rank, 2 * p - 1 - rank] for rank in range(p)
+    ]
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 2), (2, 3), (3, 5), (4, 7), (4, 10)])
+def test_zb_v_is_in_the_order_of_torchs(p: int, m: int) -> None:
+    """Torch makes a whole backward of the two halves where they follow each other."""
+    runtime = ScheduleZBVZeroBubble.__new__(ScheduleZBVZeroBubble)
+    runtime.pp_group_size, runtime.num_stages, runtime._n_microbatches = p, 2 * p, m
+    schedule = zero_bubble_v(1, num_stages=p, num_microbatches=m)
+    for rank, ops in enumerate(schedule.operations(0, 1)):
+        theirs = runtime._calculate_single_rank_operations(rank)
+        expected = [
+            (kind, action.stage_index, action.microbatch_index)
+            for action in theirs
+            if action is not None
+            for kind in TORCHS[action.computation_type]
+        ]
+        assert [(op.kind, op.stage, op.microbatch) for op in ops if op.kind != "U"] == expected
 
 
 @given(p=STAGES, groups=st.integers(1, 4), v=st.integers(1, 4))

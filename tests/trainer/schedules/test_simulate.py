@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.schedules.operations import Schedule
-from trainer.schedules.recipes import gpipe, interleaved_1f1b, pipedream_2bw, sync, zero_bubble_h1
+from trainer.schedules.recipes import (
+    gpipe,
+    interleaved_1f1b,
+    pipedream_2bw,
+    sync,
+    zero_bubble_h1,
+    zero_bubble_v,
+)
 from trainer.schedules.simulate import Timeline, simulate
 
 STAGES, MICROBATCHES, BATCHES = st.integers(1, 8), st.integers(1, 16), st.integers(1, 5)
@@ -77,6 +84,28 @@ def test_weight_halves_fill_the_bubble_and_cost_no_activations(p: int, m: int) -
     found = timeline(zero_bubble_h1(2, num_stages=p, num_microbatches=m))
     assert found.makespan == 2 * (m * 3 + p - 1)
     assert max(found.peak_activations(s) for s in range(p)) <= p
+
+
+@given(p=STAGES, m=MICROBATCHES)
+def test_a_v_leaves_a_rank_no_bubble_and_costs_no_activations(p: int, m: int) -> None:
+    """ZB-V (arXiv 2401.10241, section 6), with halves that take as long as a forward: 6 steps per
+    microbatch without a gap on every rank, and the activations of 2p chunks, which are p whole
+    microbatches. Ranks start up to p − 1 steps late, and wait that long for the gradient's norm."""
+    m = max(m, 2 * p - 1)
+    found = timeline(zero_bubble_v(2, num_stages=p, num_microbatches=m))
+    assert found.makespan == 2 * (6 * m + p - 1)
+    for rank, spans in enumerate(found.spans):
+        steps = [(start, end) for op, start, end in spans if op.batch == 0 and op.kind != "U"]
+        assert steps[0][0] == rank
+        assert steps[-1][1] - steps[0][0] == 6 * m
+        assert found.peak_activations(rank) == 2 * p
+
+
+@given(p=STAGES, m=MICROBATCHES)
+def test_few_microbatches_in_a_v_keep_no_more(p: int, m: int) -> None:
+    found = timeline(zero_bubble_v(2, num_stages=p, num_microbatches=m))
+    assert max(found.peak_activations(rank) for rank in range(p)) <= 2 * min(p, m)
+    assert found.makespan >= 2 * (6 * m + p - 1)
 
 
 def test_messages_and_updates_take_time() -> None:

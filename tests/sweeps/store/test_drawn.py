@@ -1,0 +1,82 @@
+"""A report is made again if, and only if, something that it is made of has changed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sweeps.__main__ import main
+from sweeps.commands import run
+from sweeps.plan.sweep_plan import all_planned, plan_sweeps
+from sweeps.request.command_line import parse_request
+from sweeps.store import drawn
+from tests.support import small
+from tests.support.records import finished
+
+RECORD: dict[str, Any] = {"seeds": [0], "words": ["a=1"], "trials": {"t": {"seconds": 1.0}}}
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Path:
+    """The folder of a finished trial."""
+    folder = tmp_path / "t"
+    folder.mkdir()
+    (folder / "result.json").write_text("{}")
+    return folder
+
+
+def test_the_state_is_that_of_record_results_and_code(trial: Path) -> None:
+    before = drawn.state(RECORD, [trial], "1")
+    costlier = {**RECORD, "words": ["b=2"], "trials": {"t": {"seconds": 9.0}}}
+    assert drawn.state(costlier, [trial], "1") == before
+    assert drawn.state({**RECORD, "seeds": [1]}, [trial], "1") != before
+    assert drawn.state({**RECORD, "trials": {}}, [trial], "1") != before
+    assert drawn.state(RECORD, [], "1") != before
+    assert drawn.state(RECORD, [trial], "2") != before
+    os.utime(trial / "result.json", ns=(1, 1))
+    assert drawn.state(RECORD, [trial], "1") != before
+
+
+@pytest.mark.parametrize("version", [None, "abc-dirty"])
+def test_code_that_nobody_can_name_is_always_another_one(trial: Path, version: str | None) -> None:
+    assert drawn.state(RECORD, [trial], version) != drawn.state(RECORD, [trial], version)
+
+
+def test_what_was_printed_is_kept_with_the_page(tmp_path: Path) -> None:
+    drawn.note(tmp_path, "now", "text")
+    assert drawn.printed(tmp_path, "now") is None  # there is no page
+    (tmp_path / drawn.PAGE).touch()
+    assert drawn.printed(tmp_path, "now") == "text"
+    assert drawn.printed(tmp_path, "later") is None
+    (tmp_path / drawn.FILE).write_text("not JSON")
+    assert drawn.printed(tmp_path, "now") is None
+
+
+def test_a_sweep_that_is_done_makes_its_report_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no verdict and asks no question; a second command prints what the first one did."""
+    monkeypatch.setattr(run, "code_version", lambda: "1")
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "grid: {optimizer: [sgd]}\nseeds: [0]\n"
+        "arms: {sync: [pipeline=sync], delay: [pipeline=pipedream_2bw]}\n"
+    )
+    words = [f"sweep={file}", *small.overrides(tmp_path)]
+    for trial in all_planned(plan_sweeps(parse_request(words))):
+        trial.folder.mkdir(parents=True)
+        (trial.folder / "config.json").write_text(json.dumps(trial.config))
+        result = finished(trial_id=trial.plan.trial_id)
+        (trial.folder / "result.json").write_text(json.dumps(result))
+    assert main(words) == 0
+    first = capsys.readouterr().out
+    assert "rule for the verdict" not in first
+    page = tmp_path / "results/reports/mine-tiny/index.html"
+    made = page.stat().st_mtime_ns
+    assert main(words) == 0
+    assert capsys.readouterr().out == f"{first}nothing has changed since this report was made\n"
+    assert page.stat().st_mtime_ns == made
