@@ -62,7 +62,9 @@ def whole(figure: Figure, data: pd.DataFrame) -> Spec:
     """One specification: the panels beside and below each other, under title and caption."""
     charts = figure.charts(data)
     columns = min(figure.columns, len(charts))
-    return beside(figure, data, charts, columns, line=LINE * columns)
+    # A figure of one column is as wide as two panels: its rows have long names.
+    line = LINE * (2 if figure.columns == 1 else columns)
+    return beside(figure, data, charts, columns, line=line)
 
 
 def beside(

@@ -104,7 +104,9 @@ def signed(number: float, digits: int = 3) -> str:
 
 def parameters(number: float) -> str:
     """`135M`: how people write the size of a model."""
-    power, letter = next((p, s) for p, s in ((1e9, "B"), (1e6, "M"), (1e3, "k"), (0, "")) if number >= p)
+    power, letter = next(
+        (p, s) for p, s in ((1e9, "B"), (1e6, "M"), (1e3, "k"), (0, "")) if number >= p
+    )
     return f"{number / (power or 1):.3g}{letter}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import altair as alt
@@ -34,7 +34,6 @@ BEST = "each optimizer at the point where sync ends lowest; sorted by the gap of
 LINE, PAD = 13, 9
 """Pixels of the line of an arm, and between rows."""
 TITLES = {GAP: GAP_TITLE, LOSS: LOSS_TITLE}
-Axes = Mapping[str, alt.X]
 HOVER = ["group", "series", "setting", "n", "mean", "low", "high", "diverged", "pairs"]
 
 
@@ -42,16 +41,14 @@ def by_optimizer(data: pd.DataFrame) -> list[Chart]:
     """The gaps and the losses of `data.final_loss.data`, each with one row per optimizer."""
     delay = data[(data["quantity"] == GAP) & (data["arm"] == "delay")]
     gaps = delay.groupby("group")["mean"].first()
-    names = sorted({*data["group"]}, key=lambda name: (pd.isna(gaps.get(name)), gaps.get(name, 0)))
-    return _charts(data, lambda rows: [name for name in names if name in {*rows["group"]}], None)
+    known = [name for name in gaps.sort_values().index if pd.notna(gaps[name])]
+    return _charts(data, [*known, *sorted({*data["group"]} - {*known})], None)
 
 
 def by_value(data: pd.DataFrame, title: str) -> list[Chart]:
     """Those of `data.final_loss.by_value`, each with one row per value, in the order of the rows;
     `title` of the values."""
-    losses = data[data["quantity"] == LOSS]
-    names = [*dict.fromkeys(losses["group"])]
-    return _charts(data, lambda rows: [name for name in names if name in {*rows["group"]}], title)
+    return _charts(data, [*dict.fromkeys(data.loc[data["quantity"] == LOSS, "group"])], title)
 
 
 class _Frame(NamedTuple):
@@ -63,18 +60,17 @@ class _Frame(NamedTuple):
     look: Look
 
 
-def _charts(
-    data: pd.DataFrame, order: Callable[[pd.DataFrame], Sequence[str]], title: str | None
-) -> list[Chart]:
+def _charts(data: pd.DataFrame, order: Sequence[str], title: str | None) -> list[Chart]:
     styles = arm_styles(data)
-    charts = []
+    charts: list[Chart] = []
     for head, rows in panels_of(data):
         for quantity in (GAP, LOSS):
             shown = rows[rows["quantity"] == quantity]
             if len(shown):
                 x = _axis(quantity, data[data["quantity"] == quantity])
                 named = _titled(head, quantity)
-                charts.append(_chart(shown, quantity, x, styles, [*order(shown)], title, named))
+                groups = [name for name in order if name in {*rows["group"]}]
+                charts.append(_chart(shown, quantity, x, styles, groups, title, named))
     return charts
 
 
@@ -82,7 +78,9 @@ def _titled(head: alt.TitleParams, quantity: str) -> alt.TitleParams:
     parts = [str(head["text"]), "gap to sync" if quantity == GAP else "final loss"]
     subtitle = head["subtitle"]
     words = ", ".join(filter(None, parts))
-    return titled(words, "\n".join(subtitle) if isinstance(subtitle, list) else "")
+    return titled(
+        words[:1].upper() + words[1:], "\n".join(subtitle) if isinstance(subtitle, list) else ""
+    )
 
 
 def _axis(quantity: str, rows: pd.DataFrame) -> alt.X:
@@ -123,7 +121,7 @@ def _chart(
     lines = alt.Chart(pd.DataFrame({"mean": [0.0]})).mark_rule(color=INK)
     layers = [
         *([lines.encode(x=frame.x)] if quantity == GAP else []),
-        points.mark_point(filled=True, size=16, opacity=FAINT, yOffset=3.5).encode(
+        points.mark_point(filled=True, size=16, opacity=FAINT).encode(
             tooltip=["series", "mean", *OF_SEED]
         ),
         dots.transform_filter("isValid(datum.low)")
@@ -133,13 +131,14 @@ def _chart(
         .mark_point(filled=True, size=55, opacity=1)
         .encode(shape=frame.look.shape),
         known.transform_filter("datum.n == 1")
-        .mark_point(filled=False, size=45, strokeWidth=1.6)
+        .mark_point(filled=False, size=45, strokeWidth=1.6, opacity=1)
         .encode(shape=frame.look.shape),
         alt.Chart(shown)
         .mark_text(align="left", dx=6, fontSize=9, color=SOFT)
         .encode(y=frame.y, yOffset=frame.offset, x=alt.value("width"), text="words:N"),
     ]
-    height = len(order) * (LINE * len(names) + PAD)
+    # Rows of gaps and of losses, where sync has a line too, stand beside each other.
+    height = len(order) * (LINE * len(styles) + PAD)
     return alt.layer(*layers, title=head, height=height)
 
 

@@ -11,7 +11,6 @@ import pandas as pd
 from analysis.figures.data.loss_and_gap import ACROSS, DOWN, MAP
 from analysis.figures.data.panels import MEAN
 from analysis.figures.draw.marks import counted, rounded, titled
-from analysis.figures.draw.style import INK
 from analysis.figures.figure import Chart
 from analysis.table import names
 
@@ -23,7 +22,7 @@ CELL = 44  # pixels
 LOSSES, GAPS = ("#f2f8fd", "#6baed6"), ("#a79fd0", "#f4f4f4", "#fdb863")
 """Pale enough for black words."""
 ON_COLOR = "#010101"
-"""Words in a cell, which is pale on a dark page too."""
+"""Words and frames of cells, which are pale on a dark page too."""
 COLUMN = {"loss": "above", "gap": "mean"}
 """What the colour shows: of a loss, how far it lies above the lowest one."""
 BARS = {"loss": "loss above the lowest", "gap": "gap to sync"}
@@ -71,7 +70,9 @@ def _panel(rows: pd.DataFrame, title: alt.TitleParams, scale: alt.Scale) -> Char
         axis=alt.Axis(labelAngle=0),
     )
     y = alt.Y("batch:O", title=names.key(DOWN), sort=[f"{value:g}" for value in down])
-    chart = alt.Chart(cells).encode(x=x, y=y, tooltip=["series", "quantity", "batch", "rate", *MEAN])
+    chart = alt.Chart(cells).encode(
+        x=x, y=y, tooltip=["series", "quantity", "batch", "rate", *MEAN]
+    )
     bar = alt.Legend(
         title=BARS[quantity], orient="right", gradientLength=CELL * len(down) - 30, tickCount=4
     )
@@ -79,7 +80,7 @@ def _panel(rows: pd.DataFrame, title: alt.TitleParams, scale: alt.Scale) -> Char
     return alt.layer(
         chart.mark_rect().encode(color=color),
         chart.transform_filter("datum.best").mark_rect(
-            fillOpacity=0, stroke=INK, strokeWidth=2
+            fillOpacity=0, stroke=ON_COLOR, strokeWidth=2
         ),
         chart.mark_text(lineBreak="\n", lineHeight=10, color=ON_COLOR).encode(text="words:N"),
         title=title,

@@ -26,7 +26,7 @@ from analysis.figures.figure import Chart
 from analysis.table import names
 
 CAPTION = (
-    "mean and its 95 % interval over n seeds, side by side; faint, below: each seed",
+    "mean and its 95 % interval over n seeds; faint: each seed; lines stand side by side",
     "× k/n: k of n in which the arm diverged, not in the mean",
 )
 BAND = "band: the plain delay"

@@ -16,8 +16,8 @@ GAP_TITLE = "gap to sync (nats per token)"
 LOSS_TITLE = "final validation loss (nats per token)"
 DIGITS = 6
 """Significant digits of a number in a specification; the CSV has all."""
-LONG_LABEL = 22
-"""A legend with a label of more letters has one column."""
+LEGEND, SYMBOL = 56, 6
+"""Letters of a legend below a panel, and what a symbol takes of them."""
 FAINT = 0.35
 DODGE = 5.0
 """Pixels between series that have the same place on an axis."""
@@ -46,11 +46,15 @@ def legend(labels: Mapping[str, str], styles: Mapping[str, Style], *, lines: boo
     shows lines with their dashes; else the shapes of points.
     """
     shown = [name for name in styles if name in labels]
-    columns = 1 if max(len(labels[name]) for name in shown) > LONG_LABEL else 2
+    longest = max(len(labels[name]) for name in shown)
     words = alt.Legend(
-        columns=columns,
+        columns=max(1, LEGEND // (longest + SYMBOL)),
         labelExpr=f"{json.dumps(labels)}[datum.value]",
-        **({"symbolType": "stroke", "symbolSize": 300} if lines else {"symbolSize": 60}),
+        **(
+            {"symbolType": "stroke", "symbolSize": 300}
+            if lines
+            else {"symbolSize": 70, "symbolStrokeWidth": 0}
+        ),
     )
     colors = alt.Scale(domain=shown, range=[styles[name].color for name in shown])
     dashes = alt.Scale(domain=shown, range=[[*styles[name].dash] for name in shown])

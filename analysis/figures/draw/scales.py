@@ -65,8 +65,7 @@ def of_losses(channel: Channel, title: str, values: pd.Series, above: float = MA
         (known - least).quantile(0.75), 1e-12
     )
     if not is_far or least <= 0:
-        axis = alt.Axis(labelExpr=NUMBER, tickCount=5)
-        scale = linear(known, above=above)
+        axis, scale = alt.Axis(tickCount=5), linear(known, above=above)
         return type(channel)(channel["shorthand"], title=title, scale=scale, axis=axis)
     return _of_logs(channel, [title, "logarithmic"], known, above)
 
@@ -107,7 +106,7 @@ def of_gaps(
     name = channel["shorthand"]
     is_far = not sizes.empty and sizes.max() / sizes.median() > SYMMETRIC_LOG_FROM
     if sizes.empty or not (is_far or always_symlog):
-        axis = alt.Axis(labelExpr=NUMBER, tickCount=5)
+        axis = alt.Axis(tickCount=5)
         return type(channel)(name, title=title, scale=linear(held, above=above), axis=axis)
     symlog = symlog_of(sizes)
     low, high = _ends(held.map(symlog.forward))
@@ -130,7 +129,9 @@ def _ticks(symlog: Symlog, low: float, high: float) -> list[float]:
     num_decades = int(np.ceil(np.log10(max(most / symlog.constant, 1)))) + 1
     ticks = [symlog.constant * 10.0**power for power in range(num_decades)]
     if num_decades <= 3:
-        ticks = sorted([*ticks, *(3 * tick for tick in ticks)])
+        ticks += [3 * tick for tick in ticks]
+    if most < 4 * symlog.constant:
+        ticks += [0.3 * symlog.constant]
     kept = [float(f"{tick:.1g}") for tick in ticks]
     return sorted(tick for tick in {0.0, *kept, *(-tick for tick in kept)} if low <= tick <= high)
 

@@ -103,7 +103,11 @@ def _panel(data: pd.DataFrame, title: alt.TitleParams, y: alt.Y) -> Chart:
             y=y, strokeDash=look.dash, tooltip=[*columns, "setting"]
         ),
         speed.mark_line(point=True).encode(
-            x=x, y=y, color=look.color, strokeDash=look.dash, tooltip=["stages", "microbatches", "mean"]
+            x=x,
+            y=y,
+            color=look.color,
+            strokeDash=look.dash,
+            tooltip=["stages", "microbatches", "mean"],
         ),
         title=title,
     )
