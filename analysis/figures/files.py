@@ -12,7 +12,7 @@ import vl_convert
 
 from analysis.figures.draw.fonts import register, with_font
 from analysis.figures.draw.style import dark
-from analysis.figures.figure import LINE, Figure, Spec, beside, whole
+from analysis.figures.figure import Figure, Spec, beside, whole
 
 SCALE = 2
 """Pixels of a PNG per pixel of the specification."""

@@ -16,8 +16,8 @@ def shown_results(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     """The trials of the best point of each panel, with columns `panel`, `subtitle` and `series`.
 
     The best point has the lowest mean sync loss among those that have a pair, or among all if none
-    has one. The subtitle says so where there were several. `series` is the name of the arm, with its
-    stages and microbatches where the point has several of that arm.
+    has one. The subtitle says so where there were several. `series` is the name of the arm, with
+    its stages and microbatches where the point has several of that arm.
     """
     done = results(trials)
     done["has_pair"] = done["point"].isin(gaps.loc[gaps["pairs"] > 0, "point"])
