@@ -39,7 +39,8 @@ def test_ours_stand_among_the_others(tmp_path: Path) -> None:
     assert (own["mean"], own["n"], own["tax_from"]) == (pytest.approx(2), 3, "slope")
     assert len(shown) == 1 + len(reported_taxes())
     drawn = str(whole(BY_NAME["token_tax"], shown))
-    assert "muon pipedream (marin, 130M MoE, T = 15,000): 1.16" in drawn
+    assert "Muon, PipeDream (marin, 130M MoE, T = 15,000)" in drawn
+    assert "'words': '1.16'" in drawn
     assert "reported by others" in drawn
 
 
