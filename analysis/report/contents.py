@@ -14,6 +14,7 @@ from analysis.report.page.listing import Listing, listed
 from analysis.report.page.page import Chapter, Drawn, drawn
 from analysis.report.paper_tables import TABLES, Table
 from analysis.report.scopes import Scope, View
+from analysis.table import names
 from analysis.table.records import Record
 
 WITH_FIGURE = frozenset(sweep for figure in FIGURES for sweep in figure.sweeps)
@@ -87,7 +88,8 @@ def _tables(scope: Scope, folder: Path) -> Iterator[Listing]:
                 data.to_csv(folder / file, index=False)
                 title = f"{table.title}: {sweep}" if sweep else table.title
                 title += f" ({table.source})" if table.source else ""
-                yield listed(title, data, table.notes(scope.scale), _prefix(scope) + file)
+                note, arms = table.notes(scope.scale), names.arms(view.trials)
+                yield listed(title, data, note, _prefix(scope) + file, arms)
 
 
 def _views(

@@ -142,7 +142,9 @@ def families(trials: pd.DataFrame) -> dict[str, str]:
 
 
 def _of_arms(trials: pd.DataFrame, column: str) -> list[dict[Any, Any]]:
-    return trials.drop_duplicates(column).to_dict("records")
+    """The first rows of a kind, of those whose delay was counted."""
+    known = trials.sort_values("delay", ascending=False, na_position="last", kind="stable")
+    return known.drop_duplicates(column).to_dict("records")
 
 
 def _told_apart(words: Mapping[str, str]) -> dict[str, str]:

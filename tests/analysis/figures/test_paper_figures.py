@@ -82,10 +82,10 @@ def test_the_gap_over_training_is_that_of_each_pair(tmp_path: Path) -> None:
     ids = table.drop_duplicates("trial_id").set_index("trial_id")
     losses = table.pivot(index="update", columns="trial_id", values="val_loss")
     for (panel, series), rows in table.groupby(["panel", "series"]):
-        naive = []
-        for trial, seed in ids.query("panel == @panel and series == @series")["seed"].items():
-            [sync] = ids.query("panel == @panel and series == 'sync' and seed == @seed").index
-            naive.append(losses[trial] - losses[sync])
+        of_panel = ids[ids["panel"] == panel]
+        sync = of_panel[of_panel["series"] == "sync"].reset_index().set_index("seed")["trial_id"]
+        own = of_panel[of_panel["series"] == series]["seed"].items()
+        naive = [losses[trial] - losses[sync[seed]] for trial, seed in own]
         if series == "sync":
             assert rows["gap"].isna().all()
         else:

@@ -72,7 +72,7 @@ def test_the_report_begins_with_the_tax_of_all_sweeps_of_a_scale(tmp_path: Path)
     for sweep, own in (("main", names[:6]), ("momentum", names[6:])):
         record(tmp_path / "store", sweep, "tiny", own, compared=own)
     text = report(tmp_path / "store", tmp_path / "out")
-    line = "token tax, tiny: adamw delay 2.00 [2.00, 2.00] (slope)"
+    line = "token tax, tiny: AdamW delay 2.00 [2.00, 2.00] (slope)"
     assert line in text
     page = (tmp_path / "out" / "index.html").read_text()
     head = page[page.index("<body>") : page.index("</header>")]
