@@ -20,6 +20,8 @@ COLUMNS = 3
 """Panels beside each other in a file."""
 LINE = 72
 """Letters of a caption above a panel."""
+OF_WHOLE = ("$schema", "config", "datasets")
+"""Parts of a specification that panels beside each other share."""
 
 
 class Rows(Enum):
@@ -60,41 +62,50 @@ class Figure(NamedTuple):
 
 def whole(figure: Figure, data: pd.DataFrame) -> Spec:
     """One specification: the panels beside and below each other, under title and caption."""
-    charts = figure.charts(data)
-    columns = min(figure.columns, len(charts))
+    drawn = specs(figure.charts(data))
+    columns = min(figure.columns, len(drawn))
     # A figure of one column is as wide as two panels: its rows have long names.
     line = LINE * (2 if figure.columns == 1 else columns)
-    return beside(figure, data, charts, columns, line=line)
-
-
-def beside(
-    figure: Figure, data: pd.DataFrame, charts: Sequence[Chart], columns: int, *, line: int
-) -> Spec:
-    """One specification of these charts, that many beside each other, with a caption in lines of
-    at most `line` letters."""
-    title = alt.TitleParams(
-        wrap(figure.title, int(line * 0.7)),
-        subtitle=[part for words in figure.caption for part in wrap(words, line)],
-        fontSize=14,
-        offset=12,
-    )
-    words = described(figure.title, figure.caption, data)
-    grid = alt.concat(*charts, columns=columns, title=title, description=words)
-    # Each panel has its own legend, which counts that panel's trials.
-    return _spec(
-        grid.resolve_scale(color="independent", strokeDash="independent", shape="independent")
-    )
+    return beside(figure, data, drawn, columns, line=line)
 
 
 def panels(figure: Figure, data: pd.DataFrame) -> list[Spec]:
     """One specification per panel, as wide as the element of the page that holds it."""
     words = described(figure.title, figure.caption, data)
-    charts = figure.charts(data)
-    return [_spec(chart.properties(width="container", description=words)) for chart in charts]
+    return [
+        {**panel, "width": "container", "description": words}
+        for panel in specs(figure.charts(data))
+    ]
 
 
-def _spec(chart: Chart | alt.ConcatChart) -> Spec:
+def specs(charts: Sequence[Chart]) -> list[Spec]:
+    """The specification of each chart by itself."""
     # Altair's limit of rows is meant for notebooks.
     with alt.data_transformers.enable("default", max_rows=None):
-        spec: Spec = chart.properties(config=CONFIG).to_dict()
-    return spec
+        return [{**chart.to_dict(), "config": CONFIG} for chart in charts]
+
+
+def beside(
+    figure: Figure, data: pd.DataFrame, drawn: Sequence[Spec], columns: int, *, line: int
+) -> Spec:
+    """One specification of these panels, that many beside each other, with a caption in lines of
+    at most `line` letters. It is put together here, since `alt.concat` copies every chart."""
+    title = {
+        "text": wrap(figure.title, int(line * 0.7)),
+        "subtitle": [part for words in figure.caption for part in wrap(words, line)],
+        "fontSize": 14,
+        "offset": 12,
+    }
+    return {
+        "$schema": drawn[0]["$schema"],
+        "config": CONFIG,
+        "title": title,
+        "description": described(figure.title, figure.caption, data),
+        "columns": columns,
+        "concat": [
+            {name: part for name, part in panel.items() if name not in OF_WHOLE} for panel in drawn
+        ],
+        # Each panel has its own legend, which counts that panel's trials.
+        "resolve": {"scale": dict.fromkeys(("color", "strokeDash", "shape"), "independent")},
+        "datasets": {name: rows for panel in drawn for name, rows in panel["datasets"].items()},
+    }

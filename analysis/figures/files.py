@@ -12,7 +12,7 @@ import vl_convert
 
 from analysis.figures.draw.fonts import register, with_font
 from analysis.figures.draw.style import dark
-from analysis.figures.figure import Figure, Spec, beside, whole
+from analysis.figures.figure import Figure, Spec, beside, specs, whole
 
 SCALE = 2
 """Pixels of a PNG per pixel of the specification."""
@@ -71,20 +71,20 @@ def sized(figure: Figure, data: pd.DataFrame, width: Width, *, is_dark: bool = F
     Axes and legends take what they need: the panels are drawn, measured and drawn again with what
     is left; what remains of a difference is scaled.
     """
-    charts = figure.charts(data)
-    columns = min(width.columns, figure.columns, len(charts))
+    drawn = specs(figure.charts(data))
+    columns = min(width.columns, figure.columns, len(drawn))
     pixels = width.inches * PER_INCH
     across, svg = float(FIRST_GUESS), ""
     for _ in range(TRIES):
-        resized = [chart.properties(width=across) for chart in charts]
+        resized = [{**panel, "width": across} for panel in drawn]
         spec = beside(figure, data, resized, columns, line=int(pixels / LETTER))
         svg = picture(dark(spec) if is_dark else spec)
         too_wide = _size(svg)[0] - pixels
         if abs(too_wide) < 1:
             break
         across = max(60.0, across - too_wide / columns)
-    drawn, height = _size(svg)
-    exact = f'width="{pixels:g}" height="{height * pixels / drawn:g}"'
+    natural, height = _size(svg)
+    exact = f'width="{pixels:g}" height="{height * pixels / natural:g}"'
     return SIZE.sub(exact, svg, count=1)
 
 

@@ -24,6 +24,8 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     There is one panel per size of the model and data.
     """
     shown = shown_results(trials, gaps)
+    if shown.empty:
+        return pd.DataFrame(columns=COLUMNS)
     shown["group"] = shown["optimizer"].map(names.optimizer)
     shown["setting"], shown["subtitle"] = shown["subtitle"], ""
     shown["panel"] = _comparable(shown)

@@ -30,6 +30,8 @@ def over_horizons(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
 def by_size(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     """Against the learning rate: one panel per optimizer, one line per size and arm."""
     found = results_along(trials, ["optimizer.lr", "num_parameters"], part_of="model")
+    if found.empty:
+        return pd.DataFrame(columns=COLUMNS)
     series = found["num_parameters"].map(names.parameters) + " " + found["series"].astype(str)
     found = found.assign(key="optimizer.lr", value=found["optimizer.lr"], series=series)
     return _rows(found, trials, gaps)
