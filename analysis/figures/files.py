@@ -52,8 +52,9 @@ def write(name: str, svg: str, out: Path) -> None:
     """NAME.svg, NAME.png and NAME.pdf of a picture."""
     (out / f"{name}.svg").write_text(with_font(svg))
     (out / f"{name}.png").write_bytes(vl_convert.svg_to_png(svg, scale=SCALE))
-    # A PDF counts in points, and so a picture of 96 pixels is an inch wide.
-    (out / f"{name}.pdf").write_bytes(vl_convert.svg_to_pdf(svg, scale=POINTS / PER_INCH))
+    # vl-convert takes a pixel for a point, of which an inch has fewer.
+    in_points = resized(svg, _size(svg)[0] * POINTS / PER_INCH)
+    (out / f"{name}.pdf").write_bytes(vl_convert.svg_to_pdf(in_points))
 
 
 def picture(spec: Spec) -> str:
@@ -83,8 +84,13 @@ def sized(figure: Figure, data: pd.DataFrame, width: Width, *, is_dark: bool = F
         if abs(too_wide) < 1:
             break
         across = max(60.0, across - too_wide / columns)
+    return resized(svg, pixels)
+
+
+def resized(svg: str, width: float) -> str:
+    """The picture that wide, with all that it shows scaled."""
     natural, height = _size(svg)
-    exact = f'width="{pixels:g}" height="{height * pixels / natural:g}"'
+    exact = f'width="{width:g}" height="{height * width / natural:g}"'
     return SIZE.sub(exact, svg, count=1)
 
 
