@@ -77,8 +77,8 @@ def sized(figure: Figure, data: pd.DataFrame, width: Width, *, is_dark: bool = F
     pixels = width.inches * PER_INCH
     across, svg = float(FIRST_GUESS), ""
     for _ in range(TRIES):
-        resized = [{**panel, "width": across} for panel in drawn]
-        spec = beside(figure, data, resized, columns, line=int(pixels / LETTER))
+        wide = [{**panel, "width": across} for panel in drawn]
+        spec = beside(figure, data, wide, columns, line=int(pixels / LETTER))
         svg = picture(dark(spec) if is_dark else spec)
         too_wide = _size(svg)[0] - pixels
         if abs(too_wide) < 1:
