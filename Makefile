@@ -59,7 +59,7 @@ figures: $(READY) $(if $(filter micro tiny,$(FIGURE_SCALES)),$(WIKI))  ## every 
 	done; \
 	$(if $(DRY_RUN),,[ $$code -eq 2 ] || $(BIN)/python -m analysis $(STORE) out=report || code=$$?;) exit $$code
 
-docs: $(READY)  ## the tables and verdicts of README.md and docs/, from the trials published there
+docs: $(READY)  ## the tables, verdicts and figures of README.md and docs/, from the trials published there
 	$(BIN)/python -m bench.documents
 
 submit: $(READY)  ## a sweep on a Ray cluster: SWEEP=main SCALE=135m ARGS="results=/… data.path=/…"

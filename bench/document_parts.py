@@ -22,30 +22,15 @@ from analysis.statistics.intervals import mean_interval
 from analysis.statistics.reported import reported_taxes
 from analysis.statistics.tax import MAIN_ARMS, best_taxes
 from analysis.statistics.text import gap_table, tax_text
+from analysis.table.names import REPORTED_ARMS, minus
+from analysis.table.names import optimizer as name
 
 DOCS = Path(__file__).parents[1] / "docs"
 Part = Callable[[], str]
 Row = Mapping[Any, Any]
 
-NAMES = {
-    "adamw": "AdamW",
-    "adamh": "AdamH",
-    "adan": "Adan",
-    "lion": "Lion",
-    "mars": "MARS",
-    "muon": "Muon",
-    "nadamw": "NAdamW",
-    "normuon": "NorMuon",
-    "soap": "SOAP",
-}
 MOST_PARTS, MOST_NUMBERS = 2, 3
 """Of a verdict, and of a part: what has more is named without its numbers, which a table has."""
-ARMS = {
-    "delay": "delay",
-    "delay_ef": "delay + EF",
-    "pipedream": "delays of a pipeline",
-    "pipedream_weight_prediction": "the same + weight prediction",
-}
 
 
 class Published(NamedTuple):
@@ -109,16 +94,11 @@ def of_sweep(sweep: str) -> View:
 # Cells
 
 
-def name(optimizer: object) -> str:
-    """As its authors write it."""
-    return NAMES.get(str(optimizer), str(optimizer))
-
-
 def gap(row: Row | None) -> str:
     """`+0.153 [+0.102, +0.204]`."""
     if row is None or not row["n"]:
         return ""
-    return f"{row['gap']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]".replace("-", "−")
+    return minus(f"{row['gap']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]")
 
 
 def removed(row: Row | None) -> str:
@@ -126,7 +106,7 @@ def removed(row: Row | None) -> str:
     if row is None or pd.isna(row["removed"]):
         return ""
     low, high = (f"{100 * row[end]:.0f}" for end in ("removed_low", "removed_high"))
-    return f"{100 * row['removed']:.0f} % [{low}, {high}]".replace("-", "−")
+    return minus(f"{100 * row['removed']:.0f} % [{low}, {high}]")
 
 
 def loss(row: Row | None) -> str:
@@ -159,7 +139,9 @@ def main_table() -> str:
 def taxes() -> str:
     """Ours, each at the point of the lowest loss of sync that has one."""
     rows = best_taxes(view(LENGTHS).gaps).to_dict("records")
-    cells = [[name(r["optimizer"]), ARMS[r["arm"]], tax_text(r), str(r["tax_n"])] for r in rows]
+    cells = [
+        [name(r["optimizer"]), REPORTED_ARMS[r["arm"]], tax_text(r), str(r["tax_n"])] for r in rows
+    ]
     return table(["optimizer", "arm", "token tax [95 %] (from)", "n"], cells)
 
 
@@ -167,7 +149,10 @@ def taxes_of_others() -> str:
     """Theirs, with what they are of."""
     rows = reported_taxes().to_dict("records")
     cells = [
-        [name(row["optimizer"]), ARMS[row["arm"]], f"{row['tax']:.2f}", row["tax_from"], row["who"]]
+        [
+            *(name(row["optimizer"]), REPORTED_ARMS[row["arm"]], f"{row['tax']:.2f}"),
+            *(row["tax_from"], row["who"]),
+        ]
         for row in rows
     ]
     return table(["optimizer", "arm", "token tax", "from", "of"], cells)
@@ -390,7 +375,7 @@ def _words(part: ClaimPart) -> str:
 
 
 def _with_numbers(part: ClaimPart) -> str:
-    numbers = [str(number).replace("-", "−") for number in part.numbers]
+    numbers = [minus(str(number)) for number in part.numbers]
     shown = numbers if len(numbers) <= MOST_NUMBERS else []
     return _named(f"{part.what} ({'; '.join(filter(None, [*shown, part.why]))})")
 

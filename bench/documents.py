@@ -1,5 +1,5 @@
-"""Writes the tables, sentences and tax figures of README.md and docs/, and what the notebook shows,
-from published trials.
+"""Writes the tables, sentences and figures of README.md and docs/, and what the notebook shows, from
+published trials.
 
     python -m bench.documents
 
@@ -15,12 +15,12 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-import vl_convert
-
-from analysis.figures.figure import whole
-from analysis.figures.tax import FIGURES
+from analysis.figures import FIGURES
+from analysis.figures.draw.fonts import with_font
+from analysis.figures.figure import Spec, whole
+from analysis.figures.files import picture
 from bench import notebook
-from bench.document_parts import LENGTHS, PARTS, Part, view
+from bench.document_parts import LENGTHS, PARTS, Part, View, of_sweep, view
 from trainer.base.atomic import write_atomically
 
 ROOT = Path(__file__).parents[1]
@@ -28,6 +28,19 @@ DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "findings.md", ROOT / "docs" / 
 PLACE = re.compile(r"(<!-- (table|text): ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 WIDTH = 120
 """Columns of the prose."""
+PICTURES: Mapping[str, tuple[str, str]] = {
+    "final_losses": ("final_losses", "main"),
+    "optimizers": ("fig02_optimizers", "synchronous_start"),
+    "gradient_feedback": ("final_losses", "gradient_feedback"),
+    "taylor": ("fig14_taylor", "taylor"),
+    "momentum": ("fig04_momentum", "momentum"),
+    "coefficient": ("fig15_coefficient", "coefficient"),
+    "batch_size": ("fig13_batch_size", "batch_size"),
+    "token_tax": ("token_tax", ""),
+    "break_even": ("break_even", ""),
+}
+"""SVG in docs/ → the figure of the report, and the sweep whose trials it shows; without one, the
+trials of several lengths. A CSV has no curves, and so no figure over training is among them."""
 
 
 def written(text: str, parts: Mapping[str, Part] = PARTS) -> str:
@@ -55,13 +68,12 @@ def wrapped(text: str) -> str:
     )
 
 
-def pictures() -> dict[str, str]:
-    """The figures of the token tax as SVG, by their names."""
-    trials, gaps = view(LENGTHS)
-    return {
-        figure.name: vl_convert.vegalite_to_svg(whole(figure, figure.data(trials, gaps)))
-        for figure in FIGURES
-    }
+def pictured(name: str) -> Spec:
+    """The specification of one of PICTURES."""
+    figure_name, sweep = PICTURES[name]
+    [figure] = [figure for figure in FIGURES if figure.name == figure_name]
+    shown: View = of_sweep(sweep) if sweep else view(LENGTHS)
+    return whole(figure, figure.data(*shown))
 
 
 def main() -> None:
@@ -73,7 +85,8 @@ def main() -> None:
         if new != text:
             write_atomically(path, new.encode())
             print(f"changed: {path.relative_to(ROOT)}")
-    for name, svg in pictures().items():
+    for name in PICTURES:
+        svg = with_font(picture(pictured(name)))
         write_atomically(ROOT / "docs" / f"{name}.svg", svg.encode())
     notebook.write()
 

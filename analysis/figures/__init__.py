@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from importlib import import_module
 
-from analysis.figures.figure import Figure, Rows, panels, save
+from analysis.figures.figure import Figure, Rows, panels
+from analysis.figures.files import save
 
 MODULES = (
     "analysis.figures.tax",

@@ -1,16 +1,16 @@
-"""What a figure is, and how it is saved: one Vega-Lite specification for files and page."""
+"""What a figure is: one Vega-Lite specification for files and page."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from pathlib import Path
+from textwrap import wrap
 from typing import Any, NamedTuple, TypeAlias
 
 import altair as alt
 import pandas as pd
-import vl_convert
 
+from analysis.figures.describe import described
 from analysis.figures.draw.style import CONFIG
 
 Chart: TypeAlias = alt.Chart | alt.LayerChart | alt.FacetChart
@@ -18,8 +18,10 @@ Spec: TypeAlias = dict[str, Any]
 
 COLUMNS = 3
 """Panels beside each other in a file."""
-SCALE = 2
-"""Pixels of a PNG per pixel of the specification."""
+LINE = 72
+"""Letters of a caption above a panel."""
+OF_WHOLE = ("$schema", "config", "datasets")
+"""Parts of a specification that panels beside each other share."""
 
 
 class Rows(Enum):
@@ -38,7 +40,7 @@ class Rows(Enum):
 
 class Figure(NamedTuple):
     """`data(trials, gaps)` returns a table (empty: no figure), and `charts(data)` draws it: one
-    chart per panel, all with one y axis.
+    chart per panel. All panels that show one quantity have one axis for it.
 
     `name`: of its files. `source`: where the paper has it, empty if it does not. `sweeps`: names of
     the sweeps whose trials it shows; empty: any trials. `caption`: how to read it, in lines.
@@ -58,32 +60,52 @@ class Figure(NamedTuple):
     together: bool = False
 
 
-def save(figure: Figure, data: pd.DataFrame, out: Path) -> None:
-    """Writes NAME.svg, NAME.png and NAME.csv; the same data give the same bytes."""
-    data.to_csv(out / f"{figure.name}.csv", index=False)
-    spec = whole(figure, data)
-    (out / f"{figure.name}.svg").write_text(vl_convert.vegalite_to_svg(spec))
-    (out / f"{figure.name}.png").write_bytes(vl_convert.vegalite_to_png(spec, scale=SCALE))
-
-
 def whole(figure: Figure, data: pd.DataFrame) -> Spec:
     """One specification: the panels beside and below each other, under title and caption."""
-    charts = figure.charts(data)
-    title = alt.TitleParams(figure.title, subtitle=[*figure.caption], fontSize=14, offset=12)
-    grid = alt.concat(*charts, columns=min(figure.columns, len(charts)), title=title)
-    # Each panel has its own legend, which counts that panel's trials.
-    return _spec(
-        grid.resolve_scale(color="independent", strokeDash="independent", shape="independent")
-    )
+    drawn = specs(figure.charts(data))
+    columns = min(figure.columns, len(drawn))
+    # A figure of one column is as wide as two panels: its rows have long names.
+    line = LINE * (2 if figure.columns == 1 else columns)
+    return beside(figure, data, drawn, columns, line=line)
 
 
 def panels(figure: Figure, data: pd.DataFrame) -> list[Spec]:
     """One specification per panel, as wide as the element of the page that holds it."""
-    return [_spec(chart.properties(width="container")) for chart in figure.charts(data)]
+    words = described(figure.title, figure.caption, data)
+    return [
+        {**panel, "width": "container", "description": words}
+        for panel in specs(figure.charts(data))
+    ]
 
 
-def _spec(chart: Chart | alt.ConcatChart) -> Spec:
+def specs(charts: Sequence[Chart]) -> list[Spec]:
+    """The specification of each chart by itself."""
     # Altair's limit of rows is meant for notebooks.
     with alt.data_transformers.enable("default", max_rows=None):
-        spec: Spec = chart.properties(config=CONFIG).to_dict()
-    return spec
+        return [{**chart.to_dict(), "config": CONFIG} for chart in charts]
+
+
+def beside(
+    figure: Figure, data: pd.DataFrame, drawn: Sequence[Spec], columns: int, *, line: int
+) -> Spec:
+    """One specification of these panels, that many beside each other, with a caption in lines of
+    at most `line` letters. It is put together here, since `alt.concat` copies every chart."""
+    title = {
+        "text": wrap(figure.title, int(line * 0.7)),
+        "subtitle": [part for words in figure.caption for part in wrap(words, line)],
+        "fontSize": 14,
+        "offset": 12,
+    }
+    return {
+        "$schema": drawn[0]["$schema"],
+        "config": CONFIG,
+        "title": title,
+        "description": described(figure.title, figure.caption, data),
+        "columns": columns,
+        "concat": [
+            {name: part for name, part in panel.items() if name not in OF_WHOLE} for panel in drawn
+        ],
+        # Each panel has its own legend, which counts that panel's trials.
+        "resolve": {"scale": dict.fromkeys(("color", "strokeDash", "shape"), "independent")},
+        "datasets": {name: rows for panel in drawn for name, rows in panel["datasets"].items()},
+    }

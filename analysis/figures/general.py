@@ -9,23 +9,25 @@ from analysis.figures.data import (
     measured,
     validation_loss,
 )
-from analysis.figures.draw import bars, curves, diagnostics, lines
+from analysis.figures.draw import curves, diagnostics, dots, lines
 from analysis.figures.figure import Figure
 
 FIGURES = (
     Figure(
+        name="final_losses",
+        title="What the delay costs each optimizer",
+        data=final_loss.data,
+        charts=dots.by_optimizer,
+        caption=(*dots.CAPTION, dots.BEST),
+        columns=2,
+    ),
+    Figure(
         name="validation_curves",
         title="Validation loss over training",
         data=validation_loss.data,
-        charts=curves.charts,
-        caption=curves.CAPTION,
-    ),
-    Figure(
-        name="final_losses",
-        title="Final validation losses",
-        data=final_loss.data,
-        charts=bars.charts,
-        caption=bars.CAPTION,
+        charts=curves.of_validation,
+        caption=(*curves.CAPTION, curves.OF_GAPS),
+        columns=2,
     ),
     Figure(
         name="gap_lines",

@@ -10,11 +10,13 @@ from analysis.figures.data import (
     loss_at_switch,
     loss_by_number,
     measured,
+    training_loss,
     validation_loss,
 )
-from analysis.figures.draw import bars, curves, diagnostics, heatmaps, lines, spike
+from analysis.figures.draw import curves, diagnostics, dots, heatmaps, lines, spike
 from analysis.figures.draw.style import optimizer_styles, size_styles
 from analysis.figures.figure import Figure, Rows
+from analysis.table import names
 
 TABLES = ("optimizers", "synchronous_start")
 BY_VALUE = (
@@ -23,7 +25,7 @@ BY_VALUE = (
     (9, "warmup", "the share of warm-up", "lr_schedule.warmup"),
     (10, "clip", "the clipping threshold", "clip_norm"),
     (11, "lr_schedule", "the learning-rate schedule", "lr_schedule"),
-    (12, "variance_decay", "β2", "optimizer.variance_decay"),
+    (12, "variance_decay", "β₂", "optimizer.variance_decay"),
 )
 """Number of the figure, sweep, what it sweeps in words, and its key."""
 STALENESS = (
@@ -34,10 +36,11 @@ STALENESS = (
 FIGURES = (
     Figure(
         name="fig02_optimizers",
-        title="Final losses of all optimizers",
+        title="What the delay costs each optimizer",
         data=final_loss.data,
-        charts=bars.charts,
-        caption=bars.CAPTION,
+        charts=dots.by_optimizer,
+        caption=(*dots.CAPTION, dots.BEST),
+        columns=2,
         source="figure 2 (360M)",
         sweeps=TABLES,
     ),
@@ -45,8 +48,9 @@ FIGURES = (
         name="fig03_curves",
         title="AdamW and Muon over training",
         data=partial(validation_loss.of_optimizers, optimizers=("adamw", "muon")),
-        charts=curves.charts,
-        caption=curves.CAPTION,
+        charts=curves.of_validation,
+        caption=(*curves.CAPTION, curves.OF_GAPS),
+        columns=2,
         source="figure 3 (360M)",
         sweeps=TABLES,
     ),
@@ -57,7 +61,7 @@ FIGURES = (
         charts=partial(lines.of_gap, styles=optimizer_styles),
         caption=(
             *lines.CAPTION,
-            "runs of fewer than 100 / (1 - momentum) updates are shown and decide nothing",
+            "runs of fewer than 100 / (1 − momentum) updates are shown and decide nothing",
         ),
         source="figure 4 (135M)",
         sweeps=("momentum",),
@@ -66,8 +70,9 @@ FIGURES = (
         name="fig05_horizon",
         title="Final loss over horizons",
         data=loss_by_number.over_horizons,
-        charts=lines.of_loss,
+        charts=lines.of_loss_and_gap,
         caption=lines.CAPTION,
+        columns=2,
         source="figure 5 (2B MoE; here a dense model)",
         sweeps=("horizon",),
     ),
@@ -75,18 +80,20 @@ FIGURES = (
         name="fig06_stages",
         title="Synchronous, 2BW and original PipeDream for growing P",
         data=validation_loss.by_stages,
-        charts=curves.charts,
-        caption=curves.CAPTION,
+        charts=curves.of_validation,
+        caption=(*curves.CAPTION, curves.OF_GAPS),
+        columns=2,
         source="figure 6 (135M)",
         sweeps=("stages",),
     ),
     *(
         Figure(
             name=f"fig{number:02d}_{sweep}",
-            title=f"Final losses by {swept}",
+            title=f"Gap and final loss by {swept}",
             data=partial(final_loss.by_value, key=key),
-            charts=partial(bars.charts, key=key),
-            caption=bars.CAPTION,
+            charts=partial(dots.by_value, title=names.key(key)),
+            caption=dots.CAPTION,
+            columns=2,
             source=f"figure {number} (135M)",
             sweeps=(sweep,),
         )
@@ -124,8 +131,9 @@ FIGURES = (
         name="fig16_model_size",
         title="Final loss against the learning rate by size of the model",
         data=loss_by_number.by_size,
-        charts=partial(lines.of_loss, styles=size_styles),
+        charts=partial(lines.of_loss_and_gap, styles=size_styles),
         caption=lines.CAPTION,
+        columns=2,
         source="figure 16 (2B MoE; here dense models)",
         sweeps=("model_size",),
     ),
@@ -145,15 +153,16 @@ FIGURES = (
     Figure(
         name="fig19_gradient_feedback",
         title="Error Feedback on raw gradients over training",
-        data=validation_loss.data,
-        charts=curves.charts,
-        caption=curves.CAPTION,
+        data=training_loss.data,
+        charts=curves.of_training,
+        caption=(*curves.CAPTION, curves.OF_GAPS, curves.OF_TRAINING),
+        columns=2,
         source="figure 19 (135M)",
         sweeps=("gradient_feedback",),
     ),
     Figure(
         name="fig20_spike",
-        title="The spike at the switch by β2",
+        title="The spike at the switch by β₂",
         data=loss_at_switch.data,
         charts=spike.charts,
         caption=spike.CAPTION,
@@ -162,10 +171,11 @@ FIGURES = (
     ),
     Figure(
         name="figA9_cooldown",
-        title="Final losses with a synchronous cooldown",
+        title="What a synchronous cooldown gives back",
         data=final_loss.data,
-        charts=bars.charts,
-        caption=bars.CAPTION,
+        charts=dots.by_optimizer,
+        caption=(*dots.CAPTION, dots.BEST),
+        columns=2,
         source="appendix A.9 (135M)",
         sweeps=("cooldown",),
     ),

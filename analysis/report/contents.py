@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+
+import pandas as pd
 
 from analysis.claims import CLAIMS, Verdict, audited, judged, not_run
 from analysis.figures import FIGURES, Figure, save
@@ -12,6 +14,7 @@ from analysis.report.page.listing import Listing, listed
 from analysis.report.page.page import Chapter, Drawn, drawn
 from analysis.report.paper_tables import TABLES, Table
 from analysis.report.scopes import Scope, View
+from analysis.table import names
 from analysis.table.records import Record
 
 WITH_FIGURE = frozenset(sweep for figure in FIGURES for sweep in figure.sweeps)
@@ -50,15 +53,22 @@ def verdicts(scope: Scope) -> list[Verdict]:
 
 
 def _figures(scope: Scope, folder: Path) -> Iterator[Drawn]:
-    """Figures of any trials are drawn for the sweeps without a figure of their own."""
+    for figure, data in figures_of(scope, [figure.name for figure in FIGURES]):
+        save(figure, data, folder)
+        yield drawn(figure, data, _prefix(scope))
+
+
+def figures_of(scope: Scope, names: Collection[str]) -> Iterator[tuple[Figure, pd.DataFrame]]:
+    """The figures of these names that show something of a scope, with what they show.
+
+    Figures of any trials are drawn for the sweeps without a figure of their own.
+    """
     own = [record for record in scope.records if record.sweep not in WITH_FIGURE]
     for figure in FIGURES:
-        for sweep, view in _views(scope, figure, own):
+        for sweep, view in _views(scope, figure, own) if figure.name in names else ():
             data = figure.data(*view)
             if not data.empty:
-                named = _of_sweep(figure, sweep, figure.charts(data))
-                save(named, data, folder)
-                yield drawn(named, data, _prefix(scope))
+                yield _of_sweep(figure, sweep, figure.charts(data)), data
 
 
 def _of_sweep(figure: Figure, sweep: str, charts: Sequence[Chart]) -> Figure:
@@ -78,7 +88,8 @@ def _tables(scope: Scope, folder: Path) -> Iterator[Listing]:
                 data.to_csv(folder / file, index=False)
                 title = f"{table.title}: {sweep}" if sweep else table.title
                 title += f" ({table.source})" if table.source else ""
-                yield listed(title, data, table.notes(scope.scale), _prefix(scope) + file)
+                note, arms = table.notes(scope.scale), names.arms(view.trials)
+                yield listed(title, data, note, _prefix(scope) + file, arms)
 
 
 def _views(

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from analysis.statistics.tax import MAIN_ARMS, best_taxes
+from analysis.table import names
 
 Cells = Mapping[Any, Any]
 
@@ -35,12 +36,12 @@ def tax_text(row: Cells) -> str:
 
 
 def taxes_text(gaps: pd.DataFrame) -> str:
-    """The `best_taxes` of MAIN_ARMS in a line, `adamw delay 2.34 [1.85, 3.18] (slope), …`; without
+    """The `best_taxes` of MAIN_ARMS in a line, `AdamW delay 2.34 [1.85, 3.18] (slope), …`; without
     any the reason that most rows have, and nothing without a pair."""
     paired = gaps[(gaps["pairs"] > 0) & gaps["arm"].isin(MAIN_ARMS)]
     if paired.empty:
         return ""
-    found = best_taxes(paired).to_dict("records")
+    found = _named(best_taxes(paired)).to_dict("records")
     if not found:
         return f"not enough data: {paired['tax_why'].mode()[0]}"
     return ", ".join(f"{row['optimizer']} {row['arm']} {tax_text(row)}" for row in found)
@@ -91,7 +92,7 @@ OPTIONAL = ("token tax [95 %]",)
 
 def gap_table(gaps: pd.DataFrame, *, width: int | None = None) -> str:
     """The rows that have a pair: Markdown, or ruled lines of `width` columns for a terminal."""
-    rows = gaps[gaps["pairs"] > 0].to_dict("records")
+    rows = _named(gaps)[gaps["pairs"] > 0].to_dict("records")
     cells = {name: [text(row) for row in rows] for name, text in TEXTS.items()}
     constant = [name for name in VARYING if len({*cells[name]}) <= 1]
     empty = [name for name in OPTIONAL if not any(cells[name])]
@@ -102,6 +103,13 @@ def gap_table(gaps: pd.DataFrame, *, width: int | None = None) -> str:
     buffer = io.StringIO()
     Console(file=buffer, width=width or WIDTH_OF_FILES, markup=False, highlight=False).print(table)
     return "\n".join(line.rstrip() for line in buffer.getvalue().strip("\n").splitlines())
+
+
+def _named(gaps: pd.DataFrame) -> pd.DataFrame:
+    """Optimizers and arms as people write them."""
+    return gaps.assign(
+        optimizer=gaps["optimizer"].map(names.optimizer), arm=gaps["arm"].map(names.arms(gaps))
+    )
 
 
 def printed_gaps(gaps: pd.DataFrame, width: int | None) -> str:

@@ -10,6 +10,7 @@ from analysis.advice.speed import equal_stages, speed_up
 from analysis.figures.data.panels import PANEL
 from analysis.figures.data.token_tax import AS_MEAN, own_taxes
 from analysis.statistics.tax import MAIN_ARMS
+from analysis.table import names
 
 STAGES = (2, 4, 8, 16)
 MICROBATCHES = (4, 8, 16, 32, 64)
@@ -29,8 +30,8 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     own = own[own["arm"].isin(MAIN_ARMS)]
     panels = []
     for optimizer, rows in own.groupby("optimizer"):
-        taxes = rows.assign(kind=TAX, series=rows["arm"])
-        panel = pd.concat([_speed_ups(), taxes]).assign(panel=optimizer, subtitle="")
+        panel = pd.concat([_speed_ups(), rows.assign(kind=TAX)])
+        panel = panel.assign(panel=names.optimizer(optimizer), subtitle="")
         panels.append(panel.reindex(columns=COLUMNS))
     return pd.concat(panels, ignore_index=True) if panels else pd.DataFrame(columns=COLUMNS)
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.figures.data.paired_seeds import COLUMNS, IN_PANEL, paired_seeds
 from analysis.figures.data.panels import with_variant
-from analysis.table.points import settings
+from analysis.table import names
 
 OF_TRIAL = ["method", "family", "coefficient"]
 
@@ -27,23 +27,25 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame, correction: str | None = None
     found["key"] = "correction.coefficient"
     if correction is not None:
         found = found[found["method"].isin([correction, "none"])]
-    panels = [panel.sort_values(IN_PANEL) for panel in _panels(found, settings(trials))]
+    panels = [panel.sort_values(IN_PANEL) for panel in _panels(found, trials)]
     if not panels:
         return pd.DataFrame(columns=COLUMNS)
     return pd.concat(panels, ignore_index=True).reindex(columns=COLUMNS)
 
 
-def _panels(found: pd.DataFrame, words: dict[str, str]) -> Iterator[pd.DataFrame]:
+def _panels(found: pd.DataFrame, trials: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    words, families = names.settings(trials), names.families(trials)
     with_value = found.dropna(subset="value")
     for key, group in with_value.groupby(["optimizer", "point", "method"]):
         optimizer, point, method = map(str, key)
         if group["value"].nunique() > 1:
-            lines = group.assign(series=with_variant(group, group["family"]))
+            lines = group.assign(series=with_variant(group, group["family"].map(families)))
             plain = found[
                 (found["optimizer"] == optimizer)
                 & (found["point"] == point)
                 & found["arm"].isin(group["base_arm"])
             ]
             yield pd.concat([lines, plain.assign(value=np.nan)]).assign(
-                panel=f"{optimizer}, {method}", subtitle=words[point]
+                panel=f"{names.optimizer(optimizer)}, {names.CORRECTIONS.get(method, method)}",
+                subtitle=words[point],
             )

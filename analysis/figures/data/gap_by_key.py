@@ -10,6 +10,7 @@ from pandas.api.types import is_bool_dtype, is_numeric_dtype
 from analysis.figures.data.paired_seeds import COLUMNS, IN_PANEL, paired_seeds
 from analysis.figures.data.panels import lines
 from analysis.figures.data.swept import distinct, groups
+from analysis.table import names
 from analysis.table.points import varied
 
 
@@ -23,7 +24,7 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     found = paired_seeds(trials, gaps)
     panels = [
         found.merge(panel, left_on="point", right_index=True)
-        .assign(panel=optimizer)
+        .assign(panel=names.optimizer(optimizer))
         .sort_values(IN_PANEL)
         for optimizer, points in varied(trials).items()
         for panel in _panels(points[points.index.isin(found["point"])])
@@ -41,7 +42,7 @@ def _panels(points: pd.DataFrame) -> Iterator[pd.DataFrame]:
         for subtitle, group in groups(points, [key]):
             shown = group.dropna(subset=key)
             if shown[key].nunique() > 1:
-                without = f"without {key}: not shown" if len(shown) < len(group) else ""
+                without = f"without {names.key(key)}: not shown" if len(shown) < len(group) else ""
                 values = shown[key].astype(float)
                 title = lines([subtitle, without])
                 yield pd.DataFrame({"subtitle": title, "key": key, "value": values})

@@ -7,15 +7,16 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.figures.data.loss_by_number import mean_of
+from analysis.figures.data.means import mean_of
 from analysis.figures.data.panels import MEAN, PANEL
 from analysis.figures.data.swept import along
 from analysis.statistics.pairs import results
+from analysis.table import names
 
 DOWN, ACROSS = "batch_size", "optimizer.lr"
 MAP = [*PANEL, "quantity", "arm"]
 """Columns that tell maps apart."""
-COLUMNS = [*MAP, DOWN, ACROSS, *MEAN, "best"]
+COLUMNS = [*MAP, DOWN, ACROSS, *MEAN, "series", "best"]
 
 
 def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
@@ -31,7 +32,8 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
         for point, at in points[[*PANEL, DOWN, ACROSS]].to_dict("index").items()
         for cell in _cells(done[done["point"] == point], gaps[gaps["point"] == point])
     ]
-    table = pd.DataFrame(cells, columns=COLUMNS[:-1])
+    table = pd.DataFrame(cells, columns=COLUMNS[:-2])
+    table["series"] = table["arm"].map(names.arms(trials))
     whole = table.loc[(table["diverged"] == 0) & (table["quantity"] == "loss")]
     best = whole.groupby(MAP)["mean"].idxmin().dropna()
     table = table.assign(

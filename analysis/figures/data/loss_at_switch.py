@@ -11,6 +11,7 @@ from analysis.figures.data.measured import AFTER, BEFORE
 from analysis.figures.data.panels import OF_SEED, PANEL
 from analysis.figures.data.swept import along
 from analysis.statistics.spikes import WINDOW, spikes
+from analysis.table import names
 from analysis.table.load import training_losses
 
 KEY = "optimizer.variance_decay"
@@ -26,9 +27,9 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     points = along(trials, [KEY])[[*PANEL, KEY]]
     started = spikes(trials).merge(points, left_on="point", right_index=True)
     started = started.sort_values([*PANEL, KEY, "arm", "seed"])
-    several = started["arm"].nunique() > 1
+    words, several = names.arms(trials), started["arm"].nunique() > 1
     started["series"] = [
-        (f"{arm}, " if several else "") + f"β2={value:g}"
+        (f"{words[arm]}, " if several else "") + f"{names.key(KEY)} = {value:g}"
         for arm, value in started[["arm", KEY]].to_numpy()
     ]
     folders = trials.set_index("trial_id")["folder"]

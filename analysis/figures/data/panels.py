@@ -28,5 +28,6 @@ def with_variant(found: pd.DataFrame, names: pd.Series) -> list[str]:
     variants = found.groupby(["point", names.rename("name")])[VARIANT].nunique().max(axis=1)
     rows = found.assign(name=names)[["point", "name", *VARIANT]].itertuples(index=False)
     return [
-        name if variants[point, name] == 1 else f"{name} p={p} m={m}" for point, name, p, m in rows
+        name if variants[point, name] == 1 else f"{name} (p = {p}, m = {m})"
+        for point, name, p, m in rows
     ]

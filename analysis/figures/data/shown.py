@@ -6,7 +6,7 @@ import pandas as pd
 
 from analysis.figures.data.panels import with_variant
 from analysis.statistics.pairs import results
-from analysis.table.points import settings
+from analysis.table import names
 
 COMPARABLE = ["optimizer", "num_parameters", "data_hash"]
 """Losses of different models or data are never in one panel."""
@@ -16,8 +16,8 @@ def shown_results(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     """The trials of the best point of each panel, with columns `panel`, `subtitle` and `series`.
 
     The best point has the lowest mean sync loss among those that have a pair, or among all if none
-    has one. The subtitle says so where there were several. `series` is the arm, with its stages and
-    microbatches where the point has several of that arm.
+    has one. The subtitle says so where there were several. `series` is the name of the arm, with
+    its stages and microbatches where the point has several of that arm.
     """
     done = results(trials)
     done["has_pair"] = done["point"].isin(gaps.loc[gaps["pairs"] > 0, "point"])
@@ -26,8 +26,8 @@ def shown_results(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
         return done.assign(panel="", subtitle="", series="")
     shown = pd.concat(chosen)
     shown["panel"] = _titles(shown)
-    shown["subtitle"] = _subtitles(shown, settings(trials))
-    shown["series"] = with_variant(shown, shown["arm"])
+    shown["subtitle"] = _subtitles(shown, names.settings(trials))
+    shown["series"] = with_variant(shown, shown["arm"].map(names.arms(trials)))
     return shown
 
 
@@ -42,10 +42,10 @@ def _best(group: pd.DataFrame) -> pd.DataFrame:
 
 def _titles(shown: pd.DataFrame) -> pd.Series:
     """What tells one panel from another."""
+    optimizers = shown["optimizer"].map(names.optimizer)
     if shown["num_parameters"].nunique() <= 1:
-        return shown["optimizer"]
-    sizes = (shown["num_parameters"] / 1e6).map("{:.3g}M parameters".format)
-    return shown["optimizer"] + ", " + sizes
+        return optimizers
+    return optimizers + ", " + shown["num_parameters"].map(names.parameters) + " parameters"
 
 
 def _subtitles(shown: pd.DataFrame, words: dict[str, str]) -> list[str]:

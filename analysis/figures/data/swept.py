@@ -9,7 +9,8 @@ import pandas as pd
 
 from analysis.figures.data.panels import PANEL, lines, with_variant
 from analysis.statistics.pairs import results
-from analysis.table.points import group_of, in_words, varied
+from analysis.table import names
+from analysis.table.points import group_of, varied
 
 
 class Group(NamedTuple):
@@ -31,7 +32,9 @@ def along(trials: pd.DataFrame, keys: Sequence[str], part_of: str = "") -> pd.Da
     if not {*keys} <= {*done}:
         return none
     panels = [
-        group.points[[*keys]].assign(optimizer=optimizer, panel=optimizer, subtitle=group.subtitle)
+        group.points[[*keys]].assign(
+            optimizer=optimizer, panel=names.optimizer(optimizer), subtitle=group.subtitle
+        )
         for optimizer, points in varied(trials).items()
         for group in groups(_with(points, done, keys), keys, part_of)
         if all(group.points[key].nunique(dropna=False) > 1 for key in keys)
@@ -45,7 +48,7 @@ def results_along(trials: pd.DataFrame, keys: Sequence[str], part_of: str = "") 
     points = points.sort_values([*PANEL, *keys], kind="stable")
     done = results(trials).drop(columns=[*keys], errors="ignore")
     found = points.merge(done, left_index=True, right_on="point").reset_index(drop=True)
-    return found.assign(series=with_variant(found, found["arm"]))
+    return found.assign(series=with_variant(found, found["arm"].map(names.arms(trials))))
 
 
 def groups(points: pd.DataFrame, keys: Sequence[str], part_of: str = "") -> Iterator[Group]:
@@ -55,8 +58,8 @@ def groups(points: pd.DataFrame, keys: Sequence[str], part_of: str = "") -> Iter
     fixed = [other for other in others if other not in follow]
     named = [other for other in follow if not part_of or group_of(other) != part_of]
     for _, group in points.groupby(fixed, dropna=False) if fixed else [((), points)]:
-        followers = [f"with {other} moving along" for other in named]
-        yield Group(lines([in_words(group[fixed].iloc[0]), *followers]), group)
+        followers = [f"with {names.key(other)} moving along" for other in named]
+        yield Group(lines([names.in_words(group[fixed].iloc[0]), *followers]), group)
 
 
 def distinct(points: pd.DataFrame, first: Sequence[str] = ()) -> list[str]:

@@ -7,6 +7,7 @@ from itertools import product
 
 import pandas as pd
 
+from analysis.figures.data.gap_over_training import with_gap
 from analysis.figures.data.panels import OF_SEED, PANEL, SERIES
 from analysis.figures.data.shown import shown_results
 from analysis.table.load import validation_losses
@@ -18,10 +19,12 @@ STAGES = "pipeline.num_stages"
 
 def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     """One row per evaluation of every trial that is shown: COLUMNS, `update`, the `tokens` trained
-    on until then, and `val_loss`."""
+    on until then, `val_loss`, and `gap_over_training.OF_GAP`."""
     shown = shown_results(trials, gaps)
     curves = [over_tokens(validation_losses(row["folder"]), row) for _, row in shown.iterrows()]
-    return pd.concat(curves, ignore_index=True) if curves else pd.DataFrame(columns=COLUMNS)
+    if not curves:
+        return pd.DataFrame(columns=COLUMNS)
+    return with_gap(pd.concat(curves, ignore_index=True), trials, "val_loss")
 
 
 def of_optimizers(
@@ -52,5 +55,5 @@ def by_stages(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     for optimizer, count in at:
         has_count = (stages == count) | (per_arm == 1)
         panel = data(done[has_count & (done["optimizer"] == optimizer)], gaps)
-        panels.append(panel.assign(panel=panel["panel"] + f", P={count}"))
+        panels.append(panel.assign(panel=panel["panel"] + f", P = {count}"))
     return pd.concat(panels, ignore_index=True) if panels else data(done[:0], gaps)

@@ -1,4 +1,4 @@
-"""Lines over training: one panel per optimizer, one line per arm, its seeds behind it."""
+"""Lines over training: loss and gap of each optimizer, one line per arm, its seeds behind it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,15 @@ import altair as alt
 import pandas as pd
 
 from analysis.figures.data.panels import OF_SEED
-from analysis.figures.draw.marks import FAINT, Look, legend, panels_of, rounded
-from analysis.figures.draw.scales import PLAIN, Axis, linear
-from analysis.figures.draw.style import Styles, arm_styles
+from analysis.figures.draw.marks import FAINT, GAP_TITLE, Look, legend, panels_of, rounded
+from analysis.figures.draw.scales import Axis, linear, of_gaps, of_tokens
+from analysis.figures.draw.style import INK, Styles, arm_styles
 from analysis.figures.figure import Chart
 from trainer.base.status import Status
 
-TOKENS = Axis(
-    "tokens",
-    alt.X(
-        "tokens:Q",
-        title="tokens",
-        axis=alt.Axis(tickCount=5, labelExpr=PLAIN),
-        scale=alt.Scale(zero=True),
-    ),
-)
 CAPTION = ("lines: mean over n seeds, to where the first of them diverged (×); faint: each seed",)
+OF_GAPS = "gap: minus the loss of sync at the same seed and update; band: 95 % interval of the mean"
+OF_TRAINING = "training loss: means over a hundredth of the run"
 
 
 def with_seeds(rows: pd.DataFrame) -> str:
@@ -33,53 +26,97 @@ def with_seeds(rows: pd.DataFrame) -> str:
     return f"{rows['series'].iloc[0]} (n={rows['seed'].nunique()}{note})"
 
 
-def charts(data: pd.DataFrame) -> list[Chart]:
-    """Means end where the first of their seeds diverged; a cross is where a seed did."""
-    words, scale = "validation loss (nats per token)", linear(data["val_loss"])
-    return of_means(data, Axis("val_loss", alt.Y("val_loss:Q", title=words, scale=scale)))
+def of_validation(data: pd.DataFrame) -> list[Chart]:
+    """Two charts per panel of rows of `data.validation_loss`: the loss, and the gap beside it."""
+    return _with_gaps(data, "val_loss", "validation loss (nats per token)")
+
+
+def of_training(data: pd.DataFrame) -> list[Chart]:
+    """Likewise, of rows of `data.training_loss`."""
+    return _with_gaps(data, "train_loss", "training loss (nats per token)")
+
+
+def _with_gaps(data: pd.DataFrame, column: str, title: str) -> list[Chart]:
+    y = Axis(column, alt.Y(f"{column}:Q", title=title, scale=linear(data[column])))
+    x, looks = of_tokens(data["tokens"]), arm_styles(data)
+    gaps = data.dropna(subset="gap")
+    values = pd.concat([gaps["gap"], gaps["low"], gaps["high"]])
+    of_gap = Axis("gap", of_gaps(alt.Y("gap:Q"), GAP_TITLE, values))
+    charts: list[Chart] = []
+    for _, rows in data.groupby(["panel", "subtitle"], sort=False):
+        charts += of_means(rows, y, x, styles=lambda _: looks)
+        paired = rows.dropna(subset="gap")
+        if len(paired):
+            charts += _gap_charts(paired.assign(panel=paired["panel"] + ", gap"), of_gap, x, looks)
+    return charts
+
+
+def _gap_charts(rows: pd.DataFrame, y: Axis[alt.Y], x: Axis[alt.X], looks: dict) -> list[Chart]:
+    """Seeds and means as `of_means` draws them, over the band of the interval and the line of 0."""
+    shown = rows.dropna(subset="low").drop_duplicates(["series", "update"])
+    panels: list[Chart] = []
+    for chart in of_means(rows, y, x, styles=lambda _: looks):
+        band = _marks(shown, ["series", x.column, "low", "high"], x, None).mark_area(opacity=0.18)
+        low = alt.Y("low:Q", scale=y.channel["scale"], title=y.channel["title"])
+        color = alt.Color("series:N", legend=None, scale=_scale(looks, rows))
+        zero = alt.Chart(pd.DataFrame({"gap": [0.0]})).mark_rule(color=INK).encode(y=y.channel)
+        layers = [zero, band.encode(y=low, y2="high:Q", color=color), *chart.layer]
+        panels.append(alt.layer(*layers, title=chart.title))
+    return panels
+
+
+def _scale(looks: dict, rows: pd.DataFrame) -> alt.Scale:
+    names = [name for name in looks if name in {*rows["series"]}]
+    return alt.Scale(domain=names, range=[looks[name].color for name in names])
 
 
 def of_means(
     data: pd.DataFrame,
     y: Axis[alt.Y],
-    x: Axis[alt.X] = TOKENS,
+    x: Axis[alt.X] | None = None,
     *,
     styles: Styles = arm_styles,
     label: Callable[[pd.DataFrame], str] = with_seeds,
 ) -> list[Chart]:
-    """One chart per panel of rows like those of `data.validation_loss`, against `x` and `y`.
+    """One chart per panel of rows like those of `data.validation_loss`, against `x` (tokens, if
+    there is none) and `y`.
 
     `styles` of the series, `label` of the rows of one series in the legend.
     """
     looks = styles(data)
+    across = x or of_tokens(data["tokens"])
     panels: list[Chart] = []
     for title, rows in panels_of(data):
         labels = {str(series): label(of_series) for series, of_series in rows.groupby("series")}
-        panels.append(_panel(rows, title, x, y, legend(labels, looks)))
+        panels.append(_panel(rows, title, across, y, legend(labels, looks, lines=True)))
     return panels
 
 
 def _panel(
     rows: pd.DataFrame, title: alt.TitleParams, x: Axis[alt.X], y: Axis[alt.Y], look: Look
-) -> Chart:
+) -> alt.LayerChart:
     known = rows.dropna(subset=y.column)
     hover = list(dict.fromkeys(["series", *OF_SEED, "update", x.column, y.column]))
     seeds = _marks(known, hover, x, y).encode(color=look.color, detail="trial_id:N")
     ends = known[known["status"] == Status.DIVERGED].groupby("trial_id").tail(1)
     shown = ["series", x.column, y.column]
-    crosses = _marks(ends, shown, x, y).mark_text(text="×", fontSize=16)
     means = _marks(_means(rows, x.column, y.column), shown, x, y).mark_line(strokeWidth=1.8)
-    return alt.layer(
+    layers = [
         seeds.mark_line(opacity=FAINT, strokeWidth=0.8),
         seeds.mark_point(opacity=0, size=40).encode(tooltip=hover),
         means.encode(color=look.color, strokeDash=look.dash),
-        crosses.encode(color=look.color),
-        title=title,
-    )
+    ]
+    if len(ends):
+        crosses = _marks(ends, shown, x, y).mark_text(text="×", fontSize=16)
+        layers.append(crosses.encode(color=look.color))
+    return alt.layer(*layers, title=title)
 
 
-def _marks(rows: pd.DataFrame, columns: list[str], x: Axis[alt.X], y: Axis[alt.Y]) -> alt.Chart:
-    return alt.Chart(rounded(rows, columns)).encode(x=x.channel, y=y.channel)
+def _marks(
+    rows: pd.DataFrame, columns: list[str], x: Axis[alt.X], y: Axis[alt.Y] | None
+) -> alt.Chart:
+    chart = alt.Chart(rounded(rows, columns)).encode(x=x.channel)
+    return chart.encode(y=y.channel) if y else chart
 
 
 def _means(rows: pd.DataFrame, across: str, up: str) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -12,43 +12,52 @@ from analysis.figures.data.loss_and_gap import ACROSS, DOWN, MAP
 from analysis.figures.data.panels import MEAN
 from analysis.figures.draw.marks import counted, rounded, titled
 from analysis.figures.figure import Chart
+from analysis.table import names
 
 CAPTION = (
     "means over n seeds (hover: 95 % interval); frame: the lowest loss where nothing diverged",
-    "× k/n: k of n diverged; nats per token; colours stop at four times the middle of the values",
+    "× k/n: k of n diverged; nats per token; the colours are logarithmic beyond the middle values",
 )
 CELL = 44  # pixels
-LOSSES, GAPS = ("#f7fbff", "#6baed6"), ("#b2abd2", "#f7f7f7", "#fdb863")
+LOSSES, GAPS = ("#f2f8fd", "#6baed6"), ("#a79fd0", "#f4f4f4", "#fdb863")
 """Pale enough for black words."""
-CUT = 4.0
-FORMS = {"loss": ".3f", "gap": "+.3f"}
+ON_COLOR = "#010101"
+"""Words and frames of cells, which are pale on a dark page too."""
+COLUMN = {"loss": "above", "gap": "mean"}
+"""What the colour shows: of a loss, how far it lies above the lowest one."""
+BARS = {"loss": "loss above the lowest", "gap": "gap to sync"}
 
 
 def charts(data: pd.DataFrame) -> list[Chart]:
     """One chart per map of `data.loss_and_gap`; all losses have one scale of colours, and all gaps
     another."""
-    means = {name: data.loc[data["quantity"] == name, "mean"].dropna() for name in FORMS}
-    scales = {"loss": _of_losses(means["loss"]), "gap": _of_gaps(means["gap"].abs())}
+    is_loss = data["quantity"] == "loss"
+    data = data.assign(above=(data["mean"] - data.loc[is_loss, "mean"].min()).where(is_loss))
+    scales = {
+        "loss": _scale(data.loc[is_loss, "above"], LOSSES, centred=False),
+        "gap": _scale(data.loc[~is_loss, "mean"], GAPS, centred=True),
+    }
     panels: list[Chart] = []
-    for (panel, subtitle, quantity, arm), rows in data.groupby(MAP, sort=False):
-        title = titled(f"{arm} {quantity}: {panel}", str(subtitle), counted(rows["n"]))
+    for (panel, subtitle, quantity, _), rows in data.groupby(MAP, sort=False):
+        name = f"{panel}: {quantity} of {rows['series'].iloc[0]}"
+        title = titled(name, str(subtitle), counted(rows["n"]))
         panels.append(_panel(rows, title, scales[str(quantity)]))
     return panels
 
 
-def _of_losses(losses: pd.Series) -> alt.Scale:
-    low = losses.min()
-    high = low + min(losses.max() - low, CUT * (losses.median() - low) or losses.max() - low)
-    return alt.Scale(domain=[low, high], range=LOSSES, clamp=True, nice=False, zero=False)
-
-
-def _of_gaps(sizes: pd.Series) -> alt.Scale:
-    most = min(sizes.max(), CUT * sizes.median()) if len(sizes) else 1.0
-    return alt.Scale(domain=[-most, 0, most], range=GAPS, clamp=True, nice=False)
+def _scale(values: pd.Series, colors: Sequence[str], *, centred: bool) -> alt.Scale:
+    """Symlog, so that no colour is the same for the middle and for the largest values."""
+    sizes = values.abs()
+    sizes = sizes[sizes > 0]
+    most = float(sizes.max()) if len(sizes) else 1.0
+    constant = float(sizes.median()) if len(sizes) else 1.0
+    domain = [-most, 0, most] if centred else [0, most]
+    return alt.Scale(type="symlog", constant=constant, domain=domain, range=colors, nice=False)
 
 
 def _panel(rows: pd.DataFrame, title: alt.TitleParams, scale: alt.Scale) -> Chart:
-    cells = rounded(rows, ["arm", "quantity", *MEAN, "best"]).assign(
+    quantity = str(rows["quantity"].iloc[0])
+    cells = rounded(rows, ["series", "quantity", *MEAN, "above", "best"]).assign(
         batch=rows[DOWN].map("{:g}".format),
         rate=rows[ACROSS].map("{:g}".format),
         words=[_words(row) for row in rows.to_dict("records")],
@@ -56,25 +65,31 @@ def _panel(rows: pd.DataFrame, title: alt.TitleParams, scale: alt.Scale) -> Char
     down = sorted(rows[DOWN].unique(), reverse=True)
     x = alt.X(
         "rate:O",
-        title=ACROSS,
+        title=names.key(ACROSS),
         sort=[f"{v:g}" for v in sorted(rows[ACROSS].unique())],
         axis=alt.Axis(labelAngle=0),
     )
-    y = alt.Y("batch:O", title=DOWN, sort=[f"{value:g}" for value in down])
-    chart = alt.Chart(cells).encode(x=x, y=y, tooltip=["arm", "quantity", "batch", "rate", *MEAN])
-    color = alt.Color("mean:Q", scale=scale, legend=None)
+    y = alt.Y("batch:O", title=names.key(DOWN), sort=[f"{value:g}" for value in down])
+    chart = alt.Chart(cells).encode(
+        x=x, y=y, tooltip=["series", "quantity", "batch", "rate", *MEAN]
+    )
+    bar = alt.Legend(
+        title=BARS[quantity], orient="right", gradientLength=CELL * len(down) - 30, tickCount=4
+    )
+    color = alt.Color(f"{COLUMN[quantity]}:Q", scale=scale, legend=bar)
     return alt.layer(
         chart.mark_rect().encode(color=color),
         chart.transform_filter("datum.best").mark_rect(
-            fillOpacity=0, stroke="#000000", strokeWidth=2
+            fillOpacity=0, stroke=ON_COLOR, strokeWidth=2
         ),
-        chart.mark_text(lineBreak="\n", lineHeight=10).encode(text="words:N"),
+        chart.mark_text(lineBreak="\n", lineHeight=10, color=ON_COLOR).encode(text="words:N"),
         title=title,
         height=CELL * len(down),
     )
 
 
 def _words(row: Mapping[Any, Any]) -> str:
-    lines = [f"{row['mean']:{FORMS[row['quantity']]}}"] if row["n"] else []
+    mean = f"{row['mean']:.3f}" if row["quantity"] == "loss" else names.signed(row["mean"])
+    lines = [mean] if row["n"] else []
     lines += [f"× {row['diverged']}/{row['pairs']}"] if row["diverged"] else []
     return "\n".join(lines)

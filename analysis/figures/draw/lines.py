@@ -9,38 +9,68 @@ import altair as alt
 import pandas as pd
 
 from analysis.figures.data.panels import OF_SEED, PANEL
-from analysis.figures.draw.marks import FAINT, Look, counted, legend, panels_of, rounded
-from analysis.figures.draw.scales import MARGIN, linear, of_gaps, of_numbers
-from analysis.figures.draw.style import Style, Styles, arm_styles
+from analysis.figures.draw.marks import (
+    FAINT,
+    GAP_TITLE,
+    LOSS_TITLE,
+    Look,
+    counted,
+    dodged,
+    legend,
+    panels_of,
+    rounded,
+)
+from analysis.figures.draw.scales import MARGIN, of_gaps, of_losses, of_numbers
+from analysis.figures.draw.style import INK, Style, Styles, arm_styles
 from analysis.figures.figure import Chart
+from analysis.table import names
 
-GAP, LOSS = "gap to sync (nats per token)", "final validation loss (nats per token)"
 CAPTION = (
-    "mean and its 95 % interval over n seeds; faint: each seed",
+    "mean and its 95 % interval over n seeds; faint: each seed; lines stand side by side",
     "× k/n: k of n in which the arm diverged, not in the mean",
 )
 BAND = "band: the plain delay"
+MOVED = alt.expr("datum.dodge")
 MARK_HEIGHT = 0.06
 """Share of the axis that the mark of a diverged arm takes."""
 LINE_HEIGHT = 12  # pixels of that mark
-SEED_OFFSET = 6  # pixels to the right of the mean
-
-SHAPE = alt.Shape("shape:N", scale=None)
 WITH_MEAN = ["low", "high", "n", "diverged", "pairs"]
 """What is shown beside a mean."""
 
 
 def of_gap(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
     """One chart per panel of rows of `paired_seeds.COLUMNS`; a series without values is a band."""
+    return _charts(data, "gap", _gap_axis(data), styles(data))
+
+
+def of_loss_and_gap(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
+    """Two charts per panel of rows of `data.loss_by_number`: the loss, and the gap beside it."""
+    losses, gaps = data[data["loss"].notna() | data["gap"].isna()], data.dropna(subset="gap")
+    values = pd.concat([losses["loss"], losses["low"], losses["high"], losses["mean"]])
+    looks = styles(data)
+    y = of_losses(alt.Y("loss:Q"), LOSS_TITLE, values, _room(losses))
+    by_panel = {
+        column: dict(zip(_titles(rows), _charts(rows, column, axis, looks), strict=True))
+        for column, rows, axis in (
+            ("loss", losses, y),
+            ("gap", gaps.assign(panel=gaps["panel"] + ", gap"), _gap_axis(gaps)),
+        )
+    }
+    charts: list[Chart] = []
+    for (panel, subtitle), chart in by_panel["loss"].items():
+        charts.append(chart)
+        beside = by_panel["gap"].get((f"{panel}, gap", subtitle))
+        charts += [beside] if beside is not None else []
+    return charts
+
+
+def _titles(data: pd.DataFrame) -> list[tuple[str, str]]:
+    return [*data[PANEL].drop_duplicates().itertuples(index=False, name=None)]
+
+
+def _gap_axis(data: pd.DataFrame) -> alt.Y:
     values = pd.concat([data["gap"], data["low"], data["high"], data["mean"]])
-    return _charts(data, "gap", of_gaps("gap", GAP, values, _room(data)), styles(data))
-
-
-def of_loss(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
-    """Likewise, with `loss` for `gap`."""
-    values = pd.concat([data["loss"], data["low"], data["high"], data["mean"]])
-    axis = alt.Y("loss:Q", title=LOSS, scale=linear(values, above=_room(data)))
-    return _charts(data, "loss", axis, styles(data))
+    return of_gaps(alt.Y("gap:Q"), GAP_TITLE, values, _room(data))
 
 
 def _room(data: pd.DataFrame) -> float:
@@ -58,11 +88,13 @@ class _Frame(NamedTuple):
     column: str
     look: Look
     styles: Mapping[str, Style]
+    shown: frozenset[str]
 
     def layer(self, rows: pd.DataFrame, held: str, *more: str) -> alt.Chart:
         """A chart of `rows` with their column `held` on the y axis."""
         kept = rounded(rows, list(dict.fromkeys(["series", "value", held, *more])))
-        kept["shape"] = [self.styles[series].shape for series in kept["series"]]
+        places = dodged([name for name in self.styles if name in self.shown])
+        kept["dodge"] = [places[series] for series in kept["series"]]
         chart = alt.Chart(kept.rename(columns={held: self.column}))
         return chart.encode(y=self.y, color=self.look.color)
 
@@ -72,15 +104,16 @@ def _charts(data: pd.DataFrame, column: str, y: alt.Y, styles: Mapping[str, Styl
     for title, rows in panels_of(data):
         labels = {str(series): _label(of_series) for series, of_series in rows.groupby("series")}
         swept = rows.dropna(subset="value")
-        x = of_numbers("value", rows["key"].iloc[0], swept["value"])
-        frame = _Frame(x, y, column, legend(labels, styles), styles)
+        x = of_numbers("value", names.key(rows["key"].iloc[0]), swept["value"])
+        shown = frozenset(map(str, swept["series"])) or frozenset(labels)
+        frame = _Frame(x, y, column, legend(labels, styles), styles, shown | {*labels})
         bands = _bands(frame, rows[rows["value"].isna()])
         marks = _diverged(frame, swept, [name for name in styles if name in labels])
         layers = [
             *_zero(frame),
             *bands,
             *_means(frame, swept),
-            _points(frame, swept, SEED_OFFSET).encode(x=x),
+            _points(frame, swept).encode(x=x),
             *marks,
         ]
         panels.append(alt.layer(*layers, title=title))
@@ -88,7 +121,7 @@ def _charts(data: pd.DataFrame, column: str, y: alt.Y, styles: Mapping[str, Styl
 
 
 def _zero(frame: _Frame) -> list[alt.Chart]:
-    rule = alt.Chart(pd.DataFrame({frame.column: [0.0]})).mark_rule(color="#000000")
+    rule = alt.Chart(pd.DataFrame({frame.column: [0.0]})).mark_rule(color=INK)
     return [rule.encode(y=frame.y)] if frame.column == "gap" else []
 
 
@@ -111,17 +144,21 @@ def _means(frame: _Frame, rows: pd.DataFrame) -> list[alt.Chart]:
     arms = frame.layer(means.dropna(subset="low"), "low", "high").encode(x=frame.x, y2="high:Q")
     tooltip = ["series", "value", frame.column, *WITH_MEAN]
     return [
-        arms.mark_rule(strokeWidth=1.2),
-        line.mark_line(strokeWidth=1.8).encode(strokeDash=frame.look.dash),
-        line.mark_point(filled=True, size=45, opacity=1).encode(shape=SHAPE, tooltip=tooltip),
+        arms.mark_rule(strokeWidth=1.2, xOffset=MOVED),
+        line.mark_line(strokeWidth=1.4, opacity=0.8, xOffset=MOVED).encode(
+            strokeDash=frame.look.dash
+        ),
+        line.mark_point(filled=True, size=45, opacity=1, xOffset=MOVED).encode(
+            shape=frame.look.shape, tooltip=tooltip
+        ),
     ]
 
 
-def _points(frame: _Frame, rows: pd.DataFrame, offset: int = 0) -> alt.Chart:
+def _points(frame: _Frame, rows: pd.DataFrame) -> alt.Chart:
     hover = ["series", "value", frame.column, *OF_SEED]
     points = frame.layer(rows.dropna(subset=frame.column), frame.column, *OF_SEED)
-    marks = points.mark_point(filled=True, size=18, opacity=FAINT, xOffset=offset)
-    return marks.encode(shape=SHAPE, tooltip=hover)
+    marks = points.mark_point(filled=True, size=14, opacity=FAINT, xOffset=MOVED)
+    return marks.encode(shape=frame.look.shape, tooltip=hover)
 
 
 def _diverged(frame: _Frame, rows: pd.DataFrame, order: Sequence[str]) -> list[alt.Chart]:

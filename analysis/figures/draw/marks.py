@@ -12,19 +12,23 @@ import pandas as pd
 from analysis.figures.data.panels import PANEL
 from analysis.figures.draw.style import Style
 
+GAP_TITLE = "gap to sync (nats per token)"
+LOSS_TITLE = "final validation loss (nats per token)"
 DIGITS = 6
 """Significant digits of a number in a specification; the CSV has all."""
-LONG_LABEL = 22
-"""A legend with a label of more letters has one column."""
-SYMBOL_SIZES = {"stroke": 300, "square": 100}
+LEGEND, SYMBOL = 56, 6
+"""Letters of a legend below a panel, and what a symbol takes of them."""
 FAINT = 0.35
+DODGE = 5.0
+"""Pixels between series that have the same place on an axis."""
 
 
 class Look(NamedTuple):
-    """Encodings of the field `series`, in one legend."""
+    """Encodings of the field `series`, in one legend: `shape` for points, `dash` for lines."""
 
     color: alt.Color
     dash: alt.StrokeDash
+    shape: alt.Shape
 
 
 def rounded(data: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
@@ -35,26 +39,37 @@ def rounded(data: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     return kept
 
 
-def legend(labels: Mapping[str, str], styles: Mapping[str, Style], symbol: str = "stroke") -> Look:
-    """Colours and dashes of the series, and their legend.
+def legend(labels: Mapping[str, str], styles: Mapping[str, Style], *, lines: bool = False) -> Look:
+    """Colours, dashes and shapes of the series, and their legend.
 
-    `labels` and `styles`: for each series its name in the legend, and its look. `symbol`: the one
-    in the legend, a key of `SYMBOL_SIZES`.
+    `labels` and `styles`: for each series its name in the legend, and its look. `lines`: the legend
+    shows lines with their dashes; else the shapes of points.
     """
     shown = [name for name in styles if name in labels]
-    columns = 1 if max(len(labels[name]) for name in shown) > LONG_LABEL else 2
+    longest = max(len(labels[name]) for name in shown)
     words = alt.Legend(
-        columns=columns,
+        columns=max(1, LEGEND // (longest + SYMBOL)),
         labelExpr=f"{json.dumps(labels)}[datum.value]",
-        symbolType=symbol,
-        symbolSize=SYMBOL_SIZES[symbol],
+        **(
+            {"symbolType": "stroke", "symbolSize": 300}
+            if lines
+            else {"symbolSize": 70, "symbolStrokeWidth": 0}
+        ),
     )
     colors = alt.Scale(domain=shown, range=[styles[name].color for name in shown])
     dashes = alt.Scale(domain=shown, range=[[*styles[name].dash] for name in shown])
+    shapes = alt.Scale(domain=shown, range=[styles[name].shape for name in shown])
     return Look(
         alt.Color("series:N", legend=words, scale=colors),
-        alt.StrokeDash("series:N", legend=words, scale=dashes),
+        alt.StrokeDash("series:N", legend=words if lines else None, scale=dashes),
+        alt.Shape("series:N", legend=None if lines else words, scale=shapes),
     )
+
+
+def dodged(names: Sequence[str]) -> dict[str, float]:
+    """Pixels by which each of several series is moved, so that none hides another."""
+    middle = (len(names) - 1) / 2
+    return {name: DODGE * (place - middle) for place, name in enumerate(names)}
 
 
 def panels_of(data: pd.DataFrame) -> Iterator[tuple[alt.TitleParams, pd.DataFrame]]:
@@ -71,4 +86,4 @@ def titled(name: str, *subtitles: str) -> alt.TitleParams:
 
 def counted(n: pd.Series) -> str:
     """How many seeds are behind each of some means, in words."""
-    return f"n={n.min()}" if n.min() == n.max() else f"n={n.min()} to {n.max()}"
+    return f"n={n.min():g}" if n.min() == n.max() else f"n={n.min():g} to {n.max():g}"

@@ -13,13 +13,16 @@ MARGIN = 0.05
 """Share of the axis that is left free beyond the values."""
 LOG_FROM = 7
 """Swept numbers whose ratio of largest to smallest is above this are drawn on a log axis."""
-SYMMETRIC_LOG_FROM = 50
+SYMMETRIC_LOG_FROM = 8
 """Likewise for gaps, largest over median: small ones would be a flat line on a linear axis."""
 MAX_TICKS = 8
 RATIOS = (0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 2, 3, 5, 10, 30, 100, 1000)
 """Ticks of an axis of ratios."""
-PLAIN = "abs(datum.value) < 10000 ? '' + datum.value : format(datum.value, '~s')"
-"""Numbers of ticks as people write them."""
+NUMBER = (
+    "abs(datum.value) < 10000 ? format(datum.value, '.4~g') "
+    ": replace(format(datum.value, '.2~s'), 'G', 'B')"
+)
+"""Ticks as people write numbers: 0.004, 200k, 1.6M, 6B."""
 SIDES = 14  # pixels left of the smallest number and right of the largest
 
 Channel = TypeVar("Channel", alt.X, alt.Y)
@@ -33,7 +36,7 @@ class Axis(NamedTuple, Generic[Channel]):
 
 
 class Symlog(NamedTuple):
-    """Linear up to `constant`, either side of 0, then logarithmic, as d3's scaleSymlog is."""
+    """Linear around 0, then logarithmic, as d3's scaleSymlog is: `constant` is where it turns."""
 
     constant: float
 
@@ -53,6 +56,20 @@ def linear(values: pd.Series, *, above: float = MARGIN, below: float = MARGIN) -
     return alt.Scale(domain=[low - below * width, high + above * width], nice=False, zero=False)
 
 
+def of_losses(channel: Channel, title: str, values: pd.Series, above: float = MARGIN) -> Channel:
+    """The axis of losses, from below the least to above the largest; logarithmic, and said so, if
+    most of them would lie on each other at its end."""
+    known = values.astype(float).dropna()
+    least = known.min() if len(known) else 0.0
+    is_far = len(known) > 0 and (known - least).max() > SYMMETRIC_LOG_FROM * max(
+        (known - least).quantile(0.75), 1e-12
+    )
+    if not is_far or least <= 0:
+        axis, scale = alt.Axis(tickCount=5), linear(known, above=above)
+        return type(channel)(channel["shorthand"], title=title, scale=scale, axis=axis)
+    return _of_logs(channel, [title, "logarithmic"], known, above)
+
+
 def of_positive(column: str, title: str, values: pd.Series) -> alt.Y:
     """A log axis with one tick per decade."""
     low, high = _ends(values.astype(float).map(np.log10))
@@ -61,31 +78,62 @@ def of_positive(column: str, title: str, values: pd.Series) -> alt.Y:
     decades = [10.0**power for power in range(int(np.ceil(low)), int(np.floor(high)) + 1)]
     scale = alt.Scale(type="log", domain=domain, nice=False)
     return alt.Y(
-        f"{column}:Q", title=title, scale=scale, axis=alt.Axis(values=decades, labelExpr=PLAIN)
+        f"{column}:Q", title=title, scale=scale, axis=alt.Axis(values=decades, labelExpr=NUMBER)
     )
 
 
-def of_gaps(column: str, title: str, values: pd.Series, above: float = MARGIN) -> alt.Y:
-    """The axis of numbers around 0, which it holds; symlog, and said so, if they are far apart."""
+def _of_logs(channel: Channel, title: list[str], values: pd.Series, above: float) -> Channel:
+    low, high = _ends(values.map(np.log))
+    width = high - low
+    domain = [float(np.exp(low - MARGIN * width)), float(np.exp(high + above * width))]
+    scale = alt.Scale(type="log", domain=domain, nice=False)
+    axis = alt.Axis(labelExpr=NUMBER, tickCount=5)
+    return type(channel)(channel["shorthand"], title=title, scale=scale, axis=axis)
+
+
+def of_gaps(
+    channel: Channel,
+    title: str,
+    values: pd.Series,
+    above: float = MARGIN,
+    *,
+    always_symlog: bool = False,
+) -> Channel:
+    """The axis of numbers around 0, which it holds; symlog, and said so, if they are far apart or
+    if `always_symlog`."""
     held = pd.concat([values.astype(float).dropna(), pd.Series([0.0])])
     sizes = held[held != 0].abs()
-    if sizes.empty or sizes.max() / sizes.median() <= SYMMETRIC_LOG_FROM:
-        return alt.Y(f"{column}:Q", title=title, scale=linear(held, above=above))
-    symlog = Symlog(float(10 ** np.floor(np.log10(sizes.median()))))
+    name = channel["shorthand"]
+    is_far = not sizes.empty and sizes.max() / sizes.median() > SYMMETRIC_LOG_FROM
+    if sizes.empty or not (is_far or always_symlog):
+        axis = alt.Axis(tickCount=5)
+        return type(channel)(name, title=title, scale=linear(held, above=above), axis=axis)
+    symlog = symlog_of(sizes)
     low, high = _ends(held.map(symlog.forward))
     places = low - MARGIN * (high - low), high + above * (high - low)
-    scale = alt.Scale(
-        type="symlog",
-        constant=symlog.constant,
-        domain=[symlog.inverse(place) for place in places],
-        nice=False,
-    )
-    decades = symlog.constant * 10.0 ** np.arange(
-        np.ceil(np.log10(sizes.max() / symlog.constant)) + 1
-    )
-    ticks = alt.Axis(values=sorted({0.0, *decades, *-decades}), labelExpr=PLAIN)
-    words = [title, f"linear up to {symlog.constant:g}, then logarithmic"]
-    return alt.Y(f"{column}:Q", title=words, scale=scale, axis=ticks)
+    domain = [symlog.inverse(place) for place in places]
+    scale = alt.Scale(type="symlog", constant=symlog.constant, domain=domain, nice=False)
+    axis = alt.Axis(values=_ticks(symlog, *domain), labelExpr=NUMBER)
+    words = [title, f"linear near 0, logarithmic beyond ±{symlog.constant:g}"]
+    return type(channel)(name, title=words, scale=scale, axis=axis)
+
+
+def symlog_of(sizes: pd.Series) -> Symlog:
+    """Turns at the decade below the median, so that small and large numbers can be told apart."""
+    return Symlog(float(10 ** np.floor(np.log10(sizes.median()))))
+
+
+def _ticks(symlog: Symlog, low: float, high: float) -> list[float]:
+    """0, and 1 and 3 times each decade from where the axis turns."""
+    most = max(abs(low), abs(high))
+    num_decades = int(np.ceil(np.log10(max(most / symlog.constant, 1)))) + 1
+    ticks = [symlog.constant * 10.0**power for power in range(num_decades)]
+    if num_decades <= 3:
+        ticks += [3 * tick for tick in ticks]
+    if most < 4 * symlog.constant:
+        ticks += [0.3 * symlog.constant]
+    kept = [float(f"{tick:.1g}") for tick in ticks]
+    return sorted(tick for tick in {0.0, *kept, *(-tick for tick in kept)} if low <= tick <= high)
 
 
 def of_ratios(channel: Channel, title: str, values: pd.DataFrame) -> Channel:
@@ -96,8 +144,16 @@ def of_ratios(channel: Channel, title: str, values: pd.DataFrame) -> Channel:
     domain = [float(np.exp(low - margin)), float(np.exp(high + margin))]
     ticks = [tick for tick in RATIOS if domain[0] <= tick <= domain[1]]
     scale = alt.Scale(type="log", domain=domain, nice=False)
-    axis = alt.Axis(values=ticks, labelExpr=PLAIN)
+    axis = alt.Axis(values=ticks, labelExpr=NUMBER)
     return type(channel)(channel["shorthand"], title=title, scale=scale, axis=axis)
+
+
+def of_tokens(values: pd.Series) -> Axis[alt.X]:
+    """Tokens trained on, from 0 to the last."""
+    last = float(values.max()) if len(values) else 1.0
+    scale = alt.Scale(domain=[0, last], nice=False)
+    axis = alt.Axis(tickCount=5, labelExpr=NUMBER)
+    return Axis("tokens", alt.X("tokens:Q", title="tokens", scale=scale, axis=axis))
 
 
 def of_numbers(column: str, title: str, values: pd.Series) -> alt.X:
@@ -111,7 +167,7 @@ def of_numbers(column: str, title: str, values: pd.Series) -> alt.X:
         **_kind([value for value in distinct if value > 0], whole=distinct),
     )
     ticks = distinct if len(distinct) <= MAX_TICKS else alt.Undefined
-    axis = alt.Axis(values=ticks, labelExpr=PLAIN)
+    axis = alt.Axis(values=ticks, labelExpr=NUMBER)
     return alt.X(f"{column}:Q", title=title, scale=scale, axis=axis)
 
 

@@ -8,9 +8,10 @@ import pandas as pd
 from analysis.figures.draw import curves
 from analysis.figures.draw.diagnostics import FROM_SWITCH
 from analysis.figures.draw.scales import Axis, linear
-from analysis.figures.draw.style import OTHER_COLORS, OTHER_DASHES, Style
+from analysis.figures.draw.style import Style, ordered_styles
 from analysis.figures.figure import Chart
 from analysis.statistics.spikes import WINDOW
+from analysis.table.names import signed
 
 CAPTION = (
     f"training loss, running mean over {WINDOW} updates (the one shown and those before it)",
@@ -26,13 +27,11 @@ def charts(data: pd.DataFrame) -> list[Chart]:
 
 
 def _styles(rows: pd.DataFrame) -> dict[str, Style]:
-    names = list(dict.fromkeys(rows["series"]))
-    looks = zip(names, OTHER_COLORS * len(names), OTHER_DASHES * len(names), strict=False)
-    return {name: Style(color, dash, "circle") for name, color, dash in looks}
+    return ordered_styles(list(dict.fromkeys(rows["series"])))
 
 
 def _label(rows: pd.DataFrame) -> str:
     row = rows.iloc[0]
-    interval = "" if pd.isna(row["low"]) else f" [{row['low']:+.3f}, {row['high']:+.3f}]"
-    height = "" if pd.isna(row["mean_height"]) else f": {row['mean_height']:+.3f}{interval}"
+    interval = "" if pd.isna(row["low"]) else f" [{signed(row['low'])}, {signed(row['high'])}]"
+    height = "" if pd.isna(row["mean_height"]) else f": {signed(row['mean_height'])}{interval}"
     return f"{row['series']}{height} (n={rows['seed'].nunique()})"

@@ -8,7 +8,7 @@ import pandas as pd
 from analysis.figures.data.break_even import TAX
 from analysis.figures.draw.marks import legend, panels_of, rounded
 from analysis.figures.draw.scales import of_numbers, of_ratios
-from analysis.figures.draw.style import SIZES, SOLID, Style, arm_styles
+from analysis.figures.draw.style import INK, SOFT, SOLID, arm_styles, ordered_styles
 from analysis.figures.figure import Chart
 from analysis.statistics.reported import ESTIMATED, REPORTED
 from analysis.statistics.tax import LENGTHS, SLOPE
@@ -36,36 +36,39 @@ BREAK_EVEN = (
 
 def rows(data: pd.DataFrame) -> list[Chart]:
     """One chart of the rows of `data.token_tax`, in their order."""
-    columns = ["arm", "setting", "tax_from", "n", "mean", "low", "high"]
+    columns = ["row", "series", "setting", "tax_from", "n", "mean", "low", "high"]
     shown = rounded(data, columns).assign(
-        label=[_label(*row) for row in data[["row", "mean", "n"]].itertuples(index=False)],
+        words=[_words(*row) for row in data[["mean", "n"]].itertuples(index=False)],
         source=[SHAPES[name][1] for name in data["tax_from"]],
     )
     x = of_ratios(alt.X("mean:Q"), RATIO, data[["mean", "low", "high"]])
     low = alt.X("low:Q", title=RATIO, scale=x["scale"])
-    axis = alt.Axis(labelLimit=LABEL_WIDTH)
-    y = alt.Y("label:N", sort=[*shown["label"]], title=None, axis=axis)
+    axis = alt.Axis(labelLimit=LABEL_WIDTH, domain=False, ticks=False, labelPadding=6)
+    y = alt.Y("row:N", sort=[*shown["row"]], title=None, axis=axis)
     base = alt.Chart(shown).encode(y=y, color=_color(data))
     whiskers = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=1.4)
     dots = base.mark_point(filled=True, size=60, opacity=1)
-    one = alt.Chart(pd.DataFrame({"mean": [1.0]})).mark_rule(color="#000000")
+    one = alt.Chart(pd.DataFrame({"mean": [1.0]})).mark_rule(color=INK)
     layers = [
         one.encode(x=x),
         whiskers.encode(x=low, x2="high:Q"),
-        dots.encode(x=x, shape=_shape(data), tooltip=["label", *columns]),
+        dots.encode(x=x, shape=_shape(data), tooltip=columns),
+        alt.Chart(shown)
+        .mark_text(align="left", dx=6, fontSize=9, color=SOFT)
+        .encode(y=y, x=alt.value("width"), text="words:N"),
     ]
     return [alt.layer(*layers, title="", height=ROW_HEIGHT * len(data))]
 
 
-def _label(row: str, mean: float, n: float) -> str:
-    """`muon delay_ef: 1.08, n=3`; others do not say how many seeds they had."""
-    return f"{row}: {mean:.2f}" + ("" if pd.isna(n) else f", n={n}")
+def _words(mean: float, n: float) -> str:
+    """`1.08  n=3`; others do not say how many seeds they had."""
+    return f"{mean:.2f}" + ("" if pd.isna(n) else f"  n={n:g}")
 
 
 def _color(data: pd.DataFrame) -> alt.Color:
-    looks = arm_styles(data.assign(series=data["arm"]))
+    looks = arm_styles(data)
     colors = alt.Scale(domain=[*looks], range=[style.color for style in looks.values()])
-    return alt.Color("arm:N", legend=None, scale=colors)
+    return alt.Color("series:N", legend=None, scale=colors)
 
 
 def _shape(data: pd.DataFrame) -> alt.Shape:
@@ -83,11 +86,11 @@ def break_even(data: pd.DataFrame) -> list[Chart]:
 def _panel(data: pd.DataFrame, title: alt.TitleParams, y: alt.Y) -> Chart:
     taxes, speeds = data[data["kind"] == TAX], data[data["kind"] != TAX]
     names = list(dict.fromkeys(speeds["series"]))
-    lines = {name: Style(color, SOLID, "circle") for name, color in zip(names, SIZES, strict=False)}
+    lines = {name: style._replace(dash=SOLID) for name, style in ordered_styles(names).items()}
     styles = lines | {
         name: style._replace(dash=(6, 3)) for name, style in arm_styles(taxes).items()
     }
-    look = legend(_labels(taxes) | {name: name for name in names}, styles)
+    look = legend(_labels(taxes) | {name: name for name in names}, styles, lines=True)
     x = of_numbers("microbatches", "microbatches m", speeds["microbatches"])
     columns = ["series", "n", "mean", "low", "high"]
     speed = alt.Chart(rounded(speeds, ["series", "stages", "microbatches", "mean"]))
@@ -100,7 +103,11 @@ def _panel(data: pd.DataFrame, title: alt.TitleParams, y: alt.Y) -> Chart:
             y=y, strokeDash=look.dash, tooltip=[*columns, "setting"]
         ),
         speed.mark_line(point=True).encode(
-            x=x, y=y, color=look.color, tooltip=["stages", "microbatches", "mean"]
+            x=x,
+            y=y,
+            color=look.color,
+            strokeDash=look.dash,
+            tooltip=["stages", "microbatches", "mean"],
         ),
         title=title,
     )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pandas as pd
+
+from analysis.table.names import OPTIMIZERS, minus
 
 MOST_ROWS = 500
 """Rows on the page; the CSV has all."""
@@ -35,15 +38,32 @@ class Listing(NamedTuple):
     num_rows: int
 
 
-def listed(title: str, table: pd.DataFrame, note: str, file: str) -> Listing:
-    """The listing of a table. A mean and its interval (`x`, `x_low`, `x_high`) are one column."""
+def listed(
+    title: str,
+    table: pd.DataFrame,
+    note: str,
+    file: str,
+    arms: Mapping[str, str] = MappingProxyType({}),
+) -> Listing:
+    """The listing of a table. A mean and its interval (`x`, `x_low`, `x_high`) are one column.
+
+    `arms`: their names for people, who read those of optimizers and arms; the values keep theirs.
+    """
     names = [str(name) for name in table]
     ends = {f"{name}{end}" for name in names for end in (LOW, HIGH) if f"{name}{LOW}" in names}
     heads = [(name, _columns(name, names)) for name in names if name not in ends]
+    said = {"optimizer": OPTIMIZERS, "arm": arms}
     plain = table.astype(object).where(table.notna(), None)
     records = plain.head(MOST_ROWS).to_dict("records")
-    rows = [[_cell(name, columns, row) for name, columns in heads] for row in records]
-    return Listing(title, heads, rows, note, file, len(table))
+    rows = [[_cell(name, columns, row, said) for name, columns in heads] for row in records]
+    named = [(_head(name, arms), columns) for name, columns in heads]
+    return Listing(title, named, rows, note, file, len(table))
+
+
+def _head(name: str, arms: Mapping[str, str]) -> str:
+    """`delay + EF gap` of the column `delay_ef gap`."""
+    arm, space, rest = name.rpartition(" ") if name not in arms else (name, "", "")
+    return f"{arms.get(arm, arm)}{space}{rest}"
 
 
 def _columns(name: str, names: Sequence[str]) -> list[str]:
@@ -51,11 +71,17 @@ def _columns(name: str, names: Sequence[str]) -> list[str]:
     return [name, *(interval if interval[0] in names else [])]
 
 
-def _cell(name: str, columns: Sequence[str], row: Mapping[Any, Any]) -> Cell:
+def _cell(
+    name: str,
+    columns: Sequence[str],
+    row: Mapping[Any, Any],
+    said: Mapping[str, Mapping[str, str]],
+) -> Cell:
     values = [row[column] for column in columns]
     words = [_words(name, value, signed=len(columns) > 1) for value in values]
     interval = f" [{words[1]}, {words[2]}]" if len(words) > 1 and words[1] else ""
-    return Cell(words[0] + interval, values)
+    own = said.get(name, {}).get(words[0], words[0])
+    return Cell(minus(own + interval), values)
 
 
 def _words(name: str, value: Any, *, signed: bool) -> str:

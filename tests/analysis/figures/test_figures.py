@@ -31,7 +31,7 @@ def test_the_swept_number_is_the_axis_and_every_seed_is_there(tmp_path: Path) ->
         put(tmp_path, "sync", [1.0, 1.2], momentum=momentum)
         put(tmp_path, "delay", [1.0 + gap, 1.4 + gap], momentum=momentum)
     data = shown(tmp_path, "gap_lines")
-    assert set(data["panel"]) == {"adamw"}
+    assert set(data["panel"]) == {"AdamW"}
     assert set(data["key"]) == {"optimizer.momentum"}
     assert means(data) == {("delay", 0.8): pytest.approx(0.5), ("delay", 0.9): pytest.approx(0.3)}
     assert data.groupby("value")["gap"].apply(list).to_dict() == {
@@ -62,14 +62,14 @@ def test_a_second_swept_key_makes_panels_of_its_own(tmp_path: Path) -> None:
             put(tmp_path, "sync", [1.0], momentum=momentum, lr=rate)
             put(tmp_path, "delay", [1.0 + momentum + rate], momentum=momentum, lr=rate)
     data = shown(tmp_path, "gap_lines")
-    assert set(data["panel"]) == {"adamw"}
+    assert set(data["panel"]) == {"AdamW"}
     assert set(data["subtitle"]) == {
-        "optimizer.momentum=0.8",
-        "optimizer.momentum=0.9",
-        "optimizer.lr=0.002",
-        "optimizer.lr=0.004",
+        "momentum 0.8",
+        "momentum 0.9",
+        "learning rate 0.002",
+        "learning rate 0.004",
     }
-    one = data[data["subtitle"] == "optimizer.lr=0.004"]
+    one = data[data["subtitle"] == "learning rate 0.004"]
     assert means(one) == {("delay", m): pytest.approx(m + 0.004) for m in (0.8, 0.9)}
 
 
@@ -80,7 +80,7 @@ def test_a_key_that_moves_along_is_named_and_splits_nothing(tmp_path: Path) -> N
             put(tmp_path, arm, [loss], batch_size=size, num_updates=updates, lr=rate)
     data = shown(tmp_path, "gap_lines")
     by_size = data[data["key"] == "batch_size"]
-    assert set(by_size["subtitle"]) == {"with optimizer.lr moving along"}
+    assert set(by_size["subtitle"]) == {"with learning rate moving along"}
     assert by_size["value"].tolist() == [8, 16, 32]
 
 
@@ -104,14 +104,14 @@ def test_coefficients_of_a_correction_are_a_line_beside_the_plain_delay(tmp_path
         decades = {"coefficient": 1000 * value, "_target_": taylor}
         put(tmp_path, "delay_ef", [1.5, None], correction=decades)
     data = shown(tmp_path, "gap_by_coefficient")
-    assert set(data["panel"]) == {"adamw, error_feedback", "adamw, taylor"}
-    feedback = data[data["panel"] == "adamw, error_feedback"]
+    assert set(data["panel"]) == {"AdamW, EF", "AdamW, Taylor"}
+    feedback = data[data["panel"] == "AdamW, EF"]
     plain = feedback[feedback["value"].isna()]
     assert (plain["series"].unique().tolist(), plain["mean"].iloc[0]) == (["delay"], 0.5)
     lines = means(feedback.dropna(subset="value"))
-    assert lines[("delay_ef", 0.5)] == pytest.approx(0.4)
-    assert lines[("delay_ef(lag=delay)", 1.0)] == pytest.approx(0.3)
-    of_taylor = data[data["series"] == "delay_taylor"]
+    assert lines[("delay + EF", 0.5)] == pytest.approx(0.4)
+    assert lines[("delay + EF (lag τ)", 1.0)] == pytest.approx(0.3)
+    of_taylor = data[data["series"] == "delay + Taylor"]
     assert sorted(of_taylor["value"].unique()) == [500.0, 1000.0]
     assert (of_taylor["diverged"] == 1).all()
 

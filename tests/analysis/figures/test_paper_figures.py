@@ -1,4 +1,4 @@
-"""The data of the paper's figures, each against a naive computation, and what bars and maps say."""
+"""The data of the paper's figures, each against a naive computation, and what rows and maps say."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from analysis import gaps, load
 from analysis.figures import FIGURES
 from analysis.figures.figure import whole
+from analysis.table.load import training_losses
 from tests.support.swept_store import write_sweep
 from tests.support.synthetic_store import put
 
@@ -33,41 +34,77 @@ def rows(name: str, table: pd.DataFrame) -> list[dict[str, Any]]:
     return [row for dataset in datasets for row in dataset]
 
 
-def test_bars_of_a_key_and_the_value_none(tmp_path: Path) -> None:
+def test_rows_of_a_key_and_the_value_none(tmp_path: Path) -> None:
     for norm, gap in ((0.1, 0.1), (1.0, 0.2), (None, 0.3)):
         for arm, loss in (("sync", 2.0), ("delay", 2.0 + gap)):
             put(tmp_path, arm, [loss, loss + 0.02], clip_norm=norm)
     table = data("fig10", tmp_path)
-    assert table["clip_norm"].unique().tolist() == ["0.1", "1", "none"]
-    found = table[table["series"] == "delay"].drop_duplicates("clip_norm").set_index("clip_norm")
-    assert found["gap"].to_dict() == pytest.approx({"0.1": 0.1, "1": 0.2, "none": 0.3})
+    losses, of_gaps = (table[table["quantity"] == name] for name in ("loss", "gap"))
+    assert losses["group"].unique().tolist() == ["0.1", "1", "none"]
+    found = of_gaps.drop_duplicates("group").set_index("group")
+    assert found["mean"].to_dict() == pytest.approx({"0.1": 0.1, "1": 0.2, "none": 0.3})
     assert (found["n"] == 2).all()
-    assert table[table["series"] == "sync"]["gap"].isna().all()
-    assert len(table) == 12
+    assert (set(of_gaps["arm"]), len(of_gaps), len(losses)) == ({"delay"}, 6, 12)
+    means = losses.groupby(["group", "arm"])
+    assert (means["of_seed"].mean() - means["mean"].first()).abs().max() < 1e-12
 
 
-def test_a_bar_that_would_crush_the_others_is_cut_and_says_so(tmp_path: Path) -> None:
-    for rate, loss in ((0.002, 2.1), (0.004, 2.2), (0.008, 9.5)):
+def test_a_loss_far_from_the_others_stays_on_the_axis_which_says_what_it_is(tmp_path: Path) -> None:
+    for rate, loss in ((0.001, 2.1), (0.002, 2.1), (0.004, 2.1), (0.008, 2.1), (0.016, 9.5)):
         put(tmp_path, "sync", [2.0, 2.02], lr=rate)
         put(tmp_path, "delay", [loss, loss], lr=rate)
-    found = rows("fig07", data("fig07", tmp_path))
-    assert [row["mean"] for row in found if row.get("cut")] == [9.5]
-    assert {row["cut"] for row in found if row.get("cut")} == {"↑ 9.5"}
-    assert max(row["final_val_loss"] for row in found if "final_val_loss" in row) == 2.2
+    spec = whole(BY_NAME["fig07"], data("fig07", tmp_path))
+    [gap, loss] = [part["layer"][-2]["encoding"]["x"] for part in spec["concat"]]
+    assert gap["scale"]["type"] == "symlog"
+    assert gap["scale"]["domain"][1] > 7.5
+    assert (loss["scale"]["type"], loss["title"][1]) == ("log", "logarithmic")
+    assert loss["scale"]["domain"][1] > 9.5
 
 
-def test_a_bar_says_how_many_diverged(tmp_path: Path) -> None:
+def test_a_row_says_how_many_diverged(tmp_path: Path) -> None:
     for rate in (0.002, 0.004):
         put(tmp_path, "sync", [2.0, 2.0, None], lr=rate)
         put(tmp_path, "delay", [2.1, None, 2.1], lr=rate)
     words = {row["words"] for row in rows("fig07", data("fig07", tmp_path)) if "words" in row}
-    assert words == {"+0.100\n1 of 2\ndiverged\nsync: 1 of 3\ndiverged"}
+    of_losses = {"2.000  n=2  × 1 of 3", "2.100  n=2  × 1 of 3"}
+    assert words == {"+0.100  n=1  × 1 of 2"} | of_losses
 
 
 def test_schedules_are_compared_by_name(tmp_path: Path) -> None:
     table = of_sweep("fig11", tmp_path)
-    assert sorted(table["lr_schedule"].unique()) == ["cosine", "wsd"]
-    assert set(table["panel"]) == {"adamw", "muon"}
+    assert sorted(table["group"].unique()) == ["WSD", "cosine"]
+    assert set(table["panel"]) == {"AdamW", "Muon"}
+
+
+def test_the_gap_over_training_is_that_of_each_pair(tmp_path: Path) -> None:
+    """Of figure 3 in validation losses, of figure 19 in means of training losses."""
+    table = of_sweep("fig03", tmp_path)
+    ids = table.drop_duplicates("trial_id").set_index("trial_id")
+    losses = table.pivot(index="update", columns="trial_id", values="val_loss")
+    for (panel, series), rows in table.groupby(["panel", "series"]):
+        of_panel = ids[ids["panel"] == panel]
+        sync = of_panel[of_panel["series"] == "sync"].reset_index().set_index("seed")["trial_id"]
+        own = of_panel[of_panel["series"] == series]["seed"].items()
+        naive = [losses[trial] - losses[sync[seed]] for trial, seed in own]
+        if series == "sync":
+            assert rows["gap"].isna().all()
+        else:
+            means = rows.drop_duplicates("update").set_index("update")["mean"]
+            expected = sum(naive[1:], naive[0]) / len(naive)
+            assert means.to_dict() == pytest.approx(expected.to_dict())
+
+
+def test_training_losses_are_means_over_parts_of_the_run(tmp_path: Path) -> None:
+    table = of_sweep("fig19", tmp_path)
+    trial = table["trial_id"].iloc[0]
+    assert len(table[table["trial_id"] == trial]) == 100
+    trials = load(tmp_path).assign(num_updates_asked=250)
+    coarse = BY_NAME["fig19"].data(trials, gaps(trials))
+    shown = coarse[coarse["trial_id"] == trial].set_index("update")["train_loss"]
+    own = training_losses(trials.set_index("trial_id")["folder"][trial])["train_loss"]
+    assert shown.to_dict() == pytest.approx(
+        {2 * k + 1: own[2 * k : 2 * k + 2].mean() for k in range(50)}
+    )
 
 
 def test_momentum_is_a_line_an_optimizer(tmp_path: Path) -> None:
@@ -79,7 +116,7 @@ def test_momentum_is_a_line_an_optimizer(tmp_path: Path) -> None:
     table = data("fig04", tmp_path).drop_duplicates(["series", "value"])
     assert set(table["panel"]) == {"delay"}
     found = table.set_index(["series", "value"])["mean"].to_dict()
-    expected = {(o, m): g * m for o, g in (("adamw", 0.3), ("muon", 0.1)) for m in (0.8, 0.9)}
+    expected = {(o, m): g * m for o, g in (("AdamW", 0.3), ("Muon", 0.1)) for m in (0.8, 0.9)}
     assert found == pytest.approx(expected)
 
 
@@ -91,14 +128,14 @@ def test_the_plain_delay_is_coefficient_0_of_error_feedback(tmp_path: Path) -> N
     table = data("fig15", tmp_path)
     assert table["value"].tolist() == [0.0, 0.5, 1.0]
     assert table["gap"].tolist() == pytest.approx([0.5, 0.35, 0.2])
-    assert set(table["series"]) == {"adamw"}
+    assert set(table["series"]) == {"AdamW"}
 
 
 def test_horizons_are_tokens_even_where_a_trial_diverged(tmp_path: Path) -> None:
     write_sweep(tmp_path, "horizon", optimizers=["adamw"], diverged="delay_ef")
     table = data("fig05", tmp_path)
     assert sorted(table["value"].unique()) == [count * 16 * 128 for count in (100, 200, 400)]
-    lost = table[table["series"] == "delay_ef"]
+    lost = table[table["series"] == "delay + EF"]
     assert lost[["n", "diverged", "pairs"]].drop_duplicates().to_numpy().tolist() == [[0, 2, 2]]
     sync = table[table["series"] == "sync"]
     assert (sync.groupby("value")["loss"].mean() == sync.groupby("value")["mean"].first()).all()
@@ -106,9 +143,11 @@ def test_horizons_are_tokens_even_where_a_trial_diverged(tmp_path: Path) -> None
 
 def test_stages_are_panels_with_all_three_pipelines(tmp_path: Path) -> None:
     table = of_sweep("fig06", tmp_path)
-    assert list(table["panel"].unique()) == ["adamw, P=2", "adamw, P=4", "muon, P=2", "muon, P=4"]
+    assert list(table["panel"].unique()) == [
+        f"{o}, P = {p}" for o in ("AdamW", "Muon") for p in (2, 4)
+    ]
     per_panel = table.groupby("panel")["series"].agg(set)
-    assert all(series == {"sync", "delay", "pipedream"} for series in per_panel)
+    assert all(series == {"sync", "delay", "PipeDream"} for series in per_panel)
     assert not table.duplicated(["panel", "trial_id", "update"]).any()
 
 
@@ -139,19 +178,19 @@ def test_cells_are_means_and_the_best_is_framed(tmp_path: Path) -> None:
 
 def test_sizes_are_lines_against_the_learning_rate(tmp_path: Path) -> None:
     table = of_sweep("fig16", tmp_path)
-    sizes = [f"{width**2 * 50 / 1e6:.3g}M" for width in (48, 96)]
+    sizes = ("115k", "461k")
     assert set(table["series"]) == {f"{size} {arm}" for size in sizes for arm in ("sync", "delay")}
-    by_value = table.groupby(["panel", "series", "value"])
+    by_value = table.dropna(subset="loss").groupby(["panel", "series", "value"])
     assert (by_value["loss"].mean() - by_value["mean"].first()).abs().max() < 1e-12
 
 
 def test_staleness_counts_updates_from_the_switch(tmp_path: Path) -> None:
     table = of_sweep("fig17", tmp_path)
     assert (table["from_switch"] == table["update"] - 10).all()
-    assert set(table["series"]) == {"delay+start(0.1)", "delay_ef+start(0.1)"}
+    assert set(table["series"]) == {"delay, sync start 10 %", "delay + EF, sync start 10 %"}
     late = table.loc[table["update"] >= 10, "update_cosine"]
     assert (late == 0.5).all()
-    assert "adamw, at the switch" in str(whole(BY_NAME["fig17"], table))
+    assert "AdamW, at the switch" in str(whole(BY_NAME["fig17"], table))
 
 
 def test_the_spike_is_the_running_mean_around_the_switch(tmp_path: Path) -> None:

@@ -39,7 +39,8 @@ def test_ours_stand_among_the_others(tmp_path: Path) -> None:
     assert (own["mean"], own["n"], own["tax_from"]) == (pytest.approx(2), 3, "slope")
     assert len(shown) == 1 + len(reported_taxes())
     drawn = str(whole(BY_NAME["token_tax"], shown))
-    assert "muon pipedream (marin, 130M MoE, T = 15,000): 1.16" in drawn
+    assert "Muon, PipeDream (marin, 130M MoE, T = 15,000)" in drawn
+    assert "'words': '1.16'" in drawn
     assert "reported by others" in drawn
 
 
@@ -71,7 +72,7 @@ def test_the_report_begins_with_the_tax_of_all_sweeps_of_a_scale(tmp_path: Path)
     for sweep, own in (("main", names[:6]), ("momentum", names[6:])):
         record(tmp_path / "store", sweep, "tiny", own, compared=own)
     text = report(tmp_path / "store", tmp_path / "out")
-    line = "token tax, tiny: adamw delay 2.00 [2.00, 2.00] (slope)"
+    line = "token tax, tiny: AdamW delay 2.00 [2.00, 2.00] (slope)"
     assert line in text
     page = (tmp_path / "out" / "index.html").read_text()
     head = page[page.index("<body>") : page.index("</header>")]

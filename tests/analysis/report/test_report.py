@@ -36,7 +36,7 @@ def test_the_command_writes_every_file_and_prints_the_table(tmp_path: Path) -> N
     done = analysis(f"results={tmp_path / 'results'}", f"out={tmp_path / 'out'}")
     assert (done.returncode, done.stderr) == (0, "")
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    figures = {f"{name}.{form}" for name in ALWAYS for form in ("svg", "png", "csv")}
+    figures = {f"{name}.{form}" for name in ALWAYS for form in ("svg", "png", "pdf", "csv")}
     tables = {f"{name}.csv" for name in ("trials", "gaps", "claims", "missing", "provenance")}
     assert names == figures | tables | {"index.html", "gaps.md"}
     assert "| +0.5000 n=1" in done.stdout
@@ -112,7 +112,7 @@ def test_figures_are_the_same_to_the_byte_and_small(tmp_path: Path) -> None:
     for out in ("a", "b"):
         report(tmp_path, tmp_path / out)
     for name in ALWAYS:
-        for form in ("svg", "png", "csv"):
+        for form in ("svg", "png", "pdf", "csv"):
             first, second = (tmp_path / out / f"{name}.{form}" for out in ("a", "b"))
             assert first.read_bytes() == second.read_bytes()
         assert (tmp_path / "a" / f"{name}.svg").stat().st_size < 60_000
@@ -127,9 +127,10 @@ def test_figures_show_every_seed_of_the_best_point(tmp_path: Path) -> None:
     trials = load(tmp_path)
     table = gaps(trials)
     shown = {figure.name: figure.data(trials, table) for figure in FIGURES}
-    assert set(shown["final_losses"]["panel"]) == {"adamw"}
-    assert set(shown["final_losses"]["subtitle"]) == {"optimizer.lr=0.004: best sync of 2"}
-    assert len(shown["final_losses"]) == 6
+    assert set(shown["final_losses"]["group"]) == {"AdamW"}
+    assert set(shown["final_losses"]["setting"]) == {"learning rate 0.004: best sync of 2"}
+    counts = shown["final_losses"]["quantity"].value_counts().to_dict()
+    assert counts == {"loss": 6, "gap": 4}
     curves = shown["validation_curves"]
     assert curves[curves["trial_id"] == "0000"]["tokens"].tolist() == [
         count * 100 * 16 * 128 for count in (1, 2, 3, 4)
@@ -141,6 +142,8 @@ def test_arms_and_optimizers_keep_their_looks() -> None:
     found = arm_styles(of_series("pipedream", "delay", "delay_ef(0.5)"))
     assert found["delay"] == ARMS["delay"]
     assert found["pipedream"] != found["delay_ef(0.5)"]
+    few = arm_styles(of_series(*(f"delay_ef({value})" for value in range(10))))
+    assert len({style.color for style in few.values()}) == 10
     many = arm_styles(of_series(*(f"delay_ef({value})" for value in range(20))))
     assert len({(style.color, style.dash) for style in many.values()}) == 20
     looks = optimizer_styles(of_series("soap", "muon", "x"))
@@ -150,4 +153,4 @@ def test_arms_and_optimizers_keep_their_looks() -> None:
 
 
 def of_series(*names: str) -> pd.DataFrame:
-    return pd.DataFrame({"series": names})
+    return pd.DataFrame({"series": names, "arm": names, "optimizer": names})

@@ -1,0 +1,53 @@
+"""Draws the figures of a results folder for a paper: one or two columns wide, light or dark."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from trainer.base.cli import Given, take_choice
+from trainer.base.errors import BadInput
+from trainer.base.paths import require_folder
+
+THEMES = ("light", "dark")
+KEYS = {
+    "results": "the store (default: results)",
+    "out": "where to write SVG, PNG, PDF and CSV of each (default: figures)",
+    "width": "one (3.25 inches), two (6.75 inches: the default): columns of a paper",
+    "theme": "light (the default), dark",
+    "only": "names of figures, e.g. final_losses,fig07_learning_rate (default: all)",
+}
+
+
+def main(given: Given) -> None:
+    """Prints the files that it wrote, without their endings; raises BadInput."""
+    from analysis.figures import FIGURES
+    from analysis.figures.files import WIDTHS, export
+    from analysis.report.contents import figures_of
+    from analysis.report.scopes import Views, scopes
+    from analysis.table.load import load
+    from analysis.table.records import records
+
+    results, out = given.get("results", "results"), given.get("out", "figures")
+    for key, folder in (("results", results), ("out", out)):
+        require_folder(key, folder)
+    width = take_choice({"width": "two", **given}, "width", [*WIDTHS])
+    is_dark = take_choice(given, "theme", THEMES) == "dark"
+    only = _only(given, [figure.name for figure in FIGURES])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the report says them
+        trials, found = load(Path(results)), records(Path(results))
+        for scope in scopes(Views(trials), found):
+            folder = Path(out) / scope.folder
+            folder.mkdir(parents=True, exist_ok=True)
+            for figure, data in figures_of(scope, only):
+                export(figure, data, folder, width, is_dark=is_dark)
+                print(folder / figure.name)
+
+
+def _only(given: Given, known: list[str]) -> list[str]:
+    asked = [name for name in given.get("only", "").split(",") if name] or known
+    for name in asked:
+        if name not in known:
+            raise BadInput("only", name, f"must be among {', '.join(known)}")
+    return asked

@@ -1,0 +1,65 @@
+"""The font of the figures: the same letters on every machine, embedded in every SVG.
+
+Source Sans Pro (SIL Open Font License 1.1) comes as a package. vl-convert places words by its
+widths; a viewer that lacked it would draw wider letters, and cut titles.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from functools import cache
+from html import unescape
+from pathlib import Path
+
+import font_source_sans_pro
+import vl_convert
+from fontTools import subset
+from fontTools.ttLib import TTFont
+
+FAMILY = "Source Sans Pro"
+FACES = {400: "SourceSansPro-Regular.ttf", 600: "SourceSansPro-Semibold.ttf"}
+"""Weight → file."""
+FOLDER = Path(font_source_sans_pro.__file__).parent / "files"
+WORDS = re.compile(r"<text([^>]*)>([^<]*)")
+
+
+@cache
+def register() -> None:
+    """Makes the font known to vl-convert; once for a process."""
+    vl_convert.register_font_directory(str(FOLDER))
+
+
+def with_font(svg: str) -> str:
+    """The picture with the letters that it uses, as a style sheet in its head."""
+    used: dict[int, set[str]] = {weight: set() for weight in FACES}
+    for attributes, words in WORDS.findall(svg):
+        used[600 if 'font-weight="600"' in attributes else 400] |= {*unescape(words)}
+    faces = "".join(_face(weight, frozenset(used[weight])) for weight in FACES if used[weight])
+    head, _, rest = svg.partition(">")
+    return f"{head}><style>{faces}</style>{rest}"
+
+
+@cache
+def _face(weight: int, letters: frozenset[str]) -> str:
+    data = base64.b64encode(_subset(FACES[weight], letters)).decode()
+    return (
+        f'@font-face{{font-family:"{FAMILY}";font-weight:{weight};'
+        f"src:url(data:font/woff;base64,{data})}}"
+    )
+
+
+def _subset(file: str, letters: frozenset[str]) -> bytes:
+    """A WOFF font of these letters."""
+    font = TTFont(FOLDER / file, recalcTimestamp=False)
+    options = subset.Options(
+        flavor="woff", layout_features=["kern"], hinting=False, name_IDs=[], notdef_outline=False
+    )
+    cutter = subset.Subsetter(options)
+    cutter.populate(unicodes=[ord(letter) for letter in letters])
+    cutter.subset(font)
+    font.flavor = "woff"
+    buffer = io.BytesIO()
+    font.save(buffer)
+    return buffer.getvalue()

@@ -1,0 +1,102 @@
+"""A figure as files: SVG, PNG and PDF with letters that every machine shows, and a CSV."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+import vl_convert
+
+from analysis.figures.draw.fonts import register, with_font
+from analysis.figures.draw.style import dark
+from analysis.figures.figure import Figure, Spec, beside, specs, whole
+
+SCALE = 2
+"""Pixels of a PNG per pixel of the specification."""
+PER_INCH = 96
+"""Pixels of a specification, as browsers count them."""
+POINTS = 72
+LETTER = 4.7
+"""Pixels that a letter of a caption takes on average, or a little more."""
+FIRST_GUESS, TRIES = 200, 3
+SIZE = re.compile(r'width="([\d.]+)" height="([\d.]+)"')
+
+
+class Width(NamedTuple):
+    """Of a picture, in inches; `columns`: panels beside each other at most."""
+
+    inches: float
+    columns: int
+
+
+WIDTHS = {"one": Width(3.25, 1), "two": Width(6.75, 2)}
+"""One or two columns of a paper."""
+
+
+def save(figure: Figure, data: pd.DataFrame, out: Path) -> None:
+    """Writes NAME.svg, NAME.png, NAME.pdf and NAME.csv; the same data give the same bytes."""
+    data.to_csv(out / f"{figure.name}.csv", index=False)
+    write(figure.name, picture(whole(figure, data)), out)
+
+
+def export(figure: Figure, data: pd.DataFrame, out: Path, width: str, *, is_dark: bool) -> None:
+    """Likewise as wide as `width`, a key of WIDTHS, says; `is_dark`: for a dark page."""
+    data.to_csv(out / f"{figure.name}.csv", index=False)
+    write(figure.name, sized(figure, data, WIDTHS[width], is_dark=is_dark), out)
+
+
+def write(name: str, svg: str, out: Path) -> None:
+    """NAME.svg, NAME.png and NAME.pdf of a picture."""
+    (out / f"{name}.svg").write_text(with_font(svg))
+    (out / f"{name}.png").write_bytes(vl_convert.svg_to_png(svg, scale=SCALE))
+    # vl-convert takes a pixel for a point, of which an inch has fewer.
+    in_points = resized(svg, _size(svg)[0] * POINTS / PER_INCH)
+    (out / f"{name}.pdf").write_bytes(vl_convert.svg_to_pdf(in_points))
+
+
+def picture(spec: Spec) -> str:
+    """The specification as SVG, with its description for readers who do not see it."""
+    register()
+    svg: str = vl_convert.vegalite_to_svg(spec)
+    head, _, rest = svg.partition(">")
+    words = escape(str(spec.get("description", "")))
+    return f'{head} role="img" aria-label="{words}">{rest}'
+
+
+def sized(figure: Figure, data: pd.DataFrame, width: Width, *, is_dark: bool = False) -> str:
+    """The figure as SVG that is exactly that wide.
+
+    Axes and legends take what they need: the panels are drawn, measured and drawn again with what
+    is left; what remains of a difference is scaled.
+    """
+    drawn = specs(figure.charts(data))
+    columns = min(width.columns, figure.columns, len(drawn))
+    pixels = width.inches * PER_INCH
+    across, svg = float(FIRST_GUESS), ""
+    for _ in range(TRIES):
+        wide = [{**panel, "width": across} for panel in drawn]
+        spec = beside(figure, data, wide, columns, line=int(pixels / LETTER))
+        svg = picture(dark(spec) if is_dark else spec)
+        too_wide = _size(svg)[0] - pixels
+        if abs(too_wide) < 1:
+            break
+        across = max(60.0, across - too_wide / columns)
+    return resized(svg, pixels)
+
+
+def resized(svg: str, width: float) -> str:
+    """The picture that wide, with all that it shows scaled."""
+    natural, height = _size(svg)
+    exact = f'width="{width:g}" height="{height * width / natural:g}"'
+    return SIZE.sub(exact, svg, count=1)
+
+
+def _size(svg: str) -> tuple[float, float]:
+    found = SIZE.search(svg)
+    if found is None:
+        raise ValueError("an SVG without a size")
+    width, height = found.groups()
+    return float(width), float(height)

@@ -1,0 +1,186 @@
+"""Names as people write them, for figures, tables and prose; keys and CSVs keep those of conf/.
+
+They are made of the columns of the table of trials, and whatever has no name here keeps its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from analysis.table.points import varied
+
+OPTIMIZERS = {
+    "adamh": "AdamH",
+    "adamuon": "AdaMuon",
+    "adamw": "AdamW",
+    "adan": "Adan",
+    "ademamix": "AdEMAMix",
+    "adopt": "ADOPT",
+    "dion": "Dion",
+    "kron": "Kron",
+    "lion": "Lion",
+    "mars": "MARS",
+    "muon": "Muon",
+    "nadamw": "NAdamW",
+    "normuon": "NorMuon",
+    "schedule_free_adamw": "Schedule-Free AdamW",
+    "scion": "Scion",
+    "sgd": "SGD",
+    "sgdw": "SGDW",
+    "shampoo": "Shampoo",
+    "signum": "Signum",
+    "soap": "SOAP",
+    "sophia": "Sophia",
+}
+PIPELINES = {
+    "constant_delay": "delay of {delay}",
+    "pipedream": "PipeDream",
+    "pipedream_2bw": "delay",
+    "sync": "sync",
+}
+CORRECTIONS = {
+    "adaptive_error_feedback": "adaptive EF",
+    "error_feedback": "EF",
+    "error_feedback_gradient": "EF on gradients",
+    "learning_rate": "smaller learning rate",
+    "none": "",
+    "taylor": "Taylor",
+    "weight_prediction": "weight prediction",
+}
+REPORTED_ARMS = {
+    "delay": "delay",
+    "delay_ef": "delay + EF",
+    "pipedream": "PipeDream",
+    "pipedream_weight_prediction": "PipeDream + weight prediction",
+}
+"""Arms that others report numbers of: they have no trials, and so no columns."""
+KEYS = {
+    "clip_norm": "clipping threshold",
+    "correction.coefficient": "λ",
+    "lr_schedule": "schedule",
+    "lr_schedule.warmup": "share of warm-up",
+    "num_updates": "updates",
+    "optimizer.lr": "learning rate",
+    "optimizer.momentum": "momentum",
+    "optimizer.variance_decay": "β₂",
+    "seq_len": "sequence length",
+}
+VALUES = {"inverse_sqrt": "inverse square root", "wsd": "WSD"}
+NEGATIVE = re.compile(r"(?<![\w.\-])-(?=[\d.])")
+
+
+def optimizer(name: object) -> str:
+    """As its authors write it."""
+    return OPTIMIZERS.get(str(name), str(name))
+
+
+def key(name: object) -> str:
+    """What a key of the config is called: `optimizer.lr` is the learning rate."""
+    return KEYS.get(str(name), str(name).rpartition(".")[2].replace("_", " "))
+
+
+def value(of: Any) -> str:
+    """A value of the config; one that is missing is `none`."""
+    if pd.api.types.is_scalar(of) and pd.isna(of):
+        return "none"
+    if isinstance(of, float):
+        return minus(f"{of:g}")
+    return VALUES.get(str(of), minus(str(of)))
+
+
+def minus(text: str) -> str:
+    """With the sign for a minus where a number is negative; `2BW-like` and `1e-05` stay."""
+    return NEGATIVE.sub("−", text)
+
+
+def signed(number: float, digits: int = 3) -> str:
+    """`+0.405` or `−0.012`."""
+    return minus(f"{number:+.{digits}f}")
+
+
+def parameters(number: float) -> str:
+    """`135M`: how people write the size of a model."""
+    power, letter = next(
+        (p, s) for p, s in ((1e9, "B"), (1e6, "M"), (1e3, "k"), (0, "")) if number >= p
+    )
+    return f"{number / (power or 1):.3g}{letter}"
+
+
+def in_words(known: pd.Series | Mapping[str, Any]) -> str:
+    """`learning rate 0.004, batch size 16` of keys of the config and their values."""
+    return ", ".join(f"{key(name)} {value(of)}" for name, of in known.items())
+
+
+def settings(trials: pd.DataFrame) -> dict[str, str]:
+    """For each point, `in_words` the keys that differ among the points of its optimizer."""
+    return {
+        str(point): in_words(row)
+        for table in varied(trials).values()
+        for point, row in table.iterrows()
+    }
+
+
+def arms(trials: pd.DataFrame) -> dict[str, str]:
+    """For each arm of `load`'s table its name: `delay + EF (λ = 0.5), sync start 10 %`."""
+    return _told_apart(
+        {str(row["arm"]): _arm(row, with_coefficient=True) for row in _of_arms(trials, "arm")}
+    )
+
+
+def families(trials: pd.DataFrame) -> dict[str, str]:
+    """For each family of arms its name, which is that of the arm without its coefficient."""
+    return _told_apart(
+        {
+            str(row["family"]): _arm(row, with_coefficient=False)
+            for row in _of_arms(trials, "family")
+        }
+    )
+
+
+def _of_arms(trials: pd.DataFrame, column: str) -> list[dict[Any, Any]]:
+    """The first rows of a kind, of those whose delay was counted."""
+    known = trials.sort_values("delay", ascending=False, na_position="last", kind="stable")
+    return known.drop_duplicates(column).to_dict("records")
+
+
+def _told_apart(words: Mapping[str, str]) -> dict[str, str]:
+    """What has the words of another, since an option has no name here, gets its label too."""
+    said = [*words.values()]
+    return {
+        label: name if said.count(name) == 1 else f"{name} ({label})"
+        for label, name in words.items()
+    }
+
+
+def _arm(row: Mapping[Any, Any], *, with_coefficient: bool) -> str:
+    if row["arm"] == "sync":
+        return "sync"
+    schedule, method = str(row["schedule"]), str(row["method"])
+    delay = row.get("pipeline.delay", row.get("delay"))
+    name = PIPELINES.get(schedule, schedule.replace("_", " ")).format(delay=value(delay))
+    correction = CORRECTIONS.get(method, method.replace("_", " "))
+    if correction:
+        name += f" + {correction}" + _options(row, with_coefficient)
+    for phase in ("start", "cooldown"):
+        name += f", sync {phase} {_length(row[phase])}" if row[phase] else ""
+    return name
+
+
+def _options(row: Mapping[Any, Any], with_coefficient: bool) -> str:
+    coefficient, lag = row["coefficient"], row["lag"]
+    usual = 1 if row["method"] != "taylor" else None
+    parts = []
+    if with_coefficient and pd.notna(coefficient) and coefficient != usual:
+        parts.append(f"λ = {coefficient:,g}")
+    if pd.notna(lag) and lag != "1":
+        parts.append("lag τ" if lag == "delay" else f"lag {lag}")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _length(of: float) -> str:
+    """A phase: a share of the run below 1, else a number of updates."""
+    return f"{100 * of:g} %" if of < 1 else f"{of:g} updates"

@@ -1,0 +1,93 @@
+"""The files of a figure: their width, their letters, their words, and a dark variant."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fontTools.ttLib import TTFont
+
+from analysis import gaps, load
+from analysis.figures import FIGURES
+from analysis.figures.draw.fonts import with_font
+from analysis.figures.files import PER_INCH, WIDTHS, sized
+from analysis.statistics.reported import paper_losses
+from tests.support.synthetic_store import put
+
+[FIGURE] = [figure for figure in FIGURES if figure.name == "final_losses"]
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def paper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the paper's own numbers."""
+    store = tmp_path_factory.mktemp("paper")
+    for optimizer, losses in paper_losses().items():
+        for arm, loss in losses.items():
+            put(store, arm, [loss], optimizer=optimizer)
+    return store
+
+
+@pytest.fixture(scope="module")
+def drawn(paper: Path) -> Callable[[str, bool], str]:
+    trials = load(paper)
+    data = FIGURE.data(trials, gaps(trials))
+    return lambda width, is_dark: sized(FIGURE, data, WIDTHS[width], is_dark=is_dark)
+
+
+@pytest.mark.parametrize(("width", "inches"), [("one", 3.25), ("two", 6.75)])
+def test_a_picture_is_as_wide_as_the_columns_of_a_paper(
+    width: str, inches: float, drawn: Callable[[str, bool], str]
+) -> None:
+    svg = drawn(width, width == "two")
+    found = re.search(r'width="([\d.]+)" height="[\d.]+" viewBox="0 0 ([\d.]+)', svg)
+    assert found is not None
+    assert float(found[1]) == pytest.approx(inches * PER_INCH)
+    assert float(found[2]) == pytest.approx(inches * PER_INCH, rel=0.02), "hardly scaled"
+    assert ("#161616" in svg) == (width == "two"), "the ground of the dark one"
+
+
+def test_every_letter_of_a_picture_is_in_its_own_font() -> None:
+    svg = '<svg width="1" height="1"><text>λ −1</text><text font-weight="600">β₂ &amp;</text></svg>'
+    found = re.findall(r"font-weight:(\d+);src:url\(data:font/woff;base64,([^)]*)", with_font(svg))
+    letters = {
+        weight: {chr(code) for code in TTFont(io.BytesIO(base64.b64decode(data))).getBestCmap()}
+        for weight, data in found
+    }
+    assert letters == {"400": {*"λ −1"}, "600": {*"β₂ &"}}
+
+
+def test_the_papers_own_numbers_are_not_bent(drawn: Callable[[str, bool], str]) -> None:
+    """AdamW's delay costs ten times what is left with Error Feedback: the picture has to say so."""
+    svg = drawn("two", False)
+    words = re.search(r'aria-label="([^"]*)"', svg)
+    assert words is not None
+    for said in ("AdamW delay +0.278", "AdamW delay + EF +0.028", "Muon delay +0.012"):
+        assert f"gap {said}" in words[1]
+    texts = re.findall(r"<text[^>]*>([^<]*)", svg)
+    assert {"+0.278  n=1", "+0.028  n=1", "2.890  n=1", "AdamW", "delay + EF"} <= {*texts}
+    rows = [text for text in texts if text in ("Adan", "Muon", "SOAP", "AdamW")]
+    assert rows[:4] == ["Adan", "Muon", "SOAP", "AdamW"], "by their gap"
+
+
+def test_the_command_writes_what_is_asked_for_and_refuses_the_rest(
+    paper: Path, tmp_path: Path
+) -> None:
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "analysis", "figures", f"results={paper}", *words]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    done = run(f"out={tmp_path}", "width=one", "theme=dark", "only=final_losses")
+    assert (done.returncode, done.stderr) == (0, "")
+    endings = {".svg", ".png", ".pdf", ".csv"}
+    assert {path.name for path in tmp_path.iterdir()} == {f"final_losses{end}" for end in endings}
+    assert b"/MediaBox [0 0 234 " in (tmp_path / "final_losses.pdf").read_bytes(), "3.25 inches"
+    refused = run(f"out={tmp_path}", "only=nothing")
+    assert refused.returncode == 2
+    assert len(refused.stderr.splitlines()) == 1

@@ -1,0 +1,61 @@
+"""Names as people write them: every choice of conf/ has one, and no two arms share one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis import load
+from analysis.table import names
+from tests.support.swept_store import ALL_ARMS, write_sweep
+
+CONF = Path(__file__).parents[3] / "conf"
+
+
+def chosen(group: str) -> set[str]:
+    return {path.stem for path in (CONF / group).glob("*.yaml")}
+
+
+def test_every_optimizer_and_correction_of_conf_has_a_name() -> None:
+    assert chosen("optimizer") <= {*names.OPTIMIZERS}
+    assert chosen("correction") <= {*names.CORRECTIONS}
+    assert names.optimizer("mine") == "mine"
+
+
+def test_arms_are_named_by_what_they_are_made_of(tmp_path: Path) -> None:
+    write_sweep(tmp_path, "optimizers", optimizers=["adamw"], seeds=1, arms=ALL_ARMS)
+    found = names.arms(load(tmp_path))
+    assert found["delay_ef"] == "delay + EF"
+    assert found["delay_ef(0.25)"] == "delay + EF (λ = 0.25)"
+    assert found["delay_ef_gradient"] == "delay + EF on gradients"
+    assert found["delay_taylor(1000)"] == "delay + Taylor (λ = 1,000)"
+    assert found["delay_ef+start(0.1)"] == "delay + EF, sync start 10 %"
+    assert len({*found.values()}) == len(found)
+
+
+def test_what_has_no_name_here_keeps_its_label() -> None:
+    row = {"schedule": "pipedream_2bw", "method": "taylor", "coefficient": 1.0, "lag": None}
+    arms = pd.DataFrame(
+        [
+            {**row, "start": 0, "cooldown": 0, "delay": 1, "arm": arm}
+            for arm in ("delay_taylor(1)", "delay_taylor(1,decay=0.5)")
+        ]
+    )
+    assert names.arms(arms) == {arm: f"delay + Taylor (λ = 1) ({arm})" for arm in arms["arm"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [("-0.5 [-1, +2]", "−0.5 [−1, +2]"), ("1e-05", "1e-05"), ("GPT-2, T-3", "GPT-2, T-3")],
+)
+def test_a_minus_is_one_where_a_number_is_negative(text: str, written: str) -> None:
+    assert names.minus(text) == written
+
+
+@pytest.mark.parametrize(
+    ("number", "written"), [(134_515_008, "135M"), (418_752, "419k"), (2e9, "2B"), (12, "12")]
+)
+def test_sizes_are_written_as_people_do(number: float, written: str) -> None:
+    assert names.parameters(number) == written
