@@ -2,6 +2,7 @@
 
 COMMANDS = {
     "report": "every table and figure of a store (the default)",
+    "serve": "the report as a page that follows the store, for browsers on this machine",
     "advise": "may I make my pipeline asynchronous?",
 }
 """The first word of the command line → what the command does."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from analysis.claims import CLAIMS, Verdict, audited, judged, not_run
 from analysis.figures import FIGURES, Figure, save
 from analysis.figures.figure import Chart
-from analysis.report.page.listing import Listing, listed
+from analysis.report.page.listing import Listing, listed, write_latex
 from analysis.report.page.page import Chapter, Drawn, drawn
 from analysis.report.paper_tables import TABLES, Table
 from analysis.report.scopes import Scope, View
@@ -31,7 +31,7 @@ def write_chapter(scope: Scope, out: Path) -> Chapter:
         verdicts(scope),
         [(record.label, record.verdict) for record in scope.records],
         [*_figures(scope, folder)],
-        [*_tables(scope, folder)],
+        [*_tables(scope, out)],
     )
 
 
@@ -69,7 +69,8 @@ def _of_sweep(figure: Figure, sweep: str, charts: Sequence[Chart]) -> Figure:
     return made._replace(name=f"{figure.name}_{sweep}", title=f"{figure.title}: {sweep}")
 
 
-def _tables(scope: Scope, folder: Path) -> Iterator[Listing]:
+def _tables(scope: Scope, out: Path) -> Iterator[Listing]:
+    folder = out / scope.folder
     for table in TABLES:
         for sweep, view in _views(scope, table, scope.records):
             data = table.data(*view, scope.scale)
@@ -78,7 +79,9 @@ def _tables(scope: Scope, folder: Path) -> Iterator[Listing]:
                 data.to_csv(folder / file, index=False)
                 title = f"{table.title}: {sweep}" if sweep else table.title
                 title += f" ({table.source})" if table.source else ""
-                yield listed(title, data, table.notes(scope.scale), _prefix(scope) + file)
+                listing = listed(title, data, table.notes(scope.scale), _prefix(scope) + file)
+                write_latex(listing, out)
+                yield listing
 
 
 def _views(

@@ -15,9 +15,10 @@ from rich.live import Live
 from sweeps.request.expand import Trial
 from sweeps.view.gap_table import LIBRARIES, GapTable
 from sweeps.view.progress import Progress
-from sweeps.view.render import duration, render
+from sweeps.view.render import render
 from sweeps.view.throttle import Throttled
 from trainer.base.status import Status
+from trainer.base.words import duration
 from trainer.folder.record import read_result
 from trainer.ranks.supervisor import AskedToStop
 

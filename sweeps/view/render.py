@@ -9,6 +9,7 @@ from rich.text import Text
 
 from sweeps.view.progress import STATUSES, Progress
 from trainer.base.status import ACTIVE, ENDED, Status
+from trainer.base.words import duration
 
 SHOWN = 8
 """How many running trials the view lists; the others are only counted."""
@@ -40,13 +41,6 @@ def pace(progress: Progress) -> str:
     if (left := progress.seconds_left) is not None:
         words.append(f"about {duration(left)} left")
     return ", ".join(words)
-
-
-def duration(seconds: float) -> str:
-    """`seconds` in the unit that people would choose: s, min or h."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def _counts(progress: Progress) -> Text:

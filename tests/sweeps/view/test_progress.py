@@ -17,7 +17,7 @@ from rich.console import Console
 from sweeps.request.expand import Trial
 from sweeps.view.display import Display
 from sweeps.view.gap_table import GapTable
-from sweeps.view.progress import Progress, State, last_row, read_state
+from sweeps.view.progress import Progress, State, read_state
 from sweeps.view.render import render
 from sweeps.view.throttle import SHARE, Throttled
 from tests.support import small
