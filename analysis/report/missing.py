@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.table.records import Asked, Record
 from trainer.base.status import FINAL, Status
-from trainer.base.words import duration
+from trainer.base.durations import duration
 
 COLUMNS = [
     *("sweep", "scale", "asked", "done", "failed", "missing", "seconds", "unpriced", "tokens"),

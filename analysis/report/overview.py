@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -63,10 +64,6 @@ def _order(value: Any) -> tuple[bool, Any]:
 
 
 def _word(value: Any) -> str:
-    return (
-        f"{value:,}" if isinstance(value, int) else f"{value:g}" if _is_float(value) else str(value)
-    )
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, float)
+    if isinstance(value, Integral):
+        return f"{value:,}"
+    return f"{value:g}" if isinstance(value, float) else str(value)

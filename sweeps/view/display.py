@@ -18,7 +18,7 @@ from sweeps.view.progress import Progress
 from sweeps.view.render import render
 from sweeps.view.throttle import Throttled
 from trainer.base.status import Status
-from trainer.base.words import duration
+from trainer.base.durations import duration
 from trainer.folder.record import read_result
 from trainer.ranks.supervisor import AskedToStop
 

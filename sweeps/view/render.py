@@ -9,7 +9,7 @@ from rich.text import Text
 
 from sweeps.view.progress import STATUSES, Progress
 from trainer.base.status import ACTIVE, ENDED, Status
-from trainer.base.words import duration
+from trainer.base.durations import duration
 
 SHOWN = 8
 """How many running trials the view lists; the others are only counted."""

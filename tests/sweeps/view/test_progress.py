@@ -26,6 +26,7 @@ from tests.support.synthetic_store import config, result, write, write_arms
 from trainer.base.status import Status
 from trainer.config.plan import plan_trial
 from trainer.folder.lease import leased
+from trainer.folder.metrics import last_row
 
 ROW = {"update": 4, "tokens_per_second": 100.0, "wall_seconds": 10.0}
 
