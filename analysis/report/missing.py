@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 
 from analysis.table.records import Asked, Record
-from trainer.base.status import FINAL, Status
 from trainer.base.durations import duration
+from trainer.base.status import FINAL, Status
 
 COLUMNS = [
     *("sweep", "scale", "asked", "done", "failed", "missing", "seconds", "unpriced", "tokens"),

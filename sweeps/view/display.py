@@ -17,8 +17,8 @@ from sweeps.view.gap_table import LIBRARIES, GapTable
 from sweeps.view.progress import Progress
 from sweeps.view.render import render
 from sweeps.view.throttle import Throttled
-from trainer.base.status import Status
 from trainer.base.durations import duration
+from trainer.base.status import Status
 from trainer.folder.record import read_result
 from trainer.ranks.supervisor import AskedToStop
 

@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from sweeps.view.progress import STATUSES, Progress
-from trainer.base.status import ACTIVE, ENDED, Status
 from trainer.base.durations import duration
+from trainer.base.status import ACTIVE, ENDED, Status
 
 SHOWN = 8
 """How many running trials the view lists; the others are only counted."""
