@@ -8,6 +8,7 @@ from pathlib import Path
 from analysis.claims import CLAIMS, Verdict, audited, judged, not_run
 from analysis.figures import FIGURES, Figure, save
 from analysis.figures.figure import Chart
+from analysis.report.missing import command
 from analysis.report.page.listing import Listing, listed, write_latex
 from analysis.report.page.page import Chapter, Drawn, drawn
 from analysis.report.paper_tables import TABLES, Table
@@ -22,20 +23,20 @@ EXPECTED = sorted(
 """The sweeps that figures, tables or claims need."""
 
 
-def write_chapter(scope: Scope, out: Path) -> Chapter:
-    """Writes the figures and tables of a scope to its folder in `out`."""
+def write_chapter(scope: Scope, out: Path, results: str) -> Chapter:
+    """Writes the figures and tables of a scope of the store `results` to its folder in `out`."""
     folder = out / scope.folder
     folder.mkdir(parents=True, exist_ok=True)
     return Chapter(
         scope.title,
-        verdicts(scope),
+        verdicts(scope, results),
         [(record.label, record.verdict) for record in scope.records],
         [*_figures(scope, folder)],
         [*_tables(scope, out)],
     )
 
 
-def verdicts(scope: Scope) -> list[Verdict]:
+def verdicts(scope: Scope, results: str) -> list[Verdict]:
     """The verdict on each claim at a scale that has a record; of one sweep, on its own claims."""
     if not scope.scale:
         return []
@@ -45,7 +46,8 @@ def verdicts(scope: Scope) -> list[Verdict]:
         if view is not None:
             found.append(audited(judged(claim, view.trials)))
         elif not scope.general:
-            found.append(not_run(claim, scope.scale))
+            words = [f"sweep={claim.sweeps[0]}", f"scale={scope.scale}"]
+            found.append(not_run(claim, command(words, results)))
     return found
 
 

@@ -88,7 +88,7 @@ def write_report(results: Path, out: Path, label: str | None = None) -> Written:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("ignore", UserWarning)  # those of the gaps are remarks now
             warnings.simplefilter("always", DamagedRows)
-            chapters = [write_chapter(scope, out) for scope in found.parts]
+            chapters = [write_chapter(scope, out, str(results)) for scope in found.parts]
             found = found._replace(remarks=[*found.remarks, *_said(caught)])
             page = _write(found, chapters, out)
     except OSError as error:
