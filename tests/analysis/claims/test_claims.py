@@ -358,10 +358,10 @@ def test_many_parts_do_not_make_a_contradiction_of_noise(tmp_path: Path) -> None
 def test_a_point_is_chosen_on_the_first_seeds_and_compared_on_the_others(tmp_path: Path) -> None:
     """A rate whose sync loss is higher counts for nothing, whatever its gap."""
     rates = {0.1: (2.0, 0.1), 0.2: (2.5, 0.9)}
-    for size, more in ((8, 0.0), (16, 0.2)):
+    for size, added in ((8, 0.0), (16, 0.2)):
         for rate, (level, gap) in rates.items():
             base = [level + seed for seed in (0.0, 0.1, 0.05)]
-            late = [loss + gap + more + 0.001 * seed for seed, loss in enumerate(base)]
+            late = [loss + gap + added + 0.001 * seed for seed, loss in enumerate(base)]
             put(tmp_path, "sync", base, lr=rate, batch_size=size)
             put(tmp_path, "delay", late, lr=rate, batch_size=size)
     found = verdict("large_batches", tmp_path)

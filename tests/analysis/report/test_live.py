@@ -120,7 +120,8 @@ def test_only_this_machine_may_read_and_nobody_may_write(served: Served) -> None
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request, timeout=DEADLINE)
         assert refused.value.code == 501
-    for path in ("../", "..%2f..%2fresults/trials", "trials/zz.js", "trials/"):
+    config_file = f"results/trials/{ids(served.store)[0]}/config.json"
+    for path in (f"../{config_file}", f"..%2f{config_file}", "trials/zz.js", "trials/"):
         with pytest.raises(urllib.error.HTTPError) as refused:
             get(served.address + path)
         assert refused.value.code == 404
