@@ -87,13 +87,17 @@ def test_a_click_on_a_header_sorts_and_another_turns_it_round(browser: Any) -> N
     names = browser.execute_script(f"return {TABLE}.heads.map(head => head.title)")
     for name in ("gap", "arm", "removed"):
         column = names.index(name)
-        click = f"{TABLE}.querySelectorAll('th')[{column}].click()"
-        browser.execute_script(click)
+        click = (
+            f"const done = arguments[0], table = {TABLE};"
+            "table.dataTable.one('draw', () => setTimeout(done));"
+            f"table.querySelectorAll('th')[{column}].click()"
+        )
+        browser.execute_async_script(click)
         up = browser.execute_script(values, column)
         known = [value for value in up if value is not None]
         assert known == sorted(known)
         assert up == known + [None] * (len(up) - len(known)), "what is missing comes last"
-        browser.execute_script(click)
+        browser.execute_async_script(click)
         down = [value for value in browser.execute_script(values, column) if value is not None]
         assert down == sorted(known, reverse=True)
 
