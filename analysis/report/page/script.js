@@ -66,9 +66,10 @@ async function drawCharts() {
 const words = (cell) => Array.isArray(cell) ? cell[0] : cell ?? "";
 const values = (cell) => Array.isArray(cell) ? cell.slice(1) : [cell];
 
-// What is missing comes last, whichever way round.
+// What is missing comes last, whichever way round. DataTables says "" of it.
+const isMissing = (value) => value === null || value === "";
 const compare = (direction) => (one, other) => {
-  if (one === null || other === null) return (one === null) - (other === null);
+  if (isMissing(one) || isMissing(other)) return isMissing(one) - isMissing(other);
   if (typeof one === "number" && typeof other === "number") return direction * (one - other);
   return direction * String(one).localeCompare(String(other), undefined, {numeric: true});
 };

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from selenium.webdriver.support.ui import WebDriverWait
 
+from analysis.report import live
 from analysis.report.live import LiveReport
 from analysis.report.report import report
 from analysis.report.server import Server
@@ -163,7 +164,7 @@ def test_the_keyboard_opens_a_trial_and_closes_it(browser: Any) -> None:
     for said in ("optimizer.lr", "0.004", "rerun", f"trial_id={trial_id}", "Log", "batch_size"):
         assert said in shown.text
     marks = "return document.querySelectorAll('dialog .mark-symbol path').length"
-    assert browser.execute_script(marks) == 100 + 4  # 100 of 400 updates, all evaluations
+    assert browser.execute_script(marks) == 100 + 4 + 2  # of 400 updates, all evaluations, legend
     browser.switch_to.active_element.send_keys(Keys.ESCAPE)
     assert not browser.find_elements("css selector", "dialog[open]")
     assert browser.switch_to.active_element == opener, "where the reader was"
@@ -253,7 +254,7 @@ def test_print_loses_no_word_and_no_mark(browser: Any) -> None:
         "return [document.querySelectorAll('.panel .mark-symbol path').length,"
         " [...document.querySelectorAll('.table.block')].flatMap(block =>"
         "  block.dataTable.rows().data().toArray().flatMap(row => row.map(words))),"
-        " [...document.querySelectorAll('.panel svg text, details li, dd')]"
+        " [...document.querySelectorAll('.panel svg text, .page li, .page dd')]"
         "  .map(text => text.textContent)]"
     )
     printed = browser.execute_cdp_cmd(
@@ -265,7 +266,7 @@ def test_print_loses_no_word_and_no_mark(browser: Any) -> None:
     assert num_marks > 20
     assert len(cells) > 200
     lost = [words for words in [*cells, *labels] if squeezed(words) not in text]
-    assert not lost
+    assert lost == []
     assert sum(fills(pypdf, pdf, page) for page in pdf.pages) == num_marks
 
 
@@ -304,8 +305,11 @@ def streams(pypdf: Any, pdf: Any, page: Any) -> Iterator[Any]:
                 todo.append(form.get("/Resources") or {})
 
 
-def test_a_live_page_changes_in_place(browser: Any, tmp_path: Path) -> None:
+def test_a_live_page_changes_in_place(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the reader opened, searched and scrolled to stays, and so does an open trial."""
+    monkeypatch.setattr(live, "SHARE", 1.0)  # no pause between two reports
     store = tmp_path / "results"
     write_arms(store, LOSSES)
     record(store, "optimizers", "tiny", ids(store))
