@@ -173,8 +173,13 @@ def test_the_keyboard_opens_a_trial_and_closes_it(browser: Any) -> None:
 def test_a_click_on_a_point_opens_its_trial(browser: Any) -> None:
     resize(browser, 1400)
     point = browser.find_element("css selector", ".panel .mark-symbol path")
-    trial_id = browser.execute_script("return arguments[0].__data__.datum.trial_id", point)
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", point)
+    trial_id = browser.execute_script(
+        "arguments[0].scrollIntoView({block: 'center'});"
+        "const {x, y, width, height} = arguments[0].getBoundingClientRect();"
+        "const top = document.elementFromPoint(x + width / 2, y + height / 2);"
+        "return top.__data__.datum.trial_id",  # another point may lie on this one
+        point,
+    )
     from selenium.webdriver import ActionChains
 
     ActionChains(browser).move_to_element(point).click().perform()
