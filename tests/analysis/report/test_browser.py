@@ -6,6 +6,7 @@ import base64
 import io
 import re
 import shutil
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -276,8 +277,8 @@ def test_print_loses_no_word_and_no_mark(browser: Any) -> None:
 
 
 def squeezed(text: str) -> str:
-    """Without the spaces and hyphens at which lines are broken."""
-    return re.sub(r"[\s\u00ad]+", "", text)
+    """Without ligatures, and the spaces and hyphens at which lines are broken."""
+    return re.sub(r"[\s\u00ad]+", "", unicodedata.normalize("NFKC", text))
 
 
 def fills(pypdf: Any, pdf: Any, page: Any) -> int:
