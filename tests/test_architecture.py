@@ -62,7 +62,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "claims": {"statistics", "table"},
         "advice": {"statistics", "table"},
         "figures": {"advice", "statistics", "table"},
-        "report": {"claims", "figures", "statistics", "table"},
+        "report": {"advice", "claims", "figures", "statistics", "table"},
         "__init__": {"advice", "statistics", "table"},
         "commands": {"advice", "report", "table"},
         "__main__": {"commands"},

@@ -110,7 +110,8 @@ def _best_without(found: Evidence, arms: Sequence[str], seed: int) -> str:
     if len(arms) == 1:
         return arms[0]
     finals = [found.finals[arm] for arm in arms]
-    others = set.intersection(*({*by_seed} for by_seed in finals)) - {seed}
+    known = ({s for s, losses in by_seed.items() if found.updates in losses} for by_seed in finals)
+    others = set.intersection(*known) - {seed}
     means = [np.mean([by_seed[s][found.updates] for s in others]) for by_seed in finals]
     return arms[int(np.argmin(means))]
 

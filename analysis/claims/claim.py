@@ -116,10 +116,9 @@ def judged(claim: Claim, trials: pd.DataFrame) -> Verdict:
     return Verdict(claim, outcome, parts, _parts(others), counted)
 
 
-def not_run(claim: Claim, scale: str) -> Verdict:
-    """The verdict on a claim none of whose sweeps was run at a scale."""
-    commands = " or ".join(f"sweep={sweep}" for sweep in claim.sweeps)
-    return _undecided(claim, "trials", f"not run: python -m sweeps {commands} scale={scale}")
+def not_run(claim: Claim, command: str) -> Verdict:
+    """The verdict on a claim none of whose sweeps was run; `command` runs one."""
+    return _undecided(claim, "trials", f"not run: {command}")
 
 
 def together(outcomes: Sequence[Outcome]) -> Outcome:

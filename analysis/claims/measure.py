@@ -100,7 +100,7 @@ def more(what: str, less: Column, greater: Column) -> Comparison:
     choices = [column.points for column in columns]
     optimizers = {name for column in columns for name in column.found["optimizer"]}
     counts = optimizers <= {*PAPER}
-    if all(len(points) <= 1 for points in choices):
+    if not all(choices) or all(len(points) <= 1 for points in choices):
         rows = [row(column.name, column.found) for column in columns]
         return Comparison(what, rows, Above((contrast,)), counts)
     rows = [

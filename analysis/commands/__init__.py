@@ -3,6 +3,7 @@
 COMMANDS = {
     "report": "every table and figure of a store (the default)",
     "figures": "the figures of a store for a paper: width, theme, PDF",
+    "serve": "the report as a page that follows the store, for browsers on this machine",
     "advise": "may I make my pipeline asynchronous?",
 }
 """The first word of the command line → what the command does."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.base.cli import Given, take_flag
+from trainer.base.cli import Given
 from trainer.base.paths import require_folder
 
 KEYS = {
     "results": "the store (default: results)",
     "out": "where to write (default: report)",
-    "watch": "true: write it again whenever the store changes, until Ctrl-C (default: false)",
 }
 
 
@@ -20,11 +19,6 @@ def main(given: Given) -> None:
     for key in ("results", "out"):
         require_folder(key, places[key])
     results, out = Path(places["results"]), Path(places["out"])
-    if take_flag(given, "watch"):
-        from analysis.report.live import live_report
+    from analysis.report.report import report
 
-        live_report(results, out)
-    else:
-        from analysis.report.report import report
-
-        print(report(results, out))
+    print(report(results, out))

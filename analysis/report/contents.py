@@ -10,7 +10,8 @@ import pandas as pd
 from analysis.claims import CLAIMS, Verdict, audited, judged, not_run
 from analysis.figures import FIGURES, Figure, save
 from analysis.figures.figure import Chart
-from analysis.report.page.listing import Listing, listed
+from analysis.report.missing import command
+from analysis.report.page.listing import Listing, listed, write_latex
 from analysis.report.page.page import Chapter, Drawn, drawn
 from analysis.report.paper_tables import TABLES, Table
 from analysis.report.scopes import Scope, View
@@ -25,20 +26,20 @@ EXPECTED = sorted(
 """The sweeps that figures, tables or claims need."""
 
 
-def write_chapter(scope: Scope, out: Path) -> Chapter:
-    """Writes the figures and tables of a scope to its folder in `out`."""
+def write_chapter(scope: Scope, out: Path, results: str) -> Chapter:
+    """Writes the figures and tables of a scope of the store `results` to its folder in `out`."""
     folder = out / scope.folder
     folder.mkdir(parents=True, exist_ok=True)
     return Chapter(
         scope.title,
-        verdicts(scope),
+        verdicts(scope, results),
         [(record.label, record.verdict) for record in scope.records if record.verdict],
         [*_figures(scope, folder)],
-        [*_tables(scope, folder)],
+        [*_tables(scope, out)],
     )
 
 
-def verdicts(scope: Scope) -> list[Verdict]:
+def verdicts(scope: Scope, results: str) -> list[Verdict]:
     """The verdict on each claim at a scale that has a record; of one sweep, on its own claims."""
     if not scope.scale:
         return []
@@ -48,7 +49,8 @@ def verdicts(scope: Scope) -> list[Verdict]:
         if view is not None:
             found.append(audited(judged(claim, view.trials)))
         elif not scope.general:
-            found.append(not_run(claim, scope.scale))
+            words = [f"sweep={claim.sweeps[0]}", f"scale={scope.scale}"]
+            found.append(not_run(claim, command(words, results)))
     return found
 
 
@@ -79,7 +81,8 @@ def _of_sweep(figure: Figure, sweep: str, charts: Sequence[Chart]) -> Figure:
     return made._replace(name=f"{figure.name}_{sweep}", title=f"{figure.title}: {sweep}")
 
 
-def _tables(scope: Scope, folder: Path) -> Iterator[Listing]:
+def _tables(scope: Scope, out: Path) -> Iterator[Listing]:
+    folder = out / scope.folder
     for table in TABLES:
         for sweep, view in _views(scope, table, scope.records):
             data = table.data(*view, scope.scale)
@@ -89,7 +92,9 @@ def _tables(scope: Scope, folder: Path) -> Iterator[Listing]:
                 title = f"{table.title}: {sweep}" if sweep else table.title
                 title += f" ({table.source})" if table.source else ""
                 note, arms = table.notes(scope.scale), names.arms(view.trials)
-                yield listed(title, data, note, _prefix(scope) + file, arms)
+                listing = listed(title, data, note, _prefix(scope) + file, arms=arms)
+                write_latex(listing, out)
+                yield listing
 
 
 def _views(

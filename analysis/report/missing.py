@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 
 from analysis.table.records import Asked, Record
+from trainer.base.durations import duration
 from trainer.base.status import FINAL, Status
 
 COLUMNS = [
@@ -16,20 +17,27 @@ COLUMNS = [
 ]
 
 
-def missing(store: pd.DataFrame, records: Sequence[Record], named: Iterable[str]) -> pd.DataFrame:
-    """One row per sweep that is not done; columns: COLUMNS.
+def missing(
+    store: pd.DataFrame, records: Sequence[Record], named: Iterable[str], results: str
+) -> pd.DataFrame:
+    """One row per sweep that is not done in the store `results`; columns: COLUMNS.
 
     `seconds`, `tokens` and `flops` are expected sums over the missing trials, run one after the
-    other; `unpriced` counts the trials whose seconds are not known. A trial of several sweeps is
-    counted in each of them. `arms`: how many are missing of each arm. Sweeps that a figure, table
-    or claim has `named` but that left no record have no counts; dry_run=true tells their cost.
+    other; `unpriced` counts the trials whose seconds are not known, and `seconds` is missing if
+    none are. A trial of several sweeps is counted in each of them. `arms`: how many are missing of
+    each arm. Sweeps that a figure, table or claim has `named` but that left no record have neither
+    counts nor a price; dry_run=true tells them.
     """
     status = dict(zip(store["trial_id"], store["status"], strict=True))
-    rows = [_of_record(record, status) for record in records]
+    rows = [_of_record(record, status, results) for record in records]
     scales = sorted({record.scale for record in records}) or ["tiny"]
     there = {(record.sweep, record.scale) for record in records}
     rows += [
-        {"sweep": sweep, "scale": scale, "command": f"python -m sweeps sweep={sweep} scale={scale}"}
+        {
+            "sweep": sweep,
+            "scale": scale,
+            "command": command([f"sweep={sweep}", f"scale={scale}"], results),
+        }
         for scale in scales
         for sweep in dict.fromkeys(named)
         if (sweep, scale) not in there
@@ -40,7 +48,13 @@ def missing(store: pd.DataFrame, records: Sequence[Record], named: Iterable[str]
     return table[~done.astype(bool)].reset_index(drop=True)
 
 
-def _of_record(record: Record, status: dict[str, str]) -> dict[str, object]:
+def command(words: Iterable[str], results: str) -> str:
+    """The sweep of these words into the store `results`, in whatever store they were run before."""
+    own = [word for word in words if not word.startswith("results=")]
+    return shlex.join(["python", "-m", "sweeps", *own, f"results={results}"])
+
+
+def _of_record(record: Record, status: dict[str, str], results: str) -> dict[str, object]:
     left = {key: asked for key, asked in record.trials.items() if status.get(key) not in FINAL}
     arms = pd.Series([asked.arm for asked in left.values()], dtype="string").value_counts()
     return {
@@ -50,38 +64,62 @@ def _of_record(record: Record, status: dict[str, str]) -> dict[str, object]:
         "done": len(record.trials) - len(left),
         "failed": sum(status.get(key) == Status.FAILED for key in left),
         "missing": len(left),
-        "seconds": sum(asked.seconds or 0.0 for asked in left.values()),
+        "seconds": _seconds(left.values()),
         "unpriced": sum(asked.seconds is None for asked in left.values()),
         "tokens": _sum(left.values(), "tokens"),
         "flops": _sum(left.values(), "flops"),
         "arms": ", ".join(f"{count} {arm}" for arm, count in sorted(arms.items())),
         "settled": record.settled,
-        "command": shlex.join(["python", "-m", "sweeps", *record.words]),
+        "command": command(record.words, results),
     }
+
+
+def _seconds(asked: Iterable[Asked]) -> float | None:
+    """None if there are trials, and of none it is known."""
+    known = [trial.seconds for trial in asked]
+    priced = [seconds for seconds in known if seconds is not None]
+    return sum(priced) if priced or not known else None
 
 
 def _sum(asked: Iterable[Asked], name: str) -> float:
     return sum(getattr(trial, name) or 0 for trial in asked)
 
 
+def shown(table: pd.DataFrame) -> pd.DataFrame:
+    """The table of `missing` for people: times and large numbers in words."""
+    words = {
+        "time": table["seconds"].map(duration, na_action="ignore"),
+        "tokens": table["tokens"].map("{:,}".format, na_action="ignore"),
+        "FLOPs": table["flops"].map("{:.2g}".format, na_action="ignore"),
+    }
+    columns = ["sweep", "scale", "asked", "done", "failed", "missing", *words, "arms", "command"]
+    return table.assign(**words)[columns]
+
+
 def cost(table: pd.DataFrame) -> str:
     """The table of `missing` in a sentence."""
-    counted = table[table["missing"].notna()]
-    never = len(table) - len(counted)
-    open_sweeps = f"{never} sweeps were never run here (dry_run=true prices them)." if never else ""
+    counted = table[table["missing"].fillna(0) > 0]
+    never = int(table["missing"].isna().sum())
+    were = "1 sweep was" if never == 1 else f"{never} sweeps were"
+    open_sweeps = f"{were} never run here (dry_run=true prices them)." if never else ""
     if counted.empty:
         return open_sweeps or "Nothing is missing of what was asked for."
     sweeps = "1 sweep" if len(counted) == 1 else f"{len(counted)} sweeps"
     return (
-        f"{counted['missing'].sum()} trials of {sweeps} are missing: {_hours(counted)}, "
+        f"{_trials(counted['missing'].sum())} of {sweeps} {_time(counted)}, "
         f"{counted['tokens'].sum():,} tokens, {counted['flops'].sum():.2g} floating-point "
         f"operations. {open_sweeps}"
     ).strip()
 
 
-def _hours(counted: pd.DataFrame) -> str:
+def _trials(count: int) -> str:
+    return "1 trial" if count == 1 else f"{count} trials"
+
+
+def _time(counted: pd.DataFrame) -> str:
+    are = "is missing" if counted["missing"].sum() == 1 else "are missing"
     unpriced = counted["unpriced"].sum()
-    if unpriced and unpriced == counted["missing"].sum():
-        return "how long they take is not known"
+    if unpriced == counted["missing"].sum():
+        return f"{are}: how long they take is not known"
     without = f" without {unpriced} of which it is not known" if unpriced else ""
-    return f"{counted['seconds'].sum() / 3600:.1f} hours one after the other{without}"
+    return f"{are}: {duration(counted['seconds'].sum())} one after the other{without}"

@@ -14,6 +14,8 @@ from analysis.statistics.overhead import overhead
 from analysis.statistics.reported import reported_taxes
 from analysis.statistics.spikes import spikes
 
+GIB = 2**30
+
 
 class Table(NamedTuple):
     """`data(trials, gaps, scale)` is its CSV; `notes(scale)` say how to read it.
@@ -108,7 +110,12 @@ def _spikes(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFram
 
 
 def _overhead(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
-    return overhead(trials)
+    """In GiB and tokens/s; without the columns of speed where no trial had a machine for itself."""
+    table = overhead(trials)
+    table["memory"] /= GIB
+    table = table.rename(columns={"memory": "memory (GiB)", "speed": "speed (tokens/s)"})
+    of_speed = [name for name in table if name.startswith("speed")]
+    return table if (table["speed n"] > 0).any() else table.drop(columns=of_speed)
 
 
 def _without_constant_setting(table: pd.DataFrame) -> pd.DataFrame:
@@ -171,7 +178,8 @@ TABLES = (
         _overhead,
         lambda scale: (
             "Medians over the trials; ratios: median over pairs of the same point, seed "
-            "and device. Trials that ran beside others share the machine: their speed says little."
+            "and device. Trials that ran side by side share a machine, so that their speed says "
+            "nothing: it is left out, and speed n trials are left."
         ),
         source="appendix F",
         sweeps=("main", "optimizers"),

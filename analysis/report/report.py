@@ -14,21 +14,29 @@ import pandas as pd
 
 from analysis.report.claims_table import claims_table
 from analysis.report.contents import EXPECTED, write_chapter
-from analysis.report.missing import cost, missing
+from analysis.report.details import write_details
+from analysis.report.missing import command, cost, missing, shown
+from analysis.report.overview import overview
 from analysis.report.page.listing import listed
-from analysis.report.page.page import Chapter, Page, html
+from analysis.report.page.page import Chapter, Page, html, with_lead
 from analysis.report.page.tooltips import settings_by_trial
 from analysis.report.provenance import makers, provenance
+from analysis.report.recommendation import recommendations
+from analysis.report.running import running
 from analysis.report.scopes import Scope, Views, of_record, scopes
 from analysis.statistics.notes import notes
 from analysis.statistics.text import gap_table, printed_gaps, taxes_text
 from analysis.table.load import DamagedRows, load
+from analysis.table.points import settings
 from analysis.table.records import Record, records
 from trainer.base.atomic import write_atomically
 from trainer.base.errors import BadInput
 
 PLACES = ["folder", "results", "out", "data.path"]
 """Paths on one machine: they are left out of the files, which name a trial by its id."""
+MOST_TRIALS = 10_000
+"""Rows of the list of trials on the page."""
+TRIALS = "Each opens: config, losses over training, log. What made it stands in the CSV."
 LEGEND = (
     "Gap: final validation loss of an arm minus that of sync, same point and seed, nats per token; "
     "mean over n pairs that both completed, 95 % interval (Student's t). Diverged: pairs in which "
@@ -43,12 +51,12 @@ def report(results: Path, out: Path, label: str | None = None) -> str:
     claims.csv, missing.csv and provenance.csv to `out`; returns what to print.
 
     It shows the whole store, with one folder per scale, or only the trials that the sweep `label`
-    compares. Raises BadInput for a missing `results`, a `label` without a record, an `out` that
-    cannot be written, or mixed data.
+    compares. `trials/` beside the page holds what opens on it for one trial. Raises BadInput for a
+    missing `results`, a `label` without a record, an `out` that cannot be written, or mixed data.
     """
-    text, page = write_report(results, out, label)
-    write_page(page, out, watched=False)
-    return text
+    written = write_report(results, out, label)
+    write_page(written.page, out)
+    return written.text
 
 
 class _Found(NamedTuple):
@@ -64,7 +72,15 @@ class _Found(NamedTuple):
     """The sweeps that count as missing if they left no record."""
 
 
-def write_report(results: Path, out: Path, label: str | None = None) -> tuple[str, Page]:
+class Written(NamedTuple):
+    """A report whose page is not written yet. `text`: what to print."""
+
+    text: str
+    page: Page
+    trials: pd.DataFrame
+
+
+def write_report(results: Path, out: Path, label: str | None = None) -> Written:
     """As `report`, but returns the page instead of writing it."""
     found = _find(results, label)
     try:
@@ -72,12 +88,12 @@ def write_report(results: Path, out: Path, label: str | None = None) -> tuple[st
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("ignore", UserWarning)  # those of the gaps are remarks now
             warnings.simplefilter("always", DamagedRows)
-            chapters = [write_chapter(scope, out) for scope in found.parts]
+            chapters = [write_chapter(scope, out, str(results)) for scope in found.parts]
             found = found._replace(remarks=[*found.remarks, *_said(caught)])
             page = _write(found, chapters, out)
     except OSError as error:
         raise BadInput("out", out, f"must be a folder to write to ({error.strerror})") from None
-    return _text(found, page, out), page
+    return Written(_text(found, page, out), page, found.trials)
 
 
 def _said(caught: Iterable[warnings.WarningMessage]) -> list[str]:
@@ -100,9 +116,9 @@ def _find(results: Path, label: str | None) -> _Found:
     return _Found(results, trials, table, asked, parts, [*_said(caught), *remarks], named)
 
 
-def write_page(page: Page, out: Path, *, watched: bool) -> None:
-    """Writes index.html atomically: a browser may be loading it."""
-    write_atomically(out / "index.html", html(page, watched=watched).encode())
+def write_page(page: Page, out: Path, *, live: str = "") -> None:
+    """Writes index.html atomically: a browser may be loading it. `live`: as of `html`."""
+    write_atomically(out / "index.html", html(page, live=live).encode())
 
 
 def _remarks(scope: Scope) -> Iterator[str]:
@@ -127,29 +143,46 @@ def _write(found: _Found, chapters: Sequence[Chapter], out: Path) -> Page:
     lines = "".join(f"- {remark}\n" for remark in found.remarks)
     (out / "gaps.md").write_text(f"{gap_table(found.gaps)}\n\n{LEGEND}\n\n{lines}")
     found.trials.drop(columns=PLACES, errors="ignore").to_csv(out / "trials.csv", index=False)
+    store = str(found.results)
     made = provenance(found.trials, found.asked)
-    left = missing(found.trials, found.asked, found.named)
+    left = missing(found.trials, found.asked, found.named, store)
     tables = {
         "gaps": found.gaps,
         "provenance": made,
+        "makers": makers(made),
         "missing": left,
         "claims": claims_table(chapters),
     }
     for name, content in tables.items():
         content.to_csv(out / f"{name}.csv", index=False)
+    write_details(found.trials, store, out)
+    lead, rest = with_lead(chapters)
     return Page(
-        str(found.results),
+        store,
         datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
         _summary(found.trials),
+        [overview(scope.title, scope.whole().trials) for scope in found.parts],
         [*_taxes(found.parts)],
+        recommendations(found.parts[0].whole().trials, store) if found.parts else [],
+        lead,
+        running(found.trials),
         found.remarks,
-        chapters,
-        listed("Missing", left, "", "missing.csv"),
+        rest,
+        listed("Missing", shown(left), "", "missing.csv"),
         cost(left),
-        listed("Code, machines, data and packages", makers(made), "", "provenance.csv"),
-        listed("Trials", made, "", "provenance.csv"),
+        listed("Code, machines, data and packages", tables["makers"], "", "makers.csv"),
+        listed("Trials", _listed(found.trials, made), TRIALS, "provenance.csv", most=MOST_TRIALS),
         settings_by_trial(found.trials, _specs(chapters)),
+        command(["sweep=main"], store),
     )
+
+
+def _listed(trials: pd.DataFrame, made: pd.DataFrame) -> pd.DataFrame:
+    """The columns of `provenance` that tell trials apart, and their settings."""
+    words = made["point"].map(settings(trials))
+    table = made[["trial_id", "status", "optimizer", "arm", "seed", "final_val_loss", "sweeps"]]
+    table.insert(3, "setting", words)
+    return table
 
 
 def _specs(chapters: Sequence[Chapter]) -> list[dict[str, Any]]:

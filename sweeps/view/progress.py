@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,13 +11,11 @@ from statistics import mean
 from sweeps.request.expand import Trial
 from trainer.base.status import ACTIVE, ENDED, FINAL, Status
 from trainer.folder.lease import attempts, holder
-from trainer.folder.metrics import row_of
+from trainer.folder.metrics import last_row
 from trainer.folder.record import Row, read_result
 
 STATUSES = (*ENDED, *ACTIVE, Status.INTERRUPTED, Status.WAITING)
 """What a trial of a sweep can be, in the order in which a view counts them."""
-TAIL = 1 << 16
-"""Bytes at the end of metrics.jsonl that hold its last row."""
 
 
 @dataclass
@@ -127,14 +124,3 @@ def read_state(folder: Path) -> State:
     if (row := last_row(folder)) is not None:
         state.update(row)
     return state
-
-
-def last_row(folder: Path) -> Row | None:
-    """The last complete row of metrics.jsonl; None if there is none."""
-    try:
-        with (folder / "metrics.jsonl").open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-            lines = file.read().splitlines(keepends=True)
-    except OSError:
-        return None
-    return next(filter(None, map(row_of, reversed(lines))), None)

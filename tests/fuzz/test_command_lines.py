@@ -67,10 +67,20 @@ ANALYSES = (
     ("advise", "optimizer=adamw", "stages=2", "microbatches=4", "updates=400", "format=json"),
     ("advise", "optimizer=muon", "stages=2", "microbatches=4", "forward=8,6", "update=1"),
     ("report", "results=nowhere"),
+    ("serve", "results=nowhere", "port=8000"),
 )
 OF_ANALYSES = (
     *("optimizer", "stages", "microbatches", "updates", "forward", "backward", "update", "out"),
-    *("communication", "format", "batch_size", "num_parameters", "arm", "finished_at", "label"),
+    *(
+        "communication",
+        "format",
+        "batch_size",
+        "num_parameters",
+        "arm",
+        "finished_at",
+        "label",
+        "port",
+    ),
 )
 
 
@@ -138,7 +148,9 @@ def test_of_sweeps(place: Path, words: list[str]) -> None:
 @given(words=odd.commands(ANALYSES, OF_ANALYSES))
 def test_of_the_analysis(place: Path, words: list[str]) -> None:
     """A report of a store would be written: here there is none to read."""
-    kept = [word for word in words if not word.startswith("watch=")]
-    if words[:1] != ["advise"]:
+    kept = [*words]
+    if words[:1] == ["serve"]:
+        kept += ["results=nowhere"]
+    elif words[:1] != ["advise"]:
         kept += [f"out={place}/report", "results=nowhere"]
     check(place, "analysis", "python -m analysis", analysis, kept)

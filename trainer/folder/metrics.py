@@ -13,6 +13,8 @@ from trainer.base.atomic import partial, publish
 from trainer.folder.wellformed import ROW, parse
 
 Row = dict[str, Any]
+TAIL = 1 << 16
+"""Bytes at the end of the file that hold its last row."""
 
 
 class Line(NamedTuple):
@@ -41,6 +43,17 @@ def row_of(line: bytes) -> Row | None:
         return parse(line, ROW) if line.endswith(b"\n") else None
     except ValueError:
         return None
+
+
+def last_row(folder: Path) -> Row | None:
+    """The last complete row of metrics.jsonl; None if there is none."""
+    try:
+        with (folder / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+            lines = file.read().splitlines(keepends=True)
+    except OSError:
+        return None
+    return next(filter(None, map(row_of, reversed(lines))), None)
 
 
 class Metrics:

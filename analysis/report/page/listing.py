@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -11,8 +12,14 @@ import pandas as pd
 from analysis.table.names import OPTIMIZERS, minus
 
 MOST_ROWS = 500
-"""Rows on the page; the CSV has all."""
+"""Rows on the page, unless more are asked for; the CSV has all."""
 LOW, HIGH = "_low", "_high"
+COMMAND = "command"
+"""Name of the column that holds commands."""
+TRIAL = "trial_id"
+"""Name of the column whose cells open a trial."""
+
+CellData = list[Any] | str | None
 
 
 class Cell(NamedTuple):
@@ -22,20 +29,51 @@ class Cell(NamedTuple):
     values: Sequence[Any]
 
     @property
-    def is_number(self) -> bool:
-        """Whether it is a number, which must not be broken into lines."""
-        return isinstance(self.values[0], int | float)
+    def data(self) -> CellData:
+        """What the page holds: the words alone where they are the only value, else words and
+        values; None is an empty cell."""
+        if self.values == [None]:
+            return None
+        return self.words if self.values == [self.words] else [self.words, *self.values]
+
+
+class Head(NamedTuple):
+    """A shown column. `names`: the columns of the CSV that it shows; `kind`: trial, command,
+    number or text; `hidden`: until somebody asks for it."""
+
+    title: str
+    names: Sequence[str]
+    kind: str
+    hidden: bool
 
 
 class Listing(NamedTuple):
-    """`heads`: the title of each shown column, and the columns of the CSV that it shows."""
+    """`file`: its CSV. `num_rows`: how many rows that has. `name`: its own on the page."""
 
     title: str
-    heads: Sequence[tuple[str, Sequence[str]]]
+    heads: Sequence[Head]
     rows: Sequence[Sequence[Cell]]
     note: str
     file: str
     num_rows: int
+
+    @property
+    def name(self) -> str:
+        """Its place on the page."""
+        return f"table-{self.file.removesuffix('.csv')}"
+
+    @property
+    def tex(self) -> str:
+        """The file that `write_latex` writes."""
+        return f"{self.file.removesuffix('.csv')}.tex"
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The columns and cells for the script of the page."""
+        return {
+            "heads": [head._asdict() for head in self.heads],
+            "rows": [[cell.data for cell in row] for row in self.rows],
+        }
 
 
 def listed(
@@ -43,7 +81,10 @@ def listed(
     table: pd.DataFrame,
     note: str,
     file: str,
+    *,
     arms: Mapping[str, str] = MappingProxyType({}),
+    hidden: Collection[str] = (),
+    most: int = MOST_ROWS,
 ) -> Listing:
     """The listing of a table. A mean and its interval (`x`, `x_low`, `x_high`) are one column.
 
@@ -51,13 +92,16 @@ def listed(
     """
     names = [str(name) for name in table]
     ends = {f"{name}{end}" for name in names for end in (LOW, HIGH) if f"{name}{LOW}" in names}
-    heads = [(name, _columns(name, names)) for name in names if name not in ends]
+    shown = {name: _columns(name, names) for name in names if name not in ends}
     said = {"optimizer": OPTIMIZERS, "arm": arms}
     plain = table.astype(object).where(table.notna(), None)
-    records = plain.head(MOST_ROWS).to_dict("records")
-    rows = [[_cell(name, columns, row, said) for name, columns in heads] for row in records]
-    named = [(_head(name, arms), columns) for name, columns in heads]
-    return Listing(title, named, rows, note, file, len(table))
+    records = plain.head(most).to_dict("records")
+    rows = [[_cell(name, columns, row, said) for name, columns in shown.items()] for row in records]
+    heads = [
+        Head(_head(name, arms), columns, _kind(name, table[name]), name in hidden)
+        for name, columns in shown.items()
+    ]
+    return Listing(title, heads, rows, note, file, len(table))
 
 
 def _head(name: str, arms: Mapping[str, str]) -> str:
@@ -66,9 +110,24 @@ def _head(name: str, arms: Mapping[str, str]) -> str:
     return f"{arms.get(arm, arm)}{space}{rest}"
 
 
+def write_latex(listing: Listing, out: Path) -> None:
+    """Writes the rows of the page as a LaTeX table of the package booktabs."""
+    cells = [[cell.words for cell in row] for row in listing.rows]
+    table = pd.DataFrame(cells, columns=[head.title for head in listing.heads])
+    style = table.style.hide(axis="index")
+    style = style.format(escape="latex").format_index(escape="latex", axis="columns")
+    (out / listing.tex).write_text(style.to_latex(hrules=True, column_format="l" * table.shape[1]))
+
+
 def _columns(name: str, names: Sequence[str]) -> list[str]:
     interval = [f"{name}{end}" for end in (LOW, HIGH)]
     return [name, *(interval if interval[0] in names else [])]
+
+
+def _kind(name: str, column: pd.Series) -> str:
+    if name in (TRIAL, COMMAND):
+        return "trial" if name == TRIAL else COMMAND
+    return "number" if pd.api.types.is_numeric_dtype(column) else "text"
 
 
 def _cell(

@@ -13,10 +13,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from analysis.claims import ALL_PARTS, Outcome, Verdict
 from analysis.claims.rates import MOST_SEEDS
 from analysis.figures import Figure, panels
+from analysis.report.overview import Overview
 from analysis.report.page.listing import Listing
+from analysis.report.recommendation import MICROBATCHES, STAGES, Recommendation
+from analysis.report.running import Running
+from analysis.table.curves import spaced
 
-RELOAD = 10
-"""Seconds after which the page of a live report loads itself again."""
+VENDOR_SCRIPTS = ("vendor/dataTables.min.js", "vendor/dataTables.buttons.min.js")
+VENDOR_STYLES = ("vendor/dataTables.dataTables.min.css", "vendor/buttons.dataTables.min.css")
+"""DataTables with its extension Buttons, as published on npm; each file names its version."""
 MOST_REMARKS = 30
 MOST_POINTS = 3_000
 """Rows of one data set of a figure on the page; its CSV, SVG and PNG have all."""
@@ -49,9 +54,14 @@ class Chapter(NamedTuple):
         return [(outcome, found.count(outcome)) for outcome in Outcome]
 
     @property
-    def decided(self) -> bool:
-        """Whether some claim is decided."""
-        return any(verdict.outcome != Outcome.UNDECIDED for verdict in self.verdicts)
+    def decided(self) -> list[Verdict]:
+        """The verdicts that say something."""
+        return [verdict for verdict in self.verdicts if verdict.outcome != Outcome.UNDECIDED]
+
+    @property
+    def undecided(self) -> list[Verdict]:
+        """The verdicts that are folded away."""
+        return [verdict for verdict in self.verdicts if verdict.outcome == Outcome.UNDECIDED]
 
 
 class Page(NamedTuple):
@@ -60,16 +70,37 @@ class Page(NamedTuple):
     source: str
     made: str
     summary: str
+    overviews: Sequence[Overview]
     taxes: Sequence[str]
     """The main token taxes of each chapter, in words."""
+    advice: Sequence[Recommendation]
+    lead: Drawn | None
+    """The figure of the first screen."""
+    running: Sequence[Running]
     remarks: Sequence[str]
     chapters: Sequence[Chapter]
+    """Their figures without the lead."""
     missing: Listing
     cost: str
     makers: Listing
-    provenance: Listing
+    trials: Listing
     configs: Mapping[str, str]
     """The settings of each trial in words, by its id: shown for the one under the pointer."""
+    first_command: str
+    """What fills a store that has no sweep."""
+
+
+def with_lead(chapters: Sequence[Chapter]) -> tuple[Drawn | None, list[Chapter]]:
+    """The first figure of the first chapter that has one, and the chapters without it."""
+    for number, chapter in enumerate(chapters):
+        if chapter.figures:
+            lead, *rest = chapter.figures
+            return lead, [
+                *chapters[:number],
+                chapter._replace(figures=rest),
+                *chapters[number + 1 :],
+            ]
+    return None, [*chapters]
 
 
 def drawn(figure: Figure, data: Any, folder: str) -> Drawn:
@@ -91,35 +122,48 @@ def thin(specs: list[dict[str, Any]]) -> tuple[int, int]:
     share = min(1.0, MOST_POINTS / max(1, before))
     for of_spec in datasets:
         for name, rows in of_spec.items():
-            of_spec[name] = _spaced(rows, max(2, int(share * len(rows))))
+            of_spec[name] = [*spaced(rows, max(2, int(share * len(rows))))]
     return sum(len(rows) for of_spec in datasets for rows in of_spec.values()), before
 
 
-def _spaced(rows: list[Any], most: int) -> list[Any]:
-    if len(rows) <= most:
-        return rows
-    step = (len(rows) - 1) / (most - 1)
-    return [rows[round(index * step)] for index in range(most)]
+def html(page: Page, *, live: str = "") -> str:
+    """The document, which needs no network. `live`: the version of a page that follows its store,
+    empty of one that does not."""
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            page=page,
+            running=page.running,
+            live=live,
+            stages=STAGES,
+            microbatches=MICROBATCHES,
+            all_parts=ALL_PARTS,
+            most_seeds=MOST_SEEDS,
+            most_remarks=MOST_REMARKS,
+            vega=_vega(),
+            vendor_style="".join(map(_text, VENDOR_STYLES)),
+            vendor_script="".join(map(_text, VENDOR_SCRIPTS)),
+            licence=_text("vendor/LICENSE.txt"),
+            style=_text("style.css"),
+            script=_text("script.js"),
+        )
+    )
 
 
-def html(page: Page, *, watched: bool) -> str:
-    """The document, which needs no other file and no network; if `watched`, it reloads itself."""
-    environment = Environment(
+def running_html(running: Sequence[Running]) -> str:
+    """The part of the document that lists the running trials."""
+    return _environment().get_template("running.html").render(running=running)
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
         loader=PackageLoader("analysis.report", "page"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-    )
-    return environment.get_template("page.html").render(
-        page=page,
-        reload=RELOAD if watched else None,
-        all_parts=ALL_PARTS,
-        most_seeds=MOST_SEEDS,
-        most_remarks=MOST_REMARKS,
-        vega=_vega(),
-        style=_text("style.css"),
-        script=_text("script.js"),
     )
 
 
@@ -130,5 +174,6 @@ def _vega() -> str:
     return bundle
 
 
+@cache
 def _text(name: str) -> str:
     return (Path(__file__).parent / name).read_text()

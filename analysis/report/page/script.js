@@ -1,19 +1,24 @@
 "use strict";
 
-// One chart after another: the page stays usable meanwhile.
-async function drawCharts() {
-  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  const tooltip = {theme: dark ? "dark" : "light", formatTooltip};
-  for (const panel of document.querySelectorAll(".panel")) {
-    const spec = JSON.parse(panel.querySelector("script").textContent);
-    await vegaEmbed(panel.querySelector(".chart"), spec, {actions: false, renderer: "svg", tooltip});
-    panel.dataset.drawn = "true";
-  }
-  document.body.dataset.drawn = "true";
-}
+const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+// Errors alone: Vega also warns of scales without data, as an empty layer has them.
+const options = {
+  actions: false, renderer: "svg", logLevel: 1,
+  tooltip: {theme: dark ? "dark" : "light", formatTooltip},
+};
+const json = (node) => JSON.parse(node.textContent);
+const escaped = (text) => String(text).replace(/[&<>"']/g, (letter) => `&#${letter.charCodeAt(0)};`);
+const element = (name, properties, ...children) => {
+  const made = Object.assign(document.createElement(name), properties);
+  made.append(...children);
+  return made;
+};
+
+// --- Charts: one after another, those that are in view first; the page stays usable meanwhile.
+
+let configs = json(document.getElementById("configs"));
 
 // Of a trial also its settings, which a figure's data do not have.
-const configs = JSON.parse(document.getElementById("configs").textContent);
 function formatTooltip(shown, sanitize) {
   const config = configs[shown.trial_id];
   const cells = Object.entries(config ? {...shown, config} : shown).map(([key, value]) =>
@@ -21,48 +26,112 @@ function formatTooltip(shown, sanitize) {
   return `<table>${cells.join("")}</table>`;
 }
 
-const values = (cell) => JSON.parse(cell.dataset.values);
+async function draw(panel) {
+  const spec = json(panel.querySelector("script"));
+  const {view} = await vegaEmbed(panel.querySelector(".chart"), spec, options);
+  view.addEventListener("click", (event, item) => {
+    if (item?.datum?.trial_id) openTrial(item.datum.trial_id);
+  });
+  panel.style.minHeight = "";
+  panel.dataset.drawn = "true";
+}
 
-// What is missing comes last, whichever way round.
-function compare(one, other, direction) {
-  if (one === null || other === null) return (one === null) - (other === null);
+const inView = (node) => {
+  const {top, bottom} = node.getBoundingClientRect();
+  return bottom > 0 && top < innerHeight;
+};
+const frame = () => new Promise((done) => setTimeout(done));
+
+const PICTURE = "first picture";  // bench/report.py reads when it was there
+let drawing = false;
+async function drawCharts() {
+  if (drawing) return;
+  drawing = true;
+  delete document.body.dataset.drawn;
+  for (;;) {
+    const left = [...document.querySelectorAll(".panel:not([data-drawn])")];
+    if (!left.length) break;
+    const panel = left.find(inView) ?? left[0];
+    panel.dataset.drawn = "";
+    await draw(panel);
+    await frame();
+    if (!performance.getEntriesByName(PICTURE).length) performance.mark(PICTURE);
+  }
+  drawing = false;
+  document.body.dataset.drawn = "true";
+}
+
+// --- Tables: search, pages, hidden columns and order are DataTables'.
+
+const words = (cell) => Array.isArray(cell) ? cell[0] : cell ?? "";
+const values = (cell) => Array.isArray(cell) ? cell.slice(1) : [cell];
+
+// What is missing comes last, whichever way round. DataTables says "" of it.
+const isMissing = (value) => value === null || value === "";
+const compare = (direction) => (one, other) => {
+  if (isMissing(one) || isMissing(other)) return isMissing(one) - isMissing(other);
   if (typeof one === "number" && typeof other === "number") return direction * (one - other);
   return direction * String(one).localeCompare(String(other), undefined, {numeric: true});
+};
+DataTable.ext.type.order["value-asc"] = compare(1);
+DataTable.ext.type.order["value-desc"] = compare(-1);
+DataTable.ext.errMode = "throw";
+
+const SHOWN = {
+  trial: (text) => text && `<button class="trial" data-trial="${text}">${text}</button>`,
+  command: (text) => text && `<code>${text}</code>`,
+};
+
+function columnOf({title, kind, hidden}) {
+  const show = SHOWN[kind] ?? ((text) => text);
+  return {
+    title: escaped(title),
+    type: "value",
+    visible: !hidden,
+    className: kind,
+    defaultContent: "",
+    render: (cell, purpose) => {
+      if (purpose === "sort" || purpose === "type") return values(cell)[0];
+      return purpose === "display" ? show(escaped(words(cell))) : words(cell);
+    },
+  };
 }
 
-function sortBy(head) {
-  const table = head.closest("table"), column = head.cellIndex;
-  const direction = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
-  for (const other of table.tHead.rows[0].cells) other.setAttribute("aria-sort", "none");
-  head.setAttribute("aria-sort", direction === 1 ? "ascending" : "descending");
-  const key = (row) => values(row.cells[column])[0];
-  const rows = [...table.tBodies[0].rows].sort((a, b) => compare(key(a), key(b), direction));
-  table.tBodies[0].append(...rows);
+const PAGE = 15;
+function makeTable(block) {
+  const {heads, rows} = json(block.querySelector("script"));
+  const many = rows.length > PAGE;
+  block.dataTable = new DataTable(block.querySelector("table"), {
+    columns: heads.map(columnOf),
+    data: rows,
+    order: [],
+    autoWidth: false,
+    deferRender: true,
+    paging: many,
+    searching: rows.length > 1,
+    info: many,
+    pageLength: PAGE,
+    lengthMenu: [PAGE, 50, 200, {label: "all", value: -1}],
+    layout: {
+      topStart: heads.length > 3 ? {buttons: [{extend: "colvis", text: "columns"}]} : null,
+      topEnd: rows.length > 1 ? "search" : null,
+      bottomStart: many ? "info" : null,
+      bottomEnd: many ? ["pageLength", "paging"] : null,
+    },
+  });
+  block.heads = heads;
+  block.dataset.made = "true";
 }
 
-// As it is sorted now.
-const rowsOf = (table) => [...table.tBodies[0].rows].map((row) => [...row.cells]);
-
-function csv(table) {
+// The rows that the search leaves, as they are sorted now, with all columns.
+function csv({heads, dataTable}) {
   const quoted = (value) => {
     const text = value === null ? "" : String(value);
     return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
-  const heads = [...table.tHead.rows[0].cells].flatMap((head) => JSON.parse(head.dataset.names));
-  const rows = rowsOf(table).map((cells) => cells.flatMap(values));
-  return [heads, ...rows].map((row) => row.map(quoted).join(",")).join("\n") + "\n";
-}
-
-function latex(table) {
-  const special = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"};
-  const escaped = (cell) =>
-    cell.textContent.replace(/[\\~^&%$#_{}]/g, (letter) => special[letter] ?? `\\${letter}`);
-  const heads = [...table.tHead.rows[0].cells];
-  const lines = [heads, ...rowsOf(table)].map((row) => row.map(escaped).join(" & ") + " \\\\");
-  const [head, ...body] = lines;
-  const columns = "l".repeat(heads.length);
-  return [`\\begin{tabular}{${columns}}`, "\\toprule", head, "\\midrule", ...body, "\\bottomrule",
-    "\\end{tabular}", ""].join("\n");
+  const rows = dataTable.rows({order: "applied", search: "applied"}).data().toArray();
+  return [heads.flatMap((head) => head.names), ...rows.map((row) => row.flatMap(values))]
+    .map((row) => row.map(quoted).join(",")).join("\n") + "\n";
 }
 
 // Files opened from a disk may not be allowed to use the clipboard's own interface.
@@ -78,17 +147,245 @@ async function copy(text) {
   }
 }
 
-const FORMS = {csv, latex};
+async function makeTables() {
+  for (const block of document.querySelectorAll(".table.block:not([data-made])")) {
+    makeTable(block);
+    await frame();
+  }
+  document.body.dataset.tables = "true";
+}
+
+// --- A trial: its config, curve and log, from the file that holds them.
+
+const dialog = document.getElementById("trial"), content = document.getElementById("trial-content");
+let known = {};
+globalThis.pipegap = {trials: (common, trials) => {
+  for (const [id, trial] of Object.entries(trials)) {
+    known[id] = {...trial, config: {...common, ...trial.config}};
+  }
+}};
+
+const fileOf = (id) => `trials/${/^[0-9a-z]{2}/.exec(id)?.[0] ?? "other"}.js`;
+const load = (file) => new Promise((done) => {
+  const script = element("script", {src: `${file}?${Date.now()}`, onload: done, onerror: done});
+  document.head.append(script);
+}).finally(() => document.querySelectorAll("head script[src]").forEach((script) => script.remove()));
+
+async function openTrial(id) {
+  if (location.hash !== `#trial=${id}`) history.pushState(null, "", `#trial=${id}`);
+  if (!(id in known)) await load(fileOf(id));
+  await showTrial(id);
+}
+
+async function showTrial(id) {
+  document.getElementById("trial-title").textContent = `Trial ${id}`;
+  const trial = known[id];
+  dialog.dataset.trial = id;
+  delete dialog.dataset.drawn;
+  if (!dialog.open) dialog.showModal();
+  if (!trial) {
+    content.replaceChildren(element("p", {}, configs[id] ?? "",
+      element("p", {className: "note"}, `${fileOf(id)} beside this page has nothing of it.`)));
+    return;
+  }
+  const chart = element("div", {className: "chart"});
+  content.replaceChildren(
+    pairs(trial.summary),
+    element("p", {}, element("code", {}, trial.command)),
+    element("h3", {}, "Loss"),
+    chart,
+    element("p", {className: "note"}, trial.shown),
+    ...(trial.error ? [element("h3", {}, "Error"), element("pre", {}, trial.error)] : []),
+    element("h3", {}, "Log"),
+    element("ul", {}, ...trial.log.map((line) => element("li", {}, line))),
+    element("h3", {}, "Config"),
+    pairs(trial.config),
+  );
+  if (trial.curve.length) {
+    await vegaEmbed(chart, curveOf(trial.curve), options);
+  }
+  dialog.dataset.drawn = "true";
+}
+
+const pairs = (object) => element("dl", {}, ...Object.entries(object).flatMap(([key, value]) =>
+  [element("dt", {}, key), element("dd", {}, typeof value === "string" ? value : JSON.stringify(value))]));
+
+const curveOf = (rows) => ({
+  width: "container", height: 240,
+  data: {values: rows.map(([update, loss, of]) => ({update, loss, of}))},
+  mark: {type: "line", point: {size: 18}},
+  encoding: {
+    x: {field: "update", type: "quantitative"},
+    y: {field: "loss", type: "quantitative", scale: {zero: false}},
+    color: {field: "of", type: "nominal", title: null, legend: {orient: "top"}},
+    tooltip: [{field: "of"}, {field: "update"}, {field: "loss"}],
+  },
+});
+
+function followHash() {
+  const id = /^#trial=(.+)$/.exec(location.hash)?.[1];
+  if (id) openTrial(decodeURIComponent(id));
+  else if (dialog.open) dialog.close();
+}
+dialog.addEventListener("close", () => {
+  if (location.hash.startsWith("#trial=")) history.pushState(null, "", location.pathname);
+});
+addEventListener("popstate", followHash);
+
+// --- Contents: open where there is room, with the section in view marked.
+
+const contents = () => document.getElementById("contents");
+contents().open = matchMedia("(min-width: 72rem)").matches;
+const watcher = new IntersectionObserver((entries) => {
+  for (const {target, isIntersecting} of entries) {
+    const link = document.querySelector(`nav a[href="#${CSS.escape(target.id)}"]`);
+    if (link) link.toggleAttribute("data-current", isIntersecting);
+  }
+}, {rootMargin: "0px 0px -60% 0px"});
+
+// --- Print: everything is open and on one page of its table.
+
+const opened = new Map();
+addEventListener("beforeprint", () => {
+  for (const details of document.querySelectorAll("details")) {
+    opened.set(details, details.open);
+    details.open = true;
+  }
+  document.querySelectorAll(".table.block:not([data-made])").forEach(makeTable);
+  for (const {dataTable} of document.querySelectorAll(".table.block")) {
+    dataTable.page.len(-1).draw(false);
+  }
+});
+addEventListener("afterprint", () => {
+  for (const [details, open] of opened) details.open = open;
+  opened.clear();
+  for (const {dataTable} of document.querySelectorAll(".table.block")) {
+    dataTable.page.len(PAGE).draw(false);
+  }
+});
+
+// --- Live: what changed in the store's report takes the place of what is shown.
+
+const blocks = (root) => [...root.querySelectorAll(".block")];
+let sources = new Map();
+const remember = (root) => { sources = new Map(blocks(root).map((block) => [block.id, block.outerHTML])); };
+
+function replaceBlock(old, fresh) {
+  const open = [...old.querySelectorAll("details")].map((details) => details.open);
+  const state = old.dataTable && {
+    search: old.dataTable.search(), order: old.dataTable.order(), page: old.dataTable.page(),
+    length: old.dataTable.page.len(), visible: old.dataTable.columns().visible().toArray(),
+  };
+  const heights = [...old.querySelectorAll(".panel")].map((panel) => panel.offsetHeight);
+  old.replaceWith(fresh);
+  if (old.matches("details")) fresh.open = old.open;
+  fresh.querySelectorAll("details").forEach((details, at) => { details.open = open[at] ?? details.open; });
+  fresh.querySelectorAll(".panel").forEach((panel, at) => { panel.style.minHeight = `${heights[at] ?? 0}px`; });
+  if (!state) return;
+  makeTable(fresh);
+  const table = fresh.dataTable;
+  if (state.visible.length === table.columns().count()) {
+    state.visible.forEach((visible, at) => table.column(at).visible(visible, false));
+    table.order(state.order);
+  }
+  table.search(state.search).page.len(state.length).draw().page(state.page).draw("page");
+}
+
+// The children of a section become those of the fresh one: kept where they say the same.
+function update(section, fresh, before) {
+  const wanted = new Set([...fresh.children].map((node) => node.id));
+  for (const node of [...section.children]) if (!wanted.has(node.id)) node.remove();
+  let next = section.firstElementChild;
+  for (const node of [...fresh.children]) {
+    const old = next?.id === node.id ? next : node.id && document.getElementById(node.id);
+    if (!old) {
+      section.insertBefore(document.adoptNode(node), next);
+      continue;
+    }
+    if (old !== next) section.insertBefore(old, next);
+    next = old.nextElementSibling;
+    if (!node.matches(".block")) update(old, node, before);
+    else if (before.get(node.id) !== sources.get(node.id)) {
+      replaceBlock(old, document.adoptNode(node));
+    }
+  }
+}
+
+async function refresh() {
+  const answer = await fetch(".", {cache: "no-store"});
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const anchor = scrollY > 0 &&
+    blocks(document).find((block) => block.getBoundingClientRect().bottom > 0);
+  const top = anchor && anchor.getBoundingClientRect().top;
+  const before = sources;
+  remember(fresh);
+  configs = json(fresh.getElementById("configs"));
+  for (const name of ["nav", ".page"]) {
+    update(document.querySelector(name), fresh.querySelector(name), before);
+  }
+  document.body.dataset.live = fresh.body.dataset.live;
+  const now = anchor && document.getElementById(anchor.id);
+  if (now) scrollBy({top: now.getBoundingClientRect().top - top, behavior: "instant"});
+  watch();
+  await Promise.all([drawCharts(), makeTables(), refreshTrial()]);
+}
+
+// The open trial again, from its file as it is now, scrolled as before.
+async function refreshTrial() {
+  known = {};
+  if (!dialog.open) return;
+  const id = dialog.dataset.trial, scrolled = dialog.scrollTop;
+  await load(fileOf(id));
+  if (dialog.open && dialog.dataset.trial === id) await showTrial(id);
+  dialog.scrollTop = scrolled;
+}
+
+const news = (text) => { document.getElementById("news").textContent = text; };
+
+function follow() {
+  const events = new EventSource("events");
+  let last = Promise.resolve();
+  const after = (work) => {
+    last = last.then(work).catch((error) => news(`Not updated: ${error}`));
+  };
+  events.addEventListener("report", ({data}) => after(async () => {
+    if (data === document.body.dataset.live) return;
+    await refresh();
+    news(`Updated ${new Date().toLocaleTimeString()}.`);
+  }));
+  events.addEventListener("running", ({data}) => after(async () => {
+    const place = document.getElementById("now");
+    place.innerHTML = JSON.parse(data);
+    const runs = [...place.querySelectorAll("button")].map((button) => button.dataset.trial);
+    if (runs.includes(dialog.dataset.trial)) await refreshTrial();
+  }));
+  events.addEventListener("problem", ({data}) => news(JSON.parse(data)));
+  events.addEventListener("error", () => news("The server does not answer: nothing is updated."));
+}
+
+// --- Start.
 
 document.addEventListener("click", async ({target}) => {
-  if (target.matches("th[aria-sort]")) sortBy(target);
+  const opener = target.closest("button[data-trial]");
+  if (opener) await openTrial(opener.dataset.trial);
   if (!target.matches("button[data-copy]")) return;
-  const words = target.textContent;
-  await copy(FORMS[target.dataset.copy](target.closest(".table").querySelector("table")));
+  const said = target.textContent;
+  await copy(csv(target.closest(".table")));
   target.textContent = "copied";
-  setTimeout(() => { target.textContent = words; }, 1500);
+  setTimeout(() => { target.textContent = said; }, 1500);
 });
-document.addEventListener("keydown", ({key, target}) => {
-  if (key === "Enter" && target.matches("th[aria-sort]")) sortBy(target);
-});
+
+function watch() {
+  watcher.disconnect();
+  const places = "figure[id], .table[id], header[id], main > section[id]";
+  for (const node of document.querySelectorAll(places)) watcher.observe(node);
+}
+
+if ("live" in document.body.dataset) {
+  remember(document);
+  follow();
+}
+watch();
+followHash();
 drawCharts();
+makeTables();

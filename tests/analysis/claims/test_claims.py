@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 import pytest
 
 from analysis import load
 from analysis.claims import CLAIMS, Outcome, Verdict, judged, not_run
+from analysis.claims.measure import Column, more
 from tests.support.synthetic_store import config, put, result, write
 
 YES, NO, OPEN = Outcome.REPRODUCED, Outcome.CONTRADICTED, Outcome.UNDECIDED
@@ -280,7 +282,7 @@ def test_an_arm_that_diverged_everywhere_lost_and_one_that_did_in_part_decides_n
 
 def test_a_claim_that_was_never_run_says_how() -> None:
     claim = BY_NAME["momentum"]
-    found = not_run(claim, "tiny")
+    found = not_run(claim, "python -m sweeps sweep=momentum scale=tiny results=r")
     assert found.outcome == OPEN
     assert "python -m sweeps sweep=momentum scale=tiny" in found.parts[0].why
 
@@ -356,13 +358,22 @@ def test_many_parts_do_not_make_a_contradiction_of_noise(tmp_path: Path) -> None
 def test_a_point_is_chosen_on_the_first_seeds_and_compared_on_the_others(tmp_path: Path) -> None:
     """A rate whose sync loss is higher counts for nothing, whatever its gap."""
     rates = {0.1: (2.0, 0.1), 0.2: (2.5, 0.9)}
-    for size, more in ((8, 0.0), (16, 0.2)):
+    for size, added in ((8, 0.0), (16, 0.2)):
         for rate, (level, gap) in rates.items():
             base = [level + seed for seed in (0.0, 0.1, 0.05)]
-            late = [loss + gap + more + 0.001 * seed for seed, loss in enumerate(base)]
+            late = [loss + gap + added + 0.001 * seed for seed, loss in enumerate(base)]
             put(tmp_path, "sync", base, lr=rate, batch_size=size)
             put(tmp_path, "delay", late, lr=rate, batch_size=size)
     found = verdict("large_batches", tmp_path)
     assert found.outcome == YES
     small, large, difference = found.parts[0].numbers
     assert [small.mean, large.mean, difference.mean] == pytest.approx([0.1015, 0.3015, 0.2])
+
+
+def test_a_gap_that_was_not_measured_decides_nothing() -> None:
+    """Even where the other gap has several points to choose from."""
+    columns = ["optimizer", "point", "seed", "value", "final_val_loss_sync"]
+    rows = [("muon", point, seed, 0.1, 2.0) for point in "ab" for seed in (0, 1, 2)]
+    measured = pd.DataFrame(rows, columns=columns)
+    found = more("muon", Column("none", measured[:0]), Column("two", measured))
+    assert found.flaw

@@ -1,16 +1,24 @@
-"""The page in a browser: no error, every chart is drawn, tables sort, a phone can read it."""
+"""The page in a browser: no message, charts, tables, a trial's drawer, print, phones, live."""
 
 from __future__ import annotations
 
+import base64
+import io
+import re
 import shutil
+import unicodedata
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from selenium.webdriver.support.ui import WebDriverWait
 
+from analysis.report import live
+from analysis.report.live import LiveReport
 from analysis.report.report import report
-from tests.support.synthetic_store import LOSSES, ids, record, write_arms
+from analysis.report.server import Server
+from tests.support.synthetic_store import LOSSES, config, ids, record, result, write, write_arms
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
@@ -37,13 +45,19 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    driver.set_script_timeout(SECONDS)
     try:
         driver.get((folder / "out" / "index.html").as_uri())
-        drawn = "return document.body.dataset.drawn"
-        WebDriverWait(driver, SECONDS).until(lambda page: page.execute_script(drawn))
+        settle(driver)
         yield driver
     finally:
         driver.quit()
+
+
+def settle(browser: Any) -> None:
+    """Waits until all charts and tables are there."""
+    done = "return document.body.dataset.drawn && document.body.dataset.tables"
+    WebDriverWait(browser, SECONDS).until(lambda page: page.execute_script(done))
 
 
 def resize(browser: Any, width: int) -> None:
@@ -51,9 +65,8 @@ def resize(browser: Any, width: int) -> None:
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
-def test_the_console_has_no_error(browser: Any) -> None:
-    messages = browser.get_log("browser")
-    assert not [message for message in messages if message["level"] == "SEVERE"], messages
+def test_the_console_has_no_message(browser: Any) -> None:
+    assert browser.get_log("browser") == []
 
 
 def test_every_chart_has_marks(browser: Any) -> None:
@@ -65,52 +78,134 @@ def test_every_chart_has_marks(browser: Any) -> None:
     assert min(num_marks) > 3
 
 
+TABLE = "[...document.querySelectorAll('.table')].find(t => t.innerText.includes('Every gap'))"
+
+
 def test_a_click_on_a_header_sorts_and_another_turns_it_round(browser: Any) -> None:
-    table = "[...document.querySelectorAll('.table')].find(t => t.innerText.includes('Every gap'))"
     values = (
-        f"return [...{table}.querySelectorAll('tbody tr')].map(row =>"
-        " JSON.parse(row.cells[arguments[0]].dataset.values)[0])"
+        f"return {TABLE}.dataTable.rows({{order: 'applied'}}).data().toArray()"
+        ".map(row => Array.isArray(row[arguments[0]]) ? row[arguments[0]][1] : row[arguments[0]])"
     )
-    names = browser.execute_script(
-        f"return [...{table}.querySelectorAll('th')].map(th => th.textContent)"
-    )
+    names = browser.execute_script(f"return {TABLE}.heads.map(head => head.title)")
     for name in ("gap", "arm", "removed"):
         column = names.index(name)
-        click = f"{table}.querySelectorAll('th')[{column}].click()"
-        browser.execute_script(click)
+        click = (
+            f"const done = arguments[0], table = {TABLE};"
+            "table.dataTable.one('draw', () => setTimeout(done));"
+            f"table.querySelectorAll('th')[{column}].click()"
+        )
+        browser.execute_async_script(click)
         up = browser.execute_script(values, column)
         known = [value for value in up if value is not None]
         assert known == sorted(known)
         assert up == known + [None] * (len(up) - len(known)), "what is missing comes last"
-        browser.execute_script(click)
+        browser.execute_async_script(click)
         down = [value for value in browser.execute_script(values, column) if value is not None]
         assert down == sorted(known, reverse=True)
 
 
-def test_a_button_copies_a_table_as_csv_or_latex(browser: Any) -> None:
+def test_a_table_is_searched_has_pages_and_hides_columns(browser: Any) -> None:
+    def shown() -> list[str]:
+        script = "return [...document.querySelectorAll('#trials tbody tr')].map(r => r.innerText)"
+        return list(browser.execute_script(script))
+
+    assert len(shown()) == 15, "a page"
+    search = browser.find_element("css selector", "#trials input[type=search]")
+    search.send_keys("muon")
+    assert len(shown()) == 4
+    assert all("muon" in row for row in shown())
+    search.clear()
+    search.send_keys(" ")
+    browser.execute_script("document.querySelector('#trials button.buttons-collection').click()")
+    column = browser.find_element(
+        "xpath", "//button[contains(@class, 'columnVisibility')][contains(., 'status')]"
+    )
+    browser.execute_script("arguments[0].click()", column)
+    assert not any("completed" in row for row in shown())
+    browser.execute_script("arguments[0].click()", column)
+    browser.execute_script("document.querySelector('.dt-button-background')?.click()")
+    assert any("completed" in row for row in shown())
+
+
+def test_a_button_copies_a_table_as_csv(browser: Any) -> None:
     """What was copied is pasted into a field."""
     from selenium.webdriver.common.keys import Keys
 
     field = browser.execute_script(
         "return document.body.appendChild(document.createElement('textarea'))"
     )
-    copied = {}
-    for form in ("csv", "latex"):
-        browser.find_element("css selector", f".table [data-copy={form}]").click()
-        WebDriverWait(browser, SECONDS).until(
-            lambda page: page.find_elements("xpath", "//button[text()='copied']")
-        )
-        field.clear()
-        field.send_keys(Keys.CONTROL, "v")
-        copied[form] = field.get_property("value")
-        WebDriverWait(browser, SECONDS).until(
-            lambda page: not page.find_elements("xpath", "//button[text()='copied']")
-        )
+    browser.execute_script(f"{TABLE}.querySelector('[data-copy]').click()")
+    WebDriverWait(browser, SECONDS).until(
+        lambda page: page.find_elements("xpath", "//button[text()='copied']")
+    )
+    field.send_keys(Keys.CONTROL, "v")
+    lines = field.get_property("value").splitlines()
     browser.execute_script("arguments[0].remove()", field)
-    assert copied["csv"].startswith("optimizer,")
-    assert copied["latex"].startswith("\\begin{tabular}{l")
-    assert all("adamw" in text for text in copied.values())
-    assert "delay\\_ef" in copied["latex"]
+    names, *rows = [line.split(",") for line in lines]
+    column = names.index("gap")
+    known = browser.execute_script(
+        f"return {TABLE}.dataTable.rows().data().toArray().map(row => row.find("
+        f"(cell, at) => {TABLE}.heads[at].title === 'gap')[1])"
+    )
+    assert sorted(float(row[column]) for row in rows if row[column]) == pytest.approx(
+        sorted(value for value in known if value is not None)
+    )
+
+
+def test_the_keyboard_opens_a_trial_and_closes_it(browser: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    opener = browser.find_element("css selector", "#trials button.trial")
+    trial_id = opener.text
+    opener.send_keys(Keys.ENTER)
+    shown = WebDriverWait(browser, SECONDS).until(
+        lambda page: page.find_element("css selector", "dialog[open][data-drawn]")
+    )
+    assert f"Trial {trial_id}" in shown.text
+    for said in ("optimizer.lr", "0.004", "rerun", f"trial_id={trial_id}", "Log", "batch_size"):
+        assert said in shown.text
+    marks = "return document.querySelectorAll('dialog .mark-symbol path').length"
+    assert browser.execute_script(marks) == 100 + 4 + 2  # of 400 updates, all evaluations, legend
+    browser.switch_to.active_element.send_keys(Keys.ESCAPE)
+    assert not browser.find_elements("css selector", "dialog[open]")
+    assert browser.switch_to.active_element == opener, "where the reader was"
+
+
+def test_a_click_on_a_point_opens_its_trial(browser: Any) -> None:
+    resize(browser, 1400)
+    point = browser.find_element("css selector", ".panel .mark-symbol path")
+    trial_id = browser.execute_script(
+        "arguments[0].scrollIntoView({block: 'center'});"
+        "const {x, y, width, height} = arguments[0].getBoundingClientRect();"
+        "const top = document.elementFromPoint(x + width / 2, y + height / 2);"
+        "return top.__data__.datum.trial_id",  # another point may lie on this one
+        point,
+    )
+    from selenium.webdriver import ActionChains
+
+    ActionChains(browser).move_to_element(point).click().perform()
+    WebDriverWait(browser, SECONDS).until(
+        lambda page: page.find_element("css selector", "dialog[open][data-drawn]")
+    )
+    assert browser.find_element("id", "trial-title").text == f"Trial {trial_id}"
+    browser.execute_script("document.getElementById('trial').close()")
+
+
+def test_the_contents_stay_in_view(browser: Any) -> None:
+    for width in (390, 1280):
+        resize(browser, width)
+        for target in ("verdicts", "provenance"):
+            browser.execute_script(f"document.getElementById('{target}').scrollIntoView()")
+            top, bottom, height = browser.execute_script(
+                "const {top, bottom} = document.querySelector('nav summary')"
+                ".getBoundingClientRect(); return [top, bottom, innerHeight]"
+            )
+            assert 0 <= top < bottom <= height
+    links = browser.execute_script(
+        "return [...document.querySelectorAll('nav a')].map(a => a.hash.slice(1))"
+    )
+    missing = [at for at in links if not browser.find_elements("id", at)]
+    assert not missing
 
 
 def test_a_point_under_the_pointer_says_which_trial_it_is(browser: Any) -> None:
@@ -127,7 +222,7 @@ def test_a_point_under_the_pointer_says_which_trial_it_is(browser: Any) -> None:
         assert said in tooltip.text
 
 
-@pytest.mark.parametrize("width", [380, 800, 1400])
+@pytest.mark.parametrize("width", [390, 800, 1400])
 def test_the_page_never_scrolls_sideways(browser: Any, width: int) -> None:
     resize(browser, width)
     page, window = browser.execute_script(
@@ -137,10 +232,125 @@ def test_the_page_never_scrolls_sideways(browser: Any, width: int) -> None:
 
 
 def test_charts_fit_a_phone(browser: Any) -> None:
-    resize(browser, 380)
+    resize(browser, 390)
     widths = browser.execute_async_script(
         "const done = arguments[0], width = (svg) => svg.getBoundingClientRect().width;"
         "setTimeout(() => done([...document.querySelectorAll('.chart svg')].map(width)), 500)"
     )
-    assert max(widths) <= 380
+    assert max(widths) <= 390
     assert min(widths) > 200
+
+
+MARKED = (1, 2, 3)
+"""A colour that nothing else on the page has."""
+
+
+def test_print_loses_no_word_and_no_mark(browser: Any) -> None:
+    pypdf = pytest.importorskip("pypdf")
+    resize(browser, 1280)
+    color = f"rgb{MARKED}"
+    style = browser.execute_script(
+        "const style = document.createElement('style');"
+        f"style.textContent = '.panel .mark-symbol path {{fill: {color} !important;"
+        " fill-opacity: 1 !important; opacity: 1 !important; stroke: none !important}';"
+        "return document.head.appendChild(style)"
+    )
+    num_marks, cells, labels = browser.execute_script(
+        "const words = (cell) => Array.isArray(cell) ? cell[0] : cell ?? '';"
+        "return [document.querySelectorAll('.panel .mark-symbol path').length,"
+        " [...document.querySelectorAll('.table.block')].flatMap(block =>"
+        "  block.dataTable.rows().data().toArray().flatMap(row => row.map(words))),"
+        " [...document.querySelectorAll('.panel svg text, .page li, .page dd')]"
+        "  .map(text => text.textContent)]"
+    )
+    printed = browser.execute_cdp_cmd(
+        "Page.printToPDF", {"preferCSSPageSize": True, "printBackground": True}
+    )["data"]
+    browser.execute_script("arguments[0].remove()", style)
+    pdf = pypdf.PdfReader(io.BytesIO(base64.b64decode(printed)))
+    text = squeezed("".join(page.extract_text() for page in pdf.pages))
+    assert num_marks > 20
+    assert len(cells) > 200
+    lost = [words for words in [*cells, *labels] if squeezed(words) not in text]
+    assert lost == []
+    assert sum(fills(pypdf, pdf, page) for page in pdf.pages) == num_marks
+
+
+def squeezed(text: str) -> str:
+    """Without ligatures, and the spaces and hyphens at which lines are broken."""
+    return re.sub(r"[\s\u00ad]+", "", unicodedata.normalize("NFKC", text))
+
+
+def fills(pypdf: Any, pdf: Any, page: Any) -> int:
+    """How many paths of a page are filled with MARKED."""
+    found = 0
+    for content in streams(pypdf, pdf, page):
+        current, stack = None, []
+        for operands, operator in content.operations:
+            if operator == b"q":
+                stack.append(current)
+            elif operator == b"Q":
+                current = stack.pop() if stack else None
+            elif operator == b"rg":
+                current = tuple(round(255 * float(value)) for value in operands)
+            elif operator in (b"f", b"f*", b"B", b"B*"):
+                found += current == MARKED
+    return found
+
+
+def streams(pypdf: Any, pdf: Any, page: Any) -> Iterator[Any]:
+    """The content of a page, and that of each form in it."""
+    resources = page["/Resources"]
+    yield page.get_contents()
+    todo = [resources]
+    while todo:
+        for item in (todo.pop().get("/XObject") or {}).values():
+            form = item.get_object()
+            if form.get("/Subtype") == "/Form":
+                yield pypdf.generic.ContentStream(form, pdf)
+                todo.append(form.get("/Resources") or {})
+
+
+def test_a_live_page_changes_in_place(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the reader opened, searched and scrolled to stays, and so does an open trial."""
+    monkeypatch.setattr(live, "SHARE", 1.0)  # no pause between two reports
+    store = tmp_path / "results"
+    write_arms(store, LOSSES)
+    record(store, "optimizers", "tiny", ids(store))
+    report = LiveReport(store, tmp_path / "place")
+    report.look()
+    with Server(report, 0) as server, server.serving():
+        resize(browser, 1280)
+        browser.get(server.address)
+        settle(browser)
+        browser.execute_script(
+            "document.mine = true;"
+            "document.querySelector('#verdict-list details').open = true;"
+            "document.querySelector('#trials input[type=search]').value = 'delay';"
+            "document.querySelector('#table-provenance').dataTable.search('delay').draw();"
+            "document.getElementById('missing').scrollIntoView();"
+        )
+        browser.execute_script("document.querySelector('#trials button.trial').click()")
+        WebDriverWait(browser, SECONDS).until(
+            lambda page: page.find_element("css selector", "dialog[open][data-drawn]")
+        )
+        place = "return document.getElementById('missing').getBoundingClientRect().top"
+        before = browser.execute_script(place)
+        more = config("delay", seed=7)
+        write(store, more, result(more, 2.4), curve=True)
+        report.look()
+        WebDriverWait(browser, SECONDS).until(
+            lambda page: "10 trials" in page.find_element("id", "made").text
+        )
+        settle(browser)
+        kept = browser.execute_script(
+            "return [document.mine, document.querySelector('#verdict-list details').open,"
+            " document.querySelector('#table-provenance').dataTable.search(),"
+            " document.getElementById('trial').open,"
+            " document.querySelectorAll('#trials tbody tr').length]"
+        )
+        assert kept == [True, True, "delay", True, 7]
+        assert browser.execute_script(place) == pytest.approx(before, abs=2)
+        assert browser.get_log("browser") == []

@@ -1,56 +1,181 @@
-"""`watch=true` makes the report again when the store changes, and ends cleanly."""
+"""`python -m analysis serve` follows its store, for this machine alone, and leaves nothing."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from analysis.report.live import state
-from tests.support.synthetic_store import config, result, write, write_arms
+import pytest
+
+from analysis.report import live
+from analysis.report.live import LiveReport, state
+from analysis.report.server import HOST, Server
+from tests.support.synthetic_store import LOSSES, config, ids, result, write, write_arms
+from trainer.base.errors import BadInput
+from trainer.folder.lease import leased
 
 ROOT = Path(__file__).parents[3]
-DEADLINE = 120
+DEADLINE = 300
+WAIT = 0.05
 
 
-def wait(done: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + DEADLINE
-    while not done():
-        assert process.poll() is None
-        assert time.monotonic() < end
-        time.sleep(0.1)
+class Served(NamedTuple):
+    store: Path
+    place: Path
+    report: LiveReport
+    address: str
 
 
-def test_a_page_follows_its_store_until_ctrl_c(tmp_path: Path) -> None:
-    store, page = tmp_path / "results", tmp_path / "out" / "index.html"
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A report that is served, and made again when a test looks at its store."""
+    folder = tmp_path_factory.mktemp("live")
+    store, place = folder / "results", folder / "place"
     write_arms(store, {"sync": [1.0], "delay": [1.2]})
-    command = [sys.executable, "-m", "analysis", f"results={store}", f"out={page.parent}"]
+    place.mkdir()
+    report = LiveReport(store, place)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live, "SHARE", 1.0)  # no pause between two reports
+        report.look()
+        with Server(report, 0) as server, server.serving():
+            yield Served(store, place, report, server.address)
+
+
+def get(address: str, **headers: str) -> str:
+    request = urllib.request.Request(address, headers=headers)
+    with urllib.request.urlopen(request, timeout=DEADLINE) as answer:
+        return str(answer.read().decode())
+
+
+def events_until(stream: Any, name: str) -> str:
+    """The data of the next event of that name."""
+    for line in stream:
+        if line.decode().strip() == f"event: {name}":
+            return str(next(stream).decode()).removeprefix("data: ").strip()
+    raise AssertionError(f"no event {name}")
+
+
+def said(served: Served) -> dict[str, str]:
+    """The data of each event that a browser gets which comes now."""
+    found = {}
+    for event in served.report.events(WAIT):
+        if event is None:
+            break
+        found[event[0]] = event[1]
+    return found
+
+
+def test_a_new_result_is_a_new_report_and_an_event(served: Served) -> None:
+    num_trials = len(ids(served.store))
+    with urllib.request.urlopen(f"{served.address}events", timeout=DEADLINE) as stream:
+        version = int(events_until(stream, "report"))
+        assert f"{num_trials} trials" in get(served.address)
+        assert served.report.look() == "", "nothing changed"
+        settings = config("delay", seed=1)
+        write(served.store, settings, result(settings, 1.3))
+        assert f"{num_trials + 1} trials" in served.report.look()
+        assert events_until(stream, "report") == str(version + 1)
+    text = get(served.address)
+    assert f"{num_trials + 1} trials" in text
+    assert f'data-live="{version + 1}"' in text
+    assert [path.name for path in served.place.iterdir()] == [str(version + 1)], "the old is gone"
+
+
+def test_a_running_trial_is_shown_with_its_newest_update(served: Served) -> None:
+    settings = config("delay", seed=2)
+    folder = write(served.store, settings, None)
+    with leased(folder, lambda: "completed"):
+        for update in (3, 4):
+            with (folder / "metrics.jsonl").open("a") as file:
+                row = {"update": update, "train_loss": 2.5, "tokens_per_second": 1234.5}
+                file.write(json.dumps(row) + "\n")
+            served.report.look()
+            now = said(served)["running"]
+            assert f"<td>{update + 1} of 400</td><td>2.5000</td><td>1,234</td>" in now
+            assert f'[{update}, 2.5, "training"]' in get(f"{served.address}trials/00.js")
+    served.report.look()
+    assert "button" not in said(served)["running"]
+
+
+def test_only_this_machine_may_read_and_nobody_may_write(served: Served) -> None:
+    port = served.address.rsplit(":", 1)[1].strip("/")
+    assert get(served.address, Host=f"localhost:{port}")
+    for name in (f"elsewhere.org:{port}", "elsewhere.org", ""):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            get(served.address, Host=name)
+        assert refused.value.code == 403
+    before = sorted(path for path in served.store.rglob("*"))
+    for method in ("POST", "PUT", "DELETE"):
+        request = urllib.request.Request(served.address, data=b"x", method=method)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=DEADLINE)
+        assert refused.value.code == 501
+    config_file = f"results/trials/{ids(served.store)[0]}/config.json"
+    for path in (f"../{config_file}", f"..%2f{config_file}", "trials/zz.js", "trials/"):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            get(served.address + path)
+        assert refused.value.code == 404
+    assert sorted(path for path in served.store.rglob("*")) == before
+    assert HOST == "127.0.0.1"
+
+
+def test_a_store_that_cannot_be_read_is_said_and_the_page_stays(served: Served) -> None:
+    served.report.look()
+    away = served.store.with_name("away")
+    served.store.rename(away)
+    try:
+        served.report.look()
+        assert "The store cannot be read: results=" in said(served)["problem"]
+        assert "trials: " in get(served.address)
+    finally:
+        away.rename(served.store)
+    assert "trials: " in served.report.look()
+    assert "problem" not in said(served)
+
+
+def test_a_taken_port_is_bad_input(served: Served) -> None:
+    port = int(served.address.rsplit(":", 1)[1].strip("/"))
+    with pytest.raises(BadInput, match=f"port={port}: is taken"):
+        Server(served.report, port)
+
+
+def test_the_command_serves_until_ctrl_c_and_leaves_nothing(tmp_path: Path) -> None:
+    store, temporary = tmp_path / "results", tmp_path / "tmp"
+    write_arms(store, LOSSES)
+    temporary.mkdir()
     process = subprocess.Popen(
-        [*command, "watch=true"],
+        [sys.executable, "-m", "analysis", "serve", f"results={store}", "port=0"],
         cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(temporary)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+    assert process.stdout is not None
     try:
-        wait(page.exists, process)
-        first = page.read_text()
-        assert 'http-equiv="refresh"' in first
-        assert "2 trials" in first
-        settings = config("delay", seed=1)
-        write(store, settings, result(settings, 1.3))
-        wait(lambda: "3 trials" in page.read_text(), process)
-        process.send_signal(signal.SIGINT)
-        out, error = process.communicate(timeout=DEADLINE)
+        address = next(filter(None, (re.search(r"http://\S+", line) for line in process.stdout)))[0]
+        assert "9 trials" in get(address)
+        with urllib.request.urlopen(f"{address}events", timeout=DEADLINE) as stream:
+            assert events_until(stream, "report") == "1"
+            process.send_signal(signal.SIGINT)
+            _, error = process.communicate(timeout=DEADLINE)
     finally:
         process.kill()
     assert (process.returncode, error) == (0, "")
-    assert out.count("trials: ") == 2
-    assert 'http-equiv="refresh"' not in page.read_text(), "it would load itself for ever"
+    assert not [*temporary.iterdir()]
+    host, _, port = address.removeprefix("http://").strip("/").partition(":")
+    with socket.socket() as probe:
+        assert probe.connect_ex((host, int(port))) != 0, "nobody listens any more"
 
 
 def test_what_counts_as_a_change(tmp_path: Path) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
-from html.parser import HTMLParser
+import shlex
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,34 +16,55 @@ import pytest
 import vl_convert
 
 from analysis import gaps, load
-from analysis.report.page.listing import listed
+from analysis.__main__ import main as analysis
+from analysis.advice import advise
+from analysis.report.contents import EXPECTED
+from analysis.report.page import page as page_module
+from analysis.report.page.listing import listed, write_latex
 from analysis.report.page.page import MOST_POINTS, thin
+from analysis.report.recommendation import MICROBATCHES, STAGES
 from analysis.report.report import report
+from analysis.statistics.overhead import overhead
+from analysis.table.curves import MOST
+from analysis.table.points import flatten
+from analysis.table.selection import fulfilling
+from sweeps.__main__ import main as sweeps
+from sweeps.request.command_line import parse_request
 from tests.support.synthetic_store import LOSSES, config, ids, record, result, write, write_arms
 from trainer.base.errors import BadInput
 
+TABLE = re.compile(
+    r'<section class="table block".*?href="([^"]+\.csv)"'
+    r'.*?<script type="application/json">(.*?)</script>',
+    re.DOTALL,
+)
+VENDOR = Path(page_module.__file__).parent / "vendor"
 
-class Cells(HTMLParser):
-    """Of each table that sorts: its link, the names behind its columns, and its rows' values."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tables: list[tuple[str, list[str], list[list[Any]]]] = []
-        self._file = ""
-        self.feed(text)
+def tables(text: str) -> list[tuple[str, list[str], list[list[Any]]]]:
+    """Of each table of the page: its CSV, the columns of that which it shows, its rows' values."""
+    found = []
+    for file, content in TABLE.findall(text):
+        listing = json.loads(content)
+        names = [name for head in listing["heads"] for name in head["names"]]
+        rows = [[value for cell in row for value in values(cell)] for row in listing["rows"]]
+        found.append((file, names, rows))
+    return found
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        if tag == "a":
-            self._file = given["href"] or ""
-        if tag == "thead" and self._file.endswith(".csv"):
-            self.tables.append((self._file, [], []))
-        if tag == "th" and "data-names" in given:
-            self.tables[-1][1].extend(json.loads(given["data-names"] or ""))
-        if tag == "tr" and self.tables:
-            self.tables[-1][2].append([])
-        if tag == "td" and "data-values" in given:
-            self.tables[-1][2][-1].extend(json.loads(given["data-values"] or ""))
+
+def values(cell: Any) -> list[Any]:
+    return cell[1:] if isinstance(cell, list) else [cell]
+
+
+def own(text: str) -> str:
+    """A page without what others wrote."""
+    for library in (vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"), *vendored()):
+        text = text.replace(library, "")
+    return text
+
+
+def vendored() -> list[str]:
+    return [path.read_text() for path in sorted(VENDOR.iterdir())]
 
 
 def page(store: Path, out: Path, label: str | None = None) -> str:
@@ -55,12 +77,12 @@ def test_every_number_of_a_table_is_that_of_its_csv(tmp_path: Path) -> None:
     for optimizer in ("adamw", "muon"):
         write_arms(store, LOSSES, optimizer=optimizer)
     record(store, "main", "tiny", ids(store))
-    found = Cells(page(store, out)).tables
+    found = tables(page(store, out))
     assert {"tiny/table1_2_losses.csv", "tiny/tableF_overhead.csv", "tiny/gaps_main.csv"} < {
         file for file, _, _ in found
     }
     for file, names, rows in found:
-        if file == "provenance.csv":  # of its two tables one counts trials
+        if file in ("provenance.csv", "missing.csv"):  # the page shows other columns
             continue
         table = pd.read_csv(out / file)
         assert names == [*table]
@@ -99,7 +121,8 @@ def test_verdicts_come_first_and_follow_the_records(tmp_path: Path) -> None:
     write_arms(store, {"sync": [1.0, 1.1], "delay": [1.1, 1.2]}, optimizer="muon")
     record(store, "main", "tiny", ids(store))
     text = page(store, tmp_path / "out")
-    assert text.index('id="verdicts"') < text.index("<figure") < text.index('id="missing"')
+    places = ['id="facts"', "<figure", 'id="verdicts"', 'id="missing"', 'id="trials"']
+    assert sorted(places, key=text.index) == places
     claims = pd.read_csv(tmp_path / "out" / "claims.csv")
     says = dict(zip(claims["claim"], claims["verdict"], strict=True))
     assert says["It costs AdamW more than Muon"] == "reproduced"
@@ -145,10 +168,11 @@ def test_what_a_record_asks_and_the_store_lacks_is_missing_and_priced(tmp_path: 
         2000,
     ]
     assert row["arms"] == "2 delay"
-    assert "2 trials of 1 sweep are missing: 1.0 hours one after the other, 2,000 tokens" in text
+    assert "2 trials of 1 sweep are missing: 60 min one after the other, 2,000 tokens" in text
     assert "python -m sweeps sweep=main scale=tiny" in text
     never = left[left["sweep"] == "momentum"].to_dict("records")[0]
-    assert never["command"] == "python -m sweeps sweep=momentum scale=tiny"
+    assert never["command"] == f"python -m sweeps sweep=momentum scale=tiny results={store}"
+    assert pd.isna(never["seconds"])
 
 
 def test_scales_are_never_mixed_and_a_sweep_of_ones_own_is_shown(tmp_path: Path) -> None:
@@ -222,17 +246,18 @@ def test_nothing_of_a_store_is_markup(tmp_path: Path) -> None:
     text = page(store, tmp_path / "out")
     assert "alert(1)" in text
     assert not re.search(r"<script>alert", text)
-    assert text.count("</script>") == text.count("<script")
+    assert own(text).count("</script>") == own(text).count("<script")
+    for path in (tmp_path / "out" / "trials").iterdir():
+        assert path.read_text().startswith("pipegap.trials({")
 
 
 def test_the_page_needs_nothing_from_anywhere(tmp_path: Path) -> None:
     write_arms(tmp_path / "r", LOSSES)
     text = page(tmp_path / "r", tmp_path / "out")
-    own = text.replace(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"), "")
-    assert not re.search(r"<(script|img|iframe)[^>]*\ssrc=|(?<!schema\": \")https?://", own)
+    assert not re.search(r"<(script|img|iframe)[^>]*\ssrc=|(?<!schema\": \")https?://", own(text))
     links = re.findall(r"<link[^>]*>", text)
     assert links == ['<link rel="icon" href="data:,">']
-    for file in re.findall(r'href="([^"]+\.(?:svg|png|csv))"', text):
+    for file in re.findall(r'href="([^"]+\.(?:svg|png|csv|tex))"', text):
         assert (tmp_path / "out" / file).exists(), file
 
 
@@ -286,3 +311,123 @@ def test_gaps_of_a_table_are_those_of_the_library(tmp_path: Path) -> None:
     page(store, tmp_path / "out")
     written = pd.read_csv(tmp_path / "out" / "gaps.csv")
     pd.testing.assert_series_equal(written["gap"], gaps(load(store))["gap"])
+
+
+def test_the_first_screen_says_what_was_trained_and_asks_for_advice(tmp_path: Path) -> None:
+    store = tmp_path / "results"
+    write_arms(store, LOSSES)
+    write_arms(store, {"sync": [1.0, None], "delay": [1.1, 1.2]}, optimizer="muon")
+    record(store, "main", "tiny", ids(store))
+    text = page(store, tmp_path / "out")
+    facts = dict(re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)</dd>", text.split('id="verdicts"')[0]))
+    assert facts["parameters"] == "450,000"
+    assert facts["optimizers"] == "adamw, muon"
+    assert facts["learning rates"] == "0.004"
+    assert (facts["updates"], facts["seeds"]) == ("400", "0, 1, 2")
+    assert facts["trials"] == "12 completed, 1 diverged"
+    found = advise(
+        fulfilling(load(store), {"optimizer": "adamw"}),
+        optimizer="adamw",
+        stages=STAGES,
+        microbatches=MICROBATCHES,
+    )
+    assert f"<b>adamw</b>: <strong>{found.verdict.word}</strong>" in text
+
+
+def test_undecided_claims_are_folded_and_the_others_are_not(tmp_path: Path) -> None:
+    store = tmp_path / "results"
+    write_arms(store, LOSSES)
+    write_arms(store, {"sync": [1.0, 1.1], "delay": [1.1, 1.2]}, optimizer="muon")
+    record(store, "main", "tiny", ids(store))
+    verdicts = page(store, tmp_path / "out").split('id="verdict-list"')[1].split("</section>")[0]
+    shown, folded = re.split(r"<details><summary>\d+ not enough data", verdicts)
+    assert "It costs AdamW more than Muon" in shown
+    assert "High momentum makes an optimizer robust" not in shown
+    assert "High momentum makes an optimizer robust" in folded
+
+
+def test_each_command_of_the_page_runs_as_it_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "results"
+    write_arms(store, LOSSES)
+    record(store, "main", "tiny", [*ids(store), "never"], words=["sweep=main", "results=other"])
+    text = own(page(store, tmp_path / "out"))
+    printed = {html.unescape(line) for line in re.findall(r"python -m [^<\"]+", text)}
+    assert len(printed) > len(EXPECTED)
+    for line in printed:
+        _, _, module, *words = shlex.split(line)
+        assert f"results={store}" in words, line
+        if module == "analysis":
+            assert analysis(words) == 0
+        else:
+            parse_request(words)
+    [name] = (tmp_path / "out" / "trials").iterdir()
+    [_, trials] = json.loads(f"[{name.read_text().partition('(')[2].rpartition(')')[0]}]")
+    for trial_id, trial in [*trials.items()][:1]:
+        capsys.readouterr()
+        _, _, _, *words = shlex.split(trial["command"])
+        sweeps([*words, "dry_run=true"])
+        assert capsys.readouterr().out.startswith("1 trials selected"), trial_id
+
+
+def test_a_trial_opens_with_its_config_curves_and_log(tmp_path: Path) -> None:
+    store, out = tmp_path / "results", tmp_path / "out"
+    write_arms(store, LOSSES)
+    made = {"attempt": 1, "host": "h", "pid": 7, "started_at": 0.0}
+    made |= {"ended": "completed", "ended_at": 60.0}
+    (store / "trials" / "0001" / "attempt-000001.json").write_text(json.dumps(made))
+    page(store, out)
+    content = (out / "trials" / "00.js").read_text()
+    common, trials = json.loads(f"[{content.partition('(')[2].rpartition(')')[0]}]")
+    assert [*trials] == ids(store)
+    for trial_id, trial in trials.items():
+        asked = json.loads((store / "trials" / trial_id / "config.json").read_text())
+        assert common | trial["config"] == dict(flatten(asked))
+        rows = [
+            json.loads(line)
+            for line in (store / "trials" / trial_id / "metrics.jsonl").read_text().splitlines()
+        ]
+        training = {u: loss for u, loss, of in trial["curve"] if of == "training"}
+        assert training.items() <= {row["update"]: row["train_loss"] for row in rows}.items()
+        assert (len(training), min(training), max(training)) == (MOST, 0, 399)
+        validation = {u: loss for u, loss, of in trial["curve"] if of == "validation"}
+        assert validation == {r["update"]: r["val_loss"] for r in rows if "val_loss" in r}
+    line = "attempt 1: 1970-01-01 00:00:00 UTC on h pid 7, completed 1970-01-01 00:01:00 UTC"
+    assert trials["0001"]["log"] == [line]
+
+
+def test_speed_counts_of_trials_that_had_the_machine_for_themselves(tmp_path: Path) -> None:
+    """Of four trials of 40 s the first two overlap; one device is another machine."""
+    for arm, ended, device in (("sync", 100, "a"), ("delay", 139, "a"), ("delay_ef", 180, "a")):
+        settings = config(arm)
+        write(tmp_path, settings, result(settings, 1.0, finished_at=ended, device_name=device))
+    settings = config("sync", optimizer="muon")
+    write(tmp_path, settings, result(settings, 1.0, finished_at=110, device_name="b"))
+    table = overhead(load(tmp_path)).set_index(["optimizer", "arm"])
+    assert table["speed n"].to_dict() == {
+        ("adamw", "delay"): 0,
+        ("adamw", "delay_ef"): 1,
+        ("adamw", "sync"): 0,
+        ("muon", "sync"): 1,
+    }
+    assert table["speed"].dropna().tolist() == [20_000, 20_000]
+    assert (table["memory"] == 10**9).all()
+
+
+def test_latex_has_the_words_of_the_page(tmp_path: Path) -> None:
+    table = pd.DataFrame({"arm": ["delay_ef"], "gap": [0.5], "gap_low": [0.4], "gap_high": [0.6]})
+    write_latex(listed("t", table, "", "t.csv"), tmp_path)
+    text = (tmp_path / "t.tex").read_text()
+    assert "delay\\_ef & +0.5000 [+0.4000, +0.6000] \\\\" in text
+    assert text.index("\\toprule") < text.index("\\midrule") < text.index("\\bottomrule")
+
+
+def test_the_libraries_of_the_page_come_with_their_licence(tmp_path: Path) -> None:
+    write_arms(tmp_path / "r", LOSSES)
+    text = page(tmp_path / "r", tmp_path / "out")
+    licence = (VENDOR / "LICENSE.txt").read_text()
+    assert licence.startswith("The MIT License")
+    assert html.escape(licence, quote=False).replace('"', "&#34;") in text
+    for library in vendored():
+        assert library in text or library == licence

@@ -17,6 +17,7 @@ from tests.support.synthetic_store import config, result, write, write_arms
 from trainer.base.errors import BadInput
 
 ROOT = Path(__file__).parents[3]
+TABLES = ("trials", "gaps", "claims", "missing", "provenance", "makers")
 ALWAYS = ("validation_curves", "final_losses")
 """The figures of a store in which nothing was swept."""
 LOSSES: dict[str, list[float | None]] = {
@@ -37,16 +38,14 @@ def test_the_command_writes_every_file_and_prints_the_table(tmp_path: Path) -> N
     assert (done.returncode, done.stderr) == (0, "")
     names = {path.name for path in (tmp_path / "out").iterdir()}
     figures = {f"{name}.{form}" for name in ALWAYS for form in ("svg", "png", "pdf", "csv")}
-    tables = {f"{name}.csv" for name in ("trials", "gaps", "claims", "missing", "provenance")}
-    assert names == figures | tables | {"index.html", "gaps.md"}
+    tables = {f"{name}.csv" for name in TABLES}
+    assert names == figures | tables | {"index.html", "gaps.md", "gaps.tex", "trials"}
     assert "| +0.5000 n=1" in done.stdout
     assert "| 1 of 2" in done.stdout
     assert str(tmp_path / "out") in done.stdout
 
 
-@pytest.mark.parametrize(
-    "argument", ["result=x", "out", "results=", "results=/no/such/folder", "watch=yes"]
-)
+@pytest.mark.parametrize("argument", ["result=x", "out", "results=", "results=/no/such/folder"])
 def test_bad_input_is_one_line_and_exit_code_2(argument: str) -> None:
     done = analysis(argument)
     assert (done.returncode, done.stdout) == (2, "")

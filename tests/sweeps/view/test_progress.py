@@ -17,7 +17,7 @@ from rich.console import Console
 from sweeps.request.expand import Trial
 from sweeps.view.display import Display
 from sweeps.view.gap_table import GapTable
-from sweeps.view.progress import Progress, State, last_row, read_state
+from sweeps.view.progress import Progress, State, read_state
 from sweeps.view.render import render
 from sweeps.view.throttle import SHARE, Throttled
 from tests.support import small
@@ -26,6 +26,7 @@ from tests.support.synthetic_store import config, result, write, write_arms
 from trainer.base.status import Status
 from trainer.config.plan import plan_trial
 from trainer.folder.lease import leased
+from trainer.folder.metrics import last_row
 
 ROW = {"update": 4, "tokens_per_second": 100.0, "wall_seconds": 10.0}
 

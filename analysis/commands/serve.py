@@ -1,0 +1,59 @@
+"""Serves the report of a results folder to browsers on this machine, and follows the store."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trainer.base.cli import Given, number
+from trainer.base.errors import BadInput
+from trainer.base.paths import require_folder
+
+KEYS = {
+    "results": "the store (default: results)",
+    "port": "of the loopback address; 0: any that is free (default: 8000)",
+}
+PORT, HIGHEST = "8000", 65_535
+
+
+def main(given: Given) -> None:
+    """Until Ctrl-C, which leaves nothing behind; raises BadInput."""
+    results, port = given.get("results", "results"), _port(given.get("port", PORT))
+    require_folder("results", results)
+    if not Path(results).exists():
+        raise BadInput("results", results, "must be a folder that holds trials (no such folder)")
+    from analysis.report.live import LOOK_EVERY, LiveReport
+    from analysis.report.server import Server
+
+    with _stopped_by_signals(), tempfile.TemporaryDirectory(prefix="pipegap-report-") as folder:
+        report = LiveReport(Path(results), Path(folder))
+        server = Server(report, port)
+        print(report.look(), flush=True)
+        with server.serving():
+            print(f"{server.address} follows {results}; Ctrl-C ends", flush=True)
+            while True:
+                time.sleep(LOOK_EVERY)
+                if made := report.look():
+                    print(made, flush=True)
+
+
+def _port(text: str) -> int:
+    value = number(text)
+    if not 0 <= value <= HIGHEST or not value.is_integer():
+        raise BadInput("port", text, f"must be a whole number from 0 to {HIGHEST:,}")
+    return int(value)
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """Ctrl-C, SIGTERM and a lost terminal end the context, and nothing else."""
+    for name in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        return
