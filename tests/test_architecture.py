@@ -26,7 +26,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "schedules": {"base"},
         "optimizers": {"base"},
         "data": {"base"},
-        "models": {"base"},
+        "models": {"base", "optimizers"},
         "ranks": {"base"},
         "folder": {"base"},
         "config": {"base", "corrections", "schedules"},

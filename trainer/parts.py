@@ -18,8 +18,9 @@ from trainer.executors.emulated import Emulated
 from trainer.executors.gradients import Clip
 from trainer.executors.pipelined import Pipelined
 from trainer.models.loss import cross_entropy
+from trainer.models.recipe import Recipe
 from trainer.models.split import Split
-from trainer.optimizers.routing import Kind, kinds
+from trainer.optimizers.routing import Parameters
 from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Schedule
 from trainer.stages.stage import Stage
@@ -32,7 +33,7 @@ Config = Mapping[str, Any]
 class Parts:
     """The parts of a trial, except its stages and their executor."""
 
-    model: Any
+    model: Recipe
     schedule: Schedule
     lr_factor: Callable[[int], float]
     batches: Batches
@@ -108,7 +109,7 @@ def open_data(config: Config) -> tuple[Batches, Windows]:
 
 def build_stages(
     config: Config,
-    model: Any,
+    model: Recipe,
     schedule: Schedule,
     lr_factor: Callable[[int], float],
     device: torch.device,
@@ -127,7 +128,8 @@ def build_stages(
         model.initialise(module, config["seed"])
         stage = Stage(
             module.to(device),
-            _optimizer_of(config["optimizer"], kinds(module)),
+            model.kinds(module),
+            _optimizer_of(config["optimizer"]),
             _correction_of(config["correction"], schedule.num_updates),
             lr_factor,
             lag=schedule.lags[index],
@@ -141,21 +143,18 @@ def build_stages(
     return stages
 
 
-def _empty(model: Any, index: int, split: Split) -> nn.Module:
+def _empty(model: Recipe, index: int, split: Split) -> nn.Module:
     """A stage on the meta device: no default weights are drawn that would be replaced anyway."""
     with torch.device("meta"):
-        module: nn.Module = model.stage(index, split)
-    return module
+        return model.stage(index, split)
 
 
 def _names(module: nn.Module) -> frozenset[str]:
     return frozenset(name for name, _ in module.named_parameters())
 
 
-def _optimizer_of(
-    node: Mapping[str, Any], kind: Mapping[str, Kind]
-) -> Callable[[Sequence[tuple[str, nn.Parameter]]], torch.optim.Optimizer]:
-    return lambda named: build(node, [(kind[name], weight) for name, weight in named])
+def _optimizer_of(node: Mapping[str, Any]) -> Callable[[Parameters], torch.optim.Optimizer]:
+    return lambda parameters: build(node, parameters)
 
 
 def _correction_of(

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from trainer.corrections.none import NoCorrection
 from trainer.optimizers import state as optimizer_state
 from trainer.optimizers.averaging import evaluated
-from trainer.optimizers.routing import kinds
+from trainer.optimizers.routing import Kind, Parameters
 from trainer.schedules.operations import Op
 from trainer.stages.backward import Halfway, InFlight, WeightsLater, sum_of, take_gradient
 from trainer.stages.probe import Found, NoProbe, Probe
@@ -41,16 +41,18 @@ class Observer(Protocol):
 class Stage:
     """A consecutive part of the model with its versions, gradients and delayed update.
 
-    `tied` names the weights that another stage holds too. Weights are read `lag` versions behind
-    the newest, tied ones `tied_lag`; `make_correction` gets the lag of each weight. `lr_factor`
-    maps update t to a factor on every group's peak learning rate. With `splits_backward`,
-    `backward_weights` computes the weight gradients of the linear layers.
+    `kinds` has the kind of each weight by name. `tied` names the weights that another stage holds
+    too. Weights are read `lag` versions behind the newest, tied ones `tied_lag`; `make_correction`
+    gets the lag of each weight. `lr_factor` maps update t to a factor on every group's peak
+    learning rate. With `splits_backward`, `backward_weights` computes the weight gradients of the
+    linear layers.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        make_optimizer: Callable[[Sequence[tuple[str, nn.Parameter]]], Optimizer],
+        kinds: Mapping[str, Kind],
+        make_optimizer: Callable[[Parameters], Optimizer],
         make_correction: Callable[[Sequence[int]], NoCorrection],
         lr_factor: Callable[[int], float],
         *,
@@ -66,10 +68,11 @@ class Stage:
         self.lags = [tied_lag if is_tied else lag for is_tied in self.is_tied]
         self._correction = make_correction(self.lags)
         self.versions = Versions(module, self.lags, dtype, reads_ahead=self._correction.reads_ahead)
-        self.optimizer = make_optimizer(list(zip(names, self.versions.master, strict=True)))
+        masters = zip(names, self.versions.master, strict=True)
+        self.optimizer = make_optimizer([(kinds[name], master) for name, master in masters])
         self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.dtype = dtype
-        self._lr_factor, self._run, self._kinds = lr_factor, run(module), kinds(module)
+        self._lr_factor, self._run, self._kinds = lr_factor, run(module), kinds
         self._probe = NoProbe()
         self._splits_backward = splits_backward
         self._in_flight: dict[tuple[int, int, int], InFlight] = {}
