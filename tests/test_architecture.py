@@ -29,7 +29,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "models": {"base", "optimizers"},
         "ranks": {"base"},
         "folder": {"base"},
-        "config": {"base", "corrections", "schedules"},
+        "config": {"base", "corrections", "models", "schedules"},
         "tracing": {"schedules"},
         "stages": {"base", "corrections", "optimizers", "schedules"},
         "executors": {"base", "ranks", "schedules", "stages", "tracing"},

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trainer.base.build import build
+from trainer.base.build import build, locate
 from trainer.base.errors import BadInput
 from trainer.corrections.none import NoCorrection
 from trainer.data.batches import Batches, Windows
@@ -20,7 +21,8 @@ from trainer.executors.pipelined import Pipelined
 from trainer.models.loss import cross_entropy
 from trainer.models.recipe import Recipe
 from trainer.models.split import Split
-from trainer.optimizers.routing import Parameters
+from trainer.optimizers.routing import Parameters, is_entrywise
+from trainer.optimizers.stacks import for_stacks
 from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Schedule
 from trainer.stages.stage import Stage
@@ -154,7 +156,8 @@ def _names(module: nn.Module) -> frozenset[str]:
 
 
 def _optimizer_of(node: Mapping[str, Any]) -> Callable[[Parameters], torch.optim.Optimizer]:
-    return lambda parameters: build(node, parameters)
+    make, by_entry = partial(build, node), is_entrywise(locate(node["_target_"]))
+    return lambda parameters: for_stacks(make, parameters, is_entrywise=by_entry)
 
 
 def _correction_of(

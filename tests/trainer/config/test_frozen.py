@@ -44,6 +44,10 @@ ADDRESSES = {
         ("data", name): "trainer.data.shards.Prepared"
         for name in ("fineweb_edu", "gcide", "wiki", "wiki_bpe")
     },
+    **{
+        ("model", name): "trainer.models.qwen3_moe.Qwen3Moe"
+        for name in ("micro_moe", "moe_2b", "tiny_moe")
+    },
     ("data", "bins"): "trainer.data.bins.Bins",
 }
 """Group and choice → the address that every config.json of it holds."""
