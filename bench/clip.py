@@ -25,6 +25,7 @@ from trainer.executors.gradients import Clip
 from trainer.executors.pipelined import Pipelined
 from trainer.executors.reduction import Reduced, Reducer
 from trainer.models.loss import cross_entropy
+from trainer.optimizers.routing import kinds
 from trainer.ranks.groups import Gang, Heartbeat, joined
 from trainer.ranks.spawn import run_gang
 from trainer.schedules.operations import Schedule
@@ -85,8 +86,9 @@ class Apart(Reducer):
 def executor(gang: Gang, schedule: Schedule, reducer: type[Reducer]) -> Pipelined:
     """This rank's part."""
     stage = Stage(
-        Sleeper(),
-        lambda named: torch.optim.SGD([weight for _, weight in named], lr=0.1),
+        module := Sleeper(),
+        kinds(module),
+        lambda parameters: torch.optim.SGD([weight for _, weight in parameters], lr=0.1),
         lambda lags: NoCorrection(0, lags),
         lambda t: 1.0,
         lag=schedule.lags[gang.place],

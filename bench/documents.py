@@ -1,5 +1,6 @@
-"""Writes the tables, sentences and figures of README.md and docs/, and what the notebook shows, from
-published trials.
+"""Writes the tables, sentences and figures of README.md and docs/, and what the notebook shows.
+
+All are made from published trials.
 
     python -m bench.documents
 

@@ -46,7 +46,7 @@ def frozen(sweep: Sweep, moment: int) -> None:
             first.kill()
 
 
-def container(sweep: Sweep, moment: float) -> None:
+def container(sweep: Sweep, moment: int) -> None:
     """Raises AssertionError if the second driver does not end with 0."""
     contained = replace(sweep, command=NAMESPACE)
     with contained.start() as first:

@@ -20,7 +20,6 @@ from trainer.base.resources import reproducible
 from trainer.config.compose import compose
 from trainer.executors.emulated import Emulated
 from trainer.executors.gradients import Clip
-from trainer.models.export import hugging_face_config
 from trainer.models.llama import Llama
 from trainer.models.loss import cross_entropy
 from trainer.parts import build_stages
@@ -53,7 +52,7 @@ def ours(*overrides: str) -> Callable[[], None]:
 def theirs() -> Callable[[], None]:
     """The plain loop: transformers' Llama, torch's AdamW and clip."""
     recipe: Llama = build(compose([])["model"])
-    model = LlamaForCausalLM(LlamaConfig(**hugging_face_config(recipe)))
+    model = LlamaForCausalLM(LlamaConfig(**recipe.pretrained({}).config))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.002, betas=(0.9, 0.95), weight_decay=0.1)
     updates = iter(range(UPDATES))
 

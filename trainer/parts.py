@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trainer.base.build import build
+from trainer.base.build import build, locate
 from trainer.base.errors import BadInput
 from trainer.corrections.none import NoCorrection
 from trainer.data.batches import Batches, Windows
@@ -18,8 +19,10 @@ from trainer.executors.emulated import Emulated
 from trainer.executors.gradients import Clip
 from trainer.executors.pipelined import Pipelined
 from trainer.models.loss import cross_entropy
+from trainer.models.recipe import Recipe
 from trainer.models.split import Split
-from trainer.optimizers.routing import Kind, kinds
+from trainer.optimizers.routing import Parameters, is_entrywise
+from trainer.optimizers.stacks import for_stacks
 from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Schedule
 from trainer.stages.stage import Stage
@@ -32,7 +35,7 @@ Config = Mapping[str, Any]
 class Parts:
     """The parts of a trial, except its stages and their executor."""
 
-    model: Any
+    model: Recipe
     schedule: Schedule
     lr_factor: Callable[[int], float]
     batches: Batches
@@ -108,7 +111,7 @@ def open_data(config: Config) -> tuple[Batches, Windows]:
 
 def build_stages(
     config: Config,
-    model: Any,
+    model: Recipe,
     schedule: Schedule,
     lr_factor: Callable[[int], float],
     device: torch.device,
@@ -127,7 +130,8 @@ def build_stages(
         model.initialise(module, config["seed"])
         stage = Stage(
             module.to(device),
-            _optimizer_of(config["optimizer"], kinds(module)),
+            model.kinds(module),
+            _optimizer_of(config["optimizer"]),
             _correction_of(config["correction"], schedule.num_updates),
             lr_factor,
             lag=schedule.lags[index],
@@ -141,21 +145,19 @@ def build_stages(
     return stages
 
 
-def _empty(model: Any, index: int, split: Split) -> nn.Module:
+def _empty(model: Recipe, index: int, split: Split) -> nn.Module:
     """A stage on the meta device: no default weights are drawn that would be replaced anyway."""
     with torch.device("meta"):
-        module: nn.Module = model.stage(index, split)
-    return module
+        return model.stage(index, split)
 
 
 def _names(module: nn.Module) -> frozenset[str]:
     return frozenset(name for name, _ in module.named_parameters())
 
 
-def _optimizer_of(
-    node: Mapping[str, Any], kind: Mapping[str, Kind]
-) -> Callable[[Sequence[tuple[str, nn.Parameter]]], torch.optim.Optimizer]:
-    return lambda named: build(node, [(kind[name], weight) for name, weight in named])
+def _optimizer_of(node: Mapping[str, Any]) -> Callable[[Parameters], torch.optim.Optimizer]:
+    make, by_entry = partial(build, node), is_entrywise(locate(node["_target_"]))
+    return lambda parameters: for_stacks(make, parameters, is_entrywise=by_entry)
 
 
 def _correction_of(

@@ -38,11 +38,11 @@ def main(given: Given) -> None:
         warnings.simplefilter("ignore", UserWarning)  # the report says them
         trials, found = load(Path(results)), records(Path(results))
         for scope in scopes(Views(trials), found):
-            folder = Path(out) / scope.folder
-            folder.mkdir(parents=True, exist_ok=True)
+            own = Path(out) / scope.folder
+            own.mkdir(parents=True, exist_ok=True)
             for figure, data in figures_of(scope, only):
-                export(figure, data, folder, width, is_dark=is_dark)
-                print(folder / figure.name)
+                export(figure, data, own, width, is_dark=is_dark)
+                print(own / figure.name)
 
 
 def _only(given: Given, known: list[str]) -> list[str]:

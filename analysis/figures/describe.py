@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -33,7 +34,7 @@ def _shown(data: pd.DataFrame) -> Iterator[str]:
             yield f"{words}: {', '.join(map(str, found))}"
 
 
-def _mean(row: dict[str, object]) -> str:
+def _mean(row: Mapping[Any, Any]) -> str:
     places = [row[name] for name in PLACES if name in row and name != "subtitle"]
     place = " ".join(str(part) for part in places if part != "" and not _is_missing(part))
     mean, low, high = (float(str(row[name])) for name in ("mean", "low", "high"))
@@ -41,5 +42,5 @@ def _mean(row: dict[str, object]) -> str:
     return f"{place} {signed(mean)}{interval}"
 
 
-def _is_missing(part: object) -> bool:
+def _is_missing(part: Any) -> bool:
     return bool(pd.isna(part))

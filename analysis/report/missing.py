@@ -106,7 +106,7 @@ def cost(table: pd.DataFrame) -> str:
         return open_sweeps or "Nothing is missing of what was asked for."
     sweeps = "1 sweep" if len(counted) == 1 else f"{len(counted)} sweeps"
     return (
-        f"{_trials(counted['missing'].sum())} of {sweeps} {_time(counted)}, "
+        f"{_trials(int(counted['missing'].sum()))} of {sweeps} {_time(counted)}, "
         f"{counted['tokens'].sum():,} tokens, {counted['flops'].sum():.2g} floating-point "
         f"operations. {open_sweeps}"
     ).strip()

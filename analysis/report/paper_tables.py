@@ -114,7 +114,7 @@ def _overhead(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFr
     table = overhead(trials)
     table["memory"] /= GIB
     table = table.rename(columns={"memory": "memory (GiB)", "speed": "speed (tokens/s)"})
-    of_speed = [name for name in table if name.startswith("speed")]
+    of_speed = [name for name in table if str(name).startswith("speed")]
     return table if (table["speed n"] > 0).any() else table.drop(columns=of_speed)
 
 

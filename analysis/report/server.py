@@ -128,7 +128,7 @@ class Handler(SimpleHTTPRequestHandler):
         super().end_headers()
 
     @override
-    def list_directory(self, path: Any) -> None:  # type: ignore[override]
+    def list_directory(self, path: Any) -> None:
         self.send_error(HTTPStatus.NOT_FOUND)
 
     @override

@@ -67,11 +67,11 @@ def emulated(
 ) -> Emulated:
     stages = []
     for index, module in enumerate(modules(schedule.num_stages, dtype)):
-        kind = kinds(module)
         stages.append(
             Stage(
                 module,
-                lambda named, kind=kind: optimizer([(kind[name], p) for name, p in named]),
+                kinds(module),
+                optimizer,
                 partial(correction, schedule.num_updates),
                 lr_factor,
                 lag=schedule.lags[index],

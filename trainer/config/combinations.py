@@ -7,6 +7,7 @@ from typing import Any
 
 from trainer.base.build import label
 from trainer.base.errors import BadInput
+from trainer.models.recipe import Recipe
 from trainer.schedules.operations import Schedule
 
 Config = Mapping[str, Any]
@@ -37,8 +38,14 @@ def check_combinations(config: Config) -> None:
         )
 
 
-def check_backward(model: Any, schedule: Schedule) -> None:
+def check_backward(model: Recipe, schedule: Schedule) -> None:
     """Raises BadInput for a model whose backward the schedule cannot cut in halves."""
     if schedule.splits_backward and model.activation_checkpointing:
         allowed = "must be false with a schedule that splits backwards: they cannot recompute"
         raise BadInput("model.activation_checkpointing", True, allowed)
+
+
+def check_export(model: Recipe, save_final: bool) -> None:
+    """Raises BadInput for a model that is to be exported and cannot."""
+    if save_final and model.not_exported is not None:
+        raise BadInput("save_final", True, model.not_exported)

@@ -15,10 +15,11 @@ import torch
 from trainer.base.build import build, label
 from trainer.base.errors import BadInput
 from trainer.base.ranges import MAX_COUNT
-from trainer.config.combinations import check_backward
+from trainer.config.combinations import check_backward, check_export
 from trainer.config.identity import trial_id
 from trainer.corrections.none import NoCorrection
 from trainer.data.tokens import Source
+from trainer.models.recipe import Recipe
 from trainer.schedules.operations import Schedule
 from trainer.schedules.proof import check
 
@@ -92,7 +93,7 @@ def _facts(node: str) -> tuple[str | None, int]:
 
 
 def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: int) -> Plan:
-    model = build(config["model"])
+    model: Recipe = build(config["model"])
     tokens_per_update = config["batch_size"] * config["seq_len"]
     num_updates = config["num_updates"]
     if num_updates is None:
@@ -101,6 +102,7 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
     layers_by_stage = [len(of) for of in model.split(schedule.num_stages, config["seq_len"])]
     correction = build(config["correction"], num_updates, schedule.lags)
     check_backward(model, schedule)
+    check_export(model, config["save_final"])
     if (problem := _problem(schedule)) is not None:
         raise BadInput("pipeline", label(config["pipeline"]), problem)
     tokens = num_updates * tokens_per_update

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -122,7 +123,9 @@ def _schema(target: Any) -> type[BaseModel]:
     Raises TypeError or ValueError for a target that is no function or class of annotated ones.
     """
     function = target.__init__ if inspect.isclass(target) else target
-    hints = get_type_hints(function, include_extras=True)
+    # The fields of a dataclass may be annotated in the module of a base class.
+    annotated = target if is_dataclass(target) else function
+    hints = get_type_hints(annotated, include_extras=True)
     fields: dict[str, Any] = {
         name: (hints[name], ...)
         for name, parameter in inspect.signature(function).parameters.items()

@@ -25,8 +25,8 @@ from trainer.delayed.kept_gradients import KeptGradients
 from trainer.delayed.kept_weights import KeptWeights
 from trainer.optimizers import state as optimizer_state
 from trainer.optimizers.averaging import Averages, evaluated
+from trainer.optimizers.observing import Observer
 from trainer.stages.probe import NoProbe
-from trainer.stages.stage import Observer
 from trainer.stages.update import corrected_update
 
 SCHEDULED = ("lr", "betas", "momentum", "weight_decay")

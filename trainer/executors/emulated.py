@@ -35,7 +35,7 @@ class Emulated(Executor):
     ) -> None:
         super().__init__(stages, range(len(stages)), schedule, batch, loss, num_replicas)
         self._clip, self._num_replicas = clip, num_replicas
-        self._slots = slots([stage.versions.names for stage in stages])
+        self._slots = slots([stage.slots for stage in stages])
         self._sent: dict[tuple[str, int, int, int, int], Tensor] = {}
         self._losses: dict[tuple[int, int], list[Tensor]] = {}
         self._gradients: dict[int, dict[int, list[Tensor]]] = {}
@@ -124,8 +124,8 @@ class Emulated(Executor):
         norms = zip(self._slots, gradients, strict=True)
         norm = torch.linalg.vector_norm(sum(slots.norms(of) for slots, of in norms))
         if self._pass.is_clipped:
-            for of_stage in gradients:
-                self._clip(of_stage, norm)
+            for stage, of_stage in zip(self._stages, gradients, strict=True):
+                self._clip(stage.clipped(of_stage), norm)
         replicas = range(self._num_replicas)
         losses = [torch.stack(self._losses.pop((batch, replica))).mean() for replica in replicas]
         loss = sum(losses[1:], losses[0]) / self._num_replicas

@@ -117,6 +117,8 @@ class Executor(ABC):
         on_update: OnUpdate = lambda update: None,
     ) -> None:
         self._pass = kind
+        for stage in self._stages:
+            stage.train(kind.is_training)
         self._execute(operations, on_update)
 
     def _microbatch(self, op: Op, replica: int) -> tuple[Tensor, Tensor]:

@@ -39,7 +39,8 @@ class Diverged(ArithmeticError):
 class Slots:
     """The slots of a stage's weights in a vector [size]: consecutive ones from `start` on.
 
-    Only `owned` weights have a slot; the second copy of a tied weight is not owned.
+    Only `owned` weights have a slot; the second copy of a tied weight is not owned, and neither is
+    a weight whose gradient does not belong to the norm.
     """
 
     start: int
@@ -56,14 +57,16 @@ class Slots:
         return F.pad(norms, (self.start, self.size - self.start - len(owned)))
 
 
-def slots(names: Sequence[Sequence[str]]) -> list[Slots]:
-    """The slots of each stage; `names[s]` are the names of stage s's weights."""
+def slots(names: Sequence[Sequence[str | None]]) -> list[Slots]:
+    """The slots of each stage; `names[s]` are the names of stage s's weights, None for those that
+    have no slot.
+    """
     seen: dict[str, None] = {}
     starts, owned = [], []
     for of_stage in names:
         starts.append(len(seen))
-        owned.append([name not in seen for name in of_stage])
-        seen.update(dict.fromkeys(of_stage))
+        owned.append([name is not None and name not in seen for name in of_stage])
+        seen.update({name: None for name in of_stage if name is not None})
     return [
         Slots(start, len(seen), is_owned) for start, is_owned in zip(starts, owned, strict=True)
     ]

@@ -57,15 +57,19 @@ class Pass:
     """One way to go forwards and backwards through a batch, and what is done with the gradients.
 
     `use(stage, batch, gradients)` gets each stage's gradients of `loss`. It is called where the
-    schedule has the batch's update.
+    schedule has the batch's update. Only a pass that `is_training` has in its gradients what the
+    model adds to the loss.
     """
 
     use: Callable[[Stage, int, Sequence[Tensor]], None]
     is_corrected: bool
     is_clipped: bool
+    is_training: bool
     loss: Callable[[Loss, Tensor, Part], LossOfOutput] = against_targets
 
 
-TRAINING = Pass(Stage.update, is_corrected=True, is_clipped=True)
-FRESH_GRADIENT = Pass(Stage.probe, is_corrected=False, is_clipped=True)
-CURVATURE = Pass(Stage.observe, is_corrected=False, is_clipped=False, loss=against_samples)
+TRAINING = Pass(Stage.update, is_corrected=True, is_clipped=True, is_training=True)
+FRESH_GRADIENT = Pass(Stage.probe, is_corrected=False, is_clipped=True, is_training=True)
+CURVATURE = Pass(
+    Stage.observe, is_corrected=False, is_clipped=False, is_training=False, loss=against_samples
+)

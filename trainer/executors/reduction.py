@@ -81,8 +81,8 @@ class Reducer:
             self._sum([vector], gang.pipeline)
             norm = torch.linalg.vector_norm(vector[:-1])
             if kind.is_clipped:
-                for of_stage in gradients:
-                    self._clip(of_stage, norm)
+                for stage, of_stage in zip(self._stages, gradients, strict=True):
+                    self._clip(stage.clipped(of_stage), norm)
             values = torch.stack((vector[-1], norm)).double().tolist()  # on CUDA the one wait
         return Reduced(gradients, *values)
 
@@ -113,7 +113,7 @@ class Reducer:
 
 def _agree_on_slots(gang: Gang, stages: dict[int, Stage], num_stages: int) -> list[Slots]:
     """The slots of this rank's stages, which follow from the names of all ranks' weights."""
-    mine = {index: stage.versions.names for index, stage in stages.items()}
+    mine = {index: stage.slots for index, stage in stages.items()}
     names = {index: of for rank in gang.all_gather(mine) for index, of in rank.items()}
     every = slots([names[index] for index in range(num_stages)])
     return [every[index] for index in stages]

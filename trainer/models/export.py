@@ -7,23 +7,22 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor
 
 from trainer.base.atomic import write_atomically
-from trainer.models.llama import Llama
+from trainer.models.recipe import Recipe
 
 
-def save_final(weights: Mapping[str, Tensor], recipe: Llama, folder: Path) -> None:
-    """Writes final.safetensors, and final/, which `LlamaForCausalLM.from_pretrained` loads."""
-    content = save({name: w.cpu().contiguous() for name, w in weights.items()}, {"format": "pt"})
+def save_final(weights: Mapping[str, Tensor], recipe: Recipe, folder: Path) -> None:
+    """Writes final.safetensors, and final/, which transformers' `from_pretrained` loads."""
+    config, tensors = recipe.pretrained(weights)
+    content = save({name: w.cpu().contiguous() for name, w in tensors.items()}, {"format": "pt"})
     write_atomically(folder / "final.safetensors", content)
     pretrained = folder / "final"
     pretrained.mkdir(exist_ok=True)
-    config = json.dumps(hugging_face_config(recipe), indent=1)
-    write_atomically(pretrained / "config.json", config.encode())
+    write_atomically(pretrained / "config.json", json.dumps(config, indent=1).encode())
     _link(folder / "final.safetensors", pretrained / "model.safetensors")
 
 
@@ -33,25 +32,3 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:  # a file system without hard links
         shutil.copyfile(source, target)
-
-
-def hugging_face_config(recipe: Llama) -> dict[str, Any]:
-    """What `transformers.LlamaConfig` needs to build the same model."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": recipe.vocab_size,
-        "hidden_size": recipe.hidden_size,
-        "num_hidden_layers": recipe.num_layers,
-        "num_attention_heads": recipe.num_heads,
-        "num_key_value_heads": recipe.num_kv_heads,
-        "intermediate_size": recipe.intermediate_size,
-        "rope_theta": recipe.rope_theta,
-        "rms_norm_eps": recipe.rms_norm_eps,
-        "initializer_range": recipe.initializer_range,
-        "tie_word_embeddings": recipe.tied_embeddings,
-        "hidden_act": "silu",
-        "bos_token_id": None,  # the tokenizer knows them: transformers would assume 1 and 2
-        "eos_token_id": None,
-        "dtype": "float32",
-    }

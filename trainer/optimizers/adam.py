@@ -7,10 +7,11 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Count, NonNegative, Positive
-from trainer.optimizers.routing import Decay, Parameters, decaying, grouped
+from trainer.optimizers.routing import Decay, Parameters, decaying, entrywise, grouped
 from trainer.optimizers.together import Together
 
 
+@entrywise
 def adamw(
     parameters: Parameters,
     *,
@@ -31,6 +32,7 @@ def adamw(
     )
 
 
+@entrywise
 def nadamw(
     parameters: Parameters,
     *,
@@ -55,6 +57,7 @@ def nadamw(
     )
 
 
+@entrywise
 def adan(
     parameters: Parameters,
     *,
@@ -81,6 +84,7 @@ def adan(
     return optimizer
 
 
+@entrywise
 def adopt(
     parameters: Parameters,
     *,
@@ -120,6 +124,7 @@ class _FirstCallOnlyLooks(Together):
             group["weight_decay"] = decay
 
 
+@entrywise
 def ademamix(
     parameters: Parameters,
     *,

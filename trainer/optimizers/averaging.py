@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from trainer.base.ranges import NonNegative, Positive
-from trainer.optimizers.routing import Decay, Parameters, decaying
+from trainer.optimizers.routing import Decay, Parameters, decaying, entrywise
 from trainer.optimizers.together import Together
 
 
@@ -48,6 +48,7 @@ class ScheduleFree(Together):
         }
 
 
+@entrywise
 def schedule_free_adamw(
     parameters: Parameters,
     *,

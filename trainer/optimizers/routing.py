@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from annotated_types import Interval
 from torch import nn
+from torch.optim import Optimizer
 
-Kind = Literal["matrix", "embedding", "vector"]
-"""Weight of a hidden nn.Linear; of an nn.Embedding or the head; of the rest (norms, biases)."""
+Kind = Literal["matrix", "embedding", "vector", "experts", "balance"]
+"""Weight of a hidden nn.Linear; of an nn.Embedding or the head; of the rest (norms, biases, rows
+and columns). Optimizers get these three. `experts` is a stack of hidden matrices, `balance` biases
+of a router that have their own rule; `trainer.optimizers.stacks` takes care of both.
+"""
+
+EXPERTS: Kind = "experts"
+BALANCE: Kind = "balance"
 
 Parameters = Sequence[tuple[Kind, nn.Parameter]]
 Group = dict[str, Any]
@@ -17,22 +24,48 @@ Decay = Annotated[float, Interval(ge=0, lt=1)]
 """Decay of an average: the share of the old value that is kept. Larger is a longer memory."""
 
 HEAD = "lm_head"
+Factory = TypeVar("Factory", bound=Callable[..., Optimizer])
+
+
+def entrywise(factory: Factory) -> Factory:
+    """Declares that the factory's optimizer steps every entry of a weight by itself.
+
+    It may then be handed a stack of matrices as one matrix, which saves time.
+    """
+    factory.__dict__["is_entrywise"] = True
+    return factory
+
+
+def is_entrywise(factory: Callable[..., Optimizer]) -> bool:
+    """Whether the factory is declared so."""
+    return getattr(factory, "is_entrywise", False)
+
+
+@runtime_checkable
+class KnowsKinds(Protocol):
+    """A module that knows the kinds of its own parameters."""
+
+    def kind(self, name: str) -> Kind:
+        """The kind of its parameter `name`."""
+        ...
 
 
 def kinds(module: nn.Module) -> dict[str, Kind]:
     """The kind of every parameter of `module`, by name; a tied weight is an embedding."""
     found: dict[str, Kind] = {}
     for path, submodule in module.named_modules():
-        for name, _ in submodule.named_parameters(path, recurse=False):
-            found[name] = _kind(submodule, path, name)
+        for name, weight in submodule.named_parameters(path, recurse=False):
+            found[name] = _kind(submodule, path, name, weight)
     return {name: found[name] for name, _ in module.named_parameters()}
 
 
-def _kind(submodule: nn.Module, path: str, name: str) -> Kind:
+def _kind(submodule: nn.Module, path: str, name: str, weight: nn.Parameter) -> Kind:
+    if isinstance(submodule, KnowsKinds):
+        return submodule.kind(name.rpartition(".")[2])
     if isinstance(submodule, nn.Embedding) or path.endswith(HEAD):
         return "embedding"
     is_weight = isinstance(submodule, nn.Linear) and name.endswith("weight")
-    return "matrix" if is_weight else "vector"
+    return "matrix" if is_weight and 1 not in weight.shape else "vector"
 
 
 def grouped(parameters: Parameters, **options: Group) -> list[Group]:

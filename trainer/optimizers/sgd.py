@@ -6,9 +6,10 @@ import torch
 from torch.optim import Optimizer
 
 from trainer.base.ranges import NonNegative, Positive
-from trainer.optimizers.routing import Decay, Parameters, decaying
+from trainer.optimizers.routing import Decay, Parameters, decaying, entrywise
 
 
+@entrywise
 def sgd(
     parameters: Parameters,
     *,
@@ -28,6 +29,7 @@ def sgd(
     )
 
 
+@entrywise
 def sgdw(
     parameters: Parameters,
     *,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch.optim import Optimizer
 
 from trainer.base.ranges import NonNegative, Positive
-from trainer.optimizers.routing import Decay, Parameters, decaying
+from trainer.optimizers.routing import Decay, Parameters, decaying, entrywise
 
 
+@entrywise
 def lion(
     parameters: Parameters,
     *,
@@ -29,6 +30,7 @@ def lion(
     return optimizer
 
 
+@entrywise
 def signum(
     parameters: Parameters, *, lr: Positive, momentum: Decay, weight_decay: NonNegative
 ) -> Optimizer:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Count, NonNegative, Positive
-from trainer.optimizers.routing import Decay, Group, Parameters, decaying
+from trainer.optimizers.routing import Decay, Group, Parameters, decaying, entrywise
 
 
 def sophia_update(
@@ -29,7 +29,7 @@ class Sophia(Optimizer):
     """W ← (1 − lr · weight_decay) W − lr · `sophia_update`.
 
     m is the running average of the gradients. h is that of the squares of the gradients that
-    `observe` gets (see `Observer` in stage.py); it estimates the diagonal of the Gauss-Newton
+    `observe` gets (see `Observer` in observing.py); it estimates the diagonal of the Gauss-Newton
     matrix.
     """
 
@@ -76,6 +76,7 @@ class Sophia(Optimizer):
         return state
 
 
+@entrywise
 def sophia(
     parameters: Parameters,
     *,

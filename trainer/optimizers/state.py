@@ -52,6 +52,8 @@ def _exactly(saved: Any, loaded: Any) -> Any:
     """The saved value, on the device that torch's `load_state_dict` chose for `loaded`."""
     if isinstance(saved, Tensor):
         return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
+    if isinstance(saved, dict):
+        return {key: _exactly(value, loaded[key]) for key, value in saved.items()}
     if isinstance(saved, list | tuple):
         return type(saved)(_exactly(a, b) for a, b in zip(saved, loaded, strict=True))
     return saved

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,41 +16,31 @@ from torch.optim import Optimizer
 from trainer.corrections.none import NoCorrection
 from trainer.optimizers import state as optimizer_state
 from trainer.optimizers.averaging import evaluated
-from trainer.optimizers.routing import kinds
+from trainer.optimizers.observing import Observer
+from trainer.optimizers.routing import BALANCE, Kind, Parameters
 from trainer.schedules.operations import Op
 from trainer.stages.backward import Halfway, InFlight, WeightsLater, sum_of, take_gradient
+from trainer.stages.by_matrix import for_stacks
 from trainer.stages.probe import Found, NoProbe, Probe
 from trainer.stages.update import corrected_update, dry_update
 from trainer.stages.versions import Versions
 
 
-@runtime_checkable
-class Observer(Protocol):
-    """An optimizer that estimates curvature from gradients against sampled labels.
-
-    It gets such gradients before every `observe_every`-th update, taken at the same weights as the
-    gradient of that update. Each observation costs one more gradient and a drain.
-    """
-
-    observe_every: int
-
-    def observe(self, gradients: Mapping[Tensor, Tensor]) -> None:
-        """Gets the batch's mean gradient, not clipped, of each parameter."""
-
-
 class Stage:
     """A consecutive part of the model with its versions, gradients and delayed update.
 
-    `tied` names the weights that another stage holds too. Weights are read `lag` versions behind
-    the newest, tied ones `tied_lag`; `make_correction` gets the lag of each weight. `lr_factor`
-    maps update t to a factor on every group's peak learning rate. With `splits_backward`,
-    `backward_weights` computes the weight gradients of the linear layers.
+    `kinds` has the kind of each weight by name. `tied` names the weights that another stage holds
+    too. Weights are read `lag` versions behind the newest, tied ones `tied_lag`; `make_correction`
+    gets the lag of each weight. `lr_factor` maps update t to a factor on every group's peak
+    learning rate. With `splits_backward`, `backward_weights` computes the weight gradients of the
+    linear layers.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        make_optimizer: Callable[[Sequence[tuple[str, nn.Parameter]]], Optimizer],
+        kinds: Mapping[str, Kind],
+        make_optimizer: Callable[[Parameters], Optimizer],
         make_correction: Callable[[Sequence[int]], NoCorrection],
         lr_factor: Callable[[int], float],
         *,
@@ -64,18 +54,34 @@ class Stage:
         names = [name for name, _ in module.named_parameters()]
         self.is_tied = [name in tied for name in names]
         self.lags = [tied_lag if is_tied else lag for is_tied in self.is_tied]
-        self._correction = make_correction(self.lags)
+        shapes = [weight.shape for weight in module.parameters()]
+        self._kinds = [kinds[name] for name in names]
+        self._correction = for_stacks(make_correction, self.lags, self._kinds, shapes)
         self.versions = Versions(module, self.lags, dtype, reads_ahead=self._correction.reads_ahead)
-        self.optimizer = make_optimizer(list(zip(names, self.versions.master, strict=True)))
+        self.optimizer = make_optimizer(list(zip(self._kinds, self.versions.master, strict=True)))
         self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.dtype = dtype
-        self._lr_factor, self._run, self._kinds = lr_factor, run(module), kinds(module)
+        self._lr_factor, self._module, self._run = lr_factor, module, run(module)
         self._probe = NoProbe()
         self._splits_backward = splits_backward
         self._in_flight: dict[tuple[int, int, int], InFlight] = {}
         self._halfway: dict[tuple[int, int, int], Halfway] = {}
         self._read: dict[int, list[int]] = {}
         self._sums: dict[int, list[Tensor]] = {}
+
+    @property
+    def slots(self) -> list[str | None]:
+        """For each weight the name of its slot in the norm of the gradient; None: it has none."""
+        named = zip(self.versions.names, self._kinds, strict=True)
+        return [None if kind == BALANCE else name for name, kind in named]
+
+    def clipped(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Those of a gradient per weight that the clip scales: not the pseudo-gradients."""
+        return [g for g, kind in zip(gradients, self._kinds, strict=True) if kind != BALANCE]
+
+    def train(self, is_training: bool) -> None:
+        """Whether gradients contain the terms that the model itself adds to the loss."""
+        self._module.train(is_training)
 
     @property
     def lr(self) -> float:
@@ -178,11 +184,8 @@ class Stage:
     def take_comparison(self) -> Found:
         """How the last update compares with the probe's, by weight; empty if it had no probe."""
         probe, self._probe = self._probe, NoProbe()
-        names = self.versions.names
-        return {
-            name: (self._kinds[name], sums)
-            for name, sums in zip(names, probe.found(), strict=False)
-        }
+        found = zip(self.versions.names, self._kinds, probe.found(), strict=False)
+        return {name: (kind, sums) for name, kind, sums in found if kind != BALANCE}
 
     def _start_update(self, batch: int) -> list[int]:
         """Sets the learning rates of a batch's update; returns the delays of its gradients."""

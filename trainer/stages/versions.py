@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+
+
+@runtime_checkable
+class ReadsMaster(Protocol):
+    """A module whose own weights would lose too much in another dtype than the master's."""
+
+    reads_master: bool
 
 
 class Versions:
@@ -18,7 +25,8 @@ class Versions:
     autograd's version counter.
 
     In the master's dtype the newest version *is* the master, so that a lag of 1 costs one more set
-    of weights and a lag of 0 none. Leaves in another dtype (bf16) are copies of an fp32 master.
+    of weights and a lag of 0 none. Leaves in another dtype (bf16) are copies of an fp32 master. The
+    weights of a module that `ReadsMaster` have leaves in the master's dtype in any case.
 
     With `reads_ahead` a batch that reads a version late sees other leaves, which were predicted
     when the version was made. They take lag + 1 more sets of weights.
@@ -38,10 +46,14 @@ class Versions:
         self.master = [nn.Parameter(weight.data, requires_grad=False) for weight in weights]
         self.newest = 0
         self._places = _places(module)
-        self._shares_master = all(weight.dtype == dtype for weight in weights)
+        dtypes = [
+            weight.dtype if _reads_master(places) else dtype
+            for weight, places in zip(weights, self._places, strict=True)
+        ]
+        self._shares_master = [w.dtype == of for w, of in zip(weights, dtypes, strict=True)]
         self._rings = [
-            [nn.Parameter(weight.to(dtype, copy=slot > 0)) for slot in range(lag + 1)]
-            for weight, lag in zip(weights, lags, strict=True)
+            [nn.Parameter(weight.to(of, copy=slot > 0)) for slot in range(lag + 1)]
+            for weight, lag, of in zip(weights, lags, dtypes, strict=True)
         ]
         self._ahead = [
             [nn.Parameter(leaf.detach().clone()) for leaf in ring] if reads_ahead and lag else ring
@@ -74,19 +86,21 @@ class Versions:
     @torch.no_grad()
     def open(self) -> list[nn.Parameter]:
         """Returns the master, W(t), in the slot of version t + 1: ready for an in-place step."""
-        if self._shares_master:
-            for master, slot in zip(self.master, self._slots(self.newest + 1), strict=True):
-                if slot.data_ptr() != master.data_ptr():
-                    slot.copy_(master)
-                    master.data = slot.data
+        slots = self._slots(self.newest + 1)
+        for master, slot, shares in zip(self.master, slots, self._shares_master, strict=True):
+            if shares and slot.data_ptr() != master.data_ptr():
+                slot.copy_(master)
+                master.data = slot.data
         return self.master
 
     @torch.no_grad()
     def close(self, ahead: Sequence[Tensor]) -> None:
         """Publishes the stepped master as version t + 1, and `ahead` for its late reads."""
         self.newest += 1
-        if not self._shares_master:
-            torch._foreach_copy_(self._slots(self.newest), list(self.master))
+        copies = [i for i, shares in enumerate(self._shares_master) if not shares]
+        if copies:
+            slots = self._slots(self.newest)
+            torch._foreach_copy_([slots[i] for i in copies], [self.master[i] for i in copies])
         for i, ring in self._foreseen():
             ring[self.newest % len(ring)].copy_(ahead[i])
         for held in self._held:
@@ -119,7 +133,7 @@ class Versions:
                 raise LookupError(f"{self.names[i]} has {kept} versions, {needed} are needed")
             self._held[i] = list(saved["held"])
             torch._foreach_copy_(list(self._rings[i]), saved["slots"])
-            if self._shares_master:
+            if self._shares_master[i]:
                 self.master[i].data = self._slots(self.newest)[i].data
             self.master[i].copy_(saved["master"])
         for i, ring in self._foreseen():
@@ -137,6 +151,10 @@ class Versions:
         for leaf, places in zip(leaves, self._places, strict=True):
             for module, name in places:
                 module._parameters[name] = leaf  # type: ignore[assignment]
+
+
+def _reads_master(places: Sequence[tuple[nn.Module, str]]) -> bool:
+    return any(isinstance(module, ReadsMaster) and module.reads_master for module, _ in places)
 
 
 def _places(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:

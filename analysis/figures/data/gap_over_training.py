@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from analysis.figures.data.panels import PANEL
@@ -26,10 +28,10 @@ def with_gap(curves: pd.DataFrame, trials: pd.DataFrame, loss: str) -> pd.DataFr
     losses = curves.drop_duplicates(["trial_id", "update"]).set_index(["trial_id", "update"])[loss]
     of_partner = losses.reindex(pd.MultiIndex.from_arrays([partner, curves["update"]]))
     table = curves.assign(gap=curves[loss].to_numpy() - of_partner.to_numpy())
-    means = [
-        _means(of_series).assign(**dict(zip([*PANEL, "series"], key, strict=True)))
-        for key, of_series in table[partner.notna()].groupby([*PANEL, "series"])
-    ]
+    means = []
+    for key, of_series in table[partner.notna()].groupby([*PANEL, "series"]):
+        place: dict[str, Any] = dict(zip([*PANEL, "series"], key, strict=True))
+        means.append(_means(of_series).assign(**place))
     if not means:
         return table.reindex(columns=[*curves, *OF_GAP])
     return table.merge(pd.concat(means), on=[*PANEL, "series", "update"], how="left")

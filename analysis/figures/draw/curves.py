@@ -109,7 +109,9 @@ def _panel(
     if len(ends):
         crosses = _marks(ends, shown, x, y).mark_text(text="×", fontSize=16)
         layers.append(crosses.encode(color=look.color))
-    return alt.layer(*layers, title=title)
+    panel = alt.layer(*layers, title=title)
+    assert isinstance(panel, alt.LayerChart)
+    return panel
 
 
 def _marks(

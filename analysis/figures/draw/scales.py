@@ -60,9 +60,10 @@ def of_losses(channel: Channel, title: str, values: pd.Series, above: float = MA
     """The axis of losses, from below the least to above the largest; logarithmic, and said so, if
     most of them would lie on each other at its end."""
     known = values.astype(float).dropna()
-    least = known.min() if len(known) else 0.0
-    is_far = len(known) > 0 and (known - least).max() > SYMMETRIC_LOG_FROM * max(
-        (known - least).quantile(0.75), 1e-12
+    least = float(known.min()) if len(known) else 0.0
+    above_least = (known - least).to_numpy()
+    is_far = len(known) > 0 and above_least.max() > SYMMETRIC_LOG_FROM * max(
+        float(np.quantile(above_least, 0.75)), 1e-12
     )
     if not is_far or least <= 0:
         axis, scale = alt.Axis(tickCount=5), linear(known, above=above)

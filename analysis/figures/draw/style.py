@@ -140,8 +140,8 @@ def arm_styles(rows: pd.DataFrame) -> dict[str, Style]:
     Of several series of one main arm, none has the looks of that arm.
     """
     own = rows[rows["arm"].isin([*ARMS])].drop_duplicates(["series", "arm"])
-    own = own[~own["arm"].duplicated(keep=False)].set_index("arm")["series"]
-    main = {str(own[arm]): style for arm, style in ARMS.items() if arm in own.index}
+    alone = own[~own["arm"].duplicated(keep=False)].set_index("arm")["series"]
+    main = {str(alone[arm]): style for arm, style in ARMS.items() if arm in alone.index}
     looks = map(Style, cycle(OTHER_COLORS), cycle(OTHER_DASHES), cycle(OTHER_SHAPES))
     others = sorted({*map(str, rows["series"])} - {*main})
     return main | dict(zip(others, looks, strict=False))

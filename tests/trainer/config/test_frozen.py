@@ -44,6 +44,10 @@ ADDRESSES = {
         ("data", name): "trainer.data.shards.Prepared"
         for name in ("fineweb_edu", "gcide", "wiki", "wiki_bpe")
     },
+    **{
+        ("model", name): "trainer.models.qwen3_moe.Qwen3Moe"
+        for name in ("micro_moe", "moe_2b", "tiny_moe")
+    },
     ("data", "bins"): "trainer.data.bins.Bins",
     ("pipeline", "zero_bubble_v"): "trainer.schedules.recipes.zero_bubble_v",
 }

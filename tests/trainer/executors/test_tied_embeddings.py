@@ -15,7 +15,6 @@ from trainer.corrections.error_feedback import ErrorFeedback
 from trainer.executors.emulated import Emulated
 from trainer.executors.gradients import Clip
 from trainer.models.loss import cross_entropy
-from trainer.optimizers.routing import kinds
 from trainer.schedules.operations import Schedule
 from trainer.schedules.recipes import pipedream, pipedream_2bw, sync
 from trainer.stages.stage import Stage
@@ -33,11 +32,12 @@ def train(schedule: Schedule) -> tuple[Emulated, list[float]]:
     for index, lag in enumerate(schedule.lags):
         module = SMALL.stage(index, SMALL.split(schedule.num_stages, 8))
         SMALL.initialise(module, 0)
-        kind = kinds(module.double())
+        module.double()
         stages.append(
             Stage(
                 module,
-                lambda named, kind=kind: ADAMW([(kind[name], p) for name, p in named]),
+                SMALL.kinds(module),
+                ADAMW,
                 partial(ErrorFeedback, T, coefficient=1.0, lag=1),
                 toy.lr_factor,
                 lag=lag,

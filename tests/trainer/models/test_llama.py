@@ -16,8 +16,8 @@ from tests.support.llama import SMALL, TOKENS, whole
 from trainer.base.build import build
 from trainer.base.errors import BadInput
 from trainer.config.compose import compose_node
-from trainer.models.export import hugging_face_config, save_final
-from trainer.models.llama import RMSNorm
+from trainer.models.export import save_final
+from trainer.models.layers import RMSNorm
 from trainer.models.loss import cross_entropy
 
 transformers = pytest.importorskip("transformers")
@@ -53,7 +53,7 @@ def test_presets_have_the_published_number_of_parameters(preset: str, expected: 
     with torch.device("meta"):
         module = recipe.stage(0, recipe.split(1, 8))
         theirs = transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(**hugging_face_config(recipe))
+            transformers.LlamaConfig(**recipe.pretrained({}).config)
         )
     assert recipe.num_parameters == expected == sum(p.numel() for p in module.parameters())
     assert expected == theirs.num_parameters()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
 
 import pytest
 from hypothesis import given
@@ -19,19 +19,36 @@ def every_cut(num_layers: int, p: int) -> list[list[int]]:
     return [[b - a for a, b in pairwise((0, *cut, num_layers))] for cut in cuts]
 
 
-@given(st.data(), st.integers(1, 9), st.floats(0, 12, allow_nan=False))
-def test_no_cut_has_a_faster_slowest_stage(
-    data: st.DataObject, num_layers: int, head: float
+def by_trying_all(work: list[int], p: int, head: int) -> list[int]:
+    """Sizes of the stages, by the rule in `balanced`, of all cuts."""
+
+    def rank(sizes: list[int]) -> tuple[int, int]:
+        ends = [0, *accumulate(sizes)]
+        stages = [sum(work[a:b]) for a, b in pairwise(ends)]
+        return max(*stages[:-1], stages[-1] + head), -sizes[-1]
+
+    if p == 1:
+        return [len(work)]
+    at_last = min(every_cut(len(work), p), key=rank)[-1]
+    return [*by_trying_all(work[: len(work) - at_last], p - 1, 0), at_last]
+
+
+@given(st.data(), st.lists(st.integers(1, 4), min_size=1, max_size=9), st.integers(0, 12))
+def test_it_is_the_best_of_all_cuts(data: st.DataObject, work: list[int], head: int) -> None:
+    p = data.draw(st.integers(1, len(work)))
+    split = balanced(tuple(work), p, head)
+    assert [layer for layers in split for layer in layers] == list(range(len(work)))
+    assert [len(layers) for layers in split] == by_trying_all(work, p, head)
+
+
+@given(st.data(), st.integers(1, 12), st.integers(0, 12))
+def test_equal_layers_before_the_last_stage_are_spread_evenly(
+    data: st.DataObject, num_layers: int, head: int
 ) -> None:
     p = data.draw(st.integers(1, num_layers))
-    split = balanced(num_layers, p, head)
-    assert [layer for layers in split for layer in layers] == list(range(num_layers))
-
-    def slowest(sizes: list[int]) -> float:
-        return max(*sizes[:-1], sizes[-1] + head) if p > 1 else sizes[0] + head
-
-    found = slowest([len(layers) for layers in split])
-    assert found == min(map(slowest, every_cut(num_layers, p)))
+    *sizes, _ = (len(layers) for layers in balanced((1,) * num_layers, p, head))
+    assert sizes == sorted(sizes)
+    assert not sizes or sizes[-1] - sizes[0] <= 1
 
 
 @pytest.mark.parametrize(

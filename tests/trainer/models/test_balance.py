@@ -1,0 +1,225 @@
+"""Balance travels with the backward: under delay it is a naive oracle's, however it is run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.oracles import mixture
+from tests.support import gangs, small, toy
+from tests.support.delayed import ADAMW, PHASES
+from tests.support.moe import MOE, WORDS, whole
+from tests.support.trials import Stop, rows, stop_at, untimed
+from trainer.base.errors import BadInput
+from trainer.config.plan import plan_trial
+from trainer.corrections.error_feedback import ErrorFeedback
+from trainer.executors.emulated import Emulated
+from trainer.executors.gradients import Clip, Update
+from trainer.models.loss import cross_entropy
+from trainer.models.qwen3_moe import Qwen3Moe
+from trainer.optimizers.routing import is_entrywise, kinds
+from trainer.optimizers.stacks import for_stacks
+from trainer.schedules.recipes import pipedream_2bw
+from trainer.stages.stage import Stage
+from trainer.trial import run_trial
+
+T, EMBEDDING = 6, "model.embed_tokens.weight"
+SMALL = replace(
+    MOE,
+    hidden_size=16,
+    num_heads=2,
+    num_kv_heads=1,
+    head_size=4,
+    num_layers=2,
+    intermediate_size=8,
+    num_experts=4,
+    initializer_range=0.3,
+)
+BALANCED = {
+    "none": SMALL,
+    "loss": replace(SMALL, balance="loss", balance_coefficient=0.3),
+    "bias": replace(SMALL, balance="bias", balance_coefficient=0.02),
+}
+every_balance = pytest.mark.parametrize("balance", BALANCED)
+
+
+def batch(t: int) -> Tensor:
+    return torch.randint(0, 61, (8, 7), generator=torch.Generator().manual_seed(t))
+
+
+def trained(recipe: Qwen3Moe, num_stages: int, num_replicas: int) -> tuple[Emulated, list[Update]]:
+    """Under 2BW with error feedback and a clip, in float64; a drain after 3 updates."""
+    schedule = pipedream_2bw(T, num_stages=num_stages, num_microbatches=2, **PHASES)
+    split, stages = recipe.split(num_stages, 6), []
+    for index, lag in enumerate(schedule.lags):
+        module = recipe.stage(index, split)
+        recipe.initialise(module, 0)
+        stages.append(
+            Stage(
+                module.double(),
+                recipe.kinds(module),
+                partial(for_stacks, ADAMW, is_entrywise=is_entrywise(ADAMW.func)),
+                partial(ErrorFeedback, T, coefficient=1.0, lag=1),
+                toy.lr_factor,
+                lag=lag,
+                tied=frozenset([EMBEDDING] if num_stages > 1 else []),
+                tied_lag=schedule.tied_lag,
+                dtype=torch.float64,
+            )
+        )
+    executor = Emulated(stages, schedule, batch, cross_entropy, Clip(0.5), num_replicas)
+    return executor, toy.run(executor, (0, 3, T))
+
+
+def naive(recipe: Qwen3Moe, num_parts: int) -> tuple[nn.Module, list[float], list[float]]:
+    """The oracle from the same initial weights; it learns where the embedding is tied by itself."""
+    model = whole(replace(recipe, balance="none")).double()
+    is_biased, has_loss = recipe.balance == "bias", recipe.balance == "loss"
+    for layer in model.model["layers"].children():
+        ours = dict(layer.mlp.named_parameters())
+        speed, loss = (recipe.balance_coefficient * by for by in (is_biased, has_loss))
+        layer.mlp = mixture.Mixture(recipe, speed, loss).double()
+        with torch.no_grad():
+            layer.mlp.gate.weight.copy_(ours["gate.weight"])
+            for e, expert in enumerate(layer.mlp.experts):
+                for name, weight in expert.named_parameters():
+                    weight.copy_(ours[f"experts.{name.removesuffix('.weight')}"][e])
+    kind = kinds(model)
+    losses, norms = mixture.train(
+        model,
+        ADAMW([(kind[name], weight) for name, weight in model.named_parameters()]),
+        lambda t: ADAMW.keywords["lr"] * toy.lr_factor(t),
+        [batch(t) for t in range(T)],
+        delay=1,
+        num_parts=num_parts,
+        coefficient=1.0,
+        clip_norm=0.5,
+    )
+    return model, losses, norms
+
+
+@every_balance
+@pytest.mark.parametrize(("num_stages", "num_replicas"), [(1, 1), (2, 2)])
+def test_training_is_the_oracles(balance: str, num_stages: int, num_replicas: int) -> None:
+    recipe = BALANCED[balance]
+    executor, updates = trained(recipe, num_stages, num_replicas)
+    model, losses, norms = naive(recipe, 2 * num_replicas)
+    within = partial(torch.testing.assert_close, rtol=0, atol=1e-9)
+    within([u.loss for u in updates], losses)
+    within([u.grad_norm for u in updates], norms)
+    found, moved = executor.weights(), 0
+    for name, weight in model.named_parameters():
+        path, _, expert = name.partition(".experts.")
+        if expert:
+            number, matrix, _ = expert.split(".")
+            within(found[f"{path}.experts.{matrix}"][int(number)], weight.detach())
+        else:
+            within(found[name], weight.detach())
+    for i, layer in enumerate(model.model["layers"].children()):
+        if balance == "bias":
+            steps = found[f"model.layers.{i}.mlp.balance.bias"].tolist()
+            assert steps == layer.mlp.steps
+            moved += sum(map(abs, steps))
+    assert bool(moved) == (balance == "bias")
+
+
+def test_every_balance_changes_the_training() -> None:
+    losses = {name: trained(BALANCED[name], 1, 1)[1][-1].loss for name in BALANCED}
+    assert len(set(losses.values())) == len(BALANCED)
+
+
+@pytest.mark.parametrize("balance", ["loss", "bias"])
+def test_the_plain_loss_has_plain_gradients(balance: str) -> None:
+    """Of evaluation mode, in which curvature is observed; biases choose there too."""
+    tokens = batch(0)
+    module, plain = whole(BALANCED[balance]).eval(), whole(SMALL)
+    for model in (module, plain):
+        cross_entropy(model(tokens[:, :-1]), tokens[:, 1:]).backward()
+    expected = dict(plain.named_parameters())
+    for name, weight in module.named_parameters():
+        if name in expected:
+            assert torch.equal(weight.grad, expected[name].grad)
+        else:
+            assert weight.grad is None
+
+
+def test_a_bias_moves_the_choice_and_not_the_shares() -> None:
+    module, tokens = whole(BALANCED["bias"]), batch(0)[:, :-1]
+    mlp = next(iter(module.model["layers"].children())).mlp
+    before = module(tokens)
+    with torch.no_grad():
+        mlp.balance.bias[2] = 100.0  # 100 steps of 0.02
+    after = module(tokens)
+    assert (mlp.chosen == 2).any(-1).all()
+    assert not torch.equal(before, after)
+    with torch.no_grad():
+        mlp.balance.bias += 5.0  # the same for all
+    assert torch.equal(module(tokens), after)
+
+
+def test_biased_models_are_not_exported(tmp_path: Path) -> None:
+    words = (*WORDS, "model.balance=bias")
+    plan_trial(small.config(tmp_path, *words))
+    with pytest.raises(BadInput, match="save_final=True: must not be bias"):
+        plan_trial(small.config(tmp_path, *words, "save_final=true"))
+
+
+@pytest.mark.parametrize(
+    ("balance", "optimizer", "dtype"),
+    [("loss", "muon", "float32"), ("bias", "adamw", "bfloat16"), ("bias", "sophia", "float32")],
+)
+def test_a_stopped_trial_goes_on_with_other_stages(
+    balance: str, optimizer: str, dtype: str, tmp_path: Path
+) -> None:
+    words = (
+        *(*WORDS, f"model.balance={balance}", f"optimizer={optimizer}", f"dtype={dtype}"),
+        *("pipeline=pipedream_2bw", "pipeline.num_microbatches=4", "correction=error_feedback"),
+        *("model.activation_checkpointing=true", "num_updates=7", "diagnostics=3"),
+    )
+
+    def config(name: str, num_stages: int, *more: str) -> dict[str, object]:
+        stages = f"pipeline.num_stages={num_stages}"
+        return small.config(tmp_path, *words, stages, f"out={tmp_path / name}", *more)
+
+    with pytest.raises(Stop):
+        run_trial(config("stopped", 2), stop_at(6))
+    [path] = (tmp_path / "stopped").glob("checkpoint-000000005-*.pt")
+    whole_trial = run_trial(config("whole", 4))
+    resumed = run_trial(config("resumed", 4, f"resume_from={path}"))
+    same = run_trial(config("stopped", 2))
+    ids = {"trial_id", "layers_by_stage", "delays"}
+    for other in (resumed, same):
+        found, expected = (untimed(of) for of in (other, whole_trial))
+        assert {k: v for k, v in found.items() if k not in ids} == {
+            k: v for k, v in expected.items() if k not in ids
+        }
+    assert rows(tmp_path / "resumed") == rows(tmp_path / "whole")[5:]
+    assert rows(tmp_path / "stopped") == rows(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("num_stages", "num_replicas"), [(4, 1), (2, 2)])
+def test_the_true_pipeline_gives_the_emulations_numbers(
+    num_stages: int, num_replicas: int, tmp_path: Path
+) -> None:
+    shape = (
+        *("batch_size=16", "num_updates=6", "clip_norm=0.5", "pipeline.num_microbatches=4"),
+        *(f"pipeline.num_stages={num_stages}", f"num_replicas={num_replicas}", "seq_len=8"),
+    )
+    delayed = ("pipeline=pipedream_2bw", "correction=error_feedback")
+    configs = [
+        small.config(tmp_path, *WORDS, *shape, *words)
+        for words in (
+            (*delayed, "optimizer=muon"),
+            (*delayed, "optimizer=muon", "model.balance=bias", "model.router=vector"),
+            (*delayed, "model.balance=bias", "clip_scope=stage", "dtype=bfloat16"),
+            ("pipeline=sync", "model.tied_embeddings=false"),
+            ("pipeline=zero_bubble_h1", "model.balance=bias", "dtype=bfloat16"),
+        )
+    ]
+    for one, ranks in zip(configs, gangs.pipelined(configs), strict=True):
+        assert len(gangs.assert_equal(one, ranks).updates) == 6

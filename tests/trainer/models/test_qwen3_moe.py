@@ -1,0 +1,236 @@
+"""The mixture of experts is Hugging Face's Qwen3-MoE: same weights, same logits and gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.support.moe import MOE, TOKENS, whole
+from trainer.base.build import build
+from trainer.base.errors import BadInput
+from trainer.config.compose import compose_node
+from trainer.models.attention import rotation
+from trainer.models.experts import Routes, multiplied
+from trainer.models.export import save_final
+from trainer.models.loss import cross_entropy
+from trainer.models.qwen3_moe import Qwen3Moe
+
+transformers = pytest.importorskip("transformers")
+
+INPUTS, TARGETS = TOKENS[:, :-1], TOKENS[:, 1:]
+RECIPES = {
+    "tied": MOE,
+    "untied": replace(MOE, tied_embeddings=False, num_kv_heads=4),
+    "one expert per token": replace(MOE, experts_per_token=1, num_experts=5),
+}
+every_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+
+
+def theirs(recipe: Qwen3Moe, weights: dict[str, Tensor], folder: Path) -> tuple[Any, Any]:
+    """Transformers' model from the exported folder, and what its loading reports."""
+    save_final(weights, recipe, folder)
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        folder / "final", output_loading_info=True
+    )
+    return model, report
+
+
+@every_recipe
+def test_transformers_finds_every_weight_and_no_other(recipe: Qwen3Moe, tmp_path: Path) -> None:
+    model, report = theirs(recipe, dict(whole(recipe).named_parameters()), tmp_path)
+    assert type(model) is transformers.Qwen3MoeForCausalLM
+    assert not any(report.values())
+    assert model.num_parameters() == recipe.num_parameters
+
+
+def test_every_size_of_the_recipe_reaches_the_config(tmp_path: Path) -> None:
+    odd = replace(MOE, rope_theta=12345.0, rms_norm_eps=3e-4, initializer_range=0.07)
+    config = theirs(odd, dict(whole(odd).named_parameters()), tmp_path)[0].config
+    assert config.rope_parameters["rope_theta"] == odd.rope_theta
+    assert config.rms_norm_eps == odd.rms_norm_eps
+    assert config.initializer_range == odd.initializer_range
+    assert (config.bos_token_id, config.eos_token_id) == (None, None)
+
+
+def assert_equal(
+    recipe: Qwen3Moe, ours: nn.Module, model: Any, logits: float, gradients: float
+) -> None:
+    """Logits and gradients differ by at most these two numbers."""
+    found, expected = ours(INPUTS), model(INPUTS, use_cache=False).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=logits)
+    for values in (found, expected):
+        F.cross_entropy(values.flatten(0, 1), TARGETS.flatten()).backward()
+    mine = recipe.pretrained({name: p.grad for name, p in ours.named_parameters()}).tensors
+    reference = dict(model.named_parameters())
+    assert set(reference) <= set(mine)
+    for name, weight in reference.items():
+        torch.testing.assert_close(mine[name], weight.grad, rtol=0, atol=gradients)
+
+
+@every_recipe
+def test_equals_transformers(recipe: Qwen3Moe, tmp_path: Path) -> None:
+    ours = whole(recipe)
+    model, _ = theirs(recipe, dict(ours.named_parameters()), tmp_path)
+    assert_equal(recipe, ours, model, logits=1e-5, gradients=1e-6)
+
+
+@every_recipe
+def test_equals_transformers_in_float64(
+    recipe: Qwen3Moe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Far below any difference that a float32 could hide; with the same rotary angles."""
+    ours = whole(recipe)
+    model, _ = theirs(recipe, dict(ours.named_parameters()), tmp_path)
+    model.set_experts_implementation("eager")
+    for name in ("float", "float32"):  # to which theirs rounds norms and chances
+        monkeypatch.setattr(torch, name, torch.float64)
+    cos, sin = rotation(INPUTS.double(), recipe.head_size, recipe.rope_theta)
+    half = recipe.head_size // 2
+    angles = cos[None], torch.cat((-sin[:, :half], sin[:, half:]), -1)[None]
+    monkeypatch.setattr(model.model.rotary_emb, "forward", lambda *_, **__: angles)
+    assert_equal(recipe, ours.double(), model.double(), logits=1e-12, gradients=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("preset", "parameters", "active"),
+    [
+        ("moe_2b", 1_915_784_192, 506_498_048),
+        ("tiny_moe", 2_507_968, 443_584),
+        ("micro_moe", 1_306_816, 422_080),
+    ],
+)
+def test_presets_have_their_number_of_parameters(preset: str, parameters: int, active: int) -> None:
+    recipe = build(compose_node([f"model={preset}"])["model"])
+    with torch.device("meta"):
+        module = recipe.stage(0, recipe.split(1, 8))
+        config = transformers.AutoConfig.for_model(**recipe.pretrained({}).config)
+        model = transformers.Qwen3MoeForCausalLM(config)
+    assert recipe.num_parameters == parameters == sum(p.numel() for p in module.parameters())
+    assert model.num_parameters() == parameters
+    idle = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    share = recipe.experts_per_token / recipe.num_experts
+    assert recipe.num_active_parameters == active == parameters - idle * (1 - share)
+
+
+def test_biases_are_parameters() -> None:
+    recipe = replace(MOE, balance="bias")
+    module = whole(recipe)
+    assert recipe.num_parameters == sum(p.numel() for p in module.parameters())
+    assert recipe.num_parameters == MOE.num_parameters + MOE.num_layers * MOE.num_experts
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_flops_are_those_of_active_matrices_and_attention(tied: bool) -> None:
+    recipe, d, seq_len = replace(MOE, tied_embeddings=tied), 48, 32
+    attention = 2 * d * 64 + 2 * d * 32
+    layer = attention + 8 * d + 2 * 3 * d * 24  # router, two experts of three matrices
+    norms = 4 * (2 * d + 2 * 16) + d
+    products = 4 * layer + 61 * d  # the head; the lookup of an embedding is no product
+    assert recipe.flops_per_token(seq_len) == 6 * (products + norms) + 12 * 4 * 64 * seq_len
+
+
+@pytest.mark.parametrize(
+    ("key", "sizes"),
+    [
+        ("model.head_size", {"head_size": 15}),
+        ("model.hidden_size", {"hidden_size": 44}),
+        ("model.intermediate_size", {"intermediate_size": 20}),
+        ("model.num_kv_heads", {"num_kv_heads": 3}),
+        ("model.experts_per_token", {"experts_per_token": 9}),
+    ],
+)
+def test_sizes_that_do_not_go_together_are_bad_input(key: str, sizes: dict[str, int]) -> None:
+    with pytest.raises(BadInput, match=key):
+        replace(MOE, **sizes)
+
+
+@pytest.mark.parametrize("num_stages", [2, 4])
+def test_stages_in_turn_are_the_whole_model(num_stages: int) -> None:
+    split, x = MOE.split(num_stages, 8), TOKENS
+    for index in range(num_stages):
+        stage = MOE.stage(index, split)
+        MOE.initialise(stage, 0)
+        x = stage(x)
+    assert torch.equal(x, whole(MOE)(TOKENS))
+
+
+def test_every_expert_starts_from_a_stream_of_its_own() -> None:
+    """So an expert's initial weights do not depend on how many there are."""
+    many = dict(whole(MOE).named_parameters())
+    few = dict(whole(replace(MOE, num_experts=5)).named_parameters())
+    for name, stack in many.items():
+        if ".experts." in name:
+            assert torch.equal(stack[:5], few[name])
+            assert abs(stack.std().item() / 0.1 - 1) < 0.1
+            assert not any(torch.equal(stack[0], other) for other in stack[1:])
+    up, gate = (many[f"model.layers.0.mlp.experts.{name}_proj"] for name in ("up", "gate"))
+    assert not torch.equal(up, gate)
+    assert all((w == 1).all() for name, w in many.items() if "norm" in name)
+
+
+def test_kinds() -> None:
+    for router in ("matrix", "vector"):
+        recipe = replace(MOE, router=router, balance="bias")
+        kinds = recipe.kinds(whole(recipe))
+        of = {name.removeprefix("model.layers.0."): kind for name, kind in kinds.items()}
+        assert of["mlp.gate.weight"] == router
+        assert of["mlp.balance.bias"] == "balance"
+        assert of["self_attn.q_norm.weight"] == "vector"
+        assert of["self_attn.q_proj.weight"] == "matrix"
+        assert {of[f"mlp.experts.{name}_proj"] for name in ("gate", "up", "down")} == {"experts"}
+
+
+def test_a_matrix_with_one_row_is_a_vector() -> None:
+    from trainer.optimizers.routing import kinds
+
+    assert kinds(nn.Linear(4, 1, bias=False)) == {"weight": "vector"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_dispatch_is_a_loop_over_experts(dtype: torch.dtype) -> None:
+    """Some experts get no token, one gets most."""
+    generator = torch.Generator().manual_seed(0)
+    chosen = torch.stack([torch.randperm(3, generator=generator)[:2] for _ in range(20)])
+    chosen[chosen == 1] = 4
+    routes = Routes.of(chosen, 6)
+    assert routes.loads.tolist() == torch.bincount(chosen.flatten(), minlength=6).tolist()
+    pairs = chosen.flatten()
+    assert torch.equal(pairs[routes.order], pairs.sort(stable=True).values)
+    assert torch.equal(routes.order[routes.inverse], torch.arange(40))
+    rows = torch.randn(40, 16, generator=generator).to(dtype)
+    stack = torch.randn(6, 8, 16, generator=generator).to(dtype)
+    order = pairs.sort(stable=True).values
+    expected = torch.cat([rows[order == e] @ stack[e].T for e in range(6)])
+    assert torch.equal(multiplied(rows, stack, routes.ends), expected)
+
+
+def test_activation_checkpointing_changes_no_number() -> None:
+    for balance in ("none", "loss", "bias"):
+        recipe = replace(MOE, balance=balance)
+        plain, saving = whole(recipe), whole(replace(recipe, activation_checkpointing=True))
+        for module in (plain, saving):
+            cross_entropy(module(INPUTS), TARGETS).backward()
+        for a, b in zip(plain.parameters(), saving.parameters(), strict=True):
+            assert torch.equal(a.grad, b.grad)
+
+
+def test_the_router_reads_in_fp32() -> None:
+    """In bf16 the last chosen and the first idle one of many experts are often equal."""
+    recipe = replace(MOE, num_experts=64, experts_per_token=8)
+    module = whole(recipe).bfloat16()
+    for name, weight in whole(recipe).named_parameters():
+        if name.endswith("mlp.gate.weight"):  # as `Versions` leaves it
+            module.get_submodule(name.removesuffix(".weight")).float().weight.data.copy_(weight)
+    seen: list[Tensor] = []
+    for layer in module.model["layers"].children():
+        layer.mlp.gate.register_forward_hook(lambda _, __, chances: seen.append(chances))
+    module(INPUTS)
+    ranked = torch.cat(seen).sort(-1, descending=True).values
+    assert ranked.dtype == torch.float32
+    assert not (ranked[:, 7] == ranked[:, 8]).any()

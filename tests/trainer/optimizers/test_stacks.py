@@ -1,0 +1,145 @@
+"""Every optimizer does to each matrix of a stack what it does to that matrix by itself."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tests.support.every_optimizer import NAMES, maker
+from trainer.optimizers import state
+from trainer.optimizers.averaging import evaluated
+from trainer.optimizers.observing import Observer
+from trainer.optimizers.routing import Kind, is_entrywise
+from trainer.optimizers.stacks import for_stacks
+from trainer.stages.update import dry_update
+
+every = pytest.mark.parametrize("name", NAMES)
+Named = list[tuple[Kind, nn.Parameter]]
+SHAPES: dict[Kind, tuple[int, ...]] = {"experts": (4, 6, 16), "vector": (5,), "matrix": (6, 16)}
+"""A matrix takes a multiple of 64 bytes, so that those of a stack lie as those by themselves do.
+BLAS rounds a product of matrices that lie otherwise in another order."""
+UPDATES = 5
+
+
+def drawn(t: int) -> dict[Kind, Tensor]:
+    """Weights or gradients: one stack, one vector, one matrix of the stack's shape."""
+    generator = torch.Generator().manual_seed(t)
+    return {kind: torch.randn(shape, generator=generator) for kind, shape in SHAPES.items()}
+
+
+def apart(tensors: Mapping[Kind, Tensor]) -> list[tuple[Kind, Tensor]]:
+    """The stack's matrices as weights of their own, before the others."""
+    parts = [("experts", matrix.clone()) for matrix in tensors["experts"]]
+    rest = [(kind, tensor.clone()) for kind, tensor in tensors.items() if kind != "experts"]
+    return [*parts, *rest]
+
+
+def stacked(name: str, with_bias: bool = False) -> tuple[Named, Optimizer]:
+    factory = maker(name, precondition_every=3)
+    weights: Named = [(kind, nn.Parameter(w)) for kind, w in drawn(99).items()]
+    if with_bias:
+        weights.append(("balance", nn.Parameter(torch.zeros(4))))
+    optimizer = for_stacks(factory, weights, is_entrywise=is_entrywise(factory.func))
+    return weights, optimizer
+
+
+def step(weights: Named, optimizer: Optimizer, t: int) -> None:
+    gradients = drawn(t)
+    shown = {}
+    for kind, weight in weights:
+        weight.grad = gradients[kind] if kind in gradients else torch.arange(4.0) - 1
+        shown[weight] = weight.grad.clone()
+    step_at(optimizer, t, shown)
+
+
+def step_at(optimizer: Optimizer, t: int, gradients: Mapping[Tensor, Tensor]) -> None:
+    if isinstance(optimizer, Observer) and optimizer.observe_every and t % 2 == 0:
+        optimizer.observe(gradients)
+    for group in optimizer.param_groups:
+        group["lr"] *= 0.9
+    optimizer.step()
+
+
+def by_itself(name: str) -> list[Tensor]:
+    """The weights after the updates if every matrix of the stack is a weight of its own."""
+    parts = apart(drawn(99))
+    weights: Named = [("matrix" if k == "experts" else k, nn.Parameter(w)) for k, w in parts]
+    optimizer = maker(name, precondition_every=3)(weights)
+    for t in range(UPDATES):
+        for (_, weight), (_, gradient) in zip(weights, apart(drawn(t)), strict=True):
+            weight.grad = gradient
+        step_at(optimizer, t, {w: w.grad.clone() for _, w in weights if w.grad is not None})
+    return [w.detach() for w in evaluated(optimizer, [w for _, w in weights])]
+
+
+def values(weights: Named, optimizer: Optimizer) -> list[Tensor]:
+    found = evaluated(optimizer, [w for _, w in weights])
+    return [part for (kind, _), w in zip(weights, found, strict=True) for part in parts_of(kind, w)]
+
+
+def parts_of(kind: Kind, weight: Tensor) -> list[Tensor]:
+    return list(weight.detach().unbind()) if kind == "experts" else [weight.detach()]
+
+
+@every
+def test_a_stack_is_stepped_matrix_by_matrix(name: str) -> None:
+    weights, optimizer = stacked(name)
+    for t in range(UPDATES):
+        step(weights, optimizer, t)
+    for got, expected in zip(values(weights, optimizer), by_itself(name), strict=True):
+        assert torch.equal(got, expected)
+    assert [w for group in optimizer.param_groups for w in group["params"]]
+    members = {id(w) for group in optimizer.param_groups for w in group["params"]}
+    assert members == {id(w) for _, w in weights}
+
+
+@every
+def test_biases_step_by_the_sign_and_change_nothing_else(name: str) -> None:
+    weights, optimizer = stacked(name, with_bias=True)
+    for t in range(UPDATES):
+        step(weights, optimizer, t)
+    *rest, bias = values(weights, optimizer)
+    assert bias.tolist() == [UPDATES, 0, -UPDATES, -UPDATES]
+    assert all(map(torch.equal, rest, by_itself(name)))
+
+
+@every
+def test_a_resumed_optimizer_goes_on_to_the_last_bit(name: str) -> None:
+    """Through a file that holds plain data and tensors alone; a dry update changes nothing."""
+    whole, stopped, resumed = (stacked(name, with_bias=True) for _ in range(3))
+    for t in range(UPDATES):
+        step(*whole, t)
+    for t in range(3):
+        dry_update(stopped[1], [w for _, w in stopped[0]], gradients(stopped[0], 50 + t))
+        step(*stopped, t)
+    saved = state.by_weight(stopped[1])
+    file = io.BytesIO()
+    torch.save([(w.data, saved[w]) for _, w in stopped[0]], file)
+    file.seek(0)
+    loaded: list[tuple[Tensor, Any]] = torch.load(file, weights_only=True)
+    for (_, weight), (data, _) in zip(resumed[0], loaded, strict=True):
+        weight.data.copy_(data)
+    pairs = zip(resumed[0], loaded, strict=True)
+    state.restore(resumed[1], {weight: of for (_, weight), (_, of) in pairs})
+    for t in range(3, UPDATES):
+        step(*resumed, t)
+    assert all(map(torch.equal, values(*resumed), values(*whole)))
+
+
+def gradients(weights: Named, t: int) -> list[Tensor]:
+    found = drawn(t)
+    return [found.get(kind, torch.ones(4)) for kind, _ in weights]
+
+
+def test_which_optimizers_need_no_matrices() -> None:
+    """A stack of an entrywise optimizer is one weight: half the time of an update, or less."""
+    matrixwise = {name for name in NAMES if not is_entrywise(maker(name).func)}
+    assert matrixwise == {
+        *("adamuon", "dion", "kron", "mars", "muon", "normuon", "scion", "shampoo", "soap"),
+    }

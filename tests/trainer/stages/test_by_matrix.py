@@ -1,0 +1,94 @@
+"""A correction does to each matrix of a stack what it does to that matrix by itself."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.every_correction import NAMES, maker, variants
+from trainer.corrections.none import NoCorrection
+from trainer.optimizers.routing import Kind
+from trainer.stages.by_matrix import for_stacks
+
+T, SHAPE = 8, (3, 4, 16)
+KINDS: list[Kind] = ["vector", "experts", "balance"]
+SHAPES = [torch.Size(shape) for shape in ((5,), SHAPE, (3,))]
+LAGS = [2, 1, 1]
+
+
+def drawn(t: int, what: int) -> list[Tensor]:
+    """One tensor per weight; one matrix of the stack gets no token, so its update is zero."""
+    generator = torch.Generator().manual_seed(100 * t + what)
+    vector, stack, bias = (torch.randn(shape, generator=generator) for shape in SHAPES)
+    stack[1] *= t % 3 != 1
+    return [vector, stack, bias]
+
+
+def apart(of: list[Tensor]) -> list[Tensor]:
+    vector, stack, _ = of
+    return [vector, *(matrix.clone() for matrix in stack.unbind())]
+
+
+def together(of: list[Tensor]) -> list[Tensor]:
+    return of
+
+
+def train(
+    correction: NoCorrection, layout: Any, weights: list[Tensor], updates: range = range(T)
+) -> list[Tensor]:
+    """What the correction makes of gradients, of weights and of what is read ahead."""
+    seen: list[Tensor] = []
+    lags = [LAGS[0], *[1] * (len(weights) - 1)]
+    for t in updates:
+        delays = [min(t, lag) for lag in lags]
+        gradients, update = layout(drawn(t, 1)), layout(drawn(t, 2))
+        correction.gradient(gradients, weights, delays)
+        torch._foreach_sub_(weights, update)
+        correction.apply(weights, update, delays)
+        ahead = correction.ahead(weights, update)
+        seen += [tensor.clone() for of in (gradients, weights, ahead) for tensor in of]
+    return seen
+
+
+def flat(seen: list[Tensor]) -> list[Tensor]:
+    """Those of the vector and of each matrix, without the biases."""
+    threes = (seen[i : i + 3] for i in range(0, len(seen), 3))
+    return [tensor for three in threes for tensor in apart(three)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stack_is_corrected_matrix_by_matrix(name: str) -> None:
+    for node in variants(name):
+        make = maker(node)
+        stacked = for_stacks(lambda lags, make=make: make(T, lags), LAGS, KINDS, SHAPES)
+        plain = make(T, [2, 1, 1, 1])
+        assert (stacked.needs_update, stacked.reads_ahead) == (
+            plain.needs_update,
+            plain.reads_ahead,
+        )
+        seen = train(stacked, together, drawn(0, 0))
+        expected = train(plain, apart, apart(drawn(0, 0)))
+        assert all(map(torch.equal, flat(seen), expected)), node
+        biases = drawn(0, 0)[2] - sum(drawn(t, 2)[2] for t in range(T))
+        torch.testing.assert_close(seen[-1], biases)  # a bias is no business of a correction
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_keeps_its_state_by_weight(name: str) -> None:
+    """A tensor of a stack's state has one part per matrix, and the state can be taken back."""
+    for node in variants(name):
+        make = maker(node)
+        one, other = (
+            for_stacks(lambda lags, make=make: make(T, lags), LAGS, KINDS, SHAPES) for _ in range(2)
+        )
+        train(one, together, drawn(0, 0), range(4))
+        vector, stack, bias = deepcopy(one.state())
+        assert bias == {}
+        assert all(len(tensor) == SHAPE[0] for tensor in stack.values())
+        other.restore([dict(vector), dict(stack), {}])
+        after = [train(of, together, drawn(9, 9), range(4, T)) for of in (one, other)]
+        assert all(map(torch.equal, *after))

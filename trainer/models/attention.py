@@ -1,0 +1,69 @@
+"""Causal grouped-query attention with rotary positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def no_norm(size: int) -> nn.Module:
+    """Leaves queries and keys as they are."""
+    return nn.Identity()
+
+
+class Attention(nn.Module):
+    """Softmax attention of `num_heads` heads; groups of them share one of `num_kv_heads` keys and
+    values. `norm(head_size)` makes the norms of queries and keys, each over one head.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        norm: Callable[[int], nn.Module] = no_norm,
+    ) -> None:
+        super().__init__()
+        d, q, kv = hidden_size, num_heads * head_size, num_kv_heads * head_size
+        self._head_size, self._is_grouped = head_size, kv != q
+        self.q_proj = nn.Linear(d, q, bias=False)
+        self.k_proj = nn.Linear(d, kv, bias=False)
+        self.v_proj = nn.Linear(d, kv, bias=False)
+        self.o_proj = nn.Linear(q, d, bias=False)
+        self.q_norm, self.k_norm = norm(head_size), norm(head_size)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[batch, seq, hidden] to the same; `cos` and `sin` as in `rotate`."""
+        q = rotate(self.q_norm(self._heads(self.q_proj(x))).transpose(1, 2), cos, sin)
+        k = rotate(self.k_norm(self._heads(self.k_proj(x))).transpose(1, 2), cos, sin)
+        v = self._heads(self.v_proj(x)).transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self._is_grouped)
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self._head_size))
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE (arXiv 2104.09864) on [batch, heads, seq, head]: pairs are (i, i + head / 2).
+
+    `cos` and `sin` are [seq, head]. `sin` is negative in its first half, so rolling by half a head
+    gives the rotation by 90°.
+    """
+    return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
+
+
+def rotation(x: Tensor, size: int, theta: float) -> tuple[Tensor, Tensor]:
+    """The cosines and signed sines of RoPE with base `theta` for [batch, seq, …], made in fp32.
+
+    Both are [seq, size], in x's dtype.
+    """
+    exponents = torch.arange(0, size, 2, device=x.device, dtype=torch.float32) / size
+    positions = torch.arange(x.shape[1], device=x.device, dtype=torch.float32)
+    angles = torch.outer(positions, theta**-exponents)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), -1).to(x.dtype), torch.cat((-sin, sin), -1).to(x.dtype)

@@ -1,0 +1,193 @@
+"""Decoders that are an embedding, layers and a head, and how they split themselves into stages."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from trainer.base.errors import BadInput
+from trainer.base.ranges import Few, Positive, Rows
+from trainer.models.attention import rotation
+from trainer.models.initial import initialise
+from trainer.models.layers import RMSNorm
+from trainer.models.recipe import Pretrained
+from trainer.models.split import Split, balanced
+from trainer.optimizers.routing import Kind, kinds
+
+
+class LayerSize(NamedTuple):
+    """Parameters and work of one layer.
+
+    `matrices` are the entries of the matrices that every token is multiplied by, `idle` those of
+    the experts that one token does not visit, `vectors` all other parameters. `attention` is the
+    width of softmax attention.
+    """
+
+    matrices: int
+    vectors: int
+    attention: int
+    idle: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder(ABC):
+    """A recipe of such a model. It implements `Recipe` but for its layers and its export."""
+
+    vocab_size: Rows
+    hidden_size: Rows
+    num_layers: Few
+    num_heads: Rows
+    num_kv_heads: Rows
+    rope_theta: Positive
+    rms_norm_eps: Positive
+    initializer_range: Positive
+    tied_embeddings: bool
+    activation_checkpointing: bool
+
+    def __post_init__(self) -> None:
+        """Raises BadInput for sizes that do not divide each other."""
+        if self.num_heads % self.num_kv_heads:
+            allowed = f"must divide num_heads={self.num_heads}"
+            raise BadInput("model.num_kv_heads", self.num_kv_heads, allowed)
+
+    @property
+    @abstractmethod
+    def rotary_size(self) -> int:
+        """The width that rotary positions have in each head."""
+
+    @abstractmethod
+    def layer(self, index: int) -> nn.Module:
+        """The layer numbered `index`, called with hidden states and RoPE's cosines and sines."""
+
+    @abstractmethod
+    def layer_size(self, index: int) -> LayerSize:
+        """Parameters and work of the layer numbered `index`."""
+
+    @abstractmethod
+    def pretrained(self, weights: Mapping[str, Tensor]) -> Pretrained:
+        """The model with these weights, all of them by name, as transformers store it."""
+
+    @property
+    def not_exported(self) -> str | None:
+        """Why transformers cannot hold this model; None if they can."""
+        return None
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the whole model; tied weights count once."""
+        return self.num_active_parameters + sum(size.idle for size in self._sizes())
+
+    @property
+    def num_active_parameters(self) -> int:
+        """The same without the experts that one token does not visit."""
+        layers = sum(size.matrices + size.vectors for size in self._sizes())
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
+        return layers + embeddings + self.hidden_size
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """FLOPs of forward and backward: 6 per active parameter, and 12 w T for softmax attention
+        of width w with T = `seq_len` (PaLM, appendix B). Looking up an embedding costs none.
+        """
+        looked_up = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
+        attention = sum(size.attention for size in self._sizes())
+        return 6 * (self.num_active_parameters - looked_up) + 12 * attention * seq_len
+
+    def split(self, num_stages: int, seq_len: int) -> Split:
+        """The layers of each stage, balanced by counted work.
+
+        Work is the multiplications of the matrices and of causal attention; the embedding's lookup
+        has none. Raises BadInput for more stages than layers.
+        """
+        if num_stages > self.num_layers:
+            allowed = f"must not exceed model.num_layers={self.num_layers}"
+            raise BadInput("pipeline.num_stages", num_stages, allowed)
+        work = tuple(size.matrices + size.attention * seq_len for size in self._sizes())
+        return balanced(work, num_stages, head=self.vocab_size * self.hidden_size)
+
+    def stage(self, index: int, split: Split) -> nn.Module:
+        """The stage numbered `index`; its weights are undefined before `initialise`."""
+        return DecoderStage(self, index, split)
+
+    def initialise(self, module: nn.Module, seed: int) -> None:
+        """Normal(0, initializer_range) and norms 1, as published for SmolLM2 and Qwen3, unless a
+        module says otherwise.
+        """
+        initialise(module, self.initializer_range, seed)
+
+    def kinds(self, module: nn.Module) -> dict[str, Kind]:
+        """The kind of every weight of a stage, by name."""
+        return kinds(module)
+
+    def shared_config(self) -> dict[str, Any]:
+        """What transformers' configs of all decoders have in common, under their names."""
+        return {
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "rope_theta": self.rope_theta,
+            "rms_norm_eps": self.rms_norm_eps,
+            "initializer_range": self.initializer_range,
+            "tie_word_embeddings": self.tied_embeddings,
+            "hidden_act": "silu",
+            "bos_token_id": None,  # the tokenizer knows them: transformers would assume others
+            "eos_token_id": None,
+            "dtype": "float32",
+        }
+
+    def norm(self) -> nn.Module:
+        """A norm of hidden states."""
+        return RMSNorm(self.hidden_size, self.rms_norm_eps)
+
+    def _sizes(self) -> list[LayerSize]:
+        return [self.layer_size(index) for index in range(self.num_layers)]
+
+
+class DecoderStage(nn.Module):
+    """A consecutive part of a decoder.
+
+    The first stage takes tokens [batch, seq], others hidden states [batch, seq, hidden]; the last
+    one gives logits [batch, seq, vocab]. With tied embeddings the last of several stages has a copy
+    of the embedding, under the same name.
+    """
+
+    def __init__(self, recipe: Decoder, index: int, split: Split) -> None:
+        super().__init__()
+        self._recipe = recipe
+        self.is_first, self.is_last = index == 0, index == len(split) - 1
+        parts: dict[str, nn.Module] = {}
+        if self.is_first or (self.is_last and recipe.tied_embeddings):
+            parts["embed_tokens"] = nn.Embedding(recipe.vocab_size, recipe.hidden_size)
+        parts["layers"] = nn.ModuleDict({str(layer): recipe.layer(layer) for layer in split[index]})
+        if self.is_last:
+            parts["norm"] = recipe.norm()
+            if not recipe.tied_embeddings:
+                self.lm_head = nn.Linear(recipe.hidden_size, recipe.vocab_size, bias=False)
+        self.model = nn.ModuleDict(parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Runs this stage's part of the model on `x`."""
+        if self.is_first:
+            x = self.model["embed_tokens"](x)
+        turn = rotation(x, self._recipe.rotary_size, self._recipe.rope_theta)
+        for layer in self.model["layers"].children():
+            if self._recipe.activation_checkpointing and torch.is_grad_enabled():
+                x = checkpoint(layer, x, *turn, use_reentrant=False)
+            else:
+                x = layer(x, *turn)
+        return self._head(self.model["norm"](x)) if self.is_last else x
+
+    def _head(self, x: Tensor) -> Tensor:
+        if self._recipe.tied_embeddings:
+            embedding = self.model["embed_tokens"]
+            assert isinstance(embedding, nn.Embedding)
+            return F.linear(x, embedding.weight)
+        return self.lm_head(x)

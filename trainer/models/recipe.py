@@ -1,0 +1,85 @@
+"""What the trainer asks of a model, whatever its architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+from trainer.models.split import Split
+from trainer.optimizers.routing import Kind
+
+
+class Pretrained(NamedTuple):
+    """A model as Hugging Face's transformers store it: the content of its config.json, and its
+    weights by their names there.
+    """
+
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+class Recipe(Protocol):
+    """A model that knows its size and makes any of its stages; it allocates no weights itself.
+
+    A stage is a module. The first one takes tokens, int64 [batch, seq]; the others take hidden
+    states [batch, seq, hidden_size]; the last one returns logits [batch, seq, vocab_size]. Weights
+    have the same names for every number of stages. A weight that both the first and the last stage
+    name is tied. Stages are in training mode, except for gradients of the plain loss alone, without
+    terms that the model adds to it.
+    """
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens in the vocabulary, which must be the data's."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states that stages send each other."""
+        ...
+
+    @property
+    def activation_checkpointing(self) -> bool:
+        """Whether layers are recomputed in their backward."""
+        ...
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the whole model; tied weights count once."""
+        ...
+
+    @property
+    def num_active_parameters(self) -> int:
+        """The same without the experts that one token does not visit."""
+        ...
+
+    @property
+    def not_exported(self) -> str | None:
+        """Why transformers cannot hold this model; None if `pretrained` can be called."""
+        ...
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """FLOPs of forward and backward per token, in sequences of `seq_len` tokens."""
+        ...
+
+    def split(self, num_stages: int, seq_len: int) -> Split:
+        """The layers of each stage. Raises BadInput if there cannot be that many stages."""
+        ...
+
+    def stage(self, index: int, split: Split) -> nn.Module:
+        """The stage numbered `index`; its weights are undefined before `initialise`."""
+        ...
+
+    def initialise(self, module: nn.Module, seed: int) -> None:
+        """Sets the initial weights of a stage: functions of the seed and of their names alone."""
+        ...
+
+    def kinds(self, module: nn.Module) -> dict[str, Kind]:
+        """The kind of every weight of a stage, by name; optimizers treat a weight by its kind."""
+        ...
+
+    def pretrained(self, weights: Mapping[str, Tensor]) -> Pretrained:
+        """The model with these weights, all of them by name, as transformers store it."""
+        ...

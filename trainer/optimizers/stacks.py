@@ -1,0 +1,154 @@
+"""Stacks of matrices and balance biases, which optimizers need not know.
+
+Handed a stack [experts, rows, columns], an optimizer does to each matrix what it would do to that
+matrix as a weight of its own, to the last bit. Many optimizers would silently do another thing:
+some flatten a stack, some normalise it as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from trainer.optimizers.averaging import Averages
+from trainer.optimizers.observing import Observer
+from trainer.optimizers.routing import BALANCE, EXPERTS, Group, Kind, Parameters
+
+MATRICES = "matrices"
+"""Key of a stack's state: a list with the state of each of its matrices."""
+
+
+def for_stacks(
+    make: Callable[[Parameters], Optimizer], parameters: Parameters, *, is_entrywise: bool
+) -> Optimizer:
+    """The optimizer that `make` returns for matrices, embeddings and vectors, for all kinds.
+
+    An optimizer that `is_entrywise` gets a whole stack as if it were a matrix.
+    """
+    kinds: set[Kind] = {kind for kind, _ in parameters}
+    if is_entrywise and BALANCE not in kinds:
+        return make([("matrix" if kind == EXPERTS else kind, p) for kind, p in parameters])
+    if kinds & {EXPERTS, BALANCE}:
+        return EachMatrix(make, parameters, is_entrywise=is_entrywise)
+    return make(parameters)
+
+
+class EachMatrix(Optimizer):
+    """Has the weights of `parameters`, and steps the optimizer of `make` on their matrices.
+
+    Balance biases b have a rule of their own: b ← b − sign(gradient), whatever the learning rate.
+    State and options are kept here, by weight, and lent to the inner optimizer for each step.
+    """
+
+    def __init__(
+        self, make: Callable[[Parameters], Optimizer], parameters: Parameters, *, is_entrywise: bool
+    ) -> None:
+        self._matrices: dict[Tensor, list[nn.Parameter]] = {}
+        self._biases = [weight for kind, weight in parameters if kind == BALANCE]
+        self._inner = make(list(self._seen_by_inner(parameters, is_entrywise)))
+        stack_of = {m: stack for stack, of in self._matrices.items() for m in of}
+        groups: list[Group] = [
+            {**options(group), "params": list(dict.fromkeys(stack_of.get(p, p) for p in weights))}
+            for group in self._inner.param_groups
+            for weights in [group["params"]]
+        ]
+        self._others = [p for of in groups for p in of["params"] if p not in self._matrices]
+        if self._biases:  # every group has a learning rate; these biases do not use theirs
+            groups.append({"params": self._biases, "lr": 0.0})
+        super().__init__(groups, {})
+
+    @property
+    def observe_every(self) -> int | None:
+        """Updates between observations of the curvature; None if the inner optimizer wants none."""
+        return self._inner.observe_every if isinstance(self._inner, Observer) else None
+
+    def observe(self, gradients: Mapping[Tensor, Tensor]) -> None:
+        """Shows the inner optimizer the gradient of each of its weights."""
+        assert isinstance(self._inner, Observer)
+        self._lend()
+        shown = {weight: gradients[weight] for weight in self._others}
+        for stack, matrices in self._matrices.items():
+            shown.update(zip(matrices, gradients[stack].unbind(), strict=True))
+        self._inner.observe(shown)
+        self._take_back()
+
+    @torch.no_grad()
+    def evaluation_weights(self) -> dict[Tensor, Tensor]:
+        """Weight → tensor to evaluate in its place; most often the weight itself."""
+        if not isinstance(self._inner, Averages):
+            return {weight: weight for group in self.param_groups for weight in group["params"]}
+        self._lend()
+        averages = self._inner.evaluation_weights()
+        found: dict[Tensor, Tensor] = {bias: bias for bias in self._biases}
+        found.update({weight: averages[weight] for weight in self._others})
+        for stack, matrices in self._matrices.items():
+            found[stack] = torch.stack([averages[matrix] for matrix in matrices])
+        return found
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self._lend()
+        self._inner.step()
+        self._take_back()
+        for bias in self._biases:
+            if bias.grad is not None:
+                bias.sub_(bias.grad.sign())
+
+    def _seen_by_inner(
+        self, parameters: Parameters, is_entrywise: bool
+    ) -> Iterator[tuple[Kind, nn.Parameter]]:
+        for kind, weight in parameters:
+            if kind == EXPERTS and is_entrywise:
+                yield "matrix", weight
+            elif kind == EXPERTS:
+                views = [nn.Parameter(m, requires_grad=False) for m in weight.data.unbind()]
+                self._matrices[weight] = views
+                yield from (("matrix", view) for view in views)
+            elif kind != BALANCE:
+                yield kind, weight
+
+    def _lend(self) -> None:
+        """Gives the inner optimizer today's weights, gradients, state and options.
+
+        A version of the weights may lie elsewhere than the one before it, and a restored state is
+        another object.
+        """
+        for stack, matrices in self._matrices.items():
+            states = self.state[stack].get(MATRICES) or [{} for _ in matrices]
+            gradients = [None] * len(matrices) if stack.grad is None else stack.grad.unbind()
+            parts = zip(matrices, stack.data.unbind(), gradients, states, strict=True)
+            for matrix, data, gradient, state in parts:
+                matrix.data, matrix.grad = data, gradient
+                self._inner.state[matrix] = state
+        for weight in self._others:
+            self._inner.state[weight] = self.state[weight]
+        for mine, theirs in zip(self.param_groups, self._inner.param_groups, strict=False):
+            _replace_options(theirs, mine)
+
+    def _take_back(self) -> None:
+        for stack, matrices in self._matrices.items():
+            self.state[stack] = {MATRICES: [self._inner.state[matrix] for matrix in matrices]}
+            for matrix in matrices:
+                matrix.grad = None
+        for weight in self._others:
+            self.state[weight] = self._inner.state[weight]
+        for mine, theirs in zip(self.param_groups, self._inner.param_groups, strict=False):
+            _replace_options(mine, theirs)
+
+
+def _replace_options(group: Group, by: Group) -> None:
+    """Gives `group` the options of the other one, and no more: some optimizers add some later."""
+    weights = group["params"]
+    group.clear()
+    group.update({**options(by), "params": weights})
+
+
+def options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter group without its parameters."""
+    return {key: value for key, value in group.items() if key != "params"}
