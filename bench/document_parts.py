@@ -55,6 +55,9 @@ SWEEPS: Mapping[str, Published] = {
     "coefficient": Published(["coefficient_trials", "momentum_trials"]),
     "batch_size": Published(["batch_size_trials", "trials"], ("sync", "delay")),
 }
+LONG: Mapping[str, Published] = {"shared_rate": Published(["long_trials"])}
+SCALES = {"tiny": SWEEPS, "long": LONG}
+"""The sweeps of each scale that have published trials."""
 LENGTHS = Published(["trials", "advice_trials", "momentum_trials"], ("sync", *MAIN_ARMS))
 """Trials of several lengths."""
 
@@ -81,9 +84,9 @@ def _view(published: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]) -> Vie
     return View(trials, gaps(trials))
 
 
-def of_sweep(sweep: str) -> View:
+def of_sweep(sweep: str, scale: str = "tiny") -> View:
     """The trials of one sweep; of `coefficient` only the points at which it has some."""
-    found = view(SWEEPS[sweep])
+    found = view(SCALES[scale][sweep])
     if sweep != "coefficient":
         return found
     points = found.gaps.loc[found.gaps["coefficient"].notna() & (found.gaps["pairs"] > 0), "point"]
@@ -95,9 +98,11 @@ def of_sweep(sweep: str) -> View:
 
 
 def gap(row: Row | None) -> str:
-    """`+0.153 [+0.102, +0.204]`."""
+    """`+0.153 [+0.102, +0.204]`; of one pair `+0.153`."""
     if row is None or not row["n"]:
         return ""
+    if pd.isna(row["low"]):
+        return minus(f"{row['gap']:+.3f}")
     return minus(f"{row['gap']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]")
 
 
@@ -117,7 +122,8 @@ def loss(row: Row | None) -> str:
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Markdown."""
     lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines).replace("|  |", "| |")
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return re.sub(r"\|  (?=\|)", "| ", text)
 
 
 def rows_of(found: pd.DataFrame) -> dict[str, dict[str, Row]]:
@@ -167,19 +173,22 @@ def conversions() -> str:
     )
 
 
-def optimizers() -> str:
-    """By the gap of the delay."""
-    trials, found = of_sweep("optimizers")
+def optimizers(sweep: str, scale: str = "tiny") -> str:
+    """By the gap of the delay; an optimizer whose delay has no pair is left out."""
+    trials, found = of_sweep(sweep, scale)
     rates = trials.drop_duplicates("optimizer").set_index("optimizer")["optimizer.lr"]
-    rows = sorted(rows_of(found).items(), key=lambda item: item[1]["delay"]["gap"])
+    rows = [item for item in rows_of(found).items() if "delay" in item[1]]
+    rows.sort(key=lambda item: item[1]["delay"]["gap"])
     heads = ["optimizer", "lr", "sync loss", "gap of the delay", "gap with Error Feedback"]
     return table(
         [*heads, "gap removed", "n"],
         [
             [
                 *(name(optimizer), f"{rates[optimizer]:g}", loss(arms["delay"])),
-                *(gap(arms["delay"]), gap(arms["delay_ef"]), removed(arms["delay_ef"])),
-                str(arms["delay"]["n"]),
+                *(gap(arms["delay"]), gap(arms.get("delay_ef")), removed(arms.get("delay_ef"))),
+                " and ".join(
+                    dict.fromkeys(str(arms[arm]["n"]) for arm in MAIN_ARMS if arm in arms)
+                ),
             ]
             for optimizer, arms in rows
         ],
@@ -292,6 +301,41 @@ def best_points() -> str:
     )
 
 
+def regimes() -> str:
+    """The gap of the delay in few large updates, in many small ones, and in the paper's run."""
+    few, many = _regime(of_sweep("main")), _regime(of_sweep("shared_rate", "long"))
+    reported = reported_taxes()
+    theirs = reported[reported["who"].str.startswith("paper") & (reported["arm"] == "delay")]
+    gaps_of_paper = (theirs["loss"] - theirs["loss_sync"]).set_axis(theirs["optimizer"])
+    paper = {str(optimizer): f"{value:+.3f}" for optimizer, value in gaps_of_paper.items()}
+    columns = (few, many, ("the paper, 360M", paper))
+    rows = [
+        [name(optimizer), *(cells.get(optimizer, "") for _, cells in columns)]
+        for optimizer in many[1]
+    ]
+    return table(["gap of the delay", *(head for head, _ in columns)], rows)
+
+
+def _regime(of: View) -> tuple[str, dict[str, str]]:
+    """What an update is, and the gap of the delay of each optimizer."""
+    first = of.trials.iloc[0]
+    size = f"{first['batch_size']:g} × {first['seq_len']:g}"
+    head = f"{first['num_updates']:,} updates of {size} bytes, lr {first['optimizer.lr']:g}"
+    rows = rows_of(of.gaps).items()
+    return head, {key: f"{gap(arms['delay'])} (n={arms['delay']['n']})" for key, arms in rows}
+
+
+def rate_of_long() -> str:
+    """The learning rates that were tried on AdamW at each weight decay, with sync's loss."""
+    trials = load(DOCS / "long_rate_trials.csv").sort_values("optimizer.lr")
+    lines = []
+    for decay, group in trials.groupby("optimizer.weight_decay"):
+        pairs = zip(group["optimizer.lr"], group["final_val_loss"], strict=True)
+        tried = ", ".join(f"{rate:g} ({loss:.3f})" for rate, loss in pairs)
+        lines.append([f"{decay:g}", tried])
+    return table(["weight decay", "tried (loss)"], lines)
+
+
 def tried_rates() -> str:
     """The learning rates that the tuning tried, with sync's loss at seed 0."""
     tried = pd.read_csv(DOCS / "optimizers_tuned.csv")
@@ -310,19 +354,19 @@ def tried_rates() -> str:
 
 
 @cache
-def _judged(sweep: str) -> Sequence[Verdict]:
+def _judged(sweep: str, scale: str) -> Sequence[Verdict]:
     """The verdicts of the claims about a sweep, on its trials alone."""
-    trials = of_sweep(sweep).trials
+    trials = of_sweep(sweep, scale).trials
     return [judged(claim, trials) for claim in CLAIMS if sweep in claim.sweeps]
 
 
 @cache
-def verdict_table() -> str:
+def verdict_table(scale: str = "tiny") -> str:
     """Each sweep by itself: what its claims come to, and how often their rules err."""
     rows = [
         [f"`{sweep}`", verdict.claim.statement, _outcome(verdict), _sure(audited(verdict))]
-        for sweep in SWEEPS
-        for verdict in _judged(sweep)
+        for sweep in SCALES[scale]
+        for verdict in _judged(sweep, scale)
     ]
     return table(["sweep", "claim", "verdict", "how sure"], rows)
 
@@ -336,21 +380,23 @@ def _sure(verdict: Verdict) -> str:
     return verdict.doubt or verdict.parts[0].why
 
 
-def contradicted() -> str:
+def contradicted(scale: str = "tiny") -> str:
     """One line: the claims that are, and of which sweep."""
+    all_of_them = [(sweep, one) for sweep in SCALES[scale] for one in _judged(sweep, scale)]
     against = [
         f"*{verdict.claim.statement}* (`{sweep}`)"
-        for sweep in SWEEPS
-        for verdict in _judged(sweep)
+        for sweep, verdict in all_of_them
         if verdict.outcome == Outcome.CONTRADICTED
     ]
-    return f"Against the paper at this scale: {'; '.join(against)}."
+    decided = sum(verdict.outcome != Outcome.UNDECIDED for _, verdict in all_of_them)
+    nothing = f"nothing, with {decided} of {len(all_of_them)} verdicts decided"
+    return f"Against the paper at this scale: {'; '.join(against) or nothing}."
 
 
-def verdicts(sweep: str, *names: str) -> str:
+def verdicts(sweep: str, *names: str, scale: str = "tiny") -> str:
     """One point of a list per claim about the sweep, or of these alone: its outcome, its words, and
     its parts by their outcome."""
-    found = [one for one in _judged(sweep) if not names or one.claim.name in names]
+    found = [one for one in _judged(sweep, scale) if not names or one.claim.name in names]
     return "\n".join(map(_verdict, found))
 
 
@@ -421,7 +467,7 @@ PARTS: Mapping[str, Part] = {
     "taxes": taxes,
     "taxes-of-others": taxes_of_others,
     "conversions": conversions,
-    "optimizers": optimizers,
+    "optimizers": partial(optimizers, "optimizers"),
     "rates": tried_rates,
     "optimizers-verdicts": partial(verdicts, "optimizers"),
     "synchronous-start": synchronous_start,
@@ -437,6 +483,13 @@ PARTS: Mapping[str, Part] = {
     "batch-size": batch_size,
     "best-points": best_points,
     "batch-size-verdicts": partial(verdicts, "batch_size"),
+    "long-trials": partial(counts, "long_trials"),
+    "long-rates": rate_of_long,
+    "long": partial(optimizers, "shared_rate", "long"),
+    "long-verdicts": partial(verdict_table, "long"),
+    "long-contradicted": partial(contradicted, "long"),
+    "long-parts": partial(verdicts, "shared_rate", scale="long"),
+    "regimes": regimes,
     "main-trials": partial(counts, "trials", "docs/"),
     "optimizers-trials": partial(counts, "optimizers_trials"),
     "synchronous-start-trials": partial(counts, "synchronous_start_trials"),

@@ -24,6 +24,9 @@ from analysis.claims.rules.above import Above, Contrast
 from analysis.claims.rules.removed import removes
 from analysis.claims.rules.rule import Rule
 
+ALL = ("optimizers", "shared_rate")
+"""The sweeps of all optimizers: each at its own learning rate, and all at AdamW's."""
+EACH = ("main", *ALL)
 PAIRED = (
     "by the 95 % interval of the difference of their gaps, paired by seed: it is so where that "
     "lies above 0, contradicted where it lies below, else undecided; an optimizer of several "
@@ -53,6 +56,10 @@ def _between(trials: pd.DataFrame) -> list[Comparison]:
 
 def _main_pair(trials: pd.DataFrame) -> list[Comparison]:
     return _compare(trials, [("muon", "adamw")])
+
+
+def _robust_three(trials: pd.DataFrame) -> list[Comparison]:
+    return _compare(trials, [("muon", "soap"), ("soap", "adamw")])
 
 
 def _compare(trials: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> list[Comparison]:
@@ -94,7 +101,7 @@ CLAIMS = (
         "delay_costs",
         "A one-step delay costs loss",
         "tables 1, 2 (360M: +0.010 for Adan to +0.278 for AdamW)",
-        ("main", "optimizers"),
+        EACH,
         "For each optimizer of the paper: the 95 % interval of its mean paired gap lies above 0; "
         "contradicted where it lies below.",
         _costs,
@@ -103,15 +110,23 @@ CLAIMS = (
         "adamw_over_muon",
         "It costs AdamW more than Muon",
         "tables 1, 2 (360M: +0.278 and +0.012)",
-        ("main",),
+        ("main", "shared_rate"),
         f"AdamW's gap is larger than Muon's {PAIRED}.",
         _main_pair,
+    ),
+    Claim(
+        "robust_three",
+        "It costs Muon less than SOAP, and SOAP less than AdamW",
+        "tables 1, 2 (360M: +0.012, +0.027, +0.278)",
+        ("shared_rate",),
+        f"Each of the two pairs, {PAIRED}.",
+        _robust_three,
     ),
     Claim(
         "order",
         "It costs AdamW and MARS more than Muon, NorMuon, SOAP and Adan",
         "tables 1, 2, figure 2",
-        ("optimizers",),
+        ALL,
         f"Each of the eight pairs, {PAIRED}.",
         _order,
     ),
@@ -119,7 +134,7 @@ CLAIMS = (
         "lion_between",
         "Lion lies in between",
         "tables 1, 2, figure 2",
-        ("optimizers",),
+        ALL,
         f"Lion's gap is larger than that of each of {', '.join(ROBUST)}, smaller than that of each "
         f"of {', '.join(FRAGILE)}, {PAIRED}.",
         _between,
@@ -128,7 +143,7 @@ CLAIMS = (
         "ef_helps",
         "Error Feedback removes a part of the gap",
         "tables 1, 2",
-        ("main", "optimizers"),
+        EACH,
         f"For each optimizer of the paper with a gap: {SHARE} lies above 0; contradicted where it "
         "lies below.",
         _helps,
@@ -137,7 +152,7 @@ CLAIMS = (
         "ef_most",
         "Error Feedback removes 50 to 90 % of the gap",
         "tables 1, 2 (360M: 58 % of Muon's, 67 % of SOAP's, 90 % of AdamW's)",
-        ("main", "optimizers"),
+        EACH,
         f"For each optimizer of the paper with a gap: {SHARE} lies within 50 to 90 %; contradicted "
         "where it lies outside of that altogether.",
         _most,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from analysis.claims import CLAIMS, Outcome, judged
-from bench.document_parts import PARTS, SWEEPS, contradicted, of_sweep
+from bench.document_parts import PARTS, SCALES, contradicted, of_sweep
 from bench.documents import DOCUMENTS, PICTURES, PLACE, pictured, written
 from tests.support.markdown import ROOT
 
@@ -58,8 +58,9 @@ def test_the_table_has_the_verdict_of_every_claim_about_a_published_sweep() -> N
         r"^\| `(\w+)` \| (.*?) \| \*\*(.*?)\*\*.* \| (.+) \|$", findings, re.MULTILINE
     )
     assert [tuple(line[:3]) for line in said] == [
-        (sweep, claim.statement, judged(claim, of_sweep(sweep).trials).outcome)
-        for sweep in SWEEPS
+        (sweep, claim.statement, judged(claim, of_sweep(sweep, scale).trials).outcome)
+        for scale, sweeps in SCALES.items()
+        for sweep in sweeps
         for claim in CLAIMS
         if sweep in claim.sweeps
     ]
@@ -71,7 +72,8 @@ def test_the_claims_that_are_contradicted_are_said_to_be_in_one_line_and_in_thei
     None
 ):
     findings = " ".join((ROOT / "docs" / "findings.md").read_text().split())
-    lines = contradicted().split(": ", 1)[1].rstrip(".").split("; ")
+    said = [contradicted(scale).split(": ", 1)[1].rstrip(".") for scale in SCALES]
+    lines = [line for one in said if not one.startswith("nothing") for line in one.split("; ")]
     statements = [line.rpartition(" (`")[0] for line in lines]
     assert len(statements) == findings.count("| **contradicted**")
     assert all(f"**Contradicted**: {statement}." in findings for statement in statements)

@@ -127,6 +127,11 @@ CASES: dict[str, dict[Outcome, list[Group]]] = {
         NO: of({"adamw": 0.1, "muon": 0.3}),
         OPEN: of({"adamw": 0.3}),
     },
+    "robust_three": {
+        YES: of({"muon": 0.1, "soap": 0.2, "adamw": 0.3}),
+        NO: of({"muon": 0.2, "soap": 0.1, "adamw": 0.3}),
+        OPEN: of({"muon": 0.1, "soap": 0.1, "adamw": 0.3}),
+    },
     "order": {
         YES: of({"adamw": 0.3, "mars": 0.4, **ROBUST}),
         NO: of({"adamw": 0.3, "mars": 0.4, **ROBUST, "soap": 0.5}),

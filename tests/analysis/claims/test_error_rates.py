@@ -45,6 +45,7 @@ FLAT = [2.0] * 6
 PARTS: dict[str, list[tuple[Rule, list[float]]]] = {
     "delay_costs": [(GAP, [0.1])] * 7,
     "adamw_over_muon": [(LARGER, [0.1, 0.3])],
+    "robust_three": [(LARGER, [0.1, 0.3])] * 2,
     "order": [(LARGER, [0.1, 0.3])] * 8,
     "lion_between": [(LARGER, [0.1, 0.2])] * 6,
     "ef_helps": [(removes(0.0), [0.4, 0.1])] * 7,

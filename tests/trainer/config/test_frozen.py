@@ -38,7 +38,7 @@ ADDRESSES = {
     },
     **{
         ("model", name): "trainer.models.llama.Llama"
-        for name in ("smollm2_135m", "smollm2_360m", "tiny", "tiny_deep")
+        for name in ("nano", "smollm2_135m", "smollm2_360m", "tiny", "tiny_deep")
     },
     **{
         ("data", name): "trainer.data.shards.Prepared"

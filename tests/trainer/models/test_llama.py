@@ -44,6 +44,7 @@ def test_equals_transformers(tied: bool, num_kv_heads: int, tmp_path: Path) -> N
     [
         ("smollm2_135m", 134_515_008),
         ("smollm2_360m", 361_821_120),
+        ("nano", 108_928),
         ("tiny", 418_752),
         ("tiny_deep", 812_736),
     ],
