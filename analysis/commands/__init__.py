@@ -3,5 +3,6 @@
 COMMANDS = {
     "report": "every table and figure of a store (the default)",
     "advise": "may I make my pipeline asynchronous?",
+    "stability": "what delay and correction do to the edge of stability, by theory",
 }
 """The first word of the command line → what the command does."""
