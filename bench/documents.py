@@ -3,7 +3,7 @@
     python -m bench.documents
 
 A part stands between `<!-- table: NAME -->` or `<!-- text: NAME -->` and `<!-- end -->`. What is
-between them is made from the CSVs in docs/ by the function of that name in document_parts.py.
+between them is made from the CSVs in docs/ by the function of that name in PARTS.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ import vl_convert
 
 from analysis.figures.figure import whole
 from analysis.figures.tax import FIGURES
-from bench.document_parts import LENGTHS, PARTS, Part, view
+from bench import document_parts, theory_parts
+from bench.document_parts import LENGTHS, Part, view
 from trainer.base.atomic import write_atomically
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "findings.md", ROOT / "docs" / "advise.md")
+PAGES = ("findings", "advise", "theory")
+DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / f"{page}.md" for page in PAGES))
+PARTS: Mapping[str, Part] = {**document_parts.PARTS, **theory_parts.PARTS}
 PLACE = re.compile(r"(<!-- (table|text): ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 WIDTH = 120
 """Columns of the prose."""

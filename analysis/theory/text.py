@@ -28,12 +28,13 @@ def table(found: Sequence[Stability]) -> str:
 
 
 def cells(one: Stability) -> list[str]:
-    """A row of it: three digits, and ratios of limits that are 0 as unknown."""
+    """A row of it: limits and ratios with three digits, unknown values as a dash."""
     limits = [one.sync, one.delayed, one.corrected]
     ratios = [one.sync_over_delayed, one.corrected_over_delayed]
     return [
         one.optimizer,
-        *map(three_digits, [*limits, *ratios, one.best_strength]),
+        *map(three_digits, [*limits, *ratios]),
+        "—" if math.isnan(one.best_strength) else f"{one.best_strength:.2f}",
         *map(_noise, [one.noise_delayed, one.noise_corrected]),
         "—" if not math.isfinite(one.noise_removed) else f"{100 * one.noise_removed:.0f} %",
     ]

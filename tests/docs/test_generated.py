@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from analysis.claims import CLAIMS, Outcome, judged
-from bench.document_parts import PARTS, SWEEPS, contradicted, of_sweep
-from bench.documents import DOCUMENTS, PLACE, pictures, written
+from bench.document_parts import SWEEPS, contradicted, of_sweep
+from bench.documents import DOCUMENTS, PARTS, PLACE, pictures, written
 from tests.support.markdown import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(pairs mix|several versions):UserWarning")
