@@ -31,7 +31,6 @@ ELSEWHERE = {"git", "cd", "source", "export", "tensorboard", "wandb"}
 ACTIVATE = ["source", ".venv/bin/activate"]
 NEED_A_CLUSTER: Mapping[str, Words] = {"jobs": [], "stop": ["ID"]}
 """Commands of sweeps, and the words that the documents may give them."""
-
 NEED_NO_STORE = {"stability"}
 """Commands of analysis that read no results."""
 
@@ -102,7 +101,7 @@ def check_sweep(words: Words) -> None:
 def check_analysis(words: Words) -> None:
     """Run on a small store, if it reads one."""
     asked = [word for word in words if word not in ("results=results", "watch=true")]
-    store = [] if asked[0] in NEED_NO_STORE else ["results=results"]
+    store = [] if NEED_NO_STORE.intersection(asked[:1]) else ["results=results"]
     if any("=" in word for word in asked):
         assert analysis([*asked, *store]) == 0
 
