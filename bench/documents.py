@@ -5,7 +5,7 @@ All are made from published trials.
     python -m bench.documents
 
 A part stands between `<!-- table: NAME -->` or `<!-- text: NAME -->` and `<!-- end -->`. What is
-between them is made from the CSVs in docs/ by the function of that name in document_parts.py.
+between them is made from the CSVs in docs/ by the function of that name in PARTS.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from analysis.figures import FIGURES
 from analysis.figures.draw.fonts import with_font
 from analysis.figures.figure import Spec, whole
 from analysis.figures.files import picture
-from bench import notebook
-from bench.document_parts import LENGTHS, PARTS, Part, View, of_sweep, view
+from bench import document_parts, notebook, theory_parts
+from bench.document_parts import LENGTHS, Part, View, of_sweep, view
 from trainer.base.atomic import write_atomically
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "findings.md", ROOT / "docs" / "advise.md")
+PAGES = ("findings", "advise", "theory")
+DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / f"{page}.md" for page in PAGES))
+PARTS: Mapping[str, Part] = {**document_parts.PARTS, **theory_parts.PARTS}
 PLACE = re.compile(r"(<!-- (table|text): ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 WIDTH = 120
 """Columns of the prose."""

@@ -61,10 +61,11 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "statistics": {"table"},
         "claims": {"statistics", "table"},
         "advice": {"statistics", "table"},
+        "theory": {"statistics"},
         "figures": {"advice", "statistics", "table"},
         "report": {"advice", "claims", "figures", "statistics", "table"},
         "__init__": {"advice", "statistics", "table"},
-        "commands": {"advice", "report", "table"},
+        "commands": {"advice", "report", "table", "theory"},
         "__main__": {"commands"},
     },
 }

@@ -43,6 +43,20 @@ BAD = {
     f"{ADVISE} update=1_0": "update=1_0: must be a number from 0 to 1e+09",
     f"{ADVISE} results=nowhere": "results=nowhere: must be a folder",
     "advise stages=4 microbatches=8": "optimizer=: is missing",
+    "stability delay=1.5": "delay=1.5: must be a whole number from 0 to 32",
+    "stability delay=33": "delay=33: must be a whole number from 0 to 32",
+    "stability k=0": "k=0: must be above 0",
+    "stability k=nan": "k=nan: must be a number from 0 to",
+    "stability updates=-1": "updates=-1: must be a whole number",
+    "stability format=xml": "format=xml: must be text or json",
+    "stability stages=4": "stages=4: is not a key of this command",
+    "stability batch.size=4": "batch.size=4: is not a key of this command",
+    "stability optimizer.momentum=0.9": "optimizer=: is missing",
+    "stability optimizer=muon optimizer.momentum=1": "optimizer.momentum=1: must be less than 1",
+    "stability optimizer=muon optimizer.beta=1": "optimizer.beta=1: must be a key of the config",
+    "stability optimizer=moun": "optimizer=moun: must be one of muon",
+    "stability optimizer=dion": "optimizer=dion: is not linear",
+    "stability correction=learning_rate": "correction=LearningRate: has no fixed recursion",
 }
 
 

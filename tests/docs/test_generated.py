@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from analysis.claims import CLAIMS, Outcome, judged
-from bench.document_parts import PARTS, SCALES, contradicted, of_sweep
-from bench.documents import DOCUMENTS, PICTURES, PLACE, pictured, written
+from bench.document_parts import SCALES, contradicted, of_sweep
+from bench.documents import DOCUMENTS, PARTS, PICTURES, PLACE, pictured, written
 from tests.support.markdown import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(pairs mix|several versions):UserWarning")

@@ -1,0 +1,107 @@
+"""Where a delay and its correction put the edge of stability, by theory: no store, no training."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from trainer.base.cli import Given, number, take_choice
+from trainer.base.errors import BadInput
+
+KEYS = {
+    "optimizer": "which one (default: every one that the theory covers)",
+    "correction": "which one (default: error_feedback)",
+    "delay": "in updates (default: 1)",
+    "k": "learning rate times curvature at which noise is compared (default: 0.1)",
+    "updates": "how many are over, for optimizers with a schedule of their own (default: all)",
+    "format": "text, json",
+    "KEY": "of the two: optimizer.momentum=0.99, correction.coefficient=0.5",
+}
+MOST_DELAY = 32
+"""A larger one takes minutes."""
+LARGEST_K, MOST_UPDATES = 1e6, 1e9
+GROUPS = ("optimizer", "correction")
+
+
+def main(given: Given) -> None:
+    """Prints one row per optimizer; raises BadInput."""
+    from analysis.theory.stability import stability
+
+    delay, k = int(_number(given, "delay", "1", 0, MOST_DELAY, whole=True)), _k(given)
+    updates = _number(given, "updates", "inf", 0, MOST_UPDATES, whole=True)
+    form = take_choice(given, "format", [*FORMATS])
+    correction = given.get("correction", "error_feedback")
+    settings = [f"{key}={value}" for key, value in given.items() if key not in KEYS]
+    found = [
+        stability((name, correction), *nodes, delay=delay, k=k, updates=updates)
+        for name, nodes in _chosen(given.get("optimizer"), correction, settings)
+    ]
+    print(FORMATS[form](found))
+
+
+def _k(given: Given) -> float:
+    k = _number(given, "k", "0.1", 0, LARGEST_K)
+    if k == 0:
+        raise BadInput("k", given["k"], "must be above 0")
+    return k
+
+
+def _number(
+    given: Mapping[str, str], key: str, default: str, low: float, high: float, whole: bool = False
+) -> float:
+    if key not in given:
+        return float(default)
+    value = number(given[key])
+    if not low <= value <= high or (whole and not value.is_integer()):
+        kind = "a whole number" if whole else "a number"
+        raise BadInput(key, given[key], f"must be {kind} from {low:g} to {high:g}")
+    return value
+
+
+def _chosen(
+    optimizer: str | None, correction: str, settings: Sequence[str]
+) -> list[tuple[str, tuple[Any, Any]]]:
+    """Name of each optimizer, and its settings with those of the correction, as trials get them."""
+    from analysis.theory.optimizers import LINEAR
+    from trainer.config.compose import Composer
+
+    for word in settings:
+        group, dot, _ = word.partition("=")[0].partition(".")
+        if group not in GROUPS or not dot:
+            key, _, value = word.partition("=")
+            raise BadInput(key, value, "is not a key of this command, see --help")
+    if optimizer is None and any(word.startswith("optimizer.") for word in settings):
+        raise BadInput("optimizer", "", "is missing: its settings are given")
+    names = [optimizer] if optimizer is not None else [at.rpartition(".")[2] for at in LINEAR]
+    compose = Composer()
+    nodes = []
+    for name in names:
+        config = compose([f"optimizer={name}", f"correction={correction}", *settings])
+        nodes.append((name, (config["optimizer"], config["correction"])))
+    return nodes
+
+
+def _text(found: Sequence[Any]) -> str:
+    from analysis.theory.text import table, title
+
+    return f"{title(found[0])}\n{table(found)}"
+
+
+def _plain(one: Any) -> dict[str, Any]:
+    """Its fields and what follows from them; None for what JSON does not have."""
+    follows = ("sync_over_delayed", "corrected_over_delayed", "noise_removed")
+    values = {**asdict(one), **{key: getattr(one, key) for key in follows}}
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in values.items()
+    }
+
+
+def _json(found: Sequence[Any]) -> str:
+    return json.dumps([_plain(one) for one in found], indent=1)
+
+
+FORMATS: Mapping[str, Callable[[Sequence[Any]], str]] = {"text": _text, "json": _json}

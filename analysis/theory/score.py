@@ -1,0 +1,104 @@
+"""Does the theory rank what was measured? Predictions beside gaps, and rank correlations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+from scipy import stats
+
+from analysis.statistics.intervals import CONFIDENCE, UNKNOWN, Interval
+from analysis.theory.corrections import Hooks, hooks
+from analysis.theory.filters import SAME, late
+from analysis.theory.optimizers import linear
+from analysis.theory.recursion import Loop
+from analysis.theory.stability import largest_stable
+from trainer.config.names import yamls
+
+MOST = 9
+"""Pairs of which every order is tried."""
+FEEDBACK = "trainer.corrections.error_feedback.ErrorFeedback"
+Row = Mapping[Any, Any]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Spearman's rank correlation of n pairs, with its 95 % interval.
+
+    The interval is that of Fisher's z with the variance of Bonett and Wright (2000); unknown for
+    n < 4 and where |ρ| is 1. `p` is exact: the share of all orders of one side whose correlation is
+    at least as far from 0.
+    """
+
+    rho: float
+    low: float
+    high: float
+    p: float
+    n: int
+
+
+def rank_correlation(predicted: Sequence[float], measured: Sequence[float]) -> Rank:
+    """Of 2 to MOST pairs; ties have their mean rank. Raises ValueError for other numbers of them,
+    and where all values of a side are equal, which ranks nothing."""
+    one, other = (stats.rankdata(values) for values in (predicted, measured))
+    n = len(one)
+    if not 2 <= n <= MOST or len({*one}) == 1 or len({*other}) == 1:
+        raise ValueError(f"no ranks of 2 to {MOST} pairs: {list(predicted)}, {list(measured)}")
+    one, other = ((ranks - ranks.mean()) / ranks.std() for ranks in (one, other))
+    rho = float(one @ other / n)
+    orders = np.array(list(permutations(other))) @ one / n
+    p = float(np.mean(np.abs(orders) >= abs(rho) - 1e-9))
+    return Rank(rho, *_interval(rho, n), p, n)
+
+
+def _interval(rho: float, n: int) -> Interval:
+    if n < 4 or abs(rho) > 1 - 1e-9:
+        return UNKNOWN
+    half = stats.norm.ppf((1 + CONFIDENCE) / 2) * math.sqrt((1 + rho**2 / 2) / (n - 3))
+    return math.tanh(math.atanh(rho) - half), math.tanh(math.atanh(rho) + half)
+
+
+def predictions(trials: pd.DataFrame, gaps: pd.DataFrame, *, over: bool = False) -> pd.DataFrame:
+    """The limits of each gap of a delay, plain or with Error Feedback of lag 1, beside the gap.
+
+    One row per point and arm that has pairs: the columns of `gaps`, and `sync`, `delayed` and
+    `corrected`, the largest stable k of the optimizer with the settings of the point's trials. A
+    schedule of the optimizer's own counts as it stands after the last update of the run, or, if
+    `over`, as it ends.
+    """
+    found = gaps[(gaps["pairs"] > 0) & gaps["delay"].notna() & (gaps["start"] == 0)]
+    found = found[found["method"].isin(["none", "error_feedback"])]
+    first = trials.drop_duplicates("point").set_index("point")
+    limits = [_limits(row, first.loc[row["point"]], over) for row in found.to_dict("records")]
+    columns = pd.DataFrame(limits, columns=["sync", "delayed", "corrected"], index=found.index)
+    return pd.concat([found, columns], axis=1)
+
+
+def settings(name: str, trial: Row) -> dict[str, Any]:
+    """Those of an optimizer of conf/: what the trial has in its columns, else what its YAML says.
+
+    Raises KeyError for an optimizer that conf/ does not have.
+    """
+    files = {path.stem: path for path in yamls("optimizer")}
+    node: dict[str, Any] = yaml.safe_load(files[name].read_text())
+    given = {key: trial.get(f"optimizer.{key}") for key in node}
+    return {**node, **{key: value for key, value in given.items() if pd.notna(value)}}
+
+
+def _limits(gap: Row, trial: Row, over: bool) -> tuple[float, float, float]:
+    updates = math.inf if over else float(trial["num_updates"])
+    optimizer = linear(settings(gap["optimizer"], trial), updates)
+    delay = int(gap["delay"])
+    plain = Hooks(late(delay))
+    fed = {"_target_": FEEDBACK, "coefficient": gap["coefficient"], "lag": 1}
+    corrected = plain if gap["method"] == "none" else hooks(fed, delay)
+    sync, delayed, with_it = (
+        largest_stable(Loop(optimizer, of)) for of in (Hooks(SAME), plain, corrected)
+    )
+    return sync, delayed, with_it

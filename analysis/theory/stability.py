@@ -1,0 +1,151 @@
+"""Edges of stability and noise of one optimizer: synchronous, delayed, and corrected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scipy.optimize import minimize_scalar
+
+from analysis.theory.corrections import STRENGTHS, Hooks, hooks
+from analysis.theory.filters import SAME, Filter, late
+from analysis.theory.optimizers import linear
+from analysis.theory.recursion import Loop
+from trainer.base.build import Node
+
+START, SMALLEST = 0.01, 1e-9
+"""The first k that is looked at, and the last one if none is stable."""
+FACTOR = 1.25
+"""Between two of the k that are looked at from small to large, until one is not stable."""
+PRECISION = 1e-6
+"""Of a largest stable k, relative."""
+GRID = 0.25
+"""Of strengths that are tried, before the best of them is refined."""
+
+
+@dataclass(frozen=True)
+class Stability:
+    """What a delay does to one optimizer, and a correction to that. k is lr times curvature.
+
+    Limits are the largest stable k. Noise is the stationary variance of the weights at `k`, as a
+    multiple of sync's there: infinite above a limit, NaN above sync's own.
+    """
+
+    optimizer: str
+    correction: str
+    delay: int
+    sync: float
+    delayed: float
+    corrected: float
+    best_strength: float
+    """That of the largest limit; NaN for a correction that has no strength."""
+    best_corrected: float
+    """The limit with it."""
+    k: float
+    noise_delayed: float
+    noise_corrected: float
+
+    @property
+    def sync_over_delayed(self) -> float:
+        """By how much the delay lowers the largest stable learning rate."""
+        return _ratio(self.sync, self.delayed)
+
+    @property
+    def corrected_over_delayed(self) -> float:
+        """By how much the correction raises it again."""
+        return _ratio(self.corrected, self.delayed)
+
+    @property
+    def noise_removed(self) -> float:
+        """The share of the noise that the delay adds and the correction takes away."""
+        added = self.noise_delayed - 1
+        return (self.noise_delayed - self.noise_corrected) / added if added else math.nan
+
+
+def stability(
+    names: tuple[str, str],
+    optimizer: Node,
+    correction: Node,
+    *,
+    delay: int,
+    k: float,
+    updates: float = math.inf,
+) -> Stability:
+    """For an optimizer and a correction with these settings, whose `names` are only passed on.
+
+    `delay` is in updates, and `updates` says how many are over. Raises BadInput for what is not
+    linear.
+    """
+    filtered = linear(optimizer, updates)
+    sync, delayed = Loop(filtered, Hooks(SAME)), Loop(filtered, Hooks(late(delay)))
+    corrected = Loop(filtered, hooks(correction, delay))
+    best, best_limit = best_strength(filtered, correction, delay)
+    quiet = sync.noise(k) if sync.is_stable(k) else math.nan
+    name, name_of_correction = names
+    return Stability(
+        optimizer=name,
+        correction=name_of_correction,
+        delay=delay,
+        sync=largest_stable(sync),
+        delayed=largest_stable(delayed),
+        corrected=largest_stable(corrected),
+        best_strength=best,
+        best_corrected=best_limit,
+        k=k,
+        noise_delayed=delayed.noise(k) / quiet,
+        noise_corrected=corrected.noise(k) / quiet,
+    )
+
+
+def _ratio(limit: float, of: float) -> float:
+    return limit / of if of else math.nan
+
+
+def largest_stable(loop: Loop) -> float:
+    """The largest k such that the loop is stable at it and below; 0 if there is none.
+
+    Found by steps of FACTOR, then by bisection. There is always an unstable k: as k grows, a root
+    goes to infinity, because W(t+1) does not depend on itself.
+    """
+    stable = START
+    while not loop.is_stable(stable):
+        stable /= FACTOR
+        if stable < SMALLEST:
+            return 0.0
+    while loop.is_stable(stable * FACTOR):
+        stable *= FACTOR
+    unstable = stable * FACTOR
+    while unstable - stable > PRECISION * stable:
+        middle = (stable + unstable) / 2
+        if loop.is_stable(middle):
+            stable = middle
+        else:
+            unstable = middle
+    return stable
+
+
+def best_strength(optimizer: Filter, correction: Node, delay: int) -> tuple[float, float]:
+    """The strength from 0 to 2 (delay + 1) with the largest limit, and that limit.
+
+    (NaN, the limit) for a correction without a strength, or without a delay.
+    """
+    key = next((key for key in STRENGTHS if key in correction), None)
+
+    def limit(strength: float) -> float:
+        return largest_stable(Loop(optimizer, hooks({**correction, str(key): strength}, delay)))
+
+    if key is None or not delay:
+        return math.nan, largest_stable(Loop(optimizer, hooks(correction, delay)))
+    return _highest(limit, 2.0 * (delay + 1))
+
+
+def _highest(function: Callable[[float], float], most: float) -> tuple[float, float]:
+    """Argument from 0 to `most` and value of a maximum: the best of a grid, refined around it."""
+    grid = [i * GRID for i in range(round(most / GRID) + 1)]
+    best = max(grid, key=function)
+    around = (max(best - GRID, 0.0), min(best + GRID, most))
+    found = minimize_scalar(lambda x: -function(x), bounds=around, options={"xatol": 1e-3})
+    refined = float(found.x)
+    best = refined if function(refined) > function(best) else best
+    return best, function(best)

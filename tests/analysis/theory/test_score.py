@@ -1,0 +1,66 @@
+"""Rank correlations against scipy's, and what predictions are made of."""
+
+from __future__ import annotations
+
+import math
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from analysis import gaps, load
+from analysis.theory.score import predictions, rank_correlation, settings
+from tests.support.markdown import ROOT
+
+DOCS = ROOT / "docs"
+ONE, OTHER = [1.0, 2.0, 2.0, 5.0, 7.0, 3.0, 0.5], [2.0, 1.0, 4.0, 6.0, 5.0, 9.0, 0.1]
+
+
+def test_rho_is_scipys_also_with_ties() -> None:
+    assert rank_correlation(ONE, OTHER).rho == pytest.approx(stats.spearmanr(ONE, OTHER).statistic)
+
+
+def test_p_is_the_share_of_all_orders() -> None:
+    """By scipy's ρ of each of the 120 orders of five."""
+    one, other = ONE[:5], OTHER[:5]
+    orders = [stats.spearmanr(one, order).statistic for order in permutations(other)]
+    observed = abs(stats.spearmanr(one, other).statistic)
+    as_far = [abs(rho) >= observed - 1e-9 for rho in orders]
+    assert rank_correlation(one, other).p == pytest.approx(sum(as_far) / math.factorial(5))
+
+
+def test_the_best_order_of_four_is_one_of_two_in_24() -> None:
+    found = rank_correlation([1, 2, 3, 4], [2, 3, 5, 7])
+    assert (found.rho, found.p) == (pytest.approx(1.0), pytest.approx(2 / 24))
+    assert math.isnan(found.low)
+
+
+def test_the_interval_is_that_of_the_published_formula() -> None:
+    """Bonett and Wright: tanh(atanh ρ ± 1.96 √((1 + ρ² / 2) / (n − 3)))."""
+    found = rank_correlation([1, 2, 3, 4, 5, 6, 7, 8], [2, 1, 4, 3, 6, 5, 8, 7])
+    half = 1.959964 * math.sqrt((1 + found.rho**2 / 2) / 5)
+    assert found.low == pytest.approx(math.tanh(math.atanh(found.rho) - half), rel=1e-6)
+    assert found.high == pytest.approx(math.tanh(math.atanh(found.rho) + half), rel=1e-6)
+
+
+@pytest.mark.parametrize("pairs", [([1.0], [2.0]), ([1.0, 1.0], [1.0, 2.0]), ([0.0] * 10,) * 2])
+def test_what_has_no_ranks_is_refused(pairs: tuple[list[float], list[float]]) -> None:
+    with pytest.raises(ValueError, match="no ranks"):
+        rank_correlation(*pairs)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_predictions_are_of_the_settings_of_the_trials() -> None:
+    trials = load(Path(DOCS, "momentum_trials.csv"))
+    found = predictions(trials, gaps(trials))
+    adamw = found[found["optimizer"] == "adamw"].sort_values("sync")
+    expected = [2 * (1 + momentum) / (1 - momentum) for momentum in (0.8, 0.9, 0.95, 0.99)]
+    assert adamw["sync"].tolist() == pytest.approx(expected, rel=1e-4)
+    assert adamw["delayed"].tolist() == pytest.approx([1.0] * 4, rel=1e-4)
+    assert adamw["corrected"].tolist() == adamw["delayed"].tolist()
+
+
+def test_a_setting_that_a_trial_lacks_is_that_of_the_yaml() -> None:
+    found = settings("muon", {"optimizer.momentum": 0.5, "optimizer.nesterov": None})
+    assert (found["momentum"], found["nesterov"]) == (0.5, True)

@@ -1,0 +1,68 @@
+"""One weight on a quadratic, trained by the project's own stage and emulated executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.support.delayed import PHASES
+from tests.support.every_correction import ONE_STAGE, maker
+from trainer.executors.emulated import Emulated
+from trainer.executors.gradients import Clip
+from trainer.schedules.recipes import constant_delay
+from trainer.stages.stage import Stage
+
+
+def trajectory(
+    optimizer: Callable[..., torch.optim.Optimizer],
+    correction: Mapping[str, Any],
+    delay: int,
+    num_updates: int,
+    noise: Mapping[int, float] | None = None,
+) -> list[float]:
+    """W(0) = 1, …, W(T) for the loss W² / 2 + n_t W, in fp64; `noise` is n_t, 0 where missing."""
+    module = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    nn.init.ones_(module.weight)
+    schedule = constant_delay(num_updates, delay=delay, **ONE_STAGE, **PHASES)
+    stage = Stage(
+        module,
+        lambda named: optimizer([("matrix", weight) for _, weight in named]),
+        partial(maker(correction), num_updates),
+        lambda t: 1.0,
+        lag=delay,
+        tied=frozenset(),
+        tied_lag=delay,
+        dtype=torch.float64,
+    )
+    batch = partial(_batch, noise or {})
+    executor = Emulated([stage], schedule, batch, _loss, Clip(float("inf")))
+    [master] = stage.versions.master
+    weights = [master.item()]
+    executor.run(0, num_updates, lambda _: weights.append(master.item()))
+    return weights
+
+
+def _batch(noise: Mapping[int, float], t: int) -> Tensor:
+    """The model's input, which makes its output the weight, and n_t."""
+    return torch.tensor([[1.0, noise.get(t, 0.0)]], dtype=torch.float64)
+
+
+def _loss(output: Tensor, noise: Tensor) -> Tensor:
+    return (output.square() / 2 + noise * output).sum()
+
+
+def responses(
+    optimizer: torch.optim.Optimizer, weight: nn.Parameter, gradients: Sequence[Tensor]
+) -> list[Tensor]:
+    """W(t) − W(t+1) for each of these gradients, which do not depend on W."""
+    updates = []
+    for gradient in gradients:
+        before = weight.detach().clone()
+        weight.grad = gradient.clone()
+        optimizer.step()
+        updates.append(before - weight.detach())
+    return updates
