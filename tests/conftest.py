@@ -17,9 +17,12 @@ pytest_plugins = ["tests.support.refusals"]
 settings.register_profile("no deadline", deadline=None)  # a slow machine fails no test
 settings.load_profile("no deadline")
 
+# A job in a shell's background ignores the one, under nohup the other, and so would every trial
+# that a test starts and sends it to.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A job in a shell's background, and every trial that a test starts and interrupts, ignores it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -65,7 +65,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "figures": {"advice", "statistics", "table"},
         "report": {"advice", "claims", "figures", "statistics", "table"},
         "__init__": {"advice", "statistics", "table"},
-        "commands": {"advice", "report", "table", "theory"},
+        "commands": {"advice", "figures", "report", "table", "theory"},
         "__main__": {"commands"},
     },
 }

@@ -97,7 +97,7 @@ def test_sweeps_are_planned_by_name_and_by_path(site: Path, tmp_path: Path) -> N
     own = shutil.copy(CONF / "sweep" / "main.yaml", tmp_path / "mine.yaml")
     words = ("scale=micro", "dry_run=true", f"data.path={small.corpus(tmp_path)}")
     told = run(site, tmp_path, "-m", "sweeps", f"sweep=main,{own}", *words)
-    assert "36 asked, 18 unique" in told
+    assert "48 asked, 24 unique" in told
 
 
 @pytest.mark.parametrize("command", ["trainer.data", "analysis"])

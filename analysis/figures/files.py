@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from html import escape
 from pathlib import Path
+from string import digits as DIGITS
 from typing import NamedTuple
 
 import pandas as pd
@@ -22,6 +23,7 @@ POINTS = 72
 LETTER = 4.7
 """Pixels that a letter of a caption takes on average, or a little more."""
 FIRST_GUESS, TRIES = 200, 3
+NUMBERED = re.compile(r"(?:clip|gradient_)\d+")
 SIZE = re.compile(r'width="([\d.]+)" height="([\d.]+)"')
 
 
@@ -37,7 +39,8 @@ WIDTHS = {"one": Width(3.25, 1), "two": Width(6.75, 2)}
 
 
 def save(figure: Figure, data: pd.DataFrame, out: Path) -> None:
-    """Writes NAME.svg, NAME.png, NAME.pdf and NAME.csv; the same data give the same bytes."""
+    """Writes NAME.svg, NAME.png, NAME.pdf and NAME.csv; the same data give the same
+    bytes, but for the order of a PDF's objects."""
     data.to_csv(out / f"{figure.name}.csv", index=False)
     write(figure.name, picture(whole(figure, data)), out)
 
@@ -60,10 +63,17 @@ def write(name: str, svg: str, out: Path) -> None:
 def picture(spec: Spec) -> str:
     """The specification as SVG, with its description for readers who do not see it."""
     register()
-    svg: str = vl_convert.vegalite_to_svg(spec)
+    svg = _renumbered(vl_convert.vegalite_to_svg(spec))
     head, _, rest = svg.partition(">")
     words = escape(str(spec.get("description", "")))
     return f'{head} role="img" aria-label="{words}">{rest}'
+
+
+def _renumbered(svg: str) -> str:
+    """With clips and gradients numbered in their order: Vega numbers those of a whole process."""
+    found = dict.fromkeys(NUMBERED.findall(svg))
+    names = {name: f"{name.rstrip(DIGITS)}{i}" for i, name in enumerate(found)}
+    return NUMBERED.sub(lambda found: names[found[0]], svg)
 
 
 def sized(figure: Figure, data: pd.DataFrame, width: Width, *, is_dark: bool = False) -> str:

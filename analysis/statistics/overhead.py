@@ -23,7 +23,8 @@ def overhead(trials: pd.DataFrame) -> pd.DataFrame:
     no other trial of the table ran at its time on a device of the same name: `speed n` do.
     """
     done = results(trials)
-    speed = done["tokens_per_second"].mask(_side_by_side(trials).reindex(done.index))
+    beside = done["trial_id"].map(_side_by_side(trials).set_axis(trials["trial_id"]))
+    speed = done["tokens_per_second"].mask(beside.fillna(True).astype(bool))
     done = done.assign(tokens_per_second=speed)
     kept = done[(done["status"] == Status.COMPLETED) & done["arm"].isin(ARMS)]
     kept = kept[[*SAME, "arm", *MEASURED]].rename(columns=MEASURED)

@@ -103,7 +103,9 @@ def signed(number: float, digits: int = 3) -> str:
 
 
 def parameters(number: float) -> str:
-    """`135M`: how people write the size of a model."""
+    """`135M`: how people write the size of a model; `unknown` where it is missing."""
+    if pd.isna(number):
+        return "unknown"
     power, letter = next(
         (p, s) for p, s in ((1e9, "B"), (1e6, "M"), (1e3, "k"), (0, "")) if number >= p
     )

@@ -58,16 +58,11 @@ def _gap_charts(rows: pd.DataFrame, y: Axis[alt.Y], x: Axis[alt.X], looks: dict)
     for chart in of_means(rows, y, x, styles=lambda _: looks):
         band = _marks(shown, ["series", x.column, "low", "high"], x, None).mark_area(opacity=0.18)
         low = alt.Y("low:Q", scale=y.channel["scale"], title=y.channel["title"])
-        color = alt.Color("series:N", legend=None, scale=_scale(looks, rows))
+        color = chart.layer[0].encoding.color
         zero = alt.Chart(pd.DataFrame({"gap": [0.0]})).mark_rule(color=INK).encode(y=y.channel)
         layers = [zero, band.encode(y=low, y2="high:Q", color=color), *chart.layer]
         panels.append(alt.layer(*layers, title=chart.title))
     return panels
-
-
-def _scale(looks: dict, rows: pd.DataFrame) -> alt.Scale:
-    names = [name for name in looks if name in {*rows["series"]}]
-    return alt.Scale(domain=names, range=[looks[name].color for name in names])
 
 
 def of_means(

@@ -61,8 +61,8 @@ def legend(labels: Mapping[str, str], styles: Mapping[str, Style], *, lines: boo
     shapes = alt.Scale(domain=shown, range=[styles[name].shape for name in shown])
     return Look(
         alt.Color("series:N", legend=words, scale=colors),
-        alt.StrokeDash("series:N", legend=words if lines else None, scale=dashes),
-        alt.Shape("series:N", legend=None if lines else words, scale=shapes),
+        alt.StrokeDash("series:N", legend=words, scale=dashes),
+        alt.Shape("series:N", legend=words, scale=shapes),
     )
 
 

@@ -142,7 +142,7 @@ def test_no_store_is_bad_input_and_an_empty_one_is_not(
     for words in (["list"], ["rerun", "status=failed"], ["prune", "checkpoints=all"]):
         assert main([*words, f"results={tmp_path}"]) == 0
     assert main(["status", "sweep=main", "scale=micro", f"results={tmp_path}/nowhere"]) == 0
-    assert "18 waiting" in capsys.readouterr().out
+    assert "24 waiting" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
