@@ -33,7 +33,7 @@ def config(arm: str = "sync", *, optimizer: str = "adamw", seed: int = 0) -> dic
     """What a resolved config looks like, in short."""
     pipeline, correction = ARMS[arm]
     return {
-        "model": {"_target_": "trainer.models.llama.Llama", "vocab_size": 257},
+        "model": {"_target_": "trainer.models.llama.Llama", "vocab_size": 257, "hidden_size": 96},
         "data": {"_target_": "trainer.data.shards.Prepared", "path": "data/wiki"},
         "optimizer": {"_target_": f"trainer.optimizers.{optimizer}", "lr": 0.004, "momentum": 0.9},
         "pipeline": dict(pipeline),

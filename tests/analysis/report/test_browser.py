@@ -172,10 +172,14 @@ def test_the_keyboard_opens_a_trial_and_closes_it(browser: Any) -> None:
 
 
 OF_A_SEED = """
-return [...document.querySelectorAll('.panel .mark-symbol path')].find(
-  path => path.__data__?.datum?.trial_id)
+return [...document.querySelectorAll('.panel .mark-symbol path')].find(path => {
+  if (!path.__data__?.datum?.trial_id) return false;
+  path.scrollIntoView({block: 'center'});
+  const {x, y, width, height} = path.getBoundingClientRect();
+  return document.elementFromPoint(x + width / 2, y + height / 2) === path;
+})
 """
-"""The first point of a single trial, not of a mean."""
+"""The first point of a single trial, not of a mean, that nothing lies on."""
 
 
 def test_a_click_on_a_point_opens_its_trial(browser: Any) -> None:
@@ -241,7 +245,7 @@ def test_charts_fit_a_phone(browser: Any) -> None:
     resize(browser, 390)
     widths = browser.execute_async_script(
         "const done = arguments[0], width = (svg) => svg.getBoundingClientRect().width;"
-        "setTimeout(() => done([...document.querySelectorAll('.chart svg')].map(width)), 500)"
+        "setTimeout(() => done([...document.querySelectorAll('.panel .chart svg')].map(width)), 500)"
     )
     assert max(widths) <= 390
     assert min(widths) > 200
