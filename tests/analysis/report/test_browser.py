@@ -245,7 +245,8 @@ def test_charts_fit_a_phone(browser: Any) -> None:
     resize(browser, 390)
     widths = browser.execute_async_script(
         "const done = arguments[0], width = (svg) => svg.getBoundingClientRect().width;"
-        "setTimeout(() => done([...document.querySelectorAll('.panel .chart svg')].map(width)), 500)"
+        "const drawn = () => [...document.querySelectorAll('.panel .chart svg')];"
+        "setTimeout(() => done(drawn().map(width)), 500)"
     )
     assert max(widths) <= 390
     assert min(widths) > 200
