@@ -30,7 +30,8 @@ def trajectory(
     schedule = constant_delay(num_updates, delay=delay, **ONE_STAGE, **PHASES)
     stage = Stage(
         module,
-        lambda named: optimizer([("matrix", weight) for _, weight in named]),
+        {"weight": "matrix"},
+        optimizer,
         partial(maker(correction), num_updates),
         lambda t: 1.0,
         lag=delay,
