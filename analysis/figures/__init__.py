@@ -20,5 +20,6 @@ def registered(modules: Iterable[str]) -> tuple[Figure, ...]:
 
 
 FIGURES = registered(MODULES)
+BY_NAME = {figure.name: figure for figure in FIGURES}
 
-__all__ = ["FIGURES", "MODULES", "Figure", "Rows", "panels", "registered", "save"]
+__all__ = ["BY_NAME", "FIGURES", "MODULES", "Figure", "Rows", "panels", "registered", "save"]

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from analysis.claims import CLAIMS, Outcome, judged
-from bench.document_parts import SCALES, contradicted, of_sweep
-from bench.documents import DOCUMENTS, PARTS, PICTURES, PLACE, pictured, written
+from bench.documents.pages import DOCUMENTS, PLACE, written
+from bench.documents.parts import PARTS
+from bench.documents.pictures import PICTURES, pictured
+from bench.documents.published import SCALES, of_sweep
+from bench.documents.sentences import contradicted
 from tests.support.markdown import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(pairs mix|several versions):UserWarning")

@@ -11,7 +11,7 @@ import pytest
 
 from analysis import best, gaps, load
 from analysis.table.schema import BEST, GAP, TRIAL, Columns
-from bench.notebook import NOTEBOOK, TRIALS, executed
+from bench.documents.notebook import NOTEBOOK, TRIALS, executed
 from tests.support.synthetic_store import write_arms
 
 ROOT = Path(__file__).parents[2]

@@ -9,11 +9,9 @@ import pandas as pd
 import pytest
 
 from analysis import gaps, load
-from analysis.figures import FIGURES
+from analysis.figures import BY_NAME, FIGURES
 from analysis.report.report import report
 from tests.support.synthetic_store import put, write_arms
-
-BY_NAME = {figure.name: figure for figure in FIGURES}
 
 
 def shown(store: Path, name: str) -> pd.DataFrame:

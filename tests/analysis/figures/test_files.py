@@ -14,13 +14,13 @@ import pytest
 from fontTools.ttLib import TTFont
 
 from analysis import gaps, load
-from analysis.figures import FIGURES
+from analysis.figures import BY_NAME
 from analysis.figures.draw.fonts import with_font
 from analysis.figures.files import PER_INCH, WIDTHS, sized
 from analysis.statistics.reported import paper_losses
 from tests.support.synthetic_store import put
 
-[FIGURE] = [figure for figure in FIGURES if figure.name == "final_losses"]
+FIGURE = BY_NAME["final_losses"]
 ROOT = Path(__file__).parents[3]
 
 

@@ -9,13 +9,11 @@ import pandas as pd
 import pytest
 
 from analysis import gaps, load
-from analysis.figures import FIGURES
+from analysis.figures import BY_NAME
 from analysis.figures.figure import whole
 from analysis.report.report import report
 from analysis.statistics.reported import ESTIMATED, REPORTED, reported_taxes
 from tests.support.synthetic_store import ids, put, record
-
-BY_NAME = {figure.name: figure for figure in FIGURES}
 
 
 def store(path: Path) -> None:

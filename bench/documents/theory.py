@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 import pandas as pd
 
 from analysis.statistics.reported import reported_taxes
+from analysis.table.names import optimizer as name
 from analysis.theory.score import FEEDBACK, Rank, predictions, rank_correlation, settings
 from analysis.theory.stability import Stability, stability
 from analysis.theory.text import table as limits_table
 from analysis.theory.text import three_digits
-from bench.document_parts import Part, gap, name, of_sweep, removed, table
+from bench.documents.cells import gap, removed, table
+from bench.documents.published import of_sweep
 
 K = 0.1
 """At which noise is compared."""
@@ -126,12 +128,3 @@ def best_coefficients() -> str:
         measured = by_value.sort_values("gap")["value"].iloc[0]
         rows.append([name(optimizer), f"{theory:g}", f"{measured:g}"])
     return table(["optimizer", "λ of the largest limit", "λ of the smallest mean gap"], rows)
-
-
-PARTS: Mapping[str, Part] = {
-    "theory-limits": limits,
-    "theory-beside": beside,
-    "theory-ranks": ranks,
-    "theory-coefficients": best_coefficients,
-    "theory-noise": noise_regime,
-}

@@ -8,7 +8,7 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "docs" / "gaps.ipynb"
 TRIALS = ROOT / "docs" / "trials.csv"
 TIMEOUT = 300

@@ -1,0 +1,50 @@
+"""Tables in Markdown, and what stands in their cells."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from analysis.table.names import minus
+
+Row = Mapping[Any, Any]
+
+
+def gap(row: Row | None) -> str:
+    """`+0.153 [+0.102, +0.204]`; of one pair `+0.153`."""
+    if row is None or not row["n"]:
+        return ""
+    if pd.isna(row["low"]):
+        return minus(f"{row['gap']:+.3f}")
+    return minus(f"{row['gap']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]")
+
+
+def removed(row: Row | None) -> str:
+    """`52 % [30, 70]`."""
+    if row is None or pd.isna(row["removed"]):
+        return ""
+    low, high = (f"{100 * row[end]:.0f}" for end in ("removed_low", "removed_high"))
+    return minus(f"{100 * row['removed']:.0f} % [{low}, {high}]")
+
+
+def loss(row: Row | None) -> str:
+    """Sync's."""
+    return "" if row is None else f"{row['loss_sync']:.3f}"
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Markdown."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return re.sub(r"\|  (?=\|)", "| ", text)
+
+
+def rows_of(found: pd.DataFrame) -> dict[str, dict[str, Row]]:
+    """Optimizer → arm → row of its gap; one point per optimizer."""
+    by_optimizer: dict[str, dict[str, Row]] = {}
+    for row in found[found["pairs"] > 0].to_dict("records"):
+        by_optimizer.setdefault(row["optimizer"], {})[row["arm"]] = row
+    return by_optimizer

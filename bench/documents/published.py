@@ -1,0 +1,76 @@
+"""The trials that are published in docs/, by sweep and scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from analysis import gaps, load
+from analysis.statistics.tax import MAIN_ARMS
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+class Published(NamedTuple):
+    """The files of a sweep's trials, and which of their arms it compares; empty: all."""
+
+    files: Sequence[str]
+    arms: Sequence[str] = ()
+
+
+SWEEPS: Mapping[str, Published] = {
+    "main": Published(["trials"]),
+    "optimizers": Published(["optimizers_trials"]),
+    "synchronous_start": Published(["optimizers_trials", "synchronous_start_trials"]),
+    "gradient_feedback": Published(
+        ["trials", "corrections_trials"], ("sync", "delay", "delay_ef", "delay_ef_gradient")
+    ),
+    "taylor": Published(
+        ["trials", "corrections_trials"],
+        ("sync", "delay", *(f"delay_taylor({10**power})" for power in range(6))),
+    ),
+    "momentum": Published(["momentum_trials"]),
+    "coefficient": Published(["coefficient_trials", "momentum_trials"]),
+    "batch_size": Published(["batch_size_trials", "trials"], ("sync", "delay")),
+}
+LONG: Mapping[str, Published] = {"shared_rate": Published(["long_trials"])}
+SCALES = {"tiny": SWEEPS, "long": LONG}
+"""The sweeps of each scale that have published trials."""
+LENGTHS = Published(["trials", "advice_trials", "momentum_trials"], ("sync", *MAIN_ARMS))
+"""Trials of several lengths."""
+
+
+class View(NamedTuple):
+    """Trials that are compared, and their gaps."""
+
+    trials: pd.DataFrame
+    gaps: pd.DataFrame
+
+
+def view(*published: Published) -> View:
+    """The trials of all of these together."""
+    return _view(tuple((tuple(one.files), tuple(one.arms)) for one in published))
+
+
+@cache
+def _view(published: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]) -> View:
+    tables = []
+    for files, arms in published:
+        table = pd.concat([load(DOCS / f"{name}.csv") for name in files])
+        tables.append(table[table["arm"].isin(arms)] if arms else table)
+    trials = pd.concat(tables).drop_duplicates("trial_id").reset_index(drop=True)
+    return View(trials, gaps(trials))
+
+
+def of_sweep(sweep: str, scale: str = "tiny") -> View:
+    """The trials of one sweep; of `coefficient` only the points at which it has some."""
+    found = view(SCALES[scale][sweep])
+    if sweep != "coefficient":
+        return found
+    points = found.gaps.loc[found.gaps["coefficient"].notna() & (found.gaps["pairs"] > 0), "point"]
+    trials = found.trials[found.trials["point"].isin(points)]
+    return View(trials, gaps(trials))

@@ -1,0 +1,130 @@
+"""What the documents say of claims and of trials.
+
+Verdicts are those of `analysis.claims`: no sentence here says more than a rule that was written
+before the run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+
+from analysis import load
+from analysis.advice.text import break_even
+from analysis.claims import CLAIMS, Outcome, Verdict, audited, judged
+from analysis.claims.claim import Part
+from analysis.statistics.text import tax_text
+from analysis.table.names import minus
+from analysis.table.names import optimizer as name
+from bench.documents.cells import table
+from bench.documents.published import DOCS, LENGTHS, SCALES, of_sweep, view
+
+MOST_PARTS, MOST_NUMBERS = 2, 3
+"""Of a verdict, and of a part: what has more is named without its numbers, which a table has."""
+
+
+@cache
+def _judged(sweep: str, scale: str) -> Sequence[Verdict]:
+    """The verdicts of the claims about a sweep, on its trials alone."""
+    trials = of_sweep(sweep, scale).trials
+    return [judged(claim, trials) for claim in CLAIMS if sweep in claim.sweeps]
+
+
+@cache
+def verdict_table(scale: str = "tiny") -> str:
+    """Each sweep by itself: what its claims come to, and how often their rules err."""
+    rows = [
+        [f"`{sweep}`", verdict.claim.statement, _outcome(verdict), _sure(audited(verdict))]
+        for sweep in SCALES[scale]
+        for verdict in _judged(sweep, scale)
+    ]
+    return table(["sweep", "claim", "verdict", "how sure"], rows)
+
+
+def _outcome(verdict: Verdict) -> str:
+    parts = f" ({verdict.summary})" if len(verdict.parts) > 1 else ""
+    return f"**{verdict.outcome}**{parts}"
+
+
+def _sure(verdict: Verdict) -> str:
+    return verdict.doubt or verdict.parts[0].why
+
+
+def contradicted(scale: str = "tiny") -> str:
+    """One line: the claims that are, and of which sweep."""
+    all_of_them = [(sweep, one) for sweep in SCALES[scale] for one in _judged(sweep, scale)]
+    against = [
+        f"*{verdict.claim.statement}* (`{sweep}`)"
+        for sweep, verdict in all_of_them
+        if verdict.outcome == Outcome.CONTRADICTED
+    ]
+    decided = sum(verdict.outcome != Outcome.UNDECIDED for _, verdict in all_of_them)
+    nothing = f"nothing, with {decided} of {len(all_of_them)} verdicts decided"
+    return f"Against the paper at this scale: {'; '.join(against) or nothing}."
+
+
+def verdicts(sweep: str, *names: str, scale: str = "tiny") -> str:
+    """One point of a list per claim about the sweep, or of these alone: its outcome, its words, and
+    its parts by their outcome."""
+    found = [one for one in _judged(sweep, scale) if not names or one.claim.name in names]
+    return "\n".join(map(_verdict, found))
+
+
+def _verdict(verdict: Verdict) -> str:
+    words = _words if len(verdict.parts) > MOST_PARTS else _with_numbers
+    others = [f"{_words(part)} ({part.outcome})" for part in verdict.others]
+    beside = f" Not in the paper: {'; '.join(others)}." if others else ""
+    return (
+        f"- **{str(verdict.outcome).capitalize()}**: *{verdict.claim.statement}*. "
+        f"{' '.join(_by_outcome(verdict.parts, words))}{beside}"
+    )
+
+
+def _by_outcome(parts: Sequence[Part], words: Callable[[Part], str]) -> Iterator[str]:
+    for outcome in Outcome:
+        if said := [words(part) for part in parts if part.outcome == outcome]:
+            yield f"{str(outcome).capitalize()}: {'; '.join(said)}."
+
+
+def _words(part: Part) -> str:
+    return _named(part.what)
+
+
+def _with_numbers(part: Part) -> str:
+    numbers = [minus(str(number)) for number in part.numbers]
+    shown = numbers if len(numbers) <= MOST_NUMBERS else []
+    return _named(f"{part.what} ({'; '.join(filter(None, [*shown, part.why]))})")
+
+
+def _named(text: str) -> str:
+    """With every optimizer as its authors write it."""
+    return re.sub(r"\b[a-z]+\b", lambda word: name(word[0]), text)
+
+
+def counts(file: str, folder: str = "") -> str:
+    """How many trials a file lists, and how long they are."""
+    trials = load(DOCS / f"{file}.csv")
+    lengths = [str(length) for length in sorted({*trials["num_updates"]})]
+    updates = " or ".join(filter(None, [", ".join(lengths[:-1]), lengths[-1]]))
+    path = f"{folder}{file}.csv"
+    return f"{len(trials)} trials of {updates} updates: [{path}]({path})."
+
+
+def same_time() -> str:
+    """The delayed run of Muon that takes as long as sync on 4 stages with 8 microbatches."""
+    from analysis import advise
+
+    trials = view(LENGTHS).trials
+    found = advise(trials, optimizer="muon", stages=4, microbatches=8, updates=400)
+    at = found.same_time["ZB-H1"]
+    low, high = at.interval
+    assert found.gap is not None
+    tax = tax_text(found.gap.tax._asdict())
+    return (
+        f"Final losses say otherwise: delayed runs of {at.updates:.0f} updates, which take as long "
+        f"as the {at.sync_updates:.0f} of sync against ZB-H1, ended {at.gap:+.4f} [{low:+.4f}, "
+        f"{high:+.4f}] from sync (n={at.n}), and the token tax is {tax}, below the speed-up of "
+        f"{found.speed_ups['ZB-H1']:.3f}. Against ZB-V the speed-up is "
+        f"{found.speed_ups['ZB-V']:.3f}: {break_even(found.gap.tax, found.speed_ups['ZB-V'])}."
+    ).replace("-0", "−0")
