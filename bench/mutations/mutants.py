@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from bench.mutations import syntax
+
 ARITHMETIC = {
     **{"+": ["-"], "-": ["+"], "*": ["/"], "/": ["*"], "//": ["*"], "%": ["//"], "**": ["*"]},
     **{"|": ["&"], "&": ["|"]},
@@ -26,9 +28,6 @@ COMPARISON = {
     **{"in": ["not in"], "not in": ["in"]},
 }
 FUNCTIONS = {"max": "min", "min": "max", "any": "all", "all": "any"}
-SPEAKERS = {"print", "warn", "_warn", "debug", "info", "warning", "error", "exception"}
-"""Names of functions whose arguments are words for people."""
-
 Span = tuple[int, int]
 """Where a piece of the text starts and ends, in bytes."""
 Edit = tuple[str, Span, str]
@@ -130,14 +129,14 @@ class _Walk:
         bound: set[str] = set()
         for statement in body:
             yield from self._statement(statement, at, bound)
-            bound |= {n.id for n in ast.walk(statement) if _is_stored(n)}  # type: ignore[attr-defined]
+            bound |= {n.id for n in ast.walk(statement) if syntax.is_stored(n)}  # type: ignore[attr-defined]
 
     def _statement(
         self, node: ast.stmt, at: _Site, bound: set[str]
     ) -> Iterator[tuple[_Site, Edit]]:
-        if _is_for_checkers(node):
+        if syntax.is_for_checkers(node):
             return
-        head = _head(node)
+        head = syntax.head(node)
         site = _Site(at.function, range(node.lineno, head + 1), at.on_import)
         inner = site
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -146,16 +145,16 @@ class _Walk:
             inner = _Site(name, range(0), at.on_import and is_class)
         for edit in self._of_statement(node, at.function, bound):
             yield site, edit
-        for edit in self._of_expressions(_own_expressions(node)):
+        for edit in self._of_expressions(syntax.own_expressions(node)):
             yield site, edit
-        for body in _blocks(node):
+        for body in syntax.blocks(node):
             yield from self._block(body, inner)
 
     def _of_statement(self, node: ast.stmt, function: str, bound: set[str]) -> Iterator[Edit]:
         span = self._span(node)
-        if _is_removable(node, function, bound):
+        if syntax.is_removable(node, function, bound):
             yield "removed statement", span, "pass"
-        if isinstance(node, ast.Return) and node.value and not _is_none(node.value):
+        if isinstance(node, ast.Return) and node.value and not syntax.is_none(node.value):
             yield "returned None", span, "return None"
         elif isinstance(node, ast.Break):
             yield "loop", span, "continue"
@@ -166,18 +165,18 @@ class _Walk:
             sign = self._source[slice(*operator)].strip().removesuffix(b"=").decode()
             for other in ("", *ARITHMETIC.get(sign, [])):
                 yield "assignment", operator, f" {other}= "
-        elif isinstance(node, ast.If) and not _is_simple(node.test):
+        elif isinstance(node, ast.If) and not syntax.is_simple(node.test):
             condition = self._text(node.test)
             yield "negation", self._span(node.test), f"not ({condition})"
 
     def _of_expressions(self, nodes: Iterable[ast.AST]) -> Iterator[Edit]:
         for top in nodes:
-            for node in _expressions(top):
+            for node in syntax.expressions(top):
                 yield from self._of_expression(node)
 
     def _of_expression(self, node: ast.AST) -> Iterator[Edit]:  # noqa: PLR0912 - one case per kind
         match node:
-            case ast.BinOp(left, _, right) if not (_is_text(left) or _is_text(right)):
+            case ast.BinOp(left, _, right) if not (syntax.is_text(left) or syntax.is_text(right)):
                 yield from self._operator("arithmetic", left, right, ARITHMETIC)
             case ast.Compare(left, _, others):
                 for one, other in zip([left, *others], others, strict=False):
@@ -190,14 +189,14 @@ class _Walk:
                 yield "negation", self._span(node), f"({self._text(operand)})"
             case ast.UnaryOp(ast.USub(), operand):
                 yield "sign", self._span(node), f"({self._text(operand)})"
-            case ast.IfExp(test) if not _is_simple(test):
+            case ast.IfExp(test) if not syntax.is_simple(test):
                 yield "negation", self._span(test), f"not ({self._text(test)})"
             case ast.Constant(bool() as value):
                 yield "constant", self._span(node), str(not value)
             case ast.Constant(int() | float() as value):
                 yield "constant", self._span(node), repr(value + 1)
             case ast.Subscript(_, index):
-                for bound in _bounds(index):
+                for bound in syntax.bounds(index):
                     yield "index", self._span(bound), f"({self._text(bound)}) + 1"
             case ast.Call(function, arguments):
                 yield from self._of_call(function, arguments)
@@ -243,133 +242,3 @@ class _Walk:
 
     def _text(self, node: ast.AST) -> str:
         return self._source[slice(*self._span(node))].decode()
-
-
-def _is_stored(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-
-
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
-
-
-def _is_text(node: ast.expr) -> bool:
-    is_string = isinstance(node, ast.Constant) and isinstance(node.value, str)
-    return is_string or isinstance(node, ast.JoinedStr)
-
-
-def _is_simple(test: ast.expr) -> bool:
-    """Whether another kind of mutant negates the condition already."""
-    return isinstance(test, ast.Compare) or (
-        isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
-    )
-
-
-def _is_for_checkers(node: ast.stmt) -> bool:
-    if isinstance(node, ast.Import | ast.ImportFrom | ast.Assert):
-        return True
-    if isinstance(node, ast.If):
-        return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-    if isinstance(node, ast.Assign):
-        target = node.targets[0]
-        is_dunder = isinstance(target, ast.Name) and target.id == "__all__"
-        return is_dunder or _is_alias(node.value)
-    return False
-
-
-def _is_alias(node: ast.expr) -> bool:
-    """Whether it names a type, as `Callable[[int], str]` does."""
-    if isinstance(node, ast.BinOp):
-        return _is_alias(node.left)
-    of = node.value if isinstance(node, ast.Subscript) else None
-    return isinstance(of, ast.Name) and (of.id[:1].isupper() or of.id in _BUILT_IN_TYPES)
-
-
-_BUILT_IN_TYPES = {"tuple", "list", "dict", "set", "frozenset", "type"}
-
-
-def _head(node: ast.stmt) -> int:
-    """The last line of the statement, or of its head if it has a body."""
-    blocks = _blocks(node)
-    assert node.end_lineno is not None
-    if not blocks:
-        return node.end_lineno
-    return max(node.lineno, *(expression.end_lineno or 0 for expression in _heads(node)), 0)
-
-
-def _heads(node: ast.stmt) -> list[ast.expr]:
-    return [one for one in _own_expressions(node) if isinstance(one, ast.expr)]
-
-
-def _blocks(node: ast.stmt) -> list[list[ast.stmt]]:
-    """The statements inside, by block."""
-    fields = [getattr(node, name, []) for name in ("body", "orelse", "finalbody")]
-    handlers = [handler.body for handler in getattr(node, "handlers", [])]
-    cases = [case.body for case in getattr(node, "cases", [])]
-    return [block for block in (*fields, *handlers, *cases) if block]
-
-
-def _own_expressions(node: ast.stmt) -> list[ast.AST]:
-    """The expressions of a statement that may be mutated, those of statements inside left out."""
-    match node:
-        case ast.FunctionDef(args=arguments):
-            return [default for default in (*arguments.defaults, *arguments.kw_defaults) if default]
-        case ast.ClassDef() | ast.Raise():
-            return []
-        case ast.AnnAssign(value=value):
-            return [value] if value else []
-        case ast.With(items):
-            return [item.context_expr for item in items]
-        case ast.Match(subject):
-            return [subject]
-        case _:
-            return [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
-
-
-def _expressions(node: ast.AST) -> Iterator[ast.AST]:
-    """The node and all that is in it, without words for people and annotations."""
-    if isinstance(node, ast.JoinedStr):
-        return
-    if isinstance(node, ast.Call) and _callee(node) in SPEAKERS:
-        return
-    yield node
-    for child in ast.iter_child_nodes(node):
-        is_strict = isinstance(child, ast.keyword) and child.arg == "strict"
-        if not is_strict:
-            yield from _expressions(child)
-
-
-def _callee(node: ast.Call) -> str:
-    function = node.func
-    return getattr(function, "attr", "") or getattr(function, "id", "")
-
-
-def _bounds(index: ast.expr) -> list[ast.expr]:
-    """What can be shifted by one: the bounds of a slice, and indices that are computed."""
-    parts = [index.lower, index.upper] if isinstance(index, ast.Slice) else [index]
-    computed = ast.BinOp | ast.UnaryOp
-    return [
-        part
-        for part in parts
-        if part is not None
-        and not isinstance(part, ast.Constant)
-        and (isinstance(index, ast.Slice) or isinstance(part, computed))
-    ]
-
-
-def _is_removable(node: ast.stmt, function: str, bound: set[str]) -> bool:
-    """Whether the code without it may still run: not so where a name would have no value."""
-    match node:
-        case ast.Expr(value):
-            return not isinstance(value, ast.Constant | ast.Yield)
-        case ast.Assign(targets):
-            names = [n for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)]
-            stored = {n.id for n in names if isinstance(n.ctx, ast.Store)}
-            is_first = not function.endswith("__init__")
-            return bool(function) and (stored <= bound if stored else is_first)
-        case ast.AugAssign() | ast.Delete() | ast.Raise():
-            return True
-        case ast.Return(value):
-            return value is None
-        case _:
-            return False
