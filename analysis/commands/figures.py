@@ -40,9 +40,9 @@ def main(given: Given) -> None:
         for scope in scopes(Views(trials), found):
             own = Path(out) / scope.folder
             own.mkdir(parents=True, exist_ok=True)
-            for figure, data in figures_of(scope, only):
-                export(figure, data, own, width, is_dark=is_dark)
-                print(own / figure.name)
+            for drawn in figures_of(scope, only):
+                export(drawn, own, width, is_dark=is_dark)
+                print(own / drawn.figure.name)
 
 
 def _only(given: Given, known: list[str]) -> list[str]:

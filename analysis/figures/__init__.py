@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from importlib import import_module
 
-from analysis.figures.figure import Figure, Rows, panels
+from analysis.figures.figure import Figure, Plot, Rows, panels, plot
 from analysis.figures.files import save
 
 MODULES = (
@@ -22,4 +22,15 @@ def registered(modules: Iterable[str]) -> tuple[Figure, ...]:
 FIGURES = registered(MODULES)
 BY_NAME = {figure.name: figure for figure in FIGURES}
 
-__all__ = ["BY_NAME", "FIGURES", "MODULES", "Figure", "Rows", "panels", "registered", "save"]
+__all__ = [
+    "BY_NAME",
+    "FIGURES",
+    "MODULES",
+    "Figure",
+    "Plot",
+    "Rows",
+    "panels",
+    "plot",
+    "registered",
+    "save",
+]

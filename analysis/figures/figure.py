@@ -60,36 +60,40 @@ class Figure(NamedTuple):
     together: bool = False
 
 
-def whole(figure: Figure, data: pd.DataFrame) -> Spec:
-    """One specification: the panels beside and below each other, under title and caption."""
-    drawn = specs(figure.charts(data))
-    columns = min(figure.columns, len(drawn))
-    # A figure of one column is as wide as two panels: its rows have long names.
-    line = LINE * (2 if figure.columns == 1 else columns)
-    return beside(figure, data, drawn, columns, line=line)
+class Plot(NamedTuple):
+    """A figure of `data`, with the specification of each of its panels."""
+
+    figure: Figure
+    data: pd.DataFrame
+    specs: Sequence[Spec]
 
 
-def panels(figure: Figure, data: pd.DataFrame) -> list[Spec]:
-    """One specification per panel, as wide as the element of the page that holds it."""
-    words = described(figure.title, figure.caption, data)
-    return [
-        {**panel, "width": "container", "description": words}
-        for panel in specs(figure.charts(data))
-    ]
-
-
-def specs(charts: Sequence[Chart]) -> list[Spec]:
-    """The specification of each chart by itself."""
-    # Altair's limit of rows is meant for notebooks.
+def plot(figure: Figure, data: pd.DataFrame) -> Plot:
+    """Draws it: once for its files and the page, since altair is slow."""
+    # Altair's limit of rows is meant for notebooks. Tests hold every figure to Vega-Lite's schema.
     with alt.data_transformers.enable("default", max_rows=None):
-        return [{**chart.to_dict(), "config": CONFIG} for chart in charts]
+        specs = [chart.to_dict(validate=False) for chart in figure.charts(data)]
+    return Plot(figure, data, [{**spec, "config": CONFIG} for spec in specs])
 
 
-def beside(
-    figure: Figure, data: pd.DataFrame, drawn: Sequence[Spec], columns: int, *, line: int
-) -> Spec:
-    """One specification of these panels, that many beside each other, with a caption in lines of
-    at most `line` letters. It is put together here, since `alt.concat` copies every chart."""
+def whole(drawn: Plot) -> Spec:
+    """One specification: the panels beside and below each other, under title and caption."""
+    columns = min(drawn.figure.columns, len(drawn.specs))
+    # A figure of one column is as wide as two panels: its rows have long names.
+    line = LINE * (2 if drawn.figure.columns == 1 else columns)
+    return beside(drawn, columns, line=line)
+
+
+def panels(drawn: Plot) -> list[Spec]:
+    """One specification per panel, as wide as the element of the page that holds it."""
+    words = described(drawn.figure.title, drawn.figure.caption, drawn.data)
+    return [{**panel, "width": "container", "description": words} for panel in drawn.specs]
+
+
+def beside(drawn: Plot, columns: int, *, line: int) -> Spec:
+    """One specification of the panels, that many beside each other, with a caption in lines of at
+    most `line` letters. It is put together here, since `alt.concat` copies every chart."""
+    figure, data, specs = drawn
     title = {
         "text": wrap(figure.title, int(line * 0.7)),
         "subtitle": [part for words in figure.caption for part in wrap(words, line)],
@@ -97,15 +101,15 @@ def beside(
         "offset": 12,
     }
     return {
-        "$schema": drawn[0]["$schema"],
+        "$schema": specs[0]["$schema"],
         "config": CONFIG,
         "title": title,
         "description": described(figure.title, figure.caption, data),
         "columns": columns,
         "concat": [
-            {name: part for name, part in panel.items() if name not in OF_WHOLE} for panel in drawn
+            {name: part for name, part in panel.items() if name not in OF_WHOLE} for panel in specs
         ],
         # Each panel has its own legend, which counts that panel's trials.
         "resolve": {"scale": dict.fromkeys(("color", "strokeDash", "shape"), "independent")},
-        "datasets": {name: rows for panel in drawn for name, rows in panel["datasets"].items()},
+        "datasets": {name: rows for panel in specs for name, rows in panel["datasets"].items()},
     }

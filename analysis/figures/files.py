@@ -8,12 +8,11 @@ from pathlib import Path
 from string import digits as DIGITS
 from typing import NamedTuple
 
-import pandas as pd
 import vl_convert
 
 from analysis.figures.draw.fonts import register, with_font
 from analysis.figures.draw.style import dark
-from analysis.figures.figure import Figure, Spec, beside, specs, whole
+from analysis.figures.figure import Plot, Spec, beside, whole
 
 SCALE = 2
 """Pixels of a PNG per pixel of the specification."""
@@ -38,21 +37,20 @@ WIDTHS = {"one": Width(3.25, 1), "two": Width(6.75, 2)}
 """One or two columns of a paper."""
 
 
-def save(figure: Figure, data: pd.DataFrame, out: Path) -> None:
+def save(drawn: Plot, out: Path) -> None:
     """Writes NAME.svg, NAME.png, NAME.pdf and NAME.csv; the same data give the same
     bytes, but for the order of a PDF's objects."""
-    data.to_csv(out / f"{figure.name}.csv", index=False)
-    write(figure.name, picture(whole(figure, data)), out)
+    _write(drawn, picture(whole(drawn)), out)
 
 
-def export(figure: Figure, data: pd.DataFrame, out: Path, width: str, *, is_dark: bool) -> None:
+def export(drawn: Plot, out: Path, width: str, *, is_dark: bool) -> None:
     """Likewise as wide as `width`, a key of WIDTHS, says; `is_dark`: for a dark page."""
-    data.to_csv(out / f"{figure.name}.csv", index=False)
-    write(figure.name, sized(figure, data, WIDTHS[width], is_dark=is_dark), out)
+    _write(drawn, sized(drawn, WIDTHS[width], is_dark=is_dark), out)
 
 
-def write(name: str, svg: str, out: Path) -> None:
-    """NAME.svg, NAME.png and NAME.pdf of a picture."""
+def _write(drawn: Plot, svg: str, out: Path) -> None:
+    name = drawn.figure.name
+    drawn.data.to_csv(out / f"{name}.csv", index=False)
     (out / f"{name}.svg").write_text(with_font(svg))
     (out / f"{name}.png").write_bytes(vl_convert.svg_to_png(svg, scale=SCALE))
     # vl-convert takes a pixel for a point, of which an inch has fewer.
@@ -76,19 +74,18 @@ def _renumbered(svg: str) -> str:
     return NUMBERED.sub(lambda found: names[found[0]], svg)
 
 
-def sized(figure: Figure, data: pd.DataFrame, width: Width, *, is_dark: bool = False) -> str:
+def sized(drawn: Plot, width: Width, *, is_dark: bool = False) -> str:
     """The figure as SVG that is exactly that wide.
 
     Axes and legends take what they need: the panels are drawn, measured and drawn again with what
     is left; what remains of a difference is scaled.
     """
-    drawn = specs(figure.charts(data))
-    columns = min(width.columns, figure.columns, len(drawn))
+    columns = min(width.columns, drawn.figure.columns, len(drawn.specs))
     pixels = width.inches * PER_INCH
     across, svg = float(FIRST_GUESS), ""
     for _ in range(TRIES):
-        wide = [{**panel, "width": across} for panel in drawn]
-        spec = beside(figure, data, wide, columns, line=int(pixels / LETTER))
+        wide = drawn._replace(specs=[{**panel, "width": across} for panel in drawn.specs])
+        spec = beside(wide, columns, line=int(pixels / LETTER))
         svg = picture(dark(spec) if is_dark else spec)
         too_wide = _size(svg)[0] - pixels
         if abs(too_wide) < 1:

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-import pandas as pd
-
 from analysis.claims import CLAIMS, Verdict, audited, judged, not_run
-from analysis.figures import FIGURES, Figure, save
-from analysis.figures.figure import Chart
+from analysis.figures import FIGURES, Figure, Plot, plot, save
 from analysis.report.missing import command
 from analysis.report.page.listing import Listing, listed, write_latex
 from analysis.report.page.page import Chapter, Drawn, drawn
@@ -55,13 +52,13 @@ def verdicts(scope: Scope, results: str) -> list[Verdict]:
 
 
 def _figures(scope: Scope, folder: Path) -> Iterator[Drawn]:
-    for figure, data in figures_of(scope, [figure.name for figure in FIGURES]):
-        save(figure, data, folder)
-        yield drawn(figure, data, _prefix(scope))
+    for shown in figures_of(scope, [figure.name for figure in FIGURES]):
+        save(shown, folder)
+        yield drawn(shown, _prefix(scope))
 
 
-def figures_of(scope: Scope, names: Collection[str]) -> Iterator[tuple[Figure, pd.DataFrame]]:
-    """The figures of these names that show something of a scope, with what they show.
+def figures_of(scope: Scope, names: Collection[str]) -> Iterator[Plot]:
+    """The figures of these names that show something of a scope, drawn.
 
     Figures of any trials are drawn for the sweeps without a figure of their own.
     """
@@ -70,15 +67,12 @@ def figures_of(scope: Scope, names: Collection[str]) -> Iterator[tuple[Figure, p
         for sweep, view in _views(scope, figure, own) if figure.name in names else ():
             data = figure.data(*view)
             if not data.empty:
-                yield _of_sweep(figure, sweep, figure.charts(data)), data
+                yield plot(_of_sweep(figure, sweep) if sweep else figure, data)
 
 
-def _of_sweep(figure: Figure, sweep: str, charts: Sequence[Chart]) -> Figure:
-    """The figure named after the sweep, with charts that are made once for files and page."""
-    made = figure._replace(charts=lambda data: charts)
-    if not sweep:
-        return made
-    return made._replace(name=f"{figure.name}_{sweep}", title=f"{figure.title}: {sweep}")
+def _of_sweep(figure: Figure, sweep: str) -> Figure:
+    """The figure named after the sweep."""
+    return figure._replace(name=f"{figure.name}_{sweep}", title=f"{figure.title}: {sweep}")
 
 
 def _tables(scope: Scope, out: Path) -> Iterator[Listing]:

@@ -14,6 +14,7 @@ SAME_ARM = ["optimizer", "point", "arm", *VARIANT]
 """Columns that tell the rows of the table of gaps apart."""
 SAME_TRIAL = [*SAME_ARM, "seed"]
 MADE_BY = ["trainer_version", "git"]
+NEWEST = ["trainer_version", "finished_at", "trial_id"]
 KEPT = [*SAME_TRIAL, "base_arm", "delay", "trial_id", "status", "final_val_loss", *MADE_BY]
 
 
@@ -29,12 +30,14 @@ def results(trials: pd.DataFrame) -> pd.DataFrame:
     done = named[named["status"].isin(FINAL)]
     if done.empty:  # of a store without trials the table does not even have all columns
         return done.reindex(columns=list(dict.fromkeys([*done, *VARIANT])))
-    done = done.sort_values(["trainer_version", "finished_at", "trial_id"], kind="stable")
-    makers = done.assign(**{key: done[key].astype(str) for key in MADE_BY}).groupby(SAME_TRIAL)
+    # Of few columns: the table has many, and every move of a row moves them all.
+    known = done[[*SAME_TRIAL, *NEWEST, "git"]].sort_values(NEWEST, kind="stable")
+    makers = known.assign(**{key: known[key].astype(str) for key in MADE_BY}).groupby(SAME_TRIAL)
     num_mixed = int((makers[MADE_BY].nunique() > 1).any(axis=1).sum())
     if num_mixed:
         _warn(f"{num_mixed} trials were run by several versions of the code: the newest count")
-    return done.drop_duplicates(SAME_TRIAL, keep="last").sort_values(SAME_TRIAL)
+    newest = known.drop_duplicates(SAME_TRIAL, keep="last").sort_values(SAME_TRIAL)
+    return done.loc[newest.index]
 
 
 def pairs(trials: pd.DataFrame) -> pd.DataFrame:

@@ -145,8 +145,8 @@ def families(trials: pd.DataFrame) -> dict[str, str]:
 
 def _of_arms(trials: pd.DataFrame, column: str) -> list[dict[Any, Any]]:
     """The first rows of a kind, of those whose delay was counted."""
-    known = trials.sort_values("delay", ascending=False, na_position="last", kind="stable")
-    return known.drop_duplicates(column).to_dict("records")
+    known = trials[[column, "delay"]].sort_values("delay", ascending=False, kind="stable")
+    return trials.loc[known.drop_duplicates(column).index].to_dict("records")
 
 
 def _told_apart(words: Mapping[str, str]) -> dict[str, str]:

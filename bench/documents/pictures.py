@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from analysis.figures import BY_NAME
 from analysis.figures.draw.fonts import with_font
-from analysis.figures.figure import Spec, whole
+from analysis.figures.figure import Spec, plot, whole
 from analysis.figures.files import picture
 from bench.documents.published import DOCS, LENGTHS, View, of_sweep, view
 from trainer.base.atomic import write_atomically
@@ -31,7 +31,7 @@ def pictured(name: str) -> Spec:
     figure_name, sweep = PICTURES[name]
     figure = BY_NAME[figure_name]
     shown: View = of_sweep(sweep) if sweep else view(LENGTHS)
-    return whole(figure, figure.data(*shown))
+    return whole(plot(figure, figure.data(*shown)))
 
 
 def write() -> None:

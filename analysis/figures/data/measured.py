@@ -5,6 +5,8 @@ And how much a correction changes the gradient: where it hardly does, it cannot 
 
 from __future__ import annotations
 
+from itertools import compress
+
 import pandas as pd
 
 from analysis.figures.data.shown import shown_results
@@ -29,12 +31,11 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame, name: str) -> pd.DataFrame:
     gradient.
     """
     shown = shown_results(trials, gaps)
-    measures = [
-        over_tokens(diagnostics(trial["folder"], "all", name), trial)
-        for _, trial in shown.iterrows()
-    ]
-    measured = [curve for curve in measures if not (curve[name] == 0).all()]  # nor if it is empty
-    return pd.concat(measured, ignore_index=True) if measured else pd.DataFrame(columns=COLUMNS)
+    curves = [diagnostics(folder, "all", name) for folder in shown.get("folder", [])]
+    measured = [not (curve[name] == 0).all() for curve in curves]  # nor if it is empty
+    if not any(measured):
+        return pd.DataFrame(columns=COLUMNS)
+    return over_tokens([*compress(curves, measured)], shown[measured])
 
 
 def from_switch(trials: pd.DataFrame, gaps: pd.DataFrame, name: str) -> pd.DataFrame:

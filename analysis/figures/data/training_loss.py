@@ -22,10 +22,10 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame(columns=COLUMNS)
     lengths = (updates_asked(shown) / POINTS).round().clip(lower=1)
     curves = [
-        over_tokens(_in_parts(row["folder"], int(length)), row)
-        for (_, row), length in zip(shown.iterrows(), lengths, strict=True)
+        _in_parts(folder, int(length))
+        for folder, length in zip(shown["folder"], lengths, strict=True)
     ]
-    return with_gap(pd.concat(curves, ignore_index=True), trials, "train_loss")
+    return with_gap(over_tokens(curves, shown), trials, "train_loss")
 
 
 def _in_parts(folder: str, length: int) -> pd.DataFrame:

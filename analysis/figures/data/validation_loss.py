@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 
+import numpy as np
 import pandas as pd
 
 from analysis.figures.data.gap_over_training import with_gap
@@ -21,10 +22,10 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     """One row per evaluation of every trial that is shown: COLUMNS, `update`, the `tokens` trained
     on until then, `val_loss`, and `gap_over_training.OF_GAP`."""
     shown = shown_results(trials, gaps)
-    curves = [over_tokens(validation_losses(row["folder"]), row) for _, row in shown.iterrows()]
-    if not curves:
+    if shown.empty:
         return pd.DataFrame(columns=COLUMNS)
-    return with_gap(pd.concat(curves, ignore_index=True), trials, "val_loss")
+    curves = [validation_losses(folder) for folder in shown["folder"]]
+    return with_gap(over_tokens(curves, shown), trials, "val_loss")
 
 
 def of_optimizers(
@@ -34,12 +35,15 @@ def of_optimizers(
     return data(trials[trials["optimizer"].isin(optimizers)], gaps)
 
 
-def over_tokens(curve: pd.DataFrame, trial: pd.Series) -> pd.DataFrame:
-    """A trial's `update` and one more column, with `tokens` and COLUMNS."""
-    tokens = (curve["update"] + 1) * trial["batch_size"] * trial["seq_len"]
-    of_trial = {column: trial[column] for column in COLUMNS}
-    *_, last = curve.columns
-    return curve.assign(**of_trial, tokens=tokens)[[*COLUMNS, "update", "tokens", last]]
+def over_tokens(curves: Sequence[pd.DataFrame], shown: pd.DataFrame) -> pd.DataFrame:
+    """The curves of the trials that are shown, one (`update` and one more column) for each row of
+    `shown` in its order, below each other: COLUMNS, `update`, `tokens`, and the other column."""
+    rows = pd.concat(curves, ignore_index=True)
+    of_row = np.repeat(np.arange(len(shown)), [len(curve) for curve in curves])
+    trials = shown[[*COLUMNS, "batch_size", "seq_len"]].iloc[of_row].reset_index(drop=True)
+    tokens = (rows["update"] + 1) * trials["batch_size"] * trials["seq_len"]
+    *_, last = rows.columns
+    return trials[COLUMNS].assign(update=rows["update"], tokens=tokens, **{last: rows[last]})
 
 
 def by_stages(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from analysis.claims import ALL_PARTS, Outcome, Verdict
 from analysis.claims.rates import MOST_SEEDS
-from analysis.figures import Figure, panels
+from analysis.figures import Figure, Plot, panels
 from analysis.report.overview import Overview
 from analysis.report.page.listing import Listing
 from analysis.report.recommendation import MICROBATCHES, STAGES, Recommendation
@@ -103,11 +103,11 @@ def with_lead(chapters: Sequence[Chapter]) -> tuple[Drawn | None, list[Chapter]]
     return None, [*chapters]
 
 
-def drawn(figure: Figure, data: Any, folder: str) -> Drawn:
-    """A figure of `data`, with as many points as a page can hold."""
-    specs = panels(figure, data)
+def drawn(shown: Plot, folder: str) -> Drawn:
+    """A figure with as many points as a page can hold."""
+    specs = panels(shown)
     num_points, num_all = thin(specs)
-    return Drawn(figure, folder, specs, num_points, num_all)
+    return Drawn(shown.figure, folder, specs, num_points, num_all)
 
 
 def thin(specs: list[dict[str, Any]]) -> tuple[int, int]:
@@ -116,14 +116,15 @@ def thin(specs: list[dict[str, Any]]) -> tuple[int, int]:
     They are evenly spaced, with the first and the last. Means and intervals are rows of their own,
     made of all points. Returns how many rows there are now, and were.
     """
-    datasets = [spec["datasets"] for spec in specs]
-    sizes = {name: len(rows) for of_spec in datasets for name, rows in of_spec.items()}
+    sizes = {name: len(rows) for spec in specs for name, rows in spec["datasets"].items()}
     before = sum(sizes.values())
     share = min(1.0, MOST_POINTS / max(1, before))
-    for of_spec in datasets:
-        for name, rows in of_spec.items():
-            of_spec[name] = [*spaced(rows, max(2, int(share * len(rows))))]
-    return sum(len(rows) for of_spec in datasets for rows in of_spec.values()), before
+    for spec in specs:
+        spec["datasets"] = {
+            name: [*spaced(rows, max(2, int(share * len(rows))))]
+            for name, rows in spec["datasets"].items()
+        }
+    return sum(len(rows) for spec in specs for rows in spec["datasets"].values()), before
 
 
 def html(page: Page, *, live: str = "") -> str:

@@ -14,7 +14,7 @@ import pytest
 from fontTools.ttLib import TTFont
 
 from analysis import gaps, load
-from analysis.figures import BY_NAME
+from analysis.figures import BY_NAME, plot
 from analysis.figures.draw.fonts import with_font
 from analysis.figures.files import PER_INCH, WIDTHS, sized
 from analysis.statistics.reported import paper_losses
@@ -38,7 +38,8 @@ def paper(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def drawn(paper: Path) -> Callable[[str, bool], str]:
     trials = load(paper)
     data = FIGURE.data(trials, gaps(trials))
-    return lambda width, is_dark: sized(FIGURE, data, WIDTHS[width], is_dark=is_dark)
+    made = plot(FIGURE, data)
+    return lambda width, is_dark: sized(made, WIDTHS[width], is_dark=is_dark)
 
 
 @pytest.mark.parametrize(("width", "inches"), [("one", 3.25), ("two", 6.75)])

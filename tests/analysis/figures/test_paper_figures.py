@@ -10,7 +10,7 @@ import pytest
 
 from analysis import gaps, load
 from analysis.figures import FIGURES
-from analysis.figures.figure import whole
+from analysis.figures.figure import plot, whole
 from analysis.table.load import training_losses
 from tests.support.swept_store import write_sweep
 from tests.support.synthetic_store import put
@@ -30,7 +30,7 @@ def of_sweep(name: str, store: Path) -> pd.DataFrame:
 
 def rows(name: str, table: pd.DataFrame) -> list[dict[str, Any]]:
     """All that is in the specification."""
-    datasets = whole(BY_NAME[name], table)["datasets"].values()
+    datasets = whole(plot(BY_NAME[name], table))["datasets"].values()
     return [row for dataset in datasets for row in dataset]
 
 
@@ -53,7 +53,7 @@ def test_a_loss_far_from_the_others_stays_on_the_axis_which_says_what_it_is(tmp_
     for rate, loss in ((0.001, 2.1), (0.002, 2.1), (0.004, 2.1), (0.008, 2.1), (0.016, 9.5)):
         put(tmp_path, "sync", [2.0, 2.02], lr=rate)
         put(tmp_path, "delay", [loss, loss], lr=rate)
-    spec = whole(BY_NAME["fig07"], data("fig07", tmp_path))
+    spec = whole(plot(BY_NAME["fig07"], data("fig07", tmp_path)))
     [gap, loss] = [part["layer"][-2]["encoding"]["x"] for part in spec["concat"]]
     assert gap["scale"]["type"] == "symlog"
     assert gap["scale"]["domain"][1] > 7.5
@@ -190,7 +190,7 @@ def test_staleness_counts_updates_from_the_switch(tmp_path: Path) -> None:
     assert set(table["series"]) == {"delay, sync start 10 %", "delay + EF, sync start 10 %"}
     late = table.loc[table["update"] >= 10, "update_cosine"]
     assert (late == 0.5).all()
-    assert "AdamW, at the switch" in str(whole(BY_NAME["fig17"], table))
+    assert "AdamW, at the switch" in str(whole(plot(BY_NAME["fig17"], table)))
 
 
 def test_the_spike_is_the_running_mean_around_the_switch(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from analysis import gaps, load
 from analysis.figures import BY_NAME
-from analysis.figures.figure import whole
+from analysis.figures.figure import plot, whole
 from analysis.report.report import report
 from analysis.statistics.reported import ESTIMATED, REPORTED, reported_taxes
 from tests.support.synthetic_store import ids, put, record
@@ -36,7 +36,7 @@ def test_ours_stand_among_the_others(tmp_path: Path) -> None:
     [own] = shown[shown["who"] == "these trials"].to_dict("records")
     assert (own["mean"], own["n"], own["tax_from"]) == (pytest.approx(2), 3, "slope")
     assert len(shown) == 1 + len(reported_taxes())
-    drawn = str(whole(BY_NAME["token_tax"], shown))
+    drawn = str(whole(plot(BY_NAME["token_tax"], shown)))
     assert "Muon, PipeDream (marin, 130M MoE, T = 15,000)" in drawn
     assert "'words': '1.16'" in drawn
     assert "reported by others" in drawn
