@@ -68,8 +68,9 @@ docs: $(READY)  ## the tables, verdicts and figures of README.md and docs/, from
 submit: $(READY)  ## a sweep on a Ray cluster: SWEEP=main SCALE=135m ARGS="results=/… data.path=/…"
 	$(BIN)/python -m sweeps submit sweep=$(or $(SWEEP),main) scale=$(or $(SCALE),tiny) $(ARGS)
 
+# Images often forbid bytecode, and then each process of a test compiles every module again.
 test: $(READY) $(WIKI)  ## the tests, in parallel
-	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 test-slow: $(READY) $(WIKI)  ## those that take a minute or more
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(ARGS)

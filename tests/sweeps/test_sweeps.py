@@ -33,9 +33,6 @@ def content(**changes: Any) -> dict[str, Any]:
     return {**plain, **changes}
 
 
-LARGE = dict.fromkeys(("135m", "360m"), pytest.mark.slow)
-
-
 def asked(sweep: Sweep, results: Path) -> list[Trial]:
     return [trial for point in points(sweep, results) for trial in point.trials(sweep.seeds)]
 
@@ -168,7 +165,11 @@ def test_a_sweep_without_a_sync_arm_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "scale", [pytest.param(name, marks=LARGE.get(name, ())) for name in known("scale")]
+    "scale",
+    [
+        "tiny",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in known("scale") if name != "tiny"),
+    ],
 )
 def test_every_sweep_can_be_planned_at_every_scale_anywhere(
     scale: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.support.ui import WebDriverWait
 
 from analysis.report import live
@@ -139,7 +140,8 @@ def test_a_button_copies_a_table_as_csv(browser: Any) -> None:
         lambda page: page.find_elements("xpath", "//button[text()='copied']")
     )
     field.send_keys(Keys.CONTROL, "v")
-    lines = field.get_property("value").splitlines()
+    pasted = WebDriverWait(browser, SECONDS).until(lambda page: field.get_property("value"))
+    lines = pasted.splitlines()
     browser.execute_script("arguments[0].remove()", field)
     names, *rows = [line.split(",") for line in lines]
     column = names.index("gap")
@@ -353,7 +355,8 @@ def test_a_live_page_changes_in_place(
         more = config("delay", seed=7)
         write(store, more, result(more, 2.4), curve=True)
         report.look()
-        WebDriverWait(browser, SECONDS).until(
+        # The page may put another element in its place just as its text is asked for.
+        WebDriverWait(browser, SECONDS, ignored_exceptions=[StaleElementReferenceException]).until(
             lambda page: "10 trials" in page.find_element("id", "made").text
         )
         settle(browser)

@@ -77,7 +77,11 @@ def require_no_key(folder: Path, output: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wait", "says"), [(PATIENT, "CommError"), (0.0, "not done 0 s after the trial's end")]
+    ("wait", "says"),
+    [
+        (PATIENT, "CommError"),
+        pytest.param(0.0, "not done 0 s after the trial's end", marks=pytest.mark.slow),
+    ],
 )
 def test_a_bad_key_without_network_neither_fails_the_trial_nor_keeps_its_process(
     wait: float, says: str, tmp_path: Path

@@ -25,8 +25,17 @@ GANG = ("runner=pipelined", "pipeline.num_stages=2", "pipeline.num_microbatches=
 RUNNERS = {"emulated": (), "pipelined": GANG}
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize(
+    ("runner", "how"),
+    [
+        ("emulated", signal.SIGTERM),
+        pytest.param("emulated", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("emulated", signal.SIGHUP, marks=pytest.mark.slow),
+        ("pipelined", signal.SIGTERM),
+        ("pipelined", signal.SIGINT),
+        ("pipelined", signal.SIGHUP),
+    ],
+)
 def test_a_signal_saves_a_checkpoint(runner: str, how: signal.Signals, tmp_path: Path) -> None:
     words = (*ARM, *RUNNERS[runner], "num_updates=4000", "eval_every=100")
     out = tmp_path / "trial"
@@ -53,7 +62,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 """
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("runner", [pytest.param("emulated", marks=pytest.mark.slow), "pipelined"])
 def test_a_terminal_that_is_closed_and_takes_no_word_more(runner: str, tmp_path: Path) -> None:
     words = (*ARM, *RUNNERS[runner], "num_updates=4000", "eval_every=1")
     out = tmp_path / "trial"

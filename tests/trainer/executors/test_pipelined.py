@@ -27,7 +27,7 @@ def config(folder: Path, *words: str) -> dict[str, Any]:
     return small.config(folder, *SHAPE, *words)
 
 
-@pytest.mark.parametrize("p", [1, 2, 4])
+@pytest.mark.parametrize("p", [pytest.param(1, marks=pytest.mark.slow), 2, 4])
 def test_every_combination(tmp_path: Path, p: int) -> None:
     """Tied embeddings; a clip that is active at every update; a drain in the middle."""
     configs = [

@@ -57,6 +57,7 @@ def test_a_full_disk_is_said_in_a_line_and_the_trial_goes_on_when_there_is_space
     assert rows(tiny_disk / "trial") == rows(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_limit_on_the_size_of_files_is_said_in_a_line(tmp_path: Path) -> None:
     """`ulimit -f`: a checkpoint is larger than that."""
     script = (
@@ -98,8 +99,9 @@ def test_a_result_that_is_not_whole_is_made_again(tmp_path: Path) -> None:
     assert untimed(json.loads(path.read_text())) == untimed(expected)
 
 
-def test_a_corrupt_checkpoint_is_named(tmp_path: Path) -> None:
-    config = small.config(tmp_path, f"out={tmp_path / 'trial'}", "num_updates=400")
+def test_a_corrupt_checkpoint_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.training.STOP_WITHIN", 0.0)  # a run of updates is a short one
+    config = small.config(tmp_path, f"out={tmp_path / 'trial'}")
     stop = iter([False, True])
     with pytest.raises(Exception, match="stopped after update"):
         run_trial(config, asked_to_stop=lambda: next(stop))

@@ -171,7 +171,11 @@ def test_biased_models_are_not_exported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("balance", "optimizer", "dtype"),
-    [("loss", "muon", "float32"), ("bias", "adamw", "bfloat16"), ("bias", "sophia", "float32")],
+    [
+        ("bias", "adamw", "bfloat16"),
+        pytest.param("loss", "muon", "float32", marks=pytest.mark.slow),
+        pytest.param("bias", "sophia", "float32", marks=pytest.mark.slow),
+    ],
 )
 def test_a_stopped_trial_goes_on_with_other_stages(
     balance: str, optimizer: str, dtype: str, tmp_path: Path
