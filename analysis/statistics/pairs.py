@@ -32,8 +32,9 @@ def results(trials: pd.DataFrame) -> pd.DataFrame:
         return done.reindex(columns=list(dict.fromkeys([*done, *VARIANT])))
     # Of few columns: the table has many, and every move of a row moves them all.
     known = done[[*SAME_TRIAL, *NEWEST, "git"]].sort_values(NEWEST, kind="stable")
-    makers = known.assign(**{key: known[key].astype(str) for key in MADE_BY}).groupby(SAME_TRIAL)
-    num_mixed = int((makers[MADE_BY].nunique() > 1).any(axis=1).sum())
+    repeated = known[known.duplicated(SAME_TRIAL, keep=False)]
+    makers = repeated[MADE_BY].astype(str).groupby([repeated[name] for name in SAME_TRIAL])
+    num_mixed = int((makers.nunique() > 1).any(axis=1).sum()) if len(repeated) else 0
     if num_mixed:
         _warn(f"{num_mixed} trials were run by several versions of the code: the newest count")
     newest = known.drop_duplicates(SAME_TRIAL, keep="last").sort_values(SAME_TRIAL)

@@ -58,6 +58,11 @@ REPORTED_ARMS = {
     "pipedream_weight_prediction": "PipeDream + weight prediction",
 }
 """Arms that others report numbers of: they have no trials, and so no columns."""
+IN_NAME = (
+    *("arm", "family", "schedule", "method", "coefficient", "lag", "start", "cooldown"),
+    *("delay", "pipeline.delay"),
+)
+"""The columns that the name of an arm is made of."""
 KEYS = {
     "clip_norm": "clipping threshold",
     "correction.coefficient": "λ",
@@ -146,7 +151,8 @@ def families(trials: pd.DataFrame) -> dict[str, str]:
 def _of_arms(trials: pd.DataFrame, column: str) -> list[dict[Any, Any]]:
     """The first rows of a kind, of those whose delay was counted."""
     known = trials[[column, "delay"]].sort_values("delay", ascending=False, kind="stable")
-    return trials.loc[known.drop_duplicates(column).index].to_dict("records")
+    said = [name for name in IN_NAME if name in trials]
+    return trials.loc[known.drop_duplicates(column).index, said].to_dict("records")
 
 
 def _told_apart(words: Mapping[str, str]) -> dict[str, str]:
