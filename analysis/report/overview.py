@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from analysis.table import names
 from analysis.table.text import some
 from trainer.base.status import Status
 
@@ -31,12 +32,12 @@ def overview(title: str, trials: pd.DataFrame) -> Overview:
         "model": trials["model"],
         "parameters": trials["num_parameters"],
         "data": trials["data"],
-        "optimizers": trials["optimizer"],
+        "optimizers": trials["optimizer"].map(names.optimizer),
         "learning rates": _column(trials, "optimizer.lr"),
         "sequences per update": _column(trials, "batch_size"),
         "tokens per sequence": _column(trials, "seq_len"),
         "updates": whole["num_updates"],
-        "arms": trials["arm"],
+        "arms": trials["arm"].map(names.arms(trials)),
         "seeds": trials["seed"],
     }
     rows = [(name, _words(column)) for name, column in values.items()]

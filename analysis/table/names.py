@@ -75,6 +75,10 @@ KEYS = {
     "seq_len": "sequence length",
 }
 VALUES = {"inverse_sqrt": "inverse square root", "wsd": "WSD"}
+WORDS = OPTIMIZERS | REPORTED_ARMS
+WORD = re.compile(r"\b[a-z_]+\b(?!\()")
+SETTING = re.compile(r"\b([a-z]+[._][a-z_.]+)=([^\s,;)]+)")
+"""Of a key with a group or of several words: `n=3` is none."""
 NEGATIVE = re.compile(r"(?<![\w.\-])-(?=[\d.])")
 
 
@@ -105,6 +109,13 @@ def minus(text: str) -> str:
 def signed(number: float, digits: int = 3) -> str:
     """`+0.405` or `−0.012`."""
     return minus(f"{number:+.{digits}f}")
+
+
+def prose(text: object) -> str:
+    """A sentence about keys of conf/ with their names: `muon (optimizer.lr=0.004), delay_ef` is
+    `Muon (learning rate 0.004), delay + EF`."""
+    named = SETTING.sub(lambda of: f"{key(of[1])} {VALUES.get(of[2], of[2])}", str(text))
+    return minus(WORD.sub(lambda found: WORDS.get(found[0], key(found[0])), named))
 
 
 def parameters(number: float) -> str:

@@ -6,7 +6,6 @@ before the run.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
@@ -15,8 +14,7 @@ from analysis.advice.text import break_even
 from analysis.claims import CLAIMS, Outcome, Verdict, audited, judged
 from analysis.claims.claim import Part
 from analysis.statistics.text import tax_text
-from analysis.table.names import minus
-from analysis.table.names import optimizer as name
+from analysis.table.names import prose
 from bench.documents.cells import table
 from bench.documents.published import DOCS, LENGTHS, SCALES, of_sweep, view
 
@@ -88,18 +86,13 @@ def _by_outcome(parts: Sequence[Part], words: Callable[[Part], str]) -> Iterator
 
 
 def _words(part: Part) -> str:
-    return _named(part.what)
+    return prose(part.what)
 
 
 def _with_numbers(part: Part) -> str:
-    numbers = [minus(str(number)) for number in part.numbers]
+    numbers = [*map(str, part.numbers)]
     shown = numbers if len(numbers) <= MOST_NUMBERS else []
-    return _named(f"{part.what} ({'; '.join(filter(None, [*shown, part.why]))})")
-
-
-def _named(text: str) -> str:
-    """With every optimizer as its authors write it."""
-    return re.sub(r"\b[a-z]+\b", lambda word: name(word[0]), text)
+    return prose(f"{part.what} ({'; '.join(filter(None, [*shown, part.why]))})")
 
 
 def counts(file: str, folder: str = "") -> str:

@@ -18,6 +18,7 @@ from analysis.report.page.listing import Listing
 from analysis.report.recommendation import MICROBATCHES, STAGES, Recommendation
 from analysis.report.running import Running
 from analysis.table.curves import spaced
+from analysis.table.names import prose
 
 VENDOR_SCRIPTS = ("vendor/dataTables.min.js", "vendor/dataTables.buttons.min.js")
 VENDOR_STYLES = ("vendor/dataTables.dataTables.min.css", "vendor/buttons.dataTables.min.css")
@@ -159,13 +160,15 @@ def running_html(running: Sequence[Running]) -> str:
 
 @cache
 def _environment() -> Environment:
-    return Environment(
+    made = Environment(
         loader=PackageLoader("analysis.report", "page"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.filters["prose"] = prose
+    return made
 
 
 @cache

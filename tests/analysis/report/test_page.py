@@ -141,7 +141,7 @@ def test_each_verdict_says_how_often_its_rule_errs(tmp_path: Path) -> None:
     text = page(store, tmp_path / "out")
     assert re.search(r"were it just false, the rule would say so in \d\.\d% \[", text)
     assert re.search(r"\d+ seeds would decide it with a probability of 80%", text)
-    assert "not in the paper, does not count: <b>nadamw</b>" in text
+    assert "not in the paper, does not count: <b>NAdamW</b>" in text
     claims = pd.read_csv(tmp_path / "out" / "claims.csv")
     rows = claims[claims["claim"] == "Error Feedback removes a part of the gap"]
     assert rows.set_index("part")["counts"].to_dict() == {"adamw": True, "nadamw": False}
@@ -322,7 +322,7 @@ def test_the_first_screen_says_what_was_trained_and_asks_for_advice(tmp_path: Pa
     text = page(store, tmp_path / "out")
     facts = dict(re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)</dd>", text.split('id="verdicts"')[0]))
     assert facts["parameters"] == "450,000"
-    assert facts["optimizers"] == "adamw, muon"
+    assert facts["optimizers"] == "AdamW, Muon"
     assert facts["learning rates"] == "0.004"
     assert (facts["updates"], facts["seeds"]) == ("400", "0, 1, 2")
     assert facts["trials"] == "12 completed, 1 diverged"
@@ -332,7 +332,7 @@ def test_the_first_screen_says_what_was_trained_and_asks_for_advice(tmp_path: Pa
         stages=STAGES,
         microbatches=MICROBATCHES,
     )
-    assert f"<b>adamw</b>: <strong>{found.verdict.word}</strong>" in text
+    assert f"<b>AdamW</b>: <strong>{found.verdict.word}</strong>" in text
 
 
 def test_undecided_claims_are_folded_and_the_others_are_not(tmp_path: Path) -> None:

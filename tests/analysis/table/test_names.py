@@ -55,6 +55,19 @@ def test_a_minus_is_one_where_a_number_is_negative(text: str, written: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("muon (optimizer.lr=0.004), delay_ef", "Muon (learning rate 0.004), delay + EF"),
+        ("adamw -0.5 n=3", "AdamW −0.5 n=3"),
+        ("batch_size 8; lr_schedule=inverse_sqrt", "batch size 8; schedule inverse square root"),
+        ("delay_ef(0.25) of mine", "delay_ef(0.25) of mine"),
+    ],
+)
+def test_a_sentence_about_keys_is_told_in_their_names(text: str, written: str) -> None:
+    assert names.prose(text) == written
+
+
+@pytest.mark.parametrize(
     ("number", "written"), [(134_515_008, "135M"), (418_752, "419k"), (2e9, "2B"), (12, "12")]
 )
 def test_sizes_are_written_as_people_do(number: float, written: str) -> None:
