@@ -134,16 +134,19 @@ function csv({heads, dataTable}) {
     .map((row) => row.map(quoted).join(",")).join("\n") + "\n";
 }
 
-// Files opened from a disk may not be allowed to use the clipboard's own interface.
+// Files opened from a disk may not be allowed to use the clipboard's own interface. Says whether it
+// worked.
 async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
+    return true;
   } catch {
     const area = document.body.appendChild(document.createElement("textarea"));
     area.value = text;
     area.select();
-    document.execCommand("copy");
+    const worked = document.execCommand("copy");
     area.remove();
+    return worked;
   }
 }
 
@@ -370,8 +373,7 @@ document.addEventListener("click", async ({target}) => {
   if (opener) await openTrial(opener.dataset.trial);
   if (!target.matches("button[data-copy]")) return;
   const said = target.textContent;
-  await copy(csv(target.closest(".table")));
-  target.textContent = "copied";
+  target.textContent = await copy(csv(target.closest(".table"))) ? "copied" : "not allowed";
   setTimeout(() => { target.textContent = said; }, 1500);
 });
 

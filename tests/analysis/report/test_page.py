@@ -33,6 +33,8 @@ from sweeps.request.command_line import parse_request
 from tests.support.synthetic_store import LOSSES, config, ids, record, result, write, write_arms
 from trainer.base.errors import BadInput
 
+pytestmark = pytest.mark.usefixtures("one_figure")
+
 TABLE = re.compile(
     r'<section class="table block".*?href="([^"]+\.csv)"'
     r'.*?<script type="application/json">(.*?)</script>',

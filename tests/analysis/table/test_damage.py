@@ -17,6 +17,8 @@ from analysis.table.load import training_losses
 from analysis.table.records import records
 from tests.support.synthetic_store import LOSSES, config, ids, record, result, write, write_arms
 
+pytestmark = pytest.mark.usefixtures("one_figure")
+
 CONFIGS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a list": lambda config: [config],
     "no pipeline": lambda config: {k: v for k, v in config.items() if k != "pipeline"},
