@@ -1,4 +1,4 @@
-"""What else a loop of one's own does: evaluate, scale, schedule, write to weights, use some only."""
+"""What else a loop of one's own does: evaluate, scale losses, schedule, leave weights unused."""
 
 from __future__ import annotations
 
