@@ -15,9 +15,6 @@ from sweeps.request.schema import check_sweep
 from tests.support import small
 from tests.support.sweep_requests import content, expand
 
-LARGE = dict.fromkeys(("135m", "360m"), pytest.mark.slow)
-
-
 BAD = {
     "sweep=nowhere": "sweep=nowhere",
     "scale=nowhere": "scale=nowhere",
@@ -70,6 +67,9 @@ def test_everything_that_is_missing_is_named_at_once(
     assert error.count("\n") == 1
     assert "device=cuda: no such GPU" in error
     assert f"also data.path={tmp_path / 'none'}: holds no manifest.json" in error
+
+
+LARGE = dict.fromkeys(("135m", "360m"), pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
