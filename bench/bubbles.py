@@ -23,6 +23,7 @@ from trainer.executors.pipelined import Pipelined
 from trainer.parts import build_pipelined
 from trainer.ranks.groups import Gang, Heartbeat, joined
 from trainer.ranks.spawn import run_gang
+from trainer.ranks.supervisor import Parent
 from trainer.tracing.trace import between, simulated
 
 MICROBATCHES, SCHEDULES, MICROBATCHES_A_RUN = (2, 4, 8), ("sync", "pipedream_2bw"), 32
@@ -115,7 +116,8 @@ def main() -> None:
     )
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     rounds = int(given.get("rounds", "5"))
-    run_gang(as_rank, (rounds,), RANKS, lambda found: print(row(*found), flush=True), timeout=600)
+    parent = Parent(lambda found: print(row(*found), flush=True), timeout=600)
+    run_gang(as_rank, (rounds,), RANKS, parent)
 
 
 if __name__ == "__main__":

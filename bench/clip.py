@@ -28,6 +28,7 @@ from trainer.models.loss import cross_entropy
 from trainer.optimizers.routing import kinds
 from trainer.ranks.groups import Gang, Heartbeat, joined
 from trainer.ranks.spawn import run_gang
+from trainer.ranks.supervisor import Parent
 from trainer.schedules.operations import Schedule
 from trainer.schedules.recipes import pipedream_2bw, sync
 from trainer.stages.stage import Stage
@@ -150,7 +151,7 @@ def main() -> None:
     given = dict(word.split("=") for word in sys.argv[1:])
     print(f"| m | | ms for {BATCHES} batches | / without a clip | / 2BW with free messages |")
     print("| --- | --- | --- | --- | --- |")
-    run_gang(as_rank, (int(given.get("rounds", "7")),), RANKS, show, timeout=600)
+    run_gang(as_rank, (int(given.get("rounds", "7")),), RANKS, Parent(show, timeout=600))
 
 
 if __name__ == "__main__":

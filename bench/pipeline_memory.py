@@ -18,6 +18,7 @@ from trainer.base.resources import peak_memory_bytes, reproducible, reset_peak_m
 from trainer.parts import build_pipelined
 from trainer.ranks.groups import Heartbeat, joined
 from trainer.ranks.spawn import run_gang
+from trainer.ranks.supervisor import Parent
 
 MIB = 2**20
 WIDE = ("model.hidden_size=768", "model.intermediate_size=2048", "model.num_layers=4")
@@ -41,7 +42,7 @@ def as_rank(
 def peaks(name: str, updates: int) -> list[tuple[int, int, int]]:
     """(rank, bytes of its weights, bytes at its peak)."""
     found: list[tuple[int, int, int]] = []
-    run_gang(as_rank, (name, updates), RANKS, found.append, timeout=600)
+    run_gang(as_rank, (name, updates), RANKS, Parent(found.append, timeout=600))
     return sorted(found)
 
 

@@ -35,6 +35,7 @@ from trainer.optimizers.routing import kinds
 from trainer.parts import Parts, build_pipelined
 from trainer.ranks.groups import Gang, Heartbeat, joined
 from trainer.ranks.spawn import run_gang
+from trainer.ranks.supervisor import Parent
 
 RANKS, ROWS, LENGTH = 2, 2, 128
 IN_A_ROW = 64
@@ -187,7 +188,7 @@ def main() -> None:
         print(f"p = {RANKS}, m = {m}, {IN_A_ROW // m} updates in a row\n")
         print(table(found, "torch, Schedule1F1B", IN_A_ROW // m * 1e-3, "ms per update"))
 
-    run_gang(as_rank, (m, rounds), RANKS, show, timeout=600)
+    run_gang(as_rank, (m, rounds), RANKS, Parent(show, timeout=600))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from trainer.folder.record import ReadOnlyFolder, Row, TrialFolder, tidy, trial_
 from trainer.parts import build_emulated, build_parts, build_pipelined, open_data
 from trainer.ranks.groups import Gang, Heartbeat, joined
 from trainer.ranks.spawn import run_gang
-from trainer.ranks.supervisor import AskedToStop, Launch
+from trainer.ranks.supervisor import AskedToStop, Launch, Parent
 from trainer.training import Report, Training, never, nothing, nowhere, restored_other
 
 Config = Mapping[str, Any]
@@ -145,8 +145,8 @@ def _train_in_gang(
     if dist.is_torchelastic_launched():
         return _as_elastic_rank(config, plan, report, asked_to_stop)
     open_data(config)  # raises BadInput once, not in p processes
-    timeout = config["timeout"]
-    launch(_as_rank, (config, plan), plan.num_processes, report, timeout, asked_to_stop)
+    parent = Parent(report, config["timeout"], asked_to_stop)
+    launch(_as_rank, (config, plan), plan.num_processes, parent)
     result = folder.result()
     assert result is not None
     return result

@@ -16,7 +16,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from trainer.ranks.supervisor import START_UP, AskedToStop, Cause, Liveness, exit_message, supervise
+from trainer.ranks.supervisor import START_UP, Cause, Liveness, Parent, exit_message, supervise
 
 Address = tuple[str, int]
 
@@ -90,9 +90,7 @@ def run_gang_on_ray(
     program: Callable[..., None],
     arguments: Sequence[object],
     num_ranks: int,
-    on_message: Callable[[Any], None],
-    timeout: float,
-    asked_to_stop: AskedToStop,
+    parent: Parent,
 ) -> None:
     """Runs a gang in the placement group of this task, one bundle per rank: see `Launch`."""
     group = get_current_placement_group()
@@ -104,7 +102,7 @@ def run_gang_on_ray(
             actor.run.options(num_returns="streaming").remote(program, arguments, address)
             for actor in actors
         ]
-        supervise(RayRanks(actors, streams), num_ranks, on_message, timeout, asked_to_stop)
+        supervise(RayRanks(actors, streams), num_ranks, parent)
     finally:
         for actor in actors:
             ray.kill(actor)

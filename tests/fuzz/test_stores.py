@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
-import os
 import shutil
-import time
-from collections.abc import Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
-import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +18,8 @@ from analysis.__main__ import main as analysis
 from sweeps.__main__ import main as sweeps
 from sweeps.request.command_line import parse_request
 from sweeps.request.expand import points
-from tests.support import fuzzing, odd, small
+from tests.support import fuzzing, small
+from tests.support.damage import Place, draw_damage, restore
 from tests.support.synthetic_store import LOSSES, record, write_arms
 from tests.support.trials import Stop, rows, stop_at, untimed
 from trainer.__main__ import main as trainer
@@ -48,21 +43,6 @@ READERS = {
     "advise": (analysis, ["advise", "optimizer=adamw", "stages=2", "microbatches=4"]),
 }
 REPORT = ["report", "results=results", "out=report"]
-
-
-class Place(NamedTuple):
-    """A working folder with a store, and the files of that store as they were made."""
-
-    folder: Path
-    files: dict[Path, tuple[bytes, int]]
-    config: dict[str, Any]
-    """Of the trial that was interrupted."""
-    interrupted: Path
-    whole: dict[str, Any]
-    """Its result when nothing is damaged, and below, its rows."""
-    rows: list[dict[str, Any]]
-    listed: dict[str, Any]
-    """Trial → what `list` says of it."""
 
 
 @pytest.fixture(scope="module")
@@ -105,74 +85,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
         rows(folder / "whole"),
         {row["trial_id"]: row for row in json.loads(listed.out)},
     )
-
-
-def restore(place: Place) -> None:
-    shutil.rmtree(place.folder / "results")
-    shutil.rmtree(place.folder / "report", ignore_errors=True)
-    for path, (content, changed) in place.files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-        os.utime(path, ns=(changed, changed))
-
-
-class Damage(NamedTuple):
-    """What stands at `path` in place of `instead_of`: a file, a folder, a dead link or nothing."""
-
-    instead_of: Path
-    path: Path
-    kind: str
-    content: bytes
-    is_old: bool
-
-    def write(self) -> None:
-        """Damages the store."""
-        self.instead_of.unlink(missing_ok=True)
-        if self.kind == "content":
-            self.path.write_bytes(self.content)
-            if self.is_old:
-                os.utime(self.path, (time.time() - 1000,) * 2)
-        elif self.kind == "folder":
-            self.path.mkdir()
-        elif self.kind == "dead link":
-            self.path.symlink_to("nowhere")
-
-
-def draw_damage(data: st.DataObject, place: Place, paths: Sequence[Path]) -> Damage:
-    """Of one of the files, or of one that is not there. Nothing is written while it is drawn."""
-    path = data.draw(st.sampled_from([*paths]), "file")
-    valid = place.files[path][0] if path in place.files else b"{}"
-    kind = data.draw(st.sampled_from(("content",) * 8 + ("folder", "missing", "dead link")))
-    is_old = data.draw(st.booleans(), "old")
-    if kind != "content":
-        return Damage(path, path, kind, b"", is_old)
-    if path.suffix == ".pt":
-        name, content = _checkpoint(data, path.name, valid)
-        return Damage(path, path.with_name(name), kind, content, is_old)
-    by_suffix = {".json": odd.json_files, ".jsonl": odd.lines}
-    content = data.draw(by_suffix.get(path.suffix, odd.contents)(valid), "content")
-    return Damage(path, path, kind, content, is_old)
-
-
-def _checkpoint(data: st.DataObject, name: str, valid: bytes) -> tuple[str, bytes]:
-    """A checkpoint whose bytes were changed, whose digest may be right all the same, or which has
-    another name, or another state."""
-    content = data.draw(odd.contents(valid), "content")
-    if data.draw(st.booleans(), "a state"):
-        state = torch.load(io.BytesIO(valid), weights_only=True)
-        key = data.draw(st.sampled_from([*state]), "key")
-        if data.draw(st.booleans(), "drop"):
-            del state[key]
-        elif key not in ("executor", "random"):  # what is in there is known by its digest alone
-            state[key] = data.draw(odd.values())
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        content = buffer.getvalue()
-    if data.draw(st.booleans(), "right digest"):
-        digest = hashlib.sha256(content).hexdigest()[:16]
-        updates = data.draw(st.sampled_from(("000000005", "000000007", "9" * 12, "0")))
-        name = f"checkpoint-{updates}-000001-{digest}.pt"
-    return name, content
 
 
 def read(place: Place, kind: str, main: fuzzing.Main, words: list[str]) -> fuzzing.Ended:

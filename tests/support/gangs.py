@@ -20,6 +20,7 @@ from trainer.executors.pipelined import Pipelined
 from trainer.parts import Parts, build_emulated, build_parts, build_pipelined
 from trainer.ranks.groups import Heartbeat, joined
 from trainer.ranks.spawn import run_gang
+from trainer.ranks.supervisor import Parent
 
 CPU = torch.device("cpu")
 Config = dict[str, Any]
@@ -95,7 +96,7 @@ def pipelined(
     def on_message(message: tuple[int, int, bytes]) -> None:
         found[message[0], message[1]] = pickle.loads(message[2])
 
-    run_gang(program, (configs,), world, on_message, timeout=60)
+    run_gang(program, (configs,), world, Parent(on_message, timeout=60))
     return [[found[i, rank] for rank in range(world)] for i in range(len(configs))]
 
 

@@ -14,6 +14,9 @@ from tests.support import toy
 from trainer.delayed import DelayedOptimizer
 from trainer.optimizers.routing import kinds
 
+KEEP = ("weights", "gradients")
+"""How a delay can be made."""
+
 
 class Loop:
     """Model, wrapped optimizer, scheduler. `optimizer` gets pairs of a kind and a weight."""

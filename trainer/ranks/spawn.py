@@ -23,9 +23,9 @@ from trainer.base.scratch import scratch
 from trainer.ranks.groups import Heartbeat
 from trainer.ranks.supervisor import (
     START_UP,
-    AskedToStop,
     Cause,
     Liveness,
+    Parent,
     exit_message,
     is_exit_message,
     supervise,
@@ -108,9 +108,7 @@ def run_gang(
     program: Callable[..., None],
     arguments: Sequence[object],
     num_ranks: int,
-    on_message: Callable[[Any], None],
-    timeout: float,
-    asked_to_stop: AskedToStop = lambda: False,
+    parent: Parent,
 ) -> None:
     """Runs a gang on this machine: see `Launch`."""
     with scratch(Path(gettempdir()), "pipegap-ranks-") as folder:
@@ -122,7 +120,7 @@ def run_gang(
             context.Array("d", [monotonic() + START_UP] * num_ranks, lock=False),
         )
         with _started(context, program, arguments, folder / "store", memory) as ranks:
-            supervise(ranks, num_ranks, on_message, timeout, asked_to_stop)
+            supervise(ranks, num_ranks, parent)
 
 
 @contextmanager

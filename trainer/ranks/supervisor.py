@@ -25,6 +25,17 @@ NO_FAILURE: tuple[type[Exception], ...] = (*REFUSALS, Stopped)
 T = TypeVar("T")
 
 
+class Parent(NamedTuple):
+    """What the parent of a gang does while it runs."""
+
+    on_message: Callable[[Any], None]
+    """Gets each message that a rank sends."""
+    timeout: float
+    """Seconds without any progress after which the gang has failed."""
+    asked_to_stop: AskedToStop = lambda: False
+    """Whether the ranks are to stop at their next drain."""
+
+
 class Launch(Protocol):
     """Starts the ranks of a gang: `spawn.run_gang` is one."""
 
@@ -33,16 +44,14 @@ class Launch(Protocol):
         program: Callable[..., None],
         arguments: Sequence[object],
         num_ranks: int,
-        on_message: Callable[[Any], None],
-        timeout: float,
-        asked_to_stop: AskedToStop,
+        parent: Parent,
     ) -> None:
         """Runs `program(store, heartbeat, send, *arguments)` as every rank, until all have ended.
 
-        A rank passes messages to the callback `on_message` by `send`, and learns by its heartbeat
-        that `asked_to_stop` became true. Raises GangFailed with the first cause if a rank fails, or
-        if no rank makes progress for `timeout` seconds; BadInput, LeaseLost or Stopped if a rank
-        raised it. No rank outlives this call, nor this process if it is killed.
+        A rank passes messages to `parent` by `send`, and learns by its heartbeat that it is asked
+        to stop. Raises GangFailed with the first cause if a rank fails, or if none makes progress
+        for the parent's timeout; BadInput, LeaseLost or Stopped if a rank raised it. No rank
+        outlives this call, nor this process if it is killed.
         """
 
 
@@ -100,28 +109,22 @@ def is_exit_message(message: object) -> bool:
     return message is None or isinstance(message, (Cause, *NO_FAILURE))
 
 
-def supervise(
-    ranks: Ranks,
-    num_ranks: int,
-    on_message: Callable[[Any], None],
-    timeout: float,
-    asked_to_stop: AskedToStop,
-) -> None:
+def supervise(ranks: Ranks, num_ranks: int, parent: Parent) -> None:
     """Passes messages on until every rank has ended; raises as `Launch` does."""
     exits: dict[int, object] = {}
     deadline = float("inf")
     while len(exits) < num_ranks and monotonic() < deadline:
-        if asked_to_stop():
+        if parent.asked_to_stop():
             ranks.ask_to_stop()
         for index, message in ranks.receive(POLL_EVERY):
             if is_exit_message(message):
                 exits[index] = message
             else:
-                on_message(message)
+                parent.on_message(message)
         if causes := _of(Cause, exits):
             deadline = min(deadline, monotonic() + CAUSE_TIMEOUT)
         else:
-            _require_progress(ranks.liveness(), timeout)
+            _require_progress(ranks.liveness(), parent.timeout)
         if _of(REFUSALS, exits) or (causes and min(causes).likelihood == 0):
             break
     for refused in _of(REFUSALS, exits):

@@ -94,9 +94,7 @@ def pipedream_2bw(
             f"({num_stages} or more recommended)",
         )
     lags = [1] * num_stages
-    return _delayed(
-        num_updates, lags, num_microbatches, False, synchronous_start, synchronous_cooldown
-    )
+    return _delayed(num_updates, lags, num_microbatches, synchronous_start, synchronous_cooldown)
 
 
 def pipedream(
@@ -109,9 +107,7 @@ def pipedream(
 ) -> Schedule:
     """PipeDream with weight stashing (arXiv 1806.03377): stage s lags ceil((p − 1 − s) / m)."""
     lags = [ceil((num_stages - 1 - stage) / num_microbatches) for stage in range(num_stages)]
-    return _delayed(
-        num_updates, lags, num_microbatches, False, synchronous_start, synchronous_cooldown
-    )
+    return _delayed(num_updates, lags, num_microbatches, synchronous_start, synchronous_cooldown)
 
 
 def constant_delay(
@@ -128,19 +124,18 @@ def constant_delay(
     It flushes after every batch: the delay is imposed, no pipeline causes it.
     """
     lags = [delay] * num_stages
-    return _delayed(
-        num_updates, lags, num_microbatches, True, synchronous_start, synchronous_cooldown
-    )
+    free = _delayed(num_updates, lags, num_microbatches, synchronous_start, synchronous_cooldown)
+    return replace(free, flushes=True)
 
 
 def _delayed(
     num_updates: int,
     lags: Sequence[int],
     num_microbatches: int,
-    flushes: bool,
     start: float,
     cooldown: float,
 ) -> Schedule:
+    """Without flushes, 1F1B; between a synchronous start and cooldown, stage s has `lags[s]`."""
     first_delayed, cooled = (
         share if isinstance(share, int) else round(share * num_updates)
         for share in (start, cooldown)
@@ -156,7 +151,7 @@ def _delayed(
         num_microbatches,
         tuple(lags),
         orders.one_forward_one_backward,
-        flushes,
-        first_delayed,
-        num_updates - cooled,
+        flushes=False,
+        first_delayed=first_delayed,
+        first_cooldown=num_updates - cooled,
     )

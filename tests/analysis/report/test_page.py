@@ -33,7 +33,7 @@ from sweeps.request.command_line import parse_request
 from tests.support.synthetic_store import LOSSES, config, ids, record, result, write, write_arms
 from trainer.base.errors import BadInput
 
-pytestmark = pytest.mark.usefixtures("one_figure")
+pytestmark = pytest.mark.usefixtures("few_figures")
 
 TABLE = re.compile(
     r'<section class="table block".*?href="([^"]+\.csv)"'

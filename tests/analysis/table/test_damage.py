@@ -17,7 +17,7 @@ from analysis.table.load import training_losses
 from analysis.table.records import records
 from tests.support.synthetic_store import LOSSES, config, ids, record, result, write, write_arms
 
-pytestmark = pytest.mark.usefixtures("one_figure")
+pytestmark = pytest.mark.usefixtures("few_figures")
 
 CONFIGS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a list": lambda config: [config],

@@ -1,119 +1,19 @@
-"""A results folder becomes one tidy table; arms and points are derived, not declared."""
+"""A results folder becomes one tidy table; points are derived, not declared."""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 
 from analysis import load
-from analysis.table.arms import arm, arm_columns, base_arm
 from analysis.table.load import validation_losses
 from analysis.table.schema import TRIAL
-from tests.support.synthetic_store import FEEDBACK, NONE, SYNC, TWO_BUFFERED, config, result, write
+from tests.support.synthetic_store import config, result, write
 from trainer.base.errors import BadInput
-from trainer.config.names import names
-
-PER_STAGE = {**TWO_BUFFERED, "_target_": "trainer.schedules.pipedream"}
-CONSTANT = {**TWO_BUFFERED, "_target_": "trainer.schedules.constant_delay", "delay": 3}
-TAYLOR = {"_target_": "trainer.corrections.taylor.Taylor", "coefficient": 1000.0}
-GRADIENT = {"_target_": "trainer.corrections.error_feedback_gradient.X", "coefficient": 1.0}
-ADAPTIVE = {"_target_": "trainer.corrections.adaptive_error_feedback.Adaptive"}
-PREDICTION = {"_target_": "trainer.corrections.prediction.Prediction", "coefficient": 0.3}
-
-
-@pytest.mark.parametrize(
-    ("pipeline", "correction", "delays", "name", "base"),
-    [
-        (SYNC, NONE, [0], "sync", "sync"),
-        (SYNC, FEEDBACK, [0, 0], "sync", "sync"),
-        (PER_STAGE, NONE, [0], "sync", "sync"),
-        (PER_STAGE, NONE, [1, 0], "pipedream", "pipedream"),
-        (TWO_BUFFERED, NONE, [1], "delay", "delay"),
-        (TWO_BUFFERED, NONE, None, "delay", "delay"),
-        (TWO_BUFFERED, FEEDBACK, [1], "delay_ef", "delay"),
-        (TWO_BUFFERED, {**FEEDBACK, "coefficient": 0.5}, [1], "delay_ef(0.5)", "delay"),
-        (TWO_BUFFERED, {**FEEDBACK, "lag": "delay"}, [1], "delay_ef(lag=delay)", "delay"),
-        (TWO_BUFFERED, {**FEEDBACK, "lag": 1}, [1], "delay_ef", "delay"),
-        (TWO_BUFFERED, TAYLOR, [1], "delay_taylor(1000)", "delay"),
-        (TWO_BUFFERED, {**TAYLOR, "coefficient": 1.0}, [1], "delay_taylor(1)", "delay"),
-        (TWO_BUFFERED, {**TAYLOR, "coefficient": 1e-5}, [1], "delay_taylor(1e-05)", "delay"),
-        (TWO_BUFFERED, GRADIENT, [1], "delay_ef_gradient", "delay"),
-        (TWO_BUFFERED, {**GRADIENT, "coefficient": 2.0}, [1], "delay_ef_gradient(2)", "delay"),
-        (TWO_BUFFERED, ADAPTIVE, [1], "delay_adaptive_ef", "delay"),
-        (CONSTANT, FEEDBACK, [3], "constant_delay(3)_ef", "constant_delay(3)"),
-        (CONSTANT, PREDICTION, [3], "constant_delay(3)_prediction(0.3)", "constant_delay(3)"),
-        ({**TWO_BUFFERED, "synchronous_start": 0.1}, NONE, [1], "delay+start(0.1)", None),
-        ({**TWO_BUFFERED, "synchronous_cooldown": 40}, FEEDBACK, [1], "delay_ef+cooldown(40)",
-         "delay+cooldown(40)"),
-    ],
-)  # fmt: skip
-def test_arms_are_named_by_counted_delay_and_config(
-    pipeline: dict[str, Any],
-    correction: dict[str, Any],
-    delays: list[int] | None,
-    name: str,
-    base: str | None,
-) -> None:
-    settings = {"pipeline": pipeline, "correction": correction}
-    outcome = {"status": "completed", "delays": delays}
-    assert arm(settings, outcome) == name
-    assert base_arm(settings, outcome) == (base or name)
-
-
-@pytest.mark.parametrize(
-    ("pipeline", "correction", "delays", "made_of"),
-    [
-        (SYNC, NONE, [0], (0, None, None, 0, 0)),
-        (TWO_BUFFERED, NONE, None, (None, None, None, 0, 0)),
-        (TWO_BUFFERED, FEEDBACK, [1], (1, 1.0, "1", 0, 0)),
-        (TWO_BUFFERED, {**FEEDBACK, "coefficient": 0.5}, [1], (1, 0.5, "1", 0, 0)),
-        (TWO_BUFFERED, {**FEEDBACK, "lag": "delay"}, [1], (1, 1.0, "delay", 0, 0)),
-        (TWO_BUFFERED, TAYLOR, [1], (1, 1000.0, None, 0, 0)),
-        (PER_STAGE, NONE, [3, 2, 1, 0], (3, None, None, 0, 0)),
-        ({**TWO_BUFFERED, "synchronous_start": 0.1}, NONE, [1], (1, None, None, 0.1, 0)),
-        ({**TWO_BUFFERED, "synchronous_cooldown": 40}, NONE, [1], (1, None, None, 0, 40)),
-    ],
-)
-def test_what_an_arm_is_made_of_is_in_columns(
-    pipeline: dict[str, Any],
-    correction: dict[str, Any],
-    delays: list[int] | None,
-    made_of: tuple[Any, ...],
-    tmp_path: Path,
-) -> None:
-    """Nobody has to parse its name; a value that the config leaves out is the usual one."""
-    settings = config() | {"pipeline": pipeline, "correction": correction}
-    write(tmp_path, settings, result(settings, 1.5, delays=delays))
-    row = load(tmp_path)[["delay", "coefficient", "lag", "start", "cooldown"]].iloc[0]
-    assert tuple(None if pd.isna(value) else value for value in row) == made_of
-
-
-def test_a_correction_is_what_it_does_by_whatever_name(tmp_path: Path) -> None:
-    settings = config("delay_ef")
-    write(tmp_path, settings, result(settings, 1.5))
-    settings["choices"] = names(settings) | {"correction": "mine"}
-    write(tmp_path, settings, result(settings, 1.5))
-    table = load(tmp_path)
-    assert table["correction"].tolist() == ["error_feedback", "mine"]
-    assert set(table["method"]) == {"error_feedback"}
-    assert set(table["schedule"]) == {"pipedream_2bw"}
-
-
-def test_an_arm_knows_what_it_is_without_its_cooldown() -> None:
-    both = {**TWO_BUFFERED, "synchronous_start": 0.1, "synchronous_cooldown": 40}
-    columns = arm_columns({"pipeline": both, "correction": FEEDBACK}, {"delays": [1]})
-    assert columns["arm"] == "delay_ef+start(0.1)+cooldown(40)"
-    assert columns["arm_without_cooldown"] == "delay_ef+start(0.1)"
-
-
-def test_a_trial_that_diverged_in_its_synchronous_start_is_not_called_sync() -> None:
-    settings = {"pipeline": {**TWO_BUFFERED, "synchronous_start": 9}, "correction": NONE}
-    assert arm(settings, {"status": "diverged", "delays": [0]}) == "delay+start(9)"
 
 
 def test_a_row_has_the_schema_and_the_dotted_config(tmp_path: Path) -> None:

@@ -14,15 +14,8 @@ from sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from sweeps.request.command_line import parse_request
 from sweeps.request.expand import Trial
 from sweeps.request.files import known
-from tests.support import small
 from tests.support.make import lines_of_make
 from tests.support.records import finished
-from tests.support.trials import Stop, stop_at
-from trainer.base.build import build
-from trainer.base.durations import duration
-from trainer.config.compose import compose
-from trainer.config.plan import RECORD, plan_trial
-from trainer.trial import run_trial
 
 SWEEP = """\
 grid: {optimizer: [adamw, muon]}
@@ -136,32 +129,6 @@ def test_start_and_evaluation_count_as_they_were_measured(tmp_path: Path) -> Non
     assert shorter.total == pytest.approx(4 * (tokens / 1000 + 15))
 
 
-def test_evaluations_are_foreseen(tmp_path: Path) -> None:
-    """Their number is that of a trial that runs, and their tokens are those of the split."""
-    config = small.config(tmp_path, "eval_every=5", "num_updates=12")
-    run_trial(config)
-    [rows] = tmp_path.glob("results/trials/*/metrics.jsonl")
-    found = plan_trial(config)
-    assert found.num_evaluations == rows.read_text().count("val_loss") == 3
-    num_tokens = len(build(config["data"]).open().validation)
-    per_token = found.flops / found.tokens / 3  # a forward is a third of forward and backward
-    assert found.evaluation_flops == pytest.approx(3 * num_tokens * per_token)
-    missing = {**config, "data": {**config["data"], "path": str(tmp_path / "none")}}
-    assert plan_trial(missing).evaluation_flops == 0
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
-        *((0.4, "0 s"), (99.4, "99 s"), (99.6, "2 min"), (40 * 60, "40 min"), (99 * 60, "99 min")),
-        *((100 * 60, "1.7 h"), (12 * 3600, "12 h"), (71 * 3600, "71 h"), (75 * 3600, "3 days")),
-        (3e8, "3,472 days"),
-    ],
-)
-def test_durations_are_as_people_say_them(seconds: float, said: str) -> None:
-    assert duration(seconds) == said
-
-
 def test_the_plan_is_a_table_with_a_row_per_sweep(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,47 +180,3 @@ def test_emulated_trials_may_share_a_gpu(tmp_path: Path) -> None:
     record(trials[0].folder, trials[0].config, tokens_per_second=1000.0)
     whole, half = (cost(*words, f"gpus_per_trial={n}") for n in (1, 0.5))
     assert half.total == pytest.approx(whole.total / 2)
-
-
-DELAY_OF_3 = ("pipeline=constant_delay", "pipeline.delay=3")
-LAYOUTS = [
-    ["pipeline=sync"],
-    ["pipeline=pipedream_2bw"],
-    ["pipeline=pipedream_2bw", "correction=error_feedback"],
-    ["pipeline=pipedream_2bw", "correction=weight_prediction"],
-    ["pipeline=pipedream_2bw", "dtype=bfloat16"],
-    ["pipeline=pipedream", "pipeline.num_stages=4"],
-    [*DELAY_OF_3],
-    ["pipeline=pipedream_2bw", "correction=learning_rate"],
-    [*DELAY_OF_3, "correction=error_feedback", "correction.lag=delay"],
-    [*DELAY_OF_3, "correction=taylor", "correction.decay=0.9"],
-]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=" ".join)
-def test_the_size_of_a_checkpoint_is_foreseen(layout: list[str], tmp_path: Path) -> None:
-    """Against one that is written: AdamW's, whose state is counted exactly."""
-    small.corpus(tmp_path)
-    words = [
-        f"data.path={tmp_path / 'corpus'}",
-        "batch_size=1",
-        "seq_len=8",
-        "num_updates=5",
-        "checkpoint_every=4",
-        f"out={tmp_path / 't'}",
-    ]
-    config = compose([*words, *layout])
-    with pytest.raises(Stop):
-        run_trial(config, stop_at(4))
-    [path] = (tmp_path / "t").glob("checkpoint-*")
-    assert plan_trial(config).checkpoint_bytes == pytest.approx(path.stat().st_size, rel=0.15)
-
-
-def test_what_is_kept_of_a_trial_is_foreseen(tmp_path: Path) -> None:
-    config = small.config(tmp_path, "num_updates=200", "save_final=true")
-    run_trial(config)
-    files = {
-        f.stat().st_ino: f.stat().st_size for f in tmp_path.glob("results/**/*") if f.is_file()
-    }
-    assert plan_trial(config).kept_bytes == pytest.approx(sum(files.values()), rel=0.3)
-    assert plan_trial({**config, "num_updates": 1, "save_final": False}).kept_bytes < RECORD + 200

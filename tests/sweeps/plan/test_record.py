@@ -32,10 +32,17 @@ def words(folder: Path, more: str = "") -> list[str]:
     return [f"sweep={folder / 'mine.yaml'}", "scale=micro", *given]
 
 
-def look_at(asked: list[str]) -> tuple[Request, SweepPlan]:
-    found = parse_request(asked)
-    [plan] = plan_sweeps(found)
-    return found, plan
+def look_at(folder: Path, more: str = "") -> tuple[Request, SweepPlan]:
+    """What is asked for, and its plan."""
+    asked = parse_request(words(folder, more))
+    [plan] = plan_sweeps(asked)
+    return asked, plan
+
+
+def recorded(folder: Path, asked: Request, plan: SweepPlan) -> dict[str, Any]:
+    """The record that is written of the plan."""
+    sweep_record.write(asked, [plan])
+    return read(folder)
 
 
 def finish(trial: Trial, loss: float) -> None:
@@ -55,13 +62,11 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def test_it_holds_what_was_asked_and_every_trial(tmp_path: Path) -> None:
-    asked = words(tmp_path)
-    found_by, plan = look_at(asked)
-    sweep_record.write(found_by, [plan])
-    found = read(tmp_path)
+    found = recorded(tmp_path, *look_at(tmp_path))
     assert found["sweep"] == "mine"
     assert (found["scale"], found["label"], found["verdict"]) == ("micro", "mine-micro", "the rule")
-    assert (found["words"], found["arms"], found["seeds"]) == (asked, ["sync", "delay"], [3, 5])
+    assert found["words"] == words(tmp_path)
+    assert (found["arms"], found["seeds"]) == (["sync", "delay"], [3, 5])
     assert (found["settled"], found["remarks"]) == (True, [])
     trials = found["trials"]
     assert found["compared"] == sorted(trials)
@@ -73,19 +78,17 @@ def test_it_holds_what_was_asked_and_every_trial(tmp_path: Path) -> None:
 
 
 def test_of_a_sweep_that_runs_seconds_are_by_what_has_finished(tmp_path: Path) -> None:
-    asked, plan = look_at(words(tmp_path))
+    asked, plan = look_at(tmp_path)
     finish(plan.planned[0], 2.0)
-    sweep_record.write(asked, [plan])
-    seconds = [trial["seconds"] for trial in read(tmp_path)["trials"].values()]
-    assert seconds == [pytest.approx(2.0)] * 8
+    trials = recorded(tmp_path, asked, plan)["trials"].values()
+    assert [trial["seconds"] for trial in trials] == [pytest.approx(2.0)] * 8
 
 
 def test_with_tuning_and_early_stop_it_follows_what_is_chosen(tmp_path: Path) -> None:
     """Nothing is compared before it is chosen; of two points the worse one is left out."""
     more = "tune: {clip_norm: [1, 2]}\nearly_stop: {margin: 0.1}\n"
-    asked, plan = look_at(words(tmp_path, more))
-    sweep_record.write(asked, [plan])
-    first = read(tmp_path)
+    asked, plan = look_at(tmp_path, more)
+    first = recorded(tmp_path, asked, plan)
     assert (first["settled"], first["compared"]) == (False, [])
     assert any("not chosen yet" in remark for remark in first["remarks"])
     while todo := [trial for trial in plan.runnable if not trial.folder.exists()]:
@@ -94,8 +97,7 @@ def test_with_tuning_and_early_stop_it_follows_what_is_chosen(tmp_path: Path) ->
                 lr, clip = trial.config["optimizer"]["lr"], trial.config["clip_norm"]
                 finish(trial, 2 + 10 * lr + abs(clip - 1) / 100)
         plan = plan.refreshed()
-    sweep_record.write(asked, [plan])
-    last = read(tmp_path)
+    last = recorded(tmp_path, asked, plan)
     assert last["settled"]
     compared = [last["trials"][key] for key in last["compared"]]
     assert sorted((t["arm"], t["seed"]) for t in compared) == [
@@ -111,7 +113,7 @@ def test_a_dry_run_leaves_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_a_store_without_room_for_it_is_refused(tmp_path: Path) -> None:
-    asked, plan = look_at(words(tmp_path))
+    asked, plan = look_at(tmp_path)
     asked.results.mkdir()
     (asked.results / "sweeps").write_text("in its place")
     with pytest.raises(BadInput, match="results"):

@@ -1,4 +1,4 @@
-"""Arms differ in staleness only, nothing is asked twice, and a sweep's own keys stay its own."""
+"""Arms differ in staleness only and are called alike everywhere; a sweep's keys stay its own."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from analysis.table.arms import arm as arm_of
 from sweeps.__main__ import main
 from sweeps.request.command_line import parse_request
 from sweeps.request.expand import points
+from sweeps.request.files import known
 from sweeps.request.schema import check_sweep
+from tests.support.sweep_requests import only
 from trainer.base.errors import BadInput
+from trainer.config.compose import Composer
 
 SYNC, DELAY = ["pipeline=sync"], ["pipeline=pipedream_2bw"]
 
@@ -68,3 +72,19 @@ def test_hydras_prefixes_hide_no_reserved_key(word: str) -> None:
 def test_hydras_prefixes_hide_no_key_of_the_grid() -> None:
     with pytest.raises(BadInput, match=r"grid\.optimizer"):
         parse_request(["sweep=main", "++optimizer=lion"])
+
+
+@pytest.fixture(scope="module")
+def composer() -> Composer:
+    """One for all sweeps, which share most of what they choose."""
+    return Composer()
+
+
+@pytest.mark.parametrize("name", known("sweep"))
+def test_an_arm_has_the_name_that_the_report_gives_it(
+    name: str, composer: Composer, tmp_path: Path
+) -> None:
+    for point in points(only(f"sweep={name}"), tmp_path, composer):
+        assert {arm: arm_of(config, {}) for arm, config in point.configs.items()} == {
+            arm: arm for arm in point.configs
+        }

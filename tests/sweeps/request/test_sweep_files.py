@@ -7,28 +7,9 @@ from pathlib import Path
 import pytest
 
 from sweeps.__main__ import main
-from sweeps.commands import run
+from tests.support.sweep_file import GOOD, GRID, Malformed, refusal, refusal_of_file
 
-GRID = """\
-  optimizer: [adamw, muon]
-  optimizer.lr: [0.01, 0.02]
-"""
-GOOD = f"""\
-base: [batch_size=4, seq_len=16, num_updates=12]
-scales: {{tiny: [eval_every=6]}}
-grid:
-{GRID}\
-arms:
-  sync: [pipeline=sync]
-  delay: [pipeline=pipedream_2bw]
-  delay_ef: [pipeline=pipedream_2bw, correction=error_feedback]
-seeds: [0, 1]
-early_stop: {{margin: 0.5}}
-verdict: none
-"""
-
-# what is malformed: (text of the good file, what takes its place, words of the message)
-BAD = {
+BAD: dict[str, Malformed] = {
     "typo in a key": ("seeds:", "seed:", ["sweep.seed", "known: seeds, base"]),
     "typo in a group": ("optimizer: [", "optimiser: [", ["optimiser=adamw"]),
     "typo in a dotted key": ("optimizer.lr: [", "optimizer.lrr: [", ["optimizer.lrr=0.01"]),
@@ -92,104 +73,6 @@ BAD = {
     "a seed in the grid": ("optimizer.lr: [0.01, 0.02]", "seed: [0, 1]", ["seed=0", "seeds=["]),
     "a seed in the base": ("batch_size=4", "seed=4", ["seed=4", "seeds=["]),
     "a folder in an arm": ("pipeline=sync", "out=here", ["out=here", "results=DIR"]),
-    "tune of two keys": (
-        "early_stop",
-        "tune: {clip_norm: [1, 2], timeout: [1, 2]}\nearly_stop",
-        ["sweep.tune", "one key"],
-    ),
-    "tune of one factor": ("early_stop", "tune: {clip_norm: [1]}\nearly_stop", ["at least 2"]),
-    "tune factors that descend": (
-        "early_stop",
-        "tune: {clip_norm: [2, 1]}\nearly_stop",
-        ["sweep.tune.clip_norm", "ascending"],
-    ),
-    "a tune factor of 0": (
-        "early_stop",
-        "tune: {clip_norm: [0, 1]}\nearly_stop",
-        ["sweep.tune.clip_norm.0=0", "a number from"],
-    ),
-    "a tune factor that is text": (
-        "early_stop",
-        "tune: {clip_norm: ['1e-3', 1]}\nearly_stop",
-        ["sweep.tune.clip_norm.0=1e-3", "a number from 1e-06 to 1e+06"],
-    ),
-    "a tune factor without an end": (
-        "early_stop",
-        "tune: {clip_norm: [1, .inf]}\nearly_stop",
-        ["sweep.tune.clip_norm.1=inf", "a number from"],
-    ),
-    "tune of an axis": (
-        "early_stop",
-        "tune: {optimizer.lr: [1, 2]}\nearly_stop",
-        ["sweep.tune=optimizer.lr", "axis"],
-    ),
-    "tune of no number": (
-        "early_stop",
-        "tune: {dtype: [1, 2]}\nearly_stop",
-        ["sweep.tune=dtype", "number"],
-    ),
-    "a negative margin": ("margin: 0.5", "margin: -0.5", ["sweep.early_stop.margin=-0.5"]),
-    "a margin that is no number": ("0.5}", "wide}", ["sweep.early_stop.margin=wide", "number"]),
-    "typo in early_stop": ("margin:", "margn:", ["sweep.early_stop.margn", "known: margin"]),
-    "no margin": ("{margin: 0.5}", "{}", ["sweep.early_stop.margin=missing"]),
-    "a scale's seeds that repeat": (
-        "[eval_every=6]",
-        "['seeds=[0, 0]']",
-        ["sweep.scales.tiny=", "not repeat"],
-    ),
-    "a scale's axis that is one value": (
-        "[eval_every=6]",
-        "[grid.optimizer=muon]",
-        ["sweep.scales.tiny=sweep.grid.optimizer=muon", "list"],
-    ),
-    "a scale's axis that is no YAML": (
-        "[eval_every=6]",
-        "['grid.optimizer=[muon']",
-        ["sweep.scales.tiny=grid.optimizer=[muon", "must be YAML"],
-    ),
-    "a scale's word that the grid overrides": (
-        "[eval_every=6]",
-        "[optimizer.lr=0.1]",
-        ["sweep.scales.tiny=optimizer.lr=0.1", "grid.optimizer.lr=["],
-    ),
-    "a seed for a scale": (
-        "[eval_every=6]",
-        "[seed=3]",
-        ["sweep.scales.tiny=seed=3", "seeds=["],
-    ),
-    "a bad word for a scale that is not asked for": (
-        "tiny: [eval_every=6]",
-        "360m: ['seeds=[a]']",
-        ["sweep.scales.360m=", "integer"],
-    ),
-    "an unknown scale": ("{tiny:", "{huge:", ["sweep.scales", "huge", "among"]),
-    "an empty verdict": ("verdict: none\n", "verdict: ''\n", ["sweep.verdict", "at least 1"]),
-    "a verdict that is no text": ("verdict: none", "verdict: 3", ["sweep.verdict=3", "string"]),
-    "advice on an unknown arm": (
-        "verdict:",
-        "advice: {stages: 4, microbatches: 8, arms: [late]}\nverdict:",
-        ["sweep.advice.arms=late", "among delay, delay_ef"],
-    ),
-    "advice on sync": (
-        "verdict:",
-        "advice: {stages: 4, microbatches: 8, arms: [sync]}\nverdict:",
-        ["sweep.advice.arms=sync", "among delay, delay_ef"],
-    ),
-    "advice without a number": (
-        "verdict:",
-        "advice: {stages: 4, arms: [delay]}\nverdict:",
-        ["sweep.advice.microbatches=missing", "required"],
-    ),
-    "advice on too few microbatches": (
-        "verdict:",
-        "advice: {stages: 4, microbatches: 2, arms: [delay]}\nverdict:",
-        ["sweep.advice.microbatches=2", "stages - 1 = 3"],
-    ),
-    "a typo in advice": (
-        "verdict:",
-        "advice: {stage: 4, microbatches: 8, arms: [delay]}\nverdict:",
-        ["sweep.advice.stage=4", "known: stages"],
-    ),
     "a batch that cannot be split": (
         "pipeline=sync]",
         "pipeline=sync, pipeline.num_microbatches=3]",
@@ -237,33 +120,12 @@ BAD = {
 }
 
 
-@pytest.fixture(autouse=True)
-def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is accepted by mistake fails at once, and not after minutes of training."""
-    monkeypatch.setattr(run, "_run", None)
-
-
-def refusal(words: list[str], store: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line; checks that nothing else was left."""
-    assert main([*words, f"results={store}"]) == 2
-    captured = capsys.readouterr()
-    assert captured.err.count("\n") == 1, captured.err
-    assert not captured.out
-    assert not store.exists()
-    return captured.err
-
-
 @pytest.mark.parametrize("name", BAD)
 def test_a_malformed_sweep_file_is_refused_in_one_line(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    old, new, words = BAD[name]
-    assert old in GOOD
-    path = tmp_path / "mine.yaml"
-    path.write_bytes(GOOD.replace(old, new, 1).encode(errors="surrogateescape"))
-    error = refusal([f"sweep={path}"], tmp_path / "store", capsys)
-    assert all(word in error for word in words), error
-    assert list(tmp_path.iterdir()) == [path]
+    error = refusal_of_file(BAD[name], tmp_path, capsys)
+    assert all(word in error for word in BAD[name][-1]), error
 
 
 def test_the_good_file_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

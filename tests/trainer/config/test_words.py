@@ -1,4 +1,4 @@
-"""A wrong word of `python -m trainer` is refused in our own words; odd but right ones just work."""
+"""A wrong word of `python -m trainer`, and a wrong `--config` file, is refused in our own words."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ import pytest
 from tests.support import small
 from tests.support.refusals import refusal
 from trainer.__main__ import main
-from trainer.base.errors import BadInput
-from trainer.config.compose import compose
-from trainer.config.words import parse_word
 from trainer.folder.record import TrialFolder
 
 LONG = "x" * 300
@@ -185,71 +182,3 @@ def test_folders_and_files_that_are_no_config_are_refused(
     for path in (str(tmp_path), "/dev/zero", "nowhere.json", LONG):
         error = refusal(lambda: run(["--config", path], monkeypatch), tmp_path, capsys)  # noqa: B023
         assert error.startswith(f"python -m trainer: --config={path[:100]}")
-
-
-PATHS = [
-    "dätä/wiki",
-    "data/🙂",
-    "👩\u200d🔬/a\u00a0b",
-    "a b/c",
-    "a=b",
-    "a,b",
-    "(a)",
-    "{a",
-    "a:b",
-    "-",
-    "a#b",
-    "%a",
-    "@a",
-]
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_a_path_needs_quotes_only_where_it_looks_like_something_else(path: str) -> None:
-    quoted = f"'{path}'" if path.startswith("{") else path
-    assert compose([f"data.path={quoted}"])["data"]["path"] == path
-
-
-@pytest.mark.parametrize(
-    ("given", "value"),
-    [
-        ("1", 1),
-        ("1.0", 1.0),
-        ("1e-3", 1e-3),
-        ("1_000", 1000),
-        ("'1'", "1"),
-        ('"a: b"', "a: b"),
-        ("true", True),
-        ("NULL", None),
-        ("on", "on"),
-        ("007", "007"),
-        ("2026-01-02", "2026-01-02"),
-        ("[1, a, 'b c', {d: 1e3}]", [1, "a", "b c", {"d": 1e3}]),
-        ("", ""),
-        ("x" * 9_000, "x" * 9_000),
-    ],
-)
-def test_what_a_value_stands_for(given: str, value: object) -> None:
-    found = parse_word(f"key={given}").value
-    assert (found, type(found)) == (value, type(value))
-
-
-def test_a_search_path_finds_choices_whatever_its_name(tmp_path: Path) -> None:
-    mine = tmp_path / "it's mine, ä"
-    (mine / "optimizer").mkdir(parents=True)
-    text = "defaults: [adamw]\n_target_: trainer.optimizers.adamw\nlr: 0.5\n"
-    (mine / "optimizer" / "big.yaml").write_text(text)
-    word = f'hydra.searchpath=["file://{mine}"]'
-    assert compose([word, "optimizer=big"])["optimizer"]["lr"] == 0.5
-    with pytest.raises(BadInput, match=r"^optimizer=bgi: must be one of big, "):
-        compose([word, "optimizer=bgi"])
-
-
-def test_a_yaml_of_ones_own_that_is_damaged_is_refused_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "optimizer").mkdir()
-    for text in ("lr: [", "defaults: [nowhere]", "- a"):
-        (tmp_path / "optimizer" / "mine.yaml").write_text(text)
-        with pytest.raises(BadInput) as refused:
-            compose([f"hydra.searchpath=[file://{tmp_path}]", "optimizer=mine"])
-        assert "optimizer=" in str(refused.value)
-        assert "\n" not in str(refused.value)

@@ -12,6 +12,7 @@ from tests.support.delayed import ADAMW
 from tests.support.own_loop import Loop
 from tests.support.sharded_loop import as_rank
 from trainer.ranks.spawn import run_gang
+from trainer.ranks.supervisor import Parent
 
 NUM = 6
 
@@ -23,7 +24,7 @@ def test_two_ranks_equal_one_process() -> None:
     def on_message(message: tuple[str, str, int, str, bytes]) -> None:
         found[message[:4]] = pickle.loads(message[4])
 
-    run_gang(as_rank, (NUM,), 2, on_message, timeout=600)
+    run_gang(as_rank, (NUM,), 2, Parent(on_message, timeout=600))
     assert len(found) == 5
     differences: dict[tuple[str, str, int, str], float] = {}
     wrong: list[dict[tuple[str, str, int, str], float]] = []

@@ -20,6 +20,7 @@ from trainer.base.resources import reproducible
 from trainer.parts import build_parts, build_pipelined
 from trainer.ranks.groups import Heartbeat, joined
 from trainer.ranks.spawn import run_gang
+from trainer.ranks.supervisor import Parent
 
 Config = dict[str, Any]
 Theirs = Callable[..., torch_runtime.Trained]
@@ -74,7 +75,7 @@ def both(cases: Sequence[Case], p: int) -> list[list[Both]]:
     def on_message(message: tuple[int, int, bytes]) -> None:
         found[message[0], message[1]] = pickle.loads(message[2])
 
-    run_gang(as_rank, (cases,), p, on_message, timeout=60)
+    run_gang(as_rank, (cases,), p, Parent(on_message, timeout=60))
     return [[found[i, rank] for rank in range(p)] for i in range(len(cases))]
 
 

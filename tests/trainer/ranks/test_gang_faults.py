@@ -22,6 +22,7 @@ from tests.support.trials import rows, untimed, wait_for
 from trainer.base.errors import BadInput, GangFailed
 from trainer.ranks.groups import Heartbeat, PeerLost
 from trainer.ranks.spawn import run_gang
+from trainer.ranks.supervisor import Parent
 from trainer.trial import run_trial
 
 Send = Callable[[object], None]
@@ -110,7 +111,7 @@ def raising(store: dist.Store, heartbeat: Heartbeat, send: Send, error: Exceptio
 def test_a_rank_that_raises(error: Exception) -> None:
     expected: Any = BadInput if isinstance(error, BadInput) else GangFailed
     with pytest.raises(expected, match=str(error)) as caught:
-        run_gang(raising, (error,), 3, print, timeout=60)
+        run_gang(raising, (error,), 3, Parent(print, timeout=60))
     assert "connection closed" not in str(caught.value)
 
 
@@ -121,4 +122,5 @@ def alone(store: dist.Store, heartbeat: Heartbeat, send: Send) -> None:
 
 def test_ranks_that_all_wait_for_each_other() -> None:
     with pytest.raises(GangFailed, match="every rank has waited for another"):
-        run_gang(alone, (), 2, print, timeout=8)  # the ranks of a busy machine start seconds apart
+        # The ranks of a busy machine start seconds apart.
+        run_gang(alone, (), 2, Parent(print, timeout=8))

@@ -1,0 +1,93 @@
+"""The trials that an advice rests on: of which training, of which setting, with which λ."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.advice.verdict import UNDECIDED
+from analysis.table.records import Asked, Record
+from tests.support.advised import add, ask
+from tests.support.synthetic_store import config, result, write
+from trainer.base.errors import BadInput
+
+
+@pytest.mark.parametrize(
+    ("feedback", "chosen"),
+    [
+        ({0.5: [1.2, 1.22, 1.2], 1.0: [1.1, 1.12, 1.1]}, 1.0),
+        ({0.5: [1.1, 1.12, 1.1], 1.0: [1.2, 1.22, 1.2]}, 0.5),
+        ({1.0: [1.0, 1.6, 1.1]}, 0.0),  # removes a share whose interval holds 0
+        ({0.5: [1.2, 1.22, 1.2], 1.0: [1.1, 1.1, None]}, 0.5),
+        ({}, 0.0),
+    ],
+    ids=["1", "a half", "not shown", "1 diverged", "none"],
+)
+def test_the_coefficient_of_the_smallest_gap_that_is_shown_to_help(
+    tmp_path: Path, feedback: dict[float, list[float | None]], chosen: float
+) -> None:
+    add(tmp_path, "sync", [1.0, 1.01, 1.0])
+    add(tmp_path, "delay", [1.4, 1.42, 1.41])
+    for coefficient, losses in feedback.items():
+        add(tmp_path, "delay_ef", losses, coefficient=coefficient)
+    found = ask(tmp_path)
+    assert found.gap is not None
+    assert found.gap.coefficient == chosen
+    said = "not enough data" if chosen == 0 else f"{chosen:g} (smallest mean gap"
+    assert f"λ of Error Feedback: {said}" in str(found)
+
+
+def test_the_longest_training_that_can_be_decided_is_shown(tmp_path: Path) -> None:
+    for updates, level in ((200, 2.0), (400, 1.0)):
+        add(tmp_path, "sync", [level, level + 0.01], updates=updates)
+        add(tmp_path, "delay", [level + 0.02, level + 0.03], updates=updates)
+    decided = ask(tmp_path).evidence
+    assert decided is not None
+    assert decided.updates == 200  # 212.5 updates lie between 200 and 400, and end lower
+    longest = ask(tmp_path, updates=400)
+    assert longest.evidence is not None
+    assert (longest.evidence.updates, longest.verdict.word) == (400, UNDECIDED)
+    with pytest.raises(BadInput, match=r"updates=300: .*\(400, 200\)"):
+        ask(tmp_path, updates=300)
+
+
+def test_the_command_repeats_a_setting_whose_key_is_null(tmp_path: Path) -> None:
+    for clip_norm, loss in ((1.0, 2.0), (None, 1.9)):
+        for arm in ("sync", "delay"):
+            trial = config(arm) | {"clip_norm": clip_norm}
+            write(tmp_path, trial, result(trial, loss), curve=True)
+    found = ask(tmp_path)
+    assert found.evidence is not None
+    assert found.evidence.keys == {"clip_norm": None}
+    words = ("sweep=main", "scale=micro", "data=gcide", "seeds=[7]", "dry_run=true")
+    ids = found.evidence.trials
+    made = Record(
+        *("main", "micro", "main-micro", words, "", (), (0,), True, (), frozenset(ids)),
+        trials={name: Asked("sync", 0, None, None, None) for name in ids},
+    )
+    assert ask(tmp_path, records=[replace(made, trials={})]).command == ""
+    told = ask(tmp_path, records=[replace(made, trials={}), made])
+    assert shlex.split(told.command) == [
+        *("python", "-m", "sweeps", "sweep=main", "scale=micro", "grid.optimizer=[adamw]"),
+        *("data=gcide", "clip_norm=null", "seeds=[0,1,2]", "advice=null"),
+    ]
+    assert f"to settle it: {told.command}" in str(told)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"optimizer": "muon"}, r"optimizer=muon: .*\(adamw\)"),
+        ({"microbatches": 2}, r"microbatches=2: .*at least stages - 1 = 3"),
+        ({"stages": 0}, "stages=0: must be 1 or more"),
+        ({"microbatches": 10**6}, "microbatches=1000000: must be 4096 at most"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path: Path, asked: dict[str, Any], message: str) -> None:
+    add(tmp_path, "sync", [1.0])
+    with pytest.raises(BadInput, match=message):
+        ask(tmp_path, **asked)

@@ -1,0 +1,80 @@
+"""What each pipeline gains in time, by stages worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.advice import Costs
+from analysis.advice.speed import (
+    FLUSHED,
+    SETTLED,
+    TWO_BUFFERED,
+    equal_stages,
+    fastest,
+    flushed_speeds,
+    speed,
+    speed_up,
+    speed_up_over_fastest,
+)
+from trainer.base.errors import BadInput
+from trainer.schedules.simulate import simulate
+
+STAGES, MICROBATCHES = st.integers(1, 6), st.integers(1, 8)
+
+
+@settings(max_examples=40)
+@given(p=STAGES, m=MICROBATCHES)
+def test_equal_stages_gain_the_bubble(p: int, m: int) -> None:
+    """1F1B idles (p − 1) forwards and backwards a batch; ZB-H1 a third of that, if m ≥ p; ZB-V half
+    of this again, if m ≥ 2p − 1. Interleaved 1F1B has half of 1F1B's, and keeps more."""
+    m = max(m, p)
+    of = {name: speed_up(name, equal_stages(p), m) for name in ("1F1B", "ZB-H1")}
+    assert of["1F1B"] == pytest.approx(1 / (1 - (p - 1) / (m + p - 1)))
+    assert of["ZB-H1"] == pytest.approx((3 * m + p - 1) / (3 * m))
+    m = max(2 * p, m - m % p)
+    found = flushed_speeds(equal_stages(p), m)
+    assert found["ZB-V"].batch_time == pytest.approx(3 * m + (p - 1) / 2)
+    assert found["interleaved 1F1B"].batch_time == pytest.approx(3 * (m + (p - 1) / 2))
+    assert found["interleaved 1F1B"].activations == (3 * p - 1) / 2
+    assert {found[name].activations for name in ("1F1B", "ZB-H1", "ZB-V")} == {p}
+    assert speed(TWO_BUFFERED, equal_stages(p), m).activations == p
+
+
+def test_the_rival_is_the_fastest_that_keeps_no_more() -> None:
+    """A forward of 8 and halves of 1: where the halves fill little, more chunks gain most."""
+    costs = Costs((8.0,) * 4, (2.0,) * 4)
+    found = flushed_speeds(costs, 8)
+    times = {name: at.batch_time for name, at in found.items()}
+    assert min(times, key=lambda name: times[name]) == "interleaved 1F1B"
+    assert fastest(found, 4) == "ZB-V"
+    assert fastest(found, 5.5) == "interleaved 1F1B"
+    assert speed_up_over_fastest(costs, 8) == pytest.approx(times["ZB-V"] / (8 * 10))
+    with pytest.raises(BadInput, match="activations=3: must be 4 or more"):
+        fastest(found, 3)
+    assert set(flushed_speeds(costs, 6)) == {*FLUSHED} - {"interleaved 1F1B"}
+
+
+def test_the_slowest_stage_sets_the_pace_of_2bw() -> None:
+    costs = Costs((1.0, 3.0, 2.0), (2.0, 6.0, 4.0))
+    assert speed(TWO_BUFFERED, costs, 4).batch_time == pytest.approx(4 * 9)
+
+
+def test_a_rank_with_several_chunks_does_the_work_of_one_with_one() -> None:
+    """Alone it is never idle, whatever the schedule; an update counts once."""
+    found = flushed_speeds(Costs((3.0,), (5.0,), update=0.5), 4)
+    assert {name: at.batch_time for name, at in found.items()} == pytest.approx(
+        dict.fromkeys(FLUSHED, 4 * 8 + 0.5)
+    )
+
+
+def test_the_steady_state_is_reached_whatever_a_message_and_an_update_take() -> None:
+    costs = Costs((1.0, 2.0, 1.0, 1.0), (2.0, 4.0, 3.0, 2.0), update=0.7, communication=0.9)
+    schedule = TWO_BUFFERED(40, num_stages=4, num_microbatches=5)
+    by_rank = [
+        {"F": f, "B": b, "U": 0.7} for f, b in zip(costs.forward, costs.backward, strict=True)
+    ]
+    spans = [simulate(schedule.operations(0, k), by_rank, 0.9).makespan for k in (20, 40)]
+    assert speed(TWO_BUFFERED, costs, 5).batch_time == pytest.approx((spans[1] - spans[0]) / 20)
+    assert SETTLED < 20

@@ -1,0 +1,56 @@
+"""An audit is repeatable, and its numbers are those of a t-test worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.claims.audit import audit, audited
+from analysis.claims.claim import Outcome, Verdict
+from analysis.claims.comparison import Comparison, Row
+from tests.support.claim_stores import BY_NAME
+from tests.support.simulated_claims import LARGER, ORDER, stored, stored_parts
+
+
+def order() -> Verdict:
+    """Of the claim of the most parts, at 3 seeds; not judged yet."""
+    parts = stored_parts(ORDER, 3)
+    return Verdict(BY_NAME["order"], Outcome.UNDECIDED, (), comparisons=parts)
+
+
+def test_an_audit_is_the_same_whenever_it_is_made() -> None:
+    assert audited(order()).audit == audited(order()).audit
+
+
+def test_the_seeds_that_decide_are_those_of_the_noncentral_t() -> None:
+    """By hand: differences of mean 0.2 and standard deviation 0.2. The power of a t-test of one
+    standard deviation is 0.8 from n = 10 on."""
+    by_hand = np.array([-1.0, 0.0, 1.0]) * 0.2 + 0.2
+    rows = [Row("less", pd.Series([0.0, 0.0, 0.0])), Row("more", pd.Series(by_hand))]
+    found = audit([Comparison("part", rows, LARGER)], 0.95, 1)
+    assert found.seeds in (9, 10, 11)
+    assert found.power.share == pytest.approx(found.decided.share)
+
+
+def test_what_no_number_of_seeds_decides_is_said() -> None:
+    rows = [Row("less", pd.Series([0.0, 0.0, 0.0])), Row("more", pd.Series([-1.0, 0.001, 1.0]))]
+    assert audit([Comparison("part", rows, LARGER)], 0.95, 1).seeds is None
+
+
+def test_noise_has_the_paired_spread_of_the_store() -> None:
+    one = stored(LARGER, [0.1, 0.3], 5, 0)
+    drawn = LARGER.draw(np.zeros(2), one.values, (20_000, 4), np.random.default_rng(0))
+    difference = drawn[:, 1] - drawn[:, 0]
+    assert difference.std() == pytest.approx((one.values[1] - one.values[0]).std(ddof=1), rel=0.02)
+
+
+def test_parts_that_cannot_be_simulated_are_counted() -> None:
+    whole = order()
+    lost = Comparison(
+        "lost", [Row("less", pd.Series([0.1])), Row("more", pd.Series([0.2]))], LARGER
+    )
+    found = audited(whole._replace(comparisons=[*whole.comparisons, lost])).audit
+    assert found is not None
+    assert found.num_left_out == 1
+    assert audited(whole._replace(comparisons=[lost])).audit is None

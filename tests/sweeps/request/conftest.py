@@ -1,0 +1,13 @@
+"""Requests are read, and refused or planned; none is run."""
+
+from __future__ import annotations
+
+import pytest
+
+from sweeps.commands import run
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is accepted by mistake fails at once, and not after minutes of training."""
+    monkeypatch.setattr(run, "_run", None)

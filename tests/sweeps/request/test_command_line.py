@@ -1,0 +1,60 @@
+"""What a command line asks for: several sweeps, a file of one's own, a scale and its words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sweeps.plan.sweep_plan import all_planned, plan_sweeps
+from sweeps.request.command_line import parse_request
+from sweeps.request.schema import check_sweep
+from tests.support.sweep_requests import content, only
+from trainer.base.errors import BadInput
+
+
+def test_a_trial_of_several_sweeps_has_the_tags_of_all(tmp_path: Path) -> None:
+    request = parse_request(["sweep=main,horizon", "seeds=[0]", f"results={tmp_path}"])
+    found = all_planned(plan_sweeps(request))
+    by_sweeps = {trial.sweeps for trial in found}
+    assert by_sweeps == {("main-tiny",), ("horizon-tiny",), ("main-tiny", "horizon-tiny")}
+    [shared] = [t for t in found if len(t.sweeps) == 2 and t.name == "muon delay seed 0"]
+    assert shared.config["num_updates"] == 400
+    names = {trial.name for trial in found if trial.sweeps == ("horizon-tiny",)}
+    assert "adamw num_updates=100 delay_ef seed 0" in names
+    assert (request.label, request.title) == ("main-tiny_horizon-tiny", "main-tiny, horizon-tiny")
+
+
+def test_a_sweep_of_ones_own_needs_no_verdict_and_its_name_may_be_anything(tmp_path: Path) -> None:
+    other = tmp_path / "mine & yours.yaml"
+    other.write_text("grid: {optimizer: [sgd]}\narms: {sync: [pipeline=sync]}\nseeds: [0]\n")
+    request = parse_request([f"sweep={other}"])
+    assert [*request.sweeps] == ["mine-yours-tiny"]
+    assert request.sweeps["mine-yours-tiny"].verdict is None
+
+
+def test_the_overrides_of_a_scale_come_after_those_of_conf_and_before_the_command_lines() -> None:
+    tiny = only("sweep=optimizers", "num_updates=7").base
+    assert [word for word in tiny if word.startswith("num_updates")] == [
+        f"num_updates={number}" for number in (400, 250, 7)
+    ]
+    large = only("sweep=optimizers", "scale=135m").base
+    assert "num_updates=250" not in large
+    with pytest.raises(BadInput, match="nowhere"):
+        check_sweep(content(scales={"nowhere": []}))
+
+
+def test_a_scale_changes_what_a_command_line_can_which_wins(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "grid: {size: [{model.hidden_size: 48}], optimizer.lr: [1, 2]}\n"
+        "scales: {tiny: ['seeds=[7]', 'grid.size=[{batch_size: 8}]', 'tune.clip_norm=[1, 2]']}\n"
+        "arms: {sync: [pipeline=sync]}\nseeds: [0]\nverdict: none\n"
+    )
+    tiny = only(f"sweep={path}", "grid.optimizer.lr=[3]")
+    assert tiny.grid == {"size": [{"batch_size": 8}], "optimizer.lr": [3]}
+    assert (tiny.seeds, tiny.tune) == ([7], {"clip_norm": [1, 2]})
+    micro = only(f"sweep={path}", "scale=micro")
+    assert micro.grid == {"size": [{"model.hidden_size": 48}], "optimizer.lr": [1, 2]}
+    assert (micro.seeds, micro.tune) == ([0], {})
+    assert only(f"sweep={path}", "seeds=[1,2]").seeds == [1, 2]

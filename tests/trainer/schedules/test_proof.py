@@ -1,0 +1,95 @@
+"""A schedule that deadlocks, or reads a version that is not there, is found before it runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support import small
+from trainer.base.errors import BadInput
+from trainer.config.plan import plan_trial
+from trainer.schedules.operations import Op, Schedule
+from trainer.schedules.orders import one_forward_one_backward
+from trainer.schedules.proof import check, interleave
+from trainer.schedules.recipes import sync
+
+T = 12
+
+
+def test_fewer_than_p_minus_1_microbatches_cannot_work() -> None:
+    """The bound of 2BW is a fact of its list, not only a check of its arguments."""
+    too_few = Schedule(
+        T,
+        2,
+        (1,) * 4,
+        one_forward_one_backward,
+        flushes=False,
+        first_delayed=0,
+        first_cooldown=T,
+    )
+    with pytest.raises(ValueError, match="deadlocks"):
+        check(too_few.operations(0, T), too_few.lags, 0)
+
+
+def overwrites(num_updates: int, *, num_stages: int, num_microbatches: int) -> Schedule:
+    """A recipe that somebody might add: without flushes, but with one version."""
+    flushed = sync(num_updates, num_stages=num_stages, num_microbatches=num_microbatches)
+    return replace(flushed, flushes=False)
+
+
+def test_a_trial_of_a_schedule_that_cannot_run_is_refused(tmp_path: Path) -> None:
+    words = (f"pipeline._target_={__name__}.overwrites", "pipeline.num_stages=2")
+    with pytest.raises(BadInput, match="pipeline=overwrites: the schedule deadlocks"):
+        plan_trial(small.config(tmp_path, *words))
+
+
+def test_a_tied_version_that_is_not_there_is_found() -> None:
+    """Of stages with lags 2 and 0 the tied weights have three versions, on both."""
+    fine = [Op("F", 0, 0, 0, 0, 0)], [Op("F", 1, 0, 0, 0, 0)]
+    check(fine, [2, 0], 0)
+    with pytest.raises(ValueError, match="not there"):
+        check([fine[0], [Op("F", 1, 0, 0, 0, 1)]], [2, 0], 0)
+    with pytest.raises(ValueError, match="not there"):
+        check([[Op("F", 0, 0, 0, 0, 1)], fine[1]], [2, 0], 0)
+
+
+def test_a_version_that_is_not_there_is_found() -> None:
+    op = Op("F", 0, 0, 0, 1, 1)
+    with pytest.raises(ValueError, match="not there"):
+        check([[op]], [1], 0)
+    late = [Op("U", 0, 0, 0, 1, 1), Op("U", 0, 1, 0, 2, 2), Op("F", 0, 2, 0, 0, 0)]
+    fine = [Op("B", 0, 0, 0, 0, 0), Op("B", 0, 1, 0, 0, 0)]
+    with pytest.raises(ValueError, match="not there"):
+        check([[*fine, *late]], [1], 0)
+
+
+def test_a_deadlock_is_found_and_shows_what_each_rank_waits_for() -> None:
+    first = [Op("F", 0, 0, 0, 0, 0), Op("B", 0, 0, 0, 0, 0), Op("F", 0, 0, 1, 0, 0)]
+    second = [Op("F", 1, 0, 0, 0, 0), Op("F", 1, 0, 1, 0, 0), Op("B", 1, 0, 0, 0, 0)]
+    with pytest.raises(ValueError, match="deadlock") as caught:
+        list(interleave([first, second]))
+    assert str(caught.value) == (
+        "the schedule deadlocks: rank 0 did 0F0.0@v0; 0B0.0@v0 waits for 1B0.0@v0"
+        " | rank 1 did 1F0.0@v0; 1F0.1@v0 waits for 0F0.1@v0"
+    )
+    with pytest.raises(ValueError, match=r"1B0\.0, which is in no list"):
+        list(interleave([first, [Op("F", 1, 0, 0, 0, 0)]]))
+
+
+def test_a_deadlock_shows_only_the_last_operations_of_a_rank() -> None:
+    forwards = [Op("F", 0, 0, microbatch, 0, 0) for microbatch in range(9)]
+    with pytest.raises(ValueError, match=r"rank 0 did 0F0.5@v0 .*0F0.8@v0; 0B0.0@v0 waits"):
+        list(interleave([[*forwards, Op("B", 0, 0, 0, 0, 0)], [Op("F", 1, 0, 0, 0, 0)]]))
+
+
+def test_operations_print_as_torchs_do() -> None:
+    """Stage, kind, batch, microbatch, version; an update is of a whole batch."""
+    assert str(Op("F", 1, 0, 3, 7, 6)) == "1F0.3@v7"
+    assert [str(Op(kind, 2, 5, 0, 4, 4)) for kind in "BIW"] == [  # type: ignore[arg-type]
+        "2B5.0@v4",
+        "2I5.0@v4",
+        "2W5.0@v4",
+    ]
+    assert str(Op("U", 1, 0, 3, 1, 1)) == "1U0@v1"
