@@ -76,9 +76,9 @@ KEYS = {
 }
 VALUES = {"inverse_sqrt": "inverse square root", "wsd": "WSD"}
 WORDS = OPTIMIZERS | REPORTED_ARMS
-WORD = re.compile(r"\b[a-z_]+\b(?!\()")
+WORD = re.compile(r"(?<![\w=/.-])[a-z_]+\b(?![=(/.])")
 SETTING = re.compile(r"\b([a-z]+[._][a-z_.]+)=([^\s,;)]+)")
-"""Of a key with a group or of several words: `n=3` is none."""
+"""Of a key with a group or of several words: `n=3` is none, nor is `sweep=optimizers`."""
 NEGATIVE = re.compile(r"(?<![\w.\-])-(?=[\d.])")
 
 

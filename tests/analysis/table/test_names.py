@@ -61,6 +61,7 @@ def test_a_minus_is_one_where_a_number_is_negative(text: str, written: str) -> N
         ("adamw -0.5 n=3", "AdamW −0.5 n=3"),
         ("batch_size 8; lr_schedule=inverse_sqrt", "batch size 8; schedule inverse square root"),
         ("delay_ef(0.25) of mine", "delay_ef(0.25) of mine"),
+        ("not run: sweep=batch_size results=my/muon", "not run: sweep=batch_size results=my/muon"),
     ],
 )
 def test_a_sentence_about_keys_is_told_in_their_names(text: str, written: str) -> None:
