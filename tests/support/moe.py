@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from trainer.models.mixture import MixtureDecoder
 from trainer.models.qwen3_moe import Qwen3Moe
 
 MOE = Qwen3Moe(
@@ -37,7 +38,7 @@ WORDS = (
 """After those of `small`, a mixture as small."""
 
 
-def whole(recipe: Qwen3Moe, seed: int = 0) -> nn.Module:
+def whole(recipe: MixtureDecoder, seed: int = 0) -> nn.Module:
     module = recipe.stage(0, recipe.split(1, 8))
     recipe.initialise(module, seed)
     return module

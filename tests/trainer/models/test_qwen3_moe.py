@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.support.moe import MOE, TOKENS, whole
+from tests.support.pretrained import assert_equal, in_float64, theirs
 from trainer.base.build import build
 from trainer.base.errors import BadInput
 from trainer.config.compose import compose_node
-from trainer.models.attention import rotation
 from trainer.models.experts import Routes, multiplied
-from trainer.models.export import save_final
 from trainer.models.loss import cross_entropy
 from trainer.models.qwen3_moe import Qwen3Moe
 
@@ -30,15 +27,6 @@ RECIPES = {
     "one expert per token": replace(MOE, experts_per_token=1, num_experts=5),
 }
 every_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
-
-
-def theirs(recipe: Qwen3Moe, weights: dict[str, Tensor], folder: Path) -> tuple[Any, Any]:
-    """Transformers' model from the exported folder, and what its loading reports."""
-    save_final(weights, recipe, folder)
-    model, report = transformers.AutoModelForCausalLM.from_pretrained(
-        folder / "final", output_loading_info=True
-    )
-    return model, report
 
 
 @every_recipe
@@ -58,26 +46,11 @@ def test_every_size_of_the_recipe_reaches_the_config(tmp_path: Path) -> None:
     assert (config.bos_token_id, config.eos_token_id) == (None, None)
 
 
-def assert_equal(
-    recipe: Qwen3Moe, ours: nn.Module, model: Any, logits: float, gradients: float
-) -> None:
-    """Logits and gradients differ by at most these two numbers."""
-    found, expected = ours(INPUTS), model(INPUTS, use_cache=False).logits
-    torch.testing.assert_close(found, expected, rtol=0, atol=logits)
-    for values in (found, expected):
-        F.cross_entropy(values.flatten(0, 1), TARGETS.flatten()).backward()
-    mine = recipe.pretrained({name: p.grad for name, p in ours.named_parameters()}).tensors
-    reference = dict(model.named_parameters())
-    assert set(reference) <= set(mine)
-    for name, weight in reference.items():
-        torch.testing.assert_close(mine[name], weight.grad, rtol=0, atol=gradients)
-
-
 @every_recipe
 def test_equals_transformers(recipe: Qwen3Moe, tmp_path: Path) -> None:
     ours = whole(recipe)
     model, _ = theirs(recipe, dict(ours.named_parameters()), tmp_path)
-    assert_equal(recipe, ours, model, logits=1e-5, gradients=1e-6)
+    assert_equal(recipe, ours, model, TOKENS, logits=1e-5, gradients=1e-6)
 
 
 @every_recipe
@@ -87,14 +60,8 @@ def test_equals_transformers_in_float64(
     """Far below any difference that a float32 could hide; with the same rotary angles."""
     ours = whole(recipe)
     model, _ = theirs(recipe, dict(ours.named_parameters()), tmp_path)
-    model.set_experts_implementation("eager")
-    for name in ("float", "float32"):  # to which theirs rounds norms and chances
-        monkeypatch.setattr(torch, name, torch.float64)
-    cos, sin = rotation(INPUTS.double(), recipe.head_size, recipe.rope_theta)
-    half = recipe.head_size // 2
-    angles = cos[None], torch.cat((-sin[:, :half], sin[:, half:]), -1)[None]
-    monkeypatch.setattr(model.model.rotary_emb, "forward", lambda *_, **__: angles)
-    assert_equal(recipe, ours.double(), model.double(), logits=1e-12, gradients=1e-12)
+    model = in_float64(model, recipe, INPUTS.shape[1], monkeypatch)
+    assert_equal(recipe, ours.double(), model, TOKENS, logits=1e-12, gradients=1e-12)
 
 
 @pytest.mark.parametrize(
