@@ -39,11 +39,8 @@ class GatedDeltaNet(nn.Module):
         eps: float,
     ) -> None:
         super().__init__()
-        d, key, value = (
-            hidden_size,
-            num_key_heads * key_head_size,
-            num_value_heads * value_head_size,
-        )
+        d = hidden_size
+        key, value = num_key_heads * key_head_size, num_value_heads * value_head_size
         self._key_head_size, self._value_head_size = key_head_size, value_head_size
         self._values_per_key, self._chunk_size = num_value_heads // num_key_heads, chunk_size
         self.q_proj = nn.Linear(d, key, bias=False)

@@ -7,12 +7,16 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from trainer.models.initial import Streams
 
 
 class Layer(nn.Module):
-    """Attention and a feed-forward part, each behind a norm and added to the residual stream."""
+    """Attention and a feed-forward part, each behind a norm and added to the residual stream.
+
+    Attention may be softmax or linear.
+    """
 
     def __init__(self, norm: Callable[[], nn.Module], attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
@@ -39,19 +43,15 @@ class RMSNorm(nn.Module):
         return normalised(x, self._eps).to(x.dtype) * self.weight
 
 
-class CentredRMSNorm(nn.Module):
+class CentredRMSNorm(RMSNorm):
     """x / rms(x) · (1 + weight), computed in fp32 or wider; the weight starts at 0."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight, self._eps = nn.Parameter(torch.empty(size)), eps
 
     def initial(self, name: str, shape: torch.Size, std: float, streams: Streams) -> Tensor:
         """The factor is 1."""
         return torch.zeros(shape)
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
-        """[…, size] to the same."""
         return (normalised(x, self._eps) * (1 + wide(self.weight))).to(x.dtype)
 
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from tests.oracles import mixture
 from tests.support import gangs, hybrid, moe, small, toy
 from tests.support.delayed import ADAMW, PHASES
-from tests.support.moe import MOE, whole
+from tests.support.moe import MOE
 from tests.support.trials import Stop, rows, stop_at, untimed
+from tests.support.whole import whole
 from trainer.base.errors import BadInput
 from trainer.config.plan import plan_trial
 from trainer.corrections.error_feedback import ErrorFeedback

@@ -1,14 +1,17 @@
-"""What holds for every family with experts: sizes of its presets, stages, recomputation."""
+"""What holds for every family with experts: sizes of its presets, stages, ways to go backward."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support import gangs, hybrid, moe, small
 from tests.support.hybrid import HYBRID
-from tests.support.moe import MOE, TOKENS, whole
+from tests.support.moe import MOE, TOKENS
+from tests.support.whole import whole
 from trainer.base.build import build
 from trainer.config.compose import compose_node
 from trainer.models.loss import cross_entropy
@@ -63,3 +66,16 @@ def test_activation_checkpointing_changes_no_number(recipe: MixtureDecoder) -> N
             cross_entropy(module(INPUTS), TARGETS).backward()
         for a, b in zip(plain.parameters(), saving.parameters(), strict=True):
             assert torch.equal(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("family", [moe.WORDS, hybrid.WORDS], ids=["moe", "hybrid"])
+def test_a_split_backward_gives_the_whole_ones_numbers(
+    family: tuple[str, ...], tmp_path: Path
+) -> None:
+    words = (*family, "pipeline.num_stages=2", "pipeline.num_microbatches=2", "num_updates=3")
+    split, whole_one = (
+        gangs.emulated(small.config(tmp_path, *words, f"pipeline={pipeline}"))
+        for pipeline in ("zero_bubble_h1", "sync")
+    )
+    assert split.updates == whole_one.updates
+    assert all(torch.equal(w, whole_one.weights[name]) for name, w in split.weights.items())

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.moe import MOE, TOKENS, whole
+from tests.support.moe import MOE, TOKENS
 from tests.support.pretrained import assert_equal, in_float64, theirs
+from tests.support.whole import whole
 from trainer.base.errors import BadInput
 from trainer.models.experts import Routes, multiplied
 from trainer.models.qwen3_moe import Qwen3Moe

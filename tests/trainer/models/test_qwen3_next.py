@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from tests.support.hybrid import HYBRID
-from tests.support.moe import TOKENS, whole
+from tests.support.moe import TOKENS
 from tests.support.pretrained import assert_equal, in_float64, theirs
+from tests.support.whole import whole
 from trainer.base.build import build
 from trainer.base.errors import BadInput
 from trainer.config.compose import compose_node
