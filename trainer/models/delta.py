@@ -109,13 +109,14 @@ def unit(x: Tensor) -> Tensor:
 def gated_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, rate: Tensor, chunk_size: int
 ) -> Tensor:
-    """The outputs o_t = S_tᵀ q_t / √K of the states, which start from 0,
+    """Returns o_t = S_tᵀ q_t / √K, where S_0 = 0 and
 
     S_t = exp(log_decay_t) (I − rate_t k_t k_tᵀ) S_{t−1} + rate_t k_t v_tᵀ.
 
-    q, k are [batch, heads, seq, K] of norm 1, v and the outputs [batch, heads, seq, V], log_decay
-    and rate [batch, heads, seq]. In chunks, as in section 3.3 of the paper: what the tokens of a
-    chunk write depends on the state before it and on each other by a triangular system.
+    q, k are [batch, heads, seq, K] of norm 1, v and what is returned [batch, heads, seq, V],
+    log_decay ≤ 0 and rate [batch, heads, seq]. It is computed in chunks, as in section 3.3 of the
+    paper: what the tokens of a chunk write depends on each other, by a triangular system, and on
+    the state before the chunk.
     """
     seq_len, key_size, value_size = q.shape[2], q.shape[3], v.shape[3]
     pad = -seq_len % chunk_size  # tokens that write nothing
@@ -127,20 +128,18 @@ def gated_delta_rule(
     system = (rate * k) @ k.mT * between  # its diagonal stands for 1
     right = torch.cat((rate * v, rate * k * since_start), -1)
     solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
-    values, corrections = solved.split((value_size, key_size), -1)
     parts = (
-        values,
-        corrections,
+        *solved.split((value_size, key_size), -1),
         q * since_start,
         q @ k.mT * between,
         (k * between[..., -1:, :].mT).mT,
         since_start[..., -1:, :],
     )
     state, out = q.new_zeros(*q.shape[:2], key_size, value_size), []
-    for value, correction, reader, within, writer, kept in zip(
+    for value, eraser, reader, within, writer, kept in zip(
         *(part.unbind(2) for part in parts), strict=True
     ):
-        written = value - correction @ state
+        written = value - eraser @ state
         out.append(reader @ state + within @ written)
         state = kept * state + writer @ written
     return torch.cat(out, 2)[:, :, :seq_len]

@@ -4,7 +4,7 @@ known to an optimizer.
 Handed a stack [experts, rows, columns], an optimizer does to each matrix what it would do to that
 matrix as a weight of its own, to the last bit. Many optimizers would silently do another thing:
 some flatten a stack, some normalise it as a whole. Handed a vector with two dimensions, as a
-convolution has, it does what it would do to its entries in one dimension; one would take it for a
+convolution has, it does what it would do to its entries in one dimension. MARS would take it for a
 matrix.
 """
 
