@@ -41,9 +41,10 @@ WORDS = (
     "model.key_head_size=8",
     "model.value_head_size=8",
     "model.chunk_size=8",
-    "model.num_experts=8",
+    "model.num_experts=4",
     "model.intermediate_size=16",
     "model.shared_intermediate_size=16",
     "model.num_layers=4",
+    "model.full_attention_every=2",
 )
 """After those of `small`, a hybrid as small."""
