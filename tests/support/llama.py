@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from trainer.models.llama import Llama
 
@@ -21,9 +20,3 @@ SMALL = Llama(
     activation_checkpointing=False,
 )
 TOKENS = torch.randint(0, 61, (3, 18), generator=torch.Generator().manual_seed(0))
-
-
-def whole(recipe: Llama, seed: int = 0) -> nn.Module:
-    module = recipe.stage(0, recipe.split(1, 8))
-    recipe.initialise(module, seed)
-    return module

@@ -1,9 +1,8 @@
-"""A small mixture of experts in Qwen3-MoE's shape, and ways to step its stacks apart."""
+"""A small mixture of experts in Qwen3-MoE's shape, and tokens for it."""
 
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from trainer.models.qwen3_moe import Qwen3Moe
 
@@ -35,9 +34,3 @@ WORDS = (
     "model.num_layers=4",
 )
 """After those of `small`, a mixture as small."""
-
-
-def whole(recipe: Qwen3Moe, seed: int = 0) -> nn.Module:
-    module = recipe.stage(0, recipe.split(1, 8))
-    recipe.initialise(module, seed)
-    return module

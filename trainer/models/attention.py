@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 
 def no_norm(size: int) -> nn.Module:
@@ -38,22 +39,49 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[batch, seq, hidden] to the same; `cos` and `sin` as in `rotate`."""
+        return self.o_proj(self.mixed(x, cos, sin))
+
+    def mixed(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """The heads' averages of values, side by side: [batch, seq, num_heads · head_size]."""
         q = rotate(self.q_norm(self._heads(self.q_proj(x))).transpose(1, 2), cos, sin)
         k = rotate(self.k_norm(self._heads(self.k_proj(x))).transpose(1, 2), cos, sin)
         v = self._heads(self.v_proj(x)).transpose(1, 2)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self._is_grouped)
-        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return mixed.transpose(1, 2).flatten(2)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self._head_size))
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE (arXiv 2104.09864) on [batch, heads, seq, head]: pairs are (i, i + head / 2).
+class GatedAttention(Attention):
+    """Attention whose averages are multiplied by the sigmoid of a linear map of the token."""
 
-    `cos` and `sin` are [seq, head]. `sin` is negative in its first half, so rolling by half a head
-    gives the rotation by 90°.
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        norm: Callable[[int], nn.Module] = no_norm,
+    ) -> None:
+        super().__init__(hidden_size, num_heads, num_kv_heads, head_size, norm)
+        self.gate_proj = nn.Linear(hidden_size, num_heads * head_size, bias=False)
+
+    @override
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return self.o_proj(self.mixed(x, cos, sin) * self.gate_proj(x).sigmoid())
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE (arXiv 2104.09864) on the first `size` of [batch, heads, seq, head]: pairs are
+    (i, i + size / 2).
+
+    `cos` and `sin` are [seq, size]. `sin` is negative in its first half, so rolling by half the
+    size gives the rotation by 90°.
     """
+    size = cos.shape[-1]
+    if size < x.shape[-1]:
+        return torch.cat((rotate(x[..., :size], cos, sin), x[..., size:]), -1)
     return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
 
 

@@ -27,13 +27,14 @@ class LayerSize(NamedTuple):
 
     `matrices` are the entries of the matrices that every token is multiplied by, `idle` those of
     the experts that one token does not visit, `vectors` all other parameters. `attention` is the
-    width of softmax attention.
+    width of softmax attention. `products` are multiplications per token that have no parameter.
     """
 
     matrices: int
     vectors: int
     attention: int
     idle: int = 0
+    products: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,23 +93,25 @@ class Decoder(ABC):
         return layers + embeddings + self.hidden_size
 
     def flops_per_token(self, seq_len: int) -> float:
-        """FLOPs of forward and backward: 6 per active parameter, and 12 w T for softmax attention
-        of width w with T = `seq_len` (PaLM, appendix B). Looking up an embedding costs none.
+        """FLOPs of forward and backward: 6 per active parameter and per product without one, and
+        12 w T for softmax attention of width w with T = `seq_len` (PaLM, appendix B). Looking up an
+        embedding costs none.
         """
         looked_up = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
         attention = sum(size.attention for size in self._sizes())
-        return 6 * (self.num_active_parameters - looked_up) + 12 * attention * seq_len
+        products = self.num_active_parameters - looked_up + sum(s.products for s in self._sizes())
+        return 6 * products + 12 * attention * seq_len
 
     def split(self, num_stages: int, seq_len: int) -> Split:
         """The layers of each stage, balanced by counted work.
 
-        Work is the multiplications of the matrices and of causal attention; the embedding's lookup
-        has none. Raises BadInput for more stages than layers.
+        Work is the multiplications of the matrices, of causal attention and those without a
+        parameter; the embedding's lookup has none. Raises BadInput for more stages than layers.
         """
         if num_stages > self.num_layers:
             allowed = f"must not exceed model.num_layers={self.num_layers}"
             raise BadInput("pipeline.num_stages", num_stages, allowed)
-        work = tuple(size.matrices + size.attention * seq_len for size in self._sizes())
+        work = tuple(s.matrices + s.products + s.attention * seq_len for s in self._sizes())
         return balanced(work, num_stages, head=self.vocab_size * self.hidden_size)
 
     def stage(self, index: int, split: Split) -> nn.Module:

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from trainer.models.balance import NoBalance
 from trainer.models.initial import Streams, normal
@@ -40,6 +41,27 @@ class MixtureOfExperts(nn.Module):
         out = self.balance(self.experts(tokens, shares.to(x.dtype), routes), chances, routes.loads)
         self.chosen = chosen.detach()
         return out.view_as(x)
+
+
+class MixtureWithSharedExpert(MixtureOfExperts):
+    """Adds an expert that every token visits, weighted by the sigmoid of a linear map."""
+
+    def __init__(
+        self,
+        gate: Router,
+        experts: Experts,
+        balance: NoBalance,
+        num_chosen: int,
+        shared_expert: nn.Module,
+    ) -> None:
+        super().__init__(gate, experts, balance, num_chosen)
+        self.shared_expert = shared_expert
+        self.shared_expert_gate = nn.Linear(gate.weight.shape[1], 1, bias=False)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        shared = self.shared_expert_gate(x).sigmoid() * self.shared_expert(x)
+        return super().forward(x) + shared
 
 
 class Router(nn.Module):

@@ -7,10 +7,16 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
+
+from trainer.models.initial import Streams
 
 
 class Layer(nn.Module):
-    """Attention and a feed-forward part, each behind a norm and added to the residual stream."""
+    """Attention and a feed-forward part, each behind a norm and added to the residual stream.
+
+    Attention may be softmax or linear.
+    """
 
     def __init__(self, norm: Callable[[], nn.Module], attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
@@ -26,10 +32,7 @@ class Layer(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) · weight (arXiv 1910.07467), normalised in fp32 or wider.
-
-    Written by hand: it takes half the time of torch's, which has no fused kernel on the CPU.
-    """
+    """x / rms(x) · weight (arXiv 1910.07467), normalised in fp32 or wider."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -37,9 +40,19 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, size] to the same."""
-        wide = x if x.dtype.itemsize >= 4 else x.float()
-        mean_square = torch.linalg.vecdot(wide, wide).unsqueeze(-1) / x.shape[-1]
-        return (wide * torch.rsqrt(mean_square + self._eps)).to(x.dtype) * self.weight
+        return normalised(x, self._eps).to(x.dtype) * self.weight
+
+
+class CentredRMSNorm(RMSNorm):
+    """x / rms(x) · (1 + weight), computed in fp32 or wider; the weight starts at 0."""
+
+    def initial(self, name: str, shape: torch.Size, std: float, streams: Streams) -> Tensor:
+        """The factor is 1."""
+        return torch.zeros(shape)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return (normalised(x, self._eps) * (1 + wide(self.weight))).to(x.dtype)
 
 
 class SwiGLU(nn.Module):
@@ -54,3 +67,18 @@ class SwiGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[…, hidden] to the same."""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def normalised(x: Tensor, eps: float) -> Tensor:
+    """x / √(mean of x² + eps) over the last dimension, in fp32 or wider.
+
+    Written by hand: it takes half the time of torch's, which has no fused kernel on the CPU.
+    """
+    x = wide(x)
+    mean_square = torch.linalg.vecdot(x, x).unsqueeze(-1) / x.shape[-1]
+    return x * torch.rsqrt(mean_square + eps)
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in fp32, if its dtype is narrower."""
+    return x if x.dtype.itemsize >= 4 else x.float()

@@ -11,10 +11,12 @@ from torch.optim import Optimizer
 
 Kind = Literal["matrix", "embedding", "vector", "experts", "balance"]
 """Weight of a hidden nn.Linear; of an nn.Embedding or the head; of the rest (norms, biases, rows
-and columns). Optimizers get these three. `experts` is a stack of hidden matrices, `balance` biases
-of a router that have their own rule; `trainer.optimizers.stacks` takes care of both.
+and columns, convolutions). Optimizers get these three, a vector in one dimension. `experts` is a
+stack of hidden matrices, `balance` biases of a router that have their own rule;
+`trainer.optimizers.stacks` takes care of both.
 """
 
+VECTOR: Kind = "vector"
 EXPERTS: Kind = "experts"
 BALANCE: Kind = "balance"
 

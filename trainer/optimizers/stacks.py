@@ -1,13 +1,16 @@
-"""Stacks of matrices and balance biases, which optimizers need not know.
+"""Stacks of matrices, vectors that look like matrices, and balance biases: none of them need be
+known to an optimizer.
 
 Handed a stack [experts, rows, columns], an optimizer does to each matrix what it would do to that
 matrix as a weight of its own, to the last bit. Many optimizers would silently do another thing:
-some flatten a stack, some normalise it as a whole.
+some flatten a stack, some normalise it as a whole. Handed a vector with two dimensions, as a
+convolution has, it does what it would do to its entries in one dimension. MARS would take it for a
+matrix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,10 +20,10 @@ from typing_extensions import override
 
 from trainer.optimizers.averaging import Averages
 from trainer.optimizers.observing import Observer
-from trainer.optimizers.routing import BALANCE, EXPERTS, Group, Kind, Parameters
+from trainer.optimizers.routing import BALANCE, EXPERTS, VECTOR, Group, Kind, Parameters
 
-MATRICES = "matrices"
-"""Key of a stack's state: a list with the state of each of its matrices."""
+PARTS = "parts"
+"""Key of the state of a weight that is seen in parts: a list with the state of each of them."""
 
 
 def for_stacks(
@@ -30,16 +33,20 @@ def for_stacks(
 
     An optimizer that `is_entrywise` gets a whole stack as if it were a matrix.
     """
-    kinds: set[Kind] = {kind for kind, _ in parameters}
-    if is_entrywise and BALANCE not in kinds:
+    has_biases = any(kind == BALANCE for kind, _ in parameters)
+    if is_entrywise and not has_biases:
         return make([("matrix" if kind == EXPERTS else kind, p) for kind, p in parameters])
-    if kinds & {EXPERTS, BALANCE}:
-        return EachMatrix(make, parameters, is_entrywise=is_entrywise)
+    if has_biases or any(_is_seen_in_parts(kind, weight) for kind, weight in parameters):
+        return InParts(make, parameters, is_entrywise=is_entrywise)
     return make(parameters)
 
 
-class EachMatrix(Optimizer):
-    """Has the weights of `parameters`, and steps the optimizer of `make` on their matrices.
+def _is_seen_in_parts(kind: Kind, weight: Tensor) -> bool:
+    return kind == EXPERTS or (kind == VECTOR and weight.ndim > 1)
+
+
+class InParts(Optimizer):
+    """Has the weights of `parameters`, and steps the optimizer of `make` on matrices and vectors.
 
     Balance biases b have a rule of their own: b ← b − sign(gradient), whatever the learning rate.
     State and options are kept here, by weight, and lent to the inner optimizer for each step.
@@ -48,16 +55,17 @@ class EachMatrix(Optimizer):
     def __init__(
         self, make: Callable[[Parameters], Optimizer], parameters: Parameters, *, is_entrywise: bool
     ) -> None:
-        self._matrices: dict[Tensor, list[nn.Parameter]] = {}
+        self._views: dict[Tensor, list[nn.Parameter]] = {}
+        self._stacks = {weight for kind, weight in parameters if kind == EXPERTS}
         self._biases = [weight for kind, weight in parameters if kind == BALANCE]
         self._inner = make(list(self._seen_by_inner(parameters, is_entrywise)))
-        stack_of = {m: stack for stack, of in self._matrices.items() for m in of}
+        weight_of = {view: weight for weight, of in self._views.items() for view in of}
         groups: list[Group] = [
-            {**options(group), "params": list(dict.fromkeys(stack_of.get(p, p) for p in weights))}
+            {**options(group), "params": list(dict.fromkeys(weight_of.get(p, p) for p in weights))}
             for group in self._inner.param_groups
             for weights in [group["params"]]
         ]
-        self._others = [p for of in groups for p in of["params"] if p not in self._matrices]
+        self._others = [p for of in groups for p in of["params"] if p not in self._views]
         if self._biases:  # every group has a learning rate; these biases do not use theirs
             groups.append({"params": self._biases, "lr": 0.0})
         super().__init__(groups, {})
@@ -72,8 +80,8 @@ class EachMatrix(Optimizer):
         assert isinstance(self._inner, Observer)
         self._lend()
         shown = {weight: gradients[weight] for weight in self._others}
-        for stack, matrices in self._matrices.items():
-            shown.update(zip(matrices, gradients[stack].unbind(), strict=True))
+        for weight, views in self._views.items():
+            shown.update(zip(views, self._parts(weight, gradients[weight]), strict=True))
         self._inner.observe(shown)
         self._take_back()
 
@@ -86,8 +94,8 @@ class EachMatrix(Optimizer):
         averages = self._inner.evaluation_weights()
         found: dict[Tensor, Tensor] = {bias: bias for bias in self._biases}
         found.update({weight: averages[weight] for weight in self._others})
-        for stack, matrices in self._matrices.items():
-            found[stack] = torch.stack([averages[matrix] for matrix in matrices])
+        for weight, views in self._views.items():
+            found[weight] = torch.stack([averages[view] for view in views]).view_as(weight)
         return found
 
     @override
@@ -106,12 +114,17 @@ class EachMatrix(Optimizer):
         for kind, weight in parameters:
             if kind == EXPERTS and is_entrywise:
                 yield "matrix", weight
-            elif kind == EXPERTS:
-                views = [nn.Parameter(m, requires_grad=False) for m in weight.data.unbind()]
-                self._matrices[weight] = views
-                yield from (("matrix", view) for view in views)
+            elif _is_seen_in_parts(kind, weight):
+                parts = self._parts(weight, weight.data)
+                self._views[weight] = [nn.Parameter(part, requires_grad=False) for part in parts]
+                seen_as: Kind = "matrix" if kind == EXPERTS else kind
+                yield from ((seen_as, view) for view in self._views[weight])
             elif kind != BALANCE:
                 yield kind, weight
+
+    def _parts(self, weight: Tensor, values: Tensor) -> Sequence[Tensor]:
+        """The matrices of a stack, or a vector in one dimension; `values` are as the weight is."""
+        return values.unbind() if weight in self._stacks else [values.reshape(-1)]
 
     def _lend(self) -> None:
         """Gives the inner optimizer today's weights, gradients, state and options.
@@ -119,23 +132,23 @@ class EachMatrix(Optimizer):
         A version of the weights may lie elsewhere than the one before it, and a restored state is
         another object.
         """
-        for stack, matrices in self._matrices.items():
-            states = self.state[stack].get(MATRICES) or [{} for _ in matrices]
-            gradients = [None] * len(matrices) if stack.grad is None else stack.grad.unbind()
-            parts = zip(matrices, stack.data.unbind(), gradients, states, strict=True)
-            for matrix, data, gradient, state in parts:
-                matrix.data, matrix.grad = data, gradient
-                self._inner.state[matrix] = state
+        for weight, views in self._views.items():
+            states = self.state[weight][PARTS] if self.state[weight] else [{} for _ in views]
+            data, gradient = self._parts(weight, weight.data), weight.grad
+            gradients = [None] * len(views) if gradient is None else self._parts(weight, gradient)
+            for view, part, of, state in zip(views, data, gradients, states, strict=True):
+                view.data, view.grad = part, of
+                self._inner.state[view] = state
         for weight in self._others:
             self._inner.state[weight] = self.state[weight]
         for mine, theirs in zip(self.param_groups, self._inner.param_groups, strict=False):
             _replace_options(theirs, mine)
 
     def _take_back(self) -> None:
-        for stack, matrices in self._matrices.items():
-            self.state[stack] = {MATRICES: [self._inner.state[matrix] for matrix in matrices]}
-            for matrix in matrices:
-                matrix.grad = None
+        for weight, views in self._views.items():
+            self.state[weight] = {PARTS: [self._inner.state[view] for view in views]}
+            for view in views:
+                view.grad = None
         for weight in self._others:
             self.state[weight] = self._inner.state[weight]
         for mine, theirs in zip(self.param_groups, self._inner.param_groups, strict=False):

@@ -48,6 +48,10 @@ ADDRESSES = {
         ("model", name): "trainer.models.qwen3_moe.Qwen3Moe"
         for name in ("micro_moe", "moe_2b", "tiny_moe")
     },
+    **{
+        ("model", name): "trainer.models.qwen3_next.Qwen3Next"
+        for name in ("hybrid_10b", "tiny_hybrid")
+    },
     ("data", "bins"): "trainer.data.bins.Bins",
     ("pipeline", "zero_bubble_v"): "trainer.schedules.recipes.zero_bubble_v",
 }

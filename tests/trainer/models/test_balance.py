@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.oracles import mixture
-from tests.support import gangs, small, toy
+from tests.support import gangs, hybrid, moe, small, toy
 from tests.support.delayed import ADAMW, PHASES
-from tests.support.moe import MOE, WORDS, whole
+from tests.support.moe import MOE
 from tests.support.trials import Stop, rows, stop_at, untimed
+from tests.support.whole import whole
 from trainer.base.errors import BadInput
 from trainer.config.plan import plan_trial
 from trainer.corrections.error_feedback import ErrorFeedback
@@ -163,25 +164,25 @@ def test_a_bias_moves_the_choice_and_not_the_shares() -> None:
 
 
 def test_biased_models_are_not_exported(tmp_path: Path) -> None:
-    words = (*WORDS, "model.balance=bias")
+    words = (*moe.WORDS, "model.balance=bias")
     plan_trial(small.config(tmp_path, *words))
     with pytest.raises(BadInput, match="save_final=True: must not be bias"):
         plan_trial(small.config(tmp_path, *words, "save_final=true"))
 
 
 @pytest.mark.parametrize(
-    ("balance", "optimizer", "dtype"),
+    ("family", "balance", "optimizer", "dtype"),
     [
-        ("bias", "adamw", "bfloat16"),
-        pytest.param("loss", "muon", "float32", marks=pytest.mark.slow),
-        pytest.param("bias", "sophia", "float32", marks=pytest.mark.slow),
+        (hybrid.WORDS, "bias", "mars", "bfloat16"),
+        pytest.param(moe.WORDS, "loss", "muon", "float32", marks=pytest.mark.slow),
+        pytest.param(moe.WORDS, "bias", "sophia", "float32", marks=pytest.mark.slow),
     ],
 )
 def test_a_stopped_trial_goes_on_with_other_stages(
-    balance: str, optimizer: str, dtype: str, tmp_path: Path
+    family: tuple[str, ...], balance: str, optimizer: str, dtype: str, tmp_path: Path
 ) -> None:
     words = (
-        *(*WORDS, f"model.balance={balance}", f"optimizer={optimizer}", f"dtype={dtype}"),
+        *(*family, f"model.balance={balance}", f"optimizer={optimizer}", f"dtype={dtype}"),
         *("pipeline=pipedream_2bw", "pipeline.num_microbatches=4", "correction=error_feedback"),
         *("model.activation_checkpointing=true", "num_updates=7", "diagnostics=3"),
     )
@@ -215,14 +216,17 @@ def test_the_true_pipeline_gives_the_emulations_numbers(
         *(f"pipeline.num_stages={num_stages}", f"num_replicas={num_replicas}", "seq_len=8"),
     )
     delayed = ("pipeline=pipedream_2bw", "correction=error_feedback")
+    biased, narrow = "model.balance=bias", "dtype=bfloat16"
     configs = [
-        small.config(tmp_path, *WORDS, *shape, *words)
+        small.config(tmp_path, *words[0], *shape, *words[1:])
         for words in (
-            (*delayed, "optimizer=muon"),
-            (*delayed, "optimizer=muon", "model.balance=bias", "model.router=vector"),
-            (*delayed, "model.balance=bias", "clip_scope=stage", "dtype=bfloat16"),
-            ("pipeline=sync", "model.tied_embeddings=false"),
-            ("pipeline=zero_bubble_h1", "model.balance=bias", "dtype=bfloat16"),
+            (moe.WORDS, *delayed, "optimizer=muon"),
+            (moe.WORDS, *delayed, "optimizer=muon", biased, "model.router=vector"),
+            (moe.WORDS, *delayed, biased, "clip_scope=stage", narrow),
+            (moe.WORDS, "pipeline=sync", "model.tied_embeddings=false"),
+            (moe.WORDS, "pipeline=zero_bubble_h1", biased, narrow),
+            (hybrid.WORDS, *delayed, "optimizer=muon", narrow),
+            (hybrid.WORDS, "pipeline=zero_bubble_h1", biased, "model.tied_embeddings=false"),
         )
     ]
     for one, ranks in zip(configs, gangs.pipelined(configs), strict=True):

@@ -11,7 +11,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from tests.support.llama import SMALL, TOKENS, whole
+from tests.support.llama import SMALL, TOKENS
+from tests.support.whole import whole
 from trainer.models.export import save_final
 from trainer.models.llama import Llama
 

@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.support.llama import SMALL, TOKENS, whole
+from tests.support.llama import SMALL, TOKENS
+from tests.support.whole import whole
 from trainer.base.build import build
 from trainer.base.errors import BadInput
 from trainer.config.compose import compose_node

@@ -4,41 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.support.moe import MOE, TOKENS, whole
-from trainer.base.build import build
+from tests.support.moe import MOE, TOKENS
+from tests.support.pretrained import assert_equal, in_float64, theirs
+from tests.support.whole import whole
 from trainer.base.errors import BadInput
-from trainer.config.compose import compose_node
-from trainer.models.attention import rotation
 from trainer.models.experts import Routes, multiplied
-from trainer.models.export import save_final
-from trainer.models.loss import cross_entropy
 from trainer.models.qwen3_moe import Qwen3Moe
 
 transformers = pytest.importorskip("transformers")
 
-INPUTS, TARGETS = TOKENS[:, :-1], TOKENS[:, 1:]
+INPUTS = TOKENS[:, :-1]
 RECIPES = {
     "tied": MOE,
     "untied": replace(MOE, tied_embeddings=False, num_kv_heads=4),
     "one expert per token": replace(MOE, experts_per_token=1, num_experts=5),
 }
 every_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
-
-
-def theirs(recipe: Qwen3Moe, weights: dict[str, Tensor], folder: Path) -> tuple[Any, Any]:
-    """Transformers' model from the exported folder, and what its loading reports."""
-    save_final(weights, recipe, folder)
-    model, report = transformers.AutoModelForCausalLM.from_pretrained(
-        folder / "final", output_loading_info=True
-    )
-    return model, report
 
 
 @every_recipe
@@ -58,26 +44,11 @@ def test_every_size_of_the_recipe_reaches_the_config(tmp_path: Path) -> None:
     assert (config.bos_token_id, config.eos_token_id) == (None, None)
 
 
-def assert_equal(
-    recipe: Qwen3Moe, ours: nn.Module, model: Any, logits: float, gradients: float
-) -> None:
-    """Logits and gradients differ by at most these two numbers."""
-    found, expected = ours(INPUTS), model(INPUTS, use_cache=False).logits
-    torch.testing.assert_close(found, expected, rtol=0, atol=logits)
-    for values in (found, expected):
-        F.cross_entropy(values.flatten(0, 1), TARGETS.flatten()).backward()
-    mine = recipe.pretrained({name: p.grad for name, p in ours.named_parameters()}).tensors
-    reference = dict(model.named_parameters())
-    assert set(reference) <= set(mine)
-    for name, weight in reference.items():
-        torch.testing.assert_close(mine[name], weight.grad, rtol=0, atol=gradients)
-
-
 @every_recipe
 def test_equals_transformers(recipe: Qwen3Moe, tmp_path: Path) -> None:
     ours = whole(recipe)
     model, _ = theirs(recipe, dict(ours.named_parameters()), tmp_path)
-    assert_equal(recipe, ours, model, logits=1e-5, gradients=1e-6)
+    assert_equal(recipe, ours, model, TOKENS, logits=1e-5, gradients=1e-6)
 
 
 @every_recipe
@@ -87,35 +58,8 @@ def test_equals_transformers_in_float64(
     """Far below any difference that a float32 could hide; with the same rotary angles."""
     ours = whole(recipe)
     model, _ = theirs(recipe, dict(ours.named_parameters()), tmp_path)
-    model.set_experts_implementation("eager")
-    for name in ("float", "float32"):  # to which theirs rounds norms and chances
-        monkeypatch.setattr(torch, name, torch.float64)
-    cos, sin = rotation(INPUTS.double(), recipe.head_size, recipe.rope_theta)
-    half = recipe.head_size // 2
-    angles = cos[None], torch.cat((-sin[:, :half], sin[:, half:]), -1)[None]
-    monkeypatch.setattr(model.model.rotary_emb, "forward", lambda *_, **__: angles)
-    assert_equal(recipe, ours.double(), model.double(), logits=1e-12, gradients=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("preset", "parameters", "active"),
-    [
-        ("moe_2b", 1_915_784_192, 506_498_048),
-        ("tiny_moe", 2_507_968, 443_584),
-        ("micro_moe", 1_306_816, 422_080),
-    ],
-)
-def test_presets_have_their_number_of_parameters(preset: str, parameters: int, active: int) -> None:
-    recipe = build(compose_node([f"model={preset}"])["model"])
-    with torch.device("meta"):
-        module = recipe.stage(0, recipe.split(1, 8))
-        config = transformers.AutoConfig.for_model(**recipe.pretrained({}).config)
-        model = transformers.Qwen3MoeForCausalLM(config)
-    assert recipe.num_parameters == parameters == sum(p.numel() for p in module.parameters())
-    assert model.num_parameters() == parameters
-    idle = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
-    share = recipe.experts_per_token / recipe.num_experts
-    assert recipe.num_active_parameters == active == parameters - idle * (1 - share)
+    model = in_float64(model, recipe, INPUTS.shape[1], monkeypatch)
+    assert_equal(recipe, ours.double(), model, TOKENS, logits=1e-12, gradients=1e-12)
 
 
 def test_biases_are_parameters() -> None:
@@ -148,16 +92,6 @@ def test_flops_are_those_of_active_matrices_and_attention(tied: bool) -> None:
 def test_sizes_that_do_not_go_together_are_bad_input(key: str, sizes: dict[str, int]) -> None:
     with pytest.raises(BadInput, match=key):
         replace(MOE, **sizes)
-
-
-@pytest.mark.parametrize("num_stages", [2, 4])
-def test_stages_in_turn_are_the_whole_model(num_stages: int) -> None:
-    split, x = MOE.split(num_stages, 8), TOKENS
-    for index in range(num_stages):
-        stage = MOE.stage(index, split)
-        MOE.initialise(stage, 0)
-        x = stage(x)
-    assert torch.equal(x, whole(MOE)(TOKENS))
 
 
 def test_every_expert_starts_from_a_stream_of_its_own() -> None:
@@ -208,16 +142,6 @@ def test_the_dispatch_is_a_loop_over_experts(dtype: torch.dtype) -> None:
     order = pairs.sort(stable=True).values
     expected = torch.cat([rows[order == e] @ stack[e].T for e in range(6)])
     assert torch.equal(multiplied(rows, stack, routes.ends), expected)
-
-
-def test_activation_checkpointing_changes_no_number() -> None:
-    for balance in ("none", "loss", "bias"):
-        recipe = replace(MOE, balance=balance)
-        plain, saving = whole(recipe), whole(replace(recipe, activation_checkpointing=True))
-        for module in (plain, saving):
-            cross_entropy(module(INPUTS), TARGETS).backward()
-        for a, b in zip(plain.parameters(), saving.parameters(), strict=True):
-            assert torch.equal(a.grad, b.grad)
 
 
 def test_the_router_reads_in_fp32() -> None:

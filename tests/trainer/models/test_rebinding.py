@@ -9,14 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
-from tests.support.llama import SMALL, TOKENS, whole
-from trainer.models.llama import Llama
+from tests.support.hybrid import HYBRID
+from tests.support.llama import SMALL, TOKENS
+from tests.support.whole import whole
+from trainer.models.decoder import Decoder
 from trainer.models.loss import cross_entropy
 from trainer.stages.versions import Versions
 
-RECIPES = [SMALL, replace(SMALL, tied_embeddings=False), replace(SMALL, num_kv_heads=6)]
-RECIPES.append(replace(SMALL, activation_checkpointing=True))
-IDS = ["tied", "untied", "ungrouped", "checkpointing"]
+RECIPES: list[Decoder] = [SMALL, replace(SMALL, tied_embeddings=False)]
+RECIPES += [replace(SMALL, num_kv_heads=6), replace(SMALL, activation_checkpointing=True)]
+RECIPES += [HYBRID, replace(HYBRID, activation_checkpointing=True)]
+IDS = ["tied", "untied", "ungrouped", "checkpointing", "hybrid", "hybrid checkpointing"]
 
 
 def loss(logits: Tensor) -> Tensor:
@@ -34,7 +37,7 @@ def moved(module: nn.Module) -> tuple[Versions, list[nn.Parameter], list[nn.Para
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=IDS)
-def test_rebound_leaves_are_what_is_read_and_what_gets_the_gradient(recipe: Llama) -> None:
+def test_rebound_leaves_are_what_is_read_and_what_gets_the_gradient(recipe: Decoder) -> None:
     module, expected = whole(recipe), whole(recipe)
     _, old, new = moved(module)
     with torch.no_grad():

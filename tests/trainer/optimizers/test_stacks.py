@@ -1,4 +1,6 @@
-"""Every optimizer does to each matrix of a stack what it does to that matrix by itself."""
+"""Every optimizer does to each matrix of a stack what it does to that matrix by itself, and to a
+vector with two dimensions what it does to its entries in one.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,10 @@ from trainer.stages.update import dry_update
 
 every = pytest.mark.parametrize("name", NAMES)
 Named = list[tuple[Kind, nn.Parameter]]
-SHAPES: dict[Kind, tuple[int, ...]] = {"experts": (4, 6, 16), "vector": (5,), "matrix": (6, 16)}
-"""A matrix takes a multiple of 64 bytes, so that those of a stack lie as those by themselves do.
-BLAS rounds a product of matrices that lie otherwise in another order."""
+SHAPES: dict[Kind, tuple[int, ...]] = {"experts": (4, 6, 16), "vector": (5, 3), "matrix": (6, 16)}
+"""A vector may have two dimensions, as a convolution's weight has. A matrix takes a multiple of 64
+bytes, so that those of a stack lie as those by themselves do. BLAS rounds a product of matrices
+that lie otherwise in another order."""
 UPDATES = 5
 
 
@@ -34,10 +37,8 @@ def drawn(t: int) -> dict[Kind, Tensor]:
 
 
 def apart(tensors: Mapping[Kind, Tensor]) -> list[tuple[Kind, Tensor]]:
-    """The stack's matrices as weights of their own, before the others."""
-    parts = [("experts", matrix.clone()) for matrix in tensors["experts"]]
-    rest = [(kind, tensor.clone()) for kind, tensor in tensors.items() if kind != "experts"]
-    return [*parts, *rest]
+    """The stack's matrices and the vector in one dimension as weights of their own."""
+    return [(kind, part.clone()) for kind, of in tensors.items() for part in parts_of(kind, of)]
 
 
 def stacked(name: str, with_bias: bool = False) -> tuple[Named, Optimizer]:
@@ -84,7 +85,9 @@ def values(weights: Named, optimizer: Optimizer) -> list[Tensor]:
 
 
 def parts_of(kind: Kind, weight: Tensor) -> list[Tensor]:
-    return list(weight.detach().unbind()) if kind == "experts" else [weight.detach()]
+    if kind == "experts":
+        return list(weight.detach().unbind())
+    return [weight.detach().flatten() if kind == "vector" else weight.detach()]
 
 
 @every

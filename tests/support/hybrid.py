@@ -1,0 +1,50 @@
+"""A small hybrid in Qwen3-Next's shape."""
+
+from __future__ import annotations
+
+from trainer.models.qwen3_next import Qwen3Next
+
+HYBRID = Qwen3Next(
+    vocab_size=61,
+    hidden_size=48,
+    num_layers=4,
+    full_attention_every=4,
+    num_heads=4,
+    num_kv_heads=2,
+    head_size=16,
+    partial_rotary_factor=0.25,
+    num_key_heads=2,
+    num_value_heads=4,
+    key_head_size=8,
+    value_head_size=12,
+    conv_size=4,
+    chunk_size=12,
+    num_experts=8,
+    experts_per_token=2,
+    intermediate_size=24,
+    shared_intermediate_size=40,
+    router="matrix",
+    balance="none",
+    balance_coefficient=0.05,
+    rope_theta=100000.0,
+    rms_norm_eps=1e-6,
+    initializer_range=0.1,
+    tied_embeddings=True,
+    activation_checkpointing=False,
+)
+WORDS = (
+    "model=tiny_hybrid",
+    "model.num_heads=2",
+    "model.head_size=8",
+    "model.num_key_heads=1",
+    "model.num_value_heads=2",
+    "model.key_head_size=8",
+    "model.value_head_size=8",
+    "model.chunk_size=8",
+    "model.num_experts=4",
+    "model.intermediate_size=16",
+    "model.shared_intermediate_size=16",
+    "model.num_layers=4",
+    "model.full_attention_every=2",
+)
+"""After those of `small`, a hybrid as small."""

@@ -1,0 +1,13 @@
+"""A model as one stage, with its initial weights."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from trainer.models.decoder import Decoder
+
+
+def whole(recipe: Decoder, seed: int = 0) -> nn.Module:
+    module = recipe.stage(0, recipe.split(1, 8))
+    recipe.initialise(module, seed)
+    return module

@@ -1,0 +1,72 @@
+"""The gated delta rule in chunks is the recurrence, and its parts are what they are called."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.oracles import delta as oracle
+from trainer.models.delta import CausalConvolution, gated_delta_rule, unit
+
+SEQ_LEN = 13
+
+
+def drawn(dtype: torch.dtype, decay: float) -> list[Tensor]:
+    """q, k, v, log decays down to −`decay`, and rates of writing up to 1."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(2, 2, SEQ_LEN, n, generator=generator, dtype=torch.float64) for n in (6, 6, 4)
+    )
+    gates = torch.rand(2, 2, 2, SEQ_LEN, generator=generator, dtype=torch.float64)
+    rate = gates[1]
+    rate[..., 3] = 1.0
+    return [x.to(dtype) for x in (unit(q), unit(k), v, -decay * gates[0], rate)]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5, 300.0])
+@pytest.mark.parametrize("chunk_size", [1, 4, 13, 32])
+def test_chunks_are_the_recurrence(chunk_size: int, decay: float) -> None:
+    """Also where a token forgets all before it, and where a chunk is longer than the sequence."""
+    found, expected = drawn(torch.float64, decay), drawn(torch.float64, decay)
+    for of in (found, expected):
+        for x in of:
+            x.requires_grad_()
+    out, reference = gated_delta_rule(*found, chunk_size), oracle.gated_delta_rule(*expected)
+    torch.testing.assert_close(out, reference, rtol=0, atol=1e-13)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).double()
+    for result in (out, reference):
+        (result * weights).sum().backward()
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x.grad, y.grad, rtol=0, atol=1e-12)
+
+
+def test_weak_decay_after_strong_decay_loses_no_digits_in_fp32() -> None:
+    """A difference of cumulative sums would be wrong by 1e-5."""
+    inputs = drawn(torch.float32, 300.0)
+    inputs[3][..., 1::2] /= 3000
+    reference = oracle.gated_delta_rule(*(x.double() for x in inputs)).float()
+    found = gated_delta_rule(*inputs, SEQ_LEN)
+    torch.testing.assert_close(found, reference, rtol=0, atol=4e-7)
+
+
+def test_a_later_token_changes_no_earlier_output() -> None:
+    inputs = drawn(torch.float64, 0.5)
+    before = gated_delta_rule(*inputs, 4)
+    for x in inputs:
+        x[:, :, 7] *= 0.5
+    after = gated_delta_rule(*inputs, 4)
+    assert torch.equal(before[:, :, :7], after[:, :, :7])
+    assert not torch.equal(before[:, :, 7:], after[:, :, 7:])
+
+
+def test_the_convolution_is_torchs() -> None:
+    generator = torch.Generator().manual_seed(0)
+    convolution = CausalConvolution(5, 3).double()
+    weight = torch.randn(5, 3, generator=generator, dtype=torch.float64)
+    convolution.weight.data.copy_(weight)
+    x = torch.randn(2, 7, 5, generator=generator, dtype=torch.float64)
+    padded = F.pad(x.mT, (2, 0))
+    expected = F.conv1d(padded, weight.unsqueeze(1), groups=5).mT
+    torch.testing.assert_close(convolution(x), expected)

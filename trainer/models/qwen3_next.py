@@ -1,0 +1,167 @@
+"""Qwen3-Next: Gated DeltaNet in most layers, gated softmax attention in every n-th one, and in
+every layer experts beside a shared one. As in Hugging Face's Qwen3NextForCausalLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+import torch
+from annotated_types import Interval
+from torch import Tensor, nn
+from typing_extensions import override
+
+from trainer.base.errors import BadInput
+from trainer.base.ranges import Few, Rows
+from trainer.models.attention import GatedAttention
+from trainer.models.decoder import LayerSize
+from trainer.models.delta import GatedDeltaNet
+from trainer.models.experts import MixtureWithSharedExpert
+from trainer.models.layers import CentredRMSNorm, Layer, SwiGLU
+from trainer.models.mixture import MixtureDecoder, joined
+from trainer.models.recipe import Pretrained
+
+MIXER = ".self_attn."
+"""Of the name of each weight of attention or a Gated DeltaNet, behind its layer's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3Next(MixtureDecoder):
+    """The recipe of a model; it allocates no weights."""
+
+    full_attention_every: Few
+    partial_rotary_factor: Annotated[float, Interval(gt=0, le=1)]
+    num_key_heads: Rows
+    num_value_heads: Rows
+    key_head_size: Rows
+    value_head_size: Rows
+    conv_size: Few
+    chunk_size: Few
+    shared_intermediate_size: Rows
+
+    def __post_init__(self) -> None:
+        """Raises BadInput for sizes that do not go together."""
+        super().__post_init__()
+        rotary_size = self.partial_rotary_factor * self.head_size
+        if not rotary_size or rotary_size % 2:
+            allowed = f"must make an even number of head_size={self.head_size}"
+            raise BadInput("model.partial_rotary_factor", self.partial_rotary_factor, allowed)
+        if self.num_value_heads % self.num_key_heads:
+            allowed = f"must divide num_value_heads={self.num_value_heads}"
+            raise BadInput("model.num_key_heads", self.num_key_heads, allowed)
+
+    @property
+    def rotary_size(self) -> int:
+        """A part of each head is rotated."""
+        return int(self.partial_rotary_factor * self.head_size)
+
+    def layer(self, index: int) -> nn.Module:
+        """Attention or a Gated DeltaNet, and a mixture of experts with a shared one."""
+        mixer = self._attention() if self._is_full(index) else self._delta_net()
+        shared = SwiGLU(self.hidden_size, self.shared_intermediate_size)
+        return Layer(self.norm, mixer, MixtureWithSharedExpert(*self.mixture_parts(), shared))
+
+    def layer_size(self, index: int) -> LayerSize:
+        """That of one of two kinds of layer."""
+        mixer = self._attention_size() if self._is_full(index) else self._delta_net_size()
+        d, mixture = self.hidden_size, self.mixture_size()
+        shared = 3 * d * self.shared_intermediate_size
+        return mixer._replace(
+            matrices=mixer.matrices + mixture.matrices + shared,
+            vectors=mixer.vectors + mixture.vectors + 2 * d + d,  # norms, gate of the shared expert
+            idle=mixture.idle,
+        )
+
+    @override
+    def norm(self) -> nn.Module:
+        """A norm of hidden states, with a weight around 0."""
+        return CentredRMSNorm(self.hidden_size, self.rms_norm_eps)
+
+    def pretrained(self, weights: Mapping[str, Tensor]) -> Pretrained:
+        """As Qwen3NextForCausalLM, which joins matrices that read the same hidden states."""
+        is_full = [self._is_full(index) for index in range(self.num_layers)]
+        config = {
+            "architectures": ["Qwen3NextForCausalLM"],
+            "model_type": "qwen3_next",
+            "layer_types": ["full_attention" if full else "linear_attention" for full in is_full],
+            "partial_rotary_factor": self.partial_rotary_factor,
+            "linear_num_key_heads": self.num_key_heads,
+            "linear_num_value_heads": self.num_value_heads,
+            "linear_key_head_dim": self.key_head_size,
+            "linear_value_head_dim": self.value_head_size,
+            "linear_conv_kernel_dim": self.conv_size,
+            "shared_expert_intermediate_size": self.shared_intermediate_size,
+            **self.shared_config(),
+        }
+        return Pretrained(config, self._renamed(joined(weights)))
+
+    def _is_full(self, index: int) -> bool:
+        return (index + 1) % self.full_attention_every == 0
+
+    def _attention(self) -> nn.Module:
+        norm = partial(CentredRMSNorm, eps=self.rms_norm_eps)
+        heads = self.num_heads, self.num_kv_heads, self.head_size
+        return GatedAttention(self.hidden_size, *heads, norm)
+
+    def _delta_net(self) -> nn.Module:
+        return GatedDeltaNet(
+            self.hidden_size,
+            num_key_heads=self.num_key_heads,
+            num_value_heads=self.num_value_heads,
+            key_head_size=self.key_head_size,
+            value_head_size=self.value_head_size,
+            conv_size=self.conv_size,
+            chunk_size=self.chunk_size,
+            eps=self.rms_norm_eps,
+        )
+
+    def _attention_size(self) -> LayerSize:
+        d, q = self.hidden_size, self.num_heads * self.head_size
+        matrices = 3 * d * q + 2 * d * self.num_kv_heads * self.head_size
+        return LayerSize(matrices, vectors=2 * self.head_size, attention=q)
+
+    def _delta_net_size(self) -> LayerSize:
+        """Products with each head's state: reading it by k and q, decay, writing."""
+        d, n = self.hidden_size, self.num_value_heads
+        key, value = self.num_key_heads * self.key_head_size, n * self.value_head_size
+        return LayerSize(
+            matrices=d * (2 * key + 3 * value + 2 * n),
+            vectors=self.conv_size * (2 * key + value) + 2 * n + self.value_head_size,
+            attention=0,
+            products=4 * n * self.key_head_size * self.value_head_size,
+        )
+
+    def _renamed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        mixers: dict[str, dict[str, Tensor]] = {}
+        for name, weight in weights.items():
+            layer, _, part = name.partition(MIXER)
+            (mixers.setdefault(layer, {}) if part else tensors)[part or name] = weight
+        for layer, parts in mixers.items():
+            if self._is_full(int(layer.rpartition(".")[2])):
+                renamed, mixer = self._of_attention(parts), "self_attn"
+            else:
+                renamed, mixer = self._of_delta_net(parts), "linear_attn"
+            tensors.update({f"{layer}.{mixer}.{part}": w for part, w in renamed.items()})
+        return tensors
+
+    def _of_attention(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found, joins = dict(parts), ("q_proj.weight", "gate_proj.weight")
+        found["q_proj.weight"] = by_head([found.pop(name) for name in joins], self.num_heads)
+        return found
+
+    def _of_delta_net(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = dict(parts)
+        for letters in ("qkvz", "ba"):
+            matrices = [found.pop(f"{letter}_proj.weight") for letter in letters]
+            found[f"in_proj_{letters}.weight"] = by_head(matrices, self.num_key_heads)
+        found["conv1d.weight"] = found["conv1d.weight"].unsqueeze(1)
+        return found
+
+
+def by_head(matrices: list[Tensor], num_heads: int) -> Tensor:
+    """The rows of the first head of each matrix, those of the second head, and so on."""
+    return torch.cat([matrix.unflatten(0, (num_heads, -1)) for matrix in matrices], 1).flatten(0, 1)
