@@ -18,6 +18,8 @@ import vl_convert
 from analysis import gaps, load
 from analysis.__main__ import main as analysis
 from analysis.advice import advise
+from analysis.figures import save
+from analysis.report import contents
 from analysis.report.contents import EXPECTED
 from analysis.report.page import page as page_module
 from analysis.report.page.listing import listed, write_latex
@@ -209,7 +211,7 @@ def test_a_sweeps_own_report_is_of_its_trials(tmp_path: Path) -> None:
     record(store, "main", "tiny", named)
     text = page(store, tmp_path / "out", "main-tiny")
     assert len(pd.read_csv(tmp_path / "out" / "trials.csv")) == 6
-    assert {"final_losses.svg", "gaps.csv"} <= {p.name for p in (tmp_path / "out").iterdir()}
+    assert {"final_losses.csv", "gaps.csv"} <= {p.name for p in (tmp_path / "out").iterdir()}
     assert "main-tiny: chosen" in text
     with pytest.raises(BadInput, match=r"label=other.*main-tiny"):
         report(store, tmp_path / "out", "other")
@@ -253,7 +255,10 @@ def test_nothing_of_a_store_is_markup(tmp_path: Path) -> None:
         assert path.read_text().startswith("pipegap.trials({")
 
 
-def test_the_page_needs_nothing_from_anywhere(tmp_path: Path) -> None:
+def test_the_page_needs_nothing_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contents, "save", save)  # with the pictures that it links to
     write_arms(tmp_path / "r", LOSSES)
     text = page(tmp_path / "r", tmp_path / "out")
     elsewhere = r"(?<!schema\": \")https?://(?!www.w3.org/2000/svg)"
