@@ -15,7 +15,7 @@ from fontTools.ttLib import TTFont
 
 from analysis import gaps, load
 from analysis.figures import BY_NAME, plot
-from analysis.figures.draw.fonts import with_font
+from analysis.figures.draw.fonts import USUAL, with_font
 from analysis.figures.files import PER_INCH, WIDTHS, sized
 from analysis.statistics.reported import paper_losses
 from tests.support.synthetic_store import put
@@ -55,13 +55,16 @@ def test_a_picture_is_as_wide_as_the_columns_of_a_paper(
 
 
 def test_every_letter_of_a_picture_is_in_its_own_font() -> None:
-    svg = '<svg width="1" height="1"><text>λ −1</text><text font-weight="600">β₂ &amp;</text></svg>'
+    """One face has usual letters alone, the other one that is not among them."""
+    svg = '<svg width="1" height="1"><text>λ −1</text><text font-weight="600">Ω₂ &amp;</text></svg>'
     found = re.findall(r"font-weight:(\d+);src:url\(data:font/woff;base64,([^)]*)", with_font(svg))
     letters = {
         weight: {chr(code) for code in TTFont(io.BytesIO(base64.b64decode(data))).getBestCmap()}
         for weight, data in found
     }
-    assert letters == {"400": {*"λ −1"}, "600": {*"β₂ &"}}
+    assert letters == {"400": {*"λ −1"}, "600": {*"Ω₂ &"}}
+    assert {*"λ −1"} <= USUAL
+    assert not {*"Ω₂ &"} <= USUAL
 
 
 def test_the_papers_own_numbers_are_not_bent(drawn: Callable[[str, bool], str]) -> None:

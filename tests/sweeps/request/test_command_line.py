@@ -18,8 +18,8 @@ def test_a_trial_of_several_sweeps_has_the_tags_of_all(tmp_path: Path) -> None:
     found = all_planned(plan_sweeps(request))
     by_sweeps = {trial.sweeps for trial in found}
     assert by_sweeps == {("main-tiny",), ("horizon-tiny",), ("main-tiny", "horizon-tiny")}
-    [shared] = [t for t in found if len(t.sweeps) == 2 and t.name == "muon delay seed 0"]
-    assert shared.config["num_updates"] == 400
+    shared = {trial.name: trial for trial in found if len(trial.sweeps) == 2}
+    assert shared["muon delay seed 0"].config["num_updates"] == 400
     names = {trial.name for trial in found if trial.sweeps == ("horizon-tiny",)}
     assert "adamw num_updates=100 delay_ef seed 0" in names
     assert (request.label, request.title) == ("main-tiny_horizon-tiny", "main-tiny, horizon-tiny")
