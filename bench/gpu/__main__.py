@@ -1,0 +1,68 @@
+"""What a GPU makes of pipegap.
+
+    python -m bench.gpu out=FOLDER [scale=135m] [device=cuda] [rounds=5] [parts=limits,steps,…]
+
+Measures the device's ceilings, a whole update by optimizer and arm beside the same step of
+transformers, the update alone, the evaluation, and whole trials; writes `out`/measured.json after
+each part, and `out`/README.md. About ten minutes at 135m on one GPU. With `device=cpu scale=micro`
+it is a dry run: every part runs, and its times say nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.gpu import steps
+from bench.gpu.limits import ceilings
+from bench.gpu.setting import Setting
+from bench.gpu.tables import page
+from bench.gpu.trials import trials
+from trainer.base.cli import DONE, end_with
+from trainer.base.resources import device_name, reproducible, require_device
+
+Found = dict[str, Any]
+PARTS: dict[str, Callable[[Setting, Found], Any]] = {
+    "limits": lambda setting, found: ceilings(setting),
+    "steps": lambda setting, found: steps.whole(setting, found["limits"]["flops_per_second"]),
+    "updates": lambda setting, found: steps.updates(setting),
+    "evaluation": lambda setting, found: steps.evaluation(setting),
+    "trials": lambda setting, found: trials(setting),
+}
+"""Name → what it measures, given what the parts before it found."""
+
+
+def main() -> int:
+    """Measures what is asked for; returns the exit code."""
+    known = {"scale": "135m", "device": "cuda", "rounds": "5", "parts": ",".join(PARTS)}
+    own = dict(word.partition("=")[::2] for word in sys.argv[1:])
+    more = tuple(f"{key}={value}" for key, value in own.items() if key not in {*known, "out"})
+    given = {**known, **own}
+    device = require_device(given["device"])
+    setting = Setting(given["scale"], device, int(given["rounds"]), more)
+    out = Path(given["out"])
+    out.mkdir(parents=True, exist_ok=True)
+    found: Found = {
+        "device": device_name(device),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "scale": given["scale"],
+        "words": setting.words(),
+    }
+    for part in given["parts"].split(","):
+        with reproducible(0, torch.get_num_threads()):
+            found[part] = PARTS[part](setting, found)
+        torch.cuda.empty_cache()
+        (out / "measured.json").write_text(json.dumps(found, indent=1))
+    (out / "README.md").write_text(page(found))
+    print((out / "README.md").read_text())
+    return DONE
+
+
+if __name__ == "__main__":
+    end_with(main)

@@ -1,0 +1,105 @@
+"""A whole update: ours by arm and optimizer, beside the same step of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.gpu.device import in_turn, prepare
+from bench.gpu.setting import Setting
+from bench.steps import executor, ours, resolved, theirs
+from trainer.base.build import build
+
+DELAY = ("pipeline=pipedream_2bw",)
+EF = (*DELAY, "correction=error_feedback")
+STEPS: Mapping[str, tuple[Callable[..., Callable[[], None]], tuple[str, ...]]] = {
+    "transformers, eager": (theirs, ("compile=false", "optimizer.fused=true")),
+    "transformers, compiled": (theirs, ("compile=true", "optimizer.fused=true")),
+    "AdamW, sync, eager": (ours, ("compile=false",)),
+    "AdamW, sync": (ours, ()),
+    "AdamW, sync, fused": (ours, ("optimizer.fused=true",)),
+    "AdamW, delay": (ours, DELAY),
+    "AdamW, delay + EF": (ours, EF),
+    "AdamW, delay + EF, four stages": (ours, (*EF, "pipeline.num_stages=4")),
+    "Muon, sync": (ours, ("optimizer=muon",)),
+    "Muon, delay + EF": (ours, ("optimizer=muon", *EF)),
+    "SOAP, delay + EF": (ours, ("optimizer=soap", *EF)),
+}
+"""What is timed → how it is made, and its words beside those of the scale."""
+ALONE = ("pipeline.num_microbatches=1", "seq_len=8", "batch_size=1", "compile=false")
+"""Words of a batch of eight tokens: a step is nearly the update alone."""
+UPDATES: Mapping[str, tuple[str, ...]] = {
+    "AdamW, sync": (),
+    "AdamW, sync, fused": ("optimizer.fused=true",),
+    "AdamW, delay": DELAY,
+    "AdamW, delay + EF": EF,
+    "Muon, sync": ("optimizer=muon",),
+    "Muon, delay + EF": ("optimizer=muon", *EF),
+    "SOAP, delay + EF": ("optimizer=soap", *EF),
+}
+EVALUATIONS = {"as the scale says": (), "eager": ("compile=false",)}
+EVALUATED = 256
+"""Windows of an evaluation."""
+
+
+def whole(setting: Setting, flops_per_second: float) -> list[dict[str, Any]]:
+    """One row per step: seconds, tokens/s, share of the device's FLOP/s, peak memory."""
+    ready = {
+        name: prepare(partial(make, setting.words(*words)), setting.device)
+        for name, (make, words) in STEPS.items()
+    }
+    config = resolved(setting.words())
+    tokens = config["batch_size"] * config["seq_len"]
+    flops = tokens * build(config["model"]).flops_per_token(config["seq_len"])
+    return [
+        {
+            "step": name,
+            "seconds": median(seconds),
+            "least": min(seconds),
+            "most": max(seconds),
+            "first": ready[name].first,
+            "peak_bytes": ready[name].peak,
+            "tokens_per_second": tokens / median(seconds),
+            "share_of_product": flops / median(seconds) / flops_per_second,
+        }
+        for name, seconds in in_turn(ready, setting.rounds, setting.device).items()
+    ]
+
+
+def updates(setting: Setting) -> list[dict[str, Any]]:
+    """One row per optimizer and arm: seconds of a step on eight tokens."""
+    ready = {
+        name: prepare(partial(ours, setting.words(*ALONE, *words)), setting.device)
+        for name, words in UPDATES.items()
+    }
+    times = in_turn(ready, 3 * setting.rounds, setting.device)
+    return [{"update": name, "seconds": median(seconds)} for name, seconds in times.items()]
+
+
+def evaluation(setting: Setting) -> list[dict[str, Any]]:
+    """Tokens/s of an evaluation, compiled as the scale says and not."""
+    config = resolved(setting.words())
+    windows = _windows(config, setting).split(config["eval_batch_size"])
+    tokens = EVALUATED * config["seq_len"]
+    ready = {
+        name: prepare(
+            lambda words=words: partial(executor(setting.words(*words)).evaluate, windows),
+            setting.device,
+        )
+        for name, words in EVALUATIONS.items()
+    }
+    times = in_turn(ready, setting.rounds, setting.device)
+    return [
+        {"evaluation": name, "tokens_per_second": tokens / median(seconds)}
+        for name, seconds in times.items()
+    ]
+
+
+def _windows(config: Mapping[str, Any], setting: Setting) -> Tensor:
+    shape = (EVALUATED, config["seq_len"] + 1)
+    return torch.randint(0, config["model"]["vocab_size"], shape, device=setting.device)

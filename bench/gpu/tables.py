@@ -1,0 +1,93 @@
+"""What was measured as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+PEER = "transformers, compiled"
+"""The step that ours are compared with."""
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """All tables of what `bench.gpu` found; a part that was not measured has none."""
+    titles = {
+        "limits": _limits,
+        "steps": _steps,
+        "updates": _updates,
+        "evaluation": _evaluation,
+        "trials": _trials,
+    }
+    parts = [table(found[part]) for part, table in titles.items() if part in found]
+    where = f"{found['device']}, torch {found['torch']}, CUDA {found['cuda']}; {found['scale']}"
+    return "\n\n".join([where, *parts]) + "\n"
+
+
+def _limits(of: Mapping[str, float]) -> str:
+    return (
+        f"A product of matrices in bf16: {of['flops_per_second'] / 1e12:.0f} TFLOP/s; "
+        f"a copy: {of['bytes_per_second'] / 1e12:.2f} TB/s, read and written bytes counted."
+    )
+
+
+def _steps(rows: Sequence[Mapping[str, Any]]) -> str:
+    peer = next(row["seconds"] for row in rows if row["step"] == PEER)
+    head = (
+        *("", "ms per update", "least … most", "tokens/s", "of the product's FLOP/s"),
+        *(f"{PEER} / this", "peak, GB", "first update, s"),
+    )
+    return _table(
+        head,
+        [
+            (
+                row["step"],
+                f"{1e3 * row['seconds']:.0f}",
+                f"{1e3 * row['least']:.0f} … {1e3 * row['most']:.0f}",
+                f"{row['tokens_per_second']:,.0f}",
+                f"{100 * row['share_of_product']:.1f} %",
+                f"{peer / row['seconds']:.2f}",
+                f"{row['peak_bytes'] / 1e9:.1f}",
+                f"{row['first']:.0f}",
+            )
+            for row in rows
+        ],
+    )
+
+
+def _updates(rows: Sequence[Mapping[str, Any]]) -> str:
+    head = ("the update alone (with a step on eight tokens)", "ms")
+    return _table(head, [(row["update"], f"{1e3 * row['seconds']:.1f}") for row in rows])
+
+
+def _evaluation(rows: Sequence[Mapping[str, Any]]) -> str:
+    head = ("evaluation", "tokens/s")
+    return _table(head, [(r["evaluation"], f"{r['tokens_per_second']:,.0f}") for r in rows])
+
+
+def _trials(rows: Sequence[Mapping[str, Any]]) -> str:
+    head = (
+        *("a whole trial", "process, s", "trial, s", "first update, s", "tokens/s"),
+        *("tokens/s without the first updates", "peak, GB", "checkpoint, GB", "final loss"),
+    )
+    return _table(
+        head,
+        [
+            (
+                row["trial"],
+                f"{row['seconds']:.0f}",
+                f"{row['wall_seconds']:.0f}",
+                f"{row['first_update']:.0f}",
+                f"{row['tokens_per_second']:,.0f}",
+                f"{row['later_tokens_per_second']:,.0f}",
+                f"{row['peak_bytes'] / 1e9:.1f}",
+                f"{row['checkpoint_bytes'] / 1e9:.2f}",
+                f"{row['final_val_loss']:.4f}",
+            )
+            for row in rows
+        ],
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

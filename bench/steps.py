@@ -1,0 +1,107 @@
+"""Training steps to time: pipegap's, and the same step in plain torch with transformers' model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from trainer.base.build import build
+from trainer.config.compose import compose
+from trainer.executors.emulated import Emulated
+from trainer.models.llama import Llama
+from trainer.parts import Parts, build_emulated
+
+UPDATES = 100_000
+"""More than any benchmark makes: the schedule has to know how many will come."""
+DIFFERENT = 4
+"""Batches that take turns."""
+
+
+class RandomTokens:
+    """Batches of random tokens [batch_size, seq_len + 1]: time does not depend on what they say."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        shape = (config["batch_size"], config["seq_len"] + 1)
+        draw = torch.Generator().manual_seed(0)
+        size = config["model"]["vocab_size"]
+        self._batches = [torch.randint(0, size, shape, generator=draw) for _ in range(DIFFERENT)]
+
+    def __getitem__(self, batch: int) -> Tensor:
+        """The batch numbered `batch`."""
+        return self._batches[batch % DIFFERENT]
+
+    def epochs(self, num_batches: int) -> float:
+        """How many epochs `num_batches` batches make."""
+        return num_batches / DIFFERENT
+
+
+def resolved(words: Sequence[str]) -> dict[str, Any]:
+    """The config of these words, long enough for any benchmark."""
+    return compose([*words, f"num_updates={UPDATES}", "tokens_per_parameter=null"])
+
+
+def executor(words: Sequence[str]) -> Emulated:
+    """All stages in this process, as a trial has them, on random tokens."""
+    config = resolved(words)
+    parts = Parts(
+        build(config["model"]),
+        build(config["pipeline"], UPDATES),
+        lambda t: 1.0,
+        RandomTokens(config),  # type: ignore[arg-type]
+        [],  # type: ignore[arg-type]
+    )
+    return build_emulated(config, parts, torch.device(config["device"]))
+
+
+def ours(words: Sequence[str]) -> Callable[[], None]:
+    """One update of a trial with these words: all of it but evaluation and records."""
+    run, numbers = executor(words).run, count()
+
+    def update() -> None:
+        t = next(numbers)
+        run(t, t + 1, lambda update: None)
+
+    return update
+
+
+def theirs(words: Sequence[str]) -> Callable[[], None]:
+    """The same update in a plain loop: transformers' Llama, torch's AdamW, accumulation and clip.
+
+    Where the words ask for bf16, torch's autocast, which leaves the weights in fp32: the same
+    class of numbers as ours. `compile` compiles the model, `optimizer.fused` fuses the optimizer.
+    """
+    config = resolved(words)
+    recipe: Llama = build(config["model"])
+    device = torch.device(config["device"])
+    model: Any = LlamaForCausalLM(LlamaConfig(**recipe.pretrained({}).config)).to(device)
+    of = config["optimizer"]
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=of["lr"],
+        betas=(of["momentum"], of["variance_decay"]),
+        weight_decay=of["weight_decay"],
+        fused=of["fused"],
+    )
+    run = torch.compile(model) if config["compile"] else model
+    narrow = torch.autocast(device.type, torch.bfloat16, enabled=config["dtype"] == "bfloat16")
+    microbatches = config["pipeline"]["num_microbatches"]
+    batches, numbers = RandomTokens(config), count()
+
+    def update() -> None:
+        for rows in batches[next(numbers)].to(device).chunk(microbatches):
+            with narrow:
+                logits = run(input_ids=rows[:, :-1], use_cache=False).logits
+                loss = F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
+            (loss / microbatches).backward()
+        clip_grad_norm_(model.parameters(), config["clip_norm"])
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return update
