@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from trainer.base.build import build
+from trainer.base.resources import reproducible
 from trainer.config.compose import compose
 from trainer.executors.emulated import Emulated
 from trainer.models.llama import Llama
@@ -68,7 +69,7 @@ def ours(words: Sequence[str]) -> Callable[[], None]:
         t = next(numbers)
         run(t, t + 1, lambda update: None)
 
-    return update
+    return _as_asked(update, resolved(words))
 
 
 def theirs(words: Sequence[str]) -> Callable[[], None]:
@@ -80,7 +81,8 @@ def theirs(words: Sequence[str]) -> Callable[[], None]:
     config = resolved(words)
     recipe: Llama = build(config["model"])
     device = torch.device(config["device"])
-    model: Any = LlamaForCausalLM(LlamaConfig(**recipe.pretrained({}).config)).to(device)
+    model: Any = LlamaForCausalLM(LlamaConfig(**recipe.pretrained({}).config))
+    model = model.to(device)
     of = config["optimizer"]
     optimizer = torch.optim.AdamW(
         model.parameters(),
@@ -104,4 +106,14 @@ def theirs(words: Sequence[str]) -> Callable[[], None]:
         optimizer.step()
         optimizer.zero_grad()
 
-    return update
+    return _as_asked(update, config)
+
+
+def _as_asked(update: Callable[[], None], config: Mapping[str, Any]) -> Callable[[], None]:
+    """The update under the config's `deterministic`, whatever other steps ran in between."""
+
+    def run() -> None:
+        with reproducible(0, torch.get_num_threads(), config["deterministic"]):
+            update()
+
+    return run

@@ -145,6 +145,7 @@ def build_stages(
             tied=tied,
             tied_lag=schedule.tied_lag,
             dtype=getattr(torch, config["dtype"]),
+            eval_dtype=getattr(torch, config["eval_dtype"]),
             splits_backward=schedule.splits_backward,
             run=compiled_stage if config["compile"] else _eager,
         )

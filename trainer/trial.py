@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
 
@@ -98,7 +98,7 @@ def _train_alone(
     """Runs all stages in this process; returns the result."""
     device = require_device(config["device"])
     reset_peak_memory(device)
-    with reproducible(stream_seed(config["seed"], "optimizer"), config["num_threads"]):
+    with _reproducible(config):
         parts = build_parts(config, plan.num_updates)
         executor = build_emulated(config, parts, device)
         _require_start(config, folder, executor)
@@ -109,6 +109,11 @@ def _train_alone(
                 config, plan, device, parts, executor, folder, report, asked_to_stop
             )
             return training.run()
+
+
+def _reproducible(config: Config) -> AbstractContextManager[None]:
+    seed = stream_seed(config["seed"], "optimizer")
+    return reproducible(seed, config["num_threads"], config["deterministic"])
 
 
 def _require_start(config: Config, folder: TrialFolder, executor: Executor) -> None:
@@ -188,9 +193,8 @@ def _train_rank(
         torch.cuda.set_device(device)  # NCCL and new streams use the current device
     reset_peak_memory(device)
     num_ranks = config["pipeline"]["num_stages"]
-    seed = stream_seed(config["seed"], "optimizer")
     with (
-        reproducible(seed, config["num_threads"]),
+        _reproducible(config),
         joined(store, rank, num_ranks, config["num_replicas"], device, heartbeat, timeout) as gang,
     ):
         return _train_in(gang, config, plan, report, asked_to_stop)

@@ -14,6 +14,7 @@ from analysis.table.schema import TRIAL
 from trainer.base.status import Status
 from trainer.config.identity import CHANGES_NO_NUMBER
 from trainer.config.names import GROUPS
+from trainer.config.younger import without_younger
 
 ARM_GROUPS = ("pipeline", "correction")
 SHARED_GROUPS = tuple(group for group in GROUPS if group not in ARM_GROUPS)
@@ -64,7 +65,8 @@ def is_of_point(key: str) -> bool:
 def point_columns(flat_config: Mapping[str, Any], data_hash: str | None) -> dict[str, str]:
     """`settings_key`: a digest of the settings; `point`: that, a hyphen, and the start of the
     data's hash (0 where it is not known)."""
-    shared = {key: value for key, value in flat_config.items() if is_of_point(key)}
+    asked = without_younger(flat_config)
+    shared = {key: value for key, value in asked.items() if is_of_point(key)}
     digest = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:12]
     return {"settings_key": digest, "point": f"{digest}-{(data_hash or '0')[:8]}"}
 

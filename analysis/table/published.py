@@ -12,6 +12,7 @@ from analysis.table.points import VERSIONS, group_of
 from analysis.table.rows import Row
 from analysis.table.schema import TRIAL
 from trainer.base.errors import BadInput
+from trainer.config.younger import YOUNGER
 
 NO_PLACES = ("folder",)
 """Columns of the table that a published CSV does not have: places on one machine."""
@@ -34,7 +35,8 @@ def read_published(path: Path) -> list[Row]:
         allowed = f"must be a trials.csv of a report: it lacks {', '.join(lacking)}"
         raise BadInput("results", path, allowed)
     return [
-        {str(name): _value(str(name), text) for name, text in line.items()}
+        dict(YOUNGER)
+        | {str(name): _value(str(name), text) for name, text in line.items()}
         | {"folder": str(path / line["trial_id"]), "data.path": line["data"]}
         for line in table.to_dict("records")
     ]

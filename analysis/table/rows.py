@@ -11,6 +11,7 @@ from analysis.table.points import VERSIONS, flatten, point_columns
 from analysis.table.schema import TRIAL
 from trainer.base.status import Status
 from trainer.config.names import names
+from trainer.config.younger import YOUNGER
 from trainer.folder.wellformed import OF_RESULT
 
 Row = dict[str, Any]
@@ -27,7 +28,7 @@ def row(name: str, config: Mapping[str, Any], result: Mapping[str, Any], written
     `result` is empty of an unfinished trial; else its file was last changed at `written_ns`, which
     counts for when the trial finished if the result does not say that itself, as older ones.
     """
-    flat = dict(flatten({**config, "choices": {}}))
+    flat = dict(flatten({**YOUNGER, **config, "choices": {}}))
     flat |= {f"{group}.{SOURCE}": of for group, of in result.get("sources", {}).items()}
     return {
         "trial_id": name,

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from statistics import median
 
 import torch
+from torch.profiler import ProfilerActivity, profile
+
+Step = Callable[[], object]
 
 
 def synchronize(device: torch.device) -> None:
@@ -17,7 +20,7 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def seconds_of(run: Callable[[], object], device: torch.device) -> float:
+def seconds_of(run: Step, device: torch.device) -> float:
     """Seconds from an idle device to an idle device."""
     synchronize(device)
     started = time.perf_counter()
@@ -31,26 +34,41 @@ class Contender:
     """A step that is ready to be timed.
 
     `first` are the seconds of its first call, compilation included. `peak` is the most memory in
-    bytes that it held in its second, its weights and states included; 0 on a CPU.
+    bytes that it held in its second, its weights and states included. `busy` are the seconds that
+    kernels took in its third: what is left of a call the GPU waits for the host. 0 on a CPU.
     """
 
-    step: Callable[[], object]
+    step: Step
     first: float
     peak: int
+    busy: float
 
 
-def prepare(make: Callable[[], Callable[[], object]], device: torch.device) -> Contender:
-    """Makes a step and calls it twice."""
+def prepare(make: Callable[[], Step], device: torch.device) -> Contender:
+    """Makes a step and calls it three times."""
     gc.collect()
-    on_gpu = device.type == "cuda"
-    before = torch.cuda.memory_allocated(device) if on_gpu else 0
-    step = make()
+    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    return warmed(make(), device, before)
+
+
+def warmed(step: Step, device: torch.device, before: int = 0) -> Contender:
+    """Calls a step three times; `before` are the bytes that were in use before it was made."""
     first = seconds_of(step, device)
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats(device)
+    if device.type != "cuda":
+        step()
+        return Contender(step, first, 0, 0.0)
+    torch.cuda.reset_peak_memory_stats(device)
     step()
-    peak = torch.cuda.max_memory_allocated(device) - before if on_gpu else 0
-    return Contender(step, first, peak)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    return Contender(step, first, peak, _busy(step, device))
+
+
+def _busy(step: Step, device: torch.device) -> float:
+    """Seconds of the GPU's kernels and copies in a call of a step."""
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        step()
+        synchronize(device)
+    return sum(event.self_device_time_total for event in found.key_averages()) / 1e6
 
 
 def in_turn(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bench.gpu.device import in_turn, medians, prepare
+from bench.gpu.device import in_turn, medians, warmed
 from bench.gpu.setting import Setting
 
 WIDTH = 8192
@@ -26,7 +26,7 @@ def ceilings(setting: Setting) -> dict[str, float]:
         "product": lambda: [one @ other for _ in range(10)],
         "copy": lambda: [target.copy_(source) for _ in range(10)],
     }
-    ready = {name: prepare(lambda step=step: step, setting.device) for name, step in steps.items()}
+    ready = {name: warmed(step, setting.device) for name, step in steps.items()}
     seconds = medians(in_turn(ready, 3 * setting.rounds, setting.device))
     return {
         "flops_per_second": 10 * 2 * width**3 / seconds["product"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import median
 from typing import Any
@@ -17,11 +17,14 @@ from trainer.base.build import build
 
 DELAY = ("pipeline=pipedream_2bw",)
 EF = (*DELAY, "correction=error_feedback")
+PLAIN = ("optimizer.fused=true", "deterministic=false")
+"""Words of a plain loop, in which nobody asks for the same bits twice."""
 STEPS: Mapping[str, tuple[Callable[..., Callable[[], None]], tuple[str, ...]]] = {
-    "transformers, eager": (theirs, ("compile=false", "optimizer.fused=true")),
-    "transformers, compiled": (theirs, ("compile=true", "optimizer.fused=true")),
+    "transformers, eager": (theirs, (*PLAIN, "compile=false")),
+    "transformers, compiled": (theirs, PLAIN),
     "AdamW, sync, eager": (ours, ("compile=false",)),
     "AdamW, sync": (ours, ()),
+    "AdamW, sync, nondeterministic": (ours, ("deterministic=false",)),
     "AdamW, sync, fused": (ours, ("optimizer.fused=true",)),
     "AdamW, delay": (ours, DELAY),
     "AdamW, delay + EF": (ours, EF),
@@ -42,7 +45,11 @@ UPDATES: Mapping[str, tuple[str, ...]] = {
     "Muon, delay + EF": ("optimizer=muon", *EF),
     "SOAP, delay + EF": ("optimizer=soap", *EF),
 }
-EVALUATIONS = {"as the scale says": (), "eager": ("compile=false",)}
+EVALUATIONS: Mapping[str, tuple[str, ...]] = {
+    "fp32": ("eval_dtype=float32",),
+    "fp32, eager": ("eval_dtype=float32", "compile=false"),
+    "bf16": ("eval_dtype=bfloat16",),
+}
 EVALUATED = 256
 """Windows of an evaluation."""
 
@@ -63,6 +70,7 @@ def whole(setting: Setting, flops_per_second: float) -> list[dict[str, Any]]:
             "least": min(seconds),
             "most": max(seconds),
             "first": ready[name].first,
+            "busy": ready[name].busy,
             "peak_bytes": ready[name].peak,
             "tokens_per_second": tokens / median(seconds),
             "share_of_product": flops / median(seconds) / flops_per_second,
@@ -88,7 +96,7 @@ def evaluation(setting: Setting) -> list[dict[str, Any]]:
     tokens = EVALUATED * config["seq_len"]
     ready = {
         name: prepare(
-            lambda words=words: partial(executor(setting.words(*words)).evaluate, windows),
+            partial(_evaluating, setting.words(*words), windows),
             setting.device,
         )
         for name, words in EVALUATIONS.items()
@@ -98,6 +106,10 @@ def evaluation(setting: Setting) -> list[dict[str, Any]]:
         {"evaluation": name, "tokens_per_second": tokens / median(seconds)}
         for name, seconds in times.items()
     ]
+
+
+def _evaluating(words: Sequence[str], windows: Sequence[Tensor]) -> Callable[[], float]:
+    return partial(executor(words).evaluate, windows)
 
 
 def _windows(config: Mapping[str, Any], setting: Setting) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 PEER = "transformers, compiled"
@@ -11,14 +11,14 @@ PEER = "transformers, compiled"
 
 def page(found: Mapping[str, Any]) -> str:
     """All tables of what `bench.gpu` found; a part that was not measured has none."""
-    titles = {
+    tables: Mapping[str, Callable[[Any], str]] = {
         "limits": _limits,
         "steps": _steps,
         "updates": _updates,
         "evaluation": _evaluation,
         "trials": _trials,
     }
-    parts = [table(found[part]) for part, table in titles.items() if part in found]
+    parts = [table(found[part]) for part, table in tables.items() if part in found]
     where = f"{found['device']}, torch {found['torch']}, CUDA {found['cuda']}; {found['scale']}"
     return "\n\n".join([where, *parts]) + "\n"
 
@@ -33,8 +33,8 @@ def _limits(of: Mapping[str, float]) -> str:
 def _steps(rows: Sequence[Mapping[str, Any]]) -> str:
     peer = next(row["seconds"] for row in rows if row["step"] == PEER)
     head = (
-        *("", "ms per update", "least … most", "tokens/s", "of the product's FLOP/s"),
-        *(f"{PEER} / this", "peak, GB", "first update, s"),
+        *("", "ms per update", "least … most", "of it kernels, ms", "tokens/s"),
+        *("of the product's FLOP/s", f"{PEER} / this", "peak, GB", "first update, s"),
     )
     return _table(
         head,
@@ -43,6 +43,7 @@ def _steps(rows: Sequence[Mapping[str, Any]]) -> str:
                 row["step"],
                 f"{1e3 * row['seconds']:.0f}",
                 f"{1e3 * row['least']:.0f} … {1e3 * row['most']:.0f}",
+                f"{1e3 * row['busy']:.0f}",
                 f"{row['tokens_per_second']:,.0f}",
                 f"{100 * row['share_of_product']:.1f} %",
                 f"{peer / row['seconds']:.2f}",
@@ -67,7 +68,7 @@ def _evaluation(rows: Sequence[Mapping[str, Any]]) -> str:
 def _trials(rows: Sequence[Mapping[str, Any]]) -> str:
     head = (
         *("a whole trial", "process, s", "trial, s", "first update, s", "tokens/s"),
-        *("tokens/s without the first updates", "peak, GB", "checkpoint, GB", "final loss"),
+        *("tokens/s without the first updates", "beside updates, s", "peak, GB", "final loss"),
     )
     return _table(
         head,
@@ -79,8 +80,8 @@ def _trials(rows: Sequence[Mapping[str, Any]]) -> str:
                 f"{row['first_update']:.0f}",
                 f"{row['tokens_per_second']:,.0f}",
                 f"{row['later_tokens_per_second']:,.0f}",
+                f"{row['beside_updates']:.1f}",
                 f"{row['peak_bytes'] / 1e9:.1f}",
-                f"{row['checkpoint_bytes'] / 1e9:.2f}",
                 f"{row['final_val_loss']:.4f}",
             )
             for row in rows

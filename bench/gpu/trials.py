@@ -22,6 +22,7 @@ UPDATES, EVERY, WINDOWS = 40, 20, 64
 """Updates of a trial, updates between its evaluations and checkpoints, windows it evaluates."""
 TRIALS = {
     "emulated": (),
+    "emulated, once more": (),
     "pipelined, one rank": ("runner=pipelined", "trace=true"),
     "emulated, delay + EF, four stages": (
         *("pipeline=pipedream_2bw", "pipeline.num_stages=4", "correction=error_feedback"),
@@ -62,7 +63,7 @@ def _trial(out: Path, words: list[str]) -> dict[str, Any]:
         "tokens_per_second": result["tokens_per_second"],
         "later_tokens_per_second": float(np.median([r["tokens_per_second"] for r in rows[3:]])),
         "peak_bytes": result["peak_memory_bytes"],
-        "checkpoint_bytes": max((f.stat().st_size for f in out.glob("checkpoint-*")), default=0),
+        "beside_updates": result["wall_seconds"] - result["tokens"] / result["tokens_per_second"],
         "final_val_loss": result["final_val_loss"],
         "bubble": result["bubble"],
     }

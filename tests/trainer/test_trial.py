@@ -162,6 +162,16 @@ def test_bf16_leaves_train_an_fp32_master(tmp_path: Path) -> None:
     assert result["final_val_loss"] < math.log(257)
 
 
+def test_an_evaluation_in_bf16_changes_no_update(tmp_path: Path) -> None:
+    plain = run_trial(small.config(tmp_path, *ASYNC, f"out={tmp_path / 'a'}"))
+    narrow = small.config(tmp_path, *ASYNC, "eval_dtype=bfloat16", f"out={tmp_path / 'b'}")
+    found = run_trial(narrow)
+    assert found["final_val_loss"] != plain["final_val_loss"]
+    assert found["final_val_loss"] == pytest.approx(plain["final_val_loss"], rel=2e-3)
+    of_training = [[row["train_loss"] for row in rows(tmp_path / name)] for name in "ab"]
+    assert of_training[0] == of_training[1]
+
+
 def test_how_often_it_saves_and_evaluates_changes_no_loss(tmp_path: Path) -> None:
     often = small.config(tmp_path, *ASYNC, "checkpoint_every=1", f"out={tmp_path / 'a'}")
     seldom = small.config(tmp_path, *ASYNC, "checkpoint_every=100", f"out={tmp_path / 'b'}")

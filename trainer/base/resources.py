@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import re
 import resource
 from collections.abc import Iterator
@@ -38,17 +37,18 @@ def device_name(device: torch.device) -> str:
 
 
 @contextmanager
-def reproducible(seed: int, num_threads: int) -> Iterator[None]:
-    """Same seed, same numbers, bitwise on one machine.
+def reproducible(seed: int, num_threads: int, deterministic: bool = True) -> Iterator[None]:
+    """Same seed, same numbers, bitwise on one machine; on a GPU only if `deterministic`.
 
     At exit the process has its settings and the states of its random generators back.
+    CUBLAS_WORKSPACE_CONFIG is not needed since torch gives cuBLAS a workspace of its own, and must
+    not be set: torch reads it again for every product, which takes longer than the launch.
     """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     threads = torch.get_num_threads()
     was_deterministic = torch.are_deterministic_algorithms_enabled()
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.set_num_threads(num_threads)
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     try:
         with _seeded(seed):

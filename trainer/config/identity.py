@@ -27,6 +27,7 @@ from typing import Any
 from trainer.base.build import locate
 from trainer.config.names import is_choice
 from trainer.config.version import code_version
+from trainer.config.younger import without_younger
 
 TRAINER_VERSION = 2
 """Raised by hand when a fix changes numbers: results of different versions are never mixed."""
@@ -48,15 +49,13 @@ CHANGES_NO_NUMBER = (
 
 def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
     """16 hexadecimal digits of the resolved config, the data and the trainer's version."""
-    kept = json.loads(json.dumps(config))
+    kept = json.loads(json.dumps(without_younger(config)))
     for key in CHANGES_NO_NUMBER:
         *path, last = key.split(".")
         node = kept
         for part in path:
             node = node[part]
         node.pop(last, None)
-    if kept.get("diagnostics") is None:  # so that trials older than the key keep their ids
-        kept.pop("diagnostics", None)
     if kept["resume_from"]:
         kept["resume_from"] = _checkpoint_name(kept["resume_from"])
     made_by = {"config": kept, "data_hash": data_hash, "trainer_version": TRAINER_VERSION}

@@ -24,6 +24,7 @@ from trainer.base.paths import require_folder
 from trainer.base.ranges import Count, Few, Place, Rows, Seed
 from trainer.config.combinations import check_combinations
 from trainer.config.names import GROUPS, names
+from trainer.config.younger import YOUNGER
 
 Choice = dict[str, Any]
 
@@ -51,6 +52,7 @@ class TrialConfig(BaseModel):
 
     eval_every: Count
     eval_batch_size: Rows
+    eval_dtype: Literal["float32", "bfloat16"] = YOUNGER["eval_dtype"]
     checkpoint_every: Count
     save_final: bool
     results: str
@@ -63,6 +65,7 @@ class TrialConfig(BaseModel):
     diagnostics: Count | None
     device: str
     dtype: Literal["float32", "bfloat16"]
+    deterministic: bool = YOUNGER["deterministic"]
     num_threads: Few
     resume_from: Place | None
     compile: bool

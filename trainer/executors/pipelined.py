@@ -87,8 +87,7 @@ class Pipelined(Executor):
             inputs, targets = batch[:, :-1], batch[:, 1:]
             for index, stage in self._at.items():
                 if index > 0:
-                    dtype = stage.versions.master[0].dtype
-                    inputs = self._channels.take_hidden(index, targets.shape, dtype)
+                    inputs = self._channels.take_hidden(index, targets.shape, stage.eval_dtype)
                 output = stage.evaluate(inputs)
                 if index < self._last:
                     self._channels.send_on(index, output)

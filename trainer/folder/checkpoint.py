@@ -136,7 +136,7 @@ def load_own(path: Path, trial_id: str) -> State:
 MAY_DIFFER = {
     *("pipeline", "runner", "num_replicas", "device", "num_threads", "compile", "resume_from"),
     *("results", "out", "save_final", "checkpoint_every", "eval_every", "timeout"),
-    *("trace", "diagnostics", "choices"),
+    *("trace", "diagnostics", "choices", "deterministic", "eval_dtype"),
 }
 
 

@@ -48,6 +48,7 @@ class Stage:
         tied: frozenset[str],
         tied_lag: int,
         dtype: torch.dtype,
+        eval_dtype: torch.dtype = torch.float32,
         splits_backward: bool = False,
         run: Callable[[nn.Module], Callable[[Tensor], Tensor]] = lambda module: module,
     ) -> None:
@@ -60,7 +61,7 @@ class Stage:
         self.versions = Versions(module, self.lags, dtype, reads_ahead=self._correction.reads_ahead)
         self.optimizer = make_optimizer(list(zip(self._kinds, self.versions.master, strict=True)))
         self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
-        self.dtype = dtype
+        self.dtype, self.eval_dtype = dtype, eval_dtype
         self._lr_factor, self._module, self._run = lr_factor, module, run(module)
         self._probe = NoProbe()
         self._splits_backward = splits_backward
@@ -203,10 +204,11 @@ class Stage:
 
     @torch.no_grad()
     def evaluate(self, x: Tensor) -> Tensor:
-        """The output for `x` of W(t+1), or of what the optimizer evaluates in its place, in the
-        master's dtype.
+        """The output for `x` of W(t+1), or of what the optimizer evaluates in its place, in
+        `eval_dtype`.
         """
-        self.versions.bind_others(evaluated(self.optimizer, self.versions.master))
+        tensors = evaluated(self.optimizer, self.versions.master)
+        self.versions.bind_others(tensors, self.eval_dtype)
         return self._run(x)
 
     def weights(self) -> dict[str, Tensor]:

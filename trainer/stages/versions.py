@@ -46,10 +46,7 @@ class Versions:
         self.master = [nn.Parameter(weight.data, requires_grad=False) for weight in weights]
         self.newest = 0
         self._places = _places(module)
-        dtypes = [
-            weight.dtype if _reads_master(places) else dtype
-            for weight, places in zip(weights, self._places, strict=True)
-        ]
+        dtypes = _dtypes(weights, self._places, dtype)
         self._shares_master = [w.dtype == of for w, of in zip(weights, dtypes, strict=True)]
         self._rings = [
             [nn.Parameter(weight.to(of, copy=slot > 0)) for slot in range(lag + 1)]
@@ -79,9 +76,10 @@ class Versions:
         self._set(leaves)
         return leaves
 
-    def bind_others(self, weights: Sequence[Tensor]) -> None:
-        """Makes the module read these tensors, one per weight, until the next `bind`."""
-        self._set(weights)
+    def bind_others(self, weights: Sequence[Tensor], dtype: torch.dtype) -> None:
+        """Makes the module read these tensors, one per weight, in `dtype` until the next `bind`."""
+        dtypes = _dtypes(weights, self._places, dtype)
+        self._set([weight.to(of) for weight, of in zip(weights, dtypes, strict=True)])
 
     @torch.no_grad()
     def open(self) -> list[nn.Parameter]:
@@ -151,6 +149,16 @@ class Versions:
         for leaf, places in zip(leaves, self._places, strict=True):
             for module, name in places:
                 module._parameters[name] = leaf  # type: ignore[assignment]
+
+
+def _dtypes(
+    weights: Sequence[Tensor], places: Sequence[Sequence[tuple[nn.Module, str]]], dtype: torch.dtype
+) -> list[torch.dtype]:
+    """What each weight is read in: `dtype`, or its own where its module reads the master."""
+    return [
+        weight.dtype if _reads_master(of) else dtype
+        for weight, of in zip(weights, places, strict=True)
+    ]
 
 
 def _reads_master(places: Sequence[tuple[nn.Module, str]]) -> bool:

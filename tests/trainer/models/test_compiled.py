@@ -1,0 +1,59 @@
+"""One graph serves all layers of all stages, however the model is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bench.steps import executor
+from trainer.models.compiled import compiled_stage
+
+WORDS = (
+    *("model.num_layers=16", "model.hidden_size=24", "model.intermediate_size=24"),
+    *("batch_size=16", "seq_len=8", "pipeline.num_microbatches=16"),
+)
+DELAYED = ("pipeline=pipedream_2bw", "correction=error_feedback")
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The graphs that are handed to the compiler, which runs them as they are."""
+    seen: list[Any] = []
+
+    def run_as_it_is(graph: Any, *_: Any, **__: Any) -> Callable[..., Any]:
+        seen.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", run_as_it_is)
+    torch._dynamo.reset()
+    yield seen
+    torch._dynamo.reset()
+
+
+def losses(*words: str) -> list[float]:
+    """Of two updates, and of an evaluation whose last batch is shorter."""
+    found: list[float] = []
+    run = executor([*WORDS, *words])
+    run.run(0, 2, lambda update: found.append(update.loss))
+    draw = torch.Generator().manual_seed(0)
+    return [*found, run.evaluate(torch.randint(0, 256, (5, 9), generator=draw).split(2))]
+
+
+@pytest.mark.parametrize("words", [(), DELAYED], ids=["sync", "delayed"])
+def test_a_graph_of_a_layer_and_one_of_the_loss(graphs: list[Any], words: tuple[str, ...]) -> None:
+    """For each of three shapes (training, evaluation, its last batch), whatever the cut."""
+    for stages in (1, 4, 16):
+        compiled = losses(*words, "compile=true", f"pipeline.num_stages={stages}")
+        assert len(graphs) == 3 * 2
+        assert compiled == losses(*words, f"pipeline.num_stages={stages}")
+
+
+def test_a_module_without_layers_is_compiled_as_a_whole(graphs: list[Any]) -> None:
+    module, x = nn.Linear(3, 2), torch.ones(1, 3)
+    output: Tensor = compiled_stage(module)(x)
+    assert len(graphs) == 1
+    assert torch.equal(output, module(x))

@@ -1,0 +1,17 @@
+"""Keys of a config that are younger than trials which people keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+YOUNGER: Mapping[str, Any] = MappingProxyType(
+    {"diagnostics": None, "eval_dtype": "float32", "deterministic": True}
+)
+"""Key → the value at which a trial does what trials did before there was the key."""
+
+
+def without_younger(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config without those that have this value: what it hashes to does not depend on them."""
+    return {k: v for k, v in config.items() if k not in YOUNGER or v != YOUNGER[k]}
