@@ -3,8 +3,8 @@
     python -m bench.gpu out=FOLDER [scale=135m] [device=cuda] [rounds=5] [parts=limits,steps,…]
 
 Measures the device's ceilings, a whole update by optimizer and arm beside the same step of
-transformers, the update alone, the evaluation, and whole trials; writes `out`/measured.json after
-each part, and `out`/README.md. About ten minutes at 135m on one GPU. With `device=cpu scale=micro`
+transformers, the update alone, the evaluation, and whole trials; writes `out`/measured.json and
+`out`/README.md after each part. About ten minutes at 135m on one GPU. With `device=cpu scale=micro`
 it is a dry run: every part runs, and its times say nothing.
 """
 
@@ -59,7 +59,7 @@ def main() -> int:
             found[part] = PARTS[part](setting, found)
         torch.cuda.empty_cache()
         (out / "measured.json").write_text(json.dumps(found, indent=1))
-    (out / "README.md").write_text(page(found))
+        (out / "README.md").write_text(page(found))
     print((out / "README.md").read_text())
     return DONE
 
