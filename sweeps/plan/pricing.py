@@ -15,8 +15,8 @@ from sweeps.store.results import finished
 from sweeps.store.throughput import Throughput
 from trainer.base.durations import duration
 
-ASSUMED_FLOPS = {"GPU": 400e12, "core": 50e9}
-"""FLOP/s that a trial sustains on one GPU (40 % of an H100's dense bf16) or one CPU core."""
+ASSUMED_FLOPS = {"GPU": 265e12, "core": 50e9}
+"""FLOP/s that a trial sustains on one GPU (the 135m trial on an H100, bench/README.md) or core."""
 ASSUMED_START = 0.35
 """Seconds that a trial takes besides (bench/README.md): to build its parts, to write its record."""
 NODE = 8
