@@ -46,6 +46,7 @@ def main(words: Sequence[str]) -> int:
     require_ready(asked.results, all_planned(sweeps))
     sweep_record.write(asked, sweeps)
     sweeps, stopped = _run(asked, sweeps)
+    sweep_record.write(asked, sweeps)  # what is left is priced by the trials that have finished
     if stopped:  # whoever asked will not wait for a report (Slurm kills after a minute)
         _say_what_is_left(asked, sweeps)
         return Stopped.exit_code

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,10 @@ import ray
 
 from sweeps.__main__ import main
 from sweeps.cluster import driver, stop_flag
+from sweeps.plan.sweep_plan import all_planned, plan_sweeps
+from sweeps.request.command_line import parse_request
 from tests.support import small
+from tests.support.records import leave_finished
 
 OWN_CLUSTER = """
 import os, signal, sys, time
@@ -179,21 +184,46 @@ def test_nobody_waits_for_a_report_after_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The signal comes when the cluster has started."""
+    words = stopped(tmp_path, monkeypatch, lambda: None)
+    assert main(words) == 143
+    said = capsys.readouterr().out.splitlines()
+    assert "trials to go" in said[-2]
+    assert said[-1].endswith(f"python -m analysis results={tmp_path / 'results'} out=report")
+    assert not (tmp_path / "results" / "reports").exists()
+
+
+def test_what_is_left_is_priced_by_what_has_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finish_one() -> None:
+        [first, *_] = all_planned(plan_sweeps(parse_request(words)))
+        leave_finished(first.folder, first.config, tokens_per_second=1000.0)
+
+    words = stopped(tmp_path, monkeypatch, finish_one)
+    assert main(words) == 143
+    record = json.loads((tmp_path / "results" / "sweeps" / "main-micro.json").read_text())
+    prices = [trial["seconds"] for trial in record["trials"].values()]
+    assert any(seconds is not None for seconds in prices)
+
+
+def stopped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], object]
+) -> list[str]:
+    """The words of a sweep whose cluster is a stand-in: as soon as it has started, `meanwhile`
+    happens and the driver is asked to stop."""
+
+    def ask(_: Path) -> None:
+        meanwhile()
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def init(**_: object) -> None:
         pass
 
     monkeypatch.setattr(driver.ray, "init", init)
     monkeypatch.setattr(driver.ray, "shutdown", lambda: None)
-    monkeypatch.setattr(
-        "sweeps.commands.run.require_seen_by_nodes", lambda _: os.kill(os.getpid(), signal.SIGTERM)
-    )
-    words = small.overrides(tmp_path, "sweep=main,momentum", "scale=micro", "seeds=[0]")
-    assert main([word for word in words if not word.startswith("optimizer")]) == 143
-    said = capsys.readouterr().out.splitlines()
-    assert "trials to go" in said[-2]
-    assert said[-1].endswith(f"python -m analysis results={tmp_path / 'results'} out=report")
-    assert not (tmp_path / "results" / "reports").exists()
+    monkeypatch.setattr("sweeps.commands.run.require_seen_by_nodes", ask)
+    words = small.overrides(folder, "sweep=main,momentum", "scale=micro", "seeds=[0]")
+    return [word for word in words if not word.startswith("optimizer")]
 
 
 def test_a_long_temporary_folder_is_too_long_for_sockets(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +13,7 @@ from sweeps.request.command_line import parse_request
 from sweeps.request.expand import Trial
 from sweeps.request.files import known
 from tests.support.make import lines_of_make
-from tests.support.records import finished
+from tests.support.records import leave_finished
 
 SWEEP = """\
 grid: {optimizer: [adamw, muon]}
@@ -39,13 +37,6 @@ def plan(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, str]
     assert main([*words, "dry_run=true"]) == 0
     lines = capsys.readouterr().out.splitlines()
     return {line.split()[0]: line for line in lines}
-
-
-def record(folder: Path, config: dict[str, Any], **result: Any) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    plain = finished(tokens=1000)
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "result.json").write_text(json.dumps({**plain, **result}))
 
 
 def cost(*words: str) -> Cost:
@@ -77,9 +68,9 @@ def test_hours_are_those_of_finished_trials_of_the_same_shape(
     words = [f"sweep={written(tmp_path, 'one')}", f"results={tmp_path}", "num_threads=2"]
     trials = planned(*words)
     [done] = [t for t in trials if "muon" in str(t.config) and t.arm == "sync"][:1]
-    record(done.folder, done.config, tokens_per_second=400.0)
+    leave_finished(done.folder, done.config, tokens_per_second=400.0)
     other = {**done.config, "batch_size": 32}
-    record(tmp_path / "trials" / "other", other, tokens_per_second=1e6)
+    leave_finished(tmp_path / "trials" / "other", other, tokens_per_second=1e6)
     line = plan(words, capsys)["time"]
     assert "7 of 7 trials by the time that finished ones of their shape took" in line
     assert "assumed" not in line
@@ -97,8 +88,8 @@ def test_of_a_shape_the_same_optimizer_and_pipeline_count_before_others(tmp_path
     trials = planned(*words)
     slow = [t for t in trials if "muon" in str(t.config) and t.arm == "sync"]
     fast = [t for t in trials if "adamw" in str(t.config) and t.arm == "sync"]
-    record(slow[0].folder, slow[0].config, tokens_per_second=100.0)
-    record(fast[0].folder, fast[0].config, tokens_per_second=500.0)
+    leave_finished(slow[0].folder, slow[0].config, tokens_per_second=100.0)
+    leave_finished(fast[0].folder, fast[0].config, tokens_per_second=500.0)
     tokens = trials[0].plan.tokens
     expected = tokens / 500 + tokens / 300  # sync, and delay by the median of both
     assert cost(*words, "seeds=[1]", "grid.optimizer=[adamw]").total == pytest.approx(expected)
@@ -108,7 +99,9 @@ def test_without_measurements_hours_say_that_they_are_assumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [f"sweep={written(tmp_path, 'one')}", f"results={tmp_path / 'store'}"]
-    record(tmp_path / "store/trials/broken", {"model": "of another time"}, tokens_per_second=1.0)
+    leave_finished(
+        tmp_path / "store/trials/broken", {"model": "of another time"}, tokens_per_second=1.0
+    )
     line = plan(words, capsys)["time"]
     assert "0 of 8 trials by the time" in line
     plans = [trial.plan for trial in planned(*words)]
@@ -123,7 +116,7 @@ def test_start_and_evaluation_count_as_they_were_measured(tmp_path: Path) -> Non
     done = planned(*words)[0]
     tokens = done.plan.tokens
     took = {"tokens": tokens, "tokens_per_second": 500.0, "num_updates": 400}
-    record(done.folder, done.config, **took, wall_seconds=tokens / 500 + 30)
+    leave_finished(done.folder, done.config, **took, wall_seconds=tokens / 500 + 30)
     assert cost(*words).total == pytest.approx(3 * (tokens / 500 + 30))
     shorter = cost(*words, "num_updates=200")
     assert shorter.total == pytest.approx(4 * (tokens / 1000 + 15))
@@ -154,7 +147,7 @@ def test_every_rank_of_a_gang_is_paid_for(tmp_path: Path) -> None:
     words = [f"sweep={written(tmp_path, 'one')}", f"results={tmp_path}", *gang]
     trials = planned(*words)
     for trial in trials[1:]:
-        record(trial.folder, trial.config, tokens_per_second=1000.0)
+        leave_finished(trial.folder, trial.config, tokens_per_second=1000.0)
     tokens = trials[0].plan.tokens
     found = cost(*words, "gpus_per_trial=0.5")
     assert found.unit == "GPU"
@@ -177,6 +170,6 @@ def test_make_figures_prices_every_scale_or_one(given: list[str], priced: list[s
 def test_emulated_trials_may_share_a_gpu(tmp_path: Path) -> None:
     words = [f"sweep={written(tmp_path, 'one')}", f"results={tmp_path}", "device=cuda"]
     trials = planned(*words)
-    record(trials[0].folder, trials[0].config, tokens_per_second=1000.0)
+    leave_finished(trials[0].folder, trials[0].config, tokens_per_second=1000.0)
     whole, half = (cost(*words, f"gpus_per_trial={n}") for n in (1, 0.5))
     assert half.total == pytest.approx(whole.total / 2)
