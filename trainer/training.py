@@ -29,6 +29,7 @@ from trainer.models.export import save_final
 from trainer.parts import Parts
 from trainer.ranks.supervisor import AskedToStop
 from trainer.schedules.operations import delays
+from trainer.stages.choices import summary as choices_summary
 from trainer.stages.probe import summary
 
 Config = Mapping[str, Any]
@@ -155,7 +156,8 @@ class Training:
         self._executor.run(first, last, on_update)
         for row in held:
             if compares:
-                row["diagnostics"] = summary(self._executor.take_comparison())
+                compared, choices = self._executor.take_comparison(), self._executor.take_choices()
+                row["diagnostics"] = summary(compared) | choices_summary(choices)
             if evaluates:
                 self._evaluate(row)
             else:

@@ -20,6 +20,7 @@ from trainer.executors.passes import (
     Pass,
 )
 from trainer.schedules.operations import Op, Schedule
+from trainer.stages.choices import Counts
 from trainer.stages.probe import Found
 from trainer.stages.stage import Stage
 
@@ -79,11 +80,14 @@ class Executor(ABC):
 
         Nothing is recorded if that gradient is not finite.
         """
+        for stage in self._stages:
+            stage.watch(batch)
         try:
             self._run(FRESH_GRADIENT, self._schedule.undelayed(batch))
         except Diverged:
             for stage in self._stages:
                 stage.take_comparison()
+                stage.take_choices()
 
     def observe(self, batch: int) -> None:
         """Shows the optimizers the curvature at the version that `batch`, the next one, reads."""
@@ -96,6 +100,11 @@ class Executor(ABC):
     def take_comparison(self) -> Found:
         """How the last update compares with the probe's, by weight; tied weights count once."""
         return {name: of for stage in self._stages for name, of in stage.take_comparison().items()}
+
+    def take_choices(self) -> dict[str, Counts]:
+        """How the experts that the last update's tokens visit compare with those by the newest
+        weights, by layer; of the first replica's tokens."""
+        return {name: of for stage in self._stages for name, of in stage.take_choices().items()}
 
     def state(self) -> dict[str, dict[str, Any]]:
         """By name, what each weight needs in order to resume. To be called between runs only."""

@@ -20,6 +20,7 @@ from trainer.executors.passes import Loss
 from trainer.executors.reduction import Reduced, Reducer
 from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Op, Schedule, completes, horizon
+from trainer.stages.choices import Counts
 from trainer.stages.probe import Found
 from trainer.stages.stage import Stage
 from trainer.tracing.clock import Clock
@@ -76,6 +77,11 @@ class Pipelined(Executor):
     def take_comparison(self) -> Found:
         """The same of the whole model, on the recording rank; other ranks get an empty dict."""
         return self._gathered(dict(super().take_comparison()))
+
+    @override
+    def take_choices(self) -> dict[str, Counts]:
+        """The same of the whole model, on the recording rank; other ranks get an empty dict."""
+        return self._gathered(super().take_choices())
 
     @override
     @torch.no_grad()

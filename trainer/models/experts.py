@@ -26,11 +26,13 @@ class MixtureOfExperts(nn.Module):
         self.gate, self.experts, self.balance = gate, experts, balance
         self._num_chosen = num_chosen
         self.chosen: Tensor | None = None
+        self.loads: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, seq, hidden] to the same.
 
-        Keeps the numbers of the chosen experts, int64 [tokens, chosen], in `chosen`.
+        Keeps the numbers of the chosen experts, int64 [tokens, chosen], in `chosen`, and how many
+        tokens visit each expert, int64 [experts], in `loads`.
         """
         tokens = x.flatten(0, 1)
         chances = self.gate(tokens)
@@ -39,7 +41,7 @@ class MixtureOfExperts(nn.Module):
         shares = shares / shares.sum(-1, keepdim=True)
         routes = Routes.of(chosen, chances.shape[-1])
         out = self.balance(self.experts(tokens, shares.to(x.dtype), routes), chances, routes.loads)
-        self.chosen = chosen.detach()
+        self.chosen, self.loads = chosen.detach(), routes.loads
         return out.view_as(x)
 
 

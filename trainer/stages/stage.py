@@ -21,6 +21,7 @@ from trainer.optimizers.routing import BALANCE, Kind, Parameters
 from trainer.schedules.operations import Op
 from trainer.stages.backward import Halfway, InFlight, WeightsLater, sum_of, take_gradient
 from trainer.stages.by_matrix import for_stacks
+from trainer.stages.choices import Choices, Counts, NoChoices
 from trainer.stages.probe import Found, NoProbe, Probe
 from trainer.stages.update import corrected_update, dry_update
 from trainer.stages.versions import Versions
@@ -63,7 +64,7 @@ class Stage:
         self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.dtype, self.eval_dtype = dtype, eval_dtype
         self._lr_factor, self._module, self._run = lr_factor, module, run(module)
-        self._probe = NoProbe()
+        self._probe, self._choices = NoProbe(), NoChoices()
         self._splits_backward = splits_backward
         self._in_flight: dict[tuple[int, int, int], InFlight] = {}
         self._halfway: dict[tuple[int, int, int], Halfway] = {}
@@ -108,6 +109,8 @@ class Stage:
         later = WeightsLater() if self._splits_backward else None
         with later or nullcontext():
             output = self._run(x)
+        if replica == 0:
+            self._choices.seen((op.batch, op.microbatch))
         output = output if loss is None else loss(output)
         self._in_flight[op.batch, op.microbatch, replica] = InFlight(x, output, later)
         return output.detach()
@@ -169,6 +172,16 @@ class Stage:
         """Records what these fresh gradients would make, to compare the next update with it."""
         self._start_update(batch)
         self._probe = Probe(dry_update(self.optimizer, self.versions.master, gradients))
+
+    def watch(self, batch: int) -> None:
+        """From now on compares the experts that this batch visits, as `Choices` does, on the first
+        replica; until `take_choices`."""
+        self._choices = Choices(self._module, batch)
+
+    def take_choices(self) -> dict[str, Counts]:
+        """What was found of them, by layer."""
+        choices, self._choices = self._choices, NoChoices()
+        return choices.found()
 
     @property
     def observe_every(self) -> int | None:

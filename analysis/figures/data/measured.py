@@ -1,6 +1,7 @@
 """How far the delayed update is from the fresh one over training (the paper's figures 17, 18).
 
-And how much a correction changes the gradient: where it hardly does, it cannot help.
+And how much a correction changes the gradient: where it hardly does, it cannot help. Of mixtures of
+experts, how many choices a delay makes stale, and how unequal the loads are.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ MEASURED = {
     "update_cosine": "cosine of delayed and fresh update",
     "update_error": "relative error of the delayed update",
     "gradient_change": "relative change of the gradient",
+    "changed_share": "share of experts that the newest weights would not choose",
+    "greatest_load": "load of the busiest expert over the mean",
 }
-"""Diagnostics of the whole model that have a figure → what they are."""
+"""Diagnostics that have a figure → what they are."""
+OF_ROUTING = ("changed_share", "greatest_load")
+"""Those that only mixtures of experts have; the others are of the whole model."""
 BEFORE, AFTER = 0.05, 0.15
 """Shares of the run around the switch to a delay that figures zoom in on."""
 
@@ -31,7 +36,8 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame, name: str) -> pd.DataFrame:
     gradient.
     """
     shown = shown_results(trials, gaps)
-    curves = [diagnostics(folder, "all", name) for folder in shown.get("folder", [])]
+    group = "routing" if name in OF_ROUTING else "all"
+    curves = [diagnostics(folder, group, name) for folder in shown.get("folder", [])]
     measured = [not (curve[name] == 0).all() for curve in curves]  # nor if it is empty
     if not any(measured):
         return pd.DataFrame(columns=COLUMNS)

@@ -123,7 +123,7 @@ def test_diagnostics_are_shown_where_they_were_measured(tmp_path: Path) -> None:
     write_arms(tmp_path, {"sync": [1.0], "delay": [1.2, 1.3]})
     folder = tmp_path / "trials" / "0001"  # delay, seed 0
     of_model = {"update_cosine": 0.5, "update_error": None, "gradient_change": 0.0}
-    measured = {"all": of_model, "matrix": {}}
+    measured = {"all": of_model, "matrix": {}, "routing": {"changed_share": 0.25}}
     rows = [
         {"update": 9, "train_loss": 2.0, "diagnostics": measured},
         {"update": 10, "train_loss": 2.0},
@@ -135,6 +135,7 @@ def test_diagnostics_are_shown_where_they_were_measured(tmp_path: Path) -> None:
     ]
     assert shown(tmp_path, "update_error")["update_error"].isna().all()
     assert shown(tmp_path, "gradient_change").empty, "nothing changed it"
+    assert shown(tmp_path, "changed_share")["changed_share"].tolist() == [0.25]
 
 
 def test_every_figure_is_drawn_even_of_arms_that_only_diverged(tmp_path: Path) -> None:
@@ -150,7 +151,8 @@ def test_every_figure_is_drawn_even_of_arms_that_only_diverged(tmp_path: Path) -
         row = {
             "update": 1,
             "diagnostics": {
-                "all": {"update_cosine": 0.5, "update_error": 0.2, "gradient_change": 1e-4}
+                "all": {"update_cosine": 0.5, "update_error": 0.2, "gradient_change": 1e-4},
+                "routing": {"changed_share": 0.1, "greatest_load": 1.5},
             },
         }
         with (path / "metrics.jsonl").open("a") as file:

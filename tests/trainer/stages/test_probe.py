@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.oracles import semantics
-from tests.support import small, toy
+from tests.support import moe, small, toy
 from tests.support.delayed import ADAMW, PHASES, T, expected
 from tests.support.trials import rows
 from trainer.corrections.error_feedback import ErrorFeedback
@@ -41,7 +41,7 @@ def test_a_comparison_changes_no_number(tmp_path: Path, optimizer: str) -> None:
 
 
 def test_both_executors_find_the_same(tmp_path: Path) -> None:
-    words = (*DELAYED, *TWO, "diagnostics=3")
+    words = (*moe.WORDS, *DELAYED, *TWO, "diagnostics=3")  # of experts there is more to find
     assert trial(tmp_path / "a", *words) == trial(tmp_path / "b", *words, "runner=pipelined")
 
 
