@@ -24,7 +24,7 @@ def overhead(trials: pd.DataFrame) -> pd.DataFrame:
     """
     done = results(trials)
     beside = done["trial_id"].map(_side_by_side(trials).set_axis(trials["trial_id"]))
-    speed = done["tokens_per_second"].mask(beside.fillna(True).astype(bool))
+    speed = done["tokens_per_second"].mask(beside.astype(bool))
     done = done.assign(tokens_per_second=speed)
     kept = done[(done["status"] == Status.COMPLETED) & done["arm"].isin(ARMS)]
     kept = kept[[*SAME, "arm", *MEASURED]].rename(columns=MEASURED)

@@ -33,8 +33,8 @@ class Stage:
     `kinds` has the kind of each weight by name. `tied` names the weights that another stage holds
     too. Weights are read `lag` versions behind the newest, tied ones `tied_lag`; `make_correction`
     gets the lag of each weight. `lr_factor` maps update t to a factor on every group's peak
-    learning rate. With `splits_backward`, `backward_weights` computes the weight gradients of the
-    linear layers.
+    learning rate. Evaluations are in `eval_dtype`, or the master's. With `splits_backward`,
+    `backward_weights` computes the weight gradients of the linear layers.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Stage:
         tied: frozenset[str],
         tied_lag: int,
         dtype: torch.dtype,
-        eval_dtype: torch.dtype = torch.float32,
+        eval_dtype: torch.dtype | None = None,
         splits_backward: bool = False,
         run: Callable[[nn.Module], Callable[[Tensor], Tensor]] = lambda module: module,
     ) -> None:
@@ -62,7 +62,7 @@ class Stage:
         self.versions = Versions(module, self.lags, dtype, reads_ahead=self._correction.reads_ahead)
         self.optimizer = make_optimizer(list(zip(self._kinds, self.versions.master, strict=True)))
         self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
-        self.dtype, self.eval_dtype = dtype, eval_dtype
+        self.dtype, self.eval_dtype = dtype, eval_dtype or self.versions.master[0].dtype
         self._lr_factor, self._module, self._run = lr_factor, module, run(module)
         self._probe, self._choices = NoProbe(), NoChoices()
         self._splits_backward = splits_backward

@@ -31,6 +31,21 @@ def test_by_hand() -> None:
     assert (low, high) == pytest.approx((2 - 2.484138, 2 + 2.484138), abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("interval", "excludes"),
+    [
+        ((0.1, 1.0), True),
+        ((-1.0, -0.1), True),
+        ((-1.0, 1.0), False),
+        ((0.0, 1.0), False),
+        ((-1.0, 0.0), False),
+        ((np.nan, np.nan), False),
+    ],
+)
+def test_zero_is_excluded_on_either_side(interval: tuple[float, float], excludes: bool) -> None:
+    assert excludes_zero(interval) is excludes
+
+
 def test_one_value_has_no_interval() -> None:
     assert np.isnan(mean_interval(np.array([1.0]))).all()
     assert not excludes_zero(mean_interval(np.array([1.0])))

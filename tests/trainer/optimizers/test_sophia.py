@@ -10,12 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.support import small, toy
+from tests.support import moe, small, toy
 from tests.support.delayed import PHASES
 from tests.support.every_optimizer import maker
 from tests.support.trials import rows
 from trainer.base.randomness import stream_seed
 from trainer.executors.passes import Part, against_samples
+from trainer.parts import build_emulated, build_parts
 from trainer.schedules.recipes import pipedream_2bw
 from trainer.trial import run_trial
 
@@ -90,6 +91,23 @@ def sampled_gradients(weights: list[Tensor], batch: int) -> list[Tensor]:
         labels = (chances / torch.empty_like(chances).exponential_(generator=generator)).argmax(-1)
         (toy.loss(logits, labels) * math.sqrt(toy.BATCH * toy.LENGTH) / 3).backward()
     return [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("aside", [("model.balance=none",), ("correction=taylor",)])
+def test_the_curvature_is_of_the_data_alone(tmp_path: Path, aside: tuple[str, ...]) -> None:
+    """Neither what a mixture adds to the loss nor a correction of the gradient is in it."""
+    plain = ("optimizer=sophia", "pipeline=pipedream_2bw", "model.balance=loss")
+    found = []
+    for words in (plain, (*plain, *aside)):
+        config = small.config(tmp_path, *moe.WORDS, *words)
+        parts = build_parts(config, config["num_updates"])
+        run = build_emulated(config, parts, torch.device("cpu"))
+        run.observe(0)
+        [stage] = run._stages
+        states = [stage.optimizer._state(weight) for weight in stage.versions.master]
+        found.append([state["curvature"] for state in states if "curvature" in state])
+    assert found[0]
+    assert all(map(torch.equal, *found))
 
 
 WORDS = (

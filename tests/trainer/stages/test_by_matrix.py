@@ -54,6 +54,17 @@ def train(
     return seen
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_is_planned_as_that_of_the_correction(name: str) -> None:
+    for node in variants(name):
+        make = maker(node)
+        stacked = for_stacks(lambda lags, make=make: make(T, lags), LAGS, KINDS, SHAPES)
+        plain = make(T, LAGS)
+        for lag in (0, 1, 2):
+            assert stacked.num_buffers(lag) == plain.num_buffers(lag)
+            assert stacked.num_leaves_ahead(lag) == plain.num_leaves_ahead(lag)
+
+
 def flat(seen: list[Tensor]) -> list[Tensor]:
     """Those of the vector and of each matrix, without the biases."""
     threes = (seen[i : i + 3] for i in range(0, len(seen), 3))
