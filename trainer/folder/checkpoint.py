@@ -107,6 +107,22 @@ def load(path: Path) -> State:
     return state
 
 
+def rows_digest(path: Path, trial_id: str) -> str | None:
+    """`trainer.folder.metrics.digest` of the rows before a checkpoint of the trial `trial_id`.
+
+    None if older code wrote it, which did not note that, or if it is damaged or another trial's:
+    `load_own` refuses it then.
+
+    Reads neither the tensors nor, to see whether it is whole, the file.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except Exception:  # what unpickling some other file raises
+        return None
+    is_own = isinstance(state, dict) and state.get("trial_id") == trial_id
+    return state.get("rows") if is_own else None
+
+
 def _load_whole(path: Path) -> State:
     """The same of a trial's whole state."""
     state = load(path)
