@@ -127,7 +127,10 @@ def names(words: Sequence[str]) -> set[str]:
 @fuzzing.inputs(30, "`python -m trainer --cfg`")
 @given(words=odd.commands(TRIALS, KEYS))
 def test_of_the_trainer(place: Path, words: list[str]) -> None:
-    fuzzing.count("`python -m trainer --cfg`", lambda: check(place, "python -m trainer", _trainer, ["--cfg", *words]))
+    fuzzing.count(
+        "`python -m trainer --cfg`",
+        lambda: check(place, "python -m trainer", _trainer, ["--cfg", *words]),
+    )
 
 
 @fuzzing.inputs(15, "`python -m sweeps`")
@@ -139,7 +142,10 @@ def test_of_sweeps(place: Path, words: list[str]) -> None:
         return
     kept = [word for word in words if not word.startswith(("watch=", "mode=", "tracking.mode="))]
     last = "dry_run=true" if first not in ("status", "list", "dashboard") else ""
-    fuzzing.count("`python -m sweeps`", lambda: check(place, "python -m sweeps", sweeps, [*kept, *filter(None, [last])]))
+    fuzzing.count(
+        "`python -m sweeps`",
+        lambda: check(place, "python -m sweeps", sweeps, [*kept, *filter(None, [last])]),
+    )
 
 
 @fuzzing.inputs(30, "`python -m analysis`")
@@ -151,4 +157,6 @@ def test_of_the_analysis(place: Path, words: list[str]) -> None:
         kept += ["results=nowhere"]
     elif words[:1] != ["advise"]:
         kept += [f"out={place}/report", "results=nowhere"]
-    fuzzing.count("`python -m analysis`", lambda: check(place, "python -m analysis", analysis, kept))
+    fuzzing.count(
+        "`python -m analysis`", lambda: check(place, "python -m analysis", analysis, kept)
+    )

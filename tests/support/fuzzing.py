@@ -83,11 +83,14 @@ def limited(seconds: float) -> Iterator[None]:
 def count(kind: str, attempt: Callable[[], Ended]) -> None:
     """Counts how an input ends. Whatever is raised meanwhile, by a command or by a check of what it
     did, is a defect."""
-    ending = "defect"
     try:
         ending = "accepted" if attempt().code == 0 else "refused"
-    finally:
-        ended[kind][ending] += 1
+    except KeyboardInterrupt:  # whoever stops a long run is no defect
+        raise
+    except BaseException:
+        ended[kind]["defect"] += 1
+        raise
+    ended[kind][ending] += 1
 
 
 def run(main: Main, words: Sequence[str], seconds: float = CPU_SECONDS) -> Ended:
@@ -142,7 +145,9 @@ def table() -> str:
     whole: Counter[str] = sum(ended.values(), Counter())
     rows = [("input", "tried", *ENDINGS), ("---",) * (2 + len(ENDINGS))]
     for kind, endings in [*ended.items(), ("all", whole)]:
-        rows.append((kind, *(f"{num:,}" for num in (endings.total(), *(endings[how] for how in ENDINGS)))))
+        rows.append(
+            (kind, *(f"{num:,}" for num in (endings.total(), *(endings[how] for how in ENDINGS))))
+        )
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
