@@ -108,9 +108,9 @@ class TrialFolder:
                 before = f"{num_lost} rows before it, that of update {first} first"
                 yield path, f"{self._rows} lacks {before}"
                 continue
-            before = (line.content for update, line in lines.items() if update < num_updates)
+            rows = (line.content for update, line in lines.items() if update < num_updates)
             noted = checkpoint.rows_digest(path, self._trial_id)
-            is_same = noted in (None, metrics.digest(before))
+            is_same = noted in (None, metrics.digest(rows))
             yield path, "" if is_same else f"{self._rows} has other rows than when it was saved"
 
     def require_sound(self, config: Mapping[str, Any]) -> None:
