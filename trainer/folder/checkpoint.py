@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import re
 from collections.abc import Callable, Mapping
@@ -95,9 +96,10 @@ def load(path: Path) -> State:
         raise BadInput("checkpoint", path, allowed)
     try:
         state: State = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except OSError:
-        raise
-    except Exception:  # what unpickling some other file raises
+    except Exception as error:  # what unpickling some other file raises
+        # In the first part of an archive torch seeks to where no byte can be.
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise
         raise _no_checkpoint(path) from None
     if not isinstance(state, dict):
         raise _no_checkpoint(path)
