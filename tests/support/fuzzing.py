@@ -93,22 +93,23 @@ def count(kind: str, attempt: Callable[[], Ended]) -> None:
     ended[kind][ending] += 1
 
 
-def run(main: Main, words: Sequence[str], seconds: float = CPU_SECONDS) -> Ended:
-    """Runs `main` with these words. What it raises is a defect.
+def passable(words: Iterable[str]) -> list[str]:
+    """The words as a shell can pass them: without NUL, and bytes that are no text as surrogates."""
+    return [os.fsdecode(word.replace("\0", "").encode(errors="replace")) for word in words]
 
-    Words are those that a shell can pass: without NUL, and bytes that are no text as surrogates.
-    """
-    passed = [os.fsdecode(word.replace("\0", "").encode(errors="replace")) for word in words]
+
+def run(main: Main, words: Sequence[str], seconds: float = CPU_SECONDS) -> Ended:
+    """Runs `main` with these words. What it raises is a defect."""
     out, err = io.StringIO(), io.StringIO()
     allowed = seconds if budget else BUSY * seconds
     with (
         redirect_stdout(out),
         redirect_stderr(err),
-        mock.patch.object(sys, "argv", ["command", *passed]),
+        mock.patch.object(sys, "argv", ["command", *words]),
         limited(allowed),
     ):
         try:
-            code: Any = main(passed)
+            code: Any = main(words)
         except SystemExit as end:
             code = end.code
         except TooLong:
