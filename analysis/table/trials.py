@@ -23,8 +23,8 @@ WORTH_WRITING = 0.01
 """The index is written again if more than this share of the trials is new or changed."""
 
 FILES = {"config.json": CONFIG, "result.json": RESULT}
-LATER = ("config.json", "trial_id", "metrics.jsonl", "result.json")
-"""Files that are in no trial's folder before its config is. A link that leads nowhere is there."""
+OF_TRIAL = ("config.json", "trial_id", "metrics.jsonl", "result.json")
+"""None of them is in a folder before a trial's config is; a link that leads nowhere counts."""
 ABSENT, UNKNOWN = (-1, -1), (-2, -2)
 
 _T = TypeVar("_T")
@@ -91,11 +91,11 @@ def _each(
 def _stamp(folder: str) -> Stamp | None:
     """The stamp of a trial's files; None if there is no trial.
 
-    A process that has just claimed a trial, or was killed then, has written neither a config nor
-    anything of LATER: there is none yet.
+    A process that has just claimed a trial, or was killed then, has written none of OF_TRIAL: there
+    is no trial yet.
     """
     config, result = (_looked_at(f"{folder}/{file}") for file in FILES)
-    if config == ABSENT and not any(os.path.lexists(f"{folder}/{file}") for file in LATER):
+    if config == ABSENT and not any(os.path.lexists(f"{folder}/{file}") for file in OF_TRIAL):
         return None
     return Stamp(*config, *result)
 
