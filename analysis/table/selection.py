@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -19,10 +20,11 @@ from rich.table import Table
 
 from analysis.table.load import load
 from analysis.table.rows import Row
+from analysis.table.text import some
 from trainer.base.cli import number
 from trainer.base.errors import BadInput
 from trainer.base.status import ENDED, Status
-from trainer.folder.lease import holder
+from trainer.folder.lease import STALE_AFTER, holder, unreadable
 
 STATUSES = (*ENDED, Status.RUNNING, Status.INTERRUPTED)
 SHOWN = (
@@ -61,7 +63,8 @@ def select(results: Path, conditions: Mapping[str, str]) -> Selection:
     """The trials of a store that fulfil every condition, a value by the name of a column.
 
     Numbers are compared as numbers, words may hold * and ?, several values are separated by commas,
-    `none` stands for what is missing. Warns as `load` does; raises BadInput for a column or a
+    `none` stands for what is missing. Warns as `load` does, and of attempts that cannot be read
+    while their trials count as running; raises BadInput for a column or a
     status that there is not, or a value that is no number where numbers are.
     """
     trials = _now(load(results))
@@ -118,6 +121,7 @@ def _now(table: pd.DataFrame) -> pd.DataFrame:
         for folder in table.loc[table["status"].isin([Status.UNFINISHED, Status.FAILED]), "folder"]
     }
     runs = {folder: attempt for folder, attempt in held.items() if attempt is not None}
+    _warn_of_unreadable([folder for folder, attempt in runs.items() if not attempt])
     running = table["folder"].isin(list(runs))
     status = (
         table["status"]
@@ -127,6 +131,13 @@ def _now(table: pd.DataFrame) -> pd.DataFrame:
     hosts = {at: f"{of.get('host', '?')} pid {of.get('pid', '?')}" for at, of in runs.items()}
     where = table["device_name"].mask(running, table["folder"].map(hosts).astype("string"))
     return table.assign(status=status, where=where)
+
+
+def _warn_of_unreadable(folders: Iterable[str]) -> None:
+    if damaged := [error for folder in folders if (error := unreadable(Path(folder)))]:
+        what = some([f"{error.value} {error.allowed}" for error in damaged])
+        until = f"until such a file is {STALE_AFTER:.0f} seconds old"
+        warnings.warn(f"{what}: its trial counts as running {until}", stacklevel=4)
 
 
 def _require_column(table: pd.DataFrame, column: str, key: str, value: str) -> None:

@@ -23,6 +23,8 @@ WORTH_WRITING = 0.01
 """The index is written again if more than this share of the trials is new or changed."""
 
 FILES = {"config.json": CONFIG, "result.json": RESULT}
+OF_TRIAL = ("config.json", "trial_id", "metrics.jsonl", "result.json")
+"""None of them is in a folder before a trial's config is; a link that leads nowhere counts."""
 ABSENT, UNKNOWN = (-1, -1), (-2, -2)
 
 _T = TypeVar("_T")
@@ -37,11 +39,11 @@ class Trials:
 
 
 def read_trials(folder: Path, names: Sequence[str], path: Path | None, *, whole: bool) -> Trials:
-    """The trials among the folders `names` of `folder`: those that have a config.
+    """The trials among the folders `names` of `folder`.
 
     `path`: of their index, or None. `whole`: whether they are all trials of the index, so that it
     may be written again. A trial whose result is damaged counts as unfinished; one whose config is
-    has no row.
+    damaged or missing has no row.
     """
     stamps = {name: stamp for name, stamp in _each(_stamp, folder, names) if stamp is not None}
     known = index.read(path, None if whole else names) if path is not None and stamps else {}
@@ -87,9 +89,15 @@ def _each(
 
 
 def _stamp(folder: str) -> Stamp | None:
-    """The stamp of a trial's files; None if there is no config, and so no trial."""
+    """The stamp of a trial's files; None if there is no trial.
+
+    A process that has just claimed a trial, or was killed then, has written none of OF_TRIAL: there
+    is no trial yet.
+    """
     config, result = (_looked_at(f"{folder}/{file}") for file in FILES)
-    return None if config == ABSENT else Stamp(*config, *result)
+    if config == ABSENT and not any(os.path.lexists(f"{folder}/{file}") for file in OF_TRIAL):
+        return None
+    return Stamp(*config, *result)
 
 
 def _looked_at(path: str) -> tuple[int, int]:
@@ -103,15 +111,18 @@ def _looked_at(path: str) -> tuple[int, int]:
 
 
 def _contents(folder: str) -> tuple[Row, Row, list[Damaged]]:
-    """Config, result and what is wrong with them; a file that is missing or damaged is empty."""
+    """Config, result and what is wrong with them; a file that is missing or damaged is empty.
+
+    A missing config is wrong, a missing result is not."""
     contents: list[Row] = []
     damaged = []
     for path, form in ((Path(folder, file), form) for file, form in FILES.items()):
         try:
-            contents.append(read_if_there(path, form))
+            contents.append(read(path, form))
         except (Damaged, OSError) as error:
             contents.append({})
-            damaged.append(damage(path, error))
+            if not isinstance(error, FileNotFoundError) or form is CONFIG:
+                damaged.append(damage(path, error))
     config, result = contents
     return config, result, damaged
 

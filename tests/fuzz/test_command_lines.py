@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 from analysis.__main__ import main as analysis
 from sweeps.__main__ import main as sweeps
@@ -93,13 +93,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         fuzzing.warm(
-            lambda: fuzzing.run("warm", _trainer, ["--cfg"], 60),
-            lambda: fuzzing.run("warm", sweeps, ["sweep=main", "scale=micro", "dry_run=true"], 60),
-            lambda: fuzzing.run("warm", sweeps, ["list"], 60),
-            lambda: fuzzing.run("warm", sweeps, ["dashboard"], 60),
-            lambda: fuzzing.run("warm", analysis, ["advise", *ANALYSES[0][1:]], 60),
+            (_trainer, ["--cfg"]),
+            (sweeps, ["sweep=main", "scale=micro", "dry_run=true"]),
+            (sweeps, ["list"]),
+            (sweeps, ["dashboard"]),
+            (analysis, ["advise", *ANALYSES[0][1:]]),
         )
-    fuzzing.ended.clear()
     return folder
 
 
@@ -107,15 +106,15 @@ def _trainer(words: Sequence[str]) -> int:
     return trainer()
 
 
-def check(
-    place: Path, kind: str, program: str, main: Callable[[Sequence[str]], int], words: list[str]
-) -> None:
+def check(place: Path, program: str, main: fuzzing.Main, words: list[str]) -> fuzzing.Ended:
     before = fuzzing.tree(place)
+    passed = fuzzing.passable(words)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        found = fuzzing.run(kind, main, words)
-    fuzzing.require_one_line(found, program, names(words))
+        found = fuzzing.run(main, passed)
+    fuzzing.require_one_line(found, program, names(passed))
     assert fuzzing.tree(place) == before
+    return found
 
 
 def names(words: Sequence[str]) -> set[str]:
@@ -126,13 +125,17 @@ def names(words: Sequence[str]) -> set[str]:
     return {*given, *parts, *words, *empty, *TrialConfig.model_fields, *OF_SWEEPS, *OF_ANALYSES}
 
 
-@fuzzing.inputs(30)
+@fuzzing.inputs(30, "`python -m trainer --cfg`")
 @given(words=odd.commands(TRIALS, KEYS))
+@example(words=["\0"])  # a word that is empty where it arrives
 def test_of_the_trainer(place: Path, words: list[str]) -> None:
-    check(place, "trainer", "python -m trainer", _trainer, ["--cfg", *words])
+    fuzzing.count(
+        "`python -m trainer --cfg`",
+        lambda: check(place, "python -m trainer", _trainer, ["--cfg", *words]),
+    )
 
 
-@fuzzing.inputs(15)
+@fuzzing.inputs(15, "`python -m sweeps`")
 @given(words=odd.commands(SWEEPS, OF_SWEEPS))
 def test_of_sweeps(place: Path, words: list[str]) -> None:
     """Without what needs a network: a cluster, or the server of a tracker."""
@@ -141,10 +144,13 @@ def test_of_sweeps(place: Path, words: list[str]) -> None:
         return
     kept = [word for word in words if not word.startswith(("watch=", "mode=", "tracking.mode="))]
     last = "dry_run=true" if first not in ("status", "list", "dashboard") else ""
-    check(place, "sweeps", "python -m sweeps", sweeps, [*kept, *filter(None, [last])])
+    fuzzing.count(
+        "`python -m sweeps`",
+        lambda: check(place, "python -m sweeps", sweeps, [*kept, *filter(None, [last])]),
+    )
 
 
-@fuzzing.inputs(30)
+@fuzzing.inputs(30, "`python -m analysis`")
 @given(words=odd.commands(ANALYSES, OF_ANALYSES))
 def test_of_the_analysis(place: Path, words: list[str]) -> None:
     """A report of a store would be written: here there is none to read."""
@@ -153,4 +159,6 @@ def test_of_the_analysis(place: Path, words: list[str]) -> None:
         kept += ["results=nowhere"]
     elif words[:1] != ["advise"]:
         kept += [f"out={place}/report", "results=nowhere"]
-    check(place, "analysis", "python -m analysis", analysis, kept)
+    fuzzing.count(
+        "`python -m analysis`", lambda: check(place, "python -m analysis", analysis, kept)
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from collections.abc import Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from sweeps.__main__ import main as sweeps
 from sweeps.request.command_line import parse_request
 from sweeps.request.expand import points
 from tests.support import fuzzing, small
-from tests.support.damage import Place, draw_damage, restore
+from tests.support.damage import Damage, Place, draw_damage
 from tests.support.synthetic_store import LOSSES, record, write_arms
 from tests.support.trials import Stop, rows, stop_at, untimed
 from trainer.__main__ import main as trainer
@@ -57,6 +58,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
         asked = parse_request([*words, "results=results"])
         [point] = points(next(iter(asked.sweeps.values())), Path("results"))
         sync, delayed = (trial.config for trial in point.trials([0]))
+        (folder / "config.json").write_text(json.dumps(delayed))
         run_trial(sync)
         whole = run_trial({**delayed, "out": str(folder / "whole")})
         with pytest.raises(Stop):
@@ -67,19 +69,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
         ids = sorted(path.name for path in (folder / "results" / "trials").iterdir())
         record(folder / "results", "main", "tiny", ids)
         load("results")
-        fuzzing.warm(*(lambda c=c: fuzzing.run("warm", *c, 60) for c in READERS.values()))  # type: ignore[misc]
-        listed = fuzzing.run("warm", *READERS["list"], 60)
-    fuzzing.ended.clear()
+        listed, *_ = fuzzing.warm(*READERS.values())
     [interrupted] = (folder / "results").glob("trials/*/checkpoint-*.pt")
     files = {
         path: (path.read_bytes(), path.stat().st_mtime_ns)
-        for path in (folder / "results").rglob("*")
+        for path in sorted((folder / "results").rglob("*"))
         if path.is_file()
     }
     return Place(
         folder,
         files,
-        delayed,
         interrupted.parent,
         untimed(whole),
         rows(folder / "whole"),
@@ -87,78 +86,88 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     )
 
 
-def read(place: Place, kind: str, main: fuzzing.Main, words: list[str]) -> fuzzing.Ended:
+def read(
+    place: Place, main: fuzzing.Main, words: Sequence[str], seconds: float = fuzzing.CPU_SECONDS
+) -> fuzzing.Ended:
     """The end of a command that reads the store; it has changed nothing."""
     before = fuzzing.tree(place.folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place.folder)
-        found = fuzzing.run(f"store, {kind}", main, words, 20 if kind == "report" else 2)
+        found = fuzzing.run(main, words, seconds)
     shutil.rmtree(place.folder / "report", ignore_errors=True)
     assert fuzzing.tree(place.folder) == before
     return found
 
 
 def require_named(found: fuzzing.Ended, path: Path) -> None:
-    """At most one line, which names the file or its trial: it was refused or, by `rerun`, left out
-    with exit code 1."""
+    """It was accepted, refused or, by `rerun` with exit code 1, left out, in few lines that name
+    the file or its trial. Where no trial is selected, the last line says so; it stands alone if the
+    interrupted one runs, for all that its attempt says."""
     said = found.err.splitlines()
-    assert len(said) <= 1, found
-    left_out = found.code == 1 and said[0].startswith("left out: ")
+    if said and said[-1].startswith("no trial with "):
+        assert said[:-1] or (path.match(lease.PATTERN) and lease.read(path)), found
+        said.pop()
+    left_out = found.code == 1 and said[-1].startswith("left out: ")
+    assert len(said) <= 1 + left_out, found
     assert found.code == 0 or (found.code == 2 and said) or left_out, found
     assert all(path.name in line or path.parent.name in line for line in said), found
 
 
-@fuzzing.inputs(40)
+@fuzzing.inputs(40, *(f"store, `{name}`" for name in READERS))
 @given(data=st.data())
 def test_of_the_commands_that_read_it(place: Place, data: st.DataObject) -> None:
     damage = draw_damage(data, place, [*place.files])
-    kind = data.draw(st.sampled_from([*READERS]), "command")
-    try:
-        damage.write()
-        found = read(place, kind, *READERS[kind])
-        require_named(found, damage.path)
-        if kind == "list":
-            there = {row["trial_id"]: row for row in json.loads(found.out)}
-            for trial_id, row in place.listed.items():
-                assert there.get(trial_id) == row or damage.path.parent.name == trial_id
-    finally:
-        restore(place)
+    name = data.draw(st.sampled_from([*READERS]), "command")
+    with damage.written(place):
+        fuzzing.count(f"store, `{name}`", lambda: check_reader(place, damage, name))
 
 
-@fuzzing.inputs(1, share=0.01)
+def check_reader(place: Place, damage: Damage, name: str) -> fuzzing.Ended:
+    found = read(place, *READERS[name])
+    require_named(found, damage.path)
+    if name == "list":
+        there = {row["trial_id"]: row for row in json.loads(found.out)}
+        for trial_id, row in place.listed.items():
+            assert there.get(trial_id) == row or damage.path.parent.name == trial_id
+    return found
+
+
+@fuzzing.inputs(1, "store, `report`", share=0.01)
 @given(data=st.data())
 def test_of_the_report(place: Place, data: st.DataObject) -> None:
     damage = draw_damage(data, place, [*place.files])
-    try:
-        damage.write()
-        found = read(place, "report", analysis, REPORT)
-        require_named(found, damage.path)
-    finally:
-        restore(place)
+    with damage.written(place):
+        fuzzing.count("store, `report`", lambda: check_report(place, damage))
 
 
-@fuzzing.inputs(6, share=0.05)
+def check_report(place: Place, damage: Damage) -> fuzzing.Ended:
+    found = read(place, analysis, REPORT, 20)
+    require_named(found, damage.path)
+    return found
+
+
+@fuzzing.inputs(6, "store, `python -m trainer`", share=0.05)
 @given(data=st.data())
 def test_of_a_trial_that_resumes(place: Place, data: st.DataObject) -> None:
     """It ends as it would have, or is refused and nothing was written."""
     own = [path for path in place.files if path.parent == place.interrupted]
     damage = draw_damage(data, place, [*own, place.interrupted / "result.json"])
-    try:
-        damage.write()
-        before = fuzzing.tree(place.folder)
-        done = read_result(place.interrupted)
-        with pytest.MonkeyPatch.context() as patch, redirect_stderr(io.StringIO()):
-            patch.setattr(lease, "ACQUIRE_TIMEOUT", 0.0)
-            (place.folder / "config.json").write_text(json.dumps(place.config))
-            words = ["--config", str(place.folder / "config.json")]
-            found = fuzzing.run("store, trainer", lambda words: trainer(), words, 20)
-        (place.folder / "config.json").unlink()
-        if found.code != 0:
-            require_named(found, damage.path)
-            assert fuzzing.tree(place.folder) == before
-        elif done is None:
-            result = json.loads((place.interrupted / "result.json").read_text())
-            assert untimed(result) == place.whole
-            assert rows(place.interrupted) == place.rows
-    finally:
-        restore(place)
+    with damage.written(place):
+        fuzzing.count("store, `python -m trainer`", lambda: check_resumed(place, damage))
+
+
+def check_resumed(place: Place, damage: Damage) -> fuzzing.Ended:
+    before = fuzzing.tree(place.folder)
+    done = read_result(place.interrupted)
+    words = ["--config", str(place.folder / "config.json")]
+    with pytest.MonkeyPatch.context() as patch, redirect_stderr(io.StringIO()):
+        patch.setattr(lease, "ACQUIRE_TIMEOUT", 0.0)
+        found = fuzzing.run(lambda words: trainer(), words, 20)
+    if found.code != 0:
+        require_named(found, damage.path)
+        assert fuzzing.tree(place.folder) == before
+    elif done is None:
+        result = json.loads((place.interrupted / "result.json").read_text())
+        assert untimed(result) == place.whole
+        assert rows(place.interrupted) == place.rows
+    return found

@@ -71,8 +71,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fuzz")
     small.corpus(folder)
     (folder / "a.yaml").write_text(SMALL)
-    fuzzing.warm(lambda: fuzzing.run("warm", main, words(folder), 60))
-    assert fuzzing.ended.pop(("warm", "accepted")) == 1
+    [ended] = fuzzing.warm((main, words(folder)))
+    assert ended.code == 0
     return folder
 
 
@@ -87,14 +87,18 @@ def words(folder: Path) -> list[str]:
     ]
 
 
-@fuzzing.inputs(40)
+@fuzzing.inputs(40, "sweep files")
 @given(content=files())
 def test_of_any_content(place: Path, content: bytes) -> None:
+    fuzzing.count("sweep files", lambda: check(place, content))
+
+
+def check(place: Path, content: bytes) -> fuzzing.Ended:
     (place / "a.yaml").write_bytes(content)
     before = fuzzing.tree(place)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        found = fuzzing.run("sweep file", main, words(place))
+        found = fuzzing.run(main, words(place))
     named = {
         *KEYS,
         *TrialConfig.model_fields,
@@ -102,3 +106,4 @@ def test_of_any_content(place: Path, content: bytes) -> None:
     }
     fuzzing.require_one_line(found, "python -m sweeps", named)
     assert fuzzing.tree(place) == before
+    return found

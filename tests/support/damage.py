@@ -7,7 +7,8 @@ import io
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,14 +23,18 @@ class Place(NamedTuple):
 
     folder: Path
     files: dict[Path, tuple[bytes, int]]
-    config: dict[str, Any]
-    """Of the trial that was interrupted."""
     interrupted: Path
+    """The folder of the trial that was."""
     whole: dict[str, Any]
     """Its result when nothing is damaged, and below, its rows."""
     rows: list[dict[str, Any]]
     listed: dict[str, Any]
     """Trial → what `list` says of it."""
+
+    def __repr__(self) -> str:
+        """Short: hypothesis prints the arguments of a test that failed, and its warning of a long
+        repr would stand in place of the failure."""
+        return f"Place({self.folder})"
 
 
 def restore(place: Place) -> None:
@@ -50,8 +55,16 @@ class Damage(NamedTuple):
     content: bytes
     is_old: bool
 
-    def write(self) -> None:
-        """Damages the store."""
+    @contextmanager
+    def written(self, place: Place) -> Iterator[None]:
+        """The store is damaged while the context lasts."""
+        try:
+            self._write()
+            yield
+        finally:
+            restore(place)
+
+    def _write(self) -> None:
         self.instead_of.unlink(missing_ok=True)
         if self.kind == "content":
             self.path.write_bytes(self.content)

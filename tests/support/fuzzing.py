@@ -26,14 +26,21 @@ SHOWN = 40
 Main = Callable[[Sequence[str]], int]
 Tree = dict[str, tuple[int, bytes | None]]
 
-ended: Counter[tuple[str, str]] = Counter()
-"""Kind of input and how it ended → how many."""
+ENDINGS = ("accepted", "refused", "defect")
+
+ended: dict[str, Counter[str]] = {}
+"""Kind of input → how it ended → how many; every kind of the collected tests, tried or not."""
 budget: dict[str, int] = {}
 """`inputs`: how many of each kind `make fuzz` asked for; empty in the suite."""
 
 
-def inputs(num: int, share: float = 1.0) -> settings:
-    """As many inputs in the suite, always the same ones, or that share of what was asked for."""
+def inputs(num: int, *kinds: str, share: float = 1.0) -> settings:
+    """As many inputs in the suite, always the same ones, or that share of what was asked for.
+
+    `kinds`: what the test tries, each a row of the table.
+    """
+    for kind in kinds:
+        ended.setdefault(kind, Counter())
     asked = budget.get("inputs")
     return settings(
         max_examples=num if asked is None else max(1, round(asked * share)),
@@ -73,31 +80,42 @@ def limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-def run(kind: str, main: Main, words: Sequence[str], seconds: float = CPU_SECONDS) -> Ended:
-    """Runs `main` with these words and counts how it ended. What it raises is a defect.
+def count(kind: str, attempt: Callable[[], Ended]) -> None:
+    """Counts how an input ends. Whatever is raised meanwhile, by a command or by a check of what it
+    did, is a defect."""
+    try:
+        ending = "accepted" if attempt().code == 0 else "refused"
+    except KeyboardInterrupt:  # whoever stops a long run is no defect
+        raise
+    except BaseException:
+        ended[kind]["defect"] += 1
+        raise
+    ended[kind][ending] += 1
 
-    Words are those that a shell can pass: without NUL, and bytes that are no text as surrogates.
-    """
-    passed = [os.fsdecode(word.replace("\0", "").encode(errors="replace")) for word in words]
+
+def passable(words: Iterable[str]) -> list[str]:
+    """The words as a shell can pass them: without NUL, and bytes that are no text as surrogates."""
+    return [os.fsdecode(word.replace("\0", "").encode(errors="replace")) for word in words]
+
+
+def run(main: Main, words: Sequence[str], seconds: float = CPU_SECONDS) -> Ended:
+    """Runs `main` with these words. What it raises is a defect."""
     out, err = io.StringIO(), io.StringIO()
     allowed = seconds if budget else BUSY * seconds
-    ended[kind, "defect"] += 1
     with (
         redirect_stdout(out),
         redirect_stderr(err),
-        mock.patch.object(sys, "argv", ["command", *passed]),
+        mock.patch.object(sys, "argv", ["command", *words]),
         limited(allowed),
     ):
         try:
-            code: Any = main(passed)
+            code: Any = main(words)
         except SystemExit as end:
             code = end.code
         except TooLong:
             raise AssertionError(f"more than {allowed:g} seconds of CPU: {words}") from None
     found = Ended(code, out.getvalue(), err.getvalue())
     found.err.encode()  # a terminal could not show half a character
-    ended[kind, "defect"] -= 1
-    ended[kind, "accepted" if code == 0 else "refused"] += 1
     return found
 
 
@@ -125,19 +143,18 @@ def tree(folder: Path) -> Tree:
 
 def table() -> str:
     """How many inputs of each kind were tried, and how they ended."""
-    endings = ("accepted", "refused", "defect")
-    rows = [("input", "tried", *endings)]
-    for kind in sorted({kind for kind, _ in ended}):
-        counts = [ended[kind, ending] for ending in endings]
-        rows.append((kind, str(sum(counts)), *map(str, counts)))
-    total = [sum(ended[key] for key in ended if key[1] == ending) for ending in endings]
-    rows.append(("all", str(sum(total)), *map(str, total)))
+    whole: Counter[str] = sum(ended.values(), Counter())
+    rows = [("input", "tried", *ENDINGS), ("---",) * (2 + len(ENDINGS))]
+    for kind, endings in [*ended.items(), ("all", whole)]:
+        rows.append(
+            (kind, *(f"{num:,}" for num in (endings.total(), *(endings[how] for how in ENDINGS))))
+        )
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def warm(*calls: Callable[[], object]) -> None:
-    """Calls each once: imports are not part of what an input costs, nor what they warn of."""
-    for call in calls:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            call()
+def warm(*commands: tuple[Main, Sequence[str]]) -> list[Ended]:
+    """Runs each once, uncounted: imports are not part of what an input costs, nor what they warn
+    of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [run(main, words, 60) for main, words in commands]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import re
 from collections.abc import Callable, Mapping
@@ -95,9 +96,10 @@ def load(path: Path) -> State:
         raise BadInput("checkpoint", path, allowed)
     try:
         state: State = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except OSError:
-        raise
-    except Exception:  # what unpickling some other file raises
+    except Exception as error:  # what unpickling some other file raises
+        # In the first part of an archive torch seeks to where no byte can be.
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise
         raise _no_checkpoint(path) from None
     if not isinstance(state, dict):
         raise _no_checkpoint(path)
@@ -105,6 +107,22 @@ def load(path: Path) -> State:
         allowed = "is of another version of this code; delete it to start the trial anew"
         raise BadInput("checkpoint", path, allowed)
     return state
+
+
+def rows_digest(path: Path, trial_id: str) -> str | None:
+    """`trainer.folder.metrics.digest` of the rows before a checkpoint of the trial `trial_id`.
+
+    None if older code wrote it, which did not note that, or if it is damaged or another trial's:
+    `load_own` refuses it then.
+
+    Reads neither the tensors nor, to see whether it is whole, the file.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except Exception:  # what unpickling some other file raises
+        return None
+    is_own = isinstance(state, dict) and state.get("trial_id") == trial_id
+    return state.get("rows") if is_own else None
 
 
 def _load_whole(path: Path) -> State:

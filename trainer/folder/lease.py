@@ -163,6 +163,18 @@ def holder(folder: Path) -> Attempt | None:
     return _held_by(_newest(folder))
 
 
+def unreadable(folder: Path) -> Damaged | None:
+    """What is wrong with the file of the newest attempt, of whose process only the last heartbeat
+    is known then; None if it can be read, or if there is none."""
+    if (newest := _newest(folder)) is None:
+        return None
+    try:
+        wellformed.read(newest, wellformed.ATTEMPT)
+    except (Damaged, OSError) as error:  # a link may lead nowhere
+        return wellformed.damage(newest, error)
+    return None
+
+
 def _newest(folder: Path) -> Path | None:
     return max(attempts(folder), key=_number, default=None)
 

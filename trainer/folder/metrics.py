@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable
@@ -45,6 +46,11 @@ def row_of(line: bytes) -> Row | None:
         return None
 
 
+def digest(lines: Iterable[bytes]) -> str:
+    """What a checkpoint knows its rows by: any other bytes have another digest."""
+    return hashlib.sha256(b"".join(lines)).hexdigest()
+
+
 def last_row(folder: Path) -> Row | None:
     """The last complete row of metrics.jsonl; None if there is none."""
     try:
@@ -66,12 +72,20 @@ class Metrics:
 
     def __init__(self, path: Path, lines: Iterable[bytes], permit: Callable[[], None]) -> None:
         self._path, self._permit = path, permit
-        self._file = self._publish(b"".join(lines))
+        content = b"".join(lines)
+        self._written = hashlib.sha256(content)
+        self._file = self._publish(content)
+
+    @property
+    def digest(self) -> str:
+        """`digest` of all lines so far."""
+        return self._written.hexdigest()
 
     def append(self, row: Row) -> None:
         """Appends the row of one update."""
         self._permit()
         left = (json.dumps(row, allow_nan=False) + "\n").encode()
+        self._written.update(left)
         while left:  # a disk that is nearly full takes a part
             left = left[self._file.write(left) :]
 

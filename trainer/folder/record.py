@@ -87,17 +87,19 @@ class TrialFolder:
     def newest_checkpoint(self) -> Path | None:
         """The newest checkpoint whose rows are all there; None: the trial starts anew.
 
-        A row that a crash of the machine took can be had again, the same to the bit, only by doing
-        its update again: so a checkpoint without its rows is left aside, with a line on stderr.
+        A row that a crash of the machine took, or that somebody changed, can be had again, the same
+        to the bit, only by doing its update again: so a checkpoint without its rows is left aside,
+        with a line on stderr.
         """
-        for path, lacks in self._checkpoints():
-            if not lacks:
+        for path, why_not in self._checkpoints():
+            if not why_not:
                 return path
-            print(f"{path.name} is not resumed from: {lacks}", file=sys.stderr)
+            print(f"{path.name} is not resumed from: {why_not}", file=sys.stderr)
         return None
 
     def _checkpoints(self) -> Iterator[tuple[Path, str]]:
-        """The checkpoints, the newest first, each with the words that say which rows it lacks."""
+        """The checkpoints, the newest first, each with the words that say why it cannot be resumed
+        from: rows before it are lost or altered. They are empty if it can."""
         lines, start = metrics.read(self._rows), self._start()
         for _, num_updates, path in checkpoint.found(self.path):
             num_there = sum(start <= update < num_updates for update in lines)
@@ -105,8 +107,11 @@ class TrialFolder:
                 first = next(update for update in range(start, num_updates) if update not in lines)
                 before = f"{num_lost} rows before it, that of update {first} first"
                 yield path, f"{self._rows} lacks {before}"
-            else:
-                yield path, ""
+                continue
+            rows = (line.content for update, line in lines.items() if update < num_updates)
+            noted = checkpoint.rows_digest(path, self._trial_id)
+            is_same = noted in (None, metrics.digest(rows))
+            yield path, "" if is_same else f"{self._rows} has other rows than when it was saved"
 
     def require_sound(self, config: Mapping[str, Any]) -> None:
         """Raises BadInput, before anything is written, if a file stands in the way of the trial: a
@@ -118,7 +123,7 @@ class TrialFolder:
             if (self.path / name).is_dir():
                 raise Damaged(self.path / name, "is a folder, where a file must be: move it away")
         with suppress(FileNotFoundError):
-            newest = next((path for path, lacks in self._checkpoints() if not lacks), None)
+            newest = next((path for path, why_not in self._checkpoints() if not why_not), None)
             if newest is not None:
                 checkpoint.load_own(newest, self._trial_id)
             elif config["resume_from"] is not None:
@@ -152,7 +157,8 @@ class TrialFolder:
     def save(self, num_updates: int, state: Row) -> None:
         """Saves the state after `num_updates`, once its rows are on disk. Raises LeaseLost."""
         self._metrics.sync()
-        checkpoint.save(self.path, num_updates, state, self._lease.number, self._lease.require)
+        whole = {**state, "rows": self._metrics.digest}
+        checkpoint.save(self.path, num_updates, whole, self._lease.number, self._lease.require)
 
     def finish(self, result: Row) -> Row:
         """Writes and returns the result, with the attempts that made it and the time.

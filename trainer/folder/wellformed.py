@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, Required
+from typing import Annotated, Any, Literal, NoReturn, NotRequired, Required
 
 from annotated_types import Ge, Gt
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError, with_config
@@ -240,6 +240,7 @@ class _State(TypedDict):
     delays: list[Count]
     val_loss: float
     train_seconds: float
+    rows: NotRequired[str]
 
 
 OF_RESULT = frozenset(_Result.__annotations__)

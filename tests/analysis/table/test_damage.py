@@ -16,6 +16,7 @@ from analysis.report.report import report
 from analysis.table.load import training_losses
 from analysis.table.records import records
 from tests.support.synthetic_store import LOSSES, config, ids, record, result, write, write_arms
+from trainer.folder.lease import attempt_path
 
 pytestmark = pytest.mark.usefixtures("few_figures")
 
@@ -56,6 +57,28 @@ def test_a_trial_with_a_damaged_config_is_left_out(name: str, tmp_path: Path) ->
             table = load(tmp_path)
         pd.testing.assert_frame_equal(table, whole)
         assert "\n" not in str(caught[0].message)
+
+
+@pytest.mark.parametrize("link", [False, True])
+@pytest.mark.parametrize("other", ["result.json", "metrics.jsonl", "trial_id"])
+def test_a_trial_whose_config_is_missing_is_named(other: str, link: bool, tmp_path: Path) -> None:
+    whole = others(tmp_path)
+    bad = tmp_path / "trials" / "bad"
+    bad.mkdir()
+    (bad / other).write_text("{}")
+    if link:
+        (bad / "config.json").symlink_to("nowhere")
+    with pytest.warns(UserWarning, match=f"damaged: {bad}/config.json cannot be read"):
+        table = load(tmp_path)
+    pd.testing.assert_frame_equal(table, whole)
+
+
+def test_a_folder_that_a_process_has_just_claimed_is_no_trial_yet(tmp_path: Path) -> None:
+    whole = others(tmp_path)
+    (tmp_path / "trials" / "claimed").mkdir()
+    attempt_path(tmp_path / "trials" / "claimed", 1).touch()
+    with warnings.catch_warnings(action="error"):
+        pd.testing.assert_frame_equal(load(tmp_path), whole)
 
 
 @pytest.mark.parametrize("file", ["config.json", "result.json"])

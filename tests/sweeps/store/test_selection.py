@@ -59,6 +59,25 @@ def test_trials_are_selected(
 
 
 @pytest.mark.parametrize(
+    ("file", "why"),
+    [
+        ("attempt-000001.json", "is not whole JSON"),
+        ("config.json", "is not whole JSON"),
+        ("result.json", "is not whole JSON"),
+    ],
+)
+def test_a_file_that_hides_a_trial_from_a_rerun_is_named(
+    file: str, why: str, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = store / "trials" / "0005" / file
+    path.write_text("")
+    words = [f"results={store}", "seed=4", "status=interrupted,completed", "dry_run=true"]
+    main(["rerun", *words])
+    named = [line for line in capsys.readouterr().err.splitlines() if f"{path} {why}" in line]
+    assert len(named) == 1
+
+
+@pytest.mark.parametrize(
     ("words", "says"),
     [
         (["list", "optimiser=muon"], "optimiser=muon: must be a column"),

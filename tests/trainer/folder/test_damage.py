@@ -76,10 +76,10 @@ def other_state(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def not_pickled(folder: Path) -> Path:
+def not_pickled(folder: Path, content: bytes = b"[]") -> Path:
     other_state(folder)
     [(_, _, path)] = checkpoint.found(folder)
-    path.write_bytes(b"[]")
+    path.write_bytes(content)
     digest = checkpoint._digest(path)
     return path.rename(path.with_name(f"checkpoint-000000005-000001-{digest}.pt"))
 
@@ -95,6 +95,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         "is truncated or altered; delete it",
     ),
     "a checkpoint of something else": (not_pickled, "is no checkpoint; delete it"),
+    "a checkpoint of the beginning of an archive": (
+        lambda folder: not_pickled(folder, b"PK\x03\x04" + bytes(5000)),
+        "is no checkpoint; delete it",
+    ),
     "a checkpoint of a wrong type": (
         lambda folder: other_state(folder, delays="x"),
         "is no checkpoint (is not what was written (delays: ",

@@ -206,6 +206,32 @@ def test_a_checkpoint_without_its_rows_is_left_aside(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("changes", [{"lr": ""}, {"lr": 0.5}, {"train_loss": 1}, {"x": None}])
+def test_a_checkpoint_before_which_a_row_was_altered_is_left_aside(
+    tmp_path: Path, changes: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with attempt(tmp_path) as first:
+        train(first, 5)
+    written = path.read_bytes()
+    lines = written.splitlines(keepends=True)
+    lines[2] = json.dumps(json.loads(lines[2]) | changes).encode() + b"\n"
+    path.write_bytes(b"".join(lines))
+    with attempt(tmp_path) as second:
+        assert train(second, 4) == 0
+    assert f"{path} has other rows than when it was saved\n" in capsys.readouterr().err
+    assert path.read_bytes() == b"".join(written.splitlines(keepends=True)[:4])
+
+
+def test_a_checkpoint_of_older_code_does_not_know_its_rows(tmp_path: Path) -> None:
+    with attempt(tmp_path) as first:
+        train(first, 5)
+        checkpoint.save(tmp_path, 5, state(5), 1)
+    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"update": {t}}}\n' for t in range(5)))
+    with attempt(tmp_path) as second:
+        assert train(second, 6) == 5
+
+
 def test_an_older_checkpoint_whose_rows_are_there_is_taken(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with attempt(tmp_path) as first:
