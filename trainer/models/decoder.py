@@ -176,12 +176,16 @@ class DecoderStage(nn.Module):
                 self.lm_head = nn.Linear(recipe.hidden_size, recipe.vocab_size, bias=False)
         self.model = nn.ModuleDict(parts)
 
+    def layers(self) -> list[nn.Module]:
+        """Its layers, in order."""
+        return list(self.model["layers"].children())
+
     def forward(self, x: Tensor) -> Tensor:
         """Runs this stage's part of the model on `x`."""
         if self.is_first:
             x = self.model["embed_tokens"](x)
         turn = rotation(x, self._recipe.rotary_size, self._recipe.rope_theta)
-        for layer in self.model["layers"].children():
+        for layer in self.layers():
             if self._recipe.activation_checkpointing and torch.is_grad_enabled():
                 x = checkpoint(layer, x, *turn, use_reentrant=False)
             else:

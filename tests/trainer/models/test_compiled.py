@@ -13,8 +13,8 @@ from bench.steps import executor
 from trainer.models.compiled import compiled_stage
 
 WORDS = (
-    *("model.num_layers=16", "model.hidden_size=24", "model.intermediate_size=24"),
-    *("batch_size=16", "seq_len=8", "pipeline.num_microbatches=16"),
+    *("model.num_layers=8", "model.hidden_size=24", "model.intermediate_size=24"),
+    *("batch_size=8", "seq_len=8", "pipeline.num_microbatches=8"),
 )
 DELAYED = ("pipeline=pipedream_2bw", "correction=error_feedback")
 
@@ -46,7 +46,7 @@ def losses(*words: str) -> list[float]:
 @pytest.mark.parametrize("words", [(), DELAYED], ids=["sync", "delayed"])
 def test_a_graph_of_a_layer_and_one_of_the_loss(graphs: list[Any], words: tuple[str, ...]) -> None:
     """For each of three shapes (training, evaluation, its last batch), whatever the cut."""
-    for stages in (1, 4, 16):
+    for stages in (1, 4, 8):
         compiled = losses(*words, "compile=true", f"pipeline.num_stages={stages}")
         assert len(graphs) == 3 * 2
         assert compiled == losses(*words, f"pipeline.num_stages={stages}")
