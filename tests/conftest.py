@@ -11,6 +11,7 @@ import torch
 from hypothesis import settings
 
 from trainer.config import compose
+from trainer.ranks import spawn
 
 pytest_plugins = ["tests.support.refusals"]
 
@@ -40,6 +41,15 @@ def composed_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "_compose", composed)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def imported_once() -> Iterator[None]:
+    """What ranks of the tests import late or for themselves: once per process, and not per rank."""
+    more = ["tests.support.gangs", "pytorch_optimizer"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spawn, "PRELOAD", [*spawn.PRELOAD, *more])
         yield
 
 
