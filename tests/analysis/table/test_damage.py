@@ -139,12 +139,10 @@ def test_a_damaged_record_is_left_out(changes: dict[str, Any], tmp_path: Path) -
         assert [of.sweep for of in records(tmp_path)] == ["main"]
 
 
-def test_damaged_records_are_remarks_of_a_report(tmp_path: Path) -> None:
+def test_a_damaged_record_is_a_remark_of_the_report(tmp_path: Path) -> None:
     write_arms(tmp_path, LOSSES)
     record(tmp_path, "main", "tiny", ids(tmp_path))
-    damaged = [damaged_record(tmp_path, f"other{n}", to) for n, to in enumerate(RECORDS)]
+    path = damaged_record(tmp_path, "other", RECORDS[0])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        text = report(tmp_path, tmp_path / "out")
-    for path in damaged:
-        assert f"damaged: {path}" in text
+        assert f"damaged: {path}" in report(tmp_path, tmp_path / "out")
