@@ -20,6 +20,7 @@ from sweeps.request.command_line import parse_request
 from sweeps.request.expand import points
 from tests.support import fuzzing, small
 from tests.support.damage import Place, draw_damage, restore
+from tests.support.reports import with_figures
 from tests.support.synthetic_store import LOSSES, record, write_arms
 from tests.support.trials import Stop, rows, stop_at, untimed
 from trainer.__main__ import main as trainer
@@ -131,7 +132,8 @@ def test_of_the_report(place: Place, data: st.DataObject) -> None:
     damage = draw_damage(data, place, [*place.files])
     try:
         damage.write()
-        found = read(place, "report", analysis, REPORT)
+        with with_figures():
+            found = read(place, "report", analysis, REPORT)
         require_named(found, damage.path)
     finally:
         restore(place)
