@@ -72,7 +72,7 @@ submit: $(READY)  ## a sweep on a Ray cluster: SWEEP=main SCALE=135m ARGS="resul
 test: $(READY) $(WIKI)  ## the tests, in parallel
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
-test-slow: $(READY) $(WIKI)  ## those that take a minute or more
+test-slow: $(READY) $(WIKI)  ## those that take a minute or more, and more settings of the others
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(ARGS)
 
 fuzz: $(READY)  ## odd command lines, sweep files and damaged stores, drawn anew; ARGS="--examples 5000" of each kind

@@ -86,11 +86,11 @@ def panel(timeline: Timeline, end: float, title: str) -> Panel:
     bars = base.mark_bar(stroke="white", strokeWidth=0.6, height={"band": 0.92})
     numbers = base.mark_text(fontSize=9).encode(
         x=alt.X("middle:Q", axis=None),
-        text="batch:N",
+        text=alt.Text("batch:N"),
         color=alt.condition("datum.kind == 'backward'", alt.value("white"), alt.value("black")),
     )
     return alt.layer(
-        bars.encode(x=x, x2="end:Q", color=color),
+        bars.encode(x=x, x2=alt.X2("end:Q"), color=color),
         numbers,
         width=WIDTH,
         height=ROW * len(timeline.spans),

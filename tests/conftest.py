@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 from copy import deepcopy
@@ -11,6 +12,7 @@ import torch
 from hypothesis import settings
 
 from trainer.config import compose
+from trainer.ranks import spawn
 
 pytest_plugins = ["tests.support.refusals"]
 
@@ -23,6 +25,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests are no garbage: each trial collects that, and would look at all of them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -40,6 +48,15 @@ def composed_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "_compose", composed)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def imported_once() -> Iterator[None]:
+    """What ranks of the tests import late or for themselves: once per process, and not per rank."""
+    more = ["tests.support.gangs", "pytorch_optimizer"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spawn, "PRELOAD", [*spawn.PRELOAD, *more])
         yield
 
 

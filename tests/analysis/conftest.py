@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-from analysis.figures import BY_NAME, Plot
-from analysis.report import contents
+from tests.support.reports import with_figures
 
-SHOWN = ("final_losses", "validation_curves", "fig03_curves")
+FEW = ("final_losses", "validation_curves", "fig03_curves")
 
 
-@pytest.fixture
-def few_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def few_figures() -> Iterator[None]:
     """A report has a few figures alone, and pictures of them on its page only: enough for tests of
-    its words and tables, in a third of the time."""
-
-    def save(plot: Plot, out: Path) -> None:
-        plot.data.to_csv(out / f"{plot.figure.name}.csv", index=False)
-
-    monkeypatch.setattr(contents, "FIGURES", [BY_NAME[name] for name in SHOWN])
-    monkeypatch.setattr(contents, "save", save)
+    its words and tables, in a third of the time. It holds for all tests of a file."""
+    with with_figures(FEW):
+        yield

@@ -18,6 +18,7 @@ from sweeps.__main__ import main as sweeps
 from sweeps.commands import COMMANDS
 from tests.support.make import lines_of_make
 from tests.support.markdown import DOCUMENTS, ROOT, commands, shell_lines, write_files
+from tests.support.reports import with_figures
 from tests.support.synthetic_store import write_arms
 from trainer.__main__ import main as trainer
 from trainer.base.cli import split_command
@@ -126,6 +127,13 @@ def every() -> Iterator[tuple[str, Path, tuple[str, ...]]]:
             if once not in seen:
                 seen.add(once)
                 yield f"{document.stem}: {' '.join(words)[:90]}", document, tuple(words)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_files() -> Iterator[None]:
+    """Reports have no files of pictures."""
+    with with_figures():
+        yield
 
 
 LOSSES: dict[str, list[float | None]] = {"sync": [1.7, 1.8], "delay": [1.9, 2.0]}

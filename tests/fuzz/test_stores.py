@@ -21,6 +21,7 @@ from sweeps.request.command_line import parse_request
 from sweeps.request.expand import points
 from tests.support import fuzzing, small
 from tests.support.damage import Damage, Place, draw_damage
+from tests.support.reports import with_figures
 from tests.support.synthetic_store import LOSSES, record, write_arms
 from tests.support.trials import Stop, rows, stop_at, untimed
 from trainer.__main__ import main as trainer
@@ -141,7 +142,8 @@ def test_of_the_report(place: Place, data: st.DataObject) -> None:
 
 
 def check_report(place: Place, damage: Damage) -> fuzzing.Ended:
-    found = read(place, analysis, REPORT, 20)
+    with with_figures():
+        found = read(place, analysis, REPORT, 20)
     require_named(found, damage.path)
     return found
 

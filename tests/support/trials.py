@@ -44,7 +44,7 @@ def stop_at(update: int) -> Any:
     return report
 
 
-def wait_for(condition: Any, seconds: float = 60) -> None:
+def wait_for(condition: Any, seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

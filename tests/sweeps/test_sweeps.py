@@ -90,14 +90,14 @@ def test_every_sweep_can_be_planned_at_every_scale_anywhere(
     assert not list(tmp_path.iterdir())
 
 
-def command(folder: Path, *more: str) -> list[str]:
-    words = small.overrides(folder, "num_updates=60", "checkpoint_every=5", *more)
-    words = ["sweep=main", "scale=micro", "seeds=[0]", "grid.optimizer=[adamw]", *words]
-    return [sys.executable, "-m", "sweeps", *words]
+def words(folder: Path, *more: str) -> list[str]:
+    changes = small.overrides(folder, "num_updates=60", "checkpoint_every=5", *more)
+    return ["sweep=main", "scale=micro", "seeds=[0]", "grid.optimizer=[adamw]", *changes]
 
 
 def run(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(folder, *more), check=False, capture_output=True, text=True)
+    command = [sys.executable, "-m", "sweeps", *words(folder, *more)]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
 
 
 def losses(folder: Path) -> dict[str, float]:
@@ -116,7 +116,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_sweep_runs_reports_and_is_done(whole: Path) -> None:
+def test_a_sweep_runs_reports_and_is_done(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(losses(whole)) == 4
     record = json.loads((whole / "results/sweeps/main-micro.json").read_text())
     assert set(record["trials"]) == set(losses(whole))
@@ -125,9 +125,8 @@ def test_a_sweep_runs_reports_and_is_done(whole: Path) -> None:
     config = json.loads((whole / "results/trials" / longer / "config.json").read_text())
     assert (config["num_updates"], config["seed"]) == (64, 0)  # 1.0625 times 60, and rounded up
     before = {p: p.stat().st_mtime_ns for p in whole.glob("results/trials/*/*")}
-    again = run(whole)
-    assert again.returncode == 0
-    assert "4 done, 0 to do" in again.stdout
+    assert main(words(whole)) == 0
+    assert "4 done, 0 to do" in capsys.readouterr().out
     assert {p: p.stat().st_mtime_ns for p in whole.glob("results/trials/*/*")} == before
 
 

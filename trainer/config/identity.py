@@ -122,13 +122,19 @@ def provenance(
 def made_by(device_name: str) -> dict[str, Any]:
     """Code, versions of python and libraries, and the kind of device: of a result, an attempt at
     one, and a checkpoint."""
+    return {"git": _code(), "versions": {**_versions()}, "device_name": device_name}
+
+
+@cache
+def _code() -> str | None:
+    """Asked once: a process goes on with the code that it imported, whatever is committed since."""
+    return code_version()
+
+
+@cache
+def _versions() -> Mapping[str, str | None]:
     packages = ("torch", "numpy", "pytorch_optimizer")
-    return {
-        "git": code_version(),
-        "versions": {"python": platform.python_version()}
-        | {name: _version(name) for name in packages},
-        "device_name": device_name,
-    }
+    return {"python": platform.python_version()} | {name: _version(name) for name in packages}
 
 
 def _version(package: str) -> str | None:

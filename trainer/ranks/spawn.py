@@ -33,9 +33,10 @@ from trainer.ranks.supervisor import (
 
 Send = Callable[[object], None]
 
-PRELOAD = ["torch"]
+PRELOAD = ["torch", "torch._dynamo", "trainer.parts"]
 """What a process without threads imports once, of which every rank is then a fork. torch takes 2 s
-of a core, and starts neither threads nor CUDA when it is imported."""
+of a core, and torch._dynamo, which its optimizers import when they are made, another 2 s. None
+starts threads or CUDA when it is imported."""
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that a terminal or a job system sends to the whole group: the parent handles them."""

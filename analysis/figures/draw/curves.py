@@ -8,7 +8,7 @@ import altair as alt
 import pandas as pd
 
 from analysis.figures.data.panels import OF_SEED
-from analysis.figures.draw.marks import FAINT, GAP_TITLE, Look, legend, panels_of, rounded
+from analysis.figures.draw.marks import FAINT, GAP_TITLE, Look, hover, legend, panels_of, rounded
 from analysis.figures.draw.scales import Axis, linear, of_gaps, of_tokens
 from analysis.figures.draw.style import INK, Styles, arm_styles
 from analysis.figures.figure import Chart
@@ -60,7 +60,7 @@ def _gap_charts(rows: pd.DataFrame, y: Axis[alt.Y], x: Axis[alt.X], looks: dict)
         low = alt.Y("low:Q", scale=y.channel["scale"], title=y.channel["title"])
         color = chart.layer[0].encoding.color
         zero = alt.Chart(pd.DataFrame({"gap": [0.0]})).mark_rule(color=INK).encode(y=y.channel)
-        layers = [zero, band.encode(y=low, y2="high:Q", color=color), *chart.layer]
+        layers = [zero, band.encode(y=low, y2=alt.Y2("high:Q"), color=color), *chart.layer]
         panels.append(alt.layer(*layers, title=chart.title))
     return panels
 
@@ -91,14 +91,14 @@ def _panel(
     rows: pd.DataFrame, title: alt.TitleParams, x: Axis[alt.X], y: Axis[alt.Y], look: Look
 ) -> alt.LayerChart:
     known = rows.dropna(subset=y.column)
-    hover = list(dict.fromkeys(["series", *OF_SEED, "update", x.column, y.column]))
-    seeds = _marks(known, hover, x, y).encode(color=look.color, detail="trial_id:N")
+    told = list(dict.fromkeys(["series", *OF_SEED, "update", x.column, y.column]))
+    seeds = _marks(known, told, x, y).encode(color=look.color, detail=alt.Detail("trial_id:N"))
     ends = known[known["status"] == Status.DIVERGED].groupby("trial_id").tail(1)
     shown = ["series", x.column, y.column]
     means = _marks(_means(rows, x.column, y.column), shown, x, y).mark_line(strokeWidth=1.8)
     layers = [
         seeds.mark_line(opacity=FAINT, strokeWidth=0.8),
-        seeds.mark_point(opacity=0, size=40).encode(tooltip=hover),
+        seeds.mark_point(opacity=0, size=40).encode(tooltip=hover(told)),
         means.encode(color=look.color, strokeDash=look.dash),
     ]
     if len(ends):

@@ -15,6 +15,7 @@ from analysis.figures.draw.marks import (
     GAP_TITLE,
     LOSS_TITLE,
     Look,
+    hover,
     legend,
     panels_of,
     rounded,
@@ -109,24 +110,23 @@ def _chart(
     )
     means = rows.drop_duplicates(["group", "series"])
     words = [_words(row, quantity) for row in means.to_dict("records")]
-    hover = [*HOVER, "words"]
-    shown = rounded(means.assign(words=words), hover)
+    shown = rounded(means.assign(words=words), [*HOVER, "words"])
     dots = alt.Chart(shown).encode(y=frame.y, yOffset=frame.offset, color=frame.look.color)
     seeds = rounded(rows.dropna(subset="of_seed"), ["group", "series", "of_seed", *OF_SEED])
     points = alt.Chart(seeds.rename(columns={"of_seed": "mean"})).encode(
         x=frame.x, y=frame.y, yOffset=frame.offset, color=frame.look.color
     )
     ends = alt.X("low:Q", title=x["title"], scale=x["scale"])
-    known = dots.transform_filter("isValid(datum.mean)").encode(x=frame.x, tooltip=HOVER)
+    known = dots.transform_filter("isValid(datum.mean)").encode(x=frame.x, tooltip=hover(HOVER))
     lines = alt.Chart(pd.DataFrame({"mean": [0.0]})).mark_rule(color=INK)
     layers = [
         *([lines.encode(x=frame.x)] if quantity == GAP else []),
         points.mark_point(filled=True, size=16, opacity=FAINT).encode(
-            tooltip=["series", "mean", *OF_SEED]
+            tooltip=hover(["series", "mean", *OF_SEED])
         ),
         dots.transform_filter("isValid(datum.low)")
         .mark_rule(strokeWidth=1.6)
-        .encode(x=ends, x2="high:Q"),
+        .encode(x=ends, x2=alt.X2("high:Q")),
         known.transform_filter("datum.n > 1")
         .mark_point(filled=True, size=55, opacity=1)
         .encode(shape=frame.look.shape),
@@ -135,7 +135,7 @@ def _chart(
         .encode(shape=frame.look.shape),
         alt.Chart(shown)
         .mark_text(align="left", dx=6, fontSize=9, color=SOFT)
-        .encode(y=frame.y, yOffset=frame.offset, x=alt.value("width"), text="words:N"),
+        .encode(y=frame.y, yOffset=frame.offset, x=alt.XValue("width"), text=alt.Text("words:N")),
     ]
     # Rows of gaps and of losses, where sync has a line too, stand beside each other.
     height = len(order) * (LINE * len(styles) + PAD)

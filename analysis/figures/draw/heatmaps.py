@@ -10,7 +10,7 @@ import pandas as pd
 
 from analysis.figures.data.loss_and_gap import ACROSS, DOWN, MAP
 from analysis.figures.data.panels import MEAN
-from analysis.figures.draw.marks import counted, rounded, titled
+from analysis.figures.draw.marks import counted, hover, rounded, titled
 from analysis.figures.figure import Chart
 from analysis.table import names
 
@@ -71,7 +71,7 @@ def _panel(rows: pd.DataFrame, title: alt.TitleParams, scale: alt.Scale) -> Char
     )
     y = alt.Y("batch:O", title=names.key(DOWN), sort=[f"{value:g}" for value in down])
     chart = alt.Chart(cells).encode(
-        x=x, y=y, tooltip=["series", "quantity", "batch", "rate", *MEAN]
+        x=x, y=y, tooltip=hover(["series", "quantity", "batch", "rate", *MEAN])
     )
     bar = alt.Legend(
         title=BARS[quantity], orient="right", gradientLength=CELL * len(down) - 30, tickCount=4
@@ -82,7 +82,9 @@ def _panel(rows: pd.DataFrame, title: alt.TitleParams, scale: alt.Scale) -> Char
         chart.transform_filter("datum.best").mark_rect(
             fillOpacity=0, stroke=ON_COLOR, strokeWidth=2
         ),
-        chart.mark_text(lineBreak="\n", lineHeight=10, color=ON_COLOR).encode(text="words:N"),
+        chart.mark_text(lineBreak="\n", lineHeight=10, color=ON_COLOR).encode(
+            text=alt.Text("words:N")
+        ),
         title=title,
         height=CELL * len(down),
     )

@@ -16,6 +16,7 @@ from analysis.figures.draw.marks import (
     Look,
     counted,
     dodged,
+    hover,
     legend,
     panels_of,
     rounded,
@@ -130,35 +131,37 @@ def _bands(frame: _Frame, rows: pd.DataFrame) -> list[alt.Chart]:
     means = rows.drop_duplicates("series")
     band = frame.layer(means.dropna(subset="low"), "low", "high")
     line = frame.layer(means.dropna(subset="mean"), "mean", *WITH_MEAN)
-    hover = ["series", frame.column, *WITH_MEAN]
+    told = hover(["series", frame.column, *WITH_MEAN])
     return [
-        band.mark_rect(opacity=0.15).encode(y2="high:Q"),
-        line.mark_rule(strokeWidth=1.6).encode(strokeDash=frame.look.dash, tooltip=hover),
-        _points(frame, rows).encode(x=alt.value("width")),
+        band.mark_rect(opacity=0.15).encode(y2=alt.Y2("high:Q")),
+        line.mark_rule(strokeWidth=1.6).encode(strokeDash=frame.look.dash, tooltip=told),
+        _points(frame, rows).encode(x=alt.XValue("width")),
     ]
 
 
 def _means(frame: _Frame, rows: pd.DataFrame) -> list[alt.Chart]:
     means = rows.drop_duplicates(["series", "value"]).dropna(subset="mean")
     line = frame.layer(means, "mean", *WITH_MEAN).encode(x=frame.x)
-    arms = frame.layer(means.dropna(subset="low"), "low", "high").encode(x=frame.x, y2="high:Q")
-    tooltip = ["series", "value", frame.column, *WITH_MEAN]
+    arms = frame.layer(means.dropna(subset="low"), "low", "high").encode(
+        x=frame.x, y2=alt.Y2("high:Q")
+    )
+    told = hover(["series", "value", frame.column, *WITH_MEAN])
     return [
         arms.mark_rule(strokeWidth=1.2, xOffset=MOVED),
         line.mark_line(strokeWidth=1.4, opacity=0.8, xOffset=MOVED).encode(
             strokeDash=frame.look.dash
         ),
         line.mark_point(filled=True, size=45, opacity=1, xOffset=MOVED).encode(
-            shape=frame.look.shape, tooltip=tooltip
+            shape=frame.look.shape, tooltip=told
         ),
     ]
 
 
 def _points(frame: _Frame, rows: pd.DataFrame) -> alt.Chart:
-    hover = ["series", "value", frame.column, *OF_SEED]
+    told = hover(["series", "value", frame.column, *OF_SEED])
     points = frame.layer(rows.dropna(subset=frame.column), frame.column, *OF_SEED)
     marks = points.mark_point(filled=True, size=14, opacity=FAINT, xOffset=MOVED)
-    return marks.encode(shape=frame.look.shape, tooltip=hover)
+    return marks.encode(shape=frame.look.shape, tooltip=told)
 
 
 def _diverged(frame: _Frame, rows: pd.DataFrame, order: Sequence[str]) -> list[alt.Chart]:
@@ -169,7 +172,7 @@ def _diverged(frame: _Frame, rows: pd.DataFrame, order: Sequence[str]) -> list[a
     return [
         alt.Chart(of_series)
         .mark_text(baseline="top", y=2 + LINE_HEIGHT * order.index(str(series)))
-        .encode(x=frame.x, text="words:N", color=frame.look.color)
+        .encode(x=frame.x, text=alt.Text("words:N"), color=frame.look.color)
         for series, of_series in marks.groupby("series")
     ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import altair as alt
@@ -37,6 +37,11 @@ def rounded(data: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     for name in kept.select_dtypes(include=["float64", "Float64"]):
         kept[name] = [float(f"{value:.{DIGITS}g}") for value in kept[name]]
     return kept
+
+
+def hover(columns: Iterable[str]) -> list[alt.Tooltip]:
+    """What is told under the pointer. Altair takes a hundred times as long to read plain names."""
+    return [alt.Tooltip(name) for name in columns]
 
 
 def legend(labels: Mapping[str, str], styles: Mapping[str, Style], *, lines: bool = False) -> Look:

@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from analysis.figures.data.break_even import TAX
-from analysis.figures.draw.marks import legend, panels_of, rounded
+from analysis.figures.draw.marks import hover, legend, panels_of, rounded
 from analysis.figures.draw.scales import of_numbers, of_ratios
 from analysis.figures.draw.style import INK, SOFT, SOLID, arm_styles, ordered_styles
 from analysis.figures.figure import Chart
@@ -51,11 +51,11 @@ def rows(data: pd.DataFrame) -> list[Chart]:
     one = alt.Chart(pd.DataFrame({"mean": [1.0]})).mark_rule(color=INK)
     layers = [
         one.encode(x=x),
-        whiskers.encode(x=low, x2="high:Q"),
-        dots.encode(x=x, shape=_shape(data), tooltip=columns),
+        whiskers.encode(x=low, x2=alt.X2("high:Q")),
+        dots.encode(x=x, shape=_shape(data), tooltip=hover(columns)),
         alt.Chart(shown)
         .mark_text(align="left", dx=6, fontSize=9, color=SOFT)
-        .encode(y=y, x=alt.value("width"), text="words:N"),
+        .encode(y=y, x=alt.XValue("width"), text=alt.Text("words:N")),
     ]
     return [alt.layer(*layers, title="", height=ROW_HEIGHT * len(data))]
 
@@ -98,16 +98,16 @@ def _panel(data: pd.DataFrame, title: alt.TitleParams, y: alt.Y) -> Chart:
     return alt.layer(
         tax.transform_filter("isValid(datum.low)")
         .mark_rect(opacity=0.15, stroke=None)
-        .encode(y=alt.Y("low:Q", scale=y["scale"], title=y["title"]), y2="high:Q"),
+        .encode(y=alt.Y("low:Q", scale=y["scale"], title=y["title"]), y2=alt.Y2("high:Q")),
         tax.mark_rule(strokeWidth=1.6).encode(
-            y=y, strokeDash=look.dash, tooltip=[*columns, "setting"]
+            y=y, strokeDash=look.dash, tooltip=hover([*columns, "setting"])
         ),
         speed.mark_line(point=True).encode(
             x=x,
             y=y,
             color=look.color,
             strokeDash=look.dash,
-            tooltip=["stages", "microbatches", "mean"],
+            tooltip=hover(["stages", "microbatches", "mean"]),
         ),
         title=title,
     )

@@ -14,6 +14,7 @@ import pytest
 from fontTools.ttLib import TTFont
 
 from analysis import gaps, load
+from analysis.__main__ import main
 from analysis.figures import BY_NAME, plot
 from analysis.figures.draw.fonts import USUAL, with_font
 from analysis.figures.files import PER_INCH, WIDTHS, sized
@@ -81,17 +82,16 @@ def test_the_papers_own_numbers_are_not_bent(drawn: Callable[[str, bool], str]) 
 
 
 def test_the_command_writes_what_is_asked_for_and_refuses_the_rest(
-    paper: Path, tmp_path: Path
+    paper: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "analysis", "figures", f"results={paper}", *words]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-    done = run(f"out={tmp_path}", "width=one", "theme=dark", "only=final_losses")
+    words = ["figures", f"results={paper}", f"out={tmp_path}"]
+    command = [sys.executable, "-m", "analysis", *words, "width=one", "theme=dark"]
+    done = subprocess.run(
+        [*command, "only=final_losses"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     endings = {".svg", ".png", ".pdf", ".csv"}
     assert {path.name for path in tmp_path.iterdir()} == {f"final_losses{end}" for end in endings}
     assert b"/MediaBox [0 0 234 " in (tmp_path / "final_losses.pdf").read_bytes(), "3.25 inches"
-    refused = run(f"out={tmp_path}", "only=nothing")
-    assert refused.returncode == 2
-    assert len(refused.stderr.splitlines()) == 1
+    assert main([*words, "only=nothing"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

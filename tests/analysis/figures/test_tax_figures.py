@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -13,7 +14,15 @@ from analysis.figures import BY_NAME
 from analysis.figures.figure import plot, whole
 from analysis.report.report import report
 from analysis.statistics.reported import ESTIMATED, REPORTED, reported_taxes
+from tests.support.reports import as_svg, with_figures
 from tests.support.synthetic_store import ids, put, record
+
+
+@pytest.fixture(autouse=True, scope="module")
+def of_taxes_alone() -> Iterator[None]:
+    """Reports have these figures alone."""
+    with with_figures(("token_tax", "break_even"), as_svg):
+        yield
 
 
 def store(path: Path) -> None:

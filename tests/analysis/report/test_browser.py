@@ -19,6 +19,7 @@ from analysis.report import live
 from analysis.report.live import LiveReport
 from analysis.report.report import report
 from analysis.report.server import Server
+from tests.support.reports import with_figures
 from tests.support.synthetic_store import LOSSES, config, ids, record, result, write, write_arms
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -33,8 +34,15 @@ class Opened(NamedTuple):
     address: str
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_files() -> Iterator[None]:
+    """Pictures are on the page: those in files are not looked at."""
+    with with_figures():
+        yield
+
+
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
+def opened(no_files: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
     """The page of a store with a record and trials of no sweep."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service

@@ -20,7 +20,7 @@ import pytest
 from analysis.report import live
 from analysis.report.live import LiveReport, state
 from analysis.report.server import HOST, Server
-from tests.support.synthetic_store import LOSSES, config, ids, result, write, write_arms
+from tests.support.synthetic_store import config, ids, result, write, write_arms
 from trainer.base.errors import BadInput
 from trainer.folder.lease import leased
 
@@ -37,7 +37,7 @@ class Served(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(few_figures: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A report that is served, and made again when a test looks at its store."""
     folder = tmp_path_factory.mktemp("live")
     store, place = folder / "results", folder / "place"
@@ -153,7 +153,7 @@ def test_a_taken_port_is_bad_input(served: Served) -> None:
 
 def test_the_command_serves_until_ctrl_c_and_leaves_nothing(tmp_path: Path) -> None:
     store, temporary = tmp_path / "results", tmp_path / "tmp"
-    write_arms(store, LOSSES)
+    write_arms(store, {"sync": [1.0]})
     temporary.mkdir()
     process = subprocess.Popen(
         [sys.executable, "-m", "analysis", "serve", f"results={store}", "port=0"],
@@ -166,7 +166,7 @@ def test_the_command_serves_until_ctrl_c_and_leaves_nothing(tmp_path: Path) -> N
     assert process.stdout is not None
     try:
         address = next(filter(None, (re.search(r"http://\S+", line) for line in process.stdout)))[0]
-        assert "9 trials" in get(address)
+        assert "1 trials: 1 completed" in get(address)
         with urllib.request.urlopen(f"{address}events", timeout=DEADLINE) as stream:
             assert events_until(stream, "report") == "1"
             process.send_signal(signal.SIGINT)

@@ -7,9 +7,10 @@ import json
 import math
 import re
 import shlex
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import pytest
@@ -62,9 +63,15 @@ def values(cell: Any) -> list[Any]:
 
 def own(text: str) -> str:
     """A page without what others wrote."""
-    for library in (vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"), *vendored()):
+    for library in (charts(), *vendored()):
         text = text.replace(library, "")
     return text.replace("http://datatables.net", "")  # in its licence
+
+
+@cache
+def charts() -> str:
+    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return bundle
 
 
 def vendored() -> list[str]:
@@ -76,12 +83,60 @@ def page(store: Path, out: Path, label: str | None = None) -> str:
     return (out / "index.html").read_text()
 
 
-def test_every_number_of_a_table_is_that_of_its_csv(tmp_path: Path) -> None:
-    store, out = tmp_path / "results", tmp_path / "out"
-    for optimizer in ("adamw", "muon"):
-        write_arms(store, LOSSES, optimizer=optimizer)
+class Made(NamedTuple):
+    """A report that several tests read, and none changes."""
+
+    store: Path
+    out: Path
+    text: str
+
+
+@pytest.fixture(scope="module")
+def recorded(few_figures: None, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Of two optimizers in a sweep, with the pictures that the page links to, and a log."""
+    folder = tmp_path_factory.mktemp("recorded")
+    store, out = folder / "results", folder / "out"
+    write_arms(store, LOSSES)
+    write_arms(store, {"sync": [1.0, 1.1], "delay": [1.1, 1.2]}, optimizer="muon")
     record(store, "main", "tiny", ids(store))
-    found = tables(page(store, out))
+    made = {"attempt": 1, "host": "h", "pid": 7, "started_at": 0.0}
+    made |= {"ended": "completed", "ended_at": 60.0}
+    (store / "trials" / "0001" / "attempt-000001.json").write_text(json.dumps(made))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contents, "save", save)
+        return Made(store, out, page(store, out))
+
+
+@pytest.fixture(scope="module")
+def unfinished(few_figures: None, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Of two optimizers in a sweep that lacks a trial and has a diverged one."""
+    folder = tmp_path_factory.mktemp("unfinished")
+    store, out = folder / "results", folder / "out"
+    write_arms(store, LOSSES)
+    write_arms(store, {"sync": [1.0, None], "delay": [1.1, 1.2]}, optimizer="muon")
+    record(store, "main", "tiny", [*ids(store), "never"], words=["sweep=main", "results=other"])
+    return Made(store, out, page(store, out))
+
+
+@pytest.fixture(scope="module")
+def scattered(few_figures: None, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Of one sweep at two scales, one of one's own, and a trial of no sweep, the last."""
+    folder = tmp_path_factory.mktemp("scattered")
+    store, out = folder / "results", folder / "out"
+    for number, size in enumerate((8, 4, 2)):
+        for arm, loss in (("sync", 1.0), ("delay", 1.5)):
+            settings = config(arm) | {"batch_size": size}
+            write(store, settings, result(settings, loss + number), curve=True)
+    record(store, "optimizers", "tiny", ids(store)[:2])
+    record(store, "optimizers", "micro", ids(store)[2:4])
+    record(store, "mine", "tiny", ids(store)[4:])
+    settings = config("sync", seed=7)
+    write(store, settings, result(settings, 1.0), curve=True)
+    return Made(store, out, page(store, out))
+
+
+def test_every_number_of_a_table_is_that_of_its_csv(recorded: Made) -> None:
+    found, out = tables(recorded.text), recorded.out
     assert {"tiny/table1_2_losses.csv", "tiny/tableF_overhead.csv", "tiny/gaps_main.csv"} < {
         file for file, _, _ in found
     }
@@ -111,23 +166,16 @@ def test_the_numbers_of_the_losses_are_those_of_the_trials(tmp_path: Path) -> No
     assert (row["paper sync"], row["paper delay"], row["paper delay_ef"]) == (2.612, 2.890, 2.640)
 
 
-def test_the_papers_numbers_are_beside_ours_at_its_own_scale_alone(tmp_path: Path) -> None:
-    write_arms(tmp_path / "r", LOSSES)
-    record(tmp_path / "r", "main", "tiny", ids(tmp_path / "r"))
-    text = page(tmp_path / "r", tmp_path / "out")
-    assert "paper sync" not in text
-    assert "the scale does not match" in text
+def test_the_papers_numbers_are_beside_ours_at_its_own_scale_alone(recorded: Made) -> None:
+    assert "paper sync" not in recorded.text
+    assert "the scale does not match" in recorded.text
 
 
-def test_verdicts_come_first_and_follow_the_records(tmp_path: Path) -> None:
-    store = tmp_path / "results"
-    write_arms(store, LOSSES)
-    write_arms(store, {"sync": [1.0, 1.1], "delay": [1.1, 1.2]}, optimizer="muon")
-    record(store, "main", "tiny", ids(store))
-    text = page(store, tmp_path / "out")
+def test_verdicts_come_first_and_follow_the_records(recorded: Made) -> None:
+    _, out, text = recorded
     places = ['id="facts"', "<figure", 'id="verdicts"', 'id="missing"', 'id="trials"']
     assert sorted(places, key=text.index) == places
-    claims = pd.read_csv(tmp_path / "out" / "claims.csv")
+    claims = pd.read_csv(out / "claims.csv")
     says = dict(zip(claims["claim"], claims["verdict"], strict=True))
     assert says["It costs AdamW more than Muon"] == "reproduced"
     assert says["High momentum makes an optimizer robust"] == "not enough data"
@@ -179,27 +227,14 @@ def test_what_a_record_asks_and_the_store_lacks_is_missing_and_priced(tmp_path: 
     assert pd.isna(never["seconds"])
 
 
-def test_scales_are_never_mixed_and_a_sweep_of_ones_own_is_shown(tmp_path: Path) -> None:
-    store = tmp_path / "results"
-    made: dict[str, list[str]] = {}
-    for scale, size in (("tiny", 8), ("micro", 4), ("mine", 2)):
-        before = set(ids(store)) if made else set()
-        for arm, loss in (("sync", 1.0), ("delay", 1.5)):
-            settings = config(arm) | {"batch_size": size}
-            write(store, settings, result(settings, loss), curve=True)
-        made[scale] = [name for name in ids(store) if name not in before]
-    record(store, "optimizers", "tiny", made["tiny"])
-    record(store, "optimizers", "micro", made["micro"])
-    record(store, "mine", "tiny", made["mine"])
-    settings = config("sync", seed=7)
-    write(store, settings, result(settings, 1.0), curve=True)
-    page(store, tmp_path / "out")
-    out = tmp_path / "out"
-    for scale in ("tiny", "micro"):
+def test_scales_are_never_mixed_and_a_sweep_of_ones_own_is_shown(scattered: Made) -> None:
+    store, out, _ = scattered
+    made = {"tiny": ids(store)[:2], "micro": ids(store)[2:4]}
+    for scale, named in made.items():
         shown = pd.read_csv(out / scale / "fig03_curves.csv")
-        assert set(shown["trial_id"].astype(str).str.zfill(4)) == set(made[scale])
+        assert set(shown["trial_id"].astype(str).str.zfill(4)) == set(named)
     own = pd.read_csv(out / "tiny" / "final_losses_mine.csv", dtype={"trial_id": str})
-    assert set(own["trial_id"]) == set(made["mine"])
+    assert set(own["trial_id"]) == set(ids(store)[4:6])
     rest = pd.read_csv(out / "final_losses.csv", dtype={"trial_id": str})
     assert rest["trial_id"].tolist() == [ids(store)[-1]]
 
@@ -255,31 +290,26 @@ def test_nothing_of_a_store_is_markup(tmp_path: Path) -> None:
         assert path.read_text().startswith("pipegap.trials({")
 
 
-def test_the_page_needs_nothing_from_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(contents, "save", save)  # with the pictures that it links to
-    write_arms(tmp_path / "r", LOSSES)
-    text = page(tmp_path / "r", tmp_path / "out")
+def test_the_page_needs_nothing_from_anywhere(recorded: Made) -> None:
+    _, out, text = recorded
     elsewhere = r"(?<!schema\": \")https?://(?!www.w3.org/2000/svg)"
     assert not re.search(rf"<(script|img|iframe)[^>]*\ssrc=|{elsewhere}", own(text))
     links = re.findall(r"<link[^>]*>", text)
     assert links == ['<link rel="icon" href="data:,">']
-    for file in re.findall(r'href="([^"]+\.(?:svg|png|csv|tex))"', text):
-        assert (tmp_path / "out" / file).exists(), file
+    files = re.findall(r'href="([^"]+\.(?:svg|png|csv|tex))"', text)
+    assert {Path(file).suffix for file in files} == {".svg", ".png", ".csv", ".tex"}
+    for file in files:
+        assert (out / file).exists(), file
 
 
-def test_provenance_names_what_made_each_trial(tmp_path: Path) -> None:
-    store = tmp_path / "results"
-    write_arms(store, LOSSES)
-    record(store, "main", "tiny", ids(store)[:2])
-    page(store, tmp_path / "out")
-    made = pd.read_csv(tmp_path / "out" / "provenance.csv", dtype={"trial_id": str})
+def test_provenance_names_what_made_each_trial(scattered: Made) -> None:
+    store, out, _ = scattered
+    made = pd.read_csv(out / "provenance.csv", dtype={"trial_id": str})
     assert made["trial_id"].tolist() == ids(store)
     assert set(made["git"]) == {"abc"}
     assert set(made["data_hash"]) == {"d" * 12}
     assert set(made["packages"]) == {"torch 2.13.0"}
-    assert made["sweeps"].notna().sum() == 2
+    assert made["sweeps"].notna().tolist() == [True] * 6 + [False]
     losses = load(store)["final_val_loss"].tolist()
     assert made["final_val_loss"].tolist() == losses
 
@@ -313,20 +343,13 @@ def test_many_points_are_thinned_evenly_and_counted() -> None:
     assert thin(few) == (10, 10)
 
 
-def test_gaps_of_a_table_are_those_of_the_library(tmp_path: Path) -> None:
-    store = tmp_path / "results"
-    write_arms(store, LOSSES)
-    page(store, tmp_path / "out")
-    written = pd.read_csv(tmp_path / "out" / "gaps.csv")
-    pd.testing.assert_series_equal(written["gap"], gaps(load(store))["gap"])
+def test_gaps_of_a_table_are_those_of_the_library(recorded: Made) -> None:
+    written = pd.read_csv(recorded.out / "gaps.csv")
+    pd.testing.assert_series_equal(written["gap"], gaps(load(recorded.store))["gap"])
 
 
-def test_the_first_screen_says_what_was_trained_and_asks_for_advice(tmp_path: Path) -> None:
-    store = tmp_path / "results"
-    write_arms(store, LOSSES)
-    write_arms(store, {"sync": [1.0, None], "delay": [1.1, 1.2]}, optimizer="muon")
-    record(store, "main", "tiny", ids(store))
-    text = page(store, tmp_path / "out")
+def test_the_first_screen_says_what_was_trained_and_asks_for_advice(unfinished: Made) -> None:
+    store, _, text = unfinished
     facts = dict(re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)</dd>", text.split('id="verdicts"')[0]))
     assert facts["parameters"] == "450,000"
     assert facts["optimizers"] == "AdamW, Muon"
@@ -342,12 +365,8 @@ def test_the_first_screen_says_what_was_trained_and_asks_for_advice(tmp_path: Pa
     assert f"<b>AdamW</b>: <strong>{found.verdict.word}</strong>" in text
 
 
-def test_undecided_claims_are_folded_and_the_others_are_not(tmp_path: Path) -> None:
-    store = tmp_path / "results"
-    write_arms(store, LOSSES)
-    write_arms(store, {"sync": [1.0, 1.1], "delay": [1.1, 1.2]}, optimizer="muon")
-    record(store, "main", "tiny", ids(store))
-    verdicts = page(store, tmp_path / "out").split('id="verdict-list"')[1].split("</section>")[0]
+def test_undecided_claims_are_folded_and_the_others_are_not(recorded: Made) -> None:
+    verdicts = recorded.text.split('id="verdict-list"')[1].split("</section>")[0]
     shown, folded = re.split(r"<details><summary>\d+ not enough data", verdicts)
     assert "It costs AdamW more than Muon" in shown
     assert "High momentum makes an optimizer robust" not in shown
@@ -355,12 +374,10 @@ def test_undecided_claims_are_folded_and_the_others_are_not(tmp_path: Path) -> N
 
 
 def test_each_command_of_the_page_runs_as_it_is_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    unfinished: Made, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = tmp_path / "results"
-    write_arms(store, LOSSES)
-    record(store, "main", "tiny", [*ids(store), "never"], words=["sweep=main", "results=other"])
-    text = own(page(store, tmp_path / "out"))
+    store, out, whole = unfinished
+    text = own(whole)
     printed = {html.unescape(line) for line in re.findall(r"python -m [^<\"]+", text)}
     assert len(printed) > len(EXPECTED)
     for line in printed:
@@ -370,7 +387,7 @@ def test_each_command_of_the_page_runs_as_it_is_printed(
             assert analysis(words) == 0
         else:
             parse_request(words)
-    [name] = (tmp_path / "out" / "trials").iterdir()
+    [name] = (out / "trials").iterdir()
     [_, trials] = json.loads(f"[{name.read_text().partition('(')[2].rpartition(')')[0]}]")
     for trial_id, trial in [*trials.items()][:1]:
         capsys.readouterr()
@@ -379,13 +396,8 @@ def test_each_command_of_the_page_runs_as_it_is_printed(
         assert capsys.readouterr().out.startswith("1 trials selected"), trial_id
 
 
-def test_a_trial_opens_with_its_config_curves_and_log(tmp_path: Path) -> None:
-    store, out = tmp_path / "results", tmp_path / "out"
-    write_arms(store, LOSSES)
-    made = {"attempt": 1, "host": "h", "pid": 7, "started_at": 0.0}
-    made |= {"ended": "completed", "ended_at": 60.0}
-    (store / "trials" / "0001" / "attempt-000001.json").write_text(json.dumps(made))
-    page(store, out)
+def test_a_trial_opens_with_its_config_curves_and_log(recorded: Made) -> None:
+    store, out, _ = recorded
     content = (out / "trials" / "00.js").read_text()
     common, trials = json.loads(f"[{content.partition('(')[2].rpartition(')')[0]}]")
     assert [*trials] == ids(store)
@@ -435,9 +447,8 @@ def test_latex_has_the_words_of_the_page(tmp_path: Path) -> None:
     assert text.index("\\toprule") < text.index("\\midrule") < text.index("\\bottomrule")
 
 
-def test_the_libraries_of_the_page_come_with_their_licence(tmp_path: Path) -> None:
-    write_arms(tmp_path / "r", LOSSES)
-    text = page(tmp_path / "r", tmp_path / "out")
+def test_the_libraries_of_the_page_come_with_their_licence(recorded: Made) -> None:
+    text = recorded.text
     licence = (VENDOR / "LICENSE.txt").read_text()
     assert licence.startswith("The MIT License")
     assert html.escape(licence, quote=False).replace('"', "&#34;") in text

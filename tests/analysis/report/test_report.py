@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from analysis import gaps, load
+from analysis.__main__ import main
 from analysis.figures import FIGURES
 from analysis.figures.draw.style import ARMS, arm_styles, optimizer_styles
 from analysis.report.report import report
+from tests.support.reports import with_figures
 from tests.support.synthetic_store import config, result, write, write_arms
 from trainer.base.errors import BadInput
 
@@ -32,6 +35,13 @@ def analysis(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.fixture
+def words_alone() -> Iterator[None]:
+    """The test reads no picture."""
+    with with_figures(ALWAYS):
+        yield
+
+
 def test_the_command_writes_every_file_and_prints_the_table(tmp_path: Path) -> None:
     write_arms(tmp_path / "results", LOSSES)
     done = analysis(f"results={tmp_path / 'results'}", f"out={tmp_path / 'out'}")
@@ -46,18 +56,29 @@ def test_the_command_writes_every_file_and_prints_the_table(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("argument", ["result=x", "out", "results=", "results=/no/such/folder"])
-def test_bad_input_is_one_line_and_exit_code_2(argument: str) -> None:
-    done = analysis(argument)
+def test_bad_input_is_one_line_and_exit_code_2(
+    argument: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([argument]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_so_is_that_of_the_process() -> None:
+    done = analysis("results=/no/such/folder")
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.usefixtures("words_alone")
 def test_an_empty_store_is_no_error(tmp_path: Path) -> None:
     assert "no trials in" in report(tmp_path, tmp_path / "out")
     page = (tmp_path / "out" / "index.html").read_text()
     assert "python -m sweeps sweep=main" in page, "it says what would fill it"
 
 
+@pytest.mark.usefixtures("words_alone")
 def test_a_store_without_pairs_says_so(tmp_path: Path) -> None:
     write(tmp_path, config("delay"), None)
     text = report(tmp_path, tmp_path / "out")
@@ -65,6 +86,7 @@ def test_a_store_without_pairs_says_so(tmp_path: Path) -> None:
     assert "no pairs yet" in text
 
 
+@pytest.mark.usefixtures("words_alone")
 def test_what_is_left_out_is_said_in_the_file_too(tmp_path: Path) -> None:
     write_arms(tmp_path, {"sync": [1.0, None], "delay": [1.2, 1.2]})
     settings = config("delay", seed=0)
@@ -81,6 +103,7 @@ def test_what_is_left_out_is_said_in_the_file_too(tmp_path: Path) -> None:
         assert remark in text
 
 
+@pytest.mark.usefixtures("words_alone")
 def test_warnings_are_part_of_the_report(tmp_path: Path) -> None:
     for arm, commit in (("sync", "abc"), ("delay", "def")):
         settings = config(arm)
@@ -88,6 +111,7 @@ def test_warnings_are_part_of_the_report(tmp_path: Path) -> None:
     assert "warning: 1 of 1 pairs mix git (def and abc" in report(tmp_path, tmp_path / "out")
 
 
+@pytest.mark.usefixtures("words_alone")
 def test_a_damaged_result_is_a_remark_of_the_report(tmp_path: Path) -> None:
     write_arms(tmp_path, LOSSES)
     path = tmp_path / "trials" / "0003" / "result.json"

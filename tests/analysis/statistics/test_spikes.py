@@ -125,6 +125,7 @@ def test_the_arm_has_the_mean_of_its_seeds(tmp_path: Path) -> None:
     assert table["arm"].unique().tolist() == ["delay+start(20)"]
 
 
+@pytest.mark.usefixtures("few_figures")
 def test_the_report_has_the_table_where_there_is_a_start(tmp_path: Path) -> None:
     write_arms(tmp_path, {"sync": [1.0], "delay": [1.2]})
     assert spikes(load(tmp_path)).empty, "then there is none"

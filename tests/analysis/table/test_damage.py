@@ -138,19 +138,34 @@ def test_damaged_rows_are_left_out_of_a_curve_and_named_in_the_report(tmp_path: 
     assert f"warning: {path} has 2 damaged lines" in report(tmp_path, tmp_path / "out")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"scale": "../elsewhere"}, {"seeds": 3}, {"trials": {"a": {}}}, {"compared": None}],
-    ids=str,
-)
-def test_a_damaged_record_is_left_out(changes: dict[str, Any], tmp_path: Path) -> None:
-    others(tmp_path)
-    record(tmp_path, "main", "tiny", ids(tmp_path))
-    record(tmp_path, "other", "tiny", ids(tmp_path))
-    path = tmp_path / "sweeps" / "other-tiny.json"
+RECORDS: list[dict[str, Any]] = [
+    {"scale": "../elsewhere"},
+    {"seeds": 3},
+    {"trials": {"a": {}}},
+    {"compared": None},
+]
+
+
+def damaged_record(store: Path, name: str, changes: dict[str, Any]) -> Path:
+    record(store, name, "tiny", ids(store))
+    path = store / "sweeps" / f"{name}-tiny.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return path
+
+
+@pytest.mark.parametrize("changes", RECORDS, ids=str)
+def test_a_damaged_record_is_left_out(changes: dict[str, Any], tmp_path: Path) -> None:
+    write_arms(tmp_path, LOSSES)
+    record(tmp_path, "main", "tiny", ids(tmp_path))
+    path = damaged_record(tmp_path, "other", changes)
     with pytest.warns(UserWarning, match=f"damaged: {path} is not what was written"):
         assert [of.sweep for of in records(tmp_path)] == ["main"]
+
+
+def test_a_damaged_record_is_a_remark_of_the_report(tmp_path: Path) -> None:
+    write_arms(tmp_path, LOSSES)
+    record(tmp_path, "main", "tiny", ids(tmp_path))
+    path = damaged_record(tmp_path, "other", RECORDS[0])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert f"damaged: {path}" in report(tmp_path, tmp_path / "out")

@@ -17,19 +17,21 @@ ROOT = Path(__file__).parents[3]
 EVERY = sorted((ROOT / "docs").glob("*trials.csv"))
 
 
-def published(tmp_path: Path) -> tuple[Path, Path]:
+@pytest.fixture(scope="module")
+def published(few_figures: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A store with a diverged trial, a key that is null and lists; and the CSV of its report."""
-    store = tmp_path / "store"
+    folder = tmp_path_factory.mktemp("published")
+    store = folder / "store"
     for length, level in ((200, 2.0), (400, 1.8)):
         for arm, gap in (("sync", 0.0), ("delay", 0.123456789012345), ("delay_ef", 0.05)):
             losses = [level + gap, level + gap + 0.01, None if arm == "delay" else level + gap]
             put(store, arm, losses, num_updates=length, clip_norm=None, eps=1e-8, decay=1.0)
-    report(store, tmp_path / "out")
-    return store, tmp_path / "out" / "trials.csv"
+    report(store, folder / "out")
+    return store, folder / "out" / "trials.csv"
 
 
-def test_what_is_told_of_a_csv_is_what_is_told_of_its_store(tmp_path: Path) -> None:
-    store, csv = published(tmp_path)
+def test_what_is_told_of_a_csv_is_what_is_told_of_its_store(published: tuple[Path, Path]) -> None:
+    store, csv = published
     of_store, of_csv = load(store), load(csv)
     same = [name for name in of_store if name not in ("folder", "data.path", "results", "out")]
     assert_frame_equal(of_csv[same], of_store[same])
@@ -39,17 +41,17 @@ def test_what_is_told_of_a_csv_is_what_is_told_of_its_store(tmp_path: Path) -> N
     assert str(advise(of_csv, **asked)) == str(advise(of_store, **asked))
 
 
-def test_some_of_its_trials(tmp_path: Path) -> None:
-    _, csv = published(tmp_path)
+def test_some_of_its_trials(published: tuple[Path, Path]) -> None:
+    _, csv = published
     assert load(csv, {"0001", "0004", "none"})["trial_id"].tolist() == ["0001", "0004"]
 
 
-def test_a_table_that_is_not_one_of_trials_is_refused(tmp_path: Path) -> None:
-    published(tmp_path)
+def test_a_table_that_is_not_one_of_trials_is_refused(published: tuple[Path, Path]) -> None:
+    _, csv = published
     with pytest.raises(BadInput, match=r"gaps\.csv: must be a trials\.csv .* lacks trial_id"):
-        load(tmp_path / "out" / "gaps.csv")
+        load(csv.with_name("gaps.csv"))
     with pytest.raises(BadInput, match="no such folder"):
-        load(tmp_path / "nothing.csv")
+        load(csv.with_name("nothing.csv"))
 
 
 @pytest.mark.parametrize("path", EVERY, ids=lambda path: path.stem)

@@ -207,10 +207,19 @@ def test_a_stopped_trial_goes_on_with_other_stages(
     assert rows(tmp_path / "stopped") == rows(tmp_path / "whole")
 
 
-@pytest.mark.parametrize(("num_stages", "num_replicas"), [(4, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("num_stages", "num_replicas", "first"),
+    [
+        pytest.param(4, 1, 0, id="four stages"),
+        pytest.param(2, 2, 1, id="two replicas of two"),
+        pytest.param(4, 1, 1, id="four stages, the others", marks=pytest.mark.slow),
+        pytest.param(2, 2, 0, id="two replicas of two, the others", marks=pytest.mark.slow),
+    ],
+)
 def test_the_true_pipeline_gives_the_emulations_numbers(
-    num_stages: int, num_replicas: int, tmp_path: Path
+    num_stages: int, num_replicas: int, first: int, tmp_path: Path
 ) -> None:
+    """Each second of the trials, from the `first` on."""
     shape = (
         *("batch_size=16", "num_updates=6", "clip_norm=0.5", "pipeline.num_microbatches=4"),
         *(f"pipeline.num_stages={num_stages}", f"num_replicas={num_replicas}", "seq_len=8"),
@@ -227,7 +236,7 @@ def test_the_true_pipeline_gives_the_emulations_numbers(
             (moe.WORDS, "pipeline=zero_bubble_h1", biased, narrow),
             (hybrid.WORDS, *delayed, "optimizer=muon", narrow),
             (hybrid.WORDS, "pipeline=zero_bubble_h1", biased, "model.tied_embeddings=false"),
-        )
+        )[first::2]
     ]
     for one, ranks in zip(configs, gangs.pipelined(configs), strict=True):
         assert len(gangs.assert_equal(one, ranks).updates) == 6

@@ -146,7 +146,9 @@ def test_bf16_leaves_stay_finite(name: str) -> None:
 
 
 @every
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)]
+)
 def test_a_resumed_run_goes_on_to_the_last_bit(name: str, dtype: torch.dtype) -> None:
     """Through a file that holds plain data and tensors alone."""
     schedule = schedules.pipedream_2bw(8, **ONE_STAGE)
@@ -168,8 +170,15 @@ def test_a_resumed_run_goes_on_to_the_last_bit(name: str, dtype: torch.dtype) ->
 
 
 @every
-@pytest.mark.parametrize("tau", [0, 1, 3])
-@pytest.mark.parametrize("coefficient", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("tau", "coefficient"),
+    [
+        (0, 1.0),
+        (1, 1.0),
+        (3, 0.0),
+        *(pytest.param(*at, marks=pytest.mark.slow) for at in ((0, 0.0), (1, 0.0), (3, 1.0))),
+    ],
+)
 def test_the_delayed_update_is_its_equation(name: str, tau: int, coefficient: float) -> None:
     """To the last bit: whatever the optimizer does, the stage applies it where the oracle does."""
     optimizer = maker(name, precondition_every=3)

@@ -47,11 +47,12 @@ class Run:
 
     def __init__(self, folder: Path, *words: str) -> None:
         self.out = folder / "gang"
-        words = (*GANG, *words)
-        self.command = [sys.executable, "-m", "trainer", *small.overrides(folder, *words)]
-        self.command.append(f"out={self.out}")
+        words = (*GANG, *words, f"out={self.out}")
         self.process = subprocess.Popen(
-            self.command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "trainer", *small.overrides(folder, *words)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         wait_for(lambda: list(self.out.glob("checkpoint*")))
         self.ranks = ranks_of(self.process.pid)
@@ -66,10 +67,9 @@ class Run:
 
 
 def assert_ends_as_if_nothing_had_been(folder: Path, run: Run, *words: str) -> None:
-    again = subprocess.run(run.command, check=False, capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
+    again = run_trial(small.config(folder, *GANG, *words, f"out={run.out}"))
     expected = run_trial(small.config(folder, *GANG, *words, f"out={folder / 'whole'}"))
-    assert untimed(json.loads((run.out / "result.json").read_text())) == untimed(expected)
+    assert untimed(again) == untimed(expected)
     assert rows(run.out) == rows(folder / "whole")
 
 

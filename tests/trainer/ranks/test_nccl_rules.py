@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import gangs, small
 
-SHAPE = ("model.num_layers=8", "batch_size=16", "num_updates=4", "pipeline.num_microbatches=4")
+SHAPE = ("batch_size=8", "num_updates=4", "pipeline.num_microbatches=4")
 SCHEDULES = {
     "sync": (),
     "gpipe": (),
@@ -23,9 +23,10 @@ SCHEDULES = {
 
 
 def config(folder: Path, schedule: str, p: int, *words: str) -> dict[str, Any]:
-    microbatches = ["pipeline.num_microbatches=6", "batch_size=12"] if p == 3 else []
+    microbatches = ["pipeline.num_microbatches=6", "batch_size=6"] if p == 3 else []
+    layers = f"model.num_layers={2 * p}"  # some schedules have two parts of the model per rank
     of = (f"pipeline={schedule}", f"pipeline.num_stages={p}", *SCHEDULES[schedule], *microbatches)
-    return small.config(folder, *SHAPE, *of, *words)
+    return small.config(folder, *SHAPE, layers, *of, *words)
 
 
 @pytest.mark.parametrize("p", [2, 3, 4])
