@@ -146,6 +146,10 @@ def _write_metrics(folder: Path, outcome: Mapping[str, Any], settings: Mapping[s
         if switch and t % 2 == 0:
             late = t >= switch
             measures = {"update_cosine": 1.0 - 0.5 * late, "update_error": 0.4 * late / (1 + t)}
-            row["diagnostics"] = {"all": {**measures, "gradient_change": 1e-3 * late}}
+            routing = {"changed_share": 0.3 * late / (1 + t), "greatest_load": 1.5 + 0.1 * late}
+            row["diagnostics"] = {
+                "all": {**measures, "gradient_change": 1e-3 * late},
+                "routing": routing,
+            }
         lines.append(json.dumps(row) + "\n")
     (folder / "metrics.jsonl").write_text("".join(lines))

@@ -145,6 +145,10 @@ def test_a_table_is_searched_has_pages_and_hides_columns(browser: Any) -> None:
     assert not any("completed" in row for row in shown())
     browser.execute_script("arguments[0].click()", column)
     browser.execute_script("document.querySelector('.dt-button-background')?.click()")
+    # It fades away, and until then it lies over the page and takes what is clicked there.
+    WebDriverWait(browser, SECONDS).until_not(
+        lambda page: page.find_elements("css selector", ".dt-button-background")
+    )
     assert any("completed" in row for row in shown())
 
 
