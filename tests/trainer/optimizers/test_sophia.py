@@ -93,12 +93,22 @@ def sampled_gradients(weights: list[Tensor], batch: int) -> list[Tensor]:
     return [parameter.grad for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("aside", [("model.balance=none",), ("correction=taylor",)])
-def test_the_curvature_is_of_the_data_alone(tmp_path: Path, aside: tuple[str, ...]) -> None:
-    """Neither what a mixture adds to the loss nor a correction of the gradient is in it."""
-    plain = ("optimizer=sophia", "pipeline=pipedream_2bw", "model.balance=loss")
+def test_no_correction_sees_the_curvature(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    schedule = pipedream_2bw(4, num_stages=1, num_microbatches=2, **PHASES)
+    executor = toy.emulated(schedule, SOPHIA)
+    monkeypatch.setattr(executor._stages[0], "correct", lambda batch, _: seen.append(batch))
+    executor.observe(0)
+    assert seen == []
+    toy.run(executor, (0, 1))
+    assert seen == [0]
+
+
+def test_the_curvature_is_of_the_data_alone(tmp_path: Path) -> None:
+    """What a mixture adds to the loss is not in it."""
     found = []
-    for words in (plain, (*plain, *aside)):
+    for balance in ("none", "loss"):
+        words = ("optimizer=sophia", "pipeline=pipedream_2bw", f"model.balance={balance}")
         config = small.config(tmp_path, *moe.WORDS, *words)
         parts = build_parts(config, config["num_updates"])
         run = build_emulated(config, parts, torch.device("cpu"))
