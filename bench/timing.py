@@ -6,17 +6,35 @@ import time
 from collections.abc import Callable, Mapping
 from statistics import median
 
+Step = Callable[[], object]
 
-def medians(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of each contender over `rounds` alternating rounds, two warm-ups first."""
+
+def seconds_of(run: Step) -> float:
+    """Seconds of one call."""
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+def in_turn(
+    contenders: Mapping[str, Step], rounds: int, clock: Callable[[Step], float] = seconds_of
+) -> dict[str, list[float]]:
+    """Seconds of every call, by contender: in each of `rounds` rounds all have a turn, and each
+    round begins with another one. `clock` times a call.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(rounds + 2):
-        for name, run in contenders.items():
-            start = time.perf_counter()
-            run()
-            if turn >= 2:
-                seconds[name].append(time.perf_counter() - start)
-    return {name: median(values) for name, values in seconds.items()}
+    names = list(contenders)
+    for turn in range(rounds):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            seconds[name].append(clock(contenders[name]))
+    return seconds
+
+
+def medians(contenders: Mapping[str, Step], rounds: int) -> dict[str, float]:
+    """Median seconds of each contender over `rounds` alternating rounds, two warm-ups first."""
+    found = in_turn(contenders, rounds + 2)
+    return {name: median(seconds[2:]) for name, seconds in found.items()}
 
 
 def table(rows: Mapping[str, float], baseline: str, unit: float, name: str) -> str:

@@ -93,7 +93,7 @@ def _clip(config: Config) -> Clip:
 
 
 def _loss(config: Config) -> Loss:
-    """Compiled with the stages: eagerly its fp32 copies of the logits take a quarter of a step."""
+    """Compiled with the stages: it makes no fp32 copy of the logits then (bench/README.md)."""
     return compiled(cross_entropy) if config["compile"] else cross_entropy
 
 

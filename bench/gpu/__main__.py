@@ -23,7 +23,8 @@ from bench.gpu.limits import ceilings
 from bench.gpu.setting import Setting
 from bench.gpu.tables import page
 from bench.gpu.trials import trials
-from trainer.base.cli import DONE, end_with
+from trainer.base.cli import BAD_INPUT, DONE, end_with, split_word
+from trainer.base.errors import BadInput
 from trainer.base.resources import device_name, reproducible, require_device
 
 Found = dict[str, Any]
@@ -39,10 +40,25 @@ PARTS: dict[str, Callable[[Setting, Found], Any]] = {
 
 def main() -> int:
     """Measures what is asked for; returns the exit code."""
+    try:
+        return _main()
+    except BadInput as error:
+        print(error, file=sys.stderr)
+        return BAD_INPUT
+
+
+def _main() -> int:
     known = {"scale": "135m", "device": "cuda", "rounds": "5", "parts": ",".join(PARTS)}
-    own = dict(word.partition("=")[::2] for word in sys.argv[1:])
+    own = dict(map(split_word, sys.argv[1:]))
+    if "out" not in own:
+        raise BadInput("out", "missing", "must name a folder")
     more = tuple(f"{key}={value}" for key, value in own.items() if key not in {*known, "out"})
     given = {**known, **own}
+    parts = given["parts"].split(",")
+    if unknown := {*parts} - {*PARTS}:
+        raise BadInput("parts", ", ".join(sorted(unknown)), f"must be of {', '.join(PARTS)}")
+    if "steps" in parts and "limits" not in parts[: parts.index("steps")]:
+        raise BadInput("parts", given["parts"], "must have limits before steps")
     device = require_device(given["device"])
     setting = Setting(given["scale"], device, int(given["rounds"]), more)
     out = Path(given["out"])
@@ -54,7 +70,7 @@ def main() -> int:
         "scale": given["scale"],
         "words": setting.words(),
     }
-    for part in given["parts"].split(","):
+    for part in parts:
         with reproducible(0, torch.get_num_threads()):
             found[part] = PARTS[part](setting, found)
         torch.cuda.empty_cache()

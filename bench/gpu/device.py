@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from statistics import median
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-Step = Callable[[], object]
+from bench import timing
+from bench.timing import Step, in_turn
 
 
 def synchronize(device: torch.device) -> None:
@@ -23,10 +22,12 @@ def synchronize(device: torch.device) -> None:
 def seconds_of(run: Step, device: torch.device) -> float:
     """Seconds from an idle device to an idle device."""
     synchronize(device)
-    started = time.perf_counter()
-    run()
-    synchronize(device)
-    return time.perf_counter() - started
+
+    def whole() -> None:
+        run()
+        synchronize(device)
+
+    return timing.seconds_of(whole)
 
 
 @dataclass(frozen=True)
@@ -71,18 +72,9 @@ def _busy(step: Step, device: torch.device) -> float:
     return sum(event.self_device_time_total for event in found.key_averages()) / 1e6
 
 
-def in_turn(
+def timed(
     contenders: Mapping[str, Contender], rounds: int, device: torch.device
-) -> dict[str, Sequence[float]]:
-    """Seconds of every call, by contender: `rounds` rounds, in each of which all have a turn."""
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(rounds):
-        order = list(contenders)
-        for name in order[turn % len(order) :] + order[: turn % len(order)]:
-            seconds[name].append(seconds_of(contenders[name].step, device))
-    return dict(seconds)
-
-
-def medians(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """The median of each."""
-    return {name: median(of) for name, of in seconds.items()}
+) -> dict[str, list[float]]:
+    """Seconds of every call, by contender, in turn."""
+    steps = {name: contender.step for name, contender in contenders.items()}
+    return in_turn(steps, rounds, lambda step: seconds_of(step, device))

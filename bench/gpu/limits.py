@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import torch
 
-from bench.gpu.device import in_turn, medians, warmed
+from bench.gpu.device import timed, warmed
 from bench.gpu.setting import Setting
 
 WIDTH = 8192
@@ -27,7 +29,8 @@ def ceilings(setting: Setting) -> dict[str, float]:
         "copy": lambda: [target.copy_(source) for _ in range(10)],
     }
     ready = {name: warmed(step, setting.device) for name, step in steps.items()}
-    seconds = medians(in_turn(ready, 3 * setting.rounds, setting.device))
+    times = timed(ready, 3 * setting.rounds, setting.device)
+    seconds = {name: median(of) for name, of in times.items()}
     return {
         "flops_per_second": 10 * 2 * width**3 / seconds["product"],
         "bytes_per_second": 10 * 2 * size / seconds["copy"],

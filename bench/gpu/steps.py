@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.gpu.device import in_turn, prepare
+from bench.gpu.device import prepare, timed
 from bench.gpu.setting import Setting
 from bench.steps import executor, ours, resolved, theirs
 from trainer.base.build import build
@@ -75,7 +75,7 @@ def whole(setting: Setting, flops_per_second: float) -> list[dict[str, Any]]:
             "tokens_per_second": tokens / median(seconds),
             "share_of_product": flops / median(seconds) / flops_per_second,
         }
-        for name, seconds in in_turn(ready, setting.rounds, setting.device).items()
+        for name, seconds in timed(ready, setting.rounds, setting.device).items()
     ]
 
 
@@ -85,12 +85,12 @@ def updates(setting: Setting) -> list[dict[str, Any]]:
         name: prepare(partial(ours, setting.words(*ALONE, *words)), setting.device)
         for name, words in UPDATES.items()
     }
-    times = in_turn(ready, 3 * setting.rounds, setting.device)
+    times = timed(ready, 3 * setting.rounds, setting.device)
     return [{"update": name, "seconds": median(seconds)} for name, seconds in times.items()]
 
 
 def evaluation(setting: Setting) -> list[dict[str, Any]]:
-    """Tokens/s of an evaluation, compiled as the scale says and not."""
+    """One row per way to evaluate: tokens/s."""
     config = resolved(setting.words())
     windows = _windows(config, setting).split(config["eval_batch_size"])
     tokens = EVALUATED * config["seq_len"]
@@ -101,7 +101,7 @@ def evaluation(setting: Setting) -> list[dict[str, Any]]:
         )
         for name, words in EVALUATIONS.items()
     }
-    times = in_turn(ready, setting.rounds, setting.device)
+    times = timed(ready, setting.rounds, setting.device)
     return [
         {"evaluation": name, "tokens_per_second": tokens / median(seconds)}
         for name, seconds in times.items()
