@@ -68,8 +68,8 @@ class _Found(NamedTuple):
     asked: Sequence[Record]
     parts: Sequence[Scope]
     remarks: Sequence[str]
-    named: Sequence[str]
-    """The sweeps that count as missing if they left no record."""
+    left: pd.DataFrame
+    """What the store lacks of what was asked for: see `missing`."""
 
 
 class Written(NamedTuple):
@@ -113,7 +113,8 @@ def _find(results: Path, label: str | None) -> _Found:
             parts = [of_record(views, asked[0])]
             trials, table = parts[0].whole()
         remarks = [remark for scope in parts for remark in _remarks(scope)]
-    return _Found(results, trials, table, asked, parts, [*_said(caught), *remarks], named)
+    left = missing(views.store, asked, named, str(results))
+    return _Found(results, trials, table, asked, parts, [*_said(caught), *remarks], left)
 
 
 def write_page(page: Page, out: Path, *, live: str = "") -> None:
@@ -145,12 +146,11 @@ def _write(found: _Found, chapters: Sequence[Chapter], out: Path) -> Page:
     found.trials.drop(columns=PLACES, errors="ignore").to_csv(out / "trials.csv", index=False)
     store = str(found.results)
     made = provenance(found.trials, found.asked)
-    left = missing(found.trials, found.asked, found.named, store)
     tables = {
         "gaps": found.gaps,
         "provenance": made,
         "makers": makers(made),
-        "missing": left,
+        "missing": found.left,
         "claims": claims_table(chapters),
     }
     for name, content in tables.items():
@@ -168,8 +168,8 @@ def _write(found: _Found, chapters: Sequence[Chapter], out: Path) -> Page:
         running(found.trials),
         found.remarks,
         rest,
-        listed("Missing", shown(left), "", "missing.csv"),
-        cost(left),
+        listed("Missing", shown(found.left), "", "missing.csv"),
+        cost(found.left),
         listed("Code, machines, data and packages", tables["makers"], "", "makers.csv"),
         listed("Trials", _listed(found.trials, made), TRIALS, "provenance.csv", most=MOST_TRIALS),
         settings_by_trial(found.trials, _specs(chapters)),
@@ -191,7 +191,7 @@ def _specs(chapters: Sequence[Chapter]) -> list[dict[str, Any]]:
 
 def _taxes(parts: Sequence[Scope]) -> Iterator[str]:
     for scope in parts:
-        words = taxes_text(scope.whole().gaps)
+        words = taxes_text(scope.asked_for().gaps)
         if words:
             yield f"token tax, {scope.title}: {words}"
 

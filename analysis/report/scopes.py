@@ -68,6 +68,11 @@ class Scope:
         """All of its trials."""
         return self.views.of(self.trial_ids)
 
+    def asked_for(self) -> View:
+        """Those and all others that its sweeps asked for, such as the longer runs that no table
+        compares and that tell a tax."""
+        return self.views.of(self.trial_ids.union(*(record.trials for record in self.records)))
+
 
 def scopes(views: Views, records: Sequence[Record]) -> list[Scope]:
     """One scope per scale, the costliest first, and one for the trials of no record."""

@@ -89,6 +89,16 @@ def test_the_report_begins_with_the_tax_of_all_sweeps_of_a_scale(tmp_path: Path)
     assert (tmp_path / "out" / "tiny" / "break_even.svg").exists()
 
 
+def test_longer_runs_that_a_sweep_asks_for_tell_its_tax_and_are_not_missing(tmp_path: Path) -> None:
+    """As those of the main job: the report of the sweep compares the others alone."""
+    store(tmp_path / "store")
+    names = ids(tmp_path / "store")
+    record(tmp_path / "store", "main", "tiny", names, compared=names[:6])
+    text = report(tmp_path / "store", tmp_path / "out", "main-tiny")
+    assert "token tax, main-tiny: AdamW delay 2.00 [2.00, 2.00] (slope)" in text
+    assert "Nothing is missing of what was asked for." in text
+
+
 def test_a_store_of_one_length_says_what_it_lacks(tmp_path: Path) -> None:
     put(tmp_path / "store", "sync", [1.0, 1.1])
     put(tmp_path / "store", "delay", [1.2, 1.3])
