@@ -163,7 +163,7 @@ def _write(found: _Found, chapters: Sequence[Chapter], out: Path) -> Page:
         _summary(found.trials),
         [overview(scope.title, scope.whole().trials) for scope in found.parts],
         [*_taxes(found.parts)],
-        recommendations(found.parts[0].whole().trials, store) if found.parts else [],
+        recommendations(found.parts[0].asked_for().trials, store) if found.parts else [],
         lead,
         running(found.trials),
         found.remarks,

@@ -44,6 +44,11 @@ def with_font(svg: str) -> str:
     return f"{head}><style>{faces}</style>{rest}"
 
 
+def faces() -> str:
+    """A style sheet with the usual letters, for a page on which a browser draws the figures."""
+    return "".join(_face(weight, USUAL) for weight in FACES)
+
+
 @cache
 def _face(weight: int, letters: frozenset[str]) -> str:
     data = base64.b64encode(_subset(FACES[weight], letters)).decode()

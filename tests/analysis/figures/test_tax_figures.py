@@ -89,14 +89,22 @@ def test_the_report_begins_with_the_tax_of_all_sweeps_of_a_scale(tmp_path: Path)
     assert (tmp_path / "out" / "tiny" / "break_even.svg").exists()
 
 
-def test_longer_runs_that_a_sweep_asks_for_tell_its_tax_and_are_not_missing(tmp_path: Path) -> None:
+def test_longer_runs_that_a_sweep_asks_for_tell_its_tax_and_are_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As those of the main job: the report of the sweep compares the others alone."""
+    advised_by: list[set[str]] = []
+    monkeypatch.setattr(
+        "analysis.report.report.recommendations",
+        lambda trials, _: [*filter(None, [advised_by.append({*trials["trial_id"]})])],
+    )
     store(tmp_path / "store")
     names = ids(tmp_path / "store")
     record(tmp_path / "store", "main", "tiny", names, compared=names[:6])
     text = report(tmp_path / "store", tmp_path / "out", "main-tiny")
     assert "token tax, main-tiny: AdamW delay 2.00 [2.00, 2.00] (slope)" in text
     assert "Nothing is missing of what was asked for." in text
+    assert advised_by == [{*names}], "the advice rests on them too"
 
 
 def test_a_store_of_one_length_says_what_it_lacks(tmp_path: Path) -> None:

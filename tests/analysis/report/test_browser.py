@@ -99,6 +99,21 @@ def test_every_chart_has_marks(browser: Any) -> None:
     assert min(num_marks) > 3
 
 
+def test_charts_are_drawn_in_the_font_that_places_their_words(browser: Any) -> None:
+    """The page brings it along: few machines have it, and others would draw wider letters."""
+    loaded = browser.execute_script(
+        "return [...document.fonts].map(face => [face.family.replaceAll('\"', ''), face.status])"
+    )
+    assert loaded
+    assert {*map(tuple, loaded)} == {("Source Sans Pro", "loaded")}
+    used = browser.execute_script(
+        "return [...document.querySelectorAll('.panel svg text')]"
+        ".map(text => getComputedStyle(text).fontFamily)"
+    )
+    assert used
+    assert all("Source Sans Pro" in family for family in used)
+
+
 TABLE = "[...document.querySelectorAll('.table')].find(t => t.innerText.includes('Every gap'))"
 
 
