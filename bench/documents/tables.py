@@ -16,6 +16,8 @@ from analysis.table.names import optimizer as name
 from bench.documents.cells import gap, loss, removed, rows_of, table
 from bench.documents.published import DOCS, LENGTHS, View, of_sweep, view
 
+DTYPES = ("float32", "bfloat16")
+
 
 def main_table() -> str:
     """As `python -m analysis` prints it."""
@@ -99,9 +101,33 @@ def _difference(optimizer: str, one: str, other: str) -> str:
     found = of_sweep("synchronous_start").trials
     own = found[found["optimizer"] == optimizer]
     losses = own.pivot_table(index="seed", columns="arm", values="final_val_loss")
-    values = (losses[one] - losses[other]).dropna().to_numpy()
+    return _mean(losses[one] - losses[other])
+
+
+def _mean(differences: pd.Series) -> str:
+    """Of pairs, with its interval."""
+    values = differences.dropna().to_numpy()
     low, high = mean_interval(values)
     return gap({"n": len(values), "gap": values.mean(), "low": low, "high": high})
+
+
+def dtypes() -> str:
+    """Sync's loss and each arm's gap in both dtypes, and their difference, paired by seed."""
+    columns = ["optimizer", "arm", "dtype"]
+    losses = of_sweep("dtype").trials.pivot_table(
+        index="seed", columns=columns, values="final_val_loss"
+    )
+    rows = []
+    for optimizer in sorted({*losses.columns.get_level_values("optimizer")}):
+        sync, *late = (losses[optimizer][arm] for arm in ("sync", *MAIN_ARMS))
+        rows.append([f"{name(optimizer)}: sync loss", *(f"{sync[of].mean():.3f}" for of in DTYPES)])
+        rows[-1].append(_mean(sync["bfloat16"] - sync["float32"]))
+        for arm, own in zip(MAIN_ARMS, late, strict=True):
+            gaps = own - sync
+            said = f"{name(optimizer)}: gap, {REPORTED_ARMS[arm]}"
+            changed = _mean(gaps["bfloat16"] - gaps["float32"])
+            rows.append([said, *(_mean(gaps[of]) for of in DTYPES), changed])
+    return table(["", *DTYPES, "difference, paired"], rows)
 
 
 def gradient_feedback() -> str:
