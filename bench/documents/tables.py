@@ -119,15 +119,26 @@ def dtypes() -> str:
     )
     rows = []
     for optimizer in sorted({*losses.columns.get_level_values("optimizer")}):
-        sync, *late = (losses[optimizer][arm] for arm in ("sync", *MAIN_ARMS))
-        rows.append([f"{name(optimizer)}: sync loss", *(f"{sync[of].mean():.3f}" for of in DTYPES)])
-        rows[-1].append(_mean(sync["bfloat16"] - sync["float32"]))
-        for arm, own in zip(MAIN_ARMS, late, strict=True):
-            gaps = own - sync
-            said = f"{name(optimizer)}: gap, {REPORTED_ARMS[arm]}"
+        sync = losses[optimizer]["sync"]
+        changed = _mean(sync["bfloat16"] - sync["float32"])
+        means = [f"{sync[of].mean():.3f}" for of in DTYPES]
+        rows.append([f"{name(optimizer)}: sync loss", *means, changed, ""])
+        for arm in MAIN_ARMS:
+            gaps = losses[optimizer][arm] - sync
             changed = _mean(gaps["bfloat16"] - gaps["float32"])
-            rows.append([said, *(_mean(gaps[of]) for of in DTYPES), changed])
-    return table(["", *DTYPES, "difference, paired"], rows)
+            said = f"{name(optimizer)}: gap, {REPORTED_ARMS[arm]}"
+            means = [_mean(gaps[of]) for of in DTYPES]
+            rows.append([said, *means, changed, _stands(gaps["bfloat16"], gaps["float32"])])
+    return table(["", *DTYPES, "difference, paired", "may stand for it"], rows)
+
+
+def _stands(gaps: pd.Series, others: pd.Series) -> str:
+    """Whether these gaps may stand for the others, by the rule of the sweep `dtype`."""
+    low, high = mean_interval((gaps - others).dropna().to_numpy())
+    margin = 0.2 * abs(others.mean())
+    if -margin < low and high < margin:
+        return "yes"
+    return "no" if low > margin or high < -margin else "not enough data"
 
 
 def gradient_feedback() -> str:
