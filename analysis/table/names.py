@@ -20,6 +20,7 @@ OPTIMIZERS = {
     "adan": "Adan",
     "ademamix": "AdEMAMix",
     "adopt": "ADOPT",
+    "basis_rotation": "basis rotation",
     "dion": "Dion",
     "kron": "Kron",
     "lion": "Lion",

@@ -53,6 +53,7 @@ ADDRESSES = {
         for name in ("hybrid_10b", "tiny_hybrid")
     },
     ("data", "bins"): "trainer.data.bins.Bins",
+    ("optimizer", "basis_rotation"): "trainer.optimizers.basis_rotation.basis_rotation",
     ("pipeline", "zero_bubble_v"): "trainer.schedules.recipes.zero_bubble_v",
 }
 """Group and choice → the address that every config.json of it holds."""
