@@ -187,7 +187,12 @@ class Forecaster:
             for of_forms in self._outcomes(settings, seeds)
         )
         return [
-            Point(float(gap), tuple(map(float, of_gap)), float(tax), tuple(map(float, of_tax)))
+            Point(
+                float(gap),
+                (float(of_gap[0]), float(of_gap[1])),
+                float(tax),
+                (float(of_tax[0]), float(of_tax[1])),
+            )
             for gap, of_gap, tax, of_tax in zip(
                 slope * np.log1p(excess), gap_ends, 1 + excess, tax_ends, strict=True
             )

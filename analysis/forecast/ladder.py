@@ -116,13 +116,17 @@ def _settings(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def _ladder(optimizer: str, arm: str, words: str, paired: pd.DataFrame) -> Ladder:
-    rungs, dropped = [], []
+    rungs: list[Rung] = []
+    dropped: list[str] = []
     for settings, group in paired.groupby(["updates", "batch", "parameters"]):
         best = (
             group.groupby("point")["final_val_loss_sync"].mean().idxmin() if _any(group) else None
         )
         found = _rung(settings, group[group["point"] == best])
-        (dropped if isinstance(found, str) else rungs).append(found)
+        if isinstance(found, Rung):
+            rungs.append(found)
+        else:
+            dropped.append(found)
     return Ladder(optimizer, arm, tuple(rungs), words, tuple(dropped))
 
 
@@ -140,8 +144,11 @@ def _rung(settings: Any, group: pd.DataFrame) -> Rung | str:
     if len(known) < FEWEST_SEEDS:
         return f"{name}: {len(known)} seeds, {FEWEST_SEEDS} are needed"
     ids = known["trial_id"].tolist() + known["trial_id_sync"].tolist()
+    updates, batch, parameters = map(int, settings)
     return Rung(
-        *map(int, settings),
+        updates,
+        batch,
+        parameters,
         gaps=known["gap"].to_numpy(dtype=float),
         losses=known["final_val_loss_sync"].to_numpy(dtype=float),
         trial_ids=tuple(sorted(map(str, ids))),

@@ -73,7 +73,8 @@ class Check:
     @property
     def settings(self) -> tuple[int, int, int]:
         """Updates, tokens per update, parameters."""
-        return tuple(self.forecast[key] for key in ("updates", "batch", "parameters"))  # type: ignore[return-value]
+        said = self.forecast
+        return said["updates"], said["batch"], said["parameters"]
 
     @property
     def verdict(self) -> str:

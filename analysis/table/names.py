@@ -48,6 +48,7 @@ CORRECTIONS = {
     "error_feedback": "EF",
     "error_feedback_gradient": "EF on gradients",
     "learning_rate": "smaller learning rate",
+    "matched_error_feedback": "EF matched to the delay",
     "none": "",
     "taylor": "Taylor",
     "weight_prediction": "weight prediction",

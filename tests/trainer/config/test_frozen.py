@@ -24,6 +24,7 @@ CORRECTIONS = {
     "error_feedback": "error_feedback.ErrorFeedback",
     "error_feedback_gradient": "error_feedback_gradient.GradientErrorFeedback",
     "learning_rate": "learning_rate.LearningRate",
+    "matched_error_feedback": "matched_error_feedback.MatchedErrorFeedback",
     "none": "none.NoCorrection",
     "taylor": "taylor.Taylor",
     "weight_prediction": "weight_prediction.WeightPrediction",
