@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.forecast.fit import Values
-from analysis.statistics.pairs import pairs
+from analysis.statistics.pairs import VARIANT, pairs
 from analysis.table.points import group_of, in_words, varied
 from analysis.table.tasks import LENGTH, updates_asked
 
@@ -69,9 +69,9 @@ class Ladder:
 def ladders(trials: pd.DataFrame, optimizer: str) -> list[Ladder]:
     """One ladder for each arm of an optimizer that has runs, from `load`'s table of trials.
 
-    Points that differ in OF_A_RUNG alone are one ladder; of several ladders the one with the most
-    rungs counts, then the one with the most pairs. Of several points on one rung the one of the
-    lowest mean loss of sync counts.
+    Points that differ in OF_A_RUNG alone are one ladder, for each number of stages and of
+    microbatches; of several ladders the one with the most rungs counts, then the one with the most
+    pairs. Of several points on one rung the one of the lowest mean loss of sync counts.
     """
     own = trials[trials["optimizer"] == optimizer]
     if own.empty:
@@ -89,7 +89,7 @@ def ladders(trials: pd.DataFrame, optimizer: str) -> list[Ladder]:
         max(
             (
                 _ladder(optimizer, str(arm), str(words), group)
-                for words, group in of_arm.groupby("family")
+                for (words, *_), group in of_arm.groupby(["family", *VARIANT])
             ),
             key=lambda ladder: (len(ladder.rungs), sum(len(rung.gaps) for rung in ladder.rungs)),
         )

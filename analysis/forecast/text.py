@@ -19,7 +19,8 @@ TRUST = (
 def text(answers: Sequence[Answer]) -> str:
     """A table of the arms, and below it what is behind it."""
     first = answers[0]
-    lines = [f"{first.ladder.optimizer} at {name_of(first.target)}, {first.seeds} seeds", ""]
+    at = name_of(first.target) if first.ladder.rungs else f"T={first.target[0]:,}"
+    lines = [f"{first.ladder.optimizer} at {at}, {first.seeds} seeds", ""]
     lines += [_row(HEADS), _row(["---"] * len(HEADS)), *(_row(_cells(each)) for each in answers)]
     lines += ["", *(line for each in answers for line in _behind(each)), TRUST]
     return "\n".join(lines)

@@ -13,7 +13,8 @@ from analysis.forecast.answer import answer
 from analysis.forecast.ladder import Ladder, ladders
 from analysis.forecast.support import why_not
 from tests.support.simulated_ladders import BATCHES, LENGTHS, SIZE, Truth, ladder, write
-from tests.support.synthetic_store import put
+from tests.support.synthetic_store import config, put, result
+from tests.support.synthetic_store import write as write_trial
 
 
 @pytest.fixture
@@ -44,6 +45,16 @@ def test_rungs_of_other_settings_are_another_ladder(tmp_path: Path, simulated: L
     assert len(found.rungs) == len(simulated.rungs)
     assert "momentum=0.9" in found.shared
     np.testing.assert_allclose(found.rungs[0].gaps, [1, 1])
+
+
+def test_numbers_of_stages_are_not_mixed(tmp_path: Path, simulated: Ladder) -> None:
+    """The same arm with four stages has a ladder of its own, of one rung."""
+    write(tmp_path, simulated)
+    settings = config("delay", optimizer="muon") | {"seq_len": 64, "batch_size": 2}
+    settings["pipeline"] |= {"num_stages": 4, "num_microbatches": 4}
+    write_trial(tmp_path, settings, result(settings, 9.0))
+    [found] = ladders(load(tmp_path), "muon")
+    assert [len(rung.gaps) for rung in found.rungs] == [3] * len(simulated.rungs)
 
 
 def test_a_rung_with_a_diverged_run_does_not_count(tmp_path: Path, simulated: Ladder) -> None:
