@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy.optimize import least_squares
@@ -56,15 +58,15 @@ def test_without_noise_the_law_is_found(floor: float) -> None:
         assert [form.form for form in forecaster.forms if form.counts] == ["floor"]
 
 
-def covered(floor: float, num: int, **how: object) -> tuple[int, float]:
+def covered(floor: float, num: int, sd: float = 0.005, **how: Any) -> tuple[int, float]:
     """Of so many ladders, how many foretell a run of three seeds; and the median width."""
     truth, hits, widths = Truth(floor=floor), 0, []
     for i in range(num):
         random = np.random.default_rng(i)
-        shown: Ladder = ladder(truth, random, **how)  # type: ignore[arg-type]
+        shown: Ladder = ladder(truth, random, sd=sd, **how)
         [point] = Forecaster(shown, seed=i, draws=200).at(TARGET, 3)
         low, high = point.gap_interval
-        measured = truth.gap(UPDATES, BATCH) + 0.005 * random.standard_normal(3).mean()
+        measured = truth.gap(UPDATES, BATCH) + sd * random.standard_normal(3).mean()
         hits += low <= measured <= high
         widths.append(high - low)
     return hits, float(np.median(widths))
@@ -83,6 +85,6 @@ def test_an_interval_holds_a_longer_run_as_often_as_it_says(floor: float) -> Non
 @pytest.mark.parametrize(
     "how", [{}, {"batches": (128,)}, {"lengths": LENGTHS[1:]}, {"seeds": 8}, {"sd": 0.002}], ids=str
 )
-def test_coverage_of_other_ladders(floor: float, how: dict[str, object]) -> None:
+def test_coverage_of_other_ladders(floor: float, how: dict[str, Any]) -> None:
     hits, _ = covered(floor, 150, **how)
     assert hits >= binom.ppf(CHANCE, 150, CONFIDENCE)
