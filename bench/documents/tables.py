@@ -181,8 +181,9 @@ def best_points() -> str:
     )
 
 
-def regimes() -> str:
-    """The gap of the delay in few large updates, in many small ones, and in the paper's run."""
+def regimes(*optimizers: str) -> str:
+    """The gap of the delay in few large updates, in many small ones, and in the paper's run: of
+    these optimizers, or of all."""
     few, many = _regime(of_sweep("main")), _regime(of_sweep("shared_rate", "long"))
     reported = reported_taxes()
     theirs = reported[reported["who"].str.startswith("paper") & (reported["arm"] == "delay")]
@@ -191,7 +192,7 @@ def regimes() -> str:
     columns = (few, many, ("the paper, 360M", paper))
     rows = [
         [name(optimizer), *(cells.get(optimizer, "") for _, cells in columns)]
-        for optimizer in many[1]
+        for optimizer in optimizers or many[1]
     ]
     return table(["gap of the delay", *(head for head, _ in columns)], rows)
 
