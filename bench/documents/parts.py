@@ -32,6 +32,8 @@ PARTS: Mapping[str, Part] = {
     "batch-size": tables.batch_size,
     "best-points": tables.best_points,
     "batch-size-verdicts": partial(sentences.verdicts, "batch_size"),
+    "dtype": tables.dtypes,
+    "dtype-trials": partial(sentences.counts, "dtype_trials"),
     "long-trials": partial(sentences.counts, "long_trials"),
     "long-rates": tables.rate_of_long,
     "long": partial(tables.optimizers, "shared_rate", "long"),
