@@ -13,7 +13,7 @@ from tests.support.moe import MOE, TOKENS
 from tests.support.pretrained import assert_equal, in_float64, theirs
 from tests.support.whole import whole
 from trainer.base.errors import BadInput
-from trainer.models.experts import Routes, multiplied
+from trainer.models.experts import Routes, _Permuted, _ToExperts, multiplied
 from trainer.models.qwen3_moe import Qwen3Moe
 
 transformers = pytest.importorskip("transformers")
@@ -142,6 +142,21 @@ def test_the_dispatch_is_a_loop_over_experts(dtype: torch.dtype) -> None:
     order = pairs.sort(stable=True).values
     expected = torch.cat([rows[order == e] @ stack[e].T for e in range(6)])
     assert torch.equal(multiplied(rows, stack, routes.ends), expected)
+
+
+def test_tokens_on_their_way_to_experts_and_back_are_copies() -> None:
+    """To the bit what indexing gives, forward and backward."""
+    generator = torch.Generator().manual_seed(0)
+    routes = Routes.of(torch.rand(20, 6, generator=generator).topk(2).indices, 6)
+    tokens = torch.randn(20, 16, generator=generator, requires_grad=True)
+    gradient = torch.randn(40, 16, generator=generator)
+    rows = _ToExperts.apply(tokens, routes.order, routes.inverse)
+    back = _Permuted.apply(rows, routes.inverse, routes.order)
+    assert torch.equal(rows, tokens[routes.order // 2])
+    assert torch.equal(back, tokens.repeat_interleave(2, 0))
+    back.backward(gradient)
+    assert tokens.grad is not None
+    assert torch.equal(tokens.grad, gradient.unflatten(0, (20, 2)).sum(1))
 
 
 def test_the_router_reads_in_fp32() -> None:
