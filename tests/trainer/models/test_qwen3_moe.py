@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from tests.support.moe import MOE, TOKENS
 from tests.support.pretrained import assert_equal, in_float64, theirs
 from tests.support.whole import whole
-from trainer.base.errors import BadInput
 from trainer.models.experts import Routes, _Permuted, _ToExperts, multiplied
 from trainer.models.qwen3_moe import Qwen3Moe
 
@@ -77,21 +76,6 @@ def test_flops_are_those_of_active_matrices_and_attention(tied: bool) -> None:
     norms = 4 * (2 * d + 2 * 16) + d
     products = 4 * layer + 61 * d  # the head; the lookup of an embedding is no product
     assert recipe.flops_per_token(seq_len) == 6 * (products + norms) + 12 * 4 * 64 * seq_len
-
-
-@pytest.mark.parametrize(
-    ("key", "sizes"),
-    [
-        ("model.head_size", {"head_size": 15}),
-        ("model.hidden_size", {"hidden_size": 44}),
-        ("model.intermediate_size", {"intermediate_size": 20}),
-        ("model.num_kv_heads", {"num_kv_heads": 3}),
-        ("model.experts_per_token", {"experts_per_token": 9}),
-    ],
-)
-def test_sizes_that_do_not_go_together_are_bad_input(key: str, sizes: dict[str, int]) -> None:
-    with pytest.raises(BadInput, match=key):
-        replace(MOE, **sizes)
 
 
 def test_every_expert_starts_from_a_stream_of_its_own() -> None:
