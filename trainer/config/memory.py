@@ -54,7 +54,8 @@ def _shared(dtype: torch.dtype, lag: int, correction: NoCorrection, *, is_true: 
 def _sizes(node: str, num_stages: int, seq_len: int) -> list[Mapping[Kind, int]]:
     """The parameters of each stage by their kind; `node` is the config of the model, as JSON."""
     model: Recipe = build(json.loads(node))
-    split, found = model.split(num_stages, seq_len), []
+    split = model.split(num_stages, seq_len)
+    found: list[Mapping[Kind, int]] = []
     for index in range(num_stages):
         with torch.device("meta"):
             stage = model.stage(index, split)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from tests.support.every_optimizer import maker
 from trainer.config.compose import Composer
 from trainer.config.plan import plan_trial
-from trainer.optimizers.routing import buffers
+from trainer.optimizers.routing import Kind, buffers
 
 compose = Composer()
 ARMS = {
@@ -89,12 +90,13 @@ def test_in_fp32_the_newest_leaf_is_the_master() -> None:
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_buffers_are_those_that_the_optimizer_keeps(name: str) -> None:
     factory = maker(name)
-    weights = [(kind, torch.nn.Parameter(torch.randn(16, 16))) for kind in ("matrix", "embedding")]
-    optimizer = factory(weights)  # type: ignore[arg-type]
+    kinds: tuple[Kind, ...] = ("matrix", "embedding")
+    weights = [(kind, nn.Parameter(torch.randn(16, 16))) for kind in kinds]
+    optimizer = factory(weights)
     for _, weight in weights:
         weight.grad = torch.randn(16, 16)
     optimizer.step()
     declared = buffers(factory.func)
     for kind, weight in weights:
         of_its_size = [s for s in optimizer.state[weight].values() if s.shape == weight.shape]
-        assert len(of_its_size) == declared(kind)  # type: ignore[arg-type]
+        assert len(of_its_size) == declared(kind)
