@@ -180,7 +180,8 @@ def test_the_paper_s_scales_tell_sizes_memory_and_how_the_model_is_cut(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without a GPU and without the data."""
-    short = ("sweep=main", "grid.optimizer=[muon]", "seeds=[0]", f"results={tmp_path}")
+    words = ("sweep=main", "advice=null", "grid.optimizer=[muon]", "seeds=[0]")
+    short = (*words, f"results={tmp_path}")
     true = ("runner=pipelined", "pipeline.num_stages=8", "pipeline.num_microbatches=8")
     found = plan([*short, "scale=2b", *true], capsys)
     of_all = "moe_2b 1,915,784,192 parameters, 506,498,048 active per token"
@@ -206,5 +207,5 @@ def test_without_gpus_the_paper_s_scales_are_refused_in_one_line(
     assert main([*words, f"scale={scale}"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "device=cuda" in line
-    assert "data.path=data/fineweb" in line
+    assert "data/fineweb: holds no manifest.json; prepare it with `make data-fineweb`" in line
     assert not (tmp_path / "none").exists()
