@@ -10,7 +10,7 @@ from trainer.config.names import names
 from trainer.config.plan import Plan
 
 EVEN = 0.8
-"""Of the speed-up that p equal stages would have: below it a plan says how the model is cut."""
+"""Of the speed-up of p equal ranks: below it a plan says how the model is cut."""
 
 
 def sizes(trials: Sequence[Trial]) -> Iterator[str]:
@@ -20,13 +20,7 @@ def sizes(trials: Sequence[Trial]) -> Iterator[str]:
     yield f"models    {some(models)}"
     most = max(trial.plan.memory_bytes for trial in trials)
     yield f"memory    up to {in_bytes(most)} per rank of weights, gradients and states"
-    cuts = (_cut(trial.plan) for trial in trials if speed_up(trial.plan) < EVEN * _p(trial.plan))
-    yield from dict.fromkeys(cuts)
-
-
-def speed_up(plan: Plan) -> float:
-    """How much faster than one stage the plan's are at most: all of the work over the slowest's."""
-    return sum(plan.work_by_stage) / max(plan.work_by_stage)
+    yield from dict.fromkeys(_cut(trial.plan) for trial in trials if _is_uneven(trial.plan))
 
 
 def in_bytes(number: float) -> str:
@@ -45,16 +39,26 @@ def _words(plan: Plan) -> str:
     return f"{of_all}, {plan.num_active_parameters:,} active per token"
 
 
-def _p(plan: Plan) -> int:
-    return len(plan.layers_by_stage)
+def _speed_up(plan: Plan) -> float:
+    """How much faster than one rank those of the plan are at most: all work over the slowest's."""
+    return sum(plan.work_by_rank) / max(plan.work_by_rank)
+
+
+def _is_uneven(plan: Plan) -> bool:
+    return _speed_up(plan) < EVEN * len(plan.work_by_rank)
 
 
 def _cut(plan: Plan) -> str:
     layers = ", ".join(map(str, plan.layers_by_stage))
     found = (
-        f"split     {_p(plan)} stages of {layers} layers are at most {speed_up(plan):.3g} times as "
-        "fast as one"
+        f"split     stages of {layers} layers: {len(plan.work_by_rank)} ranks are at most "
+        f"{_speed_up(plan):.3g} times as fast as one"
     )
-    *_, head = plan.work_by_stage
-    is_head_alone = plan.layers_by_stage[-1] == 0 and head == max(plan.work_by_stage)
-    return found + ("; so are more of them: the head alone is the slowest" if is_head_alone else "")
+    return found + ("; so are more: the head alone is the slowest" * _is_head_alone(plan))
+
+
+def _is_head_alone(plan: Plan) -> bool:
+    """Whether the slowest rank has nothing but the head."""
+    has_one_stage = len(plan.work_by_rank) == len(plan.layers_by_stage)
+    is_slowest = plan.work_by_rank[-1] == max(plan.work_by_rank)
+    return has_one_stage and is_slowest and plan.layers_by_stage[-1] == 0

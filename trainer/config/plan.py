@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -39,8 +39,8 @@ class Plan:
     `evaluation_flops` those of its `num_evaluations`: 0 where the data is not prepared.
 
     `checkpoint_bytes` (of one checkpoint) and `kept_bytes` (of a finished trial) are estimates;
-    `memory_bytes` is what `largest_rank` counts. `work_by_stage` has the work of each stage in a
-    forward: their ratios count.
+    `memory_bytes` is what `largest_rank` counts. `work_by_rank` has the work of a forward on each
+    rank of the pipeline, true or emulated: their ratios count.
     `is_delayed`: a gradient is late. `corrects_nothing`: the trial has a correction but no delay,
     so its numbers are those of the same trial without the correction.
     """
@@ -53,7 +53,7 @@ class Plan:
     tokens: int
     flops: float
     layers_by_stage: list[int]
-    work_by_stage: list[float]
+    work_by_rank: list[float]
     num_processes: int
     is_delayed: bool
     corrects_nothing: bool
@@ -124,7 +124,7 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
         tokens,
         tokens * flops_per_token,
         [len(layers) for layers in split],
-        model.work(split, config["seq_len"]),
+        _work_by_rank(schedule, model.work(split, config["seq_len"])),
         _num_processes(config, schedule),
         schedule.is_delayed,
         not schedule.is_delayed and type(correction) is not NoCorrection,
@@ -144,6 +144,11 @@ def _num_updates(config: Mapping[str, Any], num_parameters: int) -> int:
         allowed = f"must make at most {MAX_COUNT} updates, not {num_updates}"
         raise BadInput("tokens_per_parameter", share, allowed)
     return num_updates
+
+
+def _work_by_rank(schedule: Schedule, by_stage: Sequence[float]) -> list[float]:
+    ranks = range(schedule.num_ranks)
+    return [sum(by_stage[stage] for stage in schedule.stages(rank)) for rank in ranks]
 
 
 def _num_processes(config: Mapping[str, Any], schedule: Schedule) -> int:
