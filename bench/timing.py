@@ -16,6 +16,13 @@ def seconds_of(run: Step) -> float:
     return time.perf_counter() - started
 
 
+def cpu_seconds_of(run: Step) -> float:
+    """Seconds that this process computed during one call: others on the machine add little."""
+    started = time.process_time()
+    run()
+    return time.process_time() - started
+
+
 def in_turn(
     contenders: Mapping[str, Step], rounds: int, clock: Callable[[Step], float] = seconds_of
 ) -> dict[str, list[float]]:
@@ -31,9 +38,11 @@ def in_turn(
     return seconds
 
 
-def medians(contenders: Mapping[str, Step], rounds: int) -> dict[str, float]:
+def medians(
+    contenders: Mapping[str, Step], rounds: int, clock: Callable[[Step], float] = seconds_of
+) -> dict[str, float]:
     """Median seconds of each contender over `rounds` alternating rounds, two warm-ups first."""
-    found = in_turn(contenders, rounds + 2)
+    found = in_turn(contenders, rounds + 2, clock)
     return {name: median(seconds[2:]) for name, seconds in found.items()}
 
 

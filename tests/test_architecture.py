@@ -29,7 +29,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "models": {"base", "optimizers"},
         "ranks": {"base"},
         "folder": {"base"},
-        "config": {"base", "corrections", "data", "models", "schedules"},
+        "config": {"base", "corrections", "data", "models", "optimizers", "schedules"},
         "tracing": {"schedules"},
         "stages": {"base", "corrections", "optimizers", "schedules"},
         "executors": {"base", "ranks", "schedules", "stages", "tracing"},

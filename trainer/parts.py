@@ -138,7 +138,7 @@ def build_stages(
         stage = Stage(
             module.to(device),
             model.kinds(module),
-            _optimizer_of(config["optimizer"]),
+            optimizer_of(config["optimizer"]),
             _correction_of(config["correction"], schedule.num_updates),
             lr_factor,
             lag=schedule.lags[index],
@@ -163,7 +163,8 @@ def _names(module: nn.Module) -> frozenset[str]:
     return frozenset(name for name, _ in module.named_parameters())
 
 
-def _optimizer_of(node: Mapping[str, Any]) -> Callable[[Parameters], torch.optim.Optimizer]:
+def optimizer_of(node: Mapping[str, Any]) -> Callable[[Parameters], torch.optim.Optimizer]:
+    """Makes the chosen optimizer of weights of all kinds."""
     make, by_entry = partial(build, node), is_entrywise(locate(node["_target_"]))
     return lambda parameters: for_stacks(make, parameters, is_entrywise=by_entry)
 

@@ -260,6 +260,7 @@ class Training:
             "seed": self._config["seed"],
             "num_updates": self._num_done,
             "num_parameters": self._plan.num_parameters,
+            "num_active_parameters": self._plan.num_active_parameters,
             "tokens": num_tokens,
             "epochs": self._parts.batches.epochs(self._num_done),
             "wall_seconds": self._wall_seconds(),

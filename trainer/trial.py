@@ -134,6 +134,7 @@ def _failure(config: Config, plan: Plan, error: str) -> Row:
         "seed": config["seed"],
         "num_updates": plan.num_updates,
         "num_parameters": plan.num_parameters,
+        "num_active_parameters": plan.num_active_parameters,
         "error": error,
     }
 

@@ -77,6 +77,16 @@ FIGURES = (
         sweeps=("horizon",),
     ),
     Figure(
+        name="fig05b_moe_horizon",
+        title="Final loss of a mixture of experts over horizons",
+        data=loss_by_number.over_horizons,
+        charts=lines.of_loss_and_gap,
+        caption=lines.CAPTION,
+        columns=2,
+        source="figure 5 (2B MoE)",
+        sweeps=("moe_horizon",),
+    ),
+    Figure(
         name="fig06_stages",
         title="Synchronous, 2BW and original PipeDream for growing P",
         data=validation_loss.by_stages,
@@ -136,6 +146,16 @@ FIGURES = (
         columns=2,
         source="figure 16 (2B MoE; here dense models)",
         sweeps=("model_size",),
+    ),
+    Figure(
+        name="fig16b_moe_learning_rate",
+        title="Final loss of a mixture of experts against the learning rate by tokens",
+        data=loss_by_number.by_budget,
+        charts=partial(lines.of_loss_and_gap, styles=size_styles),
+        caption=lines.CAPTION,
+        columns=2,
+        source="figure 16 (2B MoE)",
+        sweeps=("moe_learning_rate",),
     ),
     *(
         Figure(

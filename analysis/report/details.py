@@ -33,6 +33,7 @@ SUMMARY = {
     "final_val_loss": "final validation loss",
     "diverged_at": "diverged at update",
     "num_parameters": "parameters",
+    "num_active_parameters": "parameters active per token",
     "tokens": "tokens",
     "wall_seconds": "seconds, all attempts",
     "device_name": "device",

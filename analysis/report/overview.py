@@ -31,6 +31,7 @@ def overview(title: str, trials: pd.DataFrame) -> Overview:
     values = {
         "model": trials["model"],
         "parameters": trials["num_parameters"],
+        "of which active per token": _fewer(trials, "num_active_parameters", "num_parameters"),
         "data": trials["data"],
         "optimizers": trials["optimizer"].map(names.optimizer),
         "learning rates": _column(trials, "optimizer.lr"),
@@ -48,6 +49,11 @@ def overview(title: str, trials: pd.DataFrame) -> Overview:
 
 def _column(trials: pd.DataFrame, name: str) -> pd.Series:
     return trials[name] if name in trials else pd.Series(dtype=object)
+
+
+def _fewer(trials: pd.DataFrame, name: str, of: str) -> pd.Series:
+    """The values of a column that are smaller than those of the other one."""
+    return trials.loc[(trials[name] < trials[of]).fillna(value=False), name]
 
 
 def _words(column: pd.Series) -> str:

@@ -163,6 +163,14 @@ TABLES = (
         sweeps=("horizon",),
     ),
     Table(
+        "table3_families",
+        "Final losses of a dense model, a mixture of experts and a hybrid",
+        losses,
+        lambda scale: GAP_WORDS,
+        source="table 3 (10B MoE)",
+        sweeps=("families",),
+    ),
+    Table(
         "best_over_grid",
         "The best setting of each arm against the best one of sync",
         _best,
@@ -171,7 +179,7 @@ TABLES = (
             "that one; gap_same_seeds: chosen and compared on the same seeds, which flatters."
         ),
         source="figure 13",
-        sweeps=("batch_size", "learning_rate", "model_size"),
+        sweeps=("batch_size", "learning_rate", "model_size", "moe_learning_rate"),
     ),
     Table(
         "tableF_overhead",

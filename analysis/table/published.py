@@ -14,8 +14,9 @@ from analysis.table.schema import TRIAL
 from trainer.base.errors import BadInput
 from trainer.config.younger import YOUNGER
 
-NO_PLACES = ("folder",)
-"""Columns of the table that a published CSV does not have: places on one machine."""
+MAY_LACK = ("folder", "num_active_parameters")
+"""Columns of the table that a published CSV may lack: a place on one machine, and what older
+reports did not tell."""
 WORDS = {"True": True, "False": False}
 
 
@@ -31,7 +32,7 @@ def read_published(path: Path) -> list[Row]:
     stands for its path. Raises BadInput for a file that lacks a column of the table of trials.
     """
     table = pd.read_csv(path, dtype=str, keep_default_na=False)
-    if lacking := [name for name in TRIAL if name not in table and name not in NO_PLACES]:
+    if lacking := [name for name in TRIAL if name not in table and name not in MAY_LACK]:
         allowed = f"must be a trials.csv of a report: it lacks {', '.join(lacking)}"
         raise BadInput("results", path, allowed)
     return [

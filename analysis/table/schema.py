@@ -34,6 +34,7 @@ TRIAL: Columns = {
     "num_updates": ("Int64", "updates done; of a trial that is not finished, those asked for"),
     "num_updates_asked": ("Int64", "of the config; missing if tokens_per_parameter says it"),
     "num_parameters": ("Int64", "tied weights counted once"),
+    "num_active_parameters": ("Int64", "without experts that a token does not visit, if known"),
     "tokens": ("Int64", "tokens trained on"),
     "epochs": ("float64", "passes over the training split"),
     "wall_seconds": ("float64", "of all attempts, evaluation included"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sweeps.plan.bundles import occupied, unit
+from sweeps.plan.sizes import in_bytes, sizes
 from sweeps.plan.sweep_plan import SweepPlan, all_planned
 from sweeps.request.command_line import Request
 from sweeps.request.expand import Trial, unique
@@ -105,6 +106,7 @@ class Priced:
         )
         yield f"compute   {sum(t.plan.flops for t in todo):.3g} FLOPs to do"
         yield from self._time(todo)
+        yield from sizes(self.trials)
         yield _storage(self.trials, todo)
         yield from _warnings(self.trials)
 
@@ -189,18 +191,10 @@ def _storage(trials: Sequence[Trial], todo: Sequence[Trial]) -> str:
     running = max((2 * trial.plan.checkpoint_bytes for trial in todo), default=0)
     kept = sum(trial.plan.kept_bytes for trial in trials)
     while_it_runs = (
-        f", and up to {_bytes(running)} for each that runs (two checkpoints, estimated from its "
+        f", and up to {in_bytes(running)} for each that runs (two checkpoints, estimated from its "
         "parameters)"
     )
-    return f"storage   about {_bytes(kept)} kept of all trials{while_it_runs if todo else ''}"
-
-
-def _bytes(number: float) -> str:
-    for name in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.3g} {name}"
-        number /= 1000
-    return f"{number:.3g} TB"
+    return f"storage   about {in_bytes(kept)} kept of all trials{while_it_runs if todo else ''}"
 
 
 def _warnings(trials: Sequence[Trial]) -> Iterator[str]:

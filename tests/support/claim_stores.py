@@ -21,6 +21,7 @@ WIDE = (0.0, 0.4, -0.4)
 SIX = (0.0, 0.002, -0.002, 0.001, -0.001, 0.0)
 ROBUST = {"muon": 0.1, "normuon": 0.1, "soap": 0.1, "adan": 0.1}
 """Gaps of the optimizers that the paper calls robust."""
+MOE = {"model": {"_target_": "trainer.models.qwen3_moe.Qwen3Moe", "num_experts": 64}}
 LONG = {"num_updates": 10_000}
 STARTED = {"synchronous_start": 20}
 COOLED = {"synchronous_cooldown": 0.1}
@@ -32,7 +33,8 @@ CORRECTIONS = {
 
 
 class Group(NamedTuple):
-    """The trials of an arm beside sync: `gap` None diverges; `pipeline`, `keys` change configs."""
+    """The trials of an arm beside sync: `gap` None diverges; `pipeline`, `keys` change configs;
+    `sync` is added to the losses of both."""
 
     gap: float | None
     optimizer: str = "adamw"
@@ -42,12 +44,14 @@ class Group(NamedTuple):
     keys: Mapping[str, Any] = {}
     spread: Sequence[float] = SPREAD
     spike: float = 0.0
+    sync: float = 0.0
 
 
 def store(folder: Path, groups: Iterable[Group], num_updates: int = 400) -> None:
     """Of each group the trials of its arm and of sync, one per seed."""
     for group in groups:
-        for seed, (sync, noise) in enumerate(zip(SYNC, group.spread, strict=False)):
+        for seed, (usual, noise) in enumerate(zip(SYNC, group.spread, strict=False)):
+            sync = usual + group.sync
             base = config("sync", optimizer=group.optimizer, seed=seed)
             late = config("delay", optimizer=group.optimizer, seed=seed)
             for settings in (base, late):
@@ -102,6 +106,15 @@ def swept(
 ) -> list[Group]:
     return [
         Group(gap, keys={key: value, **others}, **changes) for value, gap in gap_by_value.items()
+    ]
+
+
+def rates(above_best_sync: Mapping[float, float], **changes: Any) -> list[Group]:
+    """By learning rate, what the delayed loss lies above that of sync at 0.2, its best rate."""
+    return [
+        Group(above - sync, keys={"lr": rate}, sync=sync, **changes)
+        for rate, above in above_best_sync.items()
+        for sync in [abs(rate - 0.2)]
     ]
 
 

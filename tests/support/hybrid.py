@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+from tests.support.moe import SIZES
 from trainer.models.qwen3_next import Qwen3Next
 
 HYBRID = Qwen3Next(
-    vocab_size=61,
-    hidden_size=48,
-    num_layers=4,
+    **SIZES,
     full_attention_every=4,
-    num_heads=4,
-    num_kv_heads=2,
-    head_size=16,
     partial_rotary_factor=0.25,
     num_key_heads=2,
     num_value_heads=4,
@@ -19,18 +15,7 @@ HYBRID = Qwen3Next(
     value_head_size=12,
     conv_size=4,
     chunk_size=12,
-    num_experts=8,
-    experts_per_token=2,
-    intermediate_size=24,
     shared_intermediate_size=40,
-    router="matrix",
-    balance="none",
-    balance_coefficient=0.05,
-    rope_theta=100000.0,
-    rms_norm_eps=1e-6,
-    initializer_range=0.1,
-    tied_embeddings=True,
-    activation_checkpointing=False,
 )
 WORDS = (
     "model=tiny_hybrid",

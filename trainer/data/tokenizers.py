@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +19,8 @@ from trainer.data.gguf import byte_level_bpe, published_json, read_metadata, spl
 
 Document = npt.NDArray[np.integer[Any]]
 END_OF_DOCUMENT = "<|endoftext|>"
-BPE_VOCABULARY = 4096
+LEARNED_FROM = 1_000_000
+"""Documents that a BPE is trained on, the first ones: all of a small corpus."""
 SMOLLM2_SHA256 = "9ca9acddb6525a194ec8ac7a87f24fbba7232a9a15ffa1af0c1224fcd888e47c"
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -67,17 +70,19 @@ def _bytes(texts: Iterable[str], folder: Path, cache: Path) -> Encoder:
     return Bytes()
 
 
-def _bpe(texts: Iterable[str], folder: Path, cache: Path) -> Encoder:
-    """Byte-level BPE trained on `texts`; their order and the number of threads do not change it."""
+def _bpe(texts: Iterable[str], folder: Path, cache: Path, *, vocabulary: int) -> Encoder:
+    """Byte-level BPE trained on the first LEARNED_FROM texts; their order and the number of
+    threads do not change it.
+    """
     tokenizer = Tokenizer(models.BPE())
     split_as_bytes(tokenizer)
     trainer = trainers.BpeTrainer(
-        vocab_size=BPE_VOCABULARY,
+        vocab_size=vocabulary,
         special_tokens=[END_OF_DOCUMENT],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(islice(texts, LEARNED_FROM), trainer)
     return _kept(tokenizer.to_str(pretty=True), folder)
 
 
@@ -99,7 +104,8 @@ def _kept(content: str, folder: Path) -> Subwords:
 
 ENCODERS: dict[str, Callable[[Iterable[str], Path, Path], Encoder]] = {
     "bytes": _bytes,
-    "bpe": _bpe,
+    "bpe": partial(_bpe, vocabulary=4096),
+    "bpe128k": partial(_bpe, vocabulary=128_000),
     "smollm2": _smollm2,
 }
 """Name → maker from (training texts, folder of the shards, cache of archives)."""

@@ -123,6 +123,7 @@ class _Result(TypedDict, total=False):
     seed: Count
     num_updates: Count
     num_parameters: Count
+    num_active_parameters: Count
     tokens: Count
     epochs: Amount
     wall_seconds: Amount

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
+from trainer.optimizers.routing import Kind
+
 SHORT = 256
 """Tokens up to which, in bf16 on a CPU, matrix products are faster than torch's kernel, which does
 not use the processor's bf16 products (bench/README.md)."""
@@ -20,9 +22,37 @@ def no_norm(size: int) -> nn.Module:
     return nn.Identity()
 
 
+class NoGate(nn.Module):
+    """Leaves what the heads return as it is; the interface of a gate."""
+
+    def __init__(self, hidden_size: int, size: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """[batch, seq, hidden] and the heads' averages [batch, seq, size] to such averages."""
+        return mixed
+
+
+class SigmoidGate(NoGate):
+    """Multiplies what the heads return by the sigmoid of a linear map of the token."""
+
+    def __init__(self, hidden_size: int, size: int) -> None:
+        super().__init__(hidden_size, size)
+        self.weight = nn.Parameter(torch.empty(size, hidden_size))
+
+    def kind(self, name: str) -> Kind:
+        """That of the map."""
+        return "matrix"
+
+    @override
+    def forward(self, x: Tensor, mixed: Tensor) -> Tensor:
+        return mixed * F.linear(x, self.weight).sigmoid()
+
+
 class Attention(nn.Module):
     """Softmax attention of `num_heads` heads; groups of them share one of `num_kv_heads` keys and
-    values. `norm(head_size)` makes the norms of queries and keys, each over one head.
+    values. `norm(head_size)` makes the norms of queries and keys, each over one head, and
+    `gate(hidden_size, num_heads · head_size)` what comes after the heads.
     """
 
     def __init__(
@@ -32,6 +62,7 @@ class Attention(nn.Module):
         num_kv_heads: int,
         head_size: int,
         norm: Callable[[int], nn.Module] = no_norm,
+        gate: Callable[[int, int], nn.Module] = NoGate,
     ) -> None:
         super().__init__()
         d, q, kv = hidden_size, num_heads * head_size, num_kv_heads * head_size
@@ -41,10 +72,11 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(d, kv, bias=False)
         self.o_proj = nn.Linear(q, d, bias=False)
         self.q_norm, self.k_norm = norm(head_size), norm(head_size)
+        self.gate_proj = gate(d, q)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[batch, seq, hidden] to the same; `cos` and `sin` as in `rotate`."""
-        return self.o_proj(self.mixed(x, cos, sin))
+        return self.o_proj(self.gate_proj(x, self.mixed(x, cos, sin)))
 
     def mixed(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """The heads' averages of values, side by side: [batch, seq, num_heads · head_size]."""
@@ -55,25 +87,6 @@ class Attention(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self._head_size))
-
-
-class GatedAttention(Attention):
-    """Attention whose averages are multiplied by the sigmoid of a linear map of the token."""
-
-    def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_size: int,
-        norm: Callable[[int], nn.Module] = no_norm,
-    ) -> None:
-        super().__init__(hidden_size, num_heads, num_kv_heads, head_size, norm)
-        self.gate_proj = nn.Linear(hidden_size, num_heads * head_size, bias=False)
-
-    @override
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return self.o_proj(self.mixed(x, cos, sin) * self.gate_proj(x).sigmoid())
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -111,8 +111,13 @@ class Decoder(ABC):
         if num_stages > self.num_layers:
             allowed = f"must not exceed model.num_layers={self.num_layers}"
             raise BadInput("pipeline.num_stages", num_stages, allowed)
-        work = tuple(s.matrices + s.products + s.attention * seq_len for s in self._sizes())
-        return balanced(work, num_stages, head=self.vocab_size * self.hidden_size)
+        return balanced(self._work(seq_len), num_stages, head=self._head_work)
+
+    def work(self, split: Split, seq_len: int) -> list[float]:
+        """What `split` balances: of each stage, that of its layers, and of the last the head's."""
+        by_layer = self._work(seq_len)
+        found = [float(sum(by_layer[layer] for layer in layers)) for layers in split]
+        return [*found[:-1], found[-1] + self._head_work]
 
     def stage(self, index: int, split: Split) -> nn.Module:
         """The stage numbered `index`; its weights are undefined before `initialise`."""
@@ -149,6 +154,13 @@ class Decoder(ABC):
     def norm(self) -> nn.Module:
         """A norm of hidden states."""
         return RMSNorm(self.hidden_size, self.rms_norm_eps)
+
+    @property
+    def _head_work(self) -> int:
+        return self.vocab_size * self.hidden_size
+
+    def _work(self, seq_len: int) -> tuple[int, ...]:
+        return tuple(s.matrices + s.products + s.attention * seq_len for s in self._sizes())
 
     def _sizes(self) -> list[LayerSize]:
         return [self.layer_size(index) for index in range(self.num_layers)]

@@ -169,12 +169,13 @@ class _ToExperts(torch.autograd.Function):
     def forward(ctx: Any, tokens: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
         ctx.save_for_backward(inverse)
         ctx.num_tokens = len(tokens)
-        return tokens[order // (len(order) // len(tokens))]
+        return tokens.index_select(0, order // (len(order) // len(tokens)))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (inverse,) = ctx.saved_tensors
-        return gradient[inverse].unflatten(0, (ctx.num_tokens, -1)).sum(1), None, None
+        rows = gradient.index_select(0, inverse)
+        return rows.unflatten(0, (ctx.num_tokens, -1)).sum(1), None, None
 
 
 class _Permuted(torch.autograd.Function):
@@ -183,9 +184,9 @@ class _Permuted(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, permutation: Tensor, inverse: Tensor) -> Tensor:
         ctx.save_for_backward(inverse)
-        return x[permutation]
+        return x.index_select(0, permutation)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (inverse,) = ctx.saved_tensors
-        return gradient[inverse], None, None
+        return gradient.index_select(0, inverse), None, None

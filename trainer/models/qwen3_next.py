@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from trainer.base.errors import BadInput
 from trainer.base.ranges import Few, Rows
-from trainer.models.attention import GatedAttention
+from trainer.models.attention import Attention, SigmoidGate
 from trainer.models.decoder import LayerSize
 from trainer.models.delta import GatedDeltaNet
 from trainer.models.experts import MixtureWithSharedExpert
@@ -104,7 +104,7 @@ class Qwen3Next(MixtureDecoder):
     def _attention(self) -> nn.Module:
         norm = partial(CentredRMSNorm, eps=self.rms_norm_eps)
         heads = self.num_heads, self.num_kv_heads, self.head_size
-        return GatedAttention(self.hidden_size, *heads, norm)
+        return Attention(self.hidden_size, *heads, norm, SigmoidGate)
 
     def _delta_net(self) -> nn.Module:
         return GatedDeltaNet(

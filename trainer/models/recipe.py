@@ -68,6 +68,10 @@ class Recipe(Protocol):
         """The layers of each stage. Raises BadInput if there cannot be that many stages."""
         ...
 
+    def work(self, split: Split, seq_len: int) -> list[float]:
+        """Multiplications per token of each stage in a forward; their ratios count."""
+        ...
+
     def stage(self, index: int, split: Split) -> nn.Module:
         """The stage numbered `index`; its weights are undefined before `initialise`."""
         ...

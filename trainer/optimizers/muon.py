@@ -7,10 +7,11 @@ from typing import Literal
 from torch.optim import Optimizer
 
 from trainer.base.ranges import Count, NonNegative, Positive
-from trainer.optimizers.routing import Decay, Group, Parameters, grouped
+from trainer.optimizers.routing import Decay, Group, Parameters, grouped, holds
 from trainer.optimizers.together import auxiliary
 
 
+@holds(1)
 def muon(
     parameters: Parameters,
     *,

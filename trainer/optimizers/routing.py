@@ -26,6 +26,8 @@ Decay = Annotated[float, Interval(ge=0, lt=1)]
 """Decay of an average: the share of the old value that is kept. Larger is a longer memory."""
 
 HEAD = "lm_head"
+OF_ADAM = 2
+"""fp32 tensors of a weight's size that Adam keeps."""
 Factory = TypeVar("Factory", bound=Callable[..., Optimizer])
 
 
@@ -41,6 +43,25 @@ def entrywise(factory: Factory) -> Factory:
 def is_entrywise(factory: Callable[..., Optimizer]) -> bool:
     """Whether the factory is declared so."""
     return getattr(factory, "is_entrywise", False)
+
+
+def holds(num_buffers: int) -> Callable[[Factory], Factory]:
+    """Declares how many fp32 tensors of its size the optimizer keeps for a hidden matrix.
+
+    Without it two are counted, as Adam has, and as all optimizers are counted for other weights.
+    """
+
+    def declare(factory: Factory) -> Factory:
+        factory.__dict__["num_buffers"] = num_buffers
+        return factory
+
+    return declare
+
+
+def buffers(factory: Callable[..., Optimizer]) -> Callable[[Kind], int]:
+    """Kind of a weight → how many fp32 tensors of its size the factory's optimizer keeps."""
+    own = getattr(factory, "num_buffers", OF_ADAM)
+    return lambda kind: own if kind in ("matrix", EXPERTS) else OF_ADAM
 
 
 @runtime_checkable

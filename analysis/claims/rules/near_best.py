@@ -1,7 +1,8 @@
-"""One coefficient against the best of those that were tried."""
+"""One value of a setting against the best of those that were tried."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +41,25 @@ def near_best(coefficients: list[float]) -> NearBest:
     ]
     helps = tuple(float(row == 0) - float(row == one) for row in range(len(rows)))
     return NearBest(tuple(contrasts), Contrast("what λ=1 removes", helps, one))
+
+
+def near_best_of_arm(names: Sequence[str], chosen: int) -> NearBest:
+    """That the gap at the row `chosen` is at most SAME of itself above each other one; rows: the
+    arm at each value of a setting, ascending, above sync at the chosen one."""
+    rows = range(len(names))
+
+    def weights(other: int) -> tuple[float, ...]:
+        return tuple(float(row == other) - (1 - SAME) * (row == chosen) for row in rows)
+
+    contrasts = [
+        Contrast(
+            f"{SAME:.0%} of the gap minus ({names[chosen]} minus {name})", weights(other), other
+        )
+        for other, name in enumerate(names)
+        if other != chosen
+    ]
+    own = tuple(float(row == chosen) for row in rows)
+    return NearBest(tuple(contrasts), Contrast(f"the gap at {names[chosen]}", own, chosen))
 
 
 def _contrast(name: str, num_rows: int, one: int, other: int) -> Contrast:

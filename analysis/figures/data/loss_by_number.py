@@ -1,4 +1,4 @@
-"""Final losses and gaps against a number: over horizons (figure 5), by size (figure 16)."""
+"""Final losses and gaps against a number: horizons (figure 5), sizes or budgets (figure 16)."""
 
 from __future__ import annotations
 
@@ -11,30 +11,44 @@ from analysis.figures.data.swept import results_along
 from analysis.table import names
 
 COLUMNS = [
-    *(*PANEL, "key", "value", *SERIES, "num_parameters", "loss", "gap"),
+    *(*PANEL, "key", "value", *SERIES, "size", "loss", "gap"),
     *(*OF_SEED, *MEAN),
 ]
 """One row per trial with its `loss`, and one with its `gap` where sync completed; MEAN is of
-that."""
+that. `size` has what orders several series of one arm: parameters of the model, or tokens."""
+RATE = "optimizer.lr"
 KEYS = [*PANEL, "series", "value"]
 
 
 def over_horizons(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     """Against the tokens that a run trains on: one panel per optimizer, one line per arm."""
-    # A trial that diverged has trained on fewer tokens than its point asks for.
-    planned = trials.assign(tokens=trials.groupby("point")["tokens"].transform("max"))
-    found = results_along(planned, ["tokens"])
+    found = results_along(_planned(trials), ["tokens"])
     return _rows(found.assign(key="tokens", value=found["tokens"]), trials, gaps)
 
 
 def by_size(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     """Against the learning rate: one panel per optimizer, one line per size and arm."""
-    found = results_along(trials, ["optimizer.lr", "num_parameters"], part_of="model")
+    found = results_along(trials, [RATE, "num_parameters"], part_of="model")
+    return _rows(_by_rate(found, "num_parameters", ""), trials, gaps)
+
+
+def by_budget(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """The same of one model, one line per number of tokens and arm."""
+    found = results_along(_planned(trials), [RATE, "tokens"])
+    return _rows(_by_rate(found, "tokens", " tokens"), trials, gaps)
+
+
+def _planned(trials: pd.DataFrame) -> pd.DataFrame:
+    """The trials with the tokens that their point asks for; one that diverged has fewer."""
+    return trials.assign(tokens=trials.groupby("point")["tokens"].transform("max"))
+
+
+def _by_rate(found: pd.DataFrame, size: str, unit: str) -> pd.DataFrame:
+    """One series per value of the column `size` and arm, against the learning rate."""
     if found.empty:
-        return pd.DataFrame(columns=COLUMNS)
-    series = found["num_parameters"].map(names.parameters) + " " + found["series"].astype(str)
-    found = found.assign(key="optimizer.lr", value=found["optimizer.lr"], series=series)
-    return _rows(found, trials, gaps)
+        return found
+    series = found[size].map(names.parameters) + f"{unit} " + found["series"].astype(str)
+    return found.assign(key=RATE, value=found[RATE], series=series, size=found[size])
 
 
 def _rows(found: pd.DataFrame, trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:

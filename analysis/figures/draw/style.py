@@ -171,11 +171,11 @@ def ordered_styles(names: list[str]) -> dict[str, Style]:
 
 
 def size_styles(rows: pd.DataFrame) -> dict[str, Style]:
-    """Styles of series that are a model size and an arm: the size has a colour, from the smallest
-    on, the arm its dashes and shape. `rows` have `num_parameters` and `arm`."""
+    """Styles of series that are a size and an arm: the size has a colour, from the smallest on, the
+    arm its dashes and shape. `rows` have `size` and `arm`."""
     looks = arm_styles(rows.assign(series=rows["arm"]))
-    named = rows.groupby(["num_parameters", "arm"])["series"].unique()
-    sizes = sorted(set(rows["num_parameters"]))
+    named = rows.groupby(["size", "arm"])["series"].unique()
+    sizes = sorted(set(rows["size"]))
     colors = {size: style.color for size, style in ordered_styles(sizes).items()}
     return {
         str(series): looks[arm]._replace(color=colors[size])

@@ -13,6 +13,7 @@ from tests.support.claim_stores import (
     BY_NAME,
     COOLED,
     LONG,
+    MOE,
     NO,
     OPEN,
     ROBUST,
@@ -26,6 +27,7 @@ from tests.support.claim_stores import (
     depths,
     feedback,
     of,
+    rates,
     starts,
     store,
     swept,
@@ -89,6 +91,26 @@ CASES: dict[str, dict[Outcome, list[Group]]] = {
         YES: feedback(0.1, 0.0, keys={"num_updates": 800}),
         NO: feedback(0.1, 0.05, keys={"num_updates": 800}),
         OPEN: feedback(0.0, 0.0, keys={"num_updates": 800}),
+    },
+    "moe_horizon": {
+        YES: feedback(0.1, 0.0, keys={"num_updates": 800}),
+        NO: feedback(0.1, 0.05, keys={"num_updates": 800}),
+        OPEN: feedback(0.0, 0.0, keys={"num_updates": 800}),
+    },
+    "moe_rate": {
+        YES: rates({0.1: 0.45, 0.2: 0.4, 0.4: 0.6}),
+        NO: rates({0.1: 0.1, 0.2: 0.4, 0.4: 0.6}),
+        OPEN: rates({0.1: 0.39, 0.2: 0.4, 0.4: 0.6}),
+    },
+    "families_muon": {
+        YES: [*of({"adamw": 0.3, "muon": 0.1}), *of({"adamw": 0.3, "muon": 0.1}, keys=MOE)],
+        NO: [*of({"adamw": 0.3, "muon": 0.1}), *of({"adamw": 0.1, "muon": 0.3}, keys=MOE)],
+        OPEN: [*of({"adamw": 0.3, "muon": 0.1}), *of({"adamw": 0.3, "muon": 0.3}, keys=MOE)],
+    },
+    "families_ef": {
+        YES: [*feedback(0.4, 0.1), *feedback(0.3, 0.2, keys=MOE)],
+        NO: [*feedback(0.4, 0.1), *feedback(0.3, 0.4, keys=MOE)],
+        OPEN: [*feedback(0.4, 0.1), *feedback(0.0, 0.0, keys=MOE)],
     },
     "coefficient": {
         YES: coefficients("ef", {0.5: 0.2, 1.0: 0.1, 1.25: 0.098, 1.5: 0.11}),

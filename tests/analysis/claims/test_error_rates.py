@@ -15,7 +15,7 @@ from analysis.claims.rules.at_best import AtBest
 from analysis.claims.rules.best_below import BestBelow
 from analysis.claims.rules.diverges import Diverges
 from analysis.claims.rules.either import Either
-from analysis.claims.rules.near_best import near_best
+from analysis.claims.rules.near_best import near_best, near_best_of_arm
 from analysis.claims.rules.no_help import NoHelp
 from analysis.claims.rules.removed import removes
 from tests.support.simulated_claims import (
@@ -49,6 +49,10 @@ PARTS: dict[str, list[Part]] = {
         )
     ],
     "horizon": [(removes(0.8), [0.1, 0.005])] * 2,
+    "moe_horizon": [(removes(0.8), [0.1, 0.005])] * 2,
+    "moe_rate": [(near_best_of_arm("abcd", 1), [0.5, 0.4, 0.42, 0.6])] * 6,
+    "families_muon": [(LARGER, [0.1, 0.3])] * 3,
+    "families_ef": [(removes(0.0), [0.4, 0.1])] * 6,
     "coefficient": [(near_best([0.5, 0.75, 1.0, 1.25, 1.5]), [0.4, 0.2, 0.15, 0.1, 0.1, 0.12])] * 2,
     "taylor": [(NoHelp((1e2, 1e3, 1e4)), [0.4, 0.4, 0.4, 0.6])] * 2,
     "gradient_feedback": [(Diverges(), [1.0, 1.0])],

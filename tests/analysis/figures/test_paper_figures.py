@@ -184,6 +184,20 @@ def test_sizes_are_lines_against_the_learning_rate(tmp_path: Path) -> None:
     assert (by_value["loss"].mean() - by_value["mean"].first()).abs().max() < 1e-12
 
 
+def test_budgets_are_lines_against_the_learning_rate_even_where_a_trial_diverged(
+    tmp_path: Path,
+) -> None:
+    write_sweep(tmp_path, "moe_learning_rate", optimizers=["muon"], diverged="delay")
+    table = data("fig16b", tmp_path)
+    sizes = {count * 16 * 128 for count in (200, 400)}
+    assert set(table["size"]) == sizes
+    assert set(table["series"]) == {
+        f"{size} tokens {arm}" for size in ("410k", "819k") for arm in ("sync", "delay")
+    }
+    assert set(table["value"]) == {0.002, 0.004}
+    assert set(table.loc[table["arm"] == "delay", "diverged"]) == {2}
+
+
 def test_staleness_counts_updates_from_the_switch(tmp_path: Path) -> None:
     table = of_sweep("fig17", tmp_path)
     assert (table["from_switch"] == table["update"] - 10).all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from sweeps.__main__ import main
 from sweeps.plan.pricing import ASSUMED_START, Cost, Priced
@@ -173,3 +174,38 @@ def test_emulated_trials_may_share_a_gpu(tmp_path: Path) -> None:
     leave_finished(trials[0].folder, trials[0].config, tokens_per_second=1000.0)
     whole, half = (cost(*words, f"gpus_per_trial={n}") for n in (1, 0.5))
     assert half.total == pytest.approx(whole.total / 2)
+
+
+def test_the_paper_s_scales_tell_sizes_memory_and_how_the_model_is_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a GPU and without the data."""
+    words = ("sweep=main", "advice=null", "grid.optimizer=[muon]", "seeds=[0]")
+    short = (*words, f"results={tmp_path}")
+    true = ("runner=pipelined", "pipeline.num_stages=8", "pipeline.num_microbatches=8")
+    found = plan([*short, "scale=2b", *true], capsys)
+    of_all = "moe_2b 1,915,784,192 parameters, 506,498,048 active per token"
+    assert found["models"] == f"models    {of_all}"
+    assert "up to 8.63 GB per rank" in found["memory"]
+    assert found["split"] == (
+        "split     stages of 2, 2, 2, 2, 2, 3, 3, 0 layers: 8 ranks are at most 3.89 times as fast "
+        "as one; so are more: the head alone is the slowest"
+    )
+    assert "5e+10 in the longest trial" in found["tokens"]
+    assert "data/fineweb is not prepared here" in found["data"]
+    alone = plan([*short, "scale=2b"], capsys)
+    assert "split" not in alone
+    assert "up to 39.4 GB per rank" in alone["memory"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+@pytest.mark.parametrize("scale", ["2b", "10b"])
+def test_without_gpus_the_paper_s_scales_are_refused_in_one_line(
+    scale: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["sweep=main", "grid.optimizer=[muon]", "seeds=[0]", f"results={tmp_path / 'none'}"]
+    assert main([*words, f"scale={scale}"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "device=cuda" in line
+    assert "data/fineweb: holds no manifest.json; prepare it with `make data-fineweb`" in line
+    assert not [*(tmp_path / "none").rglob("*.json")]

@@ -43,7 +43,7 @@ ADDRESSES = {
     },
     **{
         ("data", name): "trainer.data.shards.Prepared"
-        for name in ("fineweb_edu", "gcide", "wiki", "wiki_bpe")
+        for name in ("fineweb", "fineweb_edu", "gcide", "wiki", "wiki_bpe")
     },
     **{
         ("model", name): "trainer.models.qwen3_moe.Qwen3Moe"

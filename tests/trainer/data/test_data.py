@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer
 from tests.support.documents import TEXTS, prepared
 from trainer.base.errors import BadInput
 from trainer.data import __main__ as cli
+from trainer.data import tokenizers
 from trainer.data.batches import Batches, Windows
 from trainer.data.bins import Bins
 from trainer.data.permutation import Permutation
@@ -118,6 +120,20 @@ def test_some_windows_are_spread_over_all() -> None:
     assert starts(40) == starts(49) == [0, 20, 50, 70]
     assert starts(1) == [0]
     assert starts(100) == starts(1000) == list(range(0, 100, 10))
+
+
+def test_a_bpe_is_trained_on_the_first_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a corpus that is streamed for days has a tokenizer after minutes."""
+    monkeypatch.setattr(tokenizers, "LEARNED_FROM", 20)
+    for name in ("endless", "first"):
+        (tmp_path / name).mkdir()
+    endless = ENCODERS["bpe128k"](
+        (f"{i} times {i}" for i in count()), tmp_path / "endless", tmp_path
+    )
+    first = ENCODERS["bpe128k"]([f"{i} times {i}" for i in range(20)], tmp_path / "first", tmp_path)
+    assert endless.sha256 == first.sha256
 
 
 def test_bpe_is_deterministic_and_sees_training_documents_only(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from tests.support.hybrid import HYBRID
 from tests.support.moe import MOE, TOKENS
 from tests.support.whole import whole
 from trainer.base.build import build
+from trainer.base.errors import BadInput
 from trainer.config.compose import compose_node
 from trainer.models.loss import cross_entropy
 from trainer.models.mixture import MixtureDecoder
@@ -44,6 +46,40 @@ def test_presets_have_their_number_of_parameters(preset: str, parameters: int, a
     idle = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
     share = recipe.experts_per_token / recipe.num_experts
     assert recipe.num_active_parameters == active == parameters - idle * (1 - share)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "key", "sizes"),
+    [
+        (MOE, "head_size", {"head_size": 15}),
+        (MOE, "hidden_size", {"hidden_size": 44}),
+        (MOE, "intermediate_size", {"intermediate_size": 20}),
+        (MOE, "num_kv_heads", {"num_kv_heads": 3}),
+        (MOE, "experts_per_token", {"experts_per_token": 9}),
+        (HYBRID, "partial_rotary_factor", {"partial_rotary_factor": 0.3}),
+        (HYBRID, "partial_rotary_factor", {"head_size": 20}),
+        (HYBRID, "num_key_heads", {"num_key_heads": 3}),
+        (HYBRID, "hidden_size", {"hidden_size": 44}),
+    ],
+)
+def test_sizes_that_do_not_go_together_are_bad_input(
+    recipe: MixtureDecoder, key: str, sizes: dict[str, Any]
+) -> None:
+    with pytest.raises(BadInput, match=f"model.{key}"):
+        replace(recipe, **sizes)
+
+
+@every_family
+def test_the_work_of_stages_is_that_of_the_model(recipe: MixtureDecoder) -> None:
+    """However it is cut. FLOPs count all of attention, work its causal half and no vectors."""
+    seq_len = 1000
+    whole_one = sum(recipe.work(recipe.split(1, seq_len), seq_len))
+    for num_stages in (2, 4):
+        split = recipe.split(num_stages, seq_len)
+        assert sum(recipe.work(split, seq_len)) == pytest.approx(whole_one)
+    attention = sum(recipe.layer_size(layer).attention for layer in range(recipe.num_layers))
+    flops = recipe.flops_per_token(seq_len)
+    assert 6 * (whole_one + attention * seq_len) == pytest.approx(flops, rel=0.02)
 
 
 @every_family

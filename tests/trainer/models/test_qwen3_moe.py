@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from tests.support.moe import MOE, TOKENS
 from tests.support.pretrained import assert_equal, in_float64, theirs
 from tests.support.whole import whole
-from trainer.base.errors import BadInput
-from trainer.models.experts import Routes, multiplied
+from trainer.models.experts import Routes, _Permuted, _ToExperts, multiplied
 from trainer.models.qwen3_moe import Qwen3Moe
 
 transformers = pytest.importorskip("transformers")
@@ -79,21 +78,6 @@ def test_flops_are_those_of_active_matrices_and_attention(tied: bool) -> None:
     assert recipe.flops_per_token(seq_len) == 6 * (products + norms) + 12 * 4 * 64 * seq_len
 
 
-@pytest.mark.parametrize(
-    ("key", "sizes"),
-    [
-        ("model.head_size", {"head_size": 15}),
-        ("model.hidden_size", {"hidden_size": 44}),
-        ("model.intermediate_size", {"intermediate_size": 20}),
-        ("model.num_kv_heads", {"num_kv_heads": 3}),
-        ("model.experts_per_token", {"experts_per_token": 9}),
-    ],
-)
-def test_sizes_that_do_not_go_together_are_bad_input(key: str, sizes: dict[str, int]) -> None:
-    with pytest.raises(BadInput, match=key):
-        replace(MOE, **sizes)
-
-
 def test_every_expert_starts_from_a_stream_of_its_own() -> None:
     """So an expert's initial weights do not depend on how many there are."""
     many = dict(whole(MOE).named_parameters())
@@ -142,6 +126,21 @@ def test_the_dispatch_is_a_loop_over_experts(dtype: torch.dtype) -> None:
     order = pairs.sort(stable=True).values
     expected = torch.cat([rows[order == e] @ stack[e].T for e in range(6)])
     assert torch.equal(multiplied(rows, stack, routes.ends), expected)
+
+
+def test_tokens_on_their_way_to_experts_and_back_are_copies() -> None:
+    """To the bit what indexing gives, forward and backward."""
+    generator = torch.Generator().manual_seed(0)
+    routes = Routes.of(torch.rand(20, 6, generator=generator).topk(2).indices, 6)
+    tokens = torch.randn(20, 16, generator=generator, requires_grad=True)
+    gradient = torch.randn(40, 16, generator=generator)
+    rows = _ToExperts.apply(tokens, routes.order, routes.inverse)
+    back = _Permuted.apply(rows, routes.inverse, routes.order)
+    assert torch.equal(rows, tokens[routes.order // 2])
+    assert torch.equal(back, tokens.repeat_interleave(2, 0))
+    back.backward(gradient)
+    assert tokens.grad is not None
+    assert torch.equal(tokens.grad, gradient.unflatten(0, (20, 2)).sum(1))
 
 
 def test_the_router_reads_in_fp32() -> None:

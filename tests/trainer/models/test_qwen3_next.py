@@ -14,7 +14,6 @@ from tests.support.moe import TOKENS
 from tests.support.pretrained import assert_equal, in_float64, theirs
 from tests.support.whole import whole
 from trainer.base.build import build
-from trainer.base.errors import BadInput
 from trainer.config.compose import compose_node
 from trainer.models.loss import cross_entropy
 from trainer.models.qwen3_next import Qwen3Next
@@ -154,17 +153,3 @@ def test_layers_are_split_by_their_work(seq_len: int, sizes: list[int]) -> None:
     """Otherwise than if all layers were equal."""
     recipe = build(compose_node(["model=hybrid_10b"])["model"])
     assert [len(layers) for layers in recipe.split(4, seq_len)] == sizes
-
-
-@pytest.mark.parametrize(
-    ("key", "sizes"),
-    [
-        ("model.partial_rotary_factor", {"partial_rotary_factor": 0.3}),
-        ("model.partial_rotary_factor", {"head_size": 20}),
-        ("model.num_key_heads", {"num_key_heads": 3}),
-        ("model.hidden_size", {"hidden_size": 44}),
-    ],
-)
-def test_sizes_that_do_not_go_together_are_bad_input(key: str, sizes: dict[str, float]) -> None:
-    with pytest.raises(BadInput, match=key):
-        replace(HYBRID, **sizes)

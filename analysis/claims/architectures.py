@@ -1,0 +1,113 @@
+"""Claims about mixtures of experts and hybrids, which the paper trains at 2B and 10B."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from analysis.claims.claim import Claim
+from analysis.claims.comparison import Comparison, Row
+from analysis.claims.measure import PAPER, Column, measured, more, row, with_key, words
+from analysis.claims.rules.near_best import near_best_of_arm
+from analysis.claims.rules.removed import removes
+from analysis.claims.rules.rule import SAME
+from analysis.claims.swept import at_longest_horizon
+from analysis.statistics.best import Grid, grids
+
+RATE = "optimizer.lr"
+
+
+def _muon_is_robust(trials: pd.DataFrame) -> list[Comparison]:
+    """One per model that both optimizers train."""
+    found = with_key(trials, measured(trials), "model")
+    delay = found[found["arm"] == "delay"]
+    return [
+        more(str(model), *(Column(name, of[name]) for name in ("muon", "adamw")))
+        for model, rows in delay.groupby("model")
+        for of in [{str(name): group for name, group in rows.groupby("optimizer")}]
+        if {"muon", "adamw"} <= {*of}
+    ]
+
+
+def _feedback_helps(trials: pd.DataFrame) -> list[Comparison]:
+    """One per model and optimizer."""
+    found = with_key(trials, measured(trials), "model")
+    compared = []
+    for (model, optimizer), rows in found.groupby(["model", "optimizer"]):
+        plain, left = (rows[rows["arm"] == arm] for arm in ("delay", "delay_ef"))
+        if len(left):
+            two = [row("delay", plain), row("delay_ef", left)]
+            name = words(model, optimizer)
+            compared.append(Comparison(name, two, removes(0.0), optimizer in PAPER))
+    return compared
+
+
+def _same_rate(trials: pd.DataFrame) -> list[Comparison]:
+    """One per optimizer and budget of tokens."""
+    if RATE not in trials:
+        return []
+    rates = trials.drop_duplicates("point").set_index("point")[RATE]
+    return [
+        _at_rate_of_sync(words(optimizer, task), grid, rates, counts=optimizer in PAPER)
+        for (optimizer, task, arm, *_), grid in grids(trials)
+        if arm == "delay" and len(grid.points) > 1
+    ]
+
+
+def _at_rate_of_sync(name: str, grid: Grid, rates: pd.Series, *, counts: bool) -> Comparison:
+    """Rows: what the delayed losses at each rate lie above sync's at its best one."""
+    own = rates[grid.points].to_numpy(dtype=float)
+    best = int(grid.sync.mean(axis=1).argmin())
+    order = own.argsort(kind="stable")
+    rows = [
+        Row(f"rate {own[at]:g}", pd.Series(grid.arm[at] - grid.sync[best], index=grid.seeds))
+        for at in order
+    ]
+    rule = near_best_of_arm([f"{rate:g}" for rate in own[order]], int(np.argmax(order == best)))
+    return Comparison(name, rows, rule, counts)
+
+
+CLAIMS = (
+    Claim(
+        "moe_horizon",
+        "With Error Feedback a mixture of experts reaches the loss of sync at the longest horizon",
+        "figure 5 (2B MoE)",
+        ("moe_horizon",),
+        "As for table 3: for each optimizer at its longest horizon, where the gap of the plain "
+        f"delay lies above 0: what Error Feedback leaves of it is less than {SAME:.0%}, by the "
+        "95 % interval (Fieller) of the share; contradicted where that interval lies above; else "
+        "not enough data.",
+        at_longest_horizon,
+    ),
+    Claim(
+        "moe_rate",
+        "A delay does not ask a mixture of experts for another learning rate",
+        "figure 16 (2B MoE)",
+        ("moe_learning_rate",),
+        "For each optimizer and number of tokens: at the learning rate of the lowest mean sync "
+        "loss, where the gap lies above 0, the delayed loss exceeds that at each other rate by "
+        f"less than {SAME:.0%} of this gap, by 95 % intervals of paired differences, and the rate "
+        "of the lowest mean delayed loss is not at the edge of the grid; contradicted where such a "
+        "difference surely exceeds that.",
+        _same_rate,
+    ),
+    Claim(
+        "families_muon",
+        "A delay costs AdamW more than Muon, whatever the architecture",
+        "tables 1 to 3 (dense and 10B MoE)",
+        ("families",),
+        "For each model: AdamW's gap is larger than Muon's, by the 95 % interval of their paired "
+        "difference; contradicted where it lies below 0.",
+        _muon_is_robust,
+    ),
+    Claim(
+        "families_ef",
+        "Error Feedback removes a part of the gap, whatever the architecture",
+        "table 3 (10B MoE: 1.906, 1.911, with Error Feedback 1.906)",
+        ("families",),
+        "For each model and optimizer of which the gap of the plain delay lies above 0: the 95 % "
+        "interval (Fieller) of the share that Error Feedback removes lies above 0; contradicted "
+        "where it lies below.",
+        _feedback_helps,
+    ),
+)

@@ -1,0 +1,102 @@
+"""The memory of the paper's mixture and hybrid is counted: against closed forms, layer by layer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.every_optimizer import maker
+from trainer.config.compose import Composer
+from trainer.config.plan import plan_trial
+from trainer.optimizers.routing import Kind, buffers
+
+compose = Composer()
+ARMS = {
+    "sync": (["pipeline=sync"], 14),
+    "delay": (["pipeline=pipedream_2bw"], 20),
+    "delay_ef": (["pipeline=pipedream_2bw", "correction=error_feedback"], 24),
+}
+"""Words, and bytes per parameter of a matrix under Muon: master 4, sum of gradients 4, momentum 4,
+bf16 leaf 2; under a delay one more of gradients and leaves, under Error Feedback the last update.
+"""
+D, VOCABULARY = 1024, 128_000
+
+
+def moe_layer() -> tuple[int, int]:
+    """Entries of matrices and of vectors of a layer of moe_2b."""
+    attention = 2 * D * 16 * 64 + 2 * D * 4 * 64
+    return attention + 64 * D + 64 * 3 * D * 512, 2 * D + 2 * 64
+
+
+def hybrid_layer(index: int) -> tuple[int, int]:
+    """The same of hybrid_10b."""
+    mixture = 512 * D + 512 * 3 * D * 256 + 3 * D * 256
+    vectors = 2 * D + D  # norms, gate of the shared expert
+    if index % 4 == 3:
+        return mixture + 3 * D * 8 * 128 + 2 * D * 2 * 128, vectors + 2 * 128
+    key, value = 8 * 128, 16 * 128
+    delta = D * (2 * key + 3 * value + 2 * 16)
+    return mixture + delta, vectors + 4 * (2 * key + value) + 2 * 16 + 128
+
+
+SIZES = {
+    "moe_2b": [moe_layer() for _ in range(16)],
+    "hybrid_10b": [hybrid_layer(index) for index in range(24)],
+}
+
+
+def stages_of(model: str, layers_by_stage: list[int]) -> list[tuple[int, int]]:
+    """Entries of matrices and of the rest, by stage: embedding first, norm and head last."""
+    sizes, found = iter(SIZES[model]), []
+    for stage, num_layers in enumerate(layers_by_stage):
+        own = [next(sizes) for _ in range(num_layers)]
+        rest = VOCABULARY * D * (stage == 0)
+        rest += (VOCABULARY * D + D) * (stage == len(layers_by_stage) - 1)
+        found.append((sum(m for m, _ in own), sum(v for _, v in own) + rest))
+    return found
+
+
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("p", [4, 8])
+@pytest.mark.parametrize("scale", ["2b", "10b"])
+def test_of_the_paper_s_models(scale: str, p: int, arm: str) -> None:
+    words, per_matrix = ARMS[arm]
+    model = {"2b": "moe_2b", "10b": "hybrid_10b"}[scale]
+    true = ("runner=pipelined", f"pipeline.num_stages={p}", f"pipeline.num_microbatches={p}")
+    setting = (f"model={model}", "data=fineweb", "seq_len=8192", "dtype=bfloat16", "batch_size=8")
+    for optimizer, more in (("muon", 0), ("adamw", 4)):
+        config = compose([*setting, *true, *words, f"optimizer={optimizer}"])
+        plan = plan_trial(config)
+        stages = stages_of(model, plan.layers_by_stage)
+        assert sum(map(sum, stages)) == plan.num_parameters
+        expected = [(per_matrix + more) * m + (per_matrix + 4) * rest for m, rest in stages]
+        assert plan.memory_bytes == max(expected)
+        alone = plan_trial({**config, "runner": "emulated"})
+        pending = 4 * plan.num_parameters * (arm != "sync")
+        assert alone.memory_bytes == sum(expected) - pending
+
+
+def test_in_fp32_the_newest_leaf_is_the_master() -> None:
+    n = plan_trial(compose(["num_updates=1"])).num_parameters
+    for words, sets in (
+        (["pipeline=sync"], 4),
+        (["pipeline=pipedream_2bw"], 5),
+        (["pipeline=pipedream_2bw", "correction=error_feedback"], 6),
+    ):
+        assert plan_trial(compose(["num_updates=1", *words])).memory_bytes == 4 * n * sets
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_buffers_are_those_that_the_optimizer_keeps(name: str) -> None:
+    factory = maker(name)
+    kinds: tuple[Kind, ...] = ("matrix", "embedding")
+    weights = [(kind, nn.Parameter(torch.randn(16, 16))) for kind in kinds]
+    optimizer = factory(weights)
+    for _, weight in weights:
+        weight.grad = torch.randn(16, 16)
+    optimizer.step()
+    declared = buffers(factory.func)
+    for kind, weight in weights:
+        of_its_size = [s for s in optimizer.state[weight].values() if s.shape == weight.shape]
+        assert len(of_its_size) == declared(kind)
