@@ -15,6 +15,7 @@ from trainer.base.build import build, locate
 from trainer.base.errors import BadInput
 from trainer.corrections.none import NoCorrection
 from trainer.data.batches import Batches, Windows
+from trainer.data.tokens import Dataset, KnowsVocabulary
 from trainer.executors.emulated import Emulated
 from trainer.executors.gradients import Clip
 from trainer.executors.passes import Loss
@@ -103,10 +104,11 @@ def open_data(config: Config) -> tuple[Batches, Windows]:
     Raises BadInput if the data is missing, altered or too short, or its vocabulary is not the
     model's.
     """
-    dataset, vocab_size = build(config["data"]).open(), build(config["model"]).vocab_size
-    if dataset.vocab_size != vocab_size:
-        allowed = f"must be that of data.path={config['data']['path']}, {dataset.vocab_size}"
-        raise BadInput("model.vocab_size", vocab_size, allowed)
+    source = build(config["data"])
+    if isinstance(source, KnowsVocabulary) and (known := source.known_vocab_size) is not None:
+        _require_vocabulary(config, known)
+    dataset: Dataset = source.open()
+    _require_vocabulary(config, dataset.vocab_size)
     batches = Batches(
         dataset.train,
         seed=config["seed"],
@@ -114,6 +116,13 @@ def open_data(config: Config) -> tuple[Batches, Windows]:
         seq_len=config["seq_len"],
     )
     return batches, Windows(dataset.validation, config["seq_len"])
+
+
+def _require_vocabulary(config: Config, of_data: int) -> None:
+    """Raises BadInput unless the model has the vocabulary of the data."""
+    if (vocab_size := build(config["model"]).vocab_size) != of_data:
+        allowed = f"must be that of data.path={config['data']['path']}, {of_data}"
+        raise BadInput("model.vocab_size", vocab_size, allowed)
 
 
 def build_stages(

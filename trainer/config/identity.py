@@ -56,6 +56,8 @@ def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
         for part in path:
             node = node[part]
         node.pop(last, None)
+    for key in _counted_by_hash(kept["data"]):
+        kept["data"].pop(key, None)
     if kept["resume_from"]:
         kept["resume_from"] = _checkpoint_name(kept["resume_from"])
     made_by = {"config": kept, "data_hash": data_hash, "trainer_version": TRAINER_VERSION}
@@ -63,6 +65,14 @@ def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
         made_by["sources"] = foreign
     canonical = json.dumps(made_by, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def _counted_by_hash(data: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys of data of this package that its hash stands for."""
+    if data["_target_"].partition(".")[0] != PACKAGE:
+        return ()
+    found: tuple[str, ...] = getattr(locate(data["_target_"]), "COUNTED_BY_HASH", ())
+    return found
 
 
 def _checkpoint_name(path: str) -> str:

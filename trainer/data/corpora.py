@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.base.errors import BadInput
 from trainer.data.archives import fetch
+from trainer.data.hub import HubDocuments
 
 SHORTEST_LEAD = 120
 
@@ -17,7 +17,7 @@ SHORTEST_LEAD = 120
 class Corpus:
     """`documents(cache)` yields texts; a share of them, chosen by their hash, is held out."""
 
-    documents: Callable[[Path], Iterator[str]]
+    documents: Callable[[Path], Iterable[str]]
     tokenizer: str
     validation_share: float
     license: str
@@ -49,23 +49,15 @@ def _definitions(entry: dict[str, list[dict[str, list[dict[str, str]]]]]) -> Ite
             yield definition["text"].strip()
 
 
-def _fineweb_edu(cache: Path) -> Iterator[str]:
-    """Yields documents streamed from the Hugging Face hub."""
-    try:
-        from datasets import load_dataset
-
-        rows = load_dataset(
-            "HuggingFaceFW/fineweb-edu", "sample-10BT", split="train", streaming=True
-        )
-    except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        allowed = (
-            "needs the package datasets and the Hugging Face hub "
-            f"({reason}); or use pre-tokenised shards: data=bins data.path=DIR"
-        )
-        raise BadInput("corpus", "fineweb_edu", allowed) from None
-    for row in rows:
-        yield row["text"]
+def _fineweb_edu(cache: Path) -> Iterable[str]:
+    """Streamed from the Hugging Face hub."""
+    return HubDocuments(
+        "HuggingFaceFW/fineweb-edu",
+        config="sample-10BT",
+        split="train",
+        revision="87f09149ef4734204d70ed1d046ddc9ca3f2b8f9",
+        field="text",
+    )
 
 
 CORPORA = {
