@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.base.build import build, locate
+from trainer.base.code import use_code
 from trainer.base.errors import BadInput
 from trainer.corrections.none import NoCorrection
 from trainer.data.batches import Batches, Windows
@@ -47,6 +48,7 @@ class Parts:
 
 def build_parts(config: Config, num_updates: int) -> Parts:
     """The parts that a resolved config names. Raises BadInput if two of them do not fit."""
+    use_code(config.get("code"))
     batches, validation = open_data(config)
     return Parts(
         build(config["model"]),

@@ -133,7 +133,8 @@ def _check_repeats(points: Iterable[Point]) -> None:
 def placed(config: Config, results: Path) -> Config:
     """The config with absolute paths: a trial may run in another folder."""
     data = {key: _absolute(key, value) for key, value in config["data"].items()}
-    return {**config, "results": str(results.absolute()), "data": data}
+    code = None if config["code"] is None else str(Path(config["code"]).absolute())
+    return {**config, "results": str(results.absolute()), "data": data, "code": code}
 
 
 def _absolute(key: str, value: Any) -> Any:

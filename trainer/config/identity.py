@@ -7,7 +7,8 @@ the address under which its class was first published (`trainer.base.build.MOVED
 lives now: `trainer.config.schema.validate` writes that one. A class from outside this package
 counts by its address and by the source files of the module that the address names and of the one
 that defines it, wherever they lie; modules which these import in turn, and code without a source
-file (built in, compiled), do not count.
+file (built in, compiled), do not count. A class from the folder `code` counts by all Python files
+of that folder.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import inspect
 import json
 import platform
 import re
+import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.base.build import locate
+from trainer.base.code import code_digest, is_in, use_code
 from trainer.config.names import is_choice
 from trainer.config.version import code_version
 from trainer.config.younger import without_younger
@@ -43,6 +46,7 @@ CHANGES_NO_NUMBER = (
     "timeout",
     "trace",
     "data.path",
+    "code",
 )
 """Keys left out of the id. The data counts by its hash, not by where it lies."""
 
@@ -86,20 +90,26 @@ def sources(config: Mapping[str, Any]) -> dict[str, str]:
     A process reads a source file once, when it first asks for its digest: about when it imports it.
     """
     addresses = {key: node["_target_"] for key, node in config.items() if is_choice(node)}
+    code = config.get("code")
     return {
         group: digest
         for group, address in addresses.items()
-        if address.partition(".")[0] != PACKAGE and (digest := _source_digest(address))
+        if address.partition(".")[0] != PACKAGE and (digest := _source_digest(address, code))
     }
 
 
 @cache
-def _source_digest(address: str) -> str | None:
+def _source_digest(address: str, code: str | None) -> str | None:
     """SHA-256 (16 digits) of the module in `address` and of the one that defines the target.
+
+    Of a module in the folder `code`, that of all the folder's Python files.
 
     The two may be the same. Modules of this package do not count. None if no source file is left.
     """
+    use_code(code)
     target, modules = locate(address), {address.rpartition(".")[0]}
+    if is_in(code, sys.modules[address.rpartition(".")[0]].__file__):
+        return code_digest(str(code))
     if inspect.isclass(target) or inspect.isfunction(target):
         modules.add(target.__module__)
     found = {_content(module) for module in modules if module.partition(".")[0] != PACKAGE}

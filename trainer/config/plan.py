@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from trainer.base.build import build, label
+from trainer.base.code import use_code
 from trainer.base.errors import BadInput
 from trainer.base.ranges import MAX_COUNT
 from trainer.config.combinations import check_backward, check_export
 from trainer.config.identity import trial_id
 from trainer.corrections.none import NoCorrection
 from trainer.data.tokens import Source
-from trainer.models.recipe import Recipe
+from trainer.models.recipe import Recipe, require_recipe
 from trainer.schedules.operations import Schedule
 from trainer.schedules.proof import check
 
@@ -77,6 +78,7 @@ class Planner:
 
     def __call__(self, config: Mapping[str, Any]) -> Plan:
         """See `plan_trial`."""
+        use_code(config.get("code"))
         seeds_aside = json.dumps({**config, "seed": None}, sort_keys=True)
         if seeds_aside not in self._plans:
             facts = self._facts(json.dumps(config["data"], sort_keys=True))
@@ -94,6 +96,7 @@ def _facts(node: str) -> tuple[str | None, int]:
 
 def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: int) -> Plan:
     model: Recipe = build(config["model"])
+    require_recipe(model, config["model"]["_target_"])
     tokens_per_update = config["batch_size"] * config["seq_len"]
     num_updates = config["num_updates"]
     if num_updates is None:
