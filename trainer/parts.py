@@ -25,6 +25,7 @@ from trainer.models.compiled import compiled, compiled_stage
 from trainer.models.loss import cross_entropy
 from trainer.models.recipe import Recipe
 from trainer.models.split import Split
+from trainer.models.start import start_from
 from trainer.optimizers.routing import Parameters, is_entrywise
 from trainer.optimizers.stacks import for_stacks
 from trainer.ranks.groups import Gang
@@ -142,10 +143,11 @@ def build_stages(
     split = model.split(schedule.num_stages, config["seq_len"])
     first, last = (_names(_empty(model, index, split)) for index in (0, len(split) - 1))
     tied = first & last if len(split) > 1 else frozenset()
+    start = start_from(config.get("from_pretrained"))
     stages = []
     for index in indices:
         module = _empty(model, index, split).to_empty(device="cpu")
-        model.initialise(module, config["seed"])
+        start(model, module, config["seed"])
         stage = Stage(
             module.to(device),
             model.kinds(module),

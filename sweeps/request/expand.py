@@ -133,8 +133,13 @@ def _check_repeats(points: Iterable[Point]) -> None:
 def placed(config: Config, results: Path) -> Config:
     """The config with absolute paths: a trial may run in another folder."""
     data = {key: _absolute(key, value) for key, value in config["data"].items()}
-    code = None if config["code"] is None else str(Path(config["code"]).absolute())
-    return {**config, "results": str(results.absolute()), "data": data, "code": code}
+    own = {key: _if_there(config[key]) for key in ("code", "from_pretrained")}
+    return {**config, "results": str(results.absolute()), "data": data, **own}
+
+
+def _if_there(word: str | None) -> str | None:
+    """The absolute path of a folder; another word, such as a name on a hub, as it is."""
+    return str(Path(word).absolute()) if word is not None and os.path.isdir(word) else word
 
 
 def _absolute(key: str, value: Any) -> Any:

@@ -31,6 +31,7 @@ from trainer.base.code import code_digest, is_in, use_code
 from trainer.config.names import is_choice
 from trainer.config.version import code_version
 from trainer.config.younger import without_younger
+from trainer.models.checkpoint_files import weights_digest
 
 TRAINER_VERSION = 2
 """Raised by hand when a fix changes numbers: results of different versions are never mixed."""
@@ -64,6 +65,8 @@ def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
         kept["data"].pop(key, None)
     if kept["resume_from"]:
         kept["resume_from"] = _checkpoint_name(kept["resume_from"])
+    if kept.get("from_pretrained"):
+        kept["from_pretrained"] = weights_digest(kept["from_pretrained"])
     made_by = {"config": kept, "data_hash": data_hash, "trainer_version": TRAINER_VERSION}
     if foreign := sources(config):
         made_by["sources"] = foreign

@@ -21,6 +21,7 @@ from trainer.config.identity import trial_id
 from trainer.corrections.none import NoCorrection
 from trainer.data.tokens import Source
 from trainer.models.recipe import Recipe, require_recipe
+from trainer.models.start import check_start
 from trainer.schedules.operations import Schedule
 from trainer.schedules.proof import check
 
@@ -106,6 +107,7 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
     correction = build(config["correction"], num_updates, schedule.lags)
     check_backward(model, schedule)
     check_export(model, config["save_final"])
+    check_start(model, config.get("from_pretrained"))
     if (problem := _problem(schedule)) is not None:
         raise BadInput("pipeline", label(config["pipeline"]), problem)
     tokens = num_updates * tokens_per_update

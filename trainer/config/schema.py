@@ -70,6 +70,7 @@ class TrialConfig(BaseModel):
     num_threads: Few
     code: Place | None = YOUNGER["code"]
     resume_from: Place | None
+    from_pretrained: Place | None = YOUNGER["from_pretrained"]
     compile: bool
 
 

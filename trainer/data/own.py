@@ -11,20 +11,20 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Gt, Interval
 from typing_extensions import override
 
+from trainer.base.digests import digests
 from trainer.base.errors import BadInput
 from trainer.base.ranges import Place, Positive
 from trainer.data.chosen import chosen
 from trainer.data.hub import HubDocuments, newest_commit
 from trainer.data.prepare import on_stderr, prepare
 from trainer.data.readers import READERS, documents
-from trainer.data.shards import Prepared, file_hash
+from trainer.data.shards import Prepared
 from trainer.data.tokens import Dataset
 
 Share = Annotated[float, Interval(gt=0, lt=1)]
@@ -230,14 +230,8 @@ def _below(folder: Path) -> list[Path]:
 
 def _digests(files: Iterable[Path]) -> list[str]:
     try:
-        return [_digest(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+        return digests(files)
     except OSError as error:
         raise BadInput(
             "data.path", error.filename, f"must be readable ({error.strerror})"
         ) from None
-
-
-@lru_cache(maxsize=2**16)
-def _digest(path: str, size: int, changed: int) -> str:
-    """A file is read again only if it was changed."""
-    return file_hash(Path(path))

@@ -7,23 +7,17 @@ SHA-256. The manifest's own SHA-256 identifies the data.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 
 import numpy as np
 from pydantic import ValidationError
 
+from trainer.base.digests import file_hash
 from trainer.base.errors import BadInput
 from trainer.base.ranges import Place
 from trainer.data.manifest import MANIFEST, File, Manifest, Shard, Split, TokenType
 from trainer.data.tokens import Array, Dataset, Tokens
-
-
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class Prepared:

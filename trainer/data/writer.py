@@ -10,8 +10,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from trainer.base.digests import file_hash
 from trainer.data.manifest import File, Shard, Split, TokenType
-from trainer.data.shards import file_hash
 
 SHARD_TOKENS = 100_000_000
 END = np.dtype("<i8")
