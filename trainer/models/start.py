@@ -35,7 +35,8 @@ def check_start(recipe: Recipe, checkpoint: str | None) -> None:
     """Raises BadInput unless the recipe makes the model of the checkpoint."""
     if checkpoint is None:
         return
-    ours, theirs = recipe.pretrained(_whole(recipe)).config, _flat(published_config(checkpoint))
+    ours = {"rope_type": "default", **recipe.pretrained(_whole(recipe)).config}
+    theirs = _flat(published_config(checkpoint))
     for key, value in ours.items():
         if key in theirs and key not in CHANGES_NOTHING and theirs[key] != value:
             allowed = f"has {key}={theirs[key]}, this model has {value}: choose its model"
@@ -43,10 +44,8 @@ def check_start(recipe: Recipe, checkpoint: str | None) -> None:
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with its rotary keys where older versions of transformers have them.
-
-    A kind of rotary positions that no recipe has is kept as `rope_type`.
-    """
+    """The config with its rotary keys where older versions of transformers have them, and with the
+    kind of its rotary positions, of which recipes have the default one."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     return {**config, **rope, "rope_type": kind}
