@@ -100,7 +100,7 @@ def test_a_trial_starts_there_and_its_id_has_the_weights(checkpoint: Path, tmp_p
     starts = []
     for config in (configs[0], configs[2]):
         executor = build_emulated(config, build_parts(config, 12), torch.device("cpu"))
-        starts.append(dict(executor.stages[0].module.named_parameters()))
+        starts.append(executor.weights())
     trained = load_file(checkpoint / "model.safetensors")
     assert starts[0].keys() == trained.keys()
     for name, weight in trained.items():
