@@ -22,7 +22,7 @@ from trainer.base.errors import BadInput
 from trainer.base.ranges import Place, Positive
 from trainer.data.chosen import chosen
 from trainer.data.hub import HubDocuments, newest_commit
-from trainer.data.prepare import on_stderr, prepare
+from trainer.data.prepare import on_stderr, prepare, stated_vocab_size
 from trainer.data.readers import READERS, documents
 from trainer.data.shards import Prepared
 from trainer.data.tokens import Dataset
@@ -92,8 +92,12 @@ class OwnText(ABC):
 
     @property
     def known_vocab_size(self) -> int | None:
-        """The vocabulary, as far as it is known before the text is read."""
-        return self.vocab_size or chosen(self.tokenizer).vocab_size
+        """The vocabulary, as far as it is known before the text is read.
+
+        Raises BadInput for a `vocab_size` below the tokenizer's.
+        """
+        known = chosen(self.tokenizer).vocab_size
+        return known if known is None else stated_vocab_size(known, self.vocab_size)
 
     @property
     def num_validation_tokens(self) -> int:

@@ -69,7 +69,7 @@ def prepare(
         try:
             texts = (text for text in documents() if not is_validation(text, validation_share))
             encoder = make_encoder(texts, folder)
-            size = _vocab_size(encoder, vocab_size)
+            size = stated_vocab_size(encoder.vocab_size, vocab_size)
             written = Written(folder, asked, size, num_tokens, tell)
             encode = partial(_encode, encoder, validation_share)
             written.go_on(documents(), encode, num_workers)
@@ -165,11 +165,12 @@ class Written:
         )
 
 
-def _vocab_size(encoder: Encoder, asked: int | None) -> int:
-    if asked is not None and asked < encoder.vocab_size:
-        allowed = f"must be null or at least the tokenizer's {encoder.vocab_size}"
+def stated_vocab_size(of_tokenizer: int, asked: int | None) -> int:
+    """The vocabulary of the manifest; raises BadInput if the one asked for is too small."""
+    if asked is not None and asked < of_tokenizer:
+        allowed = f"must be null or at least the tokenizer's {of_tokenizer}"
         raise BadInput("data.vocab_size", asked, allowed)
-    return asked or encoder.vocab_size
+    return asked or of_tokenizer
 
 
 def _progress(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
