@@ -133,7 +133,7 @@ def _check_repeats(points: Iterable[Point]) -> None:
 def placed(config: Config, results: Path) -> Config:
     """The config with absolute paths: a trial may run in another folder."""
     data = {key: _absolute(key, value) for key, value in config["data"].items()}
-    own = {key: _if_there(config[key]) for key in ("code", "from_pretrained")}
+    own = {key: _if_there(config.get(key)) for key in ("code", "from_pretrained")}
     return {**config, "results": str(results.absolute()), "data": data, **own}
 
 

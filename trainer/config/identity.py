@@ -111,7 +111,8 @@ def _source_digest(address: str, code: str | None) -> str | None:
     """
     use_code(code)
     target, modules = locate(address), {address.rpartition(".")[0]}
-    if is_in(code, sys.modules[address.rpartition(".")[0]].__file__):
+    module = sys.modules[address.rpartition(".")[0]]
+    if is_in(code, getattr(module, "__file__", None)):
         return code_digest(str(code))
     if inspect.isclass(target) or inspect.isfunction(target):
         modules.add(target.__module__)
