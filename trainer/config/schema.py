@@ -23,6 +23,7 @@ from trainer.base.code import in_short, refuse_hidden, use_code
 from trainer.base.errors import BadInput, closest_first
 from trainer.base.paths import require_folder
 from trainer.base.ranges import Count, Few, Place, Rows, Seed
+from trainer.base.resources import fast_dtype
 from trainer.config.combinations import check_combinations
 from trainer.config.names import GROUPS, names
 from trainer.config.younger import YOUNGER
@@ -53,6 +54,7 @@ class TrialConfig(BaseModel):
 
     eval_every: Count
     eval_batch_size: Rows
+    eval_tokens: Count | None = YOUNGER["eval_tokens"]
     eval_dtype: Literal["float32", "bfloat16"] = YOUNGER["eval_dtype"]
     checkpoint_every: Count
     save_final: bool
@@ -65,7 +67,7 @@ class TrialConfig(BaseModel):
     trace: bool
     diagnostics: Count | None
     device: str
-    dtype: Literal["float32", "bfloat16"]
+    dtype: Literal["auto", "float32", "bfloat16"]
     deterministic: bool = YOUNGER["deterministic"]
     num_threads: Few
     code: Place | None = YOUNGER["code"]
@@ -91,7 +93,8 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a checked copy of `config`.
 
     In it, numbers have their declared type (so that 1 and 1.0 name the same trial), choices have
-    their published addresses, and the names of the choices are filled in where they are missing.
+    their published addresses, the names of the choices are filled in where they are missing, and
+    `dtype=auto` is the one that is fast on this machine.
 
     Raises BadInput for an unknown or missing key, a wrong type, a value out of range, or keys that
     contradict each other.
@@ -103,6 +106,8 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     if checked["choices"] is not None:
         _check(Choices, checked["choices"], prefix="choices.")
     checked["choices"] = names(checked)
+    if checked["dtype"] == "auto":
+        checked["dtype"] = fast_dtype(checked["device"])
     for key in ("results", "out"):
         if checked[key] is not None:
             require_folder(key, checked[key])

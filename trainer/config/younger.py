@@ -10,6 +10,7 @@ YOUNGER: Mapping[str, Any] = MappingProxyType(
     {
         "code": None,
         "diagnostics": None,
+        "eval_tokens": None,
         "eval_dtype": "float32",
         "deterministic": True,
         "from_pretrained": None,
