@@ -30,11 +30,18 @@ TRIALS = [words[3:] for words in shell_lines(DOCUMENT) if words[:3] == ["python"
 KEPT = ("batch_size", "seq_len", "num_updates", "eval_every", "checkpoint_every")
 
 
+OWN = ("fails", "gpt2", "helper", "mine", "names", "syntax")
+"""Modules that each test imports from a folder of its own."""
+
+
 @pytest.fixture(autouse=True)
-def path_as_it_was() -> Iterator[None]:
+def as_in_a_new_process() -> Iterator[None]:
+    """No module of another test's folder is imported."""
     before = [*sys.path]
     yield
     sys.path[:] = before
+    for name in OWN:
+        sys.modules.pop(name, None)
 
 
 def config(folder: Path, words: list[str]) -> dict[str, Any]:
@@ -100,9 +107,11 @@ def ids(*folders: Path) -> list[str]:
     for folder in folders:
         read, write = os.pipe()
         if os.fork() == 0:
-            words = [f"code={folder}", "model=gpt2_tiny"]
-            os.write(write, trial_id(compose(words), "d").encode())
-            os._exit(0)
+            try:
+                words = [f"code={folder}", "model=gpt2_tiny"]
+                os.write(write, trial_id(compose(words), "d").encode())
+            finally:
+                os._exit(0)
         os.wait()
         found.append(os.read(read, 100).decode())
     return found

@@ -37,6 +37,8 @@ TRAINER_VERSION = 2
 """Raised by hand when a fix changes numbers: results of different versions are never mixed."""
 
 PACKAGE = __name__.partition(".")[0]
+OWN_DATA = f"{PACKAGE}.data."
+"""How the address of a data's class begins that lies in this package."""
 
 CHANGES_NO_NUMBER = (
     "choices",
@@ -76,7 +78,7 @@ def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
 
 def _counted_by_hash(data: Mapping[str, Any]) -> tuple[str, ...]:
     """Keys of data of this package that its hash stands for."""
-    if data["_target_"].partition(".")[0] != PACKAGE:
+    if not data["_target_"].startswith(OWN_DATA):
         return ()
     found: tuple[str, ...] = getattr(locate(data["_target_"]), "COUNTED_BY_HASH", ())
     return found
