@@ -146,7 +146,7 @@ BAD = {
     "mine model._target_=mine.Nothing": "must be importable",
     "fails model._target_=fails.Model": "must be importable (KeyError: 'a', ",
     "syntax model._target_=syntax.Model": "must be importable (SyntaxError: ",
-    "names model._target_=names.Model": "must be importable (NameError: name 'Roows' is not",
+    "names model._target_=names.Model": "must be importable (name 'Roows' is not defined)",
     "mine model=small": "model._target_=mine.Small: must make a Recipe (trainer/models/rec",
     "shadow model._target_=numpy.Model": "code=shadow: has numpy.py, but Python finds ",
 }

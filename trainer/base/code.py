@@ -6,13 +6,14 @@ import hashlib
 import inspect
 import sys
 import traceback
+import typing
 from functools import cache
 from pathlib import Path
 
 from trainer.base.errors import BadInput
 from trainer.base.places import CODE_ROOT
 
-MACHINERY = ("<frozen", str(CODE_ROOT / __name__.partition(".")[0]), inspect.__file__)
+MACHINERY = ("<", f"{CODE_ROOT / 'trainer'}/", inspect.__file__, typing.__file__)
 """How the names of files start whose lines say nothing about an error in the user's code."""
 
 
