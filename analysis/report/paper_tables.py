@@ -22,7 +22,7 @@ class Table(NamedTuple):
 
     Columns `x`, `x_low`, `x_high` are shown as one. `source`: where the paper has it. `sweeps`:
     the sweeps whose trials it shows; empty: any, in one table per sweep, or in one for all sweeps
-    of a scale if `together`.
+    of a scale, their longer runs too, if `together`.
     """
 
     name: str
@@ -133,7 +133,7 @@ GAP_WORDS = (
 
 TABLES = (
     Table(
-        "token_tax",
+        "token_taxes",
         "Token tax",
         _taxes,
         lambda scale: (

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import base64
 import io
-import re
 import string
 from functools import cache
-from html import unescape
 from pathlib import Path
+from xml.etree import ElementTree
 
 import font_source_sans_pro
 import vl_convert
@@ -25,7 +24,7 @@ FACES = {400: "SourceSansPro-Regular.ttf", 600: "SourceSansPro-Semibold.ttf"}
 FOLDER = Path(font_source_sans_pro.__file__).parent / "files"
 USUAL = frozenset(string.printable.strip() + " ×±−–—…°·λβτ≥≤₀₁₂∞")
 """Letters of which nearly all pictures are made."""
-WORDS = re.compile(r"<text([^>]*)>([^<]*)")
+TEXT = "{http://www.w3.org/2000/svg}text"
 
 
 @cache
@@ -37,8 +36,9 @@ def register() -> None:
 def with_font(svg: str) -> str:
     """The picture with the letters that it uses, as a style sheet in its head."""
     used: dict[int, set[str]] = {weight: set() for weight in FACES}
-    for attributes, words in WORDS.findall(svg):
-        used[600 if 'font-weight="600"' in attributes else 400] |= {*unescape(words)}
+    for text in ElementTree.fromstring(svg).iter(TEXT):
+        weight = 600 if text.get("font-weight") == "600" else 400
+        used[weight].update(*text.itertext())  # with those of its lines, if it has several
     faces = "".join(_face(weight, frozenset(used[weight])) for weight in FACES if used[weight])
     head, _, rest = svg.partition(">")
     return f"{head}><style>{faces}</style>{rest}"
