@@ -9,6 +9,7 @@ import pandas as pd
 
 from analysis.claims.measure import DELAY
 from analysis.report.paper import note, reported
+from analysis.report.remedies import remedies
 from analysis.statistics.best import best
 from analysis.statistics.overhead import overhead
 from analysis.statistics.reported import reported_taxes
@@ -183,6 +184,16 @@ TABLES = (
         ),
         source="appendix F",
         sweeps=("main", "optimizers"),
+    ),
+    Table(
+        "remedies",
+        "What each remedy leaves of the delay's cost, and what it costs",
+        remedies,
+        lambda scale: (
+            f"{GAP_WORDS} tax: token tax; memory ratio, time ratio: peak memory and time per token "
+            "over sync's."
+        ),
+        sweeps=("corrections", "remedies"),
     ),
     Table(
         "spikes",

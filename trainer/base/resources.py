@@ -34,9 +34,11 @@ def rank_device(name: str, local_rank: int) -> torch.device:
     return require_device(f"cuda:{local_rank}" if name == "cuda" else name)
 
 
-def fast_dtype(device: str) -> str:
-    """The dtype of the fastest products: bfloat16 on a GPU, and on a CPU that has instructions for
-    them. On others bfloat16 is slower than float32."""
+def resolved_dtype(name: str, device: str) -> str:
+    """The dtype `name`; for auto the one of the fastest products: bfloat16 on a GPU, and on a CPU
+    that has instructions for them. On other CPUs bfloat16 is slower than float32."""
+    if name != "auto":
+        return name
     if device != "cpu":
         return "bfloat16"
     has: Mapping[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # of newer torch

@@ -23,7 +23,7 @@ from trainer.base.code import in_short, refuse_hidden, use_code
 from trainer.base.errors import BadInput, closest_first
 from trainer.base.paths import require_folder
 from trainer.base.ranges import Count, Few, Place, Rows, Seed
-from trainer.base.resources import fast_dtype
+from trainer.base.resources import resolved_dtype
 from trainer.config.combinations import check_combinations
 from trainer.config.names import GROUPS, names
 from trainer.config.younger import YOUNGER
@@ -106,8 +106,7 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     if checked["choices"] is not None:
         _check(Choices, checked["choices"], prefix="choices.")
     checked["choices"] = names(checked)
-    if checked["dtype"] == "auto":
-        checked["dtype"] = fast_dtype(checked["device"])
+    checked["dtype"] = resolved_dtype(checked["dtype"], checked["device"])
     for key in ("results", "out"):
         if checked[key] is not None:
             require_folder(key, checked[key])
