@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from trainer.base.build import build, locate
+from trainer.base.code import use_code
 from trainer.base.errors import BadInput
 from trainer.corrections.none import NoCorrection
 from trainer.data.batches import Batches, Windows
+from trainer.data.tokens import Dataset, KnowsVocabulary
 from trainer.executors.emulated import Emulated
 from trainer.executors.gradients import Clip
 from trainer.executors.passes import Loss
@@ -23,6 +25,7 @@ from trainer.models.compiled import compiled, compiled_stage
 from trainer.models.loss import cross_entropy
 from trainer.models.recipe import Recipe
 from trainer.models.split import Split
+from trainer.models.start import start_from
 from trainer.optimizers.routing import Parameters, is_entrywise
 from trainer.optimizers.stacks import for_stacks
 from trainer.ranks.groups import Gang
@@ -46,6 +49,7 @@ class Parts:
 
 def build_parts(config: Config, num_updates: int) -> Parts:
     """The parts that a resolved config names. Raises BadInput if two of them do not fit."""
+    use_code(config.get("code"))
     batches, validation = open_data(config)
     return Parts(
         build(config["model"]),
@@ -103,10 +107,11 @@ def open_data(config: Config) -> tuple[Batches, Windows]:
     Raises BadInput if the data is missing, altered or too short, or its vocabulary is not the
     model's.
     """
-    dataset, vocab_size = build(config["data"]).open(), build(config["model"]).vocab_size
-    if dataset.vocab_size != vocab_size:
-        allowed = f"must be that of data.path={config['data']['path']}, {dataset.vocab_size}"
-        raise BadInput("model.vocab_size", vocab_size, allowed)
+    source = build(config["data"])
+    if isinstance(source, KnowsVocabulary) and (known := source.known_vocab_size) is not None:
+        _require_vocabulary(config, known)
+    dataset: Dataset = source.open()
+    _require_vocabulary(config, dataset.vocab_size)
     batches = Batches(
         dataset.train,
         seed=config["seed"],
@@ -114,6 +119,13 @@ def open_data(config: Config) -> tuple[Batches, Windows]:
         seq_len=config["seq_len"],
     )
     return batches, Windows(dataset.validation, config["seq_len"])
+
+
+def _require_vocabulary(config: Config, of_data: int) -> None:
+    """Raises BadInput unless the model has the vocabulary of the data."""
+    if (vocab_size := build(config["model"]).vocab_size) != of_data:
+        allowed = f"must be that of data.path={config['data']['path']}, {of_data}"
+        raise BadInput("model.vocab_size", vocab_size, allowed)
 
 
 def build_stages(
@@ -131,10 +143,11 @@ def build_stages(
     split = model.split(schedule.num_stages, config["seq_len"])
     first, last = (_names(_empty(model, index, split)) for index in (0, len(split) - 1))
     tied = first & last if len(split) > 1 else frozenset()
+    start = start_from(config.get("from_pretrained"))
     stages = []
     for index in indices:
         module = _empty(model, index, split).to_empty(device="cpu")
-        model.initialise(module, config["seed"])
+        start(model, module, config["seed"])
         stage = Stage(
             module.to(device),
             model.kinds(module),

@@ -32,7 +32,7 @@ from analysis.table.records import Record, records
 from trainer.base.atomic import write_atomically
 from trainer.base.errors import BadInput
 
-PLACES = ["folder", "results", "out", "data.path"]
+PLACES = ["folder", "results", "out", "data.path", "data.shards", "code"]
 """Paths on one machine: they are left out of the files, which name a trial by its id."""
 MOST_TRIALS = 10_000
 """Rows of the list of trials on the page."""

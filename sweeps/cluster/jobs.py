@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sweeps.cluster.package import code_digest, runtime_env
+from sweeps.cluster.package import OWN_CODE, code_digest, runtime_env, sent_with
+from trainer.base.code import code_digest as own_digest
 from trainer.base.errors import BadInput, Stopped
 
 Client = Any
@@ -25,6 +26,8 @@ Job = Any
 VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 """Variables from which Ray's client reads the address; the first that is set counts."""
 ADDRESS = "address=  of the cluster, e.g. http://HEAD:8265 (default: RAY_API_SERVER_ADDRESS)"
+CODE_KEY = "code"
+"""The word that names a folder of the user's own code: it is sent with the job."""
 LABEL = "sweep"
 """The key of a job's metadata that marks it as a sweep."""
 POLL_EVERY = 0.5
@@ -81,19 +84,24 @@ def sweep_jobs(client: Client) -> list[Job]:
     return sorted(jobs, key=lambda job: job.start_time or 0)
 
 
-def job_name(label: str, words: Sequence[str]) -> str:
-    """A job's name: equal for equal words, in any order, and equal code."""
-    asked = json.dumps([sorted(words), code_digest()])
+def job_name(label: str, words: Sequence[str], code: str | None = None) -> str:
+    """A job's name: equal for equal words, in any order, and equal code, the user's own too."""
+    own = [] if code is None else [own_digest(code)]
+    asked = json.dumps([sorted(words), code_digest(), *own])
     return f"{label}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
 
 
-def submit(client: Client, label: str, words: Sequence[str], again: bool) -> str:
-    """Submits the sweep of `words`; returns the job's id. At most one job runs it at a time.
+def submit(
+    client: Client, label: str, words: Sequence[str], again: bool, code: str | None = None
+) -> str:
+    """Submits the sweep of `words` with the folder `code` of the user's own code; returns the job's
+    id. At most one job runs it at a time.
 
     A job that runs is returned, and so is one that succeeded unless `again`. After one that failed
     or was stopped, a new job is submitted.
     """
-    name = job_name(label, words)
+    name = job_name(label, words, code)
+    words = words if code is None else [*words, f"{CODE_KEY}={OWN_CODE}"]
     attempts = {job.submission_id: job for job in sweep_jobs(client)}
     number = 1
     while f"{name}-{number}" in attempts:
@@ -104,12 +112,13 @@ def submit(client: Client, label: str, words: Sequence[str], again: bool) -> str
         return str(last.submission_id)
     job_id = f"{name}-{number}"
     try:
-        client.submit_job(
-            entrypoint=f"exec python -m sweeps {shlex.join(words)}",
-            submission_id=job_id,
-            runtime_env=runtime_env(),
-            metadata={LABEL: label},
-        )
+        with sent_with(code) as root:
+            client.submit_job(
+                entrypoint=f"exec python -m sweeps {shlex.join(words)}",
+                submission_id=job_id,
+                runtime_env=runtime_env(root),
+                metadata={LABEL: label},
+            )
     except RuntimeError:  # another process has just submitted the same
         if job_id not in {job.submission_id for job in sweep_jobs(client)}:
             raise

@@ -8,14 +8,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from sweeps.request.command_line import Request
 from sweeps.request.schema import overrides
 from sweeps.store.results import creates, probe
 from trainer.base.errors import BadInput
+from trainer.base.places import CONF
 
-PATHS = ("data.path", "resume_from")
+PATHS = ("data.path", "data.shards", "resume_from")
 """Keys of a trial that name files outside its folder."""
-
 
 ANSWER_WITHIN = 60.0
 """Seconds that a node has to answer."""
@@ -27,8 +29,11 @@ def require_shared(asked: Request) -> None:
     paths = [(key, path) for key, path in _words(asked) if key in PATHS]
     for key, path in paths:
         _require_absolute(key, path)
-    if "data.path" not in dict(paths):
-        raise BadInput("data.path", "", _ALLOWED)
+    given = dict(_words(asked))
+    needed = ["data.path", *(key for key in PATHS if key in _keys_of_data(given.get("data", "")))]
+    for key in needed:
+        if key not in given:
+            raise BadInput(key, "", _ALLOWED)
 
 
 _ALLOWED = "must be given as an absolute path, on storage that all nodes share"
@@ -37,6 +42,13 @@ _ALLOWED = "must be given as an absolute path, on storage that all nodes share"
 def _require_absolute(key: str, path: str) -> None:
     if not os.path.isabs(path):
         raise BadInput(key, path, _ALLOWED)
+
+
+def _keys_of_data(choice: str) -> set[str]:
+    """The keys of a choice of data of conf/; none of another one."""
+    path = CONF / "data" / f"{choice}.yaml"
+    found = yaml.safe_load(path.read_text()) if choice and path.is_file() else {}
+    return {f"data.{key}" for key in found}
 
 
 def _words(asked: Request) -> Iterator[tuple[str, str]]:

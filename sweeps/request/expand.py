@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -17,6 +18,9 @@ from trainer.config.identity import CHANGES_NO_NUMBER
 from trainer.config.plan import Plan, Planner
 from trainer.folder.record import trial_folder
 
+PLACES = ("path", "shards")
+NAMES = {"name": os.path.isdir, "tokenizer": os.path.isfile}
+"""Keys of data that are paths, and those that may be one or a name."""
 OF_ARMS = {
     *("pipeline", "correction", "choices", "runner", "device", "num_threads", "diagnostics"),
     *CHANGES_NO_NUMBER,
@@ -92,7 +96,7 @@ def points(
         for arm, of_arm in sweep.arms.items():
             config = compose([*sweep.base, *swept, *of_arm])
             config = _hold_tokens(compose, config, sweep.base, swept)
-            configs[arm] = _placed(config, results)
+            configs[arm] = placed(config, results)
         found.append(Point(swept, configs, plan, label))
     _check_arms(found)
     _check_repeats(found)
@@ -126,9 +130,22 @@ def _check_repeats(points: Iterable[Point]) -> None:
             raise BadInput("sweep.grid", " ".join(point.overrides), allowed)
 
 
-def _placed(config: Config, results: Path) -> Config:
-    data = {**config["data"], "path": str(Path(config["data"]["path"]).absolute())}
-    return {**config, "results": str(results.absolute()), "data": data}
+def placed(config: Config, results: Path) -> Config:
+    """The config with absolute paths: a trial may run in another folder."""
+    data = {key: _absolute(key, value) for key, value in config["data"].items()}
+    own = {key: _if_there(config.get(key)) for key in ("code", "from_pretrained")}
+    return {**config, "results": str(results.absolute()), "data": data, **own}
+
+
+def _if_there(word: str | None) -> str | None:
+    """The absolute path of a folder; another word, such as a name on a hub, as it is."""
+    return str(Path(word).absolute()) if word is not None and os.path.isdir(word) else word
+
+
+def _absolute(key: str, value: Any) -> Any:
+    if key in PLACES or (key in NAMES and NAMES[key](value)):
+        return str(Path(value).absolute())
+    return value
 
 
 def unique(trials: Iterable[Trial]) -> list[Trial]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sweeps.request.expand import Trial
+from sweeps.request.expand import Trial, placed
 from trainer.base.errors import BadInput
 from trainer.config.plan import plan_trial
 from trainer.config.schema import validate
@@ -25,9 +25,7 @@ def recorded(folder: Path, arm: str, trial_id: str, results: Path) -> Trial:
     """
     try:
         config = read(folder / "config.json", CONFIG)
-        config |= {"results": str(results.absolute()), "out": None}
-        config["data"]["path"] = str(Path(config["data"]["path"]).absolute())
-        config = validate(config)
+        config = validate(placed({**config, "out": None}, results))
         plan = plan_trial(config)
     except (OSError, ValueError, LookupError) as error:
         raise BadInput("trial", trial_id, f"has a config that cannot run ({error})") from None

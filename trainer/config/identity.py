@@ -7,7 +7,8 @@ the address under which its class was first published (`trainer.base.build.MOVED
 lives now: `trainer.config.schema.validate` writes that one. A class from outside this package
 counts by its address and by the source files of the module that the address names and of the one
 that defines it, wherever they lie; modules which these import in turn, and code without a source
-file (built in, compiled), do not count.
+file (built in, compiled), do not count. A class from the folder `code` counts by all Python files
+of that folder.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import inspect
 import json
 import platform
 import re
+import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
@@ -25,14 +27,18 @@ from pathlib import Path
 from typing import Any
 
 from trainer.base.build import locate
+from trainer.base.code import code_digest, is_in, use_code
 from trainer.config.names import is_choice
 from trainer.config.version import code_version
 from trainer.config.younger import without_younger
+from trainer.models.checkpoint_files import weights_digest
 
 TRAINER_VERSION = 2
 """Raised by hand when a fix changes numbers: results of different versions are never mixed."""
 
 PACKAGE = __name__.partition(".")[0]
+OWN_DATA = f"{PACKAGE}.data."
+"""How the address of a data's class begins that lies in this package."""
 
 CHANGES_NO_NUMBER = (
     "choices",
@@ -43,6 +49,7 @@ CHANGES_NO_NUMBER = (
     "timeout",
     "trace",
     "data.path",
+    "code",
 )
 """Keys left out of the id. The data counts by its hash, not by where it lies."""
 
@@ -56,13 +63,25 @@ def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
         for part in path:
             node = node[part]
         node.pop(last, None)
+    for key in _counted_by_hash(kept["data"]):
+        kept["data"].pop(key, None)
     if kept["resume_from"]:
         kept["resume_from"] = _checkpoint_name(kept["resume_from"])
+    if kept.get("from_pretrained"):
+        kept["from_pretrained"] = weights_digest(kept["from_pretrained"])
     made_by = {"config": kept, "data_hash": data_hash, "trainer_version": TRAINER_VERSION}
     if foreign := sources(config):
         made_by["sources"] = foreign
     canonical = json.dumps(made_by, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def _counted_by_hash(data: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys of data of this package that its hash stands for."""
+    if not data["_target_"].startswith(OWN_DATA):
+        return ()
+    found: tuple[str, ...] = getattr(locate(data["_target_"]), "COUNTED_BY_HASH", ())
+    return found
 
 
 def _checkpoint_name(path: str) -> str:
@@ -76,20 +95,27 @@ def sources(config: Mapping[str, Any]) -> dict[str, str]:
     A process reads a source file once, when it first asks for its digest: about when it imports it.
     """
     addresses = {key: node["_target_"] for key, node in config.items() if is_choice(node)}
+    code = config.get("code")
     return {
         group: digest
         for group, address in addresses.items()
-        if address.partition(".")[0] != PACKAGE and (digest := _source_digest(address))
+        if address.partition(".")[0] != PACKAGE and (digest := _source_digest(address, code))
     }
 
 
 @cache
-def _source_digest(address: str) -> str | None:
+def _source_digest(address: str, code: str | None) -> str | None:
     """SHA-256 (16 digits) of the module in `address` and of the one that defines the target.
+
+    Of a module in the folder `code`, that of all the folder's Python files.
 
     The two may be the same. Modules of this package do not count. None if no source file is left.
     """
+    use_code(code)
     target, modules = locate(address), {address.rpartition(".")[0]}
+    module = sys.modules[address.rpartition(".")[0]]
+    if is_in(code, getattr(module, "__file__", None)):
+        return code_digest(str(code))
     if inspect.isclass(target) or inspect.isfunction(target):
         modules.add(target.__module__)
     found = {_content(module) for module in modules if module.partition(".")[0] != PACKAGE}

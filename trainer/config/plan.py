@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from trainer.base.build import build, label
+from trainer.base.code import use_code
 from trainer.base.errors import BadInput
 from trainer.base.ranges import MAX_COUNT
 from trainer.config.combinations import check_backward, check_export
@@ -20,7 +21,8 @@ from trainer.config.identity import trial_id
 from trainer.config.memory import FP32, largest_rank
 from trainer.corrections.none import NoCorrection
 from trainer.data.tokens import Source
-from trainer.models.recipe import Recipe
+from trainer.models.recipe import Recipe, require_recipe
+from trainer.models.start import check_start
 from trainer.optimizers.routing import OF_ADAM
 from trainer.schedules.operations import Schedule
 from trainer.schedules.proof import check
@@ -81,6 +83,7 @@ class Planner:
 
     def __call__(self, config: Mapping[str, Any]) -> Plan:
         """See `plan_trial`."""
+        use_code(config.get("code"))
         seeds_aside = json.dumps({**config, "seed": None}, sort_keys=True)
         if seeds_aside not in self._plans:
             facts = self._facts(json.dumps(config["data"], sort_keys=True))
@@ -98,6 +101,7 @@ def _facts(node: str) -> tuple[str | None, int]:
 
 def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: int) -> Plan:
     model: Recipe = build(config["model"])
+    require_recipe(model, config["model"]["_target_"])
     tokens_per_update = config["batch_size"] * config["seq_len"]
     num_updates = config["num_updates"]
     if num_updates is None:
@@ -107,6 +111,7 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
     correction = build(config["correction"], num_updates, schedule.lags)
     check_backward(model, schedule)
     check_export(model, config["save_final"])
+    check_start(model, config.get("from_pretrained"))
     if (problem := _problem(schedule)) is not None:
         raise BadInput("pipeline", label(config["pipeline"]), problem)
     tokens = num_updates * tokens_per_update

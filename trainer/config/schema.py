@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
 from trainer.base.build import locate, published
+from trainer.base.code import in_short, refuse_hidden, use_code
 from trainer.base.errors import BadInput, closest_first
 from trainer.base.paths import require_folder
 from trainer.base.ranges import Count, Few, Place, Rows, Seed
@@ -69,7 +70,9 @@ class TrialConfig(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16"]
     deterministic: bool = YOUNGER["deterministic"]
     num_threads: Few
+    code: Place | None = YOUNGER["code"]
     resume_from: Place | None
+    from_pretrained: Place | None = YOUNGER["from_pretrained"]
     compile: bool
 
 
@@ -97,8 +100,9 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     contradict each other.
     """
     checked = _check(TrialConfig, config, prefix="")
+    use_code(checked["code"])
     for group in GROUPS:
-        checked[group] = check_choice(group, checked[group])
+        checked[group] = check_choice(group, checked[group], checked["code"])
     if checked["choices"] is not None:
         _check(Choices, checked["choices"], prefix="choices.")
     checked["choices"] = names(checked)
@@ -112,13 +116,18 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def check_choice(key: str, node: Choice) -> Choice:
-    """The node of one choice, checked against its target's signature; raises BadInput."""
+def check_choice(key: str, node: Choice, code: str | None = None) -> Choice:
+    """The node of one choice, checked against its target's signature; raises BadInput.
+
+    `code`: the folder of the user's own code.
+    """
     path = str(node.get("_target_"))
     try:
         schema = _schema(locate(path))
-    except (ImportError, AttributeError, ValueError, TypeError, SyntaxError) as error:
-        raise BadInput(f"{key}._target_", path, f"must be importable ({error})") from None
+    except Exception as error:  # whatever the user's module raises
+        refuse_hidden(code, path)
+        raise BadInput(f"{key}._target_", path, f"must be importable ({in_short(error)})") from None
+    refuse_hidden(code, path)
     options = {name: value for name, value in node.items() if name != "_target_"}
     return {"_target_": published(path), **_check(schema, options, prefix=f"{key}.")}
 
@@ -134,7 +143,7 @@ def _schema(target: Any) -> type[BaseModel]:
     annotated = target if is_dataclass(target) else function
     hints = get_type_hints(annotated, include_extras=True)
     fields: dict[str, Any] = {
-        name: (hints[name], ...)
+        name: (hints[name], ... if parameter.default is parameter.empty else parameter.default)
         for name, parameter in inspect.signature(function).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY and name in hints
     }

@@ -1,7 +1,8 @@
 """The words of a command line that make a trial's config: what each of them asks for.
 
-`GROUP=NAME` chooses a YAML of conf/, or of a folder in `hydra.searchpath`; `KEY=VALUE` sets a key
-that the config has, `+KEY=VALUE` also one that it has not. No other word of Hydra's is offered.
+`GROUP=NAME` chooses a YAML of conf/, or of a folder in `hydra.searchpath` or `code`; `KEY=VALUE`
+sets a key that the config has, `+KEY=VALUE` also one that it has not. No other word of Hydra's is
+offered.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from typing import Any
 
 from trainer.base import documents
 from trainer.base.cli import one_of, split_word
+from trainer.base.code import require_code
 from trainer.base.errors import BadInput
 from trainer.base.places import CONF
 from trainer.config.names import GROUPS
 
 SEARCHPATH = "hydra.searchpath"
 SCHEME = "file://"
+CODE = "code"
 STRUCTURED = ("'", '"', "[", "{")
 """How a value starts that is quoted, a list or a mapping."""
 REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+)*)\}")
@@ -59,7 +62,7 @@ class Words:
 
 def parse(words: Sequence[Word]) -> Words:
     """What all words together ask for; of two choices of a group the last one counts."""
-    folders = tuple(folder for word in words if word.key == SEARCHPATH for folder in word.value)
+    folders = tuple(folder for word in words for folder in _searched(word))
     choices = {word.key: word.name for word in words if word.key in GROUPS}
     settings = [word for word in words if word.key not in (*GROUPS, SEARCHPATH)]
     return Words(folders, choices, settings)
@@ -107,6 +110,15 @@ def _require_references(key: str, given: str, value: Any) -> None:
             _require_references(key, given, of)
     elif isinstance(value, str) and "$" in value and not REFERENCE.fullmatch(value):
         raise BadInput(key, given, "may refer to another key alone, such as ${num_updates}")
+
+
+def _searched(word: Word) -> list[str]:
+    """The folders that a word adds to those where choices lie."""
+    if word.key == CODE and word.value is not None:
+        require_code(word.name)
+        return [f"{SCHEME}{word.name}"]
+    found: list[str] = word.value if word.key == SEARCHPATH else []
+    return found
 
 
 def _folders(given: str, value: Any) -> list[str]:

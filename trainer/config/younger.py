@@ -8,10 +8,12 @@ from typing import Any
 
 YOUNGER: Mapping[str, Any] = MappingProxyType(
     {
+        "code": None,
         "diagnostics": None,
         "eval_tokens": None,
         "eval_dtype": "float32",
         "deterministic": True,
+        "from_pretrained": None,
     }
 )
 """Key → the value at which a trial does what trials did before there was the key."""

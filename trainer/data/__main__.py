@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -102,6 +103,7 @@ def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
                 "license": corpus.license,
                 "attribution": corpus.attribution,
             },
+            num_workers=len(os.sched_getaffinity(0)),
         )
     data = Prepared(path=str(out)).open()
     return (

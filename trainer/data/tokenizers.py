@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ Document = npt.NDArray[np.integer[Any]]
 END_OF_DOCUMENT = "<|endoftext|>"
 LEARNED_FROM = 1_000_000
 """Documents that a BPE is trained on, the first ones: all of a small corpus."""
+BPE_VOCABULARY, BPE128K_VOCABULARY, SMOLLM2_VOCABULARY = 4096, 128_000, 49152
 SMOLLM2_SHA256 = "9ca9acddb6525a194ec8ac7a87f24fbba7232a9a15ffa1af0c1224fcd888e47c"
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -50,20 +51,35 @@ class Bytes:
 
 
 class Subwords:
-    """A tokenizer of the `tokenizers` library, saved beside the shards."""
+    """A tokenizer of the `tokenizers` library; the token `end` ends a document."""
 
-    def __init__(self, content: str) -> None:
+    def __init__(self, content: str, end: str = END_OF_DOCUMENT) -> None:
+        self._made_from = content, end
         self._tokenizer = Tokenizer.from_str(content)
         # <|endoftext|> inside a document is ordinary text and does not end the document.
         self._tokenizer.encode_special_tokens = True
-        self._end = self._tokenizer.token_to_id(END_OF_DOCUMENT)
-        self.vocab_size = self._tokenizer.get_vocab_size()
+        self._end = self._tokenizer.token_to_id(end)
+        self.vocab_size = vocab_size(self._tokenizer)
         self.sha256: str | None = hashlib.sha256(content.encode()).hexdigest()
+
+    def __reduce__(self) -> tuple[Callable[[str, str], Subwords], tuple[str, str]]:
+        """Another process, which gets it with every batch, makes it once."""
+        return _subwords, self._made_from
 
     def encode(self, documents: Sequence[str]) -> list[Document]:
         """One integer array a document."""
         encoded = self._tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
         return [np.array([*one.ids, self._end], dtype=np.int64) for one in encoded]
+
+
+def vocab_size(tokenizer: Tokenizer) -> int:
+    """One more than its largest token; there may be gaps below."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+@lru_cache(maxsize=1)
+def _subwords(content: str, end: str) -> Subwords:
+    return Subwords(content, end)
 
 
 def _bytes(texts: Iterable[str], folder: Path, cache: Path) -> Encoder:
@@ -83,7 +99,7 @@ def _bpe(texts: Iterable[str], folder: Path, cache: Path, *, vocabulary: int) ->
         show_progress=False,
     )
     tokenizer.train_from_iterator(islice(texts, LEARNED_FROM), trainer)
-    return _kept(tokenizer.to_str(pretty=True), folder)
+    return kept(tokenizer.to_str(pretty=True), folder)
 
 
 def _smollm2(texts: Iterable[str], folder: Path, cache: Path) -> Encoder:
@@ -94,18 +110,19 @@ def _smollm2(texts: Iterable[str], folder: Path, cache: Path) -> Encoder:
         content = published_json(byte_level_bpe(read_metadata(file)))
     if hashlib.sha256(content.encode()).hexdigest() != SMOLLM2_SHA256:
         raise ValueError("the rebuilt SmolLM2 tokenizer.json differs from the published one")
-    return _kept(content, folder)
+    return kept(content, folder)
 
 
-def _kept(content: str, folder: Path) -> Subwords:
+def kept(content: str, folder: Path, end: str = END_OF_DOCUMENT) -> Subwords:
+    """The tokenizer with this tokenizer.json, which is written beside the shards."""
     write_atomically(folder / TOKENIZER_FILE, content.encode())
-    return Subwords(content)
+    return Subwords(content, end)
 
 
 ENCODERS: dict[str, Callable[[Iterable[str], Path, Path], Encoder]] = {
     "bytes": _bytes,
-    "bpe": partial(_bpe, vocabulary=4096),
-    "bpe128k": partial(_bpe, vocabulary=128_000),
+    "bpe": partial(_bpe, vocabulary=BPE_VOCABULARY),
+    "bpe128k": partial(_bpe, vocabulary=BPE128K_VOCABULARY),
     "smollm2": _smollm2,
 }
 """Name → maker from (training texts, folder of the shards, cache of archives)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -55,3 +55,12 @@ class Source(Protocol):
 
     def open(self) -> Dataset:
         """Verifies and opens the data; raises BadInput (key data.path) if missing or altered."""
+
+
+@runtime_checkable
+class KnowsVocabulary(Protocol):
+    """A source that may say its vocabulary before it is opened, which can take hours."""
+
+    @property
+    def known_vocab_size(self) -> int | None:
+        """None if it depends on the text."""

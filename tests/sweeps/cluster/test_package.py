@@ -61,6 +61,9 @@ def test_an_id_is_the_same_for_the_same_wish_and_code(repository: Path) -> None:
     name = job_name("main-tiny", ["sweep=main", "seeds=[0]"])
     assert name == job_name("main-tiny", ["seeds=[0]", "sweep=main"])
     assert name != job_name("main-tiny", ["sweep=main", "seeds=[1]"])
+    own = [str(CODE_ROOT / folder) for folder in ("trainer/base", "trainer/data")]
+    names = {job_name("main-tiny", ["sweep=main", "seeds=[0]"], folder) for folder in own}
+    assert len(names - {name}) == 2
 
 
 def test_variables_are_passed_on_by_name_and_keys_never(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +84,7 @@ def test_variables_are_passed_on_by_name_and_keys_never(monkeypatch: pytest.Monk
         (["results=/store", "data.path=data/wiki"], "data.path=data/wiki"),
         (["results=/store", "grid.data.path=[/data/wiki,data/wiki]"], "data.path=data/wiki"),
         (["results=/store", "data.path=/data", "resume_from=a"], "resume_from=a"),
+        (["results=/store", "data.path=/data", "data=text"], "data.shards="),
         (["results=/store", "data.path=/data", "follow=perhaps"], "follow=perhaps"),
         (["results=/store", "data.path=/data", "dry_run=true"], "dry_run=true"),
         (["results=/store", "data.path=/data", "sweep=nowhere"], "sweep=nowhere"),

@@ -1,0 +1,209 @@
+"""Text of one's own becomes the same tokens from any kind of file, however it was prepared."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models
+
+from tests.support.own_text import texts, write_jsonl, write_parquet, write_txt
+from tests.support.refusals import Refused, name_of
+from trainer.__main__ import main as trainer
+from trainer.config.compose import compose
+from trainer.config.identity import trial_id
+from trainer.data import prepare as preparation
+from trainer.data import stream
+from trainer.data.hub import HubDocuments
+from trainer.data.own import HubText, TextFiles
+from trainer.data.prepare import is_validation, prepare
+from trainer.data.shards import Prepared
+from trainer.data.tokenizers import Bytes, Document
+from trainer.data.workers import mapped
+
+TEXTS = texts(120, 12)
+SHARE = 0.2
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of datasets
+
+
+def files(path: Path, shards: Path, **more: object) -> TextFiles:
+    found = {"text": "text", "tokenizer": "bytes", "vocab_size": None, "num_tokens": None, **more}
+    return TextFiles(path=str(path), shards=str(shards), validation_share=SHARE, **found)  # type: ignore[arg-type]
+
+
+def hub(name: Path, shards: Path) -> HubText:
+    return HubText(
+        path=str(shards),
+        name=str(name),
+        config=None,
+        split="train",
+        revision=None,
+        text="text",
+        tokenizer="bytes",
+        vocab_size=None,
+        validation_share=SHARE,
+        num_tokens=None,
+    )
+
+
+def test_every_kind_of_file_gives_the_same_tokens(tmp_path: Path) -> None:
+    write_txt(tmp_path / "a.txt", TEXTS)
+    write_jsonl(tmp_path / "a.jsonl", ["", *TEXTS])
+    write_parquet(tmp_path / "copy" / "a.parquet", [*TEXTS, " "])
+    sources = [files(tmp_path / name, tmp_path / "s") for name in ("a.txt", "a.jsonl", "copy")]
+    expected = {True: b"", False: b""}
+    for text in TEXTS:
+        expected[is_validation(text, SHARE)] += text.encode() + b"\0"
+    for source in [*sources, hub(tmp_path / "copy", tmp_path / "s")]:
+        data = source.open()
+        for held_out, split in ((True, data.validation), (False, data.train)):
+            found = split.read(0, len(split))
+            assert bytes(token % 256 for token in found) == expected[held_out]
+    assert len(list((tmp_path / "s").iterdir())) == 4
+
+
+def test_a_trial_is_named_by_content_and_not_by_place(tmp_path: Path) -> None:
+    tokenizer = tmp_path / "t.json"
+    tokenizer.write_text(Tokenizer(models.BPE({"<eos>": 0, "a": 1}, [])).to_str())
+    write_jsonl(tmp_path / "one" / "x.jsonl", TEXTS)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    shutil.copy(tokenizer, tmp_path / "u.json")
+
+    def name(folder: str, by: str = "t", **keys: object) -> str:
+        source = files(tmp_path / folder, tmp_path / by, tokenizer=f"{tmp_path / by}.json", **keys)
+        words = [f"data.{k}={v}" for k, v in vars(source).items() if v is not None]
+        config = compose(["data=text", "model.vocab_size=2", *words])
+        return trial_id(config, source.hash)
+
+    assert name("one") == name("two") == name("one", by="u")
+    assert name("one", num_tokens=5.0) != name("one") != name("one", vocab_size=9)
+    write_jsonl(tmp_path / "two" / "x.jsonl", TEXTS[1:])
+    assert name("two") != name("one")
+    tokenizer.write_text(Tokenizer(models.BPE({"<eos>": 0, "b": 1}, [])).to_str())
+    assert name("one") != name("one", by="u")
+
+
+class Seen(Bytes):
+    """Dies when it is given the document `fatal`; remembers those before."""
+
+    def __init__(self, fatal: str) -> None:
+        self.fatal, self.seen = fatal, list[str]()
+
+    def encode(self, documents: list[str]) -> list[Document]:  # type: ignore[override]
+        if self.fatal in documents:
+            raise KeyboardInterrupt
+        self.seen += documents
+        return super().encode(documents)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_preparation_that_died_goes_on(
+    streamed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_parquet(tmp_path / "copy" / "a.parquet", TEXTS[:70])
+    write_parquet(tmp_path / "copy" / "b.parquet", TEXTS[70:])
+    monkeypatch.setattr(stream, "DOCUMENTS_AT_ONCE", 10)
+    monkeypatch.setattr(preparation, "SAVE_EVERY", -1)
+    told: list[str] = []
+
+    def documents() -> list[str] | HubDocuments:
+        name = str(tmp_path / "copy")
+        options = {"config": None, "split": "train", "revision": None, "field": "text"}
+        return HubDocuments(name, **options) if streamed else TEXTS  # type: ignore[arg-type]
+
+    def run(out: str, encoder: Bytes) -> str | None:
+        about = {"corpus": "c", "tokenizer": "t", "license": "l", "attribution": "a"}
+        prepare(
+            documents,
+            lambda texts, folder: encoder,
+            tmp_path / out,
+            validation_share=SHARE,
+            num_tokens=float("inf"),
+            about=about,
+            tell=told.append,
+        )
+        return Prepared(path=str(tmp_path / out)).hash
+
+    whole = run("whole", Bytes())
+    with pytest.raises(KeyboardInterrupt):
+        run("cut", Seen(TEXTS[85]))
+    again = Seen("")
+    assert run("cut", again) == whole
+    assert again.seen == TEXTS[80:]
+    assert any(line.startswith("cut.partial: goes on after") for line in told)
+    assert Prepared(path=str(tmp_path / "cut")).open().vocab_size == 257
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "cut", "whole"]
+
+
+def test_workers_change_no_order() -> None:
+    things = [*range(40)]
+    assert list(mapped(hex, things, num_workers=2)) == [hex(thing) for thing in things]
+
+
+def bad(words: str) -> str:
+    return f"data=text data.path={words}"
+
+
+BAD = {
+    "data=text": "data.path=???: must be given",
+    bad("none.txt"): "data.path=none.txt: must be files that are there: *.txt, *.jsonl, *.parquet",
+    bad("a.csv"): "data.path=a.csv: must be one of *.txt, *.jsonl, *.parquet",
+    bad("a.jsonl"): "data.text=text: must be a field of line 1 of a.jsonl (it has id, body)",
+    bad("a.jsonl data.text=id"): "data.text=id: must hold text, not int, in a.jsonl",
+    bad("bad.jsonl"): "data.path=bad.jsonl: must have one JSON object per line (line 1: ",
+    bad("bad.parquet"): "data.path=bad.parquet: must be a parquet file (",
+    bad("a.parquet data.text=body"): "data.text=body: must be a field of a.parquet (it has id, t",
+    bad("latin.txt"): "data.path=latin.txt: must be a file of text in UTF-8",
+    bad("empty.txt"): "data=empty.txt: must hold text: it has none",
+    bad("a.txt data.tokenizer=words"): "data.tokenizer=words: must be one of ",
+    bad("a.txt data.tokenizer=none.json"): "must be a tokenizer.json that is there",
+    bad("a.txt data.tokenizer=a.json"): "data.tokenizer=a.json: must be a tokenizer.json (",
+    bad("a.txt data.tokenizer=org/none"): "must be a model of the Hugging Face hub",
+    bad("a.txt data.vocab_size=99 model.vocab_size=99"): "must be null or at least the tokenizer's",
+    bad("a.txt model.vocab_size=99"): "model.vocab_size=99: must be that of data.path=a.txt, 257",
+    bad("a.txt data.validation_share=1"): "data.validation_share=1: must be less than 1",
+    "data=hf data.name=org/none": "must be a data set that can be read from the Hugging Face hub",
+    f"data=hf data.name=o/none data.revision={'a' * 40} model.vocab_size=49152": "data.name=o/none",
+    "data=hf data.name=copy data.text=body data.tokenizer=bytes": "data.text=body: must be a field",
+}
+
+
+@pytest.fixture(scope="module")
+def odd_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of files, good and bad."""
+    folder = tmp_path_factory.mktemp("odd")
+    write_txt(folder / "a.txt", TEXTS)
+    write_jsonl(folder / "a.jsonl", TEXTS, field="body")
+    write_parquet(folder / "a.parquet", TEXTS)
+    write_parquet(folder / "copy" / "a.parquet", TEXTS)
+    for name, content in {
+        "a.csv": b"a,b",
+        "bad.jsonl": b"{",
+        "bad.parquet": b"PAR",
+        "latin.txt": b"\xe9\xff",
+        "empty.txt": b"\n \n",
+        "a.json": b"{}",
+    }.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+
+
+@pytest.mark.parametrize("words", BAD, ids=name_of)
+def test_bad_input_is_one_line(
+    words: str, odd_files: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copytree(odd_files, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(sys, "argv", ["trainer", *words.split()])
+    assert BAD[words] in refused(trainer)

@@ -1,0 +1,241 @@
+"""Text of one's own: files, or a data set of the Hugging Face hub; prepared when first opened."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import math
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Gt, Interval
+from typing_extensions import override
+
+from trainer.base.digests import digests
+from trainer.base.errors import BadInput
+from trainer.base.ranges import Place, Positive
+from trainer.data.chosen import chosen
+from trainer.data.hub import HubDocuments, newest_commit
+from trainer.data.prepare import on_stderr, prepare, stated_vocab_size
+from trainer.data.readers import READERS, documents
+from trainer.data.shards import Prepared
+from trainer.data.tokens import Dataset
+
+Share = Annotated[float, Interval(gt=0, lt=1)]
+Size = Annotated[int, Gt(0)]
+Recipe = dict[str, Any]
+"""What identifies a text, as JSON."""
+KINDS = ", ".join(f"*{suffix}" for suffix in READERS)
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class OwnShards(Prepared):
+    """Shards of a text of one's own, prepared by the command that first needs them."""
+
+    @property
+    @override
+    def remedy(self) -> str:
+        """Any command that needs them."""
+        return "the same command"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnText(ABC):
+    """A source whose shards lie in `place`, in a folder that its hash names."""
+
+    COUNTED_BY_HASH: ClassVar[tuple[str, ...]]
+    """Keys that the hash stands for in a trial's id: they say where something lies."""
+
+    text: str
+    tokenizer: str
+    vocab_size: Size | None
+    validation_share: Share
+    num_tokens: Positive | None
+
+    @property
+    @abstractmethod
+    def place(self) -> Path:
+        """The folder of all shards."""
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """What people know the text by; no path."""
+
+    @abstractmethod
+    def origin(self) -> Recipe | None:
+        """What identifies the text; None if it is not there."""
+
+    @abstractmethod
+    def documents(self) -> Iterable[str]:
+        """The text, one document at a time; raises BadInput if it cannot be read."""
+
+    @property
+    def hash(self) -> str | None:
+        """SHA-256 over what the tokens are a function of; None if the text is not there."""
+        if (origin := self.origin()) is None:
+            return None
+        recipe = {
+            **origin,
+            "tokenizer": chosen(self.tokenizer).identity,
+            "vocab_size": self.vocab_size,
+            "validation_share": self.validation_share,
+            "num_tokens": self.num_tokens,
+        }
+        return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def known_vocab_size(self) -> int | None:
+        """The vocabulary, as far as it is known before the text is read.
+
+        Raises BadInput for a `vocab_size` below the tokenizer's.
+        """
+        known = chosen(self.tokenizer).vocab_size
+        return known if known is None else stated_vocab_size(known, self.vocab_size)
+
+    @property
+    def num_validation_tokens(self) -> int:
+        """Tokens of the validation split; 0 before they are prepared."""
+        shards = self._shards(str(self.hash))
+        return 0 if shards.hash is None else shards.num_validation_tokens
+
+    def open(self) -> Dataset:
+        """Prepares what is not there, with progress on stderr; then verifies and opens it."""
+        if (found := self.hash) is None:
+            self.documents()  # says why
+            raise BadInput("data.path", self.label, "must be there")
+        if self._shards(found).hash is None:
+            self._prepare(found)
+        return self._shards(found).open()
+
+    def _folder(self, found: str) -> Path:
+        return self.place / found[:16]
+
+    def _shards(self, found: str) -> OwnShards:
+        return OwnShards(path=str(self._folder(found)))
+
+    def _prepare(self, found: str) -> None:
+        encoder = chosen(self.tokenizer)
+        if next(iter(self.documents()), None) is None:
+            raise BadInput("data", self.label, "must hold text: it has none")
+        on_stderr(f"prepares {self.label} in {self._folder(found)}")
+        prepare(
+            self.documents,
+            encoder.make,
+            self._folder(found),
+            validation_share=self.validation_share,
+            num_tokens=self.num_tokens or math.inf,
+            about={
+                "corpus": self.label,
+                "tokenizer": encoder.identity,
+                "license": "not stated",
+                "attribution": self.label,
+            },
+            vocab_size=self.vocab_size,
+            num_workers=len(os.sched_getaffinity(0)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFiles(OwnText):
+    """Files of text: one, those of a folder, or those of a pattern, in the order of their paths."""
+
+    COUNTED_BY_HASH = ("shards", "tokenizer")
+
+    path: Place
+    shards: Place
+
+    @property
+    def place(self) -> Path:
+        """A folder of its own: that of the files may be read-only."""
+        return Path(self.shards)
+
+    @property
+    def label(self) -> str:
+        """The last part of the path."""
+        return Path(self.path).name
+
+    def origin(self) -> Recipe | None:
+        """The contents of the files, in order, without their names."""
+        files = self._files()
+        kinds = [file.suffix for file in files]
+        return {"kinds": kinds, "files": _digests(files), "text": self.text} if files else None
+
+    def documents(self) -> Iterable[str]:
+        """Raises BadInput if there is no file, or one that cannot be read."""
+        if not (files := self._files()):
+            raise BadInput("data.path", self.path, f"must be files that are there: {KINDS}")
+        return documents(files, self.text)
+
+    def _files(self) -> list[Path]:
+        if os.path.isdir(self.path):
+            return [file for file in _below(Path(self.path)) if file.suffix in READERS]
+        files = [Path(name) for name in sorted(glob.glob(self.path, recursive=True))]
+        for file in files:
+            if file.suffix not in READERS:
+                raise BadInput("data.path", file, f"must be one of {KINDS}")
+        return files
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubText(OwnText):
+    """A data set of the Hugging Face hub at one commit, or a folder with a copy of it."""
+
+    COUNTED_BY_HASH = ("name", "tokenizer")
+
+    path: Place
+    name: str
+    config: str | None
+    split: str
+    revision: str | None
+
+    @property
+    def place(self) -> Path:
+        """The path, since the text itself lies elsewhere."""
+        return Path(self.path)
+
+    @property
+    def label(self) -> str:
+        """The name of the data set."""
+        return Path(self.name).name if os.path.isdir(self.name) else self.name
+
+    def origin(self) -> Recipe:
+        """The commit, or the contents of the copy; raises BadInput where no commit is given."""
+        if os.path.isdir(self.name):
+            files = _below(Path(self.name))
+            where: Recipe = {"files": _digests(files), "names": [file.name for file in files]}
+        else:
+            if self.revision is None or not COMMIT.fullmatch(self.revision):
+                allowed = f"must be a commit, such as the newest: {newest_commit(self.name)}"
+                raise BadInput("data.revision", self.revision, allowed)
+            where = {"name": self.name, "revision": self.revision}
+        return {**where, "config": self.config, "split": self.split, "text": self.text}
+
+    def documents(self) -> Iterable[str]:
+        """Streamed; raises BadInput where the hub or a field is missing."""
+        return HubDocuments(
+            self.name,
+            config=self.config,
+            split=self.split,
+            revision=self.revision,
+            field=self.text,
+        )
+
+
+def _below(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _digests(files: Iterable[Path]) -> list[str]:
+    try:
+        return digests(files)
+    except OSError as error:
+        raise BadInput(
+            "data.path", error.filename, f"must be readable ({error.strerror})"
+        ) from None

@@ -1,0 +1,61 @@
+"""The files of a model as Hugging Face's transformers store it: a folder, or a name on the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from trainer.base.digests import digests
+from trainer.base.errors import BadInput
+
+KEY = "from_pretrained"
+
+
+def checkpoint_folder(word: str) -> Path:
+    """The folder of a checkpoint; that of `org/name[@revision]` is downloaded, or in the cache.
+
+    Raises BadInput if there is none.
+    """
+    if os.path.isdir(word):
+        return Path(word)
+    if word.count("/") != 1 or word.startswith((".", "/")):
+        raise BadInput(KEY, word, "must be a folder that is there, or org/name[@revision]")
+    name, _, revision = word.partition("@")
+    try:
+        from huggingface_hub import snapshot_download
+
+        wanted = ["config.json", "model*.safetensors"]
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=wanted))
+    except Exception as error:  # the hub's client and the network have their own
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        allowed = f"must be a folder, or a model that the Hugging Face hub gives ({reason})"
+        raise BadInput(KEY, word, allowed) from None
+
+
+def weight_files(word: str) -> list[Path]:
+    """The files of weights, in order; raises BadInput if there is none."""
+    if not (files := sorted(checkpoint_folder(word).glob("model*.safetensors"))):
+        raise BadInput(KEY, word, "must hold model*.safetensors")
+    return files
+
+
+def published_config(word: str) -> dict[str, Any]:
+    """The content of config.json; raises BadInput if there is none."""
+    try:
+        found = json.loads((checkpoint_folder(word) / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise BadInput(KEY, word, f"must hold a config.json ({error})") from None
+    if not isinstance(found, dict):
+        raise BadInput(KEY, word, "must hold a config.json of keys and values")
+    return found
+
+
+def weights_digest(word: str) -> str:
+    """SHA-256 over the contents of the files of weights."""
+    try:
+        return hashlib.sha256("".join(digests(weight_files(word))).encode()).hexdigest()
+    except OSError as error:
+        raise BadInput(KEY, word, f"must be readable ({error.strerror})") from None
