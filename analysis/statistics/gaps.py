@@ -73,9 +73,9 @@ def _groups(found: pd.DataFrame) -> dict[tuple[Any, ...], Group]:
         "is_fair": status.eq(Status.COMPLETED).fillna(False).to_numpy(bool),
         "sync_diverged": status.eq(Status.DIVERGED).fillna(False).to_numpy(bool),
         "no_sync": status.isna().to_numpy(),
-        "has_plain": (
-            found["status_plain"].notna() & (found["arm"] != found["base_arm"])
-        ).to_numpy(bool),
+        "has_plain": (found["status_plain"].notna() & (found["arm"] != found["base_arm"])).to_numpy(
+            bool
+        ),
     }
     # A table per group would take ten times as long.
     return {
