@@ -61,19 +61,19 @@ def executor(words: Sequence[str]) -> Emulated:
     return build_emulated(config, parts, torch.device(config["device"]))
 
 
-def ours(words: Sequence[str]) -> Callable[[], None]:
-    """One update of a trial with these words: all of it but evaluation and records."""
-    run, numbers = executor(words).run, count()
+def ours(words: Sequence[str], at_once: int = 1) -> Callable[[], None]:
+    """So many updates of a trial with these words: all of it but evaluation and records."""
+    run, numbers = executor(words).run, count(0, at_once)
 
     def update() -> None:
         t = next(numbers)
-        run(t, t + 1, lambda update: None)
+        run(t, t + at_once, lambda update: None)
 
     return _as_asked(update, resolved(words))
 
 
-def theirs(words: Sequence[str]) -> Callable[[], None]:
-    """The same update in a plain loop: transformers' Llama, torch's AdamW, accumulation and clip.
+def theirs(words: Sequence[str], at_once: int = 1) -> Callable[[], None]:
+    """The same updates in a plain loop: transformers' Llama, torch's AdamW, accumulation and clip.
 
     Where the words ask for bf16, torch's autocast, which leaves the weights in fp32: the same
     class of numbers as ours. `compile` compiles the model, `optimizer.fused` fuses the optimizer.
@@ -97,14 +97,15 @@ def theirs(words: Sequence[str]) -> Callable[[], None]:
     batches, numbers = RandomTokens(config), count()
 
     def update() -> None:
-        for rows in batches[next(numbers)].to(device).chunk(microbatches):
-            with narrow:
-                logits = run(input_ids=rows[:, :-1], use_cache=False).logits
-                loss = F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
-            (loss / microbatches).backward()
-        clip_grad_norm_(model.parameters(), config["clip_norm"])
-        optimizer.step()
-        optimizer.zero_grad()
+        for _ in range(at_once):
+            for rows in batches[next(numbers)].to(device).chunk(microbatches):
+                with narrow:
+                    logits = run(input_ids=rows[:, :-1], use_cache=False).logits
+                    loss = F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
+                (loss / microbatches).backward()
+            clip_grad_norm_(model.parameters(), config["clip_norm"])
+            optimizer.step()
+            optimizer.zero_grad()
 
     return _as_asked(update, config)
 

@@ -1,6 +1,8 @@
-"""The tiny trial's update on one core, against the same step written with transformers.
+"""An update of a small trial on one core, against the same step written with transformers.
 
-python -m bench.tiny_step [rounds]
+    python -m bench.tiny_step [scale=tiny] [rounds=10]
+
+The bf16 contender of transformers runs under autocast, as its users do on a CPU.
 """
 
 from __future__ import annotations
@@ -9,45 +11,68 @@ import sys
 from collections.abc import Callable
 
 import torch
+import yaml
 
-from bench.steps import ours, theirs
+from bench.steps import ours, resolved, theirs
 from bench.timing import medians, table
 from trainer.base.build import build
+from trainer.base.places import CONF
 from trainer.base.resources import reproducible
-from trainer.config.compose import compose
 from trainer.models.llama import Llama
 
-BATCH, LENGTH = 16, 128
+AT_ONCE = 10
+"""Updates of a call, as a trial makes many from one drain to the next."""
+LATE = ["pipeline=pipedream_2bw", "correction=error_feedback"]
 
 
-def matmuls() -> Callable[[], None]:
+def matmuls(words: list[str]) -> Callable[[], None]:
     """Every matrix product of a step's linear layers and head, forward and backward, alone."""
-    recipe: Llama = build(compose([])["model"])
-    module = recipe.stage(0, recipe.split(1, LENGTH))
+    config = resolved(words)
+    recipe: Llama = build(config["model"])
+    dtype = getattr(torch, config["dtype"])
+    module = recipe.stage(0, recipe.split(1, config["seq_len"]))
     shapes = [tuple(p.shape) for p in module.parameters() if p.ndim == 2]
-    tokens = BATCH * LENGTH
-    work = [(torch.randn(tokens, i), torch.randn(o, i), torch.randn(tokens, o)) for o, i in shapes]
+    tokens = config["batch_size"] * config["seq_len"]
+    work = [
+        tuple(torch.randn(shape, dtype=dtype) for shape in ((tokens, i), (o, i), (tokens, o)))
+        for o, i in shapes
+    ]
 
     def multiply() -> None:
-        for x, weight, gradient in work:
-            _ = x @ weight.T, gradient @ weight, gradient.T @ x
+        for _ in range(AT_ONCE):
+            for x, weight, gradient in work:
+                _ = x @ weight.T, gradient @ weight, gradient.T @ x
 
     return multiply
 
 
+def _contenders(words: list[str], of: str) -> dict[str, Callable[[], None]]:
+    return {
+        f"transformers + torch.optim.AdamW, {of}": theirs(words, AT_ONCE),
+        f"pipegap, AdamW, sync, {of}": ours(words, AT_ONCE),
+        f"pipegap, AdamW, delay + EF, {of}": ours([*words, *LATE], AT_ONCE),
+        f"pipegap, Muon, sync, {of}": ours([*words, "optimizer=muon"], AT_ONCE),
+        f"pipegap, Muon, delay + EF, {of}": ours([*words, "optimizer=muon", *LATE], AT_ONCE),
+        f"matrix products alone, {of}": matmuls(words),
+    }
+
+
+def _words_of(scale: str) -> list[str]:
+    base: list[str] = yaml.safe_load((CONF / "scale" / f"{scale}.yaml").read_text())["base"]
+    return [word for word in base if not word.startswith("num_updates")]
+
+
 def main() -> None:
     """Prints the table."""
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 30
+    given = dict(word.split("=") for word in sys.argv[1:])
+    words = _words_of(given.get("scale", "tiny"))
     contenders = {
-        "transformers + torch.optim.AdamW": theirs([]),
-        "pipegap, sync": ours([]),
-        "pipegap, delay + EF": ours(["pipeline=pipedream_2bw", "correction=error_feedback"]),
-        "pipegap, sync, compile=true": ours(["compile=true"]),
-        "its matrix products alone": matmuls(),
+        **_contenders([*words, "dtype=float32"], "fp32"),
+        **_contenders([*words, "dtype=bfloat16"], "bf16"),
     }
     with reproducible(seed=0, num_threads=1):
-        found = medians(contenders, rounds)
-    print(table(found, "transformers + torch.optim.AdamW", 1e-3, "ms per update"))
+        found = medians(contenders, int(given.get("rounds", 10)))
+    print(table(found, "transformers + torch.optim.AdamW, fp32", AT_ONCE * 1e-3, "ms per update"))
 
 
 if __name__ == "__main__":

@@ -62,10 +62,11 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "claims": {"statistics", "table"},
         "advice": {"statistics", "table"},
         "theory": {"statistics"},
-        "figures": {"advice", "statistics", "table"},
+        "forecast": {"statistics", "table"},
+        "figures": {"advice", "forecast", "statistics", "table"},
         "report": {"advice", "claims", "figures", "statistics", "table"},
         "__init__": {"advice", "statistics", "table"},
-        "commands": {"advice", "figures", "report", "table", "theory"},
+        "commands": {"advice", "figures", "forecast", "report", "table", "theory"},
         "__main__": {"commands"},
     },
 }

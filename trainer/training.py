@@ -198,13 +198,14 @@ class Training:
         return self._seconds_before + time.monotonic() - self._started
 
     def _evaluate(self, row: Row) -> None:
-        """Adds the loss of W(t + 1) on the whole validation split to the row of update t.
+        """Adds the validation loss of W(t + 1) to the row of update t.
 
         Raises Diverged if it is not finite or, after the warm-up, above ln(vocabulary) + 1.
         """
-        size, windows = self._config["eval_batch_size"], self._parts.validation
-        starts = range(0, len(windows), size)
-        batches = (windows[start : start + size].to(self._device) for start in starts)
+        is_last = row["update"] + 1 == self._plan.num_updates
+        tokens = None if is_last else self._config["eval_tokens"]
+        found = self._parts.validation.batches(self._config["eval_batch_size"], tokens)
+        batches = (batch.to(self._device) for batch in found)
         self._val_loss = self._executor.evaluate(batches)
         row["val_loss"] = self._val_loss if math.isfinite(self._val_loss) else None
         self._write(row)

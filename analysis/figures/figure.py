@@ -45,7 +45,7 @@ class Figure(NamedTuple):
     `name`: of its files. `source`: where the paper has it, empty if it does not. `sweeps`: names of
     the sweeps whose trials it shows; empty: any trials. `caption`: how to read it, in lines.
     `rows`: what a row of its data is. `together`: whether a figure of any trials shows those of all
-    sweeps of a scale in one; else it is drawn for each sweep.
+    sweeps of a scale in one, their longer runs too; else it is drawn for each sweep.
     """
 
     name: str

@@ -102,7 +102,9 @@ def _views(
     if shown.sweeps:
         view = scope.of_sweeps(shown.sweeps)
         found = [("", view)] if view is not None else []
-    elif scope.general or shown.together:
+    elif shown.together:
+        found = [("", scope.asked_for())]
+    elif scope.general:
         found = [("", scope.whole())]
     else:
         found = [(record.sweep, scope.of_records([record])) for record in records]

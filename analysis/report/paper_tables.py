@@ -9,6 +9,7 @@ import pandas as pd
 
 from analysis.claims.measure import DELAY
 from analysis.report.paper import note, reported
+from analysis.report.remedies import remedies
 from analysis.statistics.best import best
 from analysis.statistics.overhead import overhead
 from analysis.statistics.reported import reported_taxes
@@ -22,7 +23,7 @@ class Table(NamedTuple):
 
     Columns `x`, `x_low`, `x_high` are shown as one. `source`: where the paper has it. `sweeps`:
     the sweeps whose trials it shows; empty: any, in one table per sweep, or in one for all sweeps
-    of a scale if `together`.
+    of a scale, their longer runs too, if `together`.
     """
 
     name: str
@@ -133,7 +134,7 @@ GAP_WORDS = (
 
 TABLES = (
     Table(
-        "token_tax",
+        "token_taxes",
         "Token tax",
         _taxes,
         lambda scale: (
@@ -183,6 +184,16 @@ TABLES = (
         ),
         source="appendix F",
         sweeps=("main", "optimizers"),
+    ),
+    Table(
+        "remedies",
+        "What each remedy leaves of the delay's cost, and what it costs",
+        remedies,
+        lambda scale: (
+            f"{GAP_WORDS} tax: token tax; memory ratio, time ratio: peak memory and time per token "
+            "over sync's."
+        ),
+        sweeps=("corrections", "remedies"),
     ),
     Table(
         "spikes",

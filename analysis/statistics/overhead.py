@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import pandas as pd
 
@@ -15,8 +17,10 @@ EPOCH = pd.Timestamp(0, tz="UTC")
 MEASURED = {"peak_memory_bytes": "memory", "tokens_per_second": "speed"}
 
 
-def overhead(trials: pd.DataFrame) -> pd.DataFrame:
+def overhead(trials: pd.DataFrame, arms: Collection[str] = ARMS) -> pd.DataFrame:
     """One row per optimizer, runner, device and arm, with medians over its n completed trials.
+
+    `arms`: those that have a row; sync must be among them.
 
     `memory` is in bytes, `speed` in tokens per second. Their ratios are to the sync trial of the
     same point, seed, stages, microbatches, runner and device. The speed of a trial counts only if
@@ -26,7 +30,7 @@ def overhead(trials: pd.DataFrame) -> pd.DataFrame:
     beside = done["trial_id"].map(_side_by_side(trials).set_axis(trials["trial_id"]))
     speed = done["tokens_per_second"].mask(beside.astype(bool))
     done = done.assign(tokens_per_second=speed)
-    kept = done[(done["status"] == Status.COMPLETED) & done["arm"].isin(ARMS)]
+    kept = done[(done["status"] == Status.COMPLETED) & done["arm"].isin([*arms])]
     kept = kept[[*SAME, "arm", *MEASURED]].rename(columns=MEASURED)
     kept = kept.astype(dict.fromkeys(MEASURED.values(), "float64"))
     sync = kept[kept["arm"] == "sync"].drop(columns="arm")

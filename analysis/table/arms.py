@@ -19,11 +19,13 @@ SHORT = {
     "error_feedback": "ef",
     "error_feedback_gradient": "ef_gradient",
     "adaptive_error_feedback": "adaptive_ef",
+    "matched_error_feedback": "matched_ef",
 }
 USUAL: Mapping[str, Config] = {
     "error_feedback": {"coefficient": 1, "lag": 1},
     "error_feedback_gradient": {"coefficient": 1},
     "adaptive_error_feedback": {"coefficient": 1, "decay": 0.9},
+    "matched_error_feedback": {"coefficient": 1, "lag": 1},
     "taylor": {"decay": 0},
     "weight_prediction": {"horizon": 1},
     "learning_rate": {"anneal": 0.25},

@@ -9,7 +9,10 @@ import pandas as pd
 
 from analysis.table.points import group_of, in_words, varied
 
-TUNED = ("optimizer", "lr_schedule", "batch_size", "clip_norm", "clip_scope", "eval_every")
+TUNED = (
+    *("optimizer", "lr_schedule", "batch_size", "clip_norm", "clip_scope"),
+    *("eval_every", "eval_tokens"),
+)
 """Groups and keys that people tune: settings of one task differ in these alone."""
 LENGTH = ("num_updates", "tokens_per_parameter")
 """The keys that say how long a trial trains."""

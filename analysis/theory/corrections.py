@@ -54,6 +54,11 @@ def _error_feedback(of: Settings, delay: int) -> Hooks:
     return Hooks(late(delay), applied=SAME + of["coefficient"] * change(lag))
 
 
+def _matched_error_feedback(of: Settings, delay: int) -> Hooks:
+    """u_t + λ τ (u_t − u_{t−lag})."""
+    return _error_feedback({**of, "coefficient": of["coefficient"] * delay}, delay)
+
+
 def _gradient_error_feedback(of: Settings, delay: int) -> Hooks:
     """g_t + λ (g_t − g_{t−1})."""
     return Hooks(late(delay), gradient=SAME + of["coefficient"] * change())
@@ -74,6 +79,7 @@ _HERE = "trainer.corrections"
 LINEAR: Mapping[str, Callable[[Settings, int], Hooks]] = {
     f"{_HERE}.none.NoCorrection": _none,
     f"{_HERE}.error_feedback.ErrorFeedback": _error_feedback,
+    f"{_HERE}.matched_error_feedback.MatchedErrorFeedback": _matched_error_feedback,
     f"{_HERE}.error_feedback_gradient.GradientErrorFeedback": _gradient_error_feedback,
     f"{_HERE}.weight_prediction.WeightPrediction": _weight_prediction,
     f"{_HERE}.taylor.Taylor": _taylor,

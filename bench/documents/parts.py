@@ -11,7 +11,6 @@ Part = Callable[[], str]
 
 PARTS: Mapping[str, Part] = {
     "main": tables.main_table,
-    "main-verdicts": partial(sentences.verdicts, "main", "adamw_over_muon"),
     "verdicts": sentences.verdict_table,
     "contradicted": sentences.contradicted,
     "taxes": tables.taxes,
@@ -33,6 +32,8 @@ PARTS: Mapping[str, Part] = {
     "batch-size": tables.batch_size,
     "best-points": tables.best_points,
     "batch-size-verdicts": partial(sentences.verdicts, "batch_size"),
+    "dtype": tables.dtypes,
+    "dtype-trials": partial(sentences.counts, "dtype_trials"),
     "long-trials": partial(sentences.counts, "long_trials"),
     "long-rates": tables.rate_of_long,
     "long": partial(tables.optimizers, "shared_rate", "long"),
@@ -40,7 +41,7 @@ PARTS: Mapping[str, Part] = {
     "long-contradicted": partial(sentences.contradicted, "long"),
     "long-parts": partial(sentences.verdicts, "shared_rate", scale="long"),
     "regimes": tables.regimes,
-    "main-trials": partial(sentences.counts, "trials", "docs/"),
+    "robust-three": partial(tables.regimes, "adamw", "muon", "soap"),
     "optimizers-trials": partial(sentences.counts, "optimizers_trials"),
     "synchronous-start-trials": partial(sentences.counts, "synchronous_start_trials"),
     "corrections-trials": partial(sentences.counts, "corrections_trials"),

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from analysis.figures import BY_NAME
 from analysis.figures.draw.fonts import with_font
 from analysis.figures.figure import Spec, plot, whole
 from analysis.figures.files import picture
-from bench.documents.published import DOCS, LENGTHS, View, of_sweep, view
+from bench.documents.published import DOCS, LENGTHS, LONG, SWEEPS, View, of_sweep, view
 from trainer.base.atomic import write_atomically
 
-PICTURES: Mapping[str, tuple[str, str]] = {
-    "final_losses": ("final_losses", "main"),
-    "optimizers": ("fig02_optimizers", "synchronous_start"),
-    "gradient_feedback": ("final_losses", "gradient_feedback"),
-    "taylor": ("fig14_taylor", "taylor"),
-    "momentum": ("fig04_momentum", "momentum"),
-    "coefficient": ("fig15_coefficient", "coefficient"),
-    "batch_size": ("fig13_batch_size", "batch_size"),
-    "token_tax": ("token_tax", ""),
-    "break_even": ("break_even", ""),
+PICTURES: Mapping[str, tuple[str, Callable[[], View]]] = {
+    "final_losses": ("final_losses", partial(of_sweep, "main")),
+    "regimes": ("final_losses", partial(view, SWEEPS["main"], LONG["shared_rate"])),
+    "optimizers": ("fig02_optimizers", partial(of_sweep, "synchronous_start")),
+    "gradient_feedback": ("final_losses", partial(of_sweep, "gradient_feedback")),
+    "taylor": ("fig14_taylor", partial(of_sweep, "taylor")),
+    "momentum": ("fig04_momentum", partial(of_sweep, "momentum")),
+    "coefficient": ("fig15_coefficient", partial(of_sweep, "coefficient")),
+    "batch_size": ("fig13_batch_size", partial(of_sweep, "batch_size")),
+    "token_tax": ("token_tax", partial(view, LENGTHS)),
+    "break_even": ("break_even", partial(view, LENGTHS)),
 }
-"""SVG in docs/ → the figure of the report, and the sweep whose trials it shows; without one, the
-trials of several lengths. A CSV has no curves, and so no figure over training is among them."""
+"""SVG in docs/ → the figure of the report, and the trials that it shows. A CSV has no curves, and
+so no figure over training is among them."""
 
 
 def pictured(name: str) -> Spec:
     """The specification of one of PICTURES."""
-    figure_name, sweep = PICTURES[name]
+    figure_name, shown = PICTURES[name]
     figure = BY_NAME[figure_name]
-    shown: View = of_sweep(sweep) if sweep else view(LENGTHS)
-    return whole(plot(figure, figure.data(*shown)))
+    return whole(plot(figure, figure.data(*shown())))
 
 
 def write() -> None:

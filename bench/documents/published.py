@@ -36,6 +36,7 @@ SWEEPS: Mapping[str, Published] = {
     "momentum": Published(["momentum_trials"]),
     "coefficient": Published(["coefficient_trials", "momentum_trials"]),
     "batch_size": Published(["batch_size_trials", "trials"], ("sync", "delay")),
+    "dtype": Published(["dtype_trials"]),
 }
 LONG: Mapping[str, Published] = {"shared_rate": Published(["long_trials"])}
 SCALES = {"tiny": SWEEPS, "long": LONG}

@@ -95,13 +95,12 @@ def _with_numbers(part: Part) -> str:
     return prose(f"{part.what} ({'; '.join(filter(None, [*shown, part.why]))})")
 
 
-def counts(file: str, folder: str = "") -> str:
+def counts(file: str) -> str:
     """How many trials a file lists, and how long they are."""
     trials = load(DOCS / f"{file}.csv")
     lengths = [str(length) for length in sorted({*trials["num_updates"]})]
     updates = " or ".join(filter(None, [", ".join(lengths[:-1]), lengths[-1]]))
-    path = f"{folder}{file}.csv"
-    return f"{len(trials)} trials of {updates} updates: [{path}]({path})."
+    return f"{len(trials)} trials of {updates} updates: [{file}.csv]({file}.csv)."
 
 
 def same_time() -> str:

@@ -16,6 +16,8 @@ from analysis.table.names import optimizer as name
 from bench.documents.cells import gap, loss, removed, rows_of, table
 from bench.documents.published import DOCS, LENGTHS, View, of_sweep, view
 
+DTYPES = ("float32", "bfloat16")
+
 
 def main_table() -> str:
     """As `python -m analysis` prints it."""
@@ -99,9 +101,44 @@ def _difference(optimizer: str, one: str, other: str) -> str:
     found = of_sweep("synchronous_start").trials
     own = found[found["optimizer"] == optimizer]
     losses = own.pivot_table(index="seed", columns="arm", values="final_val_loss")
-    values = (losses[one] - losses[other]).dropna().to_numpy()
+    return _mean(losses[one] - losses[other])
+
+
+def _mean(differences: pd.Series) -> str:
+    """Of pairs, with its interval."""
+    values = differences.dropna().to_numpy()
     low, high = mean_interval(values)
     return gap({"n": len(values), "gap": values.mean(), "low": low, "high": high})
+
+
+def dtypes() -> str:
+    """Sync's loss and each arm's gap in both dtypes, and their difference, paired by seed."""
+    columns = ["optimizer", "arm", "dtype"]
+    losses = of_sweep("dtype").trials.pivot_table(
+        index="seed", columns=columns, values="final_val_loss"
+    )
+    rows = []
+    for optimizer in sorted({*losses.columns.get_level_values("optimizer")}):
+        sync = losses[optimizer]["sync"]
+        changed = _mean(sync["bfloat16"] - sync["float32"])
+        means = [f"{sync[of].mean():.3f}" for of in DTYPES]
+        rows.append([f"{name(optimizer)}: sync loss", *means, changed, ""])
+        for arm in MAIN_ARMS:
+            gaps = losses[optimizer][arm] - sync
+            changed = _mean(gaps["bfloat16"] - gaps["float32"])
+            said = f"{name(optimizer)}: gap, {REPORTED_ARMS[arm]}"
+            means = [_mean(gaps[of]) for of in DTYPES]
+            rows.append([said, *means, changed, _stands(gaps["bfloat16"], gaps["float32"])])
+    return table(["", *DTYPES, "difference, paired", "may stand for it"], rows)
+
+
+def _stands(gaps: pd.Series, others: pd.Series) -> str:
+    """Whether these gaps may stand for the others, by the rule of the sweep `dtype`."""
+    low, high = mean_interval((gaps - others).dropna().to_numpy())
+    margin = 0.2 * abs(others.mean())
+    if -margin < low and high < margin:
+        return "yes"
+    return "no" if low > margin or high < -margin else "not enough data"
 
 
 def gradient_feedback() -> str:
@@ -181,8 +218,9 @@ def best_points() -> str:
     )
 
 
-def regimes() -> str:
-    """The gap of the delay in few large updates, in many small ones, and in the paper's run."""
+def regimes(*optimizers: str) -> str:
+    """The gap of the delay in few large updates, in many small ones, and in the paper's run: of
+    these optimizers, or of all."""
     few, many = _regime(of_sweep("main")), _regime(of_sweep("shared_rate", "long"))
     reported = reported_taxes()
     theirs = reported[reported["who"].str.startswith("paper") & (reported["arm"] == "delay")]
@@ -191,7 +229,7 @@ def regimes() -> str:
     columns = (few, many, ("the paper, 360M", paper))
     rows = [
         [name(optimizer), *(cells.get(optimizer, "") for _, cells in columns)]
-        for optimizer in many[1]
+        for optimizer in optimizers or many[1]
     ]
     return table(["gap of the delay", *(head for head, _ in columns)], rows)
 

@@ -13,10 +13,14 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from trainer.base.build import label
+from trainer.config.younger import YOUNGER
 from trainer.folder.record import Row, read_result
 from trainer.folder.wellformed import CONFIG, read
 
-SHAPE = ("model", "seq_len", "batch_size", "num_replicas", "dtype", "runner", "num_threads")
+SHAPE = (
+    *("model", "seq_len", "batch_size", "num_replicas", "dtype", "runner", "num_threads"),
+    *("eval_tokens", "eval_dtype"),
+)
 """Keys that trials of one shape share, with the device, `compile`, stages and microbatches."""
 MAX_READ = 2_000
 """How many trials of the store are read beside those of the plan, the newest first."""
@@ -67,6 +71,7 @@ class Throughput:
 def shape(config: Config) -> str:
     """The keys that decide a trial's speed, as JSON."""
     pipeline = config["pipeline"]
+    config = {**YOUNGER, **config}
     same = [config[key] for key in SHAPE]
     same += [config["device"].split(":")[0], config["compile"]]
     same += [pipeline["num_stages"], pipeline["num_microbatches"], pipeline.get("num_chunks", 1)]

@@ -71,6 +71,19 @@ class ErrorFeedback(Plain):
         return h.stepped[t] - self.o.coefficient * (h.u[t] - h.u[t - lag])
 
 
+class MatchedErrorFeedback(Plain):
+    """W(t+1) = W(t) − u_t − λ τ (u_t − u_{t−lag}), τ the counted delay of batch t."""
+
+    settings = ({}, {"coefficient": 0.3}, {"coefficient": 0.3, "lag": "delay"})
+
+    def next(self, h: History, t: int) -> Tensor:
+        tau = h.delay[t]
+        if tau == 0:
+            return h.stepped[t]
+        earlier = h.u[t - tau] if self.o.lag == "delay" else h.u[t - 1]
+        return h.stepped[t] - self.o.coefficient * tau * (h.u[t] - earlier)
+
+
 class AdaptiveErrorFeedback(Plain):
     """The same with λ_t = λ · clamp(a/b, 0, 1), a and b running averages of ⟨u_t, u_{t−1}⟩ and
     ‖u_{t−1}‖² over the delayed updates, from their first values.
@@ -149,6 +162,7 @@ REFERENCES: Mapping[str, type[Plain]] = {
     "error_feedback": ErrorFeedback,
     "error_feedback_gradient": GradientErrorFeedback,
     "learning_rate": LearningRate,
+    "matched_error_feedback": MatchedErrorFeedback,
     "none": Plain,
     "taylor": Taylor,
     "weight_prediction": WeightPrediction,

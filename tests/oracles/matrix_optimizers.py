@@ -130,6 +130,26 @@ def soap(w: Tensor, batches: Batches, o: Settings, place: int) -> Tensor:
     return w
 
 
+def basis_rotation(w: Tensor, batches: Batches, o: Settings, place: int) -> Tensor:
+    """Adam of pᵀ g q; m is kept unrotated here, and v entry by entry, whatever the basis.
+
+    The basis of a null space is arbitrary: the same averages to the bit, so the same basis.
+    """
+    b1, b2 = o.momentum, o.variance_decay
+    left, right = (torch.zeros(n, n, dtype=w.dtype) for n in w.shape)
+    m = v = torch.zeros_like(w)
+    p, q = left, right
+    for t, (g, factor) in enumerate(batches):
+        left, right = torch.lerp(left, g @ g.T, 1 - b2), torch.lerp(right, g.T @ g, 1 - b2)
+        if t % o.precondition_every == 0:
+            p, q = (torch.linalg.eigh(matrix)[1] for matrix in (left, right))
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * (p.T @ g @ q) ** 2
+        step = p.T @ m @ q / (1 - b1 ** (t + 1))
+        step = step / ((v / (1 - b2 ** (t + 1))).sqrt() + o.eps)
+        w = w - o.lr * factor * (p @ step @ q.T + o.weight_decay * w)
+    return w
+
+
 def kron(w: Tensor, batches: Batches, o: Settings, place: int) -> Tensor:
     """PSGD with P = (QᵀQ) ⊗ …, Q fitted to E[A Aᵀ] = E[B Bᵀ] of gradient and noise."""
     left, right = (torch.eye(n, dtype=w.dtype) for n in w.shape)
@@ -174,5 +194,5 @@ def scion(w: Tensor, batches: Batches, o: Settings, place: int) -> Tensor:
     return w
 
 
-OF_MATRICES = [muon, normuon, adamuon, dion, shampoo, soap, kron]
+OF_MATRICES = [muon, normuon, adamuon, dion, shampoo, soap, basis_rotation, kron]
 """The rest of the weights is AdamW's."""

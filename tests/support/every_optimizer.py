@@ -17,6 +17,12 @@ def _node(name: str) -> dict[str, Any]:
     return compose([f"optimizer={name}"])["optimizer"]
 
 
+def address(name: str) -> str:
+    """Under which it was published."""
+    found: str = _node(name)["_target_"]
+    return found
+
+
 def maker(name: str, **changes: Any) -> partial[Any]:
     """The factory with its YAML's settings and `changes` of those keys that it has."""
     settings = {key: value for key, value in _node(name).items() if key != "_target_"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ def train(executor: Emulated | Pipelined, parts: Parts) -> Numbers:
             executor.run(first, last, updates.append)
     except Diverged as diverged:
         return Numbers(updates, None, executor.weights(), diverged.batch)
-    val_loss = executor.evaluate([parts.validation[0:8], parts.validation[8:11]])
+    val_loss = executor.evaluate(islice(parts.validation.batches(8), 2))
     return Numbers(updates, val_loss, executor.weights(), None)
 
 

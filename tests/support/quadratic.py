@@ -25,8 +25,27 @@ def trajectory(
     noise: Mapping[int, float] | None = None,
 ) -> list[float]:
     """W(0) = 1, …, W(T) for the loss W² / 2 + n_t W, in fp64; `noise` is n_t, 0 where missing."""
-    module = nn.Linear(1, 1, bias=False, dtype=torch.float64)
-    nn.init.ones_(module.weight)
+    start = torch.ones(1, 1, dtype=torch.float64)
+    batch = partial(_batch, noise or {})
+    found = trained(start, optimizer, correction, delay, num_updates, batch, _loss)
+    return [weight.item() for weight in found]
+
+
+def trained(
+    start: Tensor,
+    optimizer: Callable[..., torch.optim.Optimizer],
+    correction: Mapping[str, Any],
+    delay: int,
+    num_updates: int,
+    batch: Callable[[int], Tensor],
+    loss: Callable[[Tensor, Tensor], Tensor],
+) -> list[Tensor]:
+    """W(0) = `start`, …, W(T), [1, d] each, of a layer without bias under a constant delay.
+
+    All columns of a batch but the last are inputs, all but the first are handed to the loss.
+    """
+    module = nn.Linear(start.shape[1], 1, bias=False, dtype=start.dtype)
+    module.weight = nn.Parameter(start.clone())
     schedule = constant_delay(num_updates, delay=delay, **ONE_STAGE, **PHASES)
     stage = Stage(
         module,
@@ -37,13 +56,12 @@ def trajectory(
         lag=delay,
         tied=frozenset(),
         tied_lag=delay,
-        dtype=torch.float64,
+        dtype=start.dtype,
     )
-    batch = partial(_batch, noise or {})
-    executor = Emulated([stage], schedule, batch, _loss, Clip(float("inf")))
+    executor = Emulated([stage], schedule, batch, loss, Clip(float("inf")))
     [master] = stage.versions.master
-    weights = [master.item()]
-    executor.run(0, num_updates, lambda _: weights.append(master.item()))
+    weights = [master.clone()]
+    executor.run(0, num_updates, lambda _: weights.append(master.clone()))
     return weights
 
 

@@ -172,6 +172,16 @@ def test_an_evaluation_in_bf16_changes_no_update(tmp_path: Path) -> None:
     assert of_training[0] == of_training[1]
 
 
+def test_evaluations_before_the_last_see_as_many_tokens_as_asked(tmp_path: Path) -> None:
+    plain = run_trial(small.config(tmp_path, *ASYNC, f"out={tmp_path / 'a'}"))
+    fewer = small.config(tmp_path, *ASYNC, "eval_tokens=32", f"out={tmp_path / 'b'}")
+    assert run_trial(fewer)["final_val_loss"] == plain["final_val_loss"]
+    whole, some = ([row.get("val_loss") for row in rows(tmp_path / name)] for name in "ab")
+    assert [loss is None for loss in whole] == [loss is None for loss in some]
+    assert [one != other for one, other in zip(whole, some, strict=True)].count(True) == 2
+    assert some[-1] == plain["final_val_loss"]
+
+
 def test_how_often_it_saves_and_evaluates_changes_no_loss(tmp_path: Path) -> None:
     often = small.config(tmp_path, *ASYNC, "checkpoint_every=1", f"out={tmp_path / 'a'}")
     seldom = small.config(tmp_path, *ASYNC, "checkpoint_every=100", f"out={tmp_path / 'b'}")

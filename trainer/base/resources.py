@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 import re
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 
 from trainer.base.errors import BadInput
+
+BF16_PRODUCTS = ("avx512_bf16", "amx_bf16")
+"""Instructions of processors, by torch's names, with which its products in bfloat16 are faster."""
 
 
 def require_device(name: str) -> torch.device:
@@ -29,6 +32,17 @@ def require_device(name: str) -> torch.device:
 def rank_device(name: str, local_rank: int) -> torch.device:
     """The device of process `local_rank` on this machine: `cuda` means one GPU per process."""
     return require_device(f"cuda:{local_rank}" if name == "cuda" else name)
+
+
+def resolved_dtype(name: str, device: str) -> str:
+    """The dtype `name`; for auto the one of the fastest products: bfloat16 on a GPU, and on a CPU
+    that has instructions for them. On other CPUs bfloat16 is slower than float32."""
+    if name != "auto":
+        return name
+    if device != "cpu":
+        return "bfloat16"
+    has: Mapping[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # of newer torch
+    return "bfloat16" if any(has.get(name) for name in BF16_PRODUCTS) else "float32"
 
 
 def device_name(device: torch.device) -> str:

@@ -17,7 +17,7 @@ ABSOLUTE = (
 )
 REJECTED: Mapping[tuple[str, str], str] = {
     ("schedule_free_adamw", correction): ABSOLUTE
-    for correction in ("error_feedback", "adaptive_error_feedback")
+    for correction in ("error_feedback", "adaptive_error_feedback", "matched_error_feedback")
 }
 """Optimizer and correction → why not."""
 

@@ -108,6 +108,9 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
     tokens = num_updates * tokens_per_update
     flops_per_token = model.flops_per_token(config["seq_len"])
     num_evaluations = ceil(num_updates / config["eval_every"])
+    num_evaluated = num_validation + (num_evaluations - 1) * min(
+        num_validation, config["eval_tokens"] or num_validation
+    )
     return Plan(
         trial_id(config, hash_of_data),
         hash_of_data,
@@ -122,7 +125,7 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
         _checkpoint_bytes(config, schedule, correction, model.num_parameters),
         _kept_bytes(config, num_updates, model.num_parameters),
         num_evaluations,
-        num_evaluations * num_validation * flops_per_token * FORWARD,
+        num_evaluated * flops_per_token * FORWARD,
     )
 
 

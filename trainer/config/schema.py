@@ -22,6 +22,7 @@ from trainer.base.build import locate, published
 from trainer.base.errors import BadInput, closest_first
 from trainer.base.paths import require_folder
 from trainer.base.ranges import Count, Few, Place, Rows, Seed
+from trainer.base.resources import resolved_dtype
 from trainer.config.combinations import check_combinations
 from trainer.config.names import GROUPS, names
 from trainer.config.younger import YOUNGER
@@ -52,6 +53,7 @@ class TrialConfig(BaseModel):
 
     eval_every: Count
     eval_batch_size: Rows
+    eval_tokens: Count | None = YOUNGER["eval_tokens"]
     eval_dtype: Literal["float32", "bfloat16"] = YOUNGER["eval_dtype"]
     checkpoint_every: Count
     save_final: bool
@@ -64,7 +66,7 @@ class TrialConfig(BaseModel):
     trace: bool
     diagnostics: Count | None
     device: str
-    dtype: Literal["float32", "bfloat16"]
+    dtype: Literal["auto", "float32", "bfloat16"]
     deterministic: bool = YOUNGER["deterministic"]
     num_threads: Few
     resume_from: Place | None
@@ -88,7 +90,8 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a checked copy of `config`.
 
     In it, numbers have their declared type (so that 1 and 1.0 name the same trial), choices have
-    their published addresses, and the names of the choices are filled in where they are missing.
+    their published addresses, the names of the choices are filled in where they are missing, and
+    `dtype=auto` is the one that is fast on this machine.
 
     Raises BadInput for an unknown or missing key, a wrong type, a value out of range, or keys that
     contradict each other.
@@ -99,6 +102,7 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     if checked["choices"] is not None:
         _check(Choices, checked["choices"], prefix="choices.")
     checked["choices"] = names(checked)
+    checked["dtype"] = resolved_dtype(checked["dtype"], checked["device"])
     for key in ("results", "out"):
         if checked[key] is not None:
             require_folder(key, checked[key])

@@ -7,7 +7,12 @@ from types import MappingProxyType
 from typing import Any
 
 YOUNGER: Mapping[str, Any] = MappingProxyType(
-    {"diagnostics": None, "eval_dtype": "float32", "deterministic": True}
+    {
+        "diagnostics": None,
+        "eval_tokens": None,
+        "eval_dtype": "float32",
+        "deterministic": True,
+    }
 )
 """Key → the value at which a trial does what trials did before there was the key."""
 

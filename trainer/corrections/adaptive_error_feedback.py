@@ -10,7 +10,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 from typing_extensions import override
 
-from trainer.corrections.error_feedback import ErrorFeedback
+from trainer.corrections.error_feedback import ErrorFeedback, Late
 from trainer.corrections.none import State
 
 
@@ -45,7 +45,7 @@ class AdaptiveErrorFeedback(ErrorFeedback):
     @override
     def _factors(
         self,
-        late: list[int],
+        late: Late,
         update: list[Tensor],
         earlier: list[Tensor],
         difference: list[Tensor],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -12,6 +12,9 @@ from typing_extensions import override
 
 from trainer.corrections.none import NoCorrection, State
 from trainer.corrections.past import Past
+
+Late = Mapping[int, int]
+"""Number of a weight that is corrected → its delay in updates."""
 
 
 class ErrorFeedback(NoCorrection):
@@ -41,16 +44,20 @@ class ErrorFeedback(NoCorrection):
         self, weights: Sequence[Tensor], update: Sequence[Tensor], delays: Sequence[int]
     ) -> None:
         ages = [delay if self.lag == "delay" else 1 for delay in delays]
-        late = [i for i, delay in enumerate(delays) if delay > 0 and self._updates.has(i, ages[i])]
+        late = {
+            i: delay
+            for i, delay in enumerate(delays)
+            if delay > 0 and self._updates.has(i, ages[i])
+        }
         if late:
             earlier = [self._updates.get(i, ages[i]) for i in late]
             self._correct(late, [weights[i] for i in late], [update[i] for i in late], earlier)
         self._updates.record(update)
 
     def _correct(
-        self, late: list[int], weights: list[Tensor], update: list[Tensor], earlier: list[Tensor]
+        self, late: Late, weights: list[Tensor], update: list[Tensor], earlier: list[Tensor]
     ) -> None:
-        """Subtracts λ (u_t − u_{t−lag}) from the weights numbered `late`, without a host sync."""
+        """Subtracts λ (u_t − u_{t−lag}) from the `late` weights, without a host sync."""
         difference = list(torch._foreach_sub(update, earlier))
         factors = self._factors(late, update, earlier, difference)
         torch._foreach_mul_(difference, list(factors.unbind()))
@@ -58,7 +65,7 @@ class ErrorFeedback(NoCorrection):
 
     def _factors(
         self,
-        late: list[int],
+        late: Late,
         update: list[Tensor],
         earlier: list[Tensor],
         difference: list[Tensor],

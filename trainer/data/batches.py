@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -29,11 +30,18 @@ class Windows:
     def __len__(self) -> int:
         return max(0, (len(self._tokens) - 1) // self._seq_len)
 
-    def __getitem__(self, index: slice) -> Tensor:
-        """int64, [windows, seq_len + 1]."""
-        return self.take(range(*index.indices(len(self))))
+    def batches(self, size: int, num_tokens: int | None = None) -> Iterator[Tensor]:
+        """Yields the windows in order, `size` at a time and the rest at last; or as many as predict
+        `num_tokens`, at least one, evenly spread over the split.
+        """
+        num_windows = len(self)
+        if num_tokens is not None:
+            num_windows = min(num_windows, max(1, num_tokens // self._seq_len))
+        indices = np.arange(num_windows) * len(self) // num_windows
+        for first in range(0, num_windows, size):
+            yield self.take(indices[first : first + size])
 
-    def take(self, indices: range | np.typing.NDArray[np.int64]) -> Tensor:
+    def take(self, indices: np.typing.NDArray[np.int64]) -> Tensor:
         """The windows with these numbers: int64, [windows, seq_len + 1]."""
         rows = [self._tokens.read(int(i) * self._seq_len, self._seq_len + 1) for i in indices]
         return torch.from_numpy(np.stack(rows))

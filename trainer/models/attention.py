@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
+
+SHORT = 256
+"""Tokens up to which, in bf16 on a CPU, matrix products are faster than torch's kernel, which does
+not use the processor's bf16 products (bench/README.md)."""
 
 
 def no_norm(size: int) -> nn.Module:
@@ -30,7 +35,7 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         d, q, kv = hidden_size, num_heads * head_size, num_kv_heads * head_size
-        self._head_size, self._is_grouped = head_size, kv != q
+        self._head_size = head_size
         self.q_proj = nn.Linear(d, q, bias=False)
         self.k_proj = nn.Linear(d, kv, bias=False)
         self.v_proj = nn.Linear(d, kv, bias=False)
@@ -46,8 +51,7 @@ class Attention(nn.Module):
         q = rotate(self.q_norm(self._heads(self.q_proj(x))).transpose(1, 2), cos, sin)
         k = rotate(self.k_norm(self._heads(self.k_proj(x))).transpose(1, 2), cos, sin)
         v = self._heads(self.v_proj(x)).transpose(1, 2)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self._is_grouped)
-        return mixed.transpose(1, 2).flatten(2)
+        return causal(q, k, v).transpose(1, 2).flatten(2)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self._head_size))
@@ -70,6 +74,27 @@ class GatedAttention(Attention):
     @override
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return self.o_proj(self.mixed(x, cos, sin) * self.gate_proj(x).sigmoid())
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Each token's average of the values up to it, weighted by softmax(q kᵀ / √size).
+
+    q and what is returned are [batch, heads, seq, size], k and v [batch, heads of keys, seq, size].
+    """
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.shape[2] <= SHORT:
+        return _in_products(q, k, v)
+    is_grouped = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
+
+
+def _in_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The same with all scores in memory, and their softmax in fp32."""
+    seq_len, scale = q.shape[2], q.shape[3] ** -0.5
+    future = torch.full((seq_len, seq_len), -math.inf, device=q.device).triu(1)
+    rows = (q * scale).unflatten(1, (k.shape[1], -1)).flatten(2, 3)  # heads that share a key
+    scores = (rows @ k.mT).unflatten(2, (-1, seq_len)).float() + future
+    weights = scores.softmax(-1).to(v.dtype).flatten(2, 3)
+    return (weights @ v).unflatten(2, (-1, seq_len)).flatten(1, 2)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

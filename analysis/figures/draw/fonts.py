@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import base64
 import io
-import re
 import string
 from collections.abc import Sequence
 from functools import cache
-from html import unescape
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from xml.etree import ElementTree
 
 import font_source_sans_pro
 import vl_convert
@@ -30,7 +29,7 @@ FACES = {400: "SourceSansPro-Regular.ttf", 600: "SourceSansPro-Semibold.ttf"}
 FOLDER = Path(font_source_sans_pro.__file__).parent / "files"
 USUAL = frozenset(string.printable.strip() + " ×±−–—…°·λβτ≥≤₀₁₂∞")
 """Letters of which nearly all pictures are made."""
-WORDS = re.compile(r"<text([^>]*)>([^<]*)")
+TEXT = "{http://www.w3.org/2000/svg}text"
 
 
 @cache
@@ -62,8 +61,9 @@ def in_family(svg: str, family: str) -> str:
 def _letters(svg: str) -> dict[int, set[str]]:
     """The letters that a picture uses, by their weight."""
     used: dict[int, set[str]] = {weight: set() for weight in FACES}
-    for attributes, words in WORDS.findall(svg):
-        used[600 if 'font-weight="600"' in attributes else 400] |= {*unescape(words)}
+    for text in ElementTree.fromstring(svg).iter(TEXT):
+        weight = 600 if text.get("font-weight") == "600" else 400
+        used[weight].update(*text.itertext())  # with those of its lines, if it has several
     return used
 
 

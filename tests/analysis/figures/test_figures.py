@@ -10,6 +10,7 @@ import pytest
 
 from analysis import gaps, load
 from analysis.figures import BY_NAME, FIGURES
+from analysis.report.paper_tables import TABLES
 from analysis.report.report import report
 from tests.support.reports import as_svg, with_figures
 from tests.support.synthetic_store import put, write_arms
@@ -163,3 +164,8 @@ def test_every_figure_is_drawn_even_of_arms_that_only_diverged(tmp_path: Path) -
     # Those of all sweeps together are of taxes, and none of these arms has one.
     of_each = {figure.name for figure in FIGURES if not (figure.sweeps or figure.together)}
     assert of_each <= {path.stem for path in (tmp_path / "out").glob("*.svg")}
+
+
+def test_no_table_has_the_name_of_a_figure() -> None:
+    """Both write NAME.csv to one folder."""
+    assert not {figure.name for figure in FIGURES} & {table.name for table in TABLES}

@@ -56,8 +56,9 @@ def test_a_picture_is_as_wide_as_the_columns_of_a_paper(
 
 
 def test_every_letter_of_a_picture_is_in_its_own_font() -> None:
-    """One face has usual letters alone, the other one that is not among them."""
-    svg = '<svg width="1" height="1"><text>λ −1</text><text font-weight="600">Ω₂ &amp;</text></svg>'
+    """One face has usual letters alone, some of them in lines, the other one that is unusual."""
+    texts = "<text>λ <tspan>−</tspan><tspan>1</tspan></text><text font-weight='600'>Ω₂ &amp;</text>"
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1">{texts}</svg>'
     found = re.findall(r"font-weight:(\d+);src:url\(data:font/woff;base64,([^)]*)", with_font(svg))
     letters = {
         weight: {chr(code) for code in TTFont(io.BytesIO(base64.b64decode(data))).getBestCmap()}

@@ -84,7 +84,7 @@ def test_the_report_begins_with_the_tax_of_all_sweeps_of_a_scale(tmp_path: Path)
     page = (tmp_path / "out" / "index.html").read_text()
     head = page[page.index("<body>") : page.index("</header>")]
     assert line in head
-    table = pd.read_csv(tmp_path / "out" / "tiny" / "token_tax.csv")
+    table = pd.read_csv(tmp_path / "out" / "tiny" / "token_taxes.csv")
     assert {*table["tax_from"].dropna()} == {"lengths", "slope", REPORTED, ESTIMATED}
     assert (tmp_path / "out" / "tiny" / "break_even.svg").exists()
 
@@ -105,6 +105,10 @@ def test_longer_runs_that_a_sweep_asks_for_tell_its_tax_and_are_not_missing(
     assert "token tax, main-tiny: AdamW delay 2.00 [2.00, 2.00] (slope)" in text
     assert "Nothing is missing of what was asked for." in text
     assert advised_by == [{*names}], "the advice rests on them too"
+    drawn = pd.read_csv(tmp_path / "out" / "token_tax.csv")
+    assert [*drawn.loc[drawn["who"] == "these trials", "mean"]] == [pytest.approx(2)]
+    table = pd.read_csv(tmp_path / "out" / "token_taxes.csv")
+    assert [*table["tax"]][:1] == [pytest.approx(2)]
 
 
 def test_a_store_of_one_length_says_what_it_lacks(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from analysis.theory.stability import largest_stable
 from tests.support import every_optimizer
 from tests.support.every_correction import settings
 from tests.support.quadratic import responses, trajectory
-from trainer.base.build import published
 
 T = 30
 SMALL = 1e-12
@@ -40,7 +39,7 @@ each_correction = pytest.mark.parametrize("correction", CORRECTIONS)
 def node(name: str, **changes: Any) -> dict[str, Any]:
     """Settings without decay of the weights."""
     made = every_optimizer.maker(name, weight_decay=0.0, **changes)
-    return {"_target_": published(f"trainer.optimizers.{name}"), **made.keywords}
+    return {"_target_": every_optimizer.address(name), **made.keywords}
 
 
 def closed(optimizer: dict[str, Any], correction: dict[str, Any], delay: int) -> Loop:

@@ -15,7 +15,6 @@ from analysis.theory.optimizers import linear
 from analysis.theory.recursion import Loop
 from analysis.theory.stability import best_strength, largest_stable, stability
 from tests.support import every_correction, every_optimizer
-from trainer.base.build import published
 from trainer.base.errors import BadInput
 
 NONE = every_correction.settings("none")
@@ -37,7 +36,7 @@ KNOWN = {
 
 def node(name: str, **changes: Any) -> dict[str, Any]:
     settings = every_optimizer.maker(name, **changes).keywords
-    return {"_target_": published(f"trainer.optimizers.{name}"), **settings}
+    return {"_target_": every_optimizer.address(name), **settings}
 
 
 def limit(optimizer: dict[str, Any], correction: dict[str, Any], delay: int) -> float:

@@ -24,6 +24,7 @@ CORRECTIONS = {
     "error_feedback": "error_feedback.ErrorFeedback",
     "error_feedback_gradient": "error_feedback_gradient.GradientErrorFeedback",
     "learning_rate": "learning_rate.LearningRate",
+    "matched_error_feedback": "matched_error_feedback.MatchedErrorFeedback",
     "none": "none.NoCorrection",
     "taylor": "taylor.Taylor",
     "weight_prediction": "weight_prediction.WeightPrediction",
@@ -53,6 +54,7 @@ ADDRESSES = {
         for name in ("hybrid_10b", "tiny_hybrid")
     },
     ("data", "bins"): "trainer.data.bins.Bins",
+    ("optimizer", "basis_rotation"): "trainer.optimizers.basis_rotation.basis_rotation",
     ("pipeline", "zero_bubble_v"): "trainer.schedules.recipes.zero_bubble_v",
 }
 """Group and choice → the address that every config.json of it holds."""

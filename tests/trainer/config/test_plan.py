@@ -24,6 +24,8 @@ def test_evaluations_are_foreseen(tmp_path: Path) -> None:
     num_tokens = len(build(config["data"]).open().validation)
     per_token = found.flops / found.tokens / 3  # a forward is a third of forward and backward
     assert found.evaluation_flops == pytest.approx(3 * num_tokens * per_token)
+    fewer = plan_trial({**config, "eval_tokens": 16})
+    assert fewer.evaluation_flops == pytest.approx((num_tokens + 2 * 16) * per_token)
     missing = {**config, "data": {**config["data"], "path": str(tmp_path / "none")}}
     assert plan_trial(missing).evaluation_flops == 0
 

@@ -10,7 +10,7 @@ from trainer.config.identity import trial_id
 from trainer.config.schema import validate
 from trainer.config.younger import YOUNGER
 
-CHANGED = {"diagnostics": 5, "eval_dtype": "bfloat16", "deterministic": False}
+CHANGED = {"diagnostics": 5, "eval_tokens": 64, "eval_dtype": "bfloat16", "deterministic": False}
 
 
 @pytest.mark.parametrize("key", YOUNGER)

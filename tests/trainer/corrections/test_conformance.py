@@ -109,6 +109,7 @@ def test_a_copy_of_the_weights_is_made_only_where_the_update_is_read() -> None:
     assert {name for name, needs in reads.items() if needs} == {
         "adaptive_error_feedback",
         "error_feedback",
+        "matched_error_feedback",
         "weight_prediction",
     }
     seen: list[int] = []

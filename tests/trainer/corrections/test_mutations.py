@@ -15,7 +15,7 @@ from tests.oracles.corrections import REFERENCES, History, Plain
 from tests.support.delayed import T
 from tests.support.every_correction import SETTINGS, Make, error, variants
 from trainer.corrections.adaptive_error_feedback import AdaptiveErrorFeedback
-from trainer.corrections.error_feedback import ErrorFeedback
+from trainer.corrections.error_feedback import ErrorFeedback, Late
 from trainer.corrections.error_feedback_gradient import GradientErrorFeedback
 from trainer.corrections.learning_rate import LearningRate
 from trainer.corrections.past import Past
@@ -83,7 +83,7 @@ class KeepsWhatItMade(GradientErrorFeedback):
 
 
 class ForgetsToClamp(AdaptiveErrorFeedback):
-    def _factors(self, late: list[int], *of: list[Tensor]) -> Tensor:
+    def _factors(self, late: Late, *of: list[Tensor]) -> Tensor:
         super()._factors(late, *of)
         averages = torch.stack([self._averages[i] for i in late])
         return self.coefficient * averages[:, 0] / averages[:, 1]

@@ -102,9 +102,22 @@ def test_batches_are_a_function_of_seed_and_index() -> None:
 
 def test_windows_predict_every_token_once() -> None:
     windows = Windows(Tokens([np.arange(105, dtype=np.uint16)]), seq_len=10)
-    assert windows[0:99][:, 1:].flatten().tolist() == list(range(1, 101))
+    batches = [batch[:, 1:].flatten().tolist() for batch in windows.batches(4)]
+    assert [len(batch) for batch in batches] == [40, 40, 20]
+    assert [token for batch in batches for token in batch] == list(range(1, 101))
     with pytest.raises(BadInput, match="seq_len=105"):
         Windows(Tokens([np.arange(105, dtype=np.uint16)]), seq_len=105)
+
+
+def test_some_windows_are_spread_over_all() -> None:
+    windows = Windows(Tokens([np.arange(105, dtype=np.uint16)]), seq_len=10)
+
+    def starts(num_tokens: int) -> list[int]:
+        return [int(row[0]) for batch in windows.batches(3, num_tokens) for row in batch]
+
+    assert starts(40) == starts(49) == [0, 20, 50, 70]
+    assert starts(1) == [0]
+    assert starts(100) == starts(1000) == list(range(0, 100, 10))
 
 
 def test_bpe_is_deterministic_and_sees_training_documents_only(tmp_path: Path) -> None:

@@ -102,8 +102,7 @@ def test_equals_a_trial(optimizer: str, tmp_path: Path) -> None:
     assert losses == [row["train_loss"] for row in rows(tmp_path / "trial")]
     total, num_tokens = torch.zeros((), dtype=torch.float64), 0
     with delayed.newest(), torch.no_grad():
-        for first in range(0, len(parts.validation), config["eval_batch_size"]):
-            batch = parts.validation[first : first + config["eval_batch_size"]]
+        for batch in parts.validation.batches(config["eval_batch_size"]):
             inputs, targets = batch[:, :-1], batch[:, 1:]
             total += cross_entropy(module(inputs), targets).double() * targets.numel()
             num_tokens += targets.numel()

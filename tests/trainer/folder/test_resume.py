@@ -47,18 +47,18 @@ def stopped(folder: Path, layout: str, *words: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "optimizer"),
+    ("before", "after", "words"),
     [
-        ("two ranks", "four ranks", "adamw"),
-        ("four ranks", "two ranks", "muon"),
-        ("three emulated", "two ranks", "muon"),
-        ("two ranks", "three emulated", "sgd"),
+        ("two ranks", "four ranks", ["optimizer=adamw"]),
+        ("four ranks", "two ranks", ["optimizer=muon"]),
+        ("three emulated", "two ranks", ["optimizer=muon", "dtype=bfloat16"]),
+        ("two ranks", "three emulated", ["optimizer=sgd"]),
     ],
+    ids=lambda part: part if isinstance(part, str) else " ".join(part),
 )
 def test_other_stages_go_on_exactly(
-    tmp_path: Path, before: str, after: str, optimizer: str
+    tmp_path: Path, before: str, after: str, words: list[str]
 ) -> None:
-    words = (f"optimizer={optimizer}",)
     path = stopped(tmp_path, before, *words)
     expected = run_trial(config(tmp_path, after, "whole", *words))
     result = run_trial(config(tmp_path, after, "resumed", *words, f"resume_from={path}"))

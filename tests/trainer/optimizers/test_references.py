@@ -26,6 +26,7 @@ EVERY = {reference.__name__: reference for reference in references.OF_EVERY_WEIG
 MATRICES = {reference.__name__: reference for reference in of_matrices.OF_MATRICES}
 TOLERANCES = {
     "adamuon": 1e-8,  # 7e-9: eps beside the norm, which the paper divides by alone
+    "basis_rotation": 1e-8,  # 2e-9: rounding in the null space of the first g gᵀ, over eps
     "dion": 1e-6,  # 3e-7: eps beside the norm of a basis' column
     "kron": 1e-7,  # 2e-8: the library solves triangular systems in fp32
     "mars": 1e-4,  # 1e-5: eps before the bias correction, not after (conf/optimizer/mars.yaml)
@@ -46,6 +47,7 @@ CASES += [
     ("normuon", {"scaling": "preserve_norm", "nesterov": False}),
     ("adamuon", {"nesterov": False, "variance_decay": 0.9}),
     ("soap", {"precondition_every": 3}),
+    ("basis_rotation", {"precondition_every": 3}),
     ("shampoo", {"precondition_every": 1, "auxiliary_lr": None}),
     ("dion", {"rank_fraction": 1.0}),
 ]

@@ -144,5 +144,16 @@ def test_which_optimizers_need_no_matrices() -> None:
     """A stack of an entrywise optimizer is one weight: half the time of an update, or less."""
     matrixwise = {name for name in NAMES if not is_entrywise(maker(name).func)}
     assert matrixwise == {
-        *("adamuon", "dion", "kron", "mars", "muon", "normuon", "scion", "shampoo", "soap"),
+        *(
+            "adamuon",
+            "basis_rotation",
+            "dion",
+            "kron",
+            "mars",
+            "muon",
+            "normuon",
+            "scion",
+            "shampoo",
+            "soap",
+        ),
     }

@@ -1,0 +1,137 @@
+"""What will the delay cost on a larger rung? By a law fitted to a ladder of runs in a store."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.base.cli import Given, number, take_choice
+from trainer.base.errors import BadInput
+from trainer.base.paths import require_folder
+
+if TYPE_CHECKING:
+    from analysis.forecast.answer import Answer
+    from analysis.forecast.ladder import Ladder
+
+KEYS = {
+    "optimizer": "which one, as in the store",
+    "updates": "T: how many are forecast",
+    "batch": "B: tokens per update (default: the rungs' own, if they have one)",
+    "parameters": "N: of the model (default: the rungs' own, if they have one)",
+    "arm": "which one (default: every arm in the store)",
+    "seeds": "of the runs that are forecast: their noise is in the interval (default: 3)",
+    "results": "the store (default: results)",
+    "record": "a folder for the forecasts with their dates, which `forecasts` checks",
+    "out": "a folder for the figure",
+    "format": "text, json",
+    "COLUMN": "only trials with this value in a column: model=nano, optimizer.momentum=0.95",
+}
+LARGEST = 10**15
+SIZES = ("batch", "parameters")
+
+
+def main(given: Given) -> None:
+    """Prints one row per arm; raises BadInput."""
+    form = take_choice(given, "format", [*FORMATS])
+    optimizer, updates = (
+        _required(given, "optimizer"),
+        _count("updates", _required(given, "updates")),
+    )
+    seeds = _count("seeds", given.get("seeds", "3"))
+    sizes = {key: _count(key, given[key]) for key in SIZES if key in given}
+    results = given.get("results", "results")
+    for key in ("results", "record", "out"):
+        require_folder(key, given.get(key, results))
+    from analysis.forecast.answer import answer
+
+    conditions = {key: value for key, value in given.items() if key not in KEYS}
+    answers = [
+        answer(ladder, (updates, *_sizes(ladder, sizes)), seeds)
+        for ladder in _ladders(Path(results), optimizer, given.get("arm"), conditions)
+    ]
+    print(FORMATS[form](answers))
+    _write([each for each in answers if each.point], given, conditions)
+
+
+def _required(given: Mapping[str, str], key: str) -> str:
+    if key not in given:
+        raise BadInput(key, "", f"is missing: {KEYS[key]}")
+    return given[key]
+
+
+def _count(key: str, text: str) -> int:
+    value = number(text)
+    if not 1 <= value <= LARGEST or not value.is_integer():
+        raise BadInput(key, text, f"must be a whole number from 1 to {LARGEST:.0e}")
+    return int(value)
+
+
+def _ladders(
+    results: Path, optimizer: str, arm: str | None, conditions: Mapping[str, str]
+) -> list[Ladder]:
+    from analysis.forecast.ladder import ladders
+    from analysis.table.load import load
+    from analysis.table.selection import fulfilling
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the report says them
+        trials = fulfilling(load(results), conditions)
+    known = sorted(set(trials["optimizer"].dropna())) if len(trials) else []
+    if optimizer not in known:
+        allowed = f"must be in the store, which has {', '.join(known) or 'no such trial'}"
+        raise BadInput("optimizer", optimizer, allowed)
+    found = ladders(trials, optimizer)
+    arms = [ladder.arm for ladder in found]
+    if not found or (arm is not None and arm not in arms):
+        allowed = f"must have trials beside sync's: the store has {', '.join(arms) or 'none'}"
+        raise BadInput("arm", arm or "", allowed)
+    return [ladder for ladder in found if arm in (None, ladder.arm)]
+
+
+def _sizes(ladder: Ladder, asked: Mapping[str, int]) -> tuple[int, int]:
+    """Tokens per update and parameters of the target."""
+    batch, parameters = (
+        asked.get(key) or _only(key, {getattr(rung, key) for rung in ladder.rungs}) for key in SIZES
+    )
+    return batch, parameters
+
+
+def _only(key: str, there: set[int]) -> int:
+    """The one size that the rungs have; 1 without rungs, of which nothing is forecast."""
+    if len(there) > 1:
+        has = ", ".join(map(str, sorted(there)))
+        raise BadInput(key, "", f"is missing: {KEYS[key]}; the rungs have {has}")
+    return there.pop() if there else 1
+
+
+def _write(
+    answers: Sequence[Answer], given: Mapping[str, str], conditions: Mapping[str, str]
+) -> None:
+    """The record and the figure of the forecasts that there are, if they are asked for."""
+    from analysis.figures.forecast import draw
+    from analysis.forecast.register import record
+
+    if "record" in given:
+        for each in answers:
+            print(f"recorded {record(each, conditions, Path(given['record']))}", file=sys.stderr)
+    if "out" in given and answers:
+        print(f"wrote {draw(answers, Path(given['out']))}", file=sys.stderr)
+
+
+def _text(answers: Sequence[Answer]) -> str:
+    from analysis.forecast.text import text
+
+    return text(answers)
+
+
+def _json(answers: Sequence[Any]) -> str:
+    from analysis.forecast.text import plain
+
+    return json.dumps([plain(each) for each in answers], indent=1)
+
+
+FORMATS: Mapping[str, Callable[[Sequence[Answer]], str]] = {"text": _text, "json": _json}

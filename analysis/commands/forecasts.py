@@ -1,0 +1,31 @@
+"""Recorded forecasts beside what was measured since."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from trainer.base.cli import Given
+from trainer.base.errors import BadInput
+from trainer.base.paths import require_folder
+
+KEYS = {
+    "record": "the folder of the forecasts (default: docs/forecasts)",
+    "results": "the store (default: results)",
+}
+
+
+def main(given: Given) -> None:
+    """Prints one row per forecast; raises BadInput."""
+    places = {"record": "docs/forecasts", "results": "results", **given}
+    for key in KEYS:
+        require_folder(key, places[key])
+    folder = Path(places["record"])
+    if not folder.is_dir():
+        raise BadInput("record", folder, "must be a folder of forecasts (no such folder)")
+    from analysis.forecast.register import checks, text
+    from analysis.table.load import load
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the report says them
+        print(text(checks(folder, load(Path(places["results"])))))

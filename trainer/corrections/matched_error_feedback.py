@@ -1,0 +1,28 @@
+"""Error Feedback whose coefficient grows with the delay."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from typing_extensions import override
+
+from trainer.corrections.error_feedback import ErrorFeedback, Late
+
+
+class MatchedErrorFeedback(ErrorFeedback):
+    """W(t+1) = W(t) − u_t − λ τ (u_t − u_{t−lag}), where τ is the delay of the weight's gradient.
+
+    Error Feedback predicts the weights λ updates ahead (docs/semantics.md). A gradient that is τ
+    updates old needs a prediction over τ of them: λ = 1 matches it, with a lag of 1. At a delay of
+    1 this is Error Feedback.
+    """
+
+    @override
+    def _factors(
+        self,
+        late: Late,
+        update: list[Tensor],
+        earlier: list[Tensor],
+        difference: list[Tensor],
+    ) -> Tensor:
+        alone = super()._factors(late, update, earlier, difference)
+        return alone * alone.new_tensor(list(late.values()))
