@@ -40,23 +40,29 @@ def audit(parts: Sequence[Comparison], confidence: float, seed: int, stores: int
     others: the rate is the highest of all parts, and of all ways in which each can be false.
     """
     draws = _Stores(parts, confidence, seed)
-    falsely = [
-        _count(draws.of_part(index, means, stores), REPRODUCED)
-        for index, one in enumerate(parts)
-        for means in one.rule.just_false(_means(one))
-    ]
-    true = draws.of_claim(lambda one: one.rule.just_true(_means(one)), stores)
-    placebo = draws.of_claim(lambda one: one.rule.placebo(_means(one)), stores)
-    by_as_much = draws.of_claim(lambda one: one.rule.true(_means(one)), SEARCH)
-    observed = draws.of_claim(_means, SEARCH)
+    errors = [draws.of_part(index, _erring(one), stores) for index, one in enumerate(parts)]
+    falsely = max(_count(codes, REPRODUCED) for of_part in errors for codes in of_part[2:])
+    true, placebo = _together([of_part[:2] for of_part in errors])
+    by_as_much, observed = draws.of_claim(lambda one: [one.rule.true(_means(one)), _means(one)])
+
+    def decides(n: int) -> bool:
+        [codes] = draws.of_claim(lambda one: [_means(one)], n)
+        return bool(np.mean(codes != 0) >= POWER)
+
     return Audit(
-        Rate(max(falsely), stores),
+        Rate(falsely, stores),
         Rate(_count(true, CONTRADICTED), stores),
         Rate(int(np.count_nonzero(placebo)), stores),
         Rate(_count(by_as_much, REPRODUCED), SEARCH),
         Rate(int(np.count_nonzero(observed)), SEARCH),
-        _seeds(lambda n: bool(np.mean(draws.of_claim(_means, SEARCH, n) != 0) >= POWER)),
+        _seeds(decides),
     )
+
+
+def _erring(one: Comparison) -> list[Means]:
+    """Where rules err: a claim that is just true, a placebo, and each way of being just false."""
+    rule, means = one.rule, _means(one)
+    return [rule.just_true(means), rule.placebo(means), *rule.just_false(means)]
 
 
 def _seeds(decides: Callable[[int], bool]) -> int | None:
@@ -81,22 +87,30 @@ class _Stores:
         self.confidence = confidence
         self.seed = seed
 
-    def of_part(self, index: int, means: Means, stores: int, n: int | None = None) -> Codes:
-        """Shape (stores,); `n` seeds, or as many as there are."""
+    def of_part(
+        self, index: int, means: Sequence[Means], stores: int, n: int | None = None
+    ) -> Codes:
+        """Shape (means, stores), all means with the same draws; `n` seeds, or as many as there
+        are."""
         one = self.parts[index]
         rng = np.random.default_rng([self.seed, index])
-        values = one.rule.draw(means, one.values, (stores, n or one.values.shape[1]), rng)
+        shape = stores, n or one.values.shape[1]
+        values = one.rule.draw(np.array(means), one.values, shape, rng)
         return one.rule.decide(values, self.confidence)
 
     def of_claim(
-        self, means: Callable[[Comparison], Means], stores: int, n: int | None = None
+        self, means: Callable[[Comparison], Sequence[Means]], n: int | None = None
     ) -> Codes:
-        """The same of all parts together."""
-        codes = np.array(
-            [self.of_part(i, means(one), stores, n) for i, one in enumerate(self.parts)]
-        )
-        reproduced = np.where((codes == REPRODUCED).all(axis=0), REPRODUCED, 0)
-        return np.where((codes == CONTRADICTED).any(axis=0), CONTRADICTED, reproduced)
+        """The same of all parts together, in SEARCH stores."""
+        parts = enumerate(self.parts)
+        return _together([self.of_part(index, means(one), SEARCH, n) for index, one in parts])
+
+
+def _together(of_parts: Sequence[Codes]) -> Codes:
+    """Codes of a claim from those of its parts, each of shape (means, stores)."""
+    codes = np.array(of_parts)
+    reproduced = np.where((codes == REPRODUCED).all(axis=0), REPRODUCED, 0)
+    return np.where((codes == CONTRADICTED).any(axis=0), CONTRADICTED, reproduced)
 
 
 def _means(one: Comparison) -> Means:

@@ -82,7 +82,7 @@ class Comparison:
         table = pd.concat([row.by_seed for row in self.rows], axis=1, join="inner")
         return table.sort_index().to_numpy(dtype=float).T
 
-    @property
+    @cached_property
     def flaw(self) -> str:
         """Why it decides nothing; empty if it can decide."""
         flaws = dict.fromkeys(row.flaw for row in self.rows if row.flaw)

@@ -69,8 +69,8 @@ def words(*parts: Hashable) -> str:
 
 def row(name: str, found: pd.DataFrame, value: str = "value", *, shown: bool = True) -> Row:
     """A column by seed; at a seed with several stages or microbatches, the fewest."""
-    by_seed = found.drop_duplicates("seed").set_index("seed")[value].dropna().astype(float)
-    return Row(name, by_seed, shown)
+    by_seed = found[["seed", value]].drop_duplicates("seed").set_index("seed")[value]
+    return Row(name, by_seed.dropna().astype(float), shown)
 
 
 class Column(NamedTuple):

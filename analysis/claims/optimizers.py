@@ -85,10 +85,11 @@ def _most(trials: pd.DataFrame) -> list[Comparison]:
 def _shares(trials: pd.DataFrame, rule: Rule) -> list[Comparison]:
     found = measured(trials)
     plain, left = found[found["arm"] == "delay"], found[found["arm"] == "delay_ef"]
+    plain_at = dict(iter(plain.groupby("point")))
     return [
         Comparison(
             name,
-            [row("delay", plain[plain["point"].isin(rows["point"])]), row("delay_ef", rows)],
+            [row("delay", plain_at.get(rows["point"].iloc[0], plain[:0])), row("delay_ef", rows)],
             rule,
             optimizer in PAPER,
         )

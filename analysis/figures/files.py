@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import vl_convert
 
-from analysis.figures.draw.fonts import register, with_font
+from analysis.figures.draw.fonts import FAMILY, QUICK, in_family, is_usual, register, with_font
 from analysis.figures.draw.style import dark
 from analysis.figures.figure import Plot, Spec, beside, whole
 
@@ -52,6 +52,7 @@ def _write(drawn: Plot, svg: str, out: Path) -> None:
     name = drawn.figure.name
     drawn.data.to_csv(out / f"{name}.csv", index=False)
     (out / f"{name}.svg").write_text(with_font(svg))
+    svg = in_family(svg, QUICK) if is_usual(svg) else svg
     (out / f"{name}.png").write_bytes(vl_convert.svg_to_png(svg, scale=SCALE))
     # vl-convert takes a pixel for a point, of which an inch has fewer.
     in_points = resized(svg, _size(svg)[0] * POINTS / PER_INCH)
@@ -61,10 +62,17 @@ def _write(drawn: Plot, svg: str, out: Path) -> None:
 def picture(spec: Spec) -> str:
     """The specification as SVG, with its description for readers who do not see it."""
     register()
-    svg = _renumbered(vl_convert.vegalite_to_svg(spec))
+    svg = _drawn(spec, QUICK)
+    svg = _renumbered(svg if is_usual(svg) else _drawn(spec, FAMILY))
     head, _, rest = svg.partition(">")
     words = escape(str(spec.get("description", "")))
     return f'{head} role="img" aria-label="{words}">{rest}'
+
+
+def _drawn(spec: Spec, family: str) -> str:
+    """As SVG in FAMILY, with words placed by the widths of `family`."""
+    config = {**spec["config"], "font": family}
+    return in_family(vl_convert.vegalite_to_svg({**spec, "config": config}), FAMILY)
 
 
 def _renumbered(svg: str) -> str:

@@ -21,18 +21,23 @@ class View(NamedTuple):
 
 @dataclass
 class Views:
-    """Views of a store. Each is made once, since many figures show the same trials."""
+    """Views of a store. Each is made once, since many figures show the same trials.
+
+    `_known`: by the trials that were asked for, and by those of them that the store has.
+    """
 
     store: pd.DataFrame
     _known: dict[frozenset[str], View] = field(default_factory=dict)
 
     def of(self, trial_ids: frozenset[str]) -> View:
         """Those of these trials that the store has."""
-        trials = self.store[self.store["trial_id"].isin(trial_ids)]
-        found = frozenset(trials["trial_id"])
-        if found not in self._known:
-            self._known[found] = View(trials, gaps(trials))
-        return self._known[found]
+        if trial_ids not in self._known:
+            trials = self.store[self.store["trial_id"].isin(trial_ids)]
+            found = frozenset(trials["trial_id"])
+            if found not in self._known:
+                self._known[found] = View(trials, gaps(trials))
+            self._known[trial_ids] = self._known[found]
+        return self._known[trial_ids]
 
     def whole(self) -> View:
         """All of the store."""

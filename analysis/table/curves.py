@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from trainer.folder.metrics import row_of
+from trainer.folder.metrics import Row, row_of
 
 MOST = 100
 """Points of a curve."""
@@ -41,9 +41,11 @@ def curves(folder: Path) -> Curves:
     path = folder / "metrics.jsonl"
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     evaluated = [line for line in lines if EVALUATED in line]
+    shown = spaced(lines, MOST), spaced(evaluated, MOST)
+    rows = {line: row_of(line) for line in {*shown[0], *shown[1]}}
     return Curves(
-        _points(spaced(lines, MOST), "train_loss"),
-        _points(spaced(evaluated, MOST), "val_loss"),
+        _points(map(rows.get, shown[0]), "train_loss"),
+        _points(map(rows.get, shown[1]), "val_loss"),
         len(lines),
         len(evaluated),
     )
@@ -57,6 +59,6 @@ def spaced(items: Sequence[_T], most: int) -> Sequence[_T]:
     return [items[round(index * step)] for index in range(most)]
 
 
-def _points(lines: Sequence[bytes], key: str) -> list[Point]:
-    rows = filter(None, map(row_of, lines))
-    return [(row["update"], row[key]) for row in rows if row.get(key) is not None]
+def _points(rows: Iterable[Row | None], key: str) -> list[Point]:
+    known = filter(None, rows)
+    return [(row["update"], row[key]) for row in known if row.get(key) is not None]

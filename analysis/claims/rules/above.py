@@ -46,8 +46,9 @@ class Above(Normal):
 
     def decide(self, values: Values, confidence: float) -> Codes:
         """As in `Rule`."""
-        lows = [mean_intervals(one.of(values))[0] for one in self.contrasts]
-        highs = [mean_intervals(one.of(values), confidence)[1] for one in self.contrasts]
+        sums = [one.of(values) for one in self.contrasts]
+        lows = [mean_intervals(one)[0] for one in sums]
+        highs = [mean_intervals(one, confidence)[1] for one in sums]
         found = np.all(np.greater(lows, 0), axis=0)
         refuted = np.any(np.less(highs, 0), axis=0)
         return codes_of(found, refuted, _is_positive(self.needed, values))

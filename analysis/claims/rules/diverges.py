@@ -55,5 +55,5 @@ class Diverges:
     def draw(self, means: Means, values: Values, shape: tuple[int, int], rng: Generator) -> Values:
         """Trials that diverge or not, each by itself."""
         stores, num_seeds = shape
-        uniform = rng.random((stores, len(means), num_seeds))
-        return (uniform < means[:, None]).astype(float)
+        uniform = rng.random((stores, means.shape[-1], num_seeds))
+        return (uniform < means[..., None, :, None]).astype(float)

@@ -57,7 +57,8 @@ class Rule(Protocol):
         """Means at which it is true by as much as was observed, whichever way round that was."""
 
     def draw(self, means: Means, values: Values, shape: tuple[int, int], rng: Generator) -> Values:
-        """Values of (stores, seeds) simulated stores at these means, with the noise of `values`."""
+        """Values of (stores, seeds) simulated stores, with the noise of `values`: for means of the
+        shape (..., rows) that of (..., stores, rows, seeds), all of them with the same draws."""
 
 
 class Normal:
@@ -72,7 +73,7 @@ class Normal:
         n = values.shape[1]
         residuals = (values - values.mean(axis=1, keepdims=True)) / np.sqrt(n - 1)
         noise = rng.standard_normal((stores, n, num_seeds))
-        return means[:, None] + residuals @ noise
+        return means[..., None, :, None] + residuals @ noise
 
 
 def number(name: str, values: Values) -> Number:

@@ -25,7 +25,7 @@ def with_means(table: pd.DataFrame, column: str, keys: Sequence[str]) -> pd.Data
     if table.empty:
         return table.reindex(columns=[*dict.fromkeys([*table, *MEAN])])
     means = [
-        {**dict(zip(keys, key, strict=True)), **mean_of(group[column])}
-        for key, group in table.groupby([*keys], sort=False)
+        {**dict(zip(keys, key, strict=True)), **mean_of(values)}
+        for key, values in table.groupby([*keys], sort=False)[column]
     ]
     return table.merge(pd.DataFrame(means, columns=[*keys, *MEAN]), on=[*keys])

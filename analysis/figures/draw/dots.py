@@ -65,12 +65,13 @@ def _charts(data: pd.DataFrame, order: Sequence[str], title: str | None) -> list
     styles = arm_styles(data)
     charts: list[Chart] = []
     for head, rows in panels_of(data):
+        present = {*rows["group"]}
         for quantity in (GAP, LOSS):
             shown = rows[rows["quantity"] == quantity]
             if len(shown):
                 x = _axis(quantity, data[data["quantity"] == quantity])
                 named = _titled(head, quantity)
-                groups = [name for name in order if name in {*rows["group"]}]
+                groups = [name for name in order if name in present]
                 charts.append(_chart(shown, quantity, x, styles, groups, title, named))
     return charts
 

@@ -69,11 +69,22 @@ class Listing(NamedTuple):
 
     @property
     def data(self) -> dict[str, Any]:
-        """The columns and cells for the script of the page."""
+        """The heads and columns for the script of the page."""
+        cells = [[row[place].data for row in self.rows] for place in range(len(self.heads))]
         return {
             "heads": [head._asdict() for head in self.heads],
-            "rows": [[cell.data for cell in row] for row in self.rows],
+            "columns": [_shared(column) for column in cells],
         }
+
+
+def _shared(column: Sequence[CellData]) -> dict[str, Any]:
+    """`cells`: the different cells of a column; `at`: for each row, which of them it has, None
+    where all differ. Most columns say a few things many times, and a page must stay small."""
+    texts = [repr(cell) for cell in column]
+    different = dict(zip(texts, column, strict=True))
+    places = {text: place for place, text in enumerate(different)}
+    at = [places[text] for text in texts] if len(different) < len(column) else None
+    return {"cells": [*different.values()], "at": at}
 
 
 def listed(

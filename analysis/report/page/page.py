@@ -169,6 +169,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters["prose"] = prose
+    made.policies["json.dumps_kwargs"] = {"sort_keys": True, "separators": (",", ":")}
     return made
 
 

@@ -99,7 +99,9 @@ function columnOf({title, kind, hidden}) {
 
 const PAGE = 15;
 function makeTable(block) {
-  const {heads, rows} = json(block.querySelector("script"));
+  const {heads, columns} = json(block.querySelector("script"));
+  const shown = columns.map(({cells, at}) => at ? at.map((place) => cells[place]) : cells);
+  const rows = shown[0].map((_, row) => shown.map((column) => column[row]));
   const many = rows.length > PAGE;
   block.dataTable = new DataTable(block.querySelector("table"), {
     columns: heads.map(columnOf),

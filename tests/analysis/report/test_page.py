@@ -52,9 +52,16 @@ def tables(text: str) -> list[tuple[str, list[str], list[list[Any]]]]:
     for file, content in TABLE.findall(text):
         listing = json.loads(content)
         names = [name for head in listing["heads"] for name in head["names"]]
-        rows = [[value for cell in row for value in values(cell)] for row in listing["rows"]]
+        cells = zip(*map(spread, listing["columns"]), strict=True)
+        rows = [[value for cell in row for value in values(cell)] for row in cells]
         found.append((file, names, rows))
     return found
+
+
+def spread(column: dict[str, Any]) -> list[Any]:
+    """The cell of each row."""
+    cells, at = column["cells"], column["at"]
+    return cells if at is None else [cells[place] for place in at]
 
 
 def values(cell: Any) -> list[Any]:
