@@ -77,10 +77,10 @@ def _groups(found: pd.DataFrame) -> dict[tuple[Any, ...], Group]:
             bool
         ),
     }
+    rows: dict[Any, Any] = dict(found.groupby(SAME_ARM).indices)
     # A table per group would take ten times as long.
     return {
-        key: {name: column[rows] for name, column in columns.items()}
-        for key, rows in found.groupby(SAME_ARM).indices.items()
+        key: {name: column[at] for name, column in columns.items()} for key, at in rows.items()
     }
 
 
