@@ -79,9 +79,7 @@ def _groups(found: pd.DataFrame) -> dict[tuple[Any, ...], Group]:
     }
     rows: dict[Any, Any] = dict(found.groupby(SAME_ARM).indices)
     # A table per group would take ten times as long.
-    return {
-        key: {name: column[at] for name, column in columns.items()} for key, at in rows.items()
-    }
+    return {key: {name: column[at] for name, column in columns.items()} for key, at in rows.items()}
 
 
 def _row(key: tuple[Any, ...], group: Group, seeds: set[int]) -> dict[str, Any]:
