@@ -38,7 +38,10 @@ SWEEPS: Mapping[str, Published] = {
     "batch_size": Published(["batch_size_trials", "trials"], ("sync", "delay")),
     "dtype": Published(["dtype_trials"]),
 }
-LONG: Mapping[str, Published] = {"shared_rate": Published(["long_trials"])}
+LONG: Mapping[str, Published] = {
+    "shared_rate": Published(["long_trials"]),
+    "horizon": Published(["horizon_long_trials"]),
+}
 SCALES = {"tiny": SWEEPS, "long": LONG}
 """The sweeps of each scale that have published trials."""
 LENGTHS = Published(["trials", "advice_trials", "momentum_trials"], ("sync", *MAIN_ARMS))

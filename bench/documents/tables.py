@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import pandas as pd
 
 from analysis import best, load
+from analysis.forecast.register import checks
+from analysis.forecast.register import text as forecasts_text
 from analysis.statistics.intervals import mean_interval
 from analysis.statistics.reported import reported_taxes
 from analysis.statistics.tax import MAIN_ARMS, best_taxes
@@ -184,6 +186,29 @@ def batch_size() -> str:
     chosen = found.assign(size=sizes).sort_values("loss_sync", kind="stable")
     chosen = chosen.drop_duplicates(["optimizer", "size"])
     return _along(trials, chosen, "batch_size", "batch size", keys=("optimizer.lr",))
+
+
+def horizon() -> str:
+    """At `long`: sync's loss, gap and tax of each arm, one column per length."""
+    trials, found = of_sweep("horizon", "long")
+    lengths = trials.drop_duplicates("point").set_index("point")["num_updates_asked"]
+    found = found[found["pairs"] > 0].assign(length=found["point"].map(lengths))
+    values = sorted(found["length"].unique())
+    lines = []
+    for (optimizer, arm), group in found.groupby(["optimizer", "arm"]):
+        by_length = {row["length"]: row for row in group.to_dict("records")}
+        at, said = (
+            [by_length[value] for value in values],
+            f"{name(optimizer)}, {REPORTED_ARMS[arm]}",
+        )
+        lines.append([f"{said}: gap", *map(gap, at)])
+        lines.append([f"{said}: token tax", *map(tax_text, at)])
+    return table(["updates", *(f"{value:,}" for value in values)], lines)
+
+
+def forecasts() -> str:
+    """The registered ones beside what was measured since."""
+    return forecasts_text(checks(DOCS / "forecasts", load(DOCS / "forecast_trials.csv"))).strip()
 
 
 def _along(

@@ -65,9 +65,20 @@ class GPT2:
         if seq_len > self.num_positions:
             allowed = f"must not exceed model.num_positions={self.num_positions}"
             raise BadInput("seq_len", seq_len, allowed)
-        work = 12 * self.hidden_size**2 + self.hidden_size * seq_len
-        head = self.vocab_size * self.hidden_size
-        return balanced((work,) * self.num_layers, num_stages, head)
+        layers = (self._layer_work(seq_len),) * self.num_layers
+        return balanced(layers, num_stages, self._head_work)
+
+    def work(self, split: Split, seq_len: int) -> list[float]:
+        """What `split` balances, by stage."""
+        found = [float(len(layers) * self._layer_work(seq_len)) for layers in split]
+        return [*found[:-1], found[-1] + self._head_work]
+
+    def _layer_work(self, seq_len: int) -> int:
+        return 12 * self.hidden_size**2 + self.hidden_size * seq_len
+
+    @property
+    def _head_work(self) -> int:
+        return self.vocab_size * self.hidden_size
 
     def stage(self, index: int, split: Split) -> nn.Module:
         """A consecutive part; of several, the first and the last both hold the embedding."""

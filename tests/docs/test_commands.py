@@ -146,6 +146,7 @@ def test_a_command_is_understood(
     document: Path, words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_files(document, tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     for optimizer in ("adamw", "muon"):
         write_arms(tmp_path / "results", LOSSES, optimizer=optimizer)
     monkeypatch.chdir(tmp_path)

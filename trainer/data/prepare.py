@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from trainer.base.atomic import write_json
 from trainer.base.errors import BadInput
@@ -70,10 +70,10 @@ def prepare(
             texts = (text for text in documents() if not is_validation(text, validation_share))
             encoder = make_encoder(texts, folder)
             size = stated_vocab_size(encoder.vocab_size, vocab_size)
-            written = Written(folder, asked, size, num_tokens, tell)
             encode = partial(_encode, encoder, validation_share)
-            written.go_on(documents(), encode, num_workers)
-            splits = written.close(validation_share)
+            with Written(folder, asked, size, num_tokens, tell) as written:
+                written.go_on(documents(), encode, num_workers)
+                splits = written.close(validation_share)
         except BadInput:
             if not _progress(folder, asked):
                 shutil.rmtree(folder)
@@ -117,6 +117,13 @@ class Written:
         self._already = self.train.num_tokens
         if self._already:
             tell(f"{folder.name}: goes on after {self._already:,} tokens")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for split in (self.train, self.validation):
+            split.release()
 
     def go_on(
         self,

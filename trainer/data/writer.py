@@ -59,6 +59,11 @@ class SplitWriter:
             "num_documents": self.num_documents,
         }
 
+    def release(self) -> None:
+        """Closes the files, whatever they hold."""
+        self._file.close()
+        self._ends.close()
+
     def close(self) -> Split:
         """Finishes the split; returns its part of the manifest."""
         self._close_shard()

@@ -31,4 +31,4 @@ def test_a_figure_of_intervals_is_in_the_files_and_on_the_page(
     assert "Gaps with their intervals" in (out / "gap_intervals.svg").read_text()
     page = (out / "index.html").read_text()
     assert 'id="figure-gap_intervals">' in page
-    assert all(f'"high": {high:.6g}' in page for high in shown["high"])
+    assert all(f'"high":{high:.6g}' in page for high in shown["high"])

@@ -299,7 +299,7 @@ def test_nothing_of_a_store_is_markup(tmp_path: Path) -> None:
 
 def test_the_page_needs_nothing_from_anywhere(recorded: Made) -> None:
     _, out, text = recorded
-    elsewhere = r"(?<!schema\": \")https?://(?!www.w3.org/2000/svg)"
+    elsewhere = r"(?<!schema\":\")https?://(?!www.w3.org/2000/svg)"
     assert not re.search(rf"<(script|img|iframe)[^>]*\ssrc=|{elsewhere}", own(text))
     links = re.findall(r"<link[^>]*>", text)
     assert links == ['<link rel="icon" href="data:,">']

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import small
+from tests.support.choices import words_of
 from trainer.base.build import build, label, locate
 from trainer.base.errors import BadInput
 from trainer.base.places import CONF
@@ -24,7 +25,7 @@ CHOICES = [(group, path.stem) for group in GROUPS for path in sorted((CONF / gro
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES)
 def test_a_choice_lists_exactly_the_keywords_of_its_target(group: str, choice: str) -> None:
-    node = compose([f"{group}={choice}"])[group]
+    node = compose(words_of(group, choice))[group]
     target = locate(node.pop("_target_"))
     parameters = inspect.signature(target).parameters.values()
     assert set(node) == {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support import small
+from tests.support.choices import words_of
 from trainer.__main__ import main
 from trainer.base.errors import BadInput
 from trainer.config import names as module
@@ -38,7 +39,7 @@ def test_a_config_carries_the_names_that_were_chosen() -> None:
 
 @pytest.mark.parametrize(("group", "name"), CHOICES)
 def test_a_config_made_before_gets_its_names_and_keeps_its_id(group: str, name: str) -> None:
-    config = compose([f"{group}={name}"])
+    config = compose(words_of(group, name))
     assert config["choices"][group] == name
     assert validate(before(config)) == config
     assert trial_id(before(config), "d") == trial_id(config, "d")
