@@ -73,7 +73,7 @@ CLAIMS = (
         "With Error Feedback a mixture of experts reaches the loss of sync at the longest horizon",
         "figure 5 (2B MoE)",
         ("moe_horizon",),
-        "For each optimizer at its longest horizon, as for dense models: where the gap of the plain "
+        "As for dense models: at each optimizer's longest horizon, where the gap of the plain "
         f"delay lies above 0: what Error Feedback leaves of it is less than {SAME:.0%}, by the "
         "95 % interval (Fieller) of the share; contradicted where that interval lies above; else "
         "not enough data.",
