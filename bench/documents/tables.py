@@ -189,7 +189,7 @@ def batch_size() -> str:
 
 
 def horizon() -> str:
-    """At `long`: sync's loss, gap and tax of each arm, one column per length."""
+    """At `long`: gap and tax of each arm, one column per length."""
     trials, found = of_sweep("horizon", "long")
     lengths = trials.drop_duplicates("point").set_index("point")["num_updates_asked"]
     found = found[found["pairs"] > 0].assign(length=found["point"].map(lengths))
@@ -197,10 +197,8 @@ def horizon() -> str:
     lines = []
     for (optimizer, arm), group in found.groupby(["optimizer", "arm"]):
         by_length = {row["length"]: row for row in group.to_dict("records")}
-        at, said = (
-            [by_length[value] for value in values],
-            f"{name(optimizer)}, {REPORTED_ARMS[arm]}",
-        )
+        at = [by_length[value] for value in values]
+        said = f"{name(optimizer)}, {REPORTED_ARMS[str(arm)]}"
         lines.append([f"{said}: gap", *map(gap, at)])
         lines.append([f"{said}: token tax", *map(tax_text, at)])
     return table(["updates", *(f"{value:,}" for value in values)], lines)
