@@ -44,8 +44,9 @@ def weight_files(word: str) -> list[Path]:
 
 def published_config(word: str) -> dict[str, Any]:
     """The content of config.json; raises BadInput if there is none."""
+    folder = checkpoint_folder(word)
     try:
-        found = json.loads((checkpoint_folder(word) / "config.json").read_text())
+        found = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise BadInput(KEY, word, f"must hold a config.json ({error})") from None
     if not isinstance(found, dict):

@@ -159,4 +159,6 @@ def test_a_checkpoint_that_does_not_fit_is_one_line(
     write_bad(checkpoint, tmp_path)
     given = [*small.overrides(tmp_path), *words.split()]
     monkeypatch.setattr(sys, "argv", ["trainer", *given])
-    assert BAD[words] in refused(trainer)
+    line = refused(trainer)
+    assert BAD[words] in line
+    assert line.count("from_pretrained=") == 1
