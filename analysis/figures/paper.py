@@ -33,6 +33,17 @@ STALENESS = (
     ("fig18_update_error", "Relative error of the late update", "update_error", "figure 18"),
 )
 
+HORIZONS = Figure(
+    name="fig05_horizon",
+    title="Final loss over horizons",
+    data=loss_by_number.over_horizons,
+    charts=lines.of_loss_and_gap,
+    caption=lines.CAPTION,
+    columns=2,
+    source="figure 5 (2B MoE; here a dense model)",
+    sweeps=("horizon",),
+)
+
 FIGURES = (
     Figure(
         name="fig02_optimizers",
@@ -66,23 +77,10 @@ FIGURES = (
         source="figure 4 (135M)",
         sweeps=("momentum",),
     ),
-    Figure(
-        name="fig05_horizon",
-        title="Final loss over horizons",
-        data=loss_by_number.over_horizons,
-        charts=lines.of_loss_and_gap,
-        caption=lines.CAPTION,
-        columns=2,
-        source="figure 5 (2B MoE; here a dense model)",
-        sweeps=("horizon",),
-    ),
-    Figure(
+    HORIZONS,
+    HORIZONS._replace(
         name="fig05b_moe_horizon",
         title="Final loss of a mixture of experts over horizons",
-        data=loss_by_number.over_horizons,
-        charts=lines.of_loss_and_gap,
-        caption=lines.CAPTION,
-        columns=2,
         source="figure 5 (2B MoE)",
         sweeps=("moe_horizon",),
     ),
