@@ -95,12 +95,12 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q and what is returned are [batch, heads, seq, size], k and v [batch, heads of keys, seq, size].
     """
     if q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.shape[2] <= SHORT:
-        return _in_products(q, k, v)
+        return in_products(q, k, v)
     is_grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
 
 
-def _in_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def in_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The same with all scores in memory, and their softmax in fp32."""
     seq_len, scale = q.shape[2], q.shape[3] ** -0.5
     future = torch.full((seq_len, seq_len), -math.inf, device=q.device).triu(1)
