@@ -12,7 +12,10 @@ from analysis.table.records import Record
 MAIN, COEFFICIENT = "main", "coefficient"
 TRIED_BY_MAIN = (0, 1)
 """Coefficients of Error Feedback in the sweep `main`."""
-OF_ONE_SWEEP = ("sweep", "scale", "seeds", "grid", "tune", "advice", "dry_run", "tracking")
+OF_ONE_SWEEP = (
+    *("sweep", "scale", "seeds", "grid", "tune", "search", "advice"),
+    *("dry_run", "tracking"),
+)
 """Words of a command line, or what they begin with, that say nothing of its trials' setting."""
 
 

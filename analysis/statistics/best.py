@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.statistics.chosen import chosen
 from analysis.statistics.intervals import (
     CONFIDENCE,
     Interval,
@@ -25,7 +26,7 @@ Losses = NDArray[np.float64]
 """Final losses, shape (points, seeds); infinite where the trial diverged."""
 
 
-def best(df: pd.DataFrame) -> pd.DataFrame:
+def best(df: pd.DataFrame, choice: Collection[int] = ()) -> pd.DataFrame:
     """Best over the grid, in nats per token, from `load`'s table; columns: `schema.BEST`.
 
     Each arm is taken at the setting of its own lowest mean loss. Choosing and comparing on the same
@@ -35,12 +36,18 @@ def best(df: pd.DataFrame) -> pd.DataFrame:
     independent: `low` and `high` are those of `interval_of_best`. Measured coverage: 95 % or more
     at 3 to 16 seeds, on grids whose settings are alike or not.
 
+    `choice`: the seeds of choice of a search (`search.seeds`), if there was one. Then the mean loss
+    at these alone chooses, over all settings that were tried and all coefficients of an arm, and
+    the others compare: `low` and `high` are Student's t, and `gap_same_seeds` is missing.
+
     The grid holds the points of one task (see tasks.py) at which both arms have a result for every
     seed of the point with the most seeds. Raises and warns as `pairs.pairs` does.
     """
     if df.empty:
         return _table([])
     words = settings(df)
+    if choice:
+        return _table(chosen(df, choice, tasks(df), words))
     rows = [{**dict(zip(ROW, key, strict=True)), **_row(found, words)} for key, found in grids(df)]
     return _table(rows)
 

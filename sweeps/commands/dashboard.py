@@ -41,4 +41,5 @@ def _swept(sweep: Sweep) -> list[str]:
     """The keys in which the sweep's points differ, as they are named in a run's config."""
     words = [word for axis, of in sweep.grid.items() for v in of for word in overrides(axis, v)]
     keys = [*(word.split("=")[0] for word in words), *sweep.tune]
+    keys += sweep.search.space if sweep.search else []
     return [f"choice.{key}" if (CONF / key).is_dir() else key for key in keys]

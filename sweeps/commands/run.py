@@ -12,7 +12,7 @@ from typing import Any
 
 from sweeps.cluster.shared import require_seen_by_nodes
 from sweeps.commands import COMMANDS
-from sweeps.plan import sweep_record, tuning_report
+from sweeps.plan import search_report, sweep_record, tuning_report
 from sweeps.plan.ending import advice
 from sweeps.plan.pricing import Prices
 from sweeps.plan.summary import summary
@@ -71,6 +71,8 @@ def _asked_words(words: Sequence[str]) -> list[str]:
             f"tracking=  {', '.join(choice.known())}: where to follow the trials; tracking.KEY=… "
             "as in conf/tracking/ (default: none)\n"
             "seeds=[0,1], grid.KEY=[…], tune.KEY=[…] and advice.KEY=… replace the sweep file's; "
+            f"search={', '.join(known('search'))} lets a sampler choose settings, "
+            "search.KEY=… as in conf/search/; "
             "any other key=value goes to every trial, as in python -m trainer",
         )
         .parse_args(words)
@@ -200,7 +202,10 @@ def _report(asked: Request, plan: SweepPlan, prices: Prices) -> str:
 
     lines = [report(asked.results, out, plan.label)]
     if plan.sweep.tune:
-        lines.append(tuning_report.write(plan.sweep, [p.tuned for p in plan.points], out))
+        lines.append(tuning_report.write(plan.sweep, plan.tuned, out))
+    if (search := plan.sweep.search) is not None:
+        lines.append(search_report.write(search, [*plan.sweep.arms], plan.searched, out))
+        lines += search_report.compare(asked.results, search, plan.planned, out)
     text = "\n".join([*lines, *advice(asked.results, plan)])
     drawn.note(out, now, text)
     return text

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sweeps.plan.tuning import Tuned
+from sweeps.plan.choice import Choice
 from sweeps.request.expand import Trial
 from sweeps.request.schema import Sweep
 from sweeps.store.results import final_loss
@@ -27,7 +27,7 @@ from trainer.base.build import label
 class Judged:
     """A point, and whether early stopping leaves it out."""
 
-    tuned: Tuned
+    choice: Choice
     first: list[Trial]
     """The sync trial of the first seed, which decides. Empty without early stopping, until tuning
     is settled, and if it left the point out."""
@@ -38,31 +38,31 @@ class Judged:
     @property
     def arms(self) -> list[Trial]:
         """The trials of all arms and seeds; none if the point is stopped."""
-        return [] if self.stopped else self.tuned.arms
+        return [] if self.stopped else self.choice.arms
 
     @property
     def runnable(self) -> list[Trial]:
         """The trials that can run now."""
-        return [*self.tuned.tried.values(), *self.first, *(self.arms if self.settled else [])]
+        return [*self.choice.choosing, *self.first, *(self.arms if self.settled else [])]
 
     @property
     def planned(self) -> list[Trial]:
         """All trials, as far as they are known."""
         judged = self.first if self.stopped else []  # else it is among the arms
-        return [*self.tuned.tried.values(), *judged, *self.arms]
+        return [*self.choice.choosing, *judged, *self.arms]
 
 
-def judge(sweep: Sweep, points: Sequence[Tuned]) -> list[Judged]:
+def judge(sweep: Sweep, points: Sequence[Choice]) -> list[Judged]:
     """Every point of the sweep, judged by the results that the store has."""
     if sweep.early_stop is None:
         return [Judged(point, [], point.settled, None) for point in points]
     unjudged = [_unjudged(point) for point in points]
     groups: dict[str, list[Judged]] = {}
     for point in unjudged:
-        groups.setdefault(_group(point.tuned), []).append(point)
+        groups.setdefault(_group(point.choice), []).append(point)
     best = {key: _best(group) for key, group in groups.items()}
     margin = sweep.early_stop.margin
-    return [_judged(point, best[_group(point.tuned)], margin) for point in unjudged]
+    return [_judged(point, best[_group(point.choice)], margin) for point in unjudged]
 
 
 def estimate(sweep: Sweep, points: Sequence[Judged]) -> list[str]:
@@ -83,19 +83,19 @@ def remarks(sweep: Sweep, points: Sequence[Judged]) -> list[str]:
         "optimizer, model and data"
     )
     left_out = [
-        f"{' '.join(point.tuned.point.overrides)} is left out: {point.stopped}"
+        f"{' '.join(point.choice.point.overrides)} is left out: {point.stopped}"
         for point in points
         if point.stopped
     ]
     return [rule, *left_out]
 
 
-def _unjudged(point: Tuned) -> Judged:
+def _unjudged(point: Choice) -> Judged:
     sync = [trial for trial in point.arms if trial.arm == "sync"]
     return Judged(point, sync[:1] if point.settled else [], False, None)
 
 
-def _group(point: Tuned) -> str:
+def _group(point: Choice) -> str:
     """Optimizer, model, data and context: points with equal ones are compared."""
     config: Mapping[str, Any] = point.point.configs["sync"]
     comparable = [config[key] for key in ("model", "data", "seq_len")]
@@ -108,7 +108,7 @@ def _best(group: Sequence[Judged]) -> float | None:
     None, so that nothing is decided, while a point of the group has to run.
     """
     losses = [final_loss(trial) for point in group for trial in point.first]
-    if None in losses or not all(point.tuned.settled for point in group):
+    if None in losses or not all(point.choice.settled for point in group):
         return None
     return min((found for found in losses if found is not None), default=math.inf)
 

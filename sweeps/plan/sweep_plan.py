@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from sweeps.plan import early_stop, tuning_report
+from sweeps.plan import early_stop, search_report, tuning_report
+from sweeps.plan.choice import check_choice, choose
 from sweeps.plan.early_stop import Judged, judge
 from sweeps.plan.longer import longer
-from sweeps.plan.tuning import check_reach, tune
+from sweeps.plan.searching import Searched
+from sweeps.plan.tuning import Tuned
 from sweeps.request.command_line import Request
 from sweeps.request.expand import Trial, points, unique
 from sweeps.request.schema import Sweep
@@ -39,11 +41,21 @@ class SweepPlan:
         """The longer runs at a point, which its report does not compare but the advice does."""
         if self.sweep.advice is None:
             return []
-        return longer(self.sweep.advice, point.arms, point.tuned.point.plan)
+        return longer(self.sweep.advice, point.arms, point.choice.point.plan)
+
+    @property
+    def tuned(self) -> list[Tuned]:
+        """The points with the values that tuning tried; none of a search."""
+        return [point.choice for point in self.points if isinstance(point.choice, Tuned)]
+
+    @property
+    def searched(self) -> list[Searched]:
+        """The points with the settings that a search tried; none without one."""
+        return [point.choice for point in self.points if isinstance(point.choice, Searched)]
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is left to tune or to judge."""
+        """Whether nothing is left to choose or to judge."""
         return all(point.settled for point in self.points)
 
     @property
@@ -55,26 +67,26 @@ class SweepPlan:
     @property
     def estimate(self) -> list[str]:
         """Lines on what a plan cannot know yet."""
-        tuned = [point.tuned for point in self.points]
-        lines = tuning_report.estimate(self.sweep, tuned)
+        lines = tuning_report.estimate(self.sweep, self.tuned)
+        lines += search_report.estimate(self.sweep, self.searched)
         return [*lines, *early_stop.estimate(self.sweep, self.points)]
 
     @property
     def remarks(self) -> list[str]:
         """Lines on what was chosen and what was left out, and why."""
-        tuned = [point.tuned for point in self.points]
-        lines = tuning_report.remarks(self.sweep, tuned)
+        lines = tuning_report.remarks(self.sweep, self.tuned)
+        lines += search_report.remarks(self.sweep, self.searched)
         return [*lines, *early_stop.remarks(self.sweep, self.points)]
 
     def refreshed(self) -> SweepPlan:
         """The plan by the results that the store has now."""
         if self.settled:
             return self
-        tuned = [
-            point.tuned if point.tuned.settled else tune(self.sweep, point.tuned.point)
+        chosen = [
+            point.choice if point.choice.settled else choose(self.sweep, point.choice.point)
             for point in self.points
         ]
-        return replace(self, points=judge(self.sweep, tuned))
+        return replace(self, points=judge(self.sweep, chosen))
 
 
 def plan_sweeps(asked: Request) -> list[SweepPlan]:
@@ -85,8 +97,8 @@ def plan_sweeps(asked: Request) -> list[SweepPlan]:
 
 def _plan_sweep(label: str, sweep: Sweep, asked: Request, compose: Composer) -> SweepPlan:
     swept = points(sweep, asked.results, compose, label)
-    check_reach(sweep, swept)
-    return SweepPlan(label, sweep, judge(sweep, [tune(sweep, point) for point in swept]))
+    check_choice(sweep, swept)
+    return SweepPlan(label, sweep, judge(sweep, [choose(sweep, point) for point in swept]))
 
 
 def all_planned(sweeps: Iterable[SweepPlan]) -> list[Trial]:

@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any
 
+from sweeps.plan.settings import at, number
 from sweeps.request.expand import Point, Trial
-from sweeps.request.schema import Config, Sweep
+from sweeps.request.schema import Sweep
 from sweeps.store.results import final_loss
-from trainer.base.errors import BadInput
-from trainer.config.schema import validate
 
 MAX_EXTENSIONS = 8
 """How many values beyond the factors are tried for a point. Learning rates of optimizers differ by
@@ -41,14 +38,19 @@ class Tuned:
     middle of the tried values, as an estimate. Empty if the sync arm diverged at every value."""
 
     @property
+    def choosing(self) -> list[Trial]:
+        """The trials that choose, as far as they are known."""
+        return [*self.tried.values()]
+
+    @property
     def runnable(self) -> list[Trial]:
         """The trials that can run now."""
-        return [*self.tried.values(), *(self.arms if self.settled else [])]
+        return [*self.choosing, *(self.arms if self.settled else [])]
 
     @property
     def planned(self) -> list[Trial]:
         """All trials, as far as they are known."""
-        return [*self.tried.values(), *self.arms]
+        return [*self.choosing, *self.arms]
 
 
 def check_reach(sweep: Sweep, points: Iterable[Point]) -> None:
@@ -58,7 +60,7 @@ def check_reach(sweep: Sweep, points: Iterable[Point]) -> None:
             low, high = factors[0] / factors[1], factors[-1] / factors[-2]
             ends = factors[0] * low**MAX_EXTENSIONS, factors[-1] * high**MAX_EXTENSIONS
             for factor in (*ends, *factors):
-                _at(point, key, factor * _start(point, key)).trials(sweep.seeds[:1])
+                at(point, {key: factor * number(point, key)}).trials(sweep.seeds[:1])
 
 
 def tune(sweep: Sweep, point: Point) -> Tuned:
@@ -68,17 +70,17 @@ def tune(sweep: Sweep, point: Point) -> Tuned:
     [(key, factors)] = sweep.tune.items()
     sync = replace(point, configs={"sync": point.configs["sync"]})
     tried: dict[float, Trial] = {}
-    todo = [factor * _start(point, key) for factor in factors]
+    todo = [factor * number(point, key) for factor in factors]
     while todo:
-        tried |= {value: _at(sync, key, value).trials(sweep.seeds[:1])[0] for value in todo}
+        tried |= {value: at(sync, {key: value}).trials(sweep.seeds[:1])[0] for value in todo}
         todo = beyond(losses(tried), len(factors))
     tried = dict(sorted(tried.items()))
     found = losses(tried)
     if None in found.values():
         middle = [*tried][len(tried) // 2]
-        return Tuned(point, tried, False, None, _at(point, key, middle).trials(sweep.seeds))
+        return Tuned(point, tried, False, None, at(point, {key: middle}).trials(sweep.seeds))
     chosen = best(found)
-    arms = [] if chosen is None else _at(point, key, chosen).trials(sweep.seeds)
+    arms = [] if chosen is None else at(point, {key: chosen}).trials(sweep.seeds)
     return Tuned(point, tried, True, chosen, arms)
 
 
@@ -106,33 +108,3 @@ def beyond(found: Mapping[float, float | None], num_factors: int) -> list[float]
     if winner == values[-1]:
         return [values[-1] * (values[-1] / values[-2])]
     return []
-
-
-def _start(point: Point, key: str) -> float:
-    """The value of `key` in the point's sync arm. Raises BadInput if it is not a number."""
-    node: Any = point.configs["sync"]
-    for part in key.split("."):
-        node = node.get(part) if isinstance(node, dict) else None
-    if isinstance(node, bool) or not isinstance(node, int | float):
-        raise BadInput("sweep.tune", key, f"must be a number in the config (it is {node})")
-    return node
-
-
-def _at(point: Point, key: str, value: float) -> Point:
-    """The point with `key` set to `value` in every arm."""
-    others = [word for word in point.overrides if word.split("=")[0] != key]
-    return replace(
-        point,
-        overrides=[*others, f"{key}={value:g}"],
-        configs={arm: _with(config, key, value) for arm, config in point.configs.items()},
-    )
-
-
-def _with(config: Config, key: str, value: float) -> Config:
-    changed = deepcopy(config)
-    *path, last = key.split(".")
-    node = changed
-    for part in path:
-        node = node[part]
-    node[last] = value
-    return validate(changed)

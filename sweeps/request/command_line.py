@@ -16,6 +16,8 @@ from sweeps.request.schema import (
     overrides,
     refuse_reserved,
 )
+from sweeps.request.search import GROUP as SEARCH
+from sweeps.request.search import searched
 from sweeps.tracking import choice
 from sweeps.tracking.choice import Tracking
 from trainer.base.cli import number, split_word, take_flag
@@ -102,15 +104,17 @@ def _at_scale(sweep: Sweep, name: str) -> Sweep:
 
 def changed(sweep: Sweep, words: Sequence[str]) -> Sweep:
     """The sweep changed by `words`: `seeds=[…]`, `grid.KEY=[…]`, `tune.KEY=[…]` and `advice.KEY=…`
-    replace its own, `advice=null` leaves that out; every other word is appended to `base`, and so
-    applies to every trial.
+    replace its own, `advice=null` leaves that out; `search=NAME` and `search.KEY=…` search instead
+    (see search.py); every other word is appended to `base`, and so applies to every trial.
 
     Raises BadInput for a word without effect, or if the result is not a valid sweep.
     """
-    content, common = sweep.model_dump(), {}
+    content, common = searched(sweep.model_dump(), words), {}
     for word in words:
         key, _, value = word.partition("=")
         group, _, inner = key.partition(".")
+        if group == SEARCH:
+            continue
         if key in ("seeds", "advice"):
             content[key] = parse(key, value, value)
         elif group in ("grid", "tune") and inner:

@@ -50,6 +50,13 @@ def scale_file(name: str) -> list[str]:
     return overrides
 
 
+def search_file(name: str) -> dict[str, Any]:
+    """The content of a search, by its name in conf/search or the path of a file, not checked yet;
+    raises BadInput if there is none."""
+    path = Path(name) if name.endswith(".yaml") else _named("search", name, ", or path/to/a.yaml")
+    return _read("search", name, path)
+
+
 def _named(group: str, name: str, more: str = "") -> Path:
     if name not in known(group):
         raise one_of(group, name, known(group), more)

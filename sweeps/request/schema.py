@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from annotated_types import Gt, Interval, Len
 from pydantic import AfterValidator, BaseModel, ConfigDict, PlainValidator, ValidationError
 
+from sweeps.request.search import Search
 from trainer.base.errors import BadInput
 from trainer.base.places import CONF
 from trainer.base.ranges import Seed
@@ -96,8 +97,9 @@ class Sweep(BaseModel):
     A value of the grid that is a mapping stands for several overrides that change together.
     `scales`: name of a scale → words as on a command line (see command_line.py). `tune`: one key →
     factors on its value, which is chosen for each point before the arms run (see plan/tuning.py).
-    `early_stop` leaves out points whose sync arm ends far above the best one. The sweep ends in the
-    answer to the question `advice`. `verdict` is for people: it is printed with the report.
+    `search`: settings that a sampler proposes, instead (see search.py). `early_stop` leaves out
+    points whose sync arm ends far above the best one. The sweep ends in the answer to the question
+    `advice`. `verdict` is for people: it is printed with the report.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -108,6 +110,7 @@ class Sweep(BaseModel):
     arms: Annotated[dict[str, Overrides], Len(1, MAX_ITEMS)]
     seeds: Annotated[list[Seed], Len(1, MAX_ITEMS)]
     tune: dict[str, Annotated[list[Factor], Len(2, MAX_ITEMS)]] = {}
+    search: Search | None = None
     early_stop: EarlyStop | None = None
     advice: Question | None = None
     verdict: Annotated[str, Len(1)] | None = None
@@ -134,6 +137,7 @@ def check_sweep(content: Mapping[str, Any]) -> Sweep:
     _check_number(sweep)
     _check_grid(sweep)
     _check_tune(sweep)
+    _check_search(sweep)
     _check_advice(sweep)
     return sweep
 
@@ -142,7 +146,11 @@ def _refusal(error: ValidationError) -> BadInput:
     first = first_of(error)
     key = ".".join(str(part) for part in ("sweep", *first["loc"]))
     given = "missing" if first["type"] == "missing" else first["input"]
-    schemas: dict[str, type[BaseModel]] = {"early_stop": EarlyStop, "advice": Question}
+    schemas: dict[str, type[BaseModel]] = {
+        "early_stop": EarlyStop,
+        "advice": Question,
+        "search": Search,
+    }
     schema = schemas.get(str(first["loc"][0]), Sweep) if len(first["loc"]) > 1 else Sweep
     return BadInput(key, given, in_words(first, schema))
 
@@ -160,9 +168,11 @@ def _check_repeats(sweep: Sweep) -> None:
 
 def _check_number(sweep: Sweep) -> None:
     num_points = prod(map(len, sweep.grid.values()))
-    num_trials = num_points * len(sweep.arms) * len(sweep.seeds)
+    tried = sweep.search.budget * len(sweep.search.seeds) if sweep.search else 0
+    num_trials = num_points * len(sweep.arms) * (len(sweep.seeds) + tried)
     if num_trials > MAX_TRIALS:
         asked = f"{num_points} points, {len(sweep.arms)} arms, {len(sweep.seeds)} seeds"
+        asked += f", {tried} tried at each point" if tried else ""
         raise BadInput("sweep", asked, f"must ask for at most {MAX_TRIALS:,} trials: divide it")
 
 
@@ -190,6 +200,22 @@ def _check_tune(sweep: Sweep) -> None:
             raise BadInput(f"sweep.tune.{key}", factors, "must be factors in ascending order")
         if key in sweep.grid:
             raise BadInput("sweep.tune", key, "must not be an axis of the grid too")
+
+
+def _check_search(sweep: Sweep) -> None:
+    if sweep.search is None:
+        return
+    if sweep.tune:
+        allowed = "must be left out where a search chooses the settings"
+        raise BadInput("sweep.tune", list(sweep.tune), allowed)
+    if both := sorted({*sweep.search.seeds} & {*sweep.seeds}):
+        allowed = "must not be a seed of the sweep: what is chosen is compared on those"
+        raise BadInput("sweep.search.seeds", both[0], allowed)
+    in_arms = {key for words in sweep.arms.values() for key in keys(words)}
+    for where, found in (("grid", {*sweep.grid}), ("arms", in_arms)):
+        if twice := sorted(found & {*sweep.search.space}):
+            allowed = f"must be set in one place: sweep.{where} sets it too"
+            raise BadInput("sweep.search.space", twice[0], allowed)
 
 
 def _check_advice(sweep: Sweep) -> None:
