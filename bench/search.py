@@ -1,4 +1,5 @@
-"""What a search finds beside a grid of as many trials: batch size and learning rate, at micro.
+"""What a search finds beside a grid of as many trials: batch size and learning rate, at micro, of
+the model nano.
 
     python -m bench.search [results=DIR] [samplers=3]
 
@@ -29,15 +30,9 @@ RATES, SIZES = (0.002, 0.004, 0.008, 0.016), (2, 4, 8, 16)
 CHOICE, SEEDS = (1000,), (0, 1, 2)
 BUDGET = len(RATES) * len(SIZES)
 WORDS = (
-    *(
-        "sweep=batch_size",
-        "scale=micro",
-        f"seeds={[*SEEDS]}",
-        "num_updates=40",
-        "eval_every=1000",
-        "search=optuna",
-    ),
-    *(f"search.budget={BUDGET}", "search.at_once=1", f"search.seeds={[*CHOICE]}"),
+    *("sweep=batch_size", "scale=micro", "model=nano", "num_updates=40", "eval_every=1000"),
+    *(f"seeds={[*SEEDS]}", "search=optuna", f"search.budget={BUDGET}", "search.at_once=1"),
+    f"search.seeds={[*CHOICE]}",
     f"search.space={{optimizer.lr: {{factors: [0.5, 4]}}, batch_size: {[*SIZES]}}}",
 )
 

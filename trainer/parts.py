@@ -26,7 +26,8 @@ from trainer.models.loss import cross_entropy
 from trainer.models.recipe import Recipe
 from trainer.models.split import Split
 from trainer.models.start import start_from
-from trainer.optimizers.routing import Parameters, is_entrywise
+from trainer.optimizers.routing import Parameters, buffers, is_entrywise
+from trainer.optimizers.sharded import Make, sharded
 from trainer.optimizers.stacks import for_stacks
 from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Schedule
@@ -34,6 +35,11 @@ from trainer.stages.stage import Stage
 from trainer.tracing.clock import Clock
 
 Config = Mapping[str, Any]
+
+
+def _undivided(make: Make) -> Make:
+    """The same optimizer: this process keeps all of its states."""
+    return make
 
 
 @dataclass(frozen=True)
@@ -79,8 +85,9 @@ def build_pipelined(config: Config, parts: Parts, gang: Gang) -> Pipelined:
     schedule, device = parts.schedule, gang.device
     rows = config["batch_size"] // (schedule.num_microbatches * gang.num_replicas)
     mine = schedule.stages(gang.place)
+    divide = partial(_divided, config, gang) if config["shard_optimizer"] else _undivided
     return Pipelined(
-        build_stages(config, parts.model, schedule, parts.lr_factor, device, mine),
+        build_stages(config, parts.model, schedule, parts.lr_factor, device, mine, divide),
         schedule,
         lambda t: parts.batches[t].to(device),
         _loss(config),
@@ -89,6 +96,12 @@ def build_pipelined(config: Config, parts: Parts, gang: Gang) -> Pipelined:
         Clock(device, config["trace"]),
         torch.Size([rows, config["seq_len"], parts.model.hidden_size]),
     )
+
+
+def _divided(config: Config, gang: Gang, make: Make) -> Make:
+    """The same optimizer, whose states are divided among the replicas of this rank's place."""
+    kept = buffers(locate(config["optimizer"]["_target_"]))
+    return sharded(make, kept, gang.replica, gang.num_replicas, gang.share)
 
 
 def _clip(config: Config) -> Clip:
@@ -135,10 +148,12 @@ def build_stages(
     lr_factor: Callable[[int], float],
     device: torch.device,
     indices: Iterable[int],
+    divide: Callable[[Make], Make] = _undivided,
 ) -> list[Stage]:
     """The model's stages with these `indices`, on `device`, weights initialised.
 
-    A weight whose name both the first and the last stage have is tied.
+    A weight whose name both the first and the last stage have is tied. `divide` may divide the
+    optimizer's states among replicas.
     """
     split = model.split(schedule.num_stages, config["seq_len"])
     first, last = (_names(_empty(model, index, split)) for index in (0, len(split) - 1))
@@ -151,7 +166,7 @@ def build_stages(
         stage = Stage(
             module.to(device),
             model.kinds(module),
-            optimizer_of(config["optimizer"]),
+            divide(optimizer_of(config["optimizer"])),
             _correction_of(config["correction"], schedule.num_updates),
             lr_factor,
             lag=schedule.lags[index],

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -14,6 +13,7 @@ from trainer.base.build import build, locate
 from trainer.corrections.none import NoCorrection
 from trainer.models.recipe import Recipe
 from trainer.optimizers.routing import Kind, buffers
+from trainer.optimizers.sharded import owners
 from trainer.schedules.operations import Schedule
 
 FP32 = 4
@@ -23,18 +23,21 @@ def largest_rank(config: Mapping[str, Any], schedule: Schedule, correction: NoCo
     """Bytes of the rank that needs most, in the middle of a delayed update; activations aside.
 
     All stages are on one rank where the pipeline is emulated. Per weight: the fp32 master, the
-    leaves of its versions, the fp32 sum of gradients, the states of optimizer and correction. In
-    fp32 the newest leaf is the master. In a true pipeline a delayed update waits with its gradients
-    while the next ones are summed. Tied weights count as the others of their stage.
+    leaves of its versions, the fp32 sum of gradients, the states of optimizer and correction. A
+    divided optimizer counts with the states of the replica that owns most of them, and with nothing
+    else divided. In fp32 the newest leaf is the master. In a true pipeline a delayed update waits
+    with its gradients while the next ones are summed. Tied weights count as the others of their
+    stage.
     """
     node = json.dumps(config["model"], sort_keys=True)
     sizes = _sizes(node, schedule.num_stages, config["seq_len"])
     kept = buffers(locate(config["optimizer"]["_target_"]))
     is_true, dtype = config["runner"] != "emulated", getattr(torch, config["dtype"])
+    num_owners = config["num_replicas"] if config["shard_optimizer"] else 1
     of_stages = [
-        sum(number * (shared + FP32 * kept(kind)) for kind, number in size.items())
+        sum(number for _, number in size) * _shared(dtype, lag, correction, is_true=is_true)
+        + FP32 * _largest_share([number * kept(kind) for kind, number in size], num_owners)
         for size, lag in zip(sizes, schedule.lags, strict=True)
-        for shared in [_shared(dtype, lag, correction, is_true=is_true)]
     ]
     if not is_true:
         return sum(of_stages)
@@ -50,18 +53,24 @@ def _shared(dtype: torch.dtype, lag: int, correction: NoCorrection, *, is_true: 
     return FP32 * fp32 + dtype.itemsize * num_leaves
 
 
+def _largest_share(entries: Sequence[int], num_owners: int) -> int:
+    """Entries of the states of the weights that one replica owns, of the one that has most."""
+    loads = [0] * num_owners
+    for number, owner in zip(entries, owners(entries, num_owners), strict=True):
+        loads[owner] += number
+    return max(loads)
+
+
 @cache
-def _sizes(node: str, num_stages: int, seq_len: int) -> list[Mapping[Kind, int]]:
-    """The parameters of each stage by their kind; `node` is the config of the model, as JSON."""
+def _sizes(node: str, num_stages: int, seq_len: int) -> list[Sequence[tuple[Kind, int]]]:
+    """The kind and the number of entries of each weight of each stage; `node` is the config of the
+    model, as JSON."""
     model: Recipe = build(json.loads(node))
     split = model.split(num_stages, seq_len)
-    found: list[Mapping[Kind, int]] = []
+    found: list[Sequence[tuple[Kind, int]]] = []
     for index in range(num_stages):
         with torch.device("meta"):
             stage = model.stage(index, split)
-        size: Counter[Kind] = Counter()
         kinds = model.kinds(stage)
-        for name, weight in stage.named_parameters():
-            size[kinds[name]] += weight.numel()
-        found.append(size)
+        found.append([(kinds[name], weight.numel()) for name, weight in stage.named_parameters()])
     return found

@@ -63,6 +63,7 @@ class TrialConfig(BaseModel):
 
     runner: Literal["emulated", "pipelined"]
     num_replicas: Few
+    shard_optimizer: bool = YOUNGER["shard_optimizer"]
     timeout: Annotated[float, Interval(gt=0, le=1e8)]
     trace: bool
     diagnostics: Count | None

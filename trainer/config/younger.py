@@ -14,6 +14,7 @@ YOUNGER: Mapping[str, Any] = MappingProxyType(
         "eval_dtype": "float32",
         "deterministic": True,
         "from_pretrained": None,
+        "shard_optimizer": False,
     }
 )
 """Key → the value at which a trial does what trials did before there was the key."""

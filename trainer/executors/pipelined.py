@@ -109,7 +109,14 @@ class Pipelined(Executor):
     @override
     def state(self) -> dict[str, dict[str, Any]]:
         """The same of the whole model, on the recording rank; other ranks get an empty dict."""
-        return self._gathered(super().state())
+        mine = super().state()
+        if self._gang.replica > 0:
+            mine = {name: of for stage in self._stages for name, of in stage.owned_state().items()}
+        whole: dict[str, dict[str, Any]] = {}
+        for of_rank in self._gang.gather(mine):
+            for name, of in of_rank.items():
+                whole[name] = {**whole.get(name, {}), **of}
+        return whole
 
     @override
     def weights(self) -> dict[str, Tensor]:

@@ -152,7 +152,8 @@ def load_own(path: Path, trial_id: str) -> State:
 
 # What a trial may do otherwise than the one whose checkpoint it goes on from.
 MAY_DIFFER = {
-    *("pipeline", "runner", "num_replicas", "device", "num_threads", "compile", "resume_from"),
+    *("pipeline", "runner", "num_replicas", "shard_optimizer", "device", "num_threads"),
+    *("compile", "resume_from"),
     *("results", "out", "save_final", "checkpoint_every", "eval_every", "eval_tokens"),
     *("timeout", "trace", "diagnostics", "choices", "deterministic", "eval_dtype"),
 }

@@ -61,6 +61,8 @@ class Sophia(Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
+            if not weights:
+                continue
             states = [self._state(weight) for weight in weights]
             momenta = [state["momentum"] for state in states]
             torch._foreach_lerp_(momenta, [w.grad for w in weights], 1 - self._momentum)

@@ -76,12 +76,13 @@ class InParts(Optimizer):
         return self._inner.observe_every if isinstance(self._inner, Observer) else None
 
     def observe(self, gradients: Mapping[Tensor, Tensor]) -> None:
-        """Shows the inner optimizer the gradient of each of its weights."""
+        """Shows the inner optimizer the gradients of those of its weights that have one."""
         assert isinstance(self._inner, Observer)
         self._lend()
-        shown = {weight: gradients[weight] for weight in self._others}
+        shown = {weight: gradients[weight] for weight in self._others if weight in gradients}
         for weight, views in self._views.items():
-            shown.update(zip(views, self._parts(weight, gradients[weight]), strict=True))
+            if weight in gradients:
+                shown.update(zip(views, self._parts(weight, gradients[weight]), strict=True))
         self._inner.observe(shown)
         self._take_back()
 

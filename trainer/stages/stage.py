@@ -18,6 +18,7 @@ from trainer.optimizers import state as optimizer_state
 from trainer.optimizers.averaging import evaluated
 from trainer.optimizers.observing import Observer
 from trainer.optimizers.routing import BALANCE, Kind, Parameters
+from trainer.optimizers.sharded import Sharded, owned
 from trainer.schedules.operations import Op
 from trainer.stages.backward import Halfway, InFlight, WeightsLater, sum_of, take_gradient
 from trainer.stages.by_matrix import for_stacks
@@ -240,13 +241,21 @@ class Stage:
             )
         }
 
+    def owned_state(self) -> dict[str, dict[str, Any]]:
+        """The part of `state` that this replica alone has; empty with an undivided optimizer."""
+        if not isinstance(self.optimizer, Sharded):
+            return {}
+        optimizer, owned = optimizer_state.by_weight(self.optimizer), self.optimizer.owned
+        named = zip(self.versions.names, self.versions.master, strict=True)
+        return {name: {"optimizer": optimizer[weight]} for name, weight in named if weight in owned}
+
     def restore(self, state: Mapping[str, dict[str, Any]]) -> None:
         """Restores what `state` returned; the given state may hold other stages' weights too."""
         mine = [state[name] for name in self.versions.names]
         masters = self.versions.master
         self.versions.restore(mine)
         saved = {master: of["optimizer"] for master, of in zip(masters, mine, strict=True)}
-        optimizer_state.restore(self.optimizer, saved)
+        optimizer_state.restore(self.optimizer, owned(self.optimizer, saved))
         device = masters[0].device
         self._correction.restore([_on(device, of["correction"]) for of in mine])
 

@@ -104,8 +104,8 @@ def test_the_settings_are_those_that_optuna_proposes(tmp_path: Path) -> None:
             )
             for trial in trials
         ]
-        for trial, (rate, coefficient, size) in zip(trials, drawn, strict=True):
-            rate, coefficient = float(f"{rate:.4g}"), float(f"{coefficient:.4g}")
+        for trial, (*numbers, size) in zip(trials, drawn, strict=True):
+            rate, coefficient = (float(f"{number:.4g}") for number in numbers)
             expected.append({RATE: rate, LAMBDA: coefficient, "batch_size": size})
             optimizer, correction = {"lr": rate}, {"coefficient": coefficient}
             config = {"optimizer": optimizer, "batch_size": size}

@@ -46,7 +46,7 @@ BAD = {
     "sweep=main search=optuna search.budgt=3": "sweep.search.budgt=3: must be a known key (known: ",
     "sweep=main search=optuna search.seeds=[0]": "sweep.search.seeds=0: must not be a seed of the",
     "sweep=main search=optuna search.space=3": "sweep.search.space=3: must be a valid dictionary",
-    "sweep=main search=optuna search.space.batch_size=[4": "search.space.batch_size=[4: must be YAML",
+    "sweep=main search=optuna search.space.batch_size=[4": "batch_size=[4: must be YAML",
     "sweep=main search=optuna search.space.clip_nrom=[1,2]": "search.space.clip_nrom=null leaves",
     "sweep=main grid.optimizer=[muno]": "optimizer=muno: must be one of muon",
     "sweep=main grid.optimizer.lr=[1,fast]": "optimizer.lr=fast: must be a valid number",

@@ -1,0 +1,129 @@
+"""Replicas that divide the optimizer's states give the numbers of those that do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.support import gangs, small
+from tests.support.trials import Stop, rows, stop_at
+from trainer.base.errors import BadInput
+from trainer.config.plan import plan_trial
+from trainer.folder import checkpoint
+from trainer.trial import run_trial
+
+SHAPE = (
+    *("model.num_layers=4", "pipeline.num_microbatches=2", "batch_size=8", "num_updates=6"),
+    *("clip_norm=0.5", "num_replicas=2", "runner=pipelined", "shard_optimizer=true"),
+)
+DELAYED = ("pipeline=pipedream_2bw", "correction=error_feedback")
+WAYS = (
+    ("optimizer=adamw", *DELAYED),
+    ("optimizer=muon", *DELAYED),
+    ("optimizer=soap", "pipeline=pipedream_2bw", "correction=taylor"),
+    ("optimizer=sophia", "optimizer.observe_every=2", *DELAYED),
+    ("optimizer=schedule_free_adamw", "pipeline=pipedream_2bw"),
+    ("optimizer=adamw", "pipeline=pipedream", "correction=learning_rate"),
+    ("optimizer=muon", *DELAYED, "dtype=bfloat16"),
+)
+
+
+def config(folder: Path, *words: str) -> dict[str, Any]:
+    return small.config(folder, *SHAPE, *words)
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_every_number_is_that_of_the_emulation(tmp_path: Path, p: int) -> None:
+    """Which divides nothing; on p=2 the tied embedding may have two owners."""
+    configs = [config(tmp_path, f"pipeline.num_stages={p}", *way) for way in WAYS]
+    for one, ranks in zip(configs, gangs.pipelined(configs), strict=True):
+        gangs.assert_equal(one, ranks)
+
+
+LAYOUTS = {
+    "divided": ("num_replicas=2", "runner=pipelined", "shard_optimizer=true"),
+    "undivided": ("num_replicas=2", "runner=pipelined"),
+    "two stages": (
+        *("num_replicas=2", "runner=pipelined", "pipeline.num_stages=2"),
+        "shard_optimizer=true",
+    ),
+    "alone": ("num_replicas=2", "pipeline.num_stages=2"),  # in one process, which adds as these do
+}
+
+
+def resumable(folder: Path, layout: str, name: str, *words: str) -> dict[str, Any]:
+    out = (f"out={folder / name}", "save_final=true", "diagnostics=4")
+    shape = ("model.num_layers=2", "pipeline.num_microbatches=1", "batch_size=4", *DELAYED)
+    return small.config(folder, *shape, *LAYOUTS[layout], *out, *words)
+
+
+def stopped(folder: Path, layout: str, *words: str) -> Path:
+    """The checkpoint after 5 updates, which has the states of every weight."""
+    with pytest.raises(Stop):
+        run_trial(resumable(folder, layout, "stopped", *words), stop_at(6))
+    [path] = (folder / "stopped").glob("checkpoint-000000005-*.pt")
+    weights = checkpoint.load(path)["executor"]
+    assert all(of["optimizer"]["state"] for of in weights.values())
+    return path
+
+
+def assert_same_end(folder: Path, one: str, other: str) -> None:
+    """The same updates after the checkpoint, and the same weights."""
+    assert rows(folder / one)[-7:] == rows(folder / other)[-7:]
+    ours, theirs = (load_file(folder / name / "final.safetensors") for name in (one, other))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "optimizer"),
+    [
+        ("divided", "undivided", "muon"),
+        pytest.param("undivided", "divided", "adamw", marks=pytest.mark.slow),
+        pytest.param("two stages", "alone", "muon", marks=pytest.mark.slow),
+        pytest.param("alone", "two stages", "soap", marks=pytest.mark.slow),
+    ],
+)
+def test_a_checkpoint_is_whole_whoever_owned_its_parts(
+    tmp_path: Path, before: str, after: str, optimizer: str
+) -> None:
+    of = f"optimizer={optimizer}"
+    path = stopped(tmp_path, before, of)
+    run_trial(resumable(tmp_path, after, "resumed", of, f"resume_from={path}"))
+    run_trial(resumable(tmp_path, after, "whole", of))
+    assert_same_end(tmp_path, "resumed", "whole")
+
+
+def test_it_goes_on_with_another_number_of_replicas(tmp_path: Path) -> None:
+    """Four replicas add gradients in another order than two, so the other one has four too."""
+    path = f"resume_from={stopped(tmp_path, 'divided', 'optimizer=soap')}"
+    words = ("optimizer=soap", "num_replicas=4", path)
+    for layout in ("divided", "undivided"):
+        run_trial(resumable(tmp_path, layout, f"{layout} 4", *words))
+    assert_same_end(tmp_path, "divided 4", "undivided 4")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("runner=emulated",), "needs runner=pipelined"),
+        (("num_replicas=1",), "needs num_replicas of 2 or more"),
+        (("optimizer=kron",), "not with optimizer=kron: it draws random numbers"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(
+    tmp_path: Path, words: tuple[str, ...], says: str
+) -> None:
+    with pytest.raises(BadInput, match=f"shard_optimizer=True: {says}"):
+        config(tmp_path, *words)
+
+
+def test_the_plan_counts_a_share_of_the_states(tmp_path: Path) -> None:
+    """In closed form: two equal matrices' worth of states less, of four equal ones."""
+    plans = [plan_trial(config(tmp_path, f"shard_optimizer={on}")) for on in ("false", "true")]
+    states = 2 * 4 * plans[0].num_parameters  # AdamW's two moments in fp32
+    saved = plans[0].memory_bytes - plans[1].memory_bytes
+    assert 0.4 * states < saved <= 0.5 * states
