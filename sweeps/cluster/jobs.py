@@ -15,19 +15,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sweeps.cluster.package import OWN_CODE, code_digest, runtime_env, sent_with
-from trainer.base.code import code_digest as own_digest
+from sweeps.cluster.own import Own
+from sweeps.cluster.package import code_digest, runtime_env, sent_with
 from trainer.base.errors import BadInput, Stopped
 
 Client = Any
 Job = Any
 """Ray's JobSubmissionClient, and its JobDetails."""
 
+NOTHING = Own()
 VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 """Variables from which Ray's client reads the address; the first that is set counts."""
 ADDRESS = "address=  of the cluster, e.g. http://HEAD:8265 (default: RAY_API_SERVER_ADDRESS)"
-CODE_KEY = "code"
-"""The word that names a folder of the user's own code: it is sent with the job."""
 LABEL = "sweep"
 """The key of a job's metadata that marks it as a sweep."""
 POLL_EVERY = 0.5
@@ -84,24 +83,22 @@ def sweep_jobs(client: Client) -> list[Job]:
     return sorted(jobs, key=lambda job: job.start_time or 0)
 
 
-def job_name(label: str, words: Sequence[str], code: str | None = None) -> str:
+def job_name(label: str, words: Sequence[str], own: Own = NOTHING) -> str:
     """A job's name: equal for equal words, in any order, and equal code, the user's own too."""
-    own = [] if code is None else [own_digest(code)]
-    asked = json.dumps([sorted(words), code_digest(), *own])
+    asked = json.dumps([sorted(words), code_digest(), *own.digests])
     return f"{label}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
 
 
 def submit(
-    client: Client, label: str, words: Sequence[str], again: bool, code: str | None = None
+    client: Client, label: str, words: Sequence[str], again: bool, own: Own = NOTHING
 ) -> str:
-    """Submits the sweep of `words` with the folder `code` of the user's own code; returns the job's
-    id. At most one job runs it at a time.
+    """Submits the sweep of `words` with the user's `own` code and files; returns the job's id. At
+    most one job runs it at a time.
 
     A job that runs is returned, and so is one that succeeded unless `again`. After one that failed
     or was stopped, a new job is submitted.
     """
-    name = job_name(label, words, code)
-    words = words if code is None else [*words, f"{CODE_KEY}={OWN_CODE}"]
+    name = job_name(label, words, own)
     attempts = {job.submission_id: job for job in sweep_jobs(client)}
     number = 1
     while f"{name}-{number}" in attempts:
@@ -112,7 +109,7 @@ def submit(
         return str(last.submission_id)
     job_id = f"{name}-{number}"
     try:
-        with sent_with(code) as root:
+        with sent_with(own) as root:
             client.submit_job(
                 entrypoint=f"exec python -m sweeps {shlex.join(words)}",
                 submission_id=job_id,

@@ -7,18 +7,18 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from shutil import copytree, ignore_patterns
+from shutil import copyfile, copytree, ignore_patterns
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from sweeps.cluster.own import OWN_CODE, OWN_FILES, Own
 from trainer.base.places import CODE_ROOT, CONF
 from trainer.config.version import COMMIT, code_version
 
 CODE = sorted({"analysis", "sweeps", "trainer", CONF.relative_to(CODE_ROOT).parts[0]})
 """The folders that a job needs. Everything else that lies beside them stays here."""
-OWN_CODE = "own_code"
-"""What the folder of the user's own code is called in a job."""
-EXCLUDES = ["/*", "!/.", *(f"!/{folder}" for folder in (*CODE, OWN_CODE)), "__pycache__"]
+SENT_FOLDERS = (*CODE, OWN_CODE, OWN_FILES)
+EXCLUDES = ["/*", "!/.", *(f"!/{folder}" for folder in SENT_FOLDERS), "__pycache__"]
 """The same for Ray, as the lines of a .gitignore: the last pattern that matches decides."""
 
 SENT = (".py", ".yaml")
@@ -56,16 +56,20 @@ def code_digest(root: Path = CODE_ROOT) -> str:
 
 
 @contextmanager
-def sent_with(code: str | None) -> Iterator[Path]:
-    """Yields a folder with what a job needs: the checkout, or a copy of it beside the user's `code`
-    under the name `OWN_CODE`."""
-    if code is None:
+def sent_with(own: Own) -> Iterator[Path]:
+    """Yields a folder with what a job needs: the checkout, or a copy of it beside the user's own
+    code and files."""
+    if own == Own():
         yield CODE_ROOT
         return
     with TemporaryDirectory(prefix="pipegap-job-") as made:
         for folder in CODE:
             copytree(CODE_ROOT / folder, Path(made, folder), ignore=ignore_patterns("__pycache__"))
-        copytree(code, Path(made, OWN_CODE), ignore=_not_sent)
+        if own.code is not None:
+            copytree(own.code, Path(made, OWN_CODE), ignore=_not_sent)
+        for name, path in own.files.items():
+            Path(made, name).parent.mkdir(parents=True, exist_ok=True)
+            copyfile(path, Path(made, name))
         yield Path(made)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sweeps.cluster.jobs import ADDRESS, CODE_KEY, follow, jobs_of, submit
+from sweeps.cluster.jobs import ADDRESS, follow, jobs_of, submit
+from sweeps.cluster.own import take_along
 from sweeps.cluster.shared import require_shared
 from sweeps.request.command_line import parse_request
 from trainer.base.cli import parse, take_choice, take_flag
@@ -13,7 +14,7 @@ from trainer.base.errors import BadInput
 KEYS = f"""\
 the words of a run, and
 results=, data.path=  absolute paths, on storage that all nodes share
-code=     a folder of your own code, which is sent with the job
+code=     a folder of your own code, which is sent with the job, as are sweep files of your own
 {ADDRESS}
 follow=   false submits only; true shows the log and ends as the job does
 again=    true runs a sweep again that succeeded, e.g. after its store was pruned
@@ -27,11 +28,10 @@ def main(words: Sequence[str]) -> int:
     address, again = given.pop("address", ""), take_flag(given, "again")
     follows = take_choice(given, "follow", ("true", "false")) == "true"
     parsed = parse_request([f"{key}={value}" for key, value in given.items()])
-    code = given.pop(CODE_KEY, None)
-    asked = [f"{key}={value}" for key, value in given.items()]
     if parsed.dry_run:
         raise BadInput("dry_run", "true", "must be false: the plan is made without a cluster")
     require_shared(parsed)
+    asked, own = take_along(given, parsed)
     with jobs_of(address) as client:
-        job_id = submit(client, parsed.label, asked, again, code)
+        job_id = submit(client, parsed.label, asked, again, own)
         return follow(client, job_id) if follows else 0

@@ -14,7 +14,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sweeps.cluster.package import CODE, OWN_CODE, sent_with
+from sweeps.cluster.own import OWN_CODE, Own
+from sweeps.cluster.package import CODE, sent_with
 from tests.support import small
 from tests.support.markdown import ROOT, shell_lines
 from tests.support.refusals import Refused, name_of
@@ -194,7 +195,7 @@ def test_a_job_gets_the_code(tmp_path: Path) -> None:
     for name in ("weights.pt", ".hidden/x.py"):
         (tmp_path / "mine" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "mine" / name).touch()
-    with sent_with(str(tmp_path / "mine")) as root:
+    with sent_with(Own(str(tmp_path / "mine"))) as root:
         assert {path.name for path in root.iterdir()} == {*CODE, OWN_CODE}
         sent = {str(p.relative_to(root / OWN_CODE)) for p in (root / OWN_CODE).rglob("*.*")}
         assert sent == {"gpt2.py", "model/gpt2_tiny.yaml"}

@@ -61,8 +61,11 @@ class Words:
 
 
 def parse(words: Sequence[Word]) -> Words:
-    """What all words together ask for; of two choices of a group the last one counts."""
-    folders = tuple(folder for word in words for folder in _searched(word))
+    """What all words together ask for; of two choices of a group, or two folders of code, the last
+    one counts."""
+    codes = [word for word in words if word.key == CODE]
+    counted = [word for word in words if word.key != CODE or word is codes[-1]]
+    folders = tuple(folder for word in counted for folder in _searched(word))
     choices = {word.key: word.name for word in words if word.key in GROUPS}
     settings = [word for word in words if word.key not in (*GROUPS, SEARCHPATH)]
     return Words(folders, choices, settings)

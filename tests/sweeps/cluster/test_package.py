@@ -11,7 +11,10 @@ from ray._private.runtime_env.packaging import create_package
 
 from sweeps.__main__ import main
 from sweeps.cluster.jobs import job_name
-from sweeps.cluster.package import CODE, EXCLUDES, code_digest, runtime_env
+from sweeps.cluster.own import OWN_CODE, Own, take_along
+from sweeps.cluster.package import CODE, EXCLUDES, code_digest, runtime_env, sent_with
+from sweeps.request.command_line import parse_request
+from sweeps.request.expand import points
 from sweeps.store.results import require_writable
 from trainer.base.errors import BadInput
 from trainer.base.places import CODE_ROOT
@@ -61,9 +64,91 @@ def test_an_id_is_the_same_for_the_same_wish_and_code(repository: Path) -> None:
     name = job_name("main-tiny", ["sweep=main", "seeds=[0]"])
     assert name == job_name("main-tiny", ["seeds=[0]", "sweep=main"])
     assert name != job_name("main-tiny", ["sweep=main", "seeds=[1]"])
-    own = [str(CODE_ROOT / folder) for folder in ("trainer/base", "trainer/data")]
+    own = [Own(str(CODE_ROOT / folder)) for folder in ("trainer/base", "trainer/data")]
     names = {job_name("main-tiny", ["sweep=main", "seeds=[0]"], folder) for folder in own}
     assert len(names - {name}) == 2
+
+
+OWN_SWEEP = """\
+base: ["code={code}", num_updates=20, pipeline.num_microbatches=2]
+grid: {{optimizer: [adamw]}}
+arms:
+  sync: [pipeline=sync]
+  delay: [pipeline=pipedream_2bw]
+seeds: [0]
+"""
+
+
+@pytest.fixture
+def own_files(tmp_path: Path) -> dict[str, str]:
+    """A sweep file that names a folder of code, and a search file: the words that ask for them."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "rule.py").write_text("RATE = 1\n")
+    (tmp_path / "mine" / "weights.pt").write_text("large")
+    sweep, search = tmp_path / "depth.yaml", tmp_path / "wide.yaml"
+    sweep.write_text(OWN_SWEEP.format(code=tmp_path / "mine"))
+    shutil.copy(CODE_ROOT / "conf" / "search" / "optuna.yaml", search)
+    return {"sweep": str(sweep), "search": str(search)}
+
+
+def words_of(given: dict[str, str]) -> list[str]:
+    return [f"{key}={value}" for key, value in given.items()]
+
+
+def test_the_files_and_the_code_that_a_sweep_file_names_go_with_the_job(
+    own_files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read where the job runs, after what lies here is gone, the words ask for the same."""
+    here = parse_request(words_of(own_files))
+    words, own = take_along(own_files, here)
+    with sent_with(own) as root:
+        assert {path.name for path in (root / OWN_CODE).iterdir()} == {"rule.py"}
+        package = tmp_path / "package.zip"
+        create_package(str(root), package, include_gitignore=False, excludes=EXCLUDES)
+        names = {name for name in ZipFile(package).namelist() if not name.endswith("/")}
+        assert {f"{OWN_CODE}/rule.py", "own_files/sweep/depth.yaml", "conf/config.yaml"} < names
+        for path in ("mine", "depth.yaml", "wide.yaml"):
+            (tmp_path / path).rename(tmp_path / f"{path}.gone")
+        monkeypatch.chdir(root)
+        there = parse_request(words)
+        assert [*there.sweeps] == [*here.sweeps] == ["depth-tiny"]
+        [sweep] = there.sweeps.values()
+        assert sweep.search == here.sweeps["depth-tiny"].search
+        [point] = points(sweep, tmp_path / "store")
+        assert {config["code"] for config in point.configs.values()} == {str(root / OWN_CODE)}
+
+
+def test_a_job_is_another_one_if_a_file_of_its_own_changes(
+    own_files: dict[str, str], tmp_path: Path
+) -> None:
+    asked = parse_request(words_of(own_files))
+    before = job_name("depth", *take_along(own_files, asked))
+    assert before == job_name("depth", *take_along(own_files, asked))
+    (tmp_path / "wide.yaml").write_text("budget: 3\n")
+    assert job_name("depth", *take_along(own_files, asked)) != before
+
+
+def test_the_code_of_the_command_line_wins(own_files: dict[str, str]) -> None:
+    given = {"sweep": own_files["sweep"], "code": "examples/gpt2"}
+    words, own = take_along(given, parse_request(words_of(given)))
+    assert (own.code, words[-1]) == ("examples/gpt2", "code=own_code")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("sync: [", "sync: [code=elsewhere, ", "must be in base"),
+        ("optimizer: [adamw]", "code: [a, b]", "must be in base"),
+    ],
+)
+def test_code_that_cannot_be_sent_is_refused(
+    own_files: dict[str, str], old: str, new: str, says: str
+) -> None:
+    path = Path(own_files["sweep"])
+    path.write_text(path.read_text().replace(old, new))
+    given = {"sweep": str(path)}
+    with pytest.raises(BadInput, match=says):
+        take_along(given, parse_request(words_of(given)))
 
 
 def test_variables_are_passed_on_by_name_and_keys_never(monkeypatch: pytest.MonkeyPatch) -> None:
