@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from importlib import import_module
 
 from analysis.figures.figure import Figure, Plot, Rows, panels, plot
-from analysis.figures.files import save
+from analysis.figures.files import save, save_by
 
 MODULES = (
     "analysis.figures.tax",
@@ -33,4 +33,5 @@ __all__ = [
     "plot",
     "registered",
     "save",
+    "save_by",
 ]
