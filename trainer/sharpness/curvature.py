@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ Product = Callable[[Vectors], list[Tensor]]
 
 
 def hessian_product(
-    module: nn.Module, weights: dict[str, Tensor], loss: Loss, batches: Iterable[Tensor]
+    module: nn.Module, weights: Mapping[str, Tensor], loss: Loss, batches: Iterable[Tensor]
 ) -> Product:
     """v → H v, H of the mean loss of `module` at `weights` over `batches`, [windows, seq_len + 1].
 

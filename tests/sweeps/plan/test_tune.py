@@ -143,7 +143,7 @@ def test_until_it_is_settled_the_plan_is_an_estimate_and_no_arm_runs(tmp_path: P
     ],
 )
 def test_what_is_tried_next(found: Mapping[float, float | None], expected: list[float]) -> None:
-    in_one_key = {(value,): loss for value, loss in found.items()}
+    in_one_key: dict[Values, float | None] = {(value,): loss for value, loss in found.items()}
     assert beyond(in_one_key, [2]) == [(value,) for value in expected]
 
 
@@ -168,8 +168,8 @@ def test_of_two_keys_what_lies_beside_the_best_along_one_is_tried(
 def test_of_two_keys_the_lowest_is_found_wherever_it_lies(lowest: Values, tmp_path: Path) -> None:
     """Also one that no factor of either key reaches; few more than nine are tried."""
 
-    def loss(lr: float, decay: float) -> float | None:
-        return bowl(lowest[0])(lr) ** 2 + bowl(lowest[1])(decay) ** 2
+    def loss(lr: float, decay: float) -> float:
+        return math.log(lr / lowest[0]) ** 2 + math.log(decay / lowest[1]) ** 2
 
     found, order = run_to_the_end(sweep(tune=BOTH), tmp_path, loss)
     assert found.chosen == pytest.approx(lowest)
@@ -209,8 +209,8 @@ def test_a_shared_value_is_chosen_at_one_optimizer_for_each_other_setting(tmp_pa
 
 
 def test_of_equal_losses_the_smallest_value_wins() -> None:
-    assert best({4.0: 1.0, 2.0: 1.0, 1.0: 2.0}) == 2.0
-    assert best({4.0: None, 2.0: math.inf}) is None
+    assert best({(4.0,): 1.0, (2.0,): 1.0, (1.0,): 2.0}) == (2.0,)
+    assert best({(4.0,): None, (2.0,): math.inf}) is None
 
 
 @pytest.mark.parametrize(
@@ -259,6 +259,7 @@ def test_every_tried_value_is_in_the_file(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert rows[0]["point"] == "optimizer=adamw"
     assert [row["loss"] for row in rows][-1] == ""
+    assert found.chosen is not None
     assert [row[KEY] for row in rows if row["chosen"] == "True"] == [f"{found.chosen[0]}"]
     assert len(rows) == len(found.tried)
 
