@@ -89,6 +89,7 @@ GAP: Columns = {
     "tax_n": ("Int64", "seeds behind the tax; 0 without one"),
     "tax_from": ("string", "lengths: delayed runs of several lengths; slope: gap over sync's law"),
     "tax_why": ("string", "why there is no tax, or between which limits it lies"),
+    "regime": ("string", "why the point is outside of the paper's regime; empty if it is within"),
     "missing_seeds": ("string", "seeds of the point that this arm has no result for"),
     "missing_sync_seeds": ("string", "seeds of the arm that sync has no result for"),
 }
