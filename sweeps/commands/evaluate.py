@@ -48,7 +48,8 @@ def main(words: Sequence[str]) -> int:
     evaluation = Evaluation(trials, found, max_length)
     print("\n".join(lines(evaluation)))
     left, num = evaluation.left(), evaluation.num_asked()
-    print(f"{len(trials)} trials, {len(left)} to ask: {evaluation.num_answered():,} of {num:,}")
+    answered = f"{evaluation.num_answered():,} of {num:,} answered"
+    print(f"{len(trials)} trials, {len(left)} to ask: {answered}", flush=True)
     if asked.dry_run:
         _say_precision(asked.results)
         return DONE

@@ -36,4 +36,5 @@ def final_model(config: Config, folder: Path, max_length: int, device: torch.dev
     load_final(folder, model, stage)
     tokenizer, end = tokenizer_of(config["data"])
     ends_with = tokenizer.token_to_id(end)
+    assert ends_with is not None, "the tokenizer has it"
     return StageLM(stage.to(device), tokenizer, ends_with, max_length, model.vocab_size)
