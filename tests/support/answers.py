@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 
@@ -21,8 +22,8 @@ def write_answers(
     noise: float = 0.01,
 ) -> None:
     """Two choices per question. Each question is as hard for every trial; right answers `gain` as
-    many nats, give or take `noise`, which depends on `seed`."""
-    rng = np.random.default_rng([seed, int(abs(gain) * 1000)])
+    many nats, give or take `noise`."""
+    rng = np.random.default_rng([seed, crc32(trial.name.encode())])
     easy = np.random.default_rng(num_questions).normal(1.0, 1.0, num_questions)
     right = -BYTES + easy + gain + rng.normal(0, noise, num_questions)
     lines = [

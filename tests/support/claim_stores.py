@@ -74,8 +74,9 @@ def store(folder: Path, groups: Iterable[Group], num_updates: int = 400) -> None
             trial = write(folder, late, result(late, loss, **done))
             _write_losses(trial, late, group.spike + noise)
             if group.answers is not None:
-                write_answers(of_sync, seed=seed)
-                write_answers(trial, group.answers + 10 * noise, seed=seed)
+                write_answers(of_sync, seed=seed, num_questions=1000, noise=0.03)
+                gain = group.answers + 10 * noise
+                write_answers(trial, gain, seed=seed, num_questions=1000, noise=0.03)
 
 
 def _write_losses(trial: Path, late: Mapping[str, Any], spike: float) -> None:

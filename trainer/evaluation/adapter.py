@@ -44,7 +44,8 @@ class StageLM(TemplateLM):
         vocab_size: int,
     ) -> None:
         super().__init__()
-        self._stage, self.tokenizer, self._end = stage.eval(), tokenizer, end
+        self._stage = stage.eval().requires_grad_(False)
+        self.tokenizer, self._end = tokenizer, end
         self.max_length, self._vocab_size = max_length, vocab_size
         self._device = next(stage.parameters()).device
 

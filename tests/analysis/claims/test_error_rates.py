@@ -63,8 +63,8 @@ PARTS: dict[str, list[Part]] = {
     "spike": [(GAP, [0.3])] * 8,
     "spike_by_decay": [(Either("change"), [0.3, 0.5])],
     "cooldown": [(LARGER, [0.1, 0.3])] * 8,
-    "downstream": [(Equal(0.01, (NOISE, NOISE)), [0.3, 0.002])] * 4,
-    "downstream_bits": [(Equal(0.01, (NOISE, Noise(0.0, 1e-5, 500))), [3.0, 0.002])] * 4,
+    "downstream": [(Equal(0.03, (NOISE, NOISE)), [0.3, 0.002])] * 4,
+    "downstream_bits": [(Equal(0.03, (NOISE, Noise(0.0, 1e-5, 500))), [3.0, 0.002])] * 4,
 }
 """The parts of each claim."""
 
