@@ -10,6 +10,7 @@ MODULES = (
     "analysis.figures.tax",
     "analysis.figures.general",
     "analysis.figures.paper",
+    "analysis.figures.downstream",
 )
 """Modules that hold FIGURES, in the order of the report."""
 
