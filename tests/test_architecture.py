@@ -42,6 +42,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             *("schedules", "stages"),
         },
         "trial": {"base", "config", "executors", "folder", "parts", "ranks", "training"},
+        "sharpness": {"base", "config", "executors", "models", "optimizers", "parts"},
         "delayed": {
             *("base", "config", "corrections", "executors", "folder", "optimizers", "schedules"),
             "stages",

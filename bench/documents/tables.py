@@ -279,7 +279,7 @@ def rate_of_long() -> str:
 
 def tried_rates() -> str:
     """The learning rates that the tuning tried, with sync's loss at seed 0."""
-    tried = pd.read_csv(DOCS / "optimizers_tuned.csv")
+    tried = pd.read_csv(DOCS / "optimizers_tuned.csv").rename(columns={"optimizer.lr": "value"})
     lines = [
         [
             name(str(point).removeprefix("optimizer=")),

@@ -17,10 +17,13 @@ SIZES = ("batch_size", "seq_len")
 
 
 def number(point: Point, key: str) -> float:
-    """The value of `key` in the point's sync arm. Raises BadInput if it is not a number."""
+    """The value of `key` in the point's sync arm.
+
+    Raises BadInput if it is no number, or 0, of which every multiple is 0.
+    """
     found = value(point.configs["sync"], key)
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        raise BadInput("sweep.tune", key, f"must be a number in the config (it is {found})")
+    if isinstance(found, bool) or not isinstance(found, int | float) or found == 0:
+        raise BadInput("sweep.tune", key, f"must be a number other than 0 in the config ({found})")
     return found
 
 

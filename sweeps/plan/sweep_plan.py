@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from sweeps.plan import early_stop, search_report, tuning_report
-from sweeps.plan.choice import check_choice, choose
+from sweeps.plan.choice import again, check_choice, choose
 from sweeps.plan.early_stop import Judged, judge
 from sweeps.plan.longer import longer
 from sweeps.plan.searching import Searched
@@ -82,10 +82,7 @@ class SweepPlan:
         """The plan by the results that the store has now."""
         if self.settled:
             return self
-        chosen = [
-            point.choice if point.choice.settled else choose(self.sweep, point.choice.point)
-            for point in self.points
-        ]
+        chosen = again(self.sweep, [point.choice for point in self.points])
         return replace(self, points=judge(self.sweep, chosen))
 
 
@@ -98,7 +95,7 @@ def plan_sweeps(asked: Request) -> list[SweepPlan]:
 def _plan_sweep(label: str, sweep: Sweep, asked: Request, compose: Composer) -> SweepPlan:
     swept = points(sweep, asked.results, compose, label)
     check_choice(sweep, swept)
-    return SweepPlan(label, sweep, judge(sweep, [choose(sweep, point) for point in swept]))
+    return SweepPlan(label, sweep, judge(sweep, choose(sweep, swept)))
 
 
 def all_planned(sweeps: Iterable[SweepPlan]) -> list[Trial]:

@@ -90,7 +90,7 @@ def searched(content: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
     space = found.get("space")
     axes = space if isinstance(space, dict) else {}
     grid = {key: values for key, values in content["grid"].items() if key not in axes}
-    return {**content, GROUP: found, "tune": {}, "grid": grid}
+    return {**content, GROUP: found, "tune": {}, "shared": None, "grid": grid}
 
 
 def _changed(own: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ ELSEWHERE = {"git", "cd", "source", "export", "tensorboard", "wandb"}
 ACTIVATE = ["source", ".venv/bin/activate"]
 NEED_A_CLUSTER: Mapping[str, Words] = {"jobs": [], "stop": ["ID"]}
 """Commands of sweeps, and the words that the documents may give them."""
-NEED_NO_STORE = {"stability"}
+NEED_NO_STORE = {"stability", "sharpness"}
 """Commands of analysis that read no results."""
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import torch
 
-from trainer.base.build import build, locate
+from trainer.base.build import locate
+from trainer.config.weights import weights_of
 from trainer.corrections.none import NoCorrection
-from trainer.models.recipe import Recipe
-from trainer.optimizers.routing import Kind, buffers
+from trainer.optimizers.routing import buffers
 from trainer.optimizers.sharded import owners
 from trainer.schedules.operations import Schedule
 
@@ -29,15 +27,14 @@ def largest_rank(config: Mapping[str, Any], schedule: Schedule, correction: NoCo
     with its gradients while the next ones are summed. Tied weights count as the others of their
     stage.
     """
-    node = json.dumps(config["model"], sort_keys=True)
-    sizes = _sizes(node, schedule.num_stages, config["seq_len"])
+    weights = weights_of(config["model"], schedule.num_stages, config["seq_len"])
     kept = buffers(locate(config["optimizer"]["_target_"]))
     is_true, dtype = config["runner"] != "emulated", getattr(torch, config["dtype"])
     num_owners = config["num_replicas"] if config["shard_optimizer"] else 1
     of_stages = [
-        sum(number for _, number in size) * _shared(dtype, lag, correction, is_true=is_true)
-        + FP32 * _largest_share([number * kept(kind) for kind, number in size], num_owners)
-        for size, lag in zip(sizes, schedule.lags, strict=True)
+        sum(weight.size for weight in of_stage) * _shared(dtype, lag, correction, is_true=is_true)
+        + FP32 * _largest_share([w.size * kept(w.kind) for w in of_stage], num_owners)
+        for of_stage, lag in zip(weights, schedule.lags, strict=True)
     ]
     if not is_true:
         return sum(of_stages)
@@ -59,18 +56,3 @@ def _largest_share(entries: Sequence[int], num_owners: int) -> int:
     for number, owner in zip(entries, owners(entries, num_owners), strict=True):
         loads[owner] += number
     return max(loads)
-
-
-@cache
-def _sizes(node: str, num_stages: int, seq_len: int) -> list[Sequence[tuple[Kind, int]]]:
-    """The kind and the number of entries of each weight of each stage; `node` is the config of the
-    model, as JSON."""
-    model: Recipe = build(json.loads(node))
-    split = model.split(num_stages, seq_len)
-    found: list[Sequence[tuple[Kind, int]]] = []
-    for index in range(num_stages):
-        with torch.device("meta"):
-            stage = model.stage(index, split)
-        kinds = model.kinds(stage)
-        found.append([(kinds[name], weight.numel()) for name, weight in stage.named_parameters()])
-    return found

@@ -67,7 +67,7 @@ def the_point(swept: Sweep, store: Path) -> Point:
 
 
 def asked(swept: Sweep, store: Path) -> Searched:
-    found = choose(swept, the_point(swept, store))
+    [found] = choose(swept, [the_point(swept, store)])
     assert isinstance(found, Searched)
     return found
 
