@@ -22,7 +22,7 @@ from trainer.executors.gradients import Clip
 from trainer.executors.passes import Loss
 from trainer.executors.pipelined import Pipelined
 from trainer.models.compiled import compiled, compiled_stage
-from trainer.models.loss import cross_entropy
+from trainer.models.loss import loss_by
 from trainer.models.recipe import Recipe
 from trainer.models.split import Split
 from trainer.models.start import start_from
@@ -97,8 +97,8 @@ def _clip(config: Config) -> Clip:
 
 
 def _loss(config: Config) -> Loss:
-    """Compiled with the stages: it makes no fp32 copy of the logits then (bench/README.md)."""
-    return compiled(cross_entropy) if config["compile"] else cross_entropy
+    """Compiled with the stages."""
+    return loss_by(compiled if config["compile"] else lambda function: function)
 
 
 def open_data(config: Config) -> tuple[Batches, Windows]:

@@ -86,6 +86,8 @@ def test_other_ways_to_run_it(tmp_path: Path) -> None:
         config(tmp_path, *delayed, "clip_norm=null"),
         config(tmp_path, *delayed, "dtype=bfloat16"),
         config(tmp_path, *delayed, "model.activation_checkpointing=true"),
+        config(tmp_path, *delayed, "model.loss_chunk=24"),
+        config(tmp_path, "pipeline=zero_bubble_v", two, "model.loss_chunk=24"),
         config(tmp_path, *delayed, "model.tied_embeddings=false"),
         config(tmp_path, "pipeline=zero_bubble_v", two, *diverges),
     ]
