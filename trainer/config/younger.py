@@ -15,6 +15,7 @@ YOUNGER: Mapping[str, Any] = MappingProxyType(
         "deterministic": True,
         "from_pretrained": None,
         "model.loss_chunk": None,
+        "pipeline.slack": False,
     }
 )
 """Key → the value at which a trial does what trials did before there was the key."""

@@ -19,7 +19,9 @@ CHANGED = {
     "eval_dtype": "bfloat16",
     "deterministic": False,
     "model.loss_chunk": 64,
+    "pipeline.slack": True,
 }
+WORDS = ["pipeline=pipedream_2bw"]
 
 
 def without(config: dict[str, Any], key: str) -> dict[str, Any]:
@@ -39,7 +41,7 @@ def changed(config: dict[str, Any], key: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("key", YOUNGER)
 def test_a_config_without_the_key_is_the_same_trial(key: str) -> None:
-    config = compose([])
+    config = compose(WORDS)
     older = without(config, key)
     assert trial_id(older, "d") == trial_id(config, "d")
     assert shape(older) == shape(config)
@@ -48,21 +50,21 @@ def test_a_config_without_the_key_is_the_same_trial(key: str) -> None:
 
 @pytest.mark.parametrize("key", CHANGED)
 def test_another_value_is_another_trial(key: str) -> None:
-    config = compose([])
+    config = compose(WORDS)
     assert trial_id(changed(config, key), "d") != trial_id(config, "d")
 
 
 @pytest.mark.parametrize("key", ["eval_dtype", "deterministic", "model.loss_chunk"])
 def test_trials_that_differ_in_it_are_not_compared(key: str) -> None:
-    config = compose([])
+    config = compose(WORDS)
     one, other = (row("t", c, {}, 0) for c in (config, changed(config, key)))
     assert one["point"] != other["point"]
 
 
 def test_a_config_of_before_can_be_run() -> None:
-    config = compose([])
+    config = compose(WORDS)
     older = config
-    for key in ("eval_dtype", "deterministic", "model.loss_chunk"):
+    for key in ("eval_dtype", "deterministic", "model.loss_chunk", "pipeline.slack"):
         older = without(older, key)
     assert older != config
     assert validate(older) == config

@@ -156,3 +156,14 @@ def test_a_divergence_stops_every_rank_at_the_same_update(tmp_path: Path, schedu
     expected = gangs.assert_equal(one, ranks)
     assert expected.diverged is not None
     assert expected.diverged < 12
+
+
+def test_slack_for_messages_changes_no_number(tmp_path: Path) -> None:
+    words = ("pipeline.num_stages=4", "pipeline.num_microbatches=8", "correction=error_feedback")
+    plain, slack = (
+        config(tmp_path, "pipeline=pipedream_2bw", *words, f"pipeline.slack={value}")
+        for value in ("false", "true")
+    )
+    [ranks] = gangs.pipelined([slack])
+    gangs.assert_equal(slack, ranks)
+    gangs.assert_equal(plain, ranks)
