@@ -16,6 +16,7 @@ from trainer.base.code import use_code
 from trainer.base.errors import BadInput
 from trainer.corrections.none import NoCorrection
 from trainer.data.batches import Batches, Windows
+from trainer.data.prefetch import Prefetched
 from trainer.data.tokens import Dataset, KnowsVocabulary
 from trainer.executors.emulated import Emulated
 from trainer.executors.gradients import Clip
@@ -67,7 +68,7 @@ def build_emulated(config: Config, parts: Parts, device: torch.device) -> Emulat
     return Emulated(
         build_stages(config, parts.model, schedule, parts.lr_factor, device, every),
         schedule,
-        lambda t: parts.batches[t].to(device),
+        _batch(parts, device),
         _loss(config),
         _clip(config),
         config["num_replicas"],
@@ -82,13 +83,19 @@ def build_pipelined(config: Config, parts: Parts, gang: Gang) -> Pipelined:
     return Pipelined(
         build_stages(config, parts.model, schedule, parts.lr_factor, device, mine),
         schedule,
-        lambda t: parts.batches[t].to(device),
+        _batch(parts, device),
         _loss(config),
         _clip(config),
         gang,
         Clock(device, config["trace"]),
         torch.Size([rows, config["seq_len"], parts.model.hidden_size]),
     )
+
+
+def _batch(parts: Parts, device: torch.device) -> Callable[[int], Tensor]:
+    """Batches by number. A core of a CPU has nothing else to do while a batch is read."""
+    read = parts.batches.__getitem__
+    return Prefetched(read, device) if device.type == "cuda" else read
 
 
 def _clip(config: Config) -> Clip:
