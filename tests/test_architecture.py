@@ -32,7 +32,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "config": {"base", "corrections", "data", "models", "optimizers", "schedules"},
         "tracing": {"schedules"},
         "stages": {"base", "corrections", "optimizers", "schedules"},
-        "executors": {"base", "ranks", "schedules", "stages", "tracing"},
+        "executors": {"base", "models", "ranks", "schedules", "stages", "tracing"},
         "parts": {
             *("base", "corrections", "data", "executors", "models", "optimizers", "ranks"),
             *("schedules", "stages", "tracing"),
