@@ -22,13 +22,13 @@ setup: $(READY)  ## virtual environment with pinned packages
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(shell grep '^torch==' constraints.txt)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,hub]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,hub,evaluation]'
 	touch $@
 
 $(WIKI): | $(READY)
 	$(BIN)/python -m trainer.data wiki
 
-data-%: $(READY)  ## prepare a corpus: data-wiki, data-gcide, data-fineweb_edu
+data-%: $(READY)  ## prepare a corpus: data-wiki, data-gcide, data-fineweb_edu; data-evaluation: questions of benchmarks
 	$(BIN)/python -m trainer.data $* $(ARGS)
 
 # $(call sweep,SCALE,NAME)

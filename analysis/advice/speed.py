@@ -16,7 +16,7 @@ from trainer.schedules.recipes import (
     zero_bubble_h1,
     zero_bubble_v,
 )
-from trainer.schedules.simulate import simulate
+from trainer.schedules.simulate import SETTLED, steady
 
 NUM_CHUNKS = 2
 """Parts of the model per rank of interleaved 1F1B: as many as ZB-V has."""
@@ -29,8 +29,6 @@ FLUSHED: Mapping[str, Callable[..., Schedule]] = {
 """The synchronous pipelines that 2BW is compared with. All of them wait for the norm of the whole
 gradient before an update, as 2BW does."""
 TWO_BUFFERED = partial(pipedream_2bw, synchronous_start=0, synchronous_cooldown=0)
-SETTLED = 2
-"""Batches until the pipeline is in its steady state; its time is measured over as many more."""
 NEARLY = 1e-9
 """The rounding error of a number of microbatches or of a ratio."""
 
@@ -106,16 +104,12 @@ def fastest(speeds: Mapping[str, Speed], activations: float) -> str:
 def speed(schedule: Callable[..., Schedule], costs: Costs, num_microbatches: int) -> Speed:
     """The speed of a pipeline with one rank per stage of `costs`; raises BadInput as `schedule`."""
     ranks = len(costs.forward)
-    long = schedule(2 * SETTLED, num_stages=ranks, num_microbatches=num_microbatches)
+    found = schedule(SETTLED, num_stages=ranks, num_microbatches=num_microbatches)
     by_rank = [
         {"F": forward, "B": backward, "I": backward / 2, "W": backward / 2, "U": costs.update}
         for forward, backward in zip(costs.forward, costs.backward, strict=True)
     ]
-    by_chunk = [{kind: time / long.num_chunks for kind, time in of.items()} for of in by_rank]
-    short, whole = (
-        simulate(long.operations(0, last), by_chunk, costs.communication)
-        for last in (SETTLED, 2 * SETTLED)
-    )
-    peak = max(short.peak_activations(rank) for rank in range(ranks))
-    batch_time = (whole.makespan - short.makespan) / SETTLED
-    return Speed(batch_time, peak / long.num_chunks)
+    by_chunk = [{kind: time / found.num_chunks for kind, time in of.items()} for of in by_rank]
+    batch_time, start = steady(found, by_chunk, costs.communication)
+    peak = max(start.peak_activations(rank) for rank in range(ranks))
+    return Speed(batch_time, peak / found.num_chunks)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from analysis.claims.measure import DELAY
+from analysis.report.downstream_table import NOTE, ONE_SEED, table4
 from analysis.report.paper import note, reported
 from analysis.report.protocols import protocols
 from analysis.report.remedies import remedies
@@ -191,6 +192,13 @@ TABLES = (
         lambda scale: GAP_WORDS,
         source="table 3 (10B MoE)",
         sweeps=("families",),
+    ),
+    Table(
+        "table4_downstream",
+        "Downstream scores beside those of sync",
+        table4,
+        lambda scale: NOTE + ONE_SEED,
+        source="table 4 (10B MoE)",
     ),
     Table(
         "best_over_grid",

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sweeps.plan.bundles import occupied, unit
+from sweeps.plan.devices import device_of
 from sweeps.plan.sizes import in_bytes, sizes
+from sweeps.plan.step_time import counted_seconds
 from sweeps.plan.sweep_plan import SweepPlan, all_planned
 from sweeps.request.command_line import Request
 from sweeps.request.expand import Trial, unique
@@ -16,8 +18,6 @@ from sweeps.store.results import finished
 from sweeps.store.throughput import Throughput
 from trainer.base.durations import duration
 
-ASSUMED_FLOPS = {"GPU": 265e12, "core": 50e9}
-"""FLOP/s that a trial sustains on one GPU (the 135m trial on an H100, bench/README.md) or core."""
 ASSUMED_START = 0.35
 """Seconds that a trial takes besides (bench/README.md): to build its parts, to write its record."""
 NODE = 8
@@ -49,12 +49,12 @@ class Prices:
         return training + trial.plan.num_evaluations * pace.seconds_per_evaluation
 
     def seconds(self, trial: Trial, amount: float) -> float:
-        """The same, or else by an assumed speed of the `amount` of units that it occupies."""
+        """The same, or else by its counted work; it occupies this `amount` of units."""
         measured = self.measured_seconds(trial)
         if measured is not None:
             return measured
-        flops = trial.plan.flops + trial.plan.evaluation_flops
-        return ASSUMED_START + flops / (ASSUMED_FLOPS[unit(trial)] * amount)
+        of_process = amount / trial.plan.num_processes
+        return ASSUMED_START + counted_seconds(trial.config, trial.plan) / of_process
 
 
 @dataclass(frozen=True)
@@ -151,14 +151,14 @@ class Priced:
         total = " and ".join(f"{duration(cost.total)} of one {cost.unit}" for cost in costs)
         longest = max((cost.longest for cost in costs), default=0.0)
         assumed = [t for t in todo if self._prices.measured_seconds(t) is None]
-        rates = {
-            name: f"{ASSUMED_FLOPS[name]:.3g} FLOP/s per {name}" for name in map(unit, assumed)
-        }
+        devices = dict.fromkeys(device_of(trial.config).name for trial in assumed)
         sources = [
             f"{len(todo) - len(assumed)} of {len(todo)} trials by the time that finished ones of "
             "their shape took"
         ]
-        sources += [f"{len(assumed)} only assumed, at {', '.join(rates.values())}"] * bool(assumed)
+        rates = " and ".join(devices)
+        counted = f"by counted FLOPs and bytes, at the rates assumed of {rates}"
+        sources += [f"{len(assumed)} {counted}"] * bool(assumed)
         if todo:
             yield (
                 f"time      {total}, longest trial {duration(longest)}, start and evaluation "

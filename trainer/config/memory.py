@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import torch
 
-from trainer.base.build import build, locate
+from trainer.base.build import locate
+from trainer.config.weights import weights_of
 from trainer.corrections.none import NoCorrection
-from trainer.models.recipe import Recipe
-from trainer.optimizers.routing import Kind, buffers
+from trainer.optimizers.routing import buffers
 from trainer.schedules.operations import Schedule
 
 FP32 = 4
@@ -27,13 +24,12 @@ def largest_rank(config: Mapping[str, Any], schedule: Schedule, correction: NoCo
     fp32 the newest leaf is the master. In a true pipeline a delayed update waits with its gradients
     while the next ones are summed. Tied weights count as the others of their stage.
     """
-    node = json.dumps(config["model"], sort_keys=True)
-    sizes = _sizes(node, schedule.num_stages, config["seq_len"])
+    weights = weights_of(config["model"], schedule.num_stages, config["seq_len"])
     kept = buffers(locate(config["optimizer"]["_target_"]))
     is_true, dtype = config["runner"] != "emulated", getattr(torch, config["dtype"])
     of_stages = [
-        sum(number * (shared + FP32 * kept(kind)) for kind, number in size.items())
-        for size, lag in zip(sizes, schedule.lags, strict=True)
+        sum(weight.size * (shared + FP32 * kept(weight.kind)) for weight in of_stage)
+        for of_stage, lag in zip(weights, schedule.lags, strict=True)
         for shared in [_shared(dtype, lag, correction, is_true=is_true)]
     ]
     if not is_true:
@@ -48,20 +44,3 @@ def _shared(dtype: torch.dtype, lag: int, correction: NoCorrection, *, is_true: 
     num_gradients = 2 if is_true and lag else 1
     fp32 = 1 + num_gradients + correction.num_buffers(lag)
     return FP32 * fp32 + dtype.itemsize * num_leaves
-
-
-@cache
-def _sizes(node: str, num_stages: int, seq_len: int) -> list[Mapping[Kind, int]]:
-    """The parameters of each stage by their kind; `node` is the config of the model, as JSON."""
-    model: Recipe = build(json.loads(node))
-    split = model.split(num_stages, seq_len)
-    found: list[Mapping[Kind, int]] = []
-    for index in range(num_stages):
-        with torch.device("meta"):
-            stage = model.stage(index, split)
-        size: Counter[Kind] = Counter()
-        kinds = model.kinds(stage)
-        for name, weight in stage.named_parameters():
-            size[kinds[name]] += weight.numel()
-        found.append(size)
-    return found

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from trainer.schedules.operations import Op
+from trainer.schedules.operations import Op, Schedule
 from trainer.schedules.proof import Awaits, Key, interleave, key
 
 Costs = Mapping[str, float]
 """Time of an operation of each kind."""
+SETTLED = 2
+"""Batches until a pipeline is in its steady state; its time is measured over as many more."""
 
 
 @dataclass(frozen=True)
@@ -60,3 +62,17 @@ def simulate(
         spans[rank].append((op, start, free[rank]))
         ends[key(op)] = rank, free[rank]
     return Timeline(spans)
+
+
+def steady(
+    schedule: Schedule, costs: Sequence[Costs], communication: float = 0.0
+) -> tuple[float, Timeline]:
+    """What one more batch adds to a long run without phases, and the start of that run.
+
+    The arguments are those of `simulate`, but for the schedule in place of its operations.
+    """
+    whole = replace(schedule, num_updates=2 * SETTLED, first_delayed=0, first_cooldown=2 * SETTLED)
+    start, longer = (
+        simulate(whole.operations(0, last), costs, communication) for last in (SETTLED, 2 * SETTLED)
+    )
+    return (longer.makespan - start.makespan) / SETTLED, start

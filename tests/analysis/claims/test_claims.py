@@ -23,6 +23,7 @@ from tests.support.claim_stores import (
     WIDE,
     YES,
     Group,
+    answered,
     coefficients,
     depths,
     feedback,
@@ -141,6 +142,14 @@ CASES: dict[str, dict[Outcome, list[Group]]] = {
         YES: [Group(0.4), Group(0.1, pipeline=STARTED)],
         NO: [Group(0.1), Group(0.4, pipeline=STARTED)],
         OPEN: [Group(0.1, pipeline=STARTED)],
+    },
+    **{
+        name: {
+            YES: answered(0.0, spread=(0.0, 0.0, 0.0)),
+            NO: answered(-3.0),
+            OPEN: answered(0.0, spread=WIDE),
+        }
+        for name in ("downstream", "downstream_bits")
     },
     "cooldown": {
         YES: [Group(0.4), Group(0.1, pipeline=COOLED)],

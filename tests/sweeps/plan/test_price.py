@@ -9,6 +9,7 @@ import torch
 
 from sweeps.__main__ import main
 from sweeps.plan.pricing import ASSUMED_START, Cost, Priced
+from sweeps.plan.step_time import counted_seconds
 from sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from sweeps.request.command_line import parse_request
 from sweeps.request.expand import Trial
@@ -81,7 +82,7 @@ def test_hours_are_those_of_finished_trials_of_the_same_shape(
     assert found.clock(1_000) == found.longest == pytest.approx(trials[0].plan.tokens / 400)
     mixed = plan([*words, "grid.batch_size=[16,32,8]"], capsys)["time"]
     assert "15 of 23 trials by the time" in mixed
-    assert "8 only assumed, at 5e+10 FLOP/s per core" in mixed
+    assert "8 by counted FLOPs and bytes, at the rates assumed of core" in mixed
 
 
 def test_of_a_shape_the_same_optimizer_and_pipeline_count_before_others(tmp_path: Path) -> None:
@@ -105,9 +106,12 @@ def test_without_measurements_hours_say_that_they_are_assumed(
     )
     line = plan(words, capsys)["time"]
     assert "0 of 8 trials by the time" in line
-    plans = [trial.plan for trial in planned(*words)]
-    flops = sum(plan.flops + plan.evaluation_flops for plan in plans)
-    assert cost(*words).total == pytest.approx(8 * ASSUMED_START + flops / 50e9)
+    assert "8 by counted FLOPs and bytes, at the rates assumed of core" in line
+    counted = sum(counted_seconds(t.config, t.plan) for t in planned(*words))
+    assert counted > 60
+    assert cost(*words).total == pytest.approx(8 * ASSUMED_START + counted)
+    halved = cost(*words, "num_threads=2").total  # of one core: as many core-seconds
+    assert halved == pytest.approx(16 * ASSUMED_START + counted)
 
 
 def test_start_and_evaluation_count_as_they_were_measured(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""Seconds of counted work: closed forms, and the ratios of pipelines."""
+
+from __future__ import annotations
+
+import pytest
+
+from analysis.advice.speed import Costs, speed_up
+from sweeps.plan.devices import Device, device_of, known
+from sweeps.plan.step_time import of_update_and_forward
+from trainer.config.compose import Composer
+from trainer.config.step import Work
+
+compose = Composer()
+SIMPLE = Device(
+    "simple",
+    products={"float32": 100.0},
+    bytes=10.0,
+    link=1e30,
+    achieved={"products": 0.5, "bytes": 0.5, "link": 1.0},
+    attention={"float32": 0.25},
+    host=0.0,
+)
+
+
+def test_seconds_are_work_over_achieved_rates() -> None:
+    parts = [Work(products=50, bytes=5), Work(attention=75)]
+    assert SIMPLE.seconds(parts, "float32") == 1 + 1 + 3
+    assert SIMPLE.transfer(2e30) == 2
+
+
+def test_a_gpu_computes_while_its_host_works_and_a_core_does_not() -> None:
+    gpu, core = known("H100"), known("core")
+    assert gpu.with_host(1.0, 1 / gpu.host) == gpu.with_host(0.5, 1 / gpu.host) == 1
+    assert gpu.with_host(2.0, 1 / gpu.host) == 2
+    assert core.with_host(1.0, 1 / core.host) == 2
+
+
+def test_a_trial_s_device() -> None:
+    assert device_of(compose(["num_updates=1"])).name == "core"
+    assert device_of({"device": "cuda:1"}).is_gpu
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 8)])
+def test_a_true_pipeline_s_time_is_that_of_its_schedule(p: int, m: int) -> None:
+    """Flushed over 2BW: as the simulation of the advice with the same costs says."""
+    shape = (f"pipeline.num_stages={p}", f"pipeline.num_microbatches={m}", "runner=pipelined")
+    words = ("model=tiny_deep", "num_updates=9", f"batch_size={m}", *shape)
+    times = {
+        name: of_update_and_forward(compose([*words, f"pipeline={name}"]), 9, SIMPLE)[0]
+        for name in ("sync", "pipedream_2bw")
+    }
+    alone = compose([*words, "runner=emulated"])
+    whole, forward = of_update_and_forward(alone, 9, SIMPLE)
+    assert 3 * forward < whole < p * times["sync"]
+    equal = speed_up("1F1B", Costs((1.0,) * p, (2.0,) * p), m)
+    assert 1 < times["sync"] / times["pipedream_2bw"] <= equal + 1e-9
+
+
+def test_replicas_share_the_batch() -> None:
+    one, two = (
+        of_update_and_forward(
+            compose(["num_updates=1", "runner=pipelined", "batch_size=64", f"num_replicas={n}"]),
+            1,
+            SIMPLE,
+        )[0]
+        for n in (1, 2)
+    )
+    assert one / 2 < two < 0.6 * one
