@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -54,7 +55,7 @@ def taxes() -> str:
     return table(["who", "optimizer, arm", "updates", "their tax", "our law there [95 %]"], lines)
 
 
-def _line(row: Mapping[str, object]) -> list[str]:
+def _line(row: Mapping[Any, Any]) -> list[str]:
     who, optimizer, arm = (str(row[key]) for key in ("who", "optimizer", "arm"))
     said = f"{name(optimizer)}, {REPORTED_ARMS.get(arm, arm)}"
     ours = _at(optimizer, OURS.get(arm, arm), UPDATES[who])
