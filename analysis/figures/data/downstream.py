@@ -7,7 +7,7 @@ import pandas as pd
 from analysis.figures.data.panels import PANEL, lines, with_variant
 from analysis.statistics.downstream import downstream
 from analysis.table import names
-from analysis.table.answers import ACCURACY, BITS
+from analysis.table.answers import ACCURACY, BITS, title
 
 SHOWN = {
     ACCURACY: "accuracy: more is better",
@@ -39,5 +39,6 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
         ],
         series=with_variant(found, found["arm"].map(names.arms(trials))),
         mean=found["difference"],
+        task=found["task"].map(title),
     )
     return table[COLUMNS].sort_values(["panel", "measure"], kind="stable", ignore_index=True)
