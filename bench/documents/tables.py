@@ -18,7 +18,14 @@ from analysis.table.answers import ACCURACY, BITS, title
 from analysis.table.names import REPORTED_ARMS
 from analysis.table.names import optimizer as name
 from bench.documents.cells import gap, loss, removed, rows_of, table
-from bench.documents.published import DOCS, LENGTHS, View, of_sweep, view
+from bench.documents.published import (
+    DOCS,
+    LENGTHS,
+    View,
+    of_sweep,
+    published_scores,
+    view,
+)
 
 DTYPES = ("float32", "bfloat16")
 
@@ -213,8 +220,7 @@ def forecasts() -> str:
 
 def downstream() -> str:
     """Each arm beside sync, task by task, for the published answers of two small models."""
-    found = pd.read_csv(DOCS / "downstream.csv")
-    found = found.sort_values(["model", "optimizer", "arm", "task"], kind="stable")
+    found = published_scores()
     accuracy, bits = (
         found[found["measure"] == measure].to_dict("records") for measure in (ACCURACY, BITS)
     )
