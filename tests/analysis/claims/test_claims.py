@@ -43,6 +43,11 @@ CASES: dict[str, dict[Outcome, list[Group]]] = {
         NO: of({"adamw": 0.1, "muon": 0.3}),
         OPEN: of({"adamw": 0.3}),
     },
+    "adamw_over_muon_own": {
+        YES: [*swept("lr", {0.1: 0.3}), *swept("lr", {0.4: 0.1}, optimizer="muon")],
+        NO: [*swept("lr", {0.1: 0.1}), *swept("lr", {0.4: 0.3}, optimizer="muon")],
+        OPEN: [*swept("lr", {0.1: 0.1}), *swept("lr", {0.4: 0.1}, optimizer="muon")],
+    },
     "robust_three": {
         YES: of({"muon": 0.1, "soap": 0.2, "adamw": 0.3}),
         NO: of({"muon": 0.2, "soap": 0.1, "adamw": 0.3}),

@@ -37,6 +37,7 @@ NOISE = Noise(questions=1e-5, rest=1e-5, num_questions=500)
 PARTS: dict[str, list[Part]] = {
     "delay_costs": [(GAP, [0.1])] * 7,
     "adamw_over_muon": [(LARGER, [0.1, 0.3])],
+    "adamw_over_muon_own": [(LARGER, [0.1, 0.3])],
     "robust_three": [(LARGER, [0.1, 0.3])] * 2,
     "order": ORDER,
     "lion_between": [(LARGER, [0.1, 0.2])] * 6,
