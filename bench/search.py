@@ -1,7 +1,7 @@
 """What a search finds beside a grid of as many trials: batch size and learning rate, at micro, of
 the model nano.
 
-    python -m bench.search [results=DIR] [samplers=3]
+    python -m bench.search [results=DIR] [samplers=3] [optimizers=adamw,muon]
 
 The grid is that of the sweep `batch_size`, of four batch sizes and four learning rates; the search
 has its ranges and its number of settings. Each setting is trained by both arms at the seed of
@@ -44,12 +44,14 @@ def main() -> None:
         results, samplers = given.get("results", folder), int(given.get("samplers", 3))
         print("| | tried | best at the seed of choice | sync, other seeds | delay, other seeds |")
         print("| --- | --- | --- | --- | --- |")
-        for row in _rows(Path(results), samplers):
+        optimizers = given.get("optimizers", "adamw,muon")
+        for row in _rows(Path(results), samplers, optimizers):
             print(f"| {' | '.join(row)} |", flush=True)
 
 
-def _rows(results: Path, samplers: int) -> Iterator[Sequence[str]]:
-    [sweep] = parse_request([*WORDS, f"results={results}"]).sweeps.values()
+def _rows(results: Path, samplers: int, optimizers: str) -> Iterator[Sequence[str]]:
+    words = [*WORDS, f"grid.optimizer=[{optimizers}]", f"results={results}"]
+    [sweep] = parse_request(words).sweeps.values()
     for point in points(sweep, results):
         name = " ".join(point.overrides)
         yield _row(f"{name}, grid", on_grid(point))
