@@ -1,6 +1,6 @@
 """The gap of AdamW at the scale `long`, made in a loop that is not ours, beside that of the trials.
 
-    python -m bench.own_loop [seeds=8]
+    python -m bench.own_loop [seeds=0,1,2,3,4,5,6,7]
 
 The loop has transformers' Llama, torch's AdamW and LambdaLR, and windows of the text that numpy
 draws. Two of its lines are for the delay: `DelayedOptimizer` around the optimizer, and `newest()`
@@ -112,10 +112,11 @@ def _row(name: str, gaps: Sequence[float]) -> str:
 
 def main() -> None:
     """Prints each pair as it ends, then both gaps."""
-    num_seeds = int(dict(word.split("=") for word in sys.argv[1:]).get("seeds", 8))
+    given = dict(word.split("=") for word in sys.argv[1:])
+    seeds = [int(seed) for seed in given.get("seeds", "0,1,2,3,4,5,6,7").split(",")]
     data, gaps = build(CONFIG["data"]).open(), []
     with reproducible(0, 1):
-        for seed in range(num_seeds):
+        for seed in seeds:
             sync, delay = (final_loss(data, delay, seed) for delay in (0, 1))
             gaps.append(delay - sync)
             print(f"seed {seed}: {sync:.4f}, {delay:.4f}, gap {gaps[-1]:+.4f}", flush=True)
