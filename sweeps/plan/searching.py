@@ -110,9 +110,13 @@ def best(tried: Sequence[Setting]) -> dict[str, Setting]:
     """
     known = [(setting, setting.losses or {}) for setting in tried]
     fair = [(setting, found) for setting, found in known if found.get(SYNC, math.inf) < math.inf]
-    arms = sorted({arm for _, found in fair for arm in found}, key=lambda arm: arm != SYNC)
+    arms = sorted(dict.fromkeys(arm for _, found in fair for arm in found), key=_after_sync)
     chosen = {arm: min(fair, key=_loss_of(arm)) for arm in arms}
     return {arm: setting for arm, (setting, found) in chosen.items() if found[arm] < math.inf}
+
+
+def _after_sync(arm: str) -> bool:
+    return arm != SYNC
 
 
 def _loss_of(arm: str) -> Callable[[tuple[Setting, Mapping[str, float]]], float]:

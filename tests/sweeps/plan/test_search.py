@@ -138,6 +138,7 @@ def test_each_arm_is_compared_at_the_best_setting_of_each(tmp_path: Path) -> Non
             for setting in found.tried
         ]
         assert found.chosen[arm] is found.tried[losses.index(min(losses))]
+    assert [*found.chosen] == [*ARMS]
     rates = [found.chosen[arm].values[RATE] for arm in ARMS]
     assert rates[0] > rates[1]
     expected = [(rate, arm, seed) for rate in rates for arm in ARMS for seed in (3, 5)]
