@@ -1,16 +1,17 @@
 """The throughput of two ranks, one core each, against a simulation with their measured times.
 
-    python -m bench.bubbles [rounds=5]
+    python -m bench.bubbles [rounds=5] [slack=true]
 
 Both schedules run in the same processes, the clip active at every update. The simulator is given
-the mean time of each rank's F, B and U and the median time of a message, of the very same run.
+the mean time of each rank's F, B and U and the median time of a message, of the very same run. With
+slack 2BW runs its forwards earlier, so that messages keep nobody waiting.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ from trainer.ranks.spawn import run_gang
 from trainer.ranks.supervisor import Parent
 from trainer.tracing.trace import between, simulated
 
-MICROBATCHES, SCHEDULES, MICROBATCHES_A_RUN = (2, 4, 8), ("sync", "pipedream_2bw"), 32
+MICROBATCHES, MICROBATCHES_A_RUN = (2, 4, 8), 32
 
 
 class Found(NamedTuple):
@@ -40,8 +41,8 @@ class Found(NamedTuple):
 class Contender:
     """A schedule on this rank, which trains on."""
 
-    def __init__(self, gang: Gang, m: int, pipeline: str) -> None:
-        config, parts = prepare(m, pipeline, "clip_norm=0.01", "trace=true")
+    def __init__(self, gang: Gang, m: int, *words: str) -> None:
+        config, parts = prepare(m, *words, "clip_norm=0.01", "trace=true")
         self._gang, self._schedule = gang, parts.schedule
         self._executor: Pipelined = build_pipelined(config, parts, gang)
         self._size = MICROBATCHES_A_RUN // m
@@ -74,13 +75,17 @@ def _assert_clipped(update: Update) -> None:
 
 
 def as_rank(
-    store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None], rounds: int
+    store: dist.Store,
+    heartbeat: Heartbeat,
+    send: Callable[[object], None],
+    rounds: int,
+    schedules: Mapping[str, Sequence[str]],
 ) -> None:
     """Times each number of microbatches in turn, alternating between the two schedules."""
     with reproducible(0, 1), joined(store, heartbeat.rank, RANKS, 1, CPU, heartbeat, 600) as gang:
         for m in MICROBATCHES:
-            contenders = {name: Contender(gang, m, name) for name in SCHEDULES}
-            found: dict[str, list[Found]] = {name: [] for name in SCHEDULES}
+            contenders = {name: Contender(gang, m, *words) for name, words in schedules.items()}
+            found: dict[str, list[Found]] = {name: [] for name in schedules}
             for turn in range(rounds + 1):  # the first one warms up
                 for name, contender in contenders.items():
                     if (one := contender.run()) is not None and turn:
@@ -91,7 +96,7 @@ def as_rank(
 
 def row(m: int, found: dict[str, Sequence[Found]]) -> str:
     """A line of the table."""
-    flushed, delayed = (found[name] for name in SCHEDULES)
+    flushed, delayed = found.values()
     pairs = zip(flushed, delayed, strict=True)
     speed_up = median(sync.measured / delay.measured for sync, delay in pairs)
     waits = median(max(one.update_waits) / one.measured for one in delayed)
@@ -117,7 +122,9 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     rounds = int(given.get("rounds", "5"))
     parent = Parent(lambda found: print(row(*found), flush=True), timeout=600)
-    run_gang(as_rank, (rounds,), RANKS, parent)
+    slack = f"pipeline.slack={given.get('slack', 'false')}"
+    schedules = {"flushed": ("sync",), "2BW": ("pipedream_2bw", slack)}
+    run_gang(as_rank, (rounds, schedules), RANKS, parent)
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def as_rank(
     """Times all, for each number of microbatches."""
     with reproducible(0, 1), joined(store, heartbeat.rank, RANKS, 1, CPU, heartbeat, 600) as gang:
         for m in (4, 8):
-            shape = {"num_stages": RANKS, "num_microbatches": m}
+            shape: dict[str, Any] = {"num_stages": RANKS, "num_microbatches": m}
             delayed = pipedream_2bw(UPDATES, **shape, synchronous_start=0, synchronous_cooldown=0)
             contenders = {
                 "2BW without a clip": runner(gang, delayed, Apart),

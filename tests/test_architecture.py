@@ -32,14 +32,14 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "config": {"base", "corrections", "data", "models", "optimizers", "schedules"},
         "tracing": {"schedules"},
         "stages": {"base", "corrections", "optimizers", "schedules"},
-        "executors": {"base", "ranks", "schedules", "stages", "tracing"},
+        "executors": {"base", "models", "ranks", "schedules", "stages", "tracing"},
         "parts": {
             *("base", "corrections", "data", "executors", "models", "optimizers", "ranks"),
             *("schedules", "stages", "tracing"),
         },
         "training": {
-            *("agenda", "base", "config", "executors", "folder", "models", "parts", "ranks"),
-            *("schedules", "stages"),
+            *("agenda", "base", "config", "data", "executors", "folder", "models", "parts"),
+            *("ranks", "schedules", "stages"),
         },
         "trial": {"base", "config", "executors", "folder", "parts", "ranks", "training"},
         "sharpness": {"base", "config", "executors", "models", "optimizers", "parts"},
@@ -47,6 +47,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             *("base", "config", "corrections", "executors", "folder", "optimizers", "schedules"),
             "stages",
         },
+        "evaluation": {"base", "config", "data", "folder", "models"},
         "__main__": {"base", "config", "folder", "trial"},
     },
     "sweeps": {

@@ -16,13 +16,14 @@ from trainer.base.code import use_code
 from trainer.base.errors import BadInput
 from trainer.corrections.none import NoCorrection
 from trainer.data.batches import Batches, Windows
+from trainer.data.prefetch import Prefetched
 from trainer.data.tokens import Dataset, KnowsVocabulary
 from trainer.executors.emulated import Emulated
 from trainer.executors.gradients import Clip
 from trainer.executors.passes import Loss
 from trainer.executors.pipelined import Pipelined
 from trainer.models.compiled import compiled, compiled_stage
-from trainer.models.loss import cross_entropy
+from trainer.models.loss import loss_by
 from trainer.models.recipe import Recipe
 from trainer.models.split import Split
 from trainer.models.start import start_from
@@ -67,7 +68,7 @@ def build_emulated(config: Config, parts: Parts, device: torch.device) -> Emulat
     return Emulated(
         build_stages(config, parts.model, schedule, parts.lr_factor, device, every),
         schedule,
-        lambda t: parts.batches[t].to(device),
+        _batch(parts, device),
         _loss(config),
         _clip(config),
         config["num_replicas"],
@@ -82,7 +83,7 @@ def build_pipelined(config: Config, parts: Parts, gang: Gang) -> Pipelined:
     return Pipelined(
         build_stages(config, parts.model, schedule, parts.lr_factor, device, mine),
         schedule,
-        lambda t: parts.batches[t].to(device),
+        _batch(parts, device),
         _loss(config),
         _clip(config),
         gang,
@@ -91,14 +92,20 @@ def build_pipelined(config: Config, parts: Parts, gang: Gang) -> Pipelined:
     )
 
 
+def _batch(parts: Parts, device: torch.device) -> Callable[[int], Tensor]:
+    """Batches by number. A core of a CPU has nothing else to do while a batch is read."""
+    read = parts.batches.__getitem__
+    return Prefetched(read, device) if device.type == "cuda" else read
+
+
 def _clip(config: Config) -> Clip:
     norm = math.inf if config["clip_norm"] is None else config["clip_norm"]
     return Clip(norm, by_stage=config["clip_scope"] == "stage")
 
 
 def _loss(config: Config) -> Loss:
-    """Compiled with the stages: it makes no fp32 copy of the logits then (bench/README.md)."""
-    return compiled(cross_entropy) if config["compile"] else cross_entropy
+    """Compiled with the stages."""
+    return loss_by(compiled if config["compile"] else lambda function: function)
 
 
 def open_data(config: Config) -> tuple[Batches, Windows]:

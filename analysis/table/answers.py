@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.data.benchmarks import BENCHMARKS
 from trainer.evaluation.answers import FOLDER, UNFINISHED
 
 Values = NDArray[np.float64]
@@ -50,6 +51,11 @@ def answered(folder: str) -> dict[str, Scores]:
 def task_of(stem: str) -> str:
     """The task's name."""
     return stem.rpartition("-")[0]
+
+
+def title(task: str) -> str:
+    """The task's name as people write it; of one that is no benchmark of ours, lm-eval's."""
+    return BENCHMARKS[task].title if task in BENCHMARKS else task
 
 
 @lru_cache(maxsize=4096)

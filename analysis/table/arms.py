@@ -33,7 +33,7 @@ USUAL: Mapping[str, Config] = {
 """The usual values of a choice, those of its YAML: the name of an arm leaves them out."""
 PRINCIPAL = ("coefficient", "delay")
 """Options that need no name: `constant_delay(3)`, `delay_ef(0.5)`, `delay_taylor(1000)`."""
-NOT_STALENESS = ("_target_", "num_stages", "num_microbatches")
+NOT_STALENESS = ("_target_", "num_stages", "num_microbatches", "slack")
 PHASES = {"synchronous_start": "start", "synchronous_cooldown": "cooldown"}
 """Keys of the pipeline → the columns that hold them, and what the name of an arm calls them."""
 

@@ -55,6 +55,7 @@ PARTS: Mapping[str, Part] = {
     "batch-size-trials": partial(sentences.counts, "batch_size_trials"),
     "advice-trials": partial(sentences.counts, "advice_trials"),
     "same-time": sentences.same_time,
+    "downstream": tables.downstream,
     "theory-limits": theory.limits,
     "theory-beside": theory.beside,
     "theory-ranks": theory.ranks,

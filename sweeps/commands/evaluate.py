@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from sweeps.commands.run import DONE, FAILED
 from sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from sweeps.request.command_line import Request, parse_request
 from sweeps.request.expand import Trial
 from sweeps.store.results import finished
 from sweeps.view.throttle import Throttled
-from trainer.base.cli import Given, parse
+from trainer.base.cli import DONE, FAILED, Given, parse
 from trainer.base.errors import BadInput, Stopped
 from trainer.base.ranges import MAX_COUNT
 from trainer.base.status import Status
 from trainer.base.stopping import stopping
-from trainer.evaluation.benchmarks import BENCHMARKS, FOLDER
+from trainer.data.benchmarks import BENCHMARKS, FOLDER
 
 SAYS = "what was answered is kept, and the same command goes on"
 SHOW_EVERY = 10.0
@@ -36,10 +36,7 @@ trials/<id>/evaluation/; the report shows them."""
 
 def main(words: Sequence[str]) -> int:
     """Exit code: 0 done, 1 a trial could not be asked, 143 stopped. Raises BadInput."""
-    given = parse(words, "python -m sweeps evaluate", __doc__ or "", KEYS)
-    tasks, benchmarks = _take_tasks(given), given.pop("benchmarks", str(FOLDER))
-    limit, max_length = (_take_count(given, key) for key in ("limit", "max_length"))
-    asked = parse_request([f"{key}={value}" for key, value in given.items()])
+    tasks, benchmarks, limit, max_length, asked = parse_words(words)
     trials = _with_weights(asked)
     from sweeps.cluster.evaluations import Evaluation, lines  # torch and Ray are slow
     from trainer.evaluation.questions import questions
@@ -54,6 +51,25 @@ def main(words: Sequence[str]) -> int:
         _say_precision(asked.results)
         return DONE
     return _run(evaluation, asked) if left else DONE
+
+
+class Words(NamedTuple):
+    """What the words of the command ask for."""
+
+    tasks: list[str]
+    benchmarks: str
+    limit: int | None
+    max_length: int | None
+    request: Request
+
+
+def parse_words(words: Sequence[str]) -> Words:
+    """Raises BadInput for words that nothing can be asked by."""
+    given = parse(words, "python -m sweeps evaluate", __doc__ or "", KEYS)
+    tasks, benchmarks = _take_tasks(given), given.pop("benchmarks", str(FOLDER))
+    limit, max_length = (_take_count(given, key) for key in ("limit", "max_length"))
+    request = parse_request([f"{key}={value}" for key, value in given.items()])
+    return Words(tasks, benchmarks, limit, max_length, request)
 
 
 def _take_tasks(given: Given) -> list[str]:

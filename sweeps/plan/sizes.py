@@ -19,7 +19,11 @@ def sizes(trials: Sequence[Trial]) -> Iterator[str]:
     models = [f"{names(trial.config)['model']} {_words(trial.plan)}" for trial in distinct.values()]
     yield f"models    {some(models)}"
     most = max(trial.plan.memory_bytes for trial in trials)
-    yield f"memory    up to {in_bytes(most)} per rank of weights, gradients and states"
+    loss = in_bytes(max(trial.plan.loss_bytes for trial in trials))
+    yield (
+        f"memory    up to {in_bytes(most)} per rank of weights, gradients and states, and {loss} "
+        "in the loss of a microbatch; other activations aside"
+    )
     yield from dict.fromkeys(_cut(trial.plan) for trial in trials if _is_uneven(trial.plan))
 
 

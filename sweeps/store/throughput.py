@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from trainer.base.build import label
-from trainer.config.younger import YOUNGER
+from trainer.config.younger import YOUNGER, without_younger
 from trainer.folder.record import Row, read_result
 from trainer.folder.wellformed import CONFIG, read
 
@@ -71,7 +71,7 @@ class Throughput:
 def shape(config: Config) -> str:
     """The keys that decide a trial's speed, as JSON."""
     pipeline = config["pipeline"]
-    config = {**YOUNGER, **config}
+    config = {**YOUNGER, **without_younger(config)}
     same = [config[key] for key in SHAPE]
     same += [config["device"].split(":")[0], config["compile"]]
     same += [pipeline["num_stages"], pipeline["num_microbatches"], pipeline.get("num_chunks", 1)]

@@ -10,6 +10,7 @@ import torch
 from trainer.base.build import locate
 from trainer.config.weights import weights_of
 from trainer.corrections.none import NoCorrection
+from trainer.models.recipe import Recipe
 from trainer.optimizers.routing import buffers
 from trainer.schedules.operations import Schedule
 
@@ -36,6 +37,25 @@ def largest_rank(config: Mapping[str, Any], schedule: Schedule, correction: NoCo
         return sum(of_stages)
     ranks = range(schedule.num_ranks)
     return max(sum(of_stages[stage] for stage in schedule.stages(rank)) for rank in ranks)
+
+
+def loss_bytes(config: Mapping[str, Any], model: Recipe) -> int:
+    """Bytes at the peak of the loss of one microbatch, logits and all that is made of them.
+
+    Compiled: logits and their gradient. Else fp32 ones too, which a loss that is fused with the
+    head (`model.loss_chunk`) makes of a chunk alone; that also holds both gradients of the head.
+    """
+    itemsize = getattr(torch, config["dtype"]).itemsize
+    rows = config["batch_size"] // (config["pipeline"]["num_microbatches"] * config["num_replicas"])
+    tokens, chunk = rows * config["seq_len"], config["model"].get("loss_chunk")
+    if chunk is None:
+        of_logit = 2 * itemsize if config["compile"] else 3 * FP32
+        return tokens * model.vocab_size * of_logit
+    # Logits, in fp32 if they are not, their gradient, and where the targets are, twice.
+    copies = itemsize + FP32 * (itemsize < FP32) + FP32 + 1 + FP32
+    of_logit = 2 * itemsize if config["compile"] else copies
+    gradients = model.hidden_size * (FP32 * model.vocab_size + itemsize * tokens)
+    return min(tokens, chunk) * model.vocab_size * of_logit + gradients
 
 
 def _shared(dtype: torch.dtype, lag: int, correction: NoCorrection, *, is_true: bool) -> int:

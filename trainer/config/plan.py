@@ -18,7 +18,7 @@ from trainer.base.errors import BadInput
 from trainer.base.ranges import MAX_COUNT
 from trainer.config.combinations import check_backward
 from trainer.config.identity import trial_id
-from trainer.config.memory import FP32, largest_rank
+from trainer.config.memory import FP32, largest_rank, loss_bytes
 from trainer.corrections.none import NoCorrection
 from trainer.data.tokens import Source
 from trainer.models.recipe import Recipe, require_recipe
@@ -41,7 +41,8 @@ class Plan:
     `evaluation_flops` those of its `num_evaluations`: 0 where the data is not prepared.
 
     `checkpoint_bytes` (of one checkpoint) and `kept_bytes` (of a finished trial) are estimates;
-    `memory_bytes` is what `largest_rank` counts. `work_by_rank` has the work of a forward on each
+    `memory_bytes` is what `largest_rank` counts, and `loss_bytes` what the loss of a microbatch
+    takes beside. `work_by_rank` has the work of a forward on each
     rank of the pipeline, true or emulated: their ratios count.
     `is_delayed`: a gradient is late. `corrects_nothing`: the trial has a correction but no delay,
     so its numbers are those of the same trial without the correction.
@@ -62,6 +63,7 @@ class Plan:
     checkpoint_bytes: int
     kept_bytes: int
     memory_bytes: int
+    loss_bytes: int
     num_evaluations: int
     evaluation_flops: float
 
@@ -135,6 +137,7 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
         _checkpoint_bytes(config, schedule, correction, model.num_parameters),
         _kept_bytes(config, num_updates, model.num_parameters),
         largest_rank(config, schedule, correction),
+        loss_bytes(config, model),
         num_evaluations,
         num_evaluated * flops_per_token * FORWARD,
     )

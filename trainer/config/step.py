@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, NamedTuple
 
 import torch
@@ -135,8 +136,10 @@ def _passes(
         )
     logits = model.vocab_size * tokens
     of_logit = LOSS_TOUCHES * itemsize + LOSS_COPIES[is_compiled]
-    found[-1]["head"] = Work(products=6 * model.hidden_size * logits)
-    found[-1]["loss"] = Work(bytes=of_logit * logits)
+    head = model.hidden_size * model.vocab_size
+    found[-1]["head"] = Work(products=6 * head * tokens)
+    summed = _num_sums(config) * head * (itemsize + 2 * FP32)
+    found[-1]["loss"] = Work(bytes=of_logit * logits + summed)
     return found
 
 
@@ -198,6 +201,12 @@ def _num_backwards(config: Mapping[str, Any]) -> int:
     """Backwards of a stage in one process for an update."""
     times: int = config["pipeline"]["num_microbatches"] * config["num_replicas"]
     return times // _num_others(config)
+
+
+def _num_sums(config: Mapping[str, Any]) -> int:
+    """How often an update adds to the head's gradient within a loss that is fused with it."""
+    chunk, num_backwards = config["model"].get("loss_chunk"), _num_backwards(config)
+    return 0 if chunk is None else num_backwards * ceil(_tokens(config) / num_backwards / chunk)
 
 
 def _num_others(config: Mapping[str, Any]) -> int:

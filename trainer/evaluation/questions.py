@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from trainer.base.cli import one_of
 from trainer.base.errors import BadInput
-from trainer.evaluation.benchmarks import BENCHMARKS, FOLDER, Benchmark, splits, subjects
+from trainer.data.benchmarks import BENCHMARKS, FOLDER, Benchmark, splits, subjects
 
 HUB = "hub"
 """In the place of a folder of benchmarks: the Hugging Face hub."""

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from trainer.base.randomness import stream_seed
+from trainer.models.loss import Output, parts
 from trainer.stages.stage import Stage
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-LossOfOutput = Callable[[Tensor], Tensor]
+Loss = Callable[[Output, Tensor], Tensor]
+LossOfOutput = Callable[[Output], Tensor]
 
 
 class Part(NamedTuple):
@@ -43,13 +44,20 @@ def against_samples(loss: Loss, targets: Tensor, part: Part) -> LossOfOutput:
     num_tokens = targets.numel() * part.num_parts
     seed = stream_seed(torch.initial_seed(), "labels", *map(str, part))
 
-    def loss_of(output: Tensor) -> Tensor:
-        generator = torch.Generator(output.device).manual_seed(seed)
-        chances = output.detach().float().softmax(-1)
-        noise = torch.empty_like(chances).exponential_(generator=generator)
-        return math.sqrt(num_tokens) * loss(output, (chances / noise).argmax(-1))
+    def loss_of(output: Output) -> Tensor:
+        generator = torch.Generator(targets.device).manual_seed(seed)
+        with torch.no_grad():
+            labels = torch.cat([_drawn(logits, generator) for logits in parts(output)])
+        return math.sqrt(num_tokens) * loss(output, labels.view_as(targets))
 
     return loss_of
+
+
+def _drawn(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """A label for each row of logits [tokens, vocab]."""
+    chances = logits.float().softmax(-1)
+    noise = torch.empty_like(chances).exponential_(generator=generator)
+    return (chances / noise).argmax(-1)
 
 
 @dataclass(frozen=True)

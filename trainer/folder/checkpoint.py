@@ -170,9 +170,16 @@ def load_other(path: Path, config: Mapping[str, Any]) -> State:
     except BadInput as error:
         raise BadInput("resume_from", path, error.allowed) from None
     for key, value in state["config"].items():
-        if key not in MAY_DIFFER and value != config.get(key):
+        if key not in MAY_DIFFER and _differs(value, config.get(key)):
             raise BadInput("resume_from", path, f"is of a trial with {key}={value}")
     return state
+
+
+def _differs(before: Any, now: Any) -> bool:
+    """Whether a value of a config is another one now; keys of a choice may be younger than it."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        return any(_differs(value, now.get(key)) for key, value in before.items())
+    return bool(before != now)
 
 
 def _digest(path: Path) -> str:

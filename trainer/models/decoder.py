@@ -17,9 +17,14 @@ from trainer.base.ranges import Few, Positive, Rows
 from trainer.models.attention import rotation
 from trainer.models.initial import initialise
 from trainer.models.layers import RMSNorm
+from trainer.models.loss import Output, Unprojected
 from trainer.models.recipe import Pretrained
 from trainer.models.split import Split, balanced
 from trainer.optimizers.routing import Kind, kinds
+
+LOSS = 256
+"""Multiplications of a forward that take as long as the loss of one logit, forward and backward: on
+an H100 its 8 bytes take as long as the six FLOPs of 280 (sweeps/plan/devices.yaml)."""
 
 
 class LayerSize(NamedTuple):
@@ -51,6 +56,7 @@ class Decoder(ABC):
     initializer_range: Positive
     tied_embeddings: bool
     activation_checkpointing: bool
+    loss_chunk: Rows | None = None
 
     def __post_init__(self) -> None:
         """Raises BadInput for sizes that do not divide each other."""
@@ -106,7 +112,8 @@ class Decoder(ABC):
         """The layers of each stage, balanced by counted work.
 
         Work is the multiplications of the matrices, of causal attention and those without a
-        parameter; the embedding's lookup has none. Raises BadInput for more stages than layers.
+        parameter; the embedding's lookup has none. A loss that is fused with the head counts as
+        LOSS more per logit. Raises BadInput for more stages than layers.
         """
         if num_stages > self.num_layers:
             allowed = f"must not exceed model.num_layers={self.num_layers}"
@@ -157,7 +164,7 @@ class Decoder(ABC):
 
     @property
     def _head_work(self) -> int:
-        return self.vocab_size * self.hidden_size
+        return self.vocab_size * (self.hidden_size + (LOSS if self.loss_chunk else 0))
 
     def _work(self, seq_len: int) -> tuple[int, ...]:
         return tuple(s.matrices + s.products + s.attention * seq_len for s in self._sizes())
@@ -170,8 +177,8 @@ class DecoderStage(nn.Module):
     """A consecutive part of a decoder.
 
     The first stage takes tokens [batch, seq], others hidden states [batch, seq, hidden]; the last
-    one gives logits [batch, seq, vocab]. With tied embeddings the last of several stages has a copy
-    of the embedding, under the same name.
+    one gives logits [batch, seq, vocab], or with `loss_chunk` what makes them. With tied embeddings
+    the last of several stages has a copy of the embedding, under the same name.
     """
 
     def __init__(self, recipe: Decoder, index: int, split: Split) -> None:
@@ -192,7 +199,7 @@ class DecoderStage(nn.Module):
         """Its layers, in order."""
         return list(self.model["layers"].children())
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Output:
         """Runs this stage's part of the model on `x`."""
         if self.is_first:
             x = self.model["embed_tokens"](x)
@@ -204,9 +211,9 @@ class DecoderStage(nn.Module):
                 x = layer(x, *turn)
         return self._head(self.model["norm"](x)) if self.is_last else x
 
-    def _head(self, x: Tensor) -> Tensor:
-        if self._recipe.tied_embeddings:
-            embedding = self.model["embed_tokens"]
-            assert isinstance(embedding, nn.Embedding)
-            return F.linear(x, embedding.weight)
-        return self.lm_head(x)
+    def _head(self, x: Tensor) -> Output:
+        head = self.model["embed_tokens"] if self._recipe.tied_embeddings else self.lm_head
+        assert isinstance(head, nn.Embedding | nn.Linear)
+        if self._recipe.loss_chunk is None:
+            return F.linear(x, head.weight)
+        return Unprojected(x, head.weight, self._recipe.loss_chunk)

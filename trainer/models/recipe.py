@@ -25,7 +25,8 @@ class Recipe(Protocol):
     """A model that knows its size and makes any of its stages; it allocates no weights itself.
 
     A stage is a module. The first one takes tokens, int64 [batch, seq]; the others take hidden
-    states [batch, seq, hidden_size]; the last one returns logits [batch, seq, vocab_size]. Weights
+    states [batch, seq, hidden_size]; the last one returns logits [batch, seq, vocab_size], or what
+    the loss makes them of, `trainer.models.loss.Unprojected`. Weights
     have the same names for every number of stages. A weight that both the first and the last stage
     name is tied. Stages are in training mode, except for gradients of the plain loss alone, without
     terms that the model adds to it.

@@ -50,7 +50,21 @@ def in_a_v(at: Place) -> tuple[int, ...]:
 
 def one_forward_one_backward(at: Place, num_microbatches: int) -> Iterator[Step]:
     """1F1B (arXiv 2006.09503): one forward for each later rank, then one forward, one backward."""
-    ahead = at.num_ranks - 1 - at.rank
+    return _by_turns(at.num_ranks - 1 - at.rank, num_microbatches)
+
+
+def with_slack(at: Place, num_microbatches: int) -> Iterator[Step]:
+    """1F1B with two forwards for each later rank: a message that takes up to half as long as a
+    forward and a backward keeps nobody waiting.
+
+    In 1F1B a backward is there no earlier than it is needed, so every message to the next rank and
+    back delays the rank by as much.
+    """
+    return _by_turns(2 * (at.num_ranks - 1 - at.rank), num_microbatches)
+
+
+def _by_turns(ahead: int, num_microbatches: int) -> Iterator[Step]:
+    """So many forwards, then one backward and one forward by turns, then the last backwards."""
     for step in range(num_microbatches + ahead):
         if step < num_microbatches:
             yield Step("F", 0, step)

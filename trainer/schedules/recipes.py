@@ -82,20 +82,26 @@ def pipedream_2bw(
     num_microbatches: Few,
     synchronous_start: Updates,
     synchronous_cooldown: Updates,
+    slack: bool = False,
 ) -> Schedule:
     """PipeDream-2BW (arXiv 2006.09503): no flush, every stage reads version t − 1.
 
-    Two versions suffice if and only if m ≥ p − 1: raises BadInput otherwise.
+    Two versions suffice if and only if a rank has no more forwards ahead of its backwards than a
+    batch has microbatches: m ≥ p − 1, and m ≥ 2 (p − 1) with `slack` for messages. Raises BadInput
+    otherwise. Slack changes no number; rank 0 keeps up to p − 1 more microbatches of activations.
     """
-    if num_microbatches < num_stages - 1:
+    ahead = (2 if slack else 1) * (num_stages - 1)
+    if num_microbatches < ahead:
+        times = "2 * (num_stages - 1)" if slack else "num_stages - 1"
         raise BadInput(
             "pipeline.num_microbatches",
             num_microbatches,
-            f"2BW needs at least num_stages - 1 = {num_stages - 1} "
-            f"({num_stages} or more recommended)",
+            f"2BW{' with slack' * slack} needs at least {times} = {ahead} "
+            f"({ahead + 1} or more recommended)",
         )
     lags = [1] * num_stages
-    return _delayed(num_updates, lags, num_microbatches, synchronous_start, synchronous_cooldown)
+    free = _delayed(num_updates, lags, num_microbatches, synchronous_start, synchronous_cooldown)
+    return replace(free, order=orders.with_slack) if slack else free
 
 
 def pipedream(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pandas as pd
 
 from analysis.figures.data.panels import PANEL, lines, with_variant
 from analysis.statistics.downstream import downstream
 from analysis.table import names
-from analysis.table.answers import ACCURACY, BITS
+from analysis.table.answers import ACCURACY, BITS, title
 
 SHOWN = {
     ACCURACY: "accuracy: more is better",
@@ -26,8 +28,12 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     `mean`, `low`, `high`: the difference to sync over `n` seeds and all `questions`, and its
     interval; of one seed (`of` is two checkpoints) over questions alone.
     """
-    found = downstream(trials)
-    found = found[found["measure"].isin([*SHOWN])].reset_index(drop=True)
+    return of_scores(downstream(trials), names.arms(trials))
+
+
+def of_scores(scores: pd.DataFrame, arms: Mapping[str, str]) -> pd.DataFrame:
+    """The same of a table of `downstream`; `arms`: their names."""
+    found = scores[scores["measure"].isin([*SHOWN])].reset_index(drop=True)
     if found.empty:
         return pd.DataFrame(columns=COLUMNS)
     optimizers = found["optimizer"].map(names.optimizer)
@@ -37,7 +43,8 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
             lines([str(SHOWN[measure]), str(setting)])
             for measure, setting in zip(found["measure"], found["setting"], strict=True)
         ],
-        series=with_variant(found, found["arm"].map(names.arms(trials))),
+        series=with_variant(found, found["arm"].map(arms)),
         mean=found["difference"],
+        task=found["task"].map(title),
     )
     return table[COLUMNS].sort_values(["panel", "measure"], kind="stable", ignore_index=True)

@@ -192,7 +192,7 @@ def test_the_paper_s_scales_tell_sizes_memory_and_how_the_model_is_cut(
     assert found["models"] == f"models    {of_all}"
     assert "up to 8.63 GB per rank" in found["memory"]
     assert found["split"] == (
-        "split     stages of 2, 2, 2, 2, 2, 3, 3, 0 layers: 8 ranks are at most 3.89 times as fast "
+        "split     stages of 2, 2, 2, 2, 2, 3, 3, 0 layers: 8 ranks are at most 3.31 times as fast "
         "as one; so are more: the head alone is the slowest"
     )
     assert "5e+10 in the longest trial" in found["tokens"]

@@ -2,39 +2,69 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from analysis.table.rows import row
+from sweeps.store.throughput import shape
 from trainer.config.compose import compose
 from trainer.config.identity import trial_id
 from trainer.config.schema import validate
 from trainer.config.younger import YOUNGER
 
-CHANGED = {"diagnostics": 5, "eval_tokens": 64, "eval_dtype": "bfloat16", "deterministic": False}
+CHANGED = {
+    "diagnostics": 5,
+    "eval_tokens": 64,
+    "eval_dtype": "bfloat16",
+    "deterministic": False,
+    "model.loss_chunk": 64,
+    "pipeline.slack": True,
+}
+WORDS = ["pipeline=pipedream_2bw"]
+
+
+def without(config: dict[str, Any], key: str) -> dict[str, Any]:
+    """The config of older code, which did not know the key."""
+    group, _, last = key.rpartition(".")
+    if not group:
+        return {k: v for k, v in config.items() if k != key}
+    return {**config, group: {k: v for k, v in config[group].items() if k != last}}
+
+
+def changed(config: dict[str, Any], key: str) -> dict[str, Any]:
+    group, _, last = key.rpartition(".")
+    if not group:
+        return {**config, key: CHANGED[key]}
+    return {**config, group: {**config[group], last: CHANGED[key]}}
 
 
 @pytest.mark.parametrize("key", YOUNGER)
 def test_a_config_without_the_key_is_the_same_trial(key: str) -> None:
-    config = compose([])
-    older = {k: v for k, v in config.items() if k != key}
+    config = compose(WORDS)
+    older = without(config, key)
     assert trial_id(older, "d") == trial_id(config, "d")
+    assert shape(older) == shape(config)
     assert row("t", older, {}, 0) == row("t", config, {}, 0)
 
 
 @pytest.mark.parametrize("key", CHANGED)
 def test_another_value_is_another_trial(key: str) -> None:
-    config = compose([])
-    assert trial_id({**config, key: CHANGED[key]}, "d") != trial_id(config, "d")
+    config = compose(WORDS)
+    assert trial_id(changed(config, key), "d") != trial_id(config, "d")
 
 
-@pytest.mark.parametrize("key", ["eval_dtype", "deterministic"])
+@pytest.mark.parametrize("key", ["eval_dtype", "deterministic", "model.loss_chunk"])
 def test_trials_that_differ_in_it_are_not_compared(key: str) -> None:
-    config = compose([])
-    one, other = (row("t", c, {}, 0) for c in (config, {**config, key: CHANGED[key]}))
+    config = compose(WORDS)
+    one, other = (row("t", c, {}, 0) for c in (config, changed(config, key)))
     assert one["point"] != other["point"]
 
 
 def test_a_config_of_before_can_be_run() -> None:
-    config = compose([])
-    older = {k: v for k, v in config.items() if k not in ("eval_dtype", "deterministic")}
+    config = compose(WORDS)
+    older = config
+    for key in ("eval_dtype", "deterministic", "model.loss_chunk", "pipeline.slack"):
+        older = without(older, key)
+    assert older != config
     assert validate(older) == config

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import asked
 from trainer.base.errors import BadInput
-from trainer.evaluation.benchmarks import BENCHMARKS, FOLDER, MANIFEST, prepare
+from trainer.data.benchmarks import BENCHMARKS, FOLDER, MANIFEST, prepare
 from trainer.evaluation.questions import questions
 
 pytest.importorskip("lm_eval", reason="needs the extra [evaluation]")

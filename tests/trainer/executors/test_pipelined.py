@@ -86,6 +86,8 @@ def test_other_ways_to_run_it(tmp_path: Path) -> None:
         config(tmp_path, *delayed, "clip_norm=null"),
         config(tmp_path, *delayed, "dtype=bfloat16"),
         config(tmp_path, *delayed, "model.activation_checkpointing=true"),
+        config(tmp_path, *delayed, "model.loss_chunk=24"),
+        config(tmp_path, "pipeline=zero_bubble_v", two, "model.loss_chunk=24"),
         config(tmp_path, *delayed, "model.tied_embeddings=false"),
         config(tmp_path, "pipeline=zero_bubble_v", two, *diverges),
     ]
@@ -154,3 +156,14 @@ def test_a_divergence_stops_every_rank_at_the_same_update(tmp_path: Path, schedu
     expected = gangs.assert_equal(one, ranks)
     assert expected.diverged is not None
     assert expected.diverged < 12
+
+
+def test_slack_for_messages_changes_no_number(tmp_path: Path) -> None:
+    words = ("pipeline.num_stages=4", "pipeline.num_microbatches=8", "correction=error_feedback")
+    plain, slack = (
+        config(tmp_path, "pipeline=pipedream_2bw", *words, f"pipeline.slack={value}")
+        for value in ("false", "true")
+    )
+    [ranks] = gangs.pipelined([slack])
+    gangs.assert_equal(slack, ranks)
+    gangs.assert_equal(plain, ranks)

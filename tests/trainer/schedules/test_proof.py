@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tests.support import small
 from trainer.base.errors import BadInput
 from trainer.config.plan import plan_trial
 from trainer.schedules.operations import Op, Schedule
-from trainer.schedules.orders import one_forward_one_backward
+from trainer.schedules.orders import Order, interleaved, one_forward_one_backward, with_slack
 from trainer.schedules.proof import check, interleave
 from trainer.schedules.recipes import sync
 
@@ -31,6 +32,28 @@ def test_fewer_than_p_minus_1_microbatches_cannot_work() -> None:
     )
     with pytest.raises(ValueError, match="deadlocks"):
         check(too_few.operations(0, T), too_few.lags, 0)
+
+
+def two_versions_suffice(p: int, m: int, order: Order, num_chunks: int = 1) -> bool:
+    """For a flush-free list of p ranks in this order."""
+    lags = (1,) * (p * num_chunks)
+    made = Schedule(6, m, lags, order, False, 0, 6, num_chunks=num_chunks)
+    try:
+        check(made.operations(0, 6), lags, 0)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("p", range(2, 6))
+def test_forwards_ahead_are_at_most_a_batch(p: int) -> None:
+    """What is ahead on rank 0 decides whether two versions suffice: p − 1 forwards in 1F1B, twice
+    as many with slack, 2 (p − 1) + (v − 1) p of v chunks each if they are interleaved."""
+    for m in range(1, 2 * p + 1):
+        assert two_versions_suffice(p, m, one_forward_one_backward) == (m >= p - 1)
+        assert two_versions_suffice(p, m, with_slack) == (m >= 2 * (p - 1))
+    for m, v in product((p, 2 * p), (2, 3)):
+        assert two_versions_suffice(p, m, interleaved, v) == (m * v >= 2 * (p - 1) + (v - 1) * p)
 
 
 def overwrites(num_updates: int, *, num_stages: int, num_microbatches: int) -> Schedule:

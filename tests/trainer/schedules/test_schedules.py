@@ -96,12 +96,18 @@ def test_interleaving_needs_groups_of_p_microbatches() -> None:
         interleaved_1f1b(T, num_stages=4, num_chunks=2, num_microbatches=6)
 
 
-@given(p=STAGES, m=MICROBATCHES, start=st.integers(0, 5), cooldown=st.integers(0, 5))
+@given(
+    p=STAGES,
+    m=MICROBATCHES,
+    start=st.integers(0, 5),
+    cooldown=st.integers(0, 5),
+    slack=st.booleans(),
+)
 def test_two_buffered_weights_delay_every_stage_by_one(
-    p: int, m: int, start: int, cooldown: int
+    p: int, m: int, start: int, cooldown: int, slack: bool
 ) -> None:
-    options = {"synchronous_start": start, "synchronous_cooldown": cooldown}
-    if m < p - 1:
+    options = {"synchronous_start": start, "synchronous_cooldown": cooldown, "slack": slack}
+    if m < (2 if slack else 1) * (p - 1):
         with pytest.raises(BadInput, match="num_microbatches"):
             pipedream_2bw(T, num_stages=p, num_microbatches=m, **options)
         return
@@ -155,6 +161,8 @@ def test_2bw_of_fewer_than_p_minus_1_microbatches_is_refused() -> None:
     assert pipedream_2bw(T, num_stages=4, num_microbatches=3, **phases).lags == (1,) * 4
     with pytest.raises(BadInput, match="at least num_stages - 1 = 3"):
         pipedream_2bw(T, num_stages=4, num_microbatches=2, **phases)
+    with pytest.raises(BadInput, match=r"with slack needs at least 2 \* \(num_stages - 1\) = 6"):
+        pipedream_2bw(T, num_stages=4, num_microbatches=5, **phases, slack=True)
 
 
 def test_only_zero_bubble_splits_the_backward() -> None:

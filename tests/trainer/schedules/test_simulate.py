@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ from trainer.schedules.recipes import (
     zero_bubble_h1,
     zero_bubble_v,
 )
-from trainer.schedules.simulate import Timeline, simulate
+from trainer.schedules.simulate import Timeline, simulate, steady
 
 STAGES, MICROBATCHES, BATCHES = st.integers(1, 8), st.integers(1, 16), st.integers(1, 5)
 PHASES = {"synchronous_start": 0, "synchronous_cooldown": 0}
@@ -113,3 +115,28 @@ def test_messages_and_updates_take_time() -> None:
     operations = sync(1, num_stages=2, num_microbatches=1).operations(0, 1)
     found = simulate(operations, [{"F": 1.0, "B": 2.0, "U": 4.0}] * 2, communication=0.5)
     assert found.makespan == 1 + 0.5 + 1 + 2 + 0.5 + 2 + 0.5 + 4
+
+
+@given(p=STAGES, more=MICROBATCHES, message=st.floats(0, 1.5))
+def test_with_slack_messages_keep_nobody_waiting(p: int, more: int, message: float) -> None:
+    """If one takes up to half as long as a forward and a backward. The first stages keep the
+    activations of up to p − 1 more microbatches."""
+    shape = {"num_stages": p, "num_microbatches": 2 * (p - 1) + more}
+    time, start = steady(pipedream_2bw(9, **shape, **PHASES, slack=True), [FREE] * p, message)
+    assert time == pytest.approx(shape["num_microbatches"] * (FORWARD + BACKWARD))
+    assert [start.peak_activations(s) for s in range(p)] == [2 * (p - 1 - s) + 1 for s in range(p)]
+
+
+@given(p=st.integers(2, 8), message=st.floats(0.1, 1.5))
+def test_without_slack_every_message_delays_its_rank(p: int, message: float) -> None:
+    plain = pipedream_2bw(9, num_stages=p, num_microbatches=2 * p, **PHASES)
+    time, _ = steady(plain, [FREE] * p, message)
+    assert time > 2 * p * (FORWARD + BACKWARD) + message
+
+
+@given(schedule=st.sampled_from([gpipe, sync, zero_bubble_h1]), p=STAGES, m=MICROBATCHES)
+def test_one_more_batch_of_a_flushed_pipeline_is_one_batch(
+    schedule: Callable[..., Schedule], p: int, m: int
+) -> None:
+    time, _ = steady(schedule(9, num_stages=p, num_microbatches=m), [FREE] * p)
+    assert time == pytest.approx(timeline(schedule(1, num_stages=p, num_microbatches=m)).makespan)

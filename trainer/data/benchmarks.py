@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
-import pyarrow as pa
-
 from trainer.base.atomic import write_json
 from trainer.base.digests import file_hash
 from trainer.base.errors import BadInput
@@ -147,6 +145,8 @@ def prepare(cache: Path, out: Path = FOLDER) -> str:
 
 def _unpack(archive: ZipFile, name: str, out: Path) -> Row:
     """Writes the files of a benchmark; returns what the manifest says of it."""
+    import pyarrow as pa
+
     benchmark, files, num_questions = BENCHMARKS[name], {}, 0
     for entry in _entries(archive, benchmark):
         inner = entry.removeprefix(f"{INSIDE}{benchmark.folder}/").removesuffix(SUFFIX)
