@@ -80,7 +80,7 @@ def _variance(by_seed: Values, noise: Noise) -> tuple[Values, Values]:
     return _of_spread(by_seed.var(axis=-1, ddof=1), num_seeds, noise)
 
 
-def _of_spread(spread: Values, num_seeds: int, noise: Noise) -> tuple[Values, Values]:
+def _of_spread(spread: Values, num_seeds: int | Values, noise: Noise) -> tuple[Values, Values]:
     """The same for seeds whose means have the variance `spread`."""
     of_seeds, of_rest = spread / num_seeds, noise.rest / num_seeds
     of_questions = noise.questions + of_rest
@@ -94,12 +94,13 @@ def _of_spread(spread: Values, num_seeds: int, noise: Noise) -> tuple[Values, Va
 
 def detectable_difference(scores: Values, num_seeds: int | None = None) -> float:
     """The smallest true mean whose 95 % interval over `num_seeds` seeds (those of the scores) and
-    as many questions excludes 0 with a probability of 80 %; infinite for fewer than two seeds."""
+    as many questions excludes 0 with a probability of 80 %; infinite for fewer than two seeds, NaN
+    where nothing varies."""
     n = num_seeds or len(scores)
     if n < 2 or len(scores) < 2:
         return math.inf
     variance, freedom = _of_spread(scores.mean(axis=1).var(ddof=1), n, noise(scores))
-    return detectable_shift(float(freedom)) * math.sqrt(float(variance)) if variance > 0 else 0.0
+    return detectable_shift(float(freedom)) * math.sqrt(variance) if variance > 0 else math.nan
 
 
 def seeds_needed(scores: Values, half_width: float) -> int | None:
@@ -110,10 +111,8 @@ def seeds_needed(scores: Values, half_width: float) -> int | None:
     if len(scores) < 2:
         return None
     spread, found = scores.mean(axis=1).var(ddof=1), noise(scores)
-    n = np.arange(2, MOST_SEEDS + 1)
-    halves = []
-    for num_seeds in n:
-        variance, freedom = _of_spread(spread, int(num_seeds), found)
-        halves.append(float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * np.sqrt(variance)))
-    enough = n[np.array(halves) <= half_width]
+    n = np.arange(2.0, MOST_SEEDS + 1)
+    variance, freedom = _of_spread(spread, n, found)
+    halves = stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * np.sqrt(variance)
+    enough = n[halves <= half_width]
     return int(enough[0]) if len(enough) else None
