@@ -2,7 +2,8 @@
 
 from analysis.advice import advise
 from analysis.statistics.best import best
+from analysis.statistics.downstream import downstream
 from analysis.statistics.gaps import gaps
 from analysis.table.load import load
 
-__all__ = ["advise", "best", "gaps", "load"]
+__all__ = ["advise", "best", "downstream", "gaps", "load"]

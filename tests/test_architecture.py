@@ -38,14 +38,16 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             *("schedules", "stages", "tracing"),
         },
         "training": {
-            *("agenda", "base", "config", "executors", "folder", "models", "parts", "ranks"),
-            *("schedules", "stages"),
+            *("agenda", "base", "config", "data", "executors", "folder", "models", "parts"),
+            *("ranks", "schedules", "stages"),
         },
         "trial": {"base", "config", "executors", "folder", "parts", "ranks", "training"},
+        "sharpness": {"base", "config", "executors", "models", "optimizers", "parts"},
         "delayed": {
             *("base", "config", "corrections", "executors", "folder", "optimizers", "schedules"),
             "stages",
         },
+        "evaluation": {"base", "config", "data", "folder", "models"},
         "__main__": {"base", "config", "folder", "trial"},
     },
     "sweeps": {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from trainer.base.resources import (
 from trainer.base.status import Status
 from trainer.config.identity import made_by, provenance
 from trainer.config.plan import Plan
+from trainer.data.words import tokenizer_of, write_tokenizer
 from trainer.executors.executor import Executor
 from trainer.executors.gradients import Diverged, Update
 from trainer.folder import checkpoint
@@ -275,5 +277,12 @@ class Training:
             weights = self._executor.weights()
             if self._folder.records:
                 save_final(weights, self._parts.model, self._folder.path)
+                self._keep_tokenizer(self._folder.path / "final")
         self._on_finish(self._folder.path)
         return self._folder.finish(result)
+
+    def _keep_tokenizer(self, pretrained: Path) -> None:
+        """Beside the weights, if transformers can hold them and the data knows it."""
+        with suppress(BadInput):
+            if pretrained.is_dir():
+                write_tokenizer(*tokenizer_of(self._config["data"]), pretrained)

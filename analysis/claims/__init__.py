@@ -5,7 +5,7 @@ from importlib import import_module
 from analysis.claims.audit import audited
 from analysis.claims.claim import ALL_PARTS, Claim, Outcome, Verdict, judged, not_run
 
-MODULES = ("optimizers", "swept", "architectures", "corrections", "switches")
+MODULES = ("optimizers", "swept", "architectures", "corrections", "switches", "downstream")
 """Modules of this package that hold CLAIMS, in the order of the report."""
 
 CLAIMS: tuple[Claim, ...] = tuple(

@@ -69,8 +69,10 @@ def words(*parts: Hashable) -> str:
 
 def row(name: str, found: pd.DataFrame, value: str = "value", *, shown: bool = True) -> Row:
     """A column by seed; at a seed with several stages or microbatches, the fewest."""
-    by_seed = found[["seed", value]].drop_duplicates("seed").set_index("seed")[value]
-    return Row(name, by_seed.dropna().astype(float), shown)
+    seeds, first = np.unique(found["seed"].to_numpy(), return_index=True)
+    values = found[value].to_numpy(float, na_value=np.nan)[first]
+    known = ~np.isnan(values)
+    return Row(name, pd.Series(values[known], seeds[known]), shown)
 
 
 class Column(NamedTuple):

@@ -12,11 +12,9 @@ from analysis.claims.rules.best_below import BestBelow
 from analysis.claims.rules.removed import removes
 from analysis.claims.rules.rule import SAME
 from analysis.statistics.best import Grid, grids
+from analysis.statistics.regime import MEMORIES, TOLERANCE
 
 NEAR = 0.01  # nats per token
-MEMORIES = 100
-"""Updates of a run for each update that a momentum remembers, 1 / (1 - momentum), at least: in a
-shorter run the buffer is a part of the run itself."""
 
 
 def _momentum(trials: pd.DataFrame) -> list[Comparison]:
@@ -24,7 +22,7 @@ def _momentum(trials: pd.DataFrame) -> list[Comparison]:
     found = with_key(trials, measured(trials), key)
     delay = found[(found["arm"] == "delay") & found[key].notna()]
     updates = delay["point"].map(trials.groupby("point")["num_updates"].max())
-    long = delay[updates * (1 - delay[key]) >= MEMORIES - 1e-6]
+    long = delay[updates * (1 - delay[key]) >= MEMORIES - TOLERANCE]
     compared = []
     for optimizer, rows in delay.groupby("optimizer"):
         if rows[key].nunique() > 1:

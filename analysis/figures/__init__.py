@@ -4,12 +4,13 @@ from collections.abc import Iterable
 from importlib import import_module
 
 from analysis.figures.figure import Figure, Plot, Rows, panels, plot
-from analysis.figures.files import save
+from analysis.figures.files import save, save_by
 
 MODULES = (
     "analysis.figures.tax",
     "analysis.figures.general",
     "analysis.figures.paper",
+    "analysis.figures.downstream",
 )
 """Modules that hold FIGURES, in the order of the report."""
 
@@ -33,4 +34,5 @@ __all__ = [
     "plot",
     "registered",
     "save",
+    "save_by",
 ]

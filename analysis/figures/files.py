@@ -13,6 +13,7 @@ import vl_convert
 from analysis.figures.draw.fonts import FAMILY, QUICK, in_family, is_usual, register, with_font
 from analysis.figures.draw.style import dark
 from analysis.figures.figure import Plot, Spec, beside, whole
+from trainer.base.children import Background
 
 SCALE = 2
 """Pixels of a PNG per pixel of the specification."""
@@ -22,6 +23,8 @@ POINTS = 72
 LETTER = 4.7
 """Pixels that a letter of a caption takes on average, or a little more."""
 FIRST_GUESS, TRIES = 200, 3
+MANY = 5_000
+"""Rows of a picture that takes longer to draw than a process takes to start."""
 NUMBERED = re.compile(r"(?:clip|gradient_)\d+")
 SIZE = re.compile(r'width="([\d.]+)" height="([\d.]+)"')
 
@@ -40,23 +43,41 @@ WIDTHS = {"one": Width(3.25, 1), "two": Width(6.75, 2)}
 def save(drawn: Plot, out: Path) -> None:
     """Writes NAME.svg, NAME.png, NAME.pdf and NAME.csv; the same data give the same
     bytes, but for the order of a PDF's objects."""
-    _write(drawn, picture(whole(drawn)), out)
+    _write_data(drawn, out)
+    _save_picture(whole(drawn), out / drawn.figure.name)
+
+
+def save_by(background: Background, drawn: Plot, out: Path) -> None:
+    """As `save`; a large picture is there when the context ends."""
+    if len(drawn.data) < MANY:
+        save(drawn, out)
+        return
+    _write_data(drawn, out)
+    background.do(_save_picture, whole(drawn), out / drawn.figure.name)
 
 
 def export(drawn: Plot, out: Path, width: str, *, is_dark: bool) -> None:
     """Likewise as wide as `width`, a key of WIDTHS, says; `is_dark`: for a dark page."""
-    _write(drawn, sized(drawn, WIDTHS[width], is_dark=is_dark), out)
+    _write_data(drawn, out)
+    _write_picture(sized(drawn, WIDTHS[width], is_dark=is_dark), out / drawn.figure.name)
 
 
-def _write(drawn: Plot, svg: str, out: Path) -> None:
-    name = drawn.figure.name
-    drawn.data.to_csv(out / f"{name}.csv", index=False)
-    (out / f"{name}.svg").write_text(with_font(svg))
+def _write_data(drawn: Plot, out: Path) -> None:
+    drawn.data.to_csv(out / f"{drawn.figure.name}.csv", index=False)
+
+
+def _save_picture(spec: Spec, path: Path) -> None:
+    _write_picture(picture(spec), path)
+
+
+def _write_picture(svg: str, path: Path) -> None:
+    """Writes `path` with the endings of its three kinds."""
+    Path(f"{path}.svg").write_text(with_font(svg))
     svg = in_family(svg, QUICK) if is_usual(svg) else svg
-    (out / f"{name}.png").write_bytes(vl_convert.svg_to_png(svg, scale=SCALE))
+    Path(f"{path}.png").write_bytes(vl_convert.svg_to_png(svg, scale=SCALE))
     # vl-convert takes a pixel for a point, of which an inch has fewer.
     in_points = resized(svg, _size(svg)[0] * POINTS / PER_INCH)
-    (out / f"{name}.pdf").write_bytes(vl_convert.svg_to_pdf(in_points))
+    Path(f"{path}.pdf").write_bytes(vl_convert.svg_to_pdf(in_points))
 
 
 def picture(spec: Spec) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from analysis.claims import CLAIMS, Verdict, audited, judged, not_run
-from analysis.figures import FIGURES, Figure, Plot, plot, save
+from analysis.figures import FIGURES, Figure, Plot, plot, save_by
 from analysis.report.missing import command
 from analysis.report.page.listing import Listing, listed, write_latex
 from analysis.report.page.page import Chapter, Drawn, drawn
@@ -14,6 +14,7 @@ from analysis.report.paper_tables import TABLES, Table
 from analysis.report.scopes import Scope, View
 from analysis.table import names
 from analysis.table.records import Record
+from trainer.base.children import Background
 
 WITH_FIGURE = frozenset(sweep for figure in FIGURES for sweep in figure.sweeps)
 """The sweeps that have a figure of their own."""
@@ -23,15 +24,17 @@ EXPECTED = sorted(
 """The sweeps that figures, tables or claims need."""
 
 
-def write_chapter(scope: Scope, out: Path, results: str) -> Chapter:
-    """Writes the figures and tables of a scope of the store `results` to its folder in `out`."""
+def write_chapter(scope: Scope, out: Path, results: str, background: Background) -> Chapter:
+    """Writes the figures and tables of a scope of the store `results` to its folder in `out`;
+    the large pictures are there when `background` ends."""
     folder = out / scope.folder
     folder.mkdir(parents=True, exist_ok=True)
+    figures = [*_figures(scope, folder, background)]  # first: the large ones are drawn meanwhile
     return Chapter(
         scope.title,
         verdicts(scope, results),
         [(record.label, record.verdict) for record in scope.records if record.verdict],
-        [*_figures(scope, folder)],
+        figures,
         [*_tables(scope, out)],
     )
 
@@ -51,9 +54,9 @@ def verdicts(scope: Scope, results: str) -> list[Verdict]:
     return found
 
 
-def _figures(scope: Scope, folder: Path) -> Iterator[Drawn]:
+def _figures(scope: Scope, folder: Path, background: Background) -> Iterator[Drawn]:
     for shown in figures_of(scope, [figure.name for figure in FIGURES]):
-        save(shown, folder)
+        save_by(background, shown, folder)
         yield drawn(shown, _prefix(scope))
 
 

@@ -17,6 +17,18 @@ def reported(scale: str, optimizer: str) -> dict[str, float]:
     return {f"paper {arm}": loss for arm, loss in known.items()}
 
 
+SCALE_OF_SCORES = "10b"
+"""The scale of table 4."""
+SCORES = {"mmlu": (0.411, 0.407), "hellaswag": (0.670, 0.673), "piqa": (0.775, 0.778)}
+"""Table 4: sync and delay with Error Feedback, of one run each; those missing are open."""
+
+
+def reported_scores(scale: str, task: str) -> dict[str, float]:
+    """The scores of table 4 as columns `paper sync`, `paper delay_ef`; empty at another scale."""
+    known = SCORES.get(task, ()) if scale == SCALE_OF_SCORES else ()
+    return {f"paper {arm}": score for arm, score in zip(("sync", "delay_ef"), known, strict=False)}
+
+
 def note(scale: str) -> str:
     """Whether numbers of a scale may be compared with those of tables 1 and 2, in words."""
     if scale == SCALE:

@@ -8,10 +8,13 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from analysis.claims.measure import DELAY
+from analysis.report.downstream_table import NOTE, ONE_SEED, table4
 from analysis.report.paper import note, reported
+from analysis.report.protocols import protocols
 from analysis.report.remedies import remedies
 from analysis.statistics.best import best
 from analysis.statistics.overhead import overhead
+from analysis.statistics.regime import DECAYED, INACTIVE, MEAN_FACTOR, SHORT
 from analysis.statistics.reported import reported_taxes
 from analysis.statistics.spikes import spikes
 
@@ -46,12 +49,13 @@ def losses(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame
             "optimizer": optimizer,
             "setting": setting,
             **_of_point(rows, ["delay", "delay_ef", *starts]),
+            "regime": rows["regime"].iloc[0],
             **reported(scale, str(optimizer)),
         }
         for (optimizer, setting), rows in groups
         if (rows["pairs"] > 0).any()
     ]
-    return pd.DataFrame(rows).pipe(_without_constant_setting)
+    return pd.DataFrame(rows).pipe(_without_regime).pipe(_without_constant_setting)
 
 
 def _of_point(rows: pd.DataFrame, arms: list[str]) -> dict[str, Any]:
@@ -82,9 +86,9 @@ def all_gaps(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFra
     columns = [
         *("optimizer", "setting", "arm", "num_stages", "num_microbatches"),
         *("loss_sync", "loss", "gap", "gap_low", "gap_high", "n", "diverged", "pairs"),
-        *("removed", "removed_low", "removed_high", "removed_n"),
+        *("removed", "removed_low", "removed_high", "removed_n", "regime"),
     ]
-    return _without_constant_setting(shown[columns])
+    return _without_constant_setting(_without_regime(shown[columns]))
 
 
 def _taxes(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
@@ -119,6 +123,12 @@ def _overhead(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFr
     return table if (table["speed n"] > 0).any() else table.drop(columns=of_speed)
 
 
+def _without_regime(table: pd.DataFrame) -> pd.DataFrame:
+    """Leaves out the column where every point is within the paper's regime."""
+    within = "regime" in table and (table["regime"] == "").all()
+    return table.drop(columns="regime") if within else table
+
+
 def _without_constant_setting(table: pd.DataFrame) -> pd.DataFrame:
     """Leaves out those of these columns that do not tell rows apart."""
     candidates = ("setting", "num_stages", "num_microbatches")
@@ -129,7 +139,9 @@ def _without_constant_setting(table: pd.DataFrame) -> pd.DataFrame:
 GAP_WORDS = (
     "Gap: final validation loss of the arm minus that of sync, same point and seed, in nats per "
     "token; mean over n pairs that both completed [95 % interval]. diverged: pairs in which only "
-    "the arm did."
+    f"the arm did. regime: where a point is outside of the paper's: {SHORT} (the momentum's memory "
+    f"is a part of the run), or {INACTIVE} (learning rate x decay x {MEAN_FACTOR:g} T below "
+    f"{DECAYED:g})."
 )
 
 TABLES = (
@@ -155,6 +167,17 @@ TABLES = (
         sweeps=("main", "optimizers", "synchronous_start"),
     ),
     Table(
+        "table1_2_protocols",
+        "Gaps at AdamW's learning rate and weight decay, and at each optimizer's own",
+        protocols,
+        lambda scale: (
+            f"{GAP_WORDS} The paper searches both on AdamW and uses them for every optimizer but "
+            "Lion. removed: share of the gap that Error Feedback (EF) removes."
+        ),
+        source="tables 1, 2 (360M)",
+        sweeps=("tuned_shared", "tuned_own"),
+    ),
+    Table(
         "table3_horizon",
         "Final losses at the longest horizon",
         longest,
@@ -169,6 +192,13 @@ TABLES = (
         lambda scale: GAP_WORDS,
         source="table 3 (10B MoE)",
         sweeps=("families",),
+    ),
+    Table(
+        "table4_downstream",
+        "Downstream scores beside those of sync",
+        table4,
+        lambda scale: NOTE + ONE_SEED,
+        source="table 4 (10B MoE)",
     ),
     Table(
         "best_over_grid",

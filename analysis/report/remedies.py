@@ -9,7 +9,7 @@ from analysis.statistics.overhead import overhead
 COLUMNS = (
     *("optimizer", "setting", "delay", "arm", "n", "gap", "gap_low", "gap_high", "diverged"),
     *("removed", "removed_low", "removed_high", "tax", "tax_low", "tax_high"),
-    *("memory ratio", "time ratio", "time n"),
+    *("memory ratio", "time ratio", "time n", "regime"),
 )
 
 

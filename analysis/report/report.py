@@ -14,7 +14,7 @@ import pandas as pd
 
 from analysis.report.claims_table import claims_table
 from analysis.report.contents import EXPECTED, write_chapter
-from analysis.report.details import write_details
+from analysis.report.details import write_details_by
 from analysis.report.missing import command, cost, missing, shown
 from analysis.report.overview import overview
 from analysis.report.page.listing import listed
@@ -30,6 +30,7 @@ from analysis.table.load import DamagedRows, load
 from analysis.table.points import settings
 from analysis.table.records import Record, records
 from trainer.base.atomic import write_atomically
+from trainer.base.children import Background
 from trainer.base.errors import BadInput
 
 PLACES = ["folder", "results", "out", "data.path", "data.shards", "code"]
@@ -85,10 +86,13 @@ def write_report(results: Path, out: Path, label: str | None = None) -> Written:
     found = _find(results, label)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings(record=True) as caught, Background() as background:
             warnings.simplefilter("ignore", UserWarning)  # those of the gaps are remarks now
             warnings.simplefilter("always", DamagedRows)
-            chapters = [write_chapter(scope, out, str(results)) for scope in found.parts]
+            write_details_by(background, found.trials, str(results), out)
+            chapters = [
+                write_chapter(scope, out, str(results), background) for scope in found.parts
+            ]
             found = found._replace(remarks=[*found.remarks, *_said(caught)])
             page = _write(found, chapters, out)
     except OSError as error:
@@ -155,7 +159,6 @@ def _write(found: _Found, chapters: Sequence[Chapter], out: Path) -> Page:
     }
     for name, content in tables.items():
         content.to_csv(out / f"{name}.csv", index=False)
-    write_details(found.trials, store, out)
     lead, rest = with_lead(chapters)
     return Page(
         store,

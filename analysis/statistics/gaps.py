@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from analysis.statistics.intervals import Values, excludes_zero, mean_interval, ratio_interval
 from analysis.statistics.pairs import SAME_ARM, SAME_TRIAL, VARIANT, pairs
+from analysis.statistics.regime import regimes
 from analysis.statistics.tax import Tax, taxes
 from analysis.table.points import settings
 from analysis.table.schema import GAP, OF_ARM
@@ -40,9 +41,19 @@ def gaps(df: pd.DataFrame) -> pd.DataFrame:
     seeds: Seeds = {key: set(column) for key, column in df.groupby("point")["seed"]}
     rows = [_row(key, group, seeds[key[1]]) | tax[key]._asdict() for key, group in groups.items()]
     rows += _absent(df, {key[:3] for key in groups}, seeds)
-    words = settings(df)
+    words, outside = settings(df), regimes(df)
     arms = _arms(df)
-    return _table([{**row, "setting": words[row["point"]], **arms[row["arm"]]} for row in rows])
+    return _table(
+        [
+            {
+                **row,
+                "setting": words[row["point"]],
+                "regime": outside[row["point"]],
+                **arms[row["arm"]],
+            }
+            for row in rows
+        ]
+    )
 
 
 def _arms(df: pd.DataFrame) -> dict[str, dict[str, Any]]:

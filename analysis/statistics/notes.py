@@ -6,13 +6,25 @@ from collections.abc import Hashable, Iterator, Mapping
 
 import pandas as pd
 
+from analysis.statistics.regime import INACTIVE, SHORT
 from analysis.table.text import some
 from trainer.base.status import Status
+
+REASONS = {
+    SHORT: "the run is short beside the memory of the momentum",
+    INACTIVE: "the decay is too small for the length of the run to do much",
+}
 
 
 def notes(trials: pd.DataFrame, gaps: pd.DataFrame) -> list[str]:
     """One line per remark; none if every trial finished and every pair is there."""
-    return [*_without_result(trials), *_left_out(gaps), *_missing(gaps), *_unpaired(trials, gaps)]
+    return [
+        *_without_result(trials),
+        *_left_out(gaps),
+        *_outside(gaps),
+        *_missing(gaps),
+        *_unpaired(trials, gaps),
+    ]
 
 
 def _without_result(trials: pd.DataFrame) -> Iterator[str]:
@@ -29,6 +41,16 @@ def _left_out(gaps: pd.DataFrame) -> Iterator[str]:
             f"{row['sync_diverged']} seeds of {_name(row)} {row['arm']} are left out: "
             "their sync trial diverged"
         )
+
+
+def _outside(gaps: pd.DataFrame) -> Iterator[str]:
+    """One line per reason."""
+    points = gaps.drop_duplicates("point")
+    for reason, why in REASONS.items():
+        rows = points[points["regime"].str.contains(reason, regex=False)]
+        if len(rows):
+            names = dict.fromkeys(map(_name, rows.to_dict("records")))
+            yield f"outside of the paper's regime, {reason} ({why}): {some(list(names))}"
 
 
 def _missing(gaps: pd.DataFrame) -> Iterator[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Collection
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,19 +38,23 @@ class Spread(NamedTuple):
 def detectable_gap(sd: float, n: int) -> float:
     """The smallest true mean gap whose 95 % interval over `n` pairs excludes 0 with a probability
     of 80 % (noncentral t); infinite for n < 2."""
-    if n < 2:
-        return math.inf
-    critical = quantile(n)
+    return math.inf if n < 2 else detectable_shift(n - 1) * sd / math.sqrt(n)
+
+
+@cache
+def detectable_shift(freedom: float) -> float:
+    """The same in standard errors of a mean, which are known with these degrees of freedom."""
+    critical = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
 
     def excess(shift: float) -> float:
         """Power minus POWER, at a true mean of `shift` standard errors.
 
         Intervals below 0 are not counted: they have a chance of 1e-6 where the power is 80 %.
         """
-        return float(stats.nct.sf(critical, n - 1, shift)) - POWER
+        return float(stats.nct.sf(critical, freedom, shift)) - POWER
 
-    shift: float = optimize.brentq(excess, 0, 4 * critical)
-    return shift * sd / math.sqrt(n)
+    found: float = optimize.brentq(excess, 0, 4 * critical)
+    return found
 
 
 def seeds_needed(sd: float, half_width: float) -> int:

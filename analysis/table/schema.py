@@ -89,6 +89,7 @@ GAP: Columns = {
     "tax_n": ("Int64", "seeds behind the tax; 0 without one"),
     "tax_from": ("string", "lengths: delayed runs of several lengths; slope: gap over sync's law"),
     "tax_why": ("string", "why there is no tax, or between which limits it lies"),
+    "regime": ("string", "why the point is outside of the paper's regime; empty if it is within"),
     "missing_seeds": ("string", "seeds of the point that this arm has no result for"),
     "missing_sync_seeds": ("string", "seeds of the arm that sync has no result for"),
 }
@@ -118,3 +119,25 @@ BEST: Columns = {
     "point": ("string", "key of the arm's best setting"),
 }
 """`analysis.best`: one row per optimizer, task, arm, number of stages and of microbatches."""
+
+DOWNSTREAM: Columns = {
+    "optimizer": ("string", "name of the optimizer, as chosen"),
+    "setting": ("string", "the keys that differ among the points of this optimizer"),
+    "point": ("string", "as in the table of trials"),
+    "arm": ("string", "as in the table of trials; never sync"),
+    "num_stages": ("Int64", "p of the arm"),
+    "num_microbatches": ("Int64", "m of the arm"),
+    "task": ("string", "name of the task, as lm-eval has it"),
+    "measure": ("string", "accuracy, accuracy_norm, bits_per_byte, margin or share"),
+    "n": ("Int64", "pairs that are averaged: both trials answered the same questions"),
+    "questions": ("Int64", "questions of the task"),
+    "sync": ("float64", "mean of sync over these seeds and questions"),
+    "value": ("float64", "mean of the arm"),
+    "difference": ("float64", "the arm's mean minus sync's"),
+    "low": ("float64", "lower end of its 95 % interval over seeds and questions (crossed.py)"),
+    "high": ("float64", "upper end"),
+    "of": ("string", "arms, or two checkpoints: the interval of one seed is of its models alone"),
+    "p": ("float64", "of one seed's accuracy: McNemar's exact p-value"),
+    "detectable": ("float64", "difference that such an interval shows with a probability of 80 %"),
+}
+"""`analysis.downstream`: one row per optimizer, point, arm, task and measure."""

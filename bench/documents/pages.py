@@ -14,7 +14,7 @@ from pathlib import Path
 from bench.documents.parts import PARTS, Part
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("findings", "advise", "theory")
+PAGES = ("findings", "advise", "theory", "forecast", "evaluation")
 DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / f"{page}.md" for page in PAGES))
 PLACE = re.compile(r"(<!-- (table|text): ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 WIDTH = 120

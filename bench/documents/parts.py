@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from bench.documents import sentences, tables, theory
+from bench.documents import others, sentences, sharpness, tables, theory
 
 Part = Callable[[], str]
 
@@ -43,6 +43,8 @@ PARTS: Mapping[str, Part] = {
     "long-horizon-trials": partial(sentences.counts, "horizon_long_trials"),
     "long-horizon": tables.horizon,
     "forecasts": tables.forecasts,
+    "forecast-beside": others.taxes,
+    "forecast-exponents": others.exponents,
     "regimes": tables.regimes,
     "robust-three": partial(tables.regimes, "adamw", "muon", "soap"),
     "optimizers-trials": partial(sentences.counts, "optimizers_trials"),
@@ -53,9 +55,12 @@ PARTS: Mapping[str, Part] = {
     "batch-size-trials": partial(sentences.counts, "batch_size_trials"),
     "advice-trials": partial(sentences.counts, "advice_trials"),
     "same-time": sentences.same_time,
+    "downstream": tables.downstream,
     "theory-limits": theory.limits,
     "theory-beside": theory.beside,
     "theory-ranks": theory.ranks,
     "theory-coefficients": theory.best_coefficients,
     "theory-noise": theory.noise_regime,
+    "sharpness": sharpness.shares,
+    "sharpness-rank": sharpness.rank,
 }

@@ -5,14 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from analysis.figures import BY_NAME
+import pandas as pd
+
+from analysis.figures import BY_NAME, Figure
+from analysis.figures.data.downstream import of_scores
 from analysis.figures.draw.fonts import with_font
 from analysis.figures.figure import Spec, plot, whole
 from analysis.figures.files import picture
-from bench.documents.published import DOCS, LENGTHS, LONG, SWEEPS, View, of_sweep, view
+from analysis.table.names import REPORTED_ARMS
+from bench.documents.published import (
+    DOCS,
+    LENGTHS,
+    LONG,
+    SWEEPS,
+    View,
+    of_sweep,
+    published_scores,
+    view,
+)
 from trainer.base.atomic import write_atomically
 
-PICTURES: Mapping[str, tuple[str, Callable[[], View]]] = {
+
+def _downstream() -> pd.DataFrame:
+    """The published scores, model by model."""
+    scores = published_scores()
+    return of_scores(scores.assign(setting=scores["model"]), REPORTED_ARMS)
+
+
+def _of(shown: Callable[[], View], figure: Figure) -> pd.DataFrame:
+    return figure.data(*shown())
+
+
+TRIALS: Mapping[str, tuple[str, Callable[[], View]]] = {
     "final_losses": ("final_losses", partial(of_sweep, "main")),
     "regimes": ("final_losses", partial(view, SWEEPS["main"], LONG["shared_rate"])),
     "optimizers": ("fig02_optimizers", partial(of_sweep, "synchronous_start")),
@@ -26,13 +50,18 @@ PICTURES: Mapping[str, tuple[str, Callable[[], View]]] = {
 }
 """SVG in docs/ → the figure of the report, and the trials that it shows. A CSV has no curves, and
 so no figure over training is among them."""
+PICTURES: Mapping[str, tuple[str, Callable[[Figure], pd.DataFrame]]] = {
+    **{name: (figure, partial(_of, shown)) for name, (figure, shown) in TRIALS.items()},
+    "downstream": ("downstream", lambda figure: _downstream()),
+}
+"""SVG in docs/ → the figure of the report, and what makes the data that it shows."""
 
 
 def pictured(name: str) -> Spec:
     """The specification of one of PICTURES."""
-    figure_name, shown = PICTURES[name]
+    figure_name, data = PICTURES[name]
     figure = BY_NAME[figure_name]
-    return whole(plot(figure, figure.data(*shown())))
+    return whole(plot(figure, data(figure)))
 
 
 def write() -> None:

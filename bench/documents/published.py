@@ -78,3 +78,9 @@ def of_sweep(sweep: str, scale: str = "tiny") -> View:
     points = found.gaps.loc[found.gaps["coefficient"].notna() & (found.gaps["pairs"] > 0), "point"]
     trials = found.trials[found.trials["point"].isin(points)]
     return View(trials, gaps(trials))
+
+
+def published_scores() -> pd.DataFrame:
+    """`analysis.downstream` of the trials of two small models, which `model` names."""
+    found = pd.read_csv(DOCS / "downstream.csv")
+    return found.sort_values(["model", "optimizer", "arm", "task"], kind="stable")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -13,10 +14,18 @@ from analysis.statistics.intervals import mean_interval
 from analysis.statistics.reported import reported_taxes
 from analysis.statistics.tax import MAIN_ARMS, best_taxes
 from analysis.statistics.text import gap_table, tax_text
+from analysis.table.answers import ACCURACY, BITS, title
 from analysis.table.names import REPORTED_ARMS
 from analysis.table.names import optimizer as name
 from bench.documents.cells import gap, loss, removed, rows_of, table
-from bench.documents.published import DOCS, LENGTHS, View, of_sweep, view
+from bench.documents.published import (
+    DOCS,
+    LENGTHS,
+    View,
+    of_sweep,
+    published_scores,
+    view,
+)
 
 DTYPES = ("float32", "bfloat16")
 
@@ -209,6 +218,29 @@ def forecasts() -> str:
     return forecasts_text(checks(DOCS / "forecasts", load(DOCS / "forecast_trials.csv"))).strip()
 
 
+def downstream() -> str:
+    """Each arm beside sync, task by task, for the published answers of two small models."""
+    found = published_scores()
+    accuracy, bits = (
+        found[found["measure"] == measure].to_dict("records") for measure in (ACCURACY, BITS)
+    )
+    rows = [
+        [
+            *(of["model"], name(of["optimizer"]), REPORTED_ARMS[of["arm"]], title(of["task"])),
+            *(f"{of['sync']:.3f}", _scored(of), f"{of['detectable']:.3f}"),
+            *(f"{other['sync']:.3f}", _scored(other), f"{of['n']} × {of['questions']:,}"),
+        ]
+        for of, other in zip(accuracy, bits, strict=True)
+    ]
+    heads = ["model", "optimizer", "arm", "task", "accuracy of sync", "difference", "detectable"]
+    return table([*heads, "bits per byte of sync", "difference", "n"], rows)
+
+
+def _scored(row: dict[Any, Any]) -> str:
+    """A difference with its interval."""
+    return gap({**row, "gap": row["difference"]})
+
+
 def _along(
     trials: pd.DataFrame, found: pd.DataFrame, key: str, title: str, keys: Sequence[str]
 ) -> str:
@@ -279,7 +311,7 @@ def rate_of_long() -> str:
 
 def tried_rates() -> str:
     """The learning rates that the tuning tried, with sync's loss at seed 0."""
-    tried = pd.read_csv(DOCS / "optimizers_tuned.csv")
+    tried = pd.read_csv(DOCS / "optimizers_tuned.csv").rename(columns={"optimizer.lr": "value"})
     lines = [
         [
             name(str(point).removeprefix("optimizer=")),

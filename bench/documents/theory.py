@@ -67,14 +67,15 @@ def beside() -> str:
 def ranks() -> str:
     """Every ranking that the published sweeps allow, also those that fail."""
     rows = [
-        [what, by, str(rank.n), _with_interval(rank), f"{rank.p:.2g}"]
+        [what, by, str(rank.n), with_interval(rank), f"{rank.p:.2g}"]
         for what, by, rank in _ranked()
     ]
     heads = ["measured", "ranked by", "n", "Spearman's ρ [95 %]", "p"]
     return table(heads, [[cell.replace("-", "−") for cell in row] for row in rows])
 
 
-def _with_interval(rank: Rank) -> str:
+def with_interval(rank: Rank) -> str:
+    """Its ρ with the interval, where that is known."""
     if math.isnan(rank.low):
         return f"{rank.rho:+.2f}"
     return f"{rank.rho:+.2f} [{rank.low:+.2f}, {rank.high:+.2f}]"

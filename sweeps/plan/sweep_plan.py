@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from sweeps.plan import early_stop, tuning_report
 from sweeps.plan.early_stop import Judged, judge
 from sweeps.plan.longer import longer
-from sweeps.plan.tuning import check_reach, tune
+from sweeps.plan.tuning import again, check_reach, tune_all
 from sweeps.request.command_line import Request
 from sweeps.request.expand import Trial, points, unique
 from sweeps.request.schema import Sweep
@@ -70,10 +70,7 @@ class SweepPlan:
         """The plan by the results that the store has now."""
         if self.settled:
             return self
-        tuned = [
-            point.tuned if point.tuned.settled else tune(self.sweep, point.tuned.point)
-            for point in self.points
-        ]
+        tuned = again(self.sweep, [point.tuned for point in self.points])
         return replace(self, points=judge(self.sweep, tuned))
 
 
@@ -86,7 +83,7 @@ def plan_sweeps(asked: Request) -> list[SweepPlan]:
 def _plan_sweep(label: str, sweep: Sweep, asked: Request, compose: Composer) -> SweepPlan:
     swept = points(sweep, asked.results, compose, label)
     check_reach(sweep, swept)
-    return SweepPlan(label, sweep, judge(sweep, [tune(sweep, point) for point in swept]))
+    return SweepPlan(label, sweep, judge(sweep, tune_all(sweep, swept)))
 
 
 def all_planned(sweeps: Iterable[SweepPlan]) -> list[Trial]:

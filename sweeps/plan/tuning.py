@@ -1,44 +1,52 @@
-"""Chooses a key's value for each point of a sweep, on its sync arm alone, before the arms run.
+"""Chooses values of keys for each point of a sweep, on its sync arm alone, before the arms run.
 
-The sync arm is trained with the sweep's first seed at every factor on the value that the point has.
-The value of the lowest final validation loss wins; a diverged trial is worse than any other. While
-the best value is the smallest or largest that was tried, one more is tried beyond it, at the same
-ratio; below the smallest one while every value diverged.
+The sync arm is trained with the sweep's first seed at every combination of the factors on the
+values that the point has. Those of the lowest final validation loss win; a diverged trial is worse
+than any other. While a neighbour of the best combination along one key has not been tried, because
+it lies beyond what that key has been given, it is tried too, at the same ratio; where every
+combination diverged, the one below all of them.
+With `shared: X` this is done at the points of the optimizer X alone, and the others take what was
+chosen there (the paper's protocol), but for those that set a tuned key themselves.
 The store alone decides all this: a sweep that was killed chooses the same when it resumes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from sweeps.request.expand import Point, Trial
-from sweeps.request.schema import Config, Sweep
+from sweeps.request.schema import Config, Sweep, keys, overrides
 from sweeps.store.results import final_loss
 from trainer.base.errors import BadInput
 from trainer.config.schema import validate
 
 MAX_EXTENSIONS = 8
-"""How many values beyond the factors are tried for a point. Learning rates of optimizers differ by
-orders of magnitude, and eight doublings are two of them."""
+"""How many values beyond the factors of a key are tried for a point. Learning rates of optimizers
+differ by orders of magnitude, and eight doublings are two of them."""
+Values = tuple[float, ...]
+"""One for each tuned key."""
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """A point with the values of its tuned key that were tried."""
+    """A point with the values of its tuned keys that were tried."""
 
     point: Point
-    tried: dict[float, Trial]
-    """Value → sync trial, ascending; empty if the sweep tunes nothing."""
+    tried: dict[Values, Trial]
+    """Values → sync trial, ascending; empty if nothing was tried at this point."""
     settled: bool
-    chosen: float | None
-    """The best value, once it is settled; None if no value completed."""
+    chosen: Values | None
+    """The best values, once they are settled; None if none completed, or nothing is tuned."""
     arms: list[Trial]
-    """The trials of all arms and seeds at the chosen value. Until that is settled they are at the
-    middle of the tried values, as an estimate. Empty if the sync arm diverged at every value."""
+    """The trials of all arms and seeds at the chosen values. Until these are settled they are at
+    the middle of the tried ones, as an estimate. Empty if the sync arm diverged at all of them."""
+    leader: Point | None = None
+    """The point at which the values were chosen, if that is another one."""
 
     @property
     def runnable(self) -> list[Trial]:
@@ -52,87 +60,178 @@ class Tuned:
 
 
 def check_reach(sweep: Sweep, points: Iterable[Point]) -> None:
-    """Raises BadInput if tuning may try a value that no trial can have."""
+    """Raises BadInput if tuning may try values that no trial can have."""
+    if not sweep.tune:
+        return
+    reach = [_reach(factors) for factors in sweep.tune.values()]
     for point in points:
-        for key, factors in sweep.tune.items():
-            low, high = factors[0] / factors[1], factors[-1] / factors[-2]
-            ends = factors[0] * low**MAX_EXTENSIONS, factors[-1] * high**MAX_EXTENSIONS
-            for factor in (*ends, *factors):
-                _at(point, key, factor * _start(point, key)).trials(sweep.seeds[:1])
+        start = _start(sweep, point)
+        for factors in product(*reach):
+            _at(sweep, point, _times(factors, start)).trials(sweep.seeds[:1])
+
+
+def _reach(factors: Sequence[float]) -> list[float]:
+    """The factors, and the outermost ones that tuning may come to."""
+    low, high = factors[0] / factors[1], factors[-1] / factors[-2]
+    return [factors[0] * low**MAX_EXTENSIONS, *factors, factors[-1] * high**MAX_EXTENSIONS]
+
+
+def tune_all(sweep: Sweep, points: Sequence[Point]) -> list[Tuned]:
+    """Every point with what was tried and chosen, by the store's results."""
+    return again(sweep, [Tuned(point, {}, False, None, []) for point in points])
+
+
+def again(sweep: Sweep, known: Sequence[Tuned]) -> list[Tuned]:
+    """The same by the results that the store has now: what is settled stays."""
+    leaders = _leaders(sweep, [one.point for one in known])
+    own = {
+        i: one if one.settled else tune(sweep, one.point)
+        for i, one in enumerate(known)
+        if leaders[i] == i
+    }
+    return [
+        own[i] if i in own else one if one.settled else _follow(sweep, one.point, own[leaders[i]])
+        for i, one in enumerate(known)
+    ]
+
+
+def _leaders(sweep: Sweep, points: Sequence[Point]) -> list[int]:
+    """For each point the number of that at which its values are chosen; its own, unless shared."""
+    if sweep.shared is None:
+        return [*range(len(points))]
+    values = [overrides("optimizer", value) for value in sweep.grid["optimizer"]]
+    of_axis = {key for words in values for key in keys(words)}
+    rest = [
+        tuple(word for word in point.overrides if not of_axis & {*keys([word])}) for point in points
+    ]
+    own = [{*point.overrides} - {*others} for point, others in zip(points, rest, strict=True)]
+    shared = {rest[i]: i for i, words in enumerate(own) if words == {f"optimizer={sweep.shared}"}}
+    return [i if {*keys(words)} & {*sweep.tune} else shared[rest[i]] for i, words in enumerate(own)]
+
+
+def _follow(sweep: Sweep, point: Point, leader: Tuned) -> Tuned:
+    """The point at the values of another one."""
+    values = leader.chosen if leader.settled else _middle(leader.tried)
+    arms = [] if values is None else _at(sweep, point, values).trials(sweep.seeds)
+    return Tuned(point, {}, leader.settled, leader.chosen, arms, leader.point)
 
 
 def tune(sweep: Sweep, point: Point) -> Tuned:
-    """The tried values of the tuned key at `point`, and the best, by the store's results."""
+    """The tried values of the tuned keys at `point`, and the best, by the store's results."""
     if not sweep.tune:
         return Tuned(point, {}, True, None, point.trials(sweep.seeds))
-    [(key, factors)] = sweep.tune.items()
     sync = replace(point, configs={"sync": point.configs["sync"]})
-    tried: dict[float, Trial] = {}
-    todo = [factor * _start(point, key) for factor in factors]
+    start, sizes = _start(sweep, point), [len(factors) for factors in sweep.tune.values()]
+    tried: dict[Values, Trial] = {}
+    todo = [_times(factors, start) for factors in product(*sweep.tune.values())]
     while todo:
-        tried |= {value: _at(sync, key, value).trials(sweep.seeds[:1])[0] for value in todo}
-        todo = beyond(losses(tried), len(factors))
+        seed = sweep.seeds[:1]
+        tried |= {values: _at(sweep, sync, values).trials(seed)[0] for values in todo}
+        todo = beyond(losses(tried), sizes)
     tried = dict(sorted(tried.items()))
     found = losses(tried)
     if None in found.values():
-        middle = [*tried][len(tried) // 2]
-        return Tuned(point, tried, False, None, _at(point, key, middle).trials(sweep.seeds))
+        arms = _at(sweep, point, _middle(tried)).trials(sweep.seeds)
+        return Tuned(point, tried, False, None, arms)
     chosen = best(found)
-    arms = [] if chosen is None else _at(point, key, chosen).trials(sweep.seeds)
+    arms = [] if chosen is None else _at(sweep, point, chosen).trials(sweep.seeds)
     return Tuned(point, tried, True, chosen, arms)
 
 
-def losses(tried: Mapping[float, Trial]) -> dict[float, float | None]:
-    """Value → final validation loss: infinite if the trial diverged, None if it has to run."""
-    return {value: final_loss(trial) for value, trial in tried.items()}
+def _middle(tried: Mapping[Values, Trial]) -> Values:
+    return [*tried][len(tried) // 2]
 
 
-def best(found: Mapping[float, float | None]) -> float | None:
-    """The value with the lowest loss, the smallest of equally good ones; None if none completed."""
-    finite = {value: loss for value, loss in found.items() if loss not in (None, math.inf)}
-    return min(sorted(finite), key=lambda value: finite[value] or 0.0, default=None)
+def losses(tried: Mapping[Values, Trial]) -> dict[Values, float | None]:
+    """Values → final validation loss: infinite if the trial diverged, None if it has to run."""
+    return {values: final_loss(trial) for values, trial in tried.items()}
 
 
-def beyond(found: Mapping[float, float | None], num_factors: int) -> list[float]:
-    """The next value to try, if the best one is the smallest or largest, or none completed.
+def best(found: Mapping[Values, float | None]) -> Values | None:
+    """The values of the lowest loss, the smallest of equally good ones; None if none completed."""
+    finite = {values: loss for values, loss in found.items() if loss not in (None, math.inf)}
+    return min(sorted(finite), key=lambda values: finite[values] or 0.0, default=None)
 
-    Empty otherwise, and while a trial has to run.
+
+def is_on_edge(values: Values, tried: Iterable[Values]) -> bool:
+    """Whether one of the values is the smallest or largest of its key that was tried."""
+    axes = zip(*tried, strict=True)
+    return any(value in (min(of), max(of)) for value, of in zip(values, axes, strict=True))
+
+
+def beyond(found: Mapping[Values, float | None], sizes: Sequence[int]) -> list[Values]:
+    """What to try next: neighbours of the best values along one key that were not tried, or, if
+    none completed, what lies below all. `sizes`: the number of factors of each key.
+
+    Empty if there is nothing, and while a trial has to run.
     """
-    values, winner = sorted(found), best(found)
-    if None in found.values() or len(values) - num_factors == MAX_EXTENSIONS:
+    if None in found.values():
         return []
-    if winner is None or winner == values[0]:
-        return [values[0] * (values[0] / values[1])]
-    if winner == values[-1]:
-        return [values[-1] * (values[-1] / values[-2])]
-    return []
+    axes = [
+        _extended(sorted({*of}), size + MAX_EXTENSIONS)
+        for of, size in zip(zip(*found, strict=True), sizes, strict=True)
+    ]
+    winner = best(found)
+    if winner is None:
+        lowest = tuple(axis[0] for axis in axes)
+        return [lowest] if lowest not in found else []
+    at = [axis.index(value) for axis, value in zip(axes, winner, strict=True)]
+    beside = [
+        (*winner[:key], axis[i], *winner[key + 1 :])
+        for key, axis in enumerate(axes)
+        for i in (at[key] - 1, at[key] + 1)
+        if 0 <= i < len(axis)
+    ]
+    return [values for values in beside if values not in found]
 
 
-def _start(point: Point, key: str) -> float:
-    """The value of `key` in the point's sync arm. Raises BadInput if it is not a number."""
-    node: Any = point.configs["sync"]
+def _extended(axis: list[float], most: int) -> list[float]:
+    """The ascending values with one more at each end, at the same ratio; the same if it has `most`
+    values already."""
+    if len(axis) >= most:
+        return axis
+    low, high = axis[0] * (axis[0] / axis[1]), axis[-1] * (axis[-1] / axis[-2])
+    return [low, *axis, high]
+
+
+def _times(factors: Iterable[float], start: Values) -> Values:
+    return tuple(factor * value for factor, value in zip(factors, start, strict=True))
+
+
+def _start(sweep: Sweep, point: Point) -> Values:
+    """The values of the tuned keys in the point's sync arm.
+
+    Raises BadInput for one that is no number, or 0, of which every multiple is 0.
+    """
+    return tuple(_number(point.configs["sync"], key) for key in sweep.tune)
+
+
+def _number(config: Config, key: str) -> float:
+    node: Any = config
     for part in key.split("."):
         node = node.get(part) if isinstance(node, dict) else None
-    if isinstance(node, bool) or not isinstance(node, int | float):
-        raise BadInput("sweep.tune", key, f"must be a number in the config (it is {node})")
+    if isinstance(node, bool) or not isinstance(node, int | float) or node == 0:
+        raise BadInput("sweep.tune", key, f"must be a number other than 0 in the config ({node})")
     return node
 
 
-def _at(point: Point, key: str, value: float) -> Point:
-    """The point with `key` set to `value` in every arm."""
-    others = [word for word in point.overrides if word.split("=")[0] != key]
+def _at(sweep: Sweep, point: Point, values: Values) -> Point:
+    """The point with these values of the tuned keys in every arm."""
+    tuned = dict(zip(sweep.tune, values, strict=True))
+    others = [word for word in point.overrides if word.split("=")[0] not in tuned]
     return replace(
         point,
-        overrides=[*others, f"{key}={value:g}"],
-        configs={arm: _with(config, key, value) for arm, config in point.configs.items()},
+        overrides=[*others, *(f"{key}={value:g}" for key, value in tuned.items())],
+        configs={arm: _with(config, tuned) for arm, config in point.configs.items()},
     )
 
 
-def _with(config: Config, key: str, value: float) -> Config:
+def _with(config: Config, tuned: Mapping[str, float]) -> Config:
     changed = deepcopy(config)
-    *path, last = key.split(".")
-    node = changed
-    for part in path:
-        node = node[part]
-    node[last] = value
+    for key, value in tuned.items():
+        *path, last = key.split(".")
+        node = changed
+        for part in path:
+            node = node[part]
+        node[last] = value
     return validate(changed)

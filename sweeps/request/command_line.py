@@ -101,9 +101,9 @@ def _at_scale(sweep: Sweep, name: str) -> Sweep:
 
 
 def changed(sweep: Sweep, words: Sequence[str]) -> Sweep:
-    """The sweep changed by `words`: `seeds=[…]`, `grid.KEY=[…]`, `tune.KEY=[…]` and `advice.KEY=…`
-    replace its own, `advice=null` leaves that out; every other word is appended to `base`, and so
-    applies to every trial.
+    """The sweep changed by `words`: `seeds=[…]`, `grid.KEY=[…]`, `tune.KEY=[…]`, `shared=…` and
+    `advice.KEY=…` replace its own, `advice=null` and `shared=null` leave these out; every other
+    word is appended to `base`, and so applies to every trial.
 
     Raises BadInput for a word without effect, or if the result is not a valid sweep.
     """
@@ -111,7 +111,7 @@ def changed(sweep: Sweep, words: Sequence[str]) -> Sweep:
     for word in words:
         key, _, value = word.partition("=")
         group, _, inner = key.partition(".")
-        if key in ("seeds", "advice"):
+        if key in ("seeds", "shared", "advice"):
             content[key] = parse(key, value, value)
         elif group in ("grid", "tune") and inner:
             content[group][inner] = parse(key, value, value)

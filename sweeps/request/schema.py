@@ -94,8 +94,9 @@ class Sweep(BaseModel):
     """A grid of points × arms × seeds over common overrides, and the rule for its verdict.
 
     A value of the grid that is a mapping stands for several overrides that change together.
-    `scales`: name of a scale → words as on a command line (see command_line.py). `tune`: one key →
-    factors on its value, which is chosen for each point before the arms run (see plan/tuning.py).
+    `scales`: name of a scale → words as on a command line (see command_line.py). `tune`: keys →
+    factors on their values, which are chosen for each point before the arms run, or, with `shared`,
+    for those of that optimizer (see plan/tuning.py).
     `early_stop` leaves out points whose sync arm ends far above the best one. The sweep ends in the
     answer to the question `advice`. `verdict` is for people: it is printed with the report.
     """
@@ -108,6 +109,7 @@ class Sweep(BaseModel):
     arms: Annotated[dict[str, Overrides], Len(1, MAX_ITEMS)]
     seeds: Annotated[list[Seed], Len(1, MAX_ITEMS)]
     tune: dict[str, Annotated[list[Factor], Len(2, MAX_ITEMS)]] = {}
+    shared: str | None = None
     early_stop: EarlyStop | None = None
     advice: Question | None = None
     verdict: Annotated[str, Len(1)] | None = None
@@ -183,13 +185,24 @@ def _check_grid(sweep: Sweep) -> None:
 
 
 def _check_tune(sweep: Sweep) -> None:
-    if len(sweep.tune) > 1:
-        raise BadInput("sweep.tune", list(sweep.tune), "must be one key: one value is chosen")
+    if prod(map(len, sweep.tune.values())) > MAX_ITEMS:
+        allowed = f"must have at most {MAX_ITEMS:,} combinations of factors"
+        raise BadInput("sweep.tune", list(sweep.tune), allowed)
+    if sweep.shared is not None:
+        _check_shared(sweep, sweep.shared)
     for key, factors in sweep.tune.items():
         if any(low >= high for low, high in pairwise(factors)):
             raise BadInput(f"sweep.tune.{key}", factors, "must be factors in ascending order")
         if key in sweep.grid:
             raise BadInput("sweep.tune", key, "must not be an axis of the grid too")
+
+
+def _check_shared(sweep: Sweep, shared: str) -> None:
+    if not sweep.tune:
+        raise BadInput("sweep.shared", shared, "shares what is tuned: needs sweep.tune")
+    if shared not in (known := sweep.grid.get("optimizer", [])):
+        names = ", ".join(value for value in known if isinstance(value, str))
+        raise BadInput("sweep.shared", shared, f"must be among sweep.grid.optimizer ({names})")
 
 
 def _check_advice(sweep: Sweep) -> None:

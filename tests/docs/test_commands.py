@@ -16,12 +16,15 @@ from analysis.__main__ import main as analysis
 from analysis.commands import serve
 from sweeps.__main__ import main as sweeps
 from sweeps.commands import COMMANDS
+from sweeps.commands.evaluate import parse_words
 from tests.support.make import lines_of_make
 from tests.support.markdown import DOCUMENTS, ROOT, commands, shell_lines, write_files
 from tests.support.reports import with_figures
 from tests.support.synthetic_store import write_arms
 from trainer.__main__ import main as trainer
 from trainer.base.cli import split_command
+from trainer.base.errors import BadInput
+from trainer.data import benchmarks
 from trainer.data.__main__ import _asked
 from trainer.data.corpora import CORPORA
 from trainer.data.tokenizers import ENCODERS
@@ -33,7 +36,7 @@ ELSEWHERE = {"git", "cd", "source", "export", "tensorboard", "wandb"}
 ACTIVATE = ["source", ".venv/bin/activate"]
 NEED_A_CLUSTER: Mapping[str, Words] = {"jobs": [], "stop": ["ID"]}
 """Commands of sweeps, and the words that the documents may give them."""
-NEED_NO_STORE = {"stability"}
+NEED_NO_STORE = {"stability", "sharpness"}
 """Commands of analysis that read no results."""
 
 
@@ -81,7 +84,8 @@ def check_trial(words: Words) -> None:
 def check_corpus(words: Words) -> None:
     corpus = words[0]
     name, _, tokenizer = corpus.rpartition("_")
-    assert corpus in CORPORA or (name in CORPORA and tokenizer in ENCODERS)
+    known = {*CORPORA, benchmarks.NAME}
+    assert corpus in known or (name in CORPORA and tokenizer in ENCODERS)
     assert _asked(words)[0] == corpus
 
 
@@ -92,7 +96,9 @@ def check_sweep(words: Words) -> None:
         assert [*rest] == [*NEED_A_CLUSTER[command]]
         return
     rest = [word for word in rest if word not in ("--help", "watch=true", "dry_run=true")]
-    if command == "dashboard":
+    if command == "evaluate":  # the small store has no weights
+        assert not rest or parse_words([*rest, "results=results"])
+    elif command == "dashboard":
         assert sweeps([command, *rest]) == 0
     elif rest:
         name = "run" if command == "submit" else command
@@ -163,6 +169,7 @@ def test_a_command_is_understood(
         "python -m trainer optimizer.momentun=0.9",
         "python -m sweeps sweep=main seeds=[a]",
         "python -m sweeps list stat=failed",
+        "python -m sweeps evaluate sweep=main task=[copa]",
         "python -m analysis advice optimizer=muon",
         "python -m analysis advise optimiser=muon",
         "python -m trainer.data wikipedia",
@@ -176,7 +183,7 @@ def test_a_wrong_command_is_noticed(
     write_arms(tmp_path / "results", LOSSES)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["trainer"])
-    with pytest.raises((AssertionError, LookupError)):
+    with pytest.raises((AssertionError, BadInput, LookupError)):
         check(words.split())
 
 

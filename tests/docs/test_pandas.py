@@ -9,13 +9,14 @@ import nbformat
 import pandas as pd
 import pytest
 
-from analysis import best, gaps, load
-from analysis.table.schema import BEST, GAP, TRIAL, Columns
+from analysis import best, downstream, gaps, load
+from analysis.table.schema import BEST, DOWNSTREAM, GAP, TRIAL, Columns
 from bench.documents.notebook import NOTEBOOK, TRIALS, executed
+from tests.support.answers import write_answers
 from tests.support.synthetic_store import write_arms
 
 ROOT = Path(__file__).parents[2]
-SECTIONS = {"load": TRIAL, "gaps": GAP, "best": BEST}
+SECTIONS = {"load": TRIAL, "gaps": GAP, "best": BEST, "downstream": DOWNSTREAM}
 
 
 @pytest.mark.parametrize(("function", "columns"), SECTIONS.items())
@@ -28,8 +29,15 @@ def test_the_documented_schema_is_that_of_the_code(function: str, columns: Colum
 
 def test_the_tables_have_the_documented_dtypes(tmp_path: Path) -> None:
     write_arms(tmp_path, {"sync": [1.0, 1.1], "delay": [1.2, None]})
+    for folder in (tmp_path / "trials").iterdir():
+        write_answers(folder)
     trials = load(tmp_path)
-    tables = {"load": trials, "gaps": gaps(trials), "best": best(trials)}
+    tables = {
+        "load": trials,
+        "gaps": gaps(trials),
+        "best": best(trials),
+        "downstream": downstream(trials),
+    }
     for function, columns in SECTIONS.items():
         table = tables[function]
         assert not table.empty

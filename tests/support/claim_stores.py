@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from analysis import load
 from analysis.claims import CLAIMS, Outcome, Verdict, judged
+from tests.support.answers import write_answers
 from tests.support.synthetic_store import config, result, write
 
 YES, NO, OPEN = Outcome.REPRODUCED, Outcome.CONTRADICTED, Outcome.UNDECIDED
@@ -34,7 +35,8 @@ CORRECTIONS = {
 
 class Group(NamedTuple):
     """The trials of an arm beside sync: `gap` None diverges; `pipeline`, `keys` change configs;
-    `sync` is added to the losses of both."""
+    `sync` is added to the losses of both; `answers`, if both answered a task: the nats that the
+    arm's right answers gain on sync's."""
 
     gap: float | None
     optimizer: str = "adamw"
@@ -45,6 +47,7 @@ class Group(NamedTuple):
     spread: Sequence[float] = SPREAD
     spike: float = 0.0
     sync: float = 0.0
+    answers: float | None = None
 
 
 def store(folder: Path, groups: Iterable[Group], num_updates: int = 400) -> None:
@@ -65,10 +68,15 @@ def store(folder: Path, groups: Iterable[Group], num_updates: int = 400) -> None
                     "coefficient": group.coefficient,
                 }
             done = {"num_updates": base["num_updates"], "tokens": 2048 * base["num_updates"]}
-            _write_losses(write(folder, base, result(base, sync, **done)), late, 0.0)
+            of_sync = write(folder, base, result(base, sync, **done))
+            _write_losses(of_sync, late, 0.0)
             loss = None if group.gap is None else sync + group.gap + noise
             trial = write(folder, late, result(late, loss, **done))
             _write_losses(trial, late, group.spike + noise)
+            if group.answers is not None:
+                write_answers(of_sync, seed=seed, num_questions=1000, noise=0.03)
+                gain = group.answers + 10 * noise
+                write_answers(trial, gain, seed=seed, num_questions=1000, noise=0.03)
 
 
 def _write_losses(trial: Path, late: Mapping[str, Any], spike: float) -> None:
@@ -92,6 +100,10 @@ def of(gap_by_optimizer: Mapping[str, float], **changes: Any) -> list[Group]:
 
 def feedback(plain: float, left: float, **changes: Any) -> list[Group]:
     return [Group(plain, **changes), Group(left, correction="ef", **changes)]
+
+
+def answered(gain: float, **changes: Any) -> list[Group]:
+    return [Group(0.1, correction="ef", answers=gain, **changes)]
 
 
 def coefficients(

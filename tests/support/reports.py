@@ -12,6 +12,7 @@ from analysis.figures import FIGURES, Plot
 from analysis.figures.figure import whole
 from analysis.figures.files import picture
 from analysis.report import contents
+from trainer.base.children import Background
 
 ALL = frozenset(figure.name for figure in FIGURES)
 
@@ -33,7 +34,11 @@ def with_figures(
 ) -> Iterator[None]:
     """Reports that this process makes have the figures of these `names`, in files that `save`
     writes."""
+
+    def save_by(_: Background, plot: Plot, out: Path) -> None:
+        save(plot, out)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(contents, "FIGURES", [one for one in FIGURES if one.name in names])
-        patch.setattr(contents, "save", save)
+        patch.setattr(contents, "save_by", save_by)
         yield

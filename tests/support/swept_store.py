@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from tests.support.answers import write_answers
 from tests.support.synthetic_store import (
     ARMS,
     FEEDBACK,
@@ -92,6 +93,8 @@ SWEEPS: Mapping[str, tuple[list[Settings], tuple[str, ...]]] = {
     "spike": (grid(optimizer__variance_decay=[0.9, 0.99]), (*PAIR, "delay+start(0.1)")),
 }
 """The points and arms of each sweep that has a figure."""
+ANSWERED = "optimizers"
+"""The sweep whose trials answered downstream tasks."""
 
 
 def write_sweep(
@@ -118,6 +121,9 @@ def write_sweep(
             outcome = result(settings, loss, **outcome_keys)
             folder = write(store, settings, outcome)
             _write_metrics(folder, outcome, settings)
+            if sweep == ANSWERED:
+                for task in ("piqa", "copa"):
+                    write_answers(folder, -gap, task=task, seed=seed, num_questions=30)
 
 
 def _settings(arm: str, optimizer: str, seed: int, point: Settings) -> tuple[Any, Any]:

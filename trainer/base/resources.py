@@ -34,13 +34,16 @@ def rank_device(name: str, local_rank: int) -> torch.device:
     return require_device(f"cuda:{local_rank}" if name == "cuda" else name)
 
 
-def resolved_dtype(name: str, device: str) -> str:
+def resolved_dtype(name: str, device: str, *, has_experts: bool) -> str:
     """The dtype `name`; for auto the one of the fastest products: bfloat16 on a GPU, and on a CPU
-    that has instructions for them. On other CPUs bfloat16 is slower than float32."""
+    that has instructions for them. On other CPUs bfloat16 is slower than float32, and for experts
+    on any: torch compiles a product for each number of tokens that an expert gets."""
     if name != "auto":
         return name
     if device != "cpu":
         return "bfloat16"
+    if has_experts:
+        return "float32"
     has: Mapping[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # of newer torch
     return "bfloat16" if any(has.get(name) for name in BF16_PRODUCTS) else "float32"
 

@@ -43,9 +43,3 @@ def check_backward(model: Recipe, schedule: Schedule) -> None:
     if schedule.splits_backward and model.activation_checkpointing:
         allowed = "must be false with a schedule that splits backwards: they cannot recompute"
         raise BadInput("model.activation_checkpointing", True, allowed)
-
-
-def check_export(model: Recipe, save_final: bool) -> None:
-    """Raises BadInput for a model that is to be exported and cannot."""
-    if save_final and model.not_exported is not None:
-        raise BadInput("save_final", True, model.not_exported)

@@ -106,7 +106,9 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     if checked["choices"] is not None:
         _check(Choices, checked["choices"], prefix="choices.")
     checked["choices"] = names(checked)
-    checked["dtype"] = resolved_dtype(checked["dtype"], checked["device"])
+    checked["dtype"] = resolved_dtype(
+        checked["dtype"], checked["device"], has_experts="num_experts" in checked["model"]
+    )
     for key in ("results", "out"):
         if checked[key] is not None:
             require_folder(key, checked[key])

@@ -1,4 +1,5 @@
-"""Prepares a corpus: `python -m trainer.data wiki [tokenizer=bpe] [out=DIR] [num_tokens=N]`."""
+"""Prepares a corpus: `python -m trainer.data wiki [tokenizer=bpe] [out=DIR] [num_tokens=N]`; or, by
+`python -m trainer.data evaluation`, the questions of benchmarks."""
 
 from __future__ import annotations
 
@@ -15,10 +16,12 @@ from trainer.base.cli import (
     number,
     one_of,
     parser,
+    refuse_others,
     split_word,
 )
 from trainer.base.errors import BadInput
 from trainer.base.paths import require_folder
+from trainer.data import benchmarks
 from trainer.data.corpora import CORPORA
 from trainer.data.prepare import prepare
 from trainer.data.shards import Prepared
@@ -31,7 +34,7 @@ def _parser() -> Parser:
     return parser(
         "python -m trainer.data",
         "Downloads a corpus, tokenizes it and writes verified shards.",
-        f"corpus:      {' | '.join(CORPORA)}\n"
+        f"corpus:      {' | '.join(CORPORA)}; or {benchmarks.NAME}: the questions of benchmarks\n"
         f"tokenizer=   {' | '.join(ENCODERS)} (default: the corpus's own)\n"
         "out=         folder (default: data/CORPUS, data/CORPUS_TOKENIZER if that is given)\n"
         "num_tokens=  stop after so many training tokens",
@@ -73,7 +76,11 @@ def _refuse_other_data(out: Path, asked: Mapping[str, object]) -> None:
 
 
 def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
-    """Prepares corpus `name`, unless it is there and valid; returns one line that says so."""
+    """Prepares corpus `name`, unless it is there and valid; returns one line that says so, or of
+    the benchmarks one for each."""
+    if name == benchmarks.NAME:
+        refuse_others(options, f"python -m trainer.data {name}")
+        return benchmarks.prepare(cache)
     corpus_name, _, suffix = name.rpartition("_")
     if name not in CORPORA and corpus_name in CORPORA:  # wiki_bpe, as the folder is called
         return run(corpus_name, {"tokenizer": suffix, **options}, cache)

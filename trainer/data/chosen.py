@@ -16,19 +16,19 @@ from trainer.data.tokenizers import (
     BPE128K_VOCABULARY,
     BPE_VOCABULARY,
     ENCODERS,
+    ENDS,
     SMOLLM2_SHA256,
     SMOLLM2_VOCABULARY,
     TOKENIZER_FILE,
     Bytes,
     Encoder,
+    end_of_document,
     kept,
     vocab_size,
 )
 
 CACHE = Path("data/archives")
 KEY = "data.tokenizer"
-ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
-"""Tokens that end a document, in published tokenizers; the first that is there counts."""
 OURS: Mapping[str, tuple[str, int | None]] = {
     "bytes": ("bytes", Bytes.vocab_size),
     "bpe": (f"bpe {BPE_VOCABULARY}", None),
@@ -75,8 +75,7 @@ def _of_file(word: str, path: Path) -> Chosen:
     except Exception as error:  # `tokenizers` raises Exception itself
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadInput(KEY, word, f"must be a tokenizer.json ({reason})") from None
-    end = next((token for token in ENDS if tokenizer.token_to_id(token) is not None), None)
-    if end is None:
+    if (end := end_of_document(tokenizer)) is None:
         raise BadInput(KEY, word, f"must have a token that ends a document: {', '.join(ENDS)}")
     identity = hashlib.sha256(content.encode()).hexdigest()
     return Chosen(identity, vocab_size(tokenizer), partial(_keep, content, end))

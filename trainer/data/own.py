@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Gt, Interval
+from tokenizers import Tokenizer
 from typing_extensions import override
 
 from trainer.base.digests import digests
@@ -104,6 +105,10 @@ class OwnText(ABC):
         """Tokens of the validation split; 0 before they are prepared."""
         shards = self._shards(str(self.hash))
         return 0 if shards.hash is None else shards.num_validation_tokens
+
+    def read_tokenizer(self) -> Tokenizer:
+        """What made the tokens; raises BadInput where they are not prepared."""
+        return self._shards(str(self.hash)).read_tokenizer()
 
     def open(self) -> Dataset:
         """Prepares what is not there, with progress on stderr; then verifies and opens it."""

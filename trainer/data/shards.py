@@ -12,11 +12,13 @@ from pathlib import Path
 
 import numpy as np
 from pydantic import ValidationError
+from tokenizers import Tokenizer
 
 from trainer.base.digests import file_hash
 from trainer.base.errors import BadInput
 from trainer.base.ranges import Place
 from trainer.data.manifest import MANIFEST, File, Manifest, Shard, Split, TokenType
+from trainer.data.tokenizers import TOKENIZER_FILE, byte_tokenizer
 from trainer.data.tokens import Array, Dataset, Tokens
 
 
@@ -53,6 +55,14 @@ class Prepared:
     def num_validation_tokens(self) -> int:
         """Tokens of the validation split, by the manifest; raises BadInput as it does."""
         return self.manifest.splits.validation.num_tokens
+
+    def read_tokenizer(self) -> Tokenizer:
+        """What made the tokens; raises BadInput if its file is lost or altered."""
+        expected = self.manifest.tokenizer_sha256
+        if expected is None:
+            return byte_tokenizer()
+        path = self._verify(File(file=TOKENIZER_FILE, sha256=expected))
+        return Tokenizer.from_file(str(path))
 
     def open(self) -> Dataset:
         """Verifies every file and opens them; raises BadInput naming the first that was altered."""

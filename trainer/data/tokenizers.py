@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from trainer.base.atomic import write_atomically
 from trainer.data.archives import fetch
@@ -19,6 +19,8 @@ from trainer.data.gguf import byte_level_bpe, published_json, read_metadata, spl
 
 Document = npt.NDArray[np.integer[Any]]
 END_OF_DOCUMENT = "<|endoftext|>"
+ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>")
+"""Tokens that end a document, in published tokenizers; the first that is there counts."""
 LEARNED_FROM = 1_000_000
 """Documents that a BPE is trained on, the first ones: all of a small corpus."""
 BPE_VOCABULARY, BPE128K_VOCABULARY, SMOLLM2_VOCABULARY = 4096, 128_000, 49152
@@ -48,6 +50,28 @@ class Bytes:
             np.append(np.frombuffer(text.encode(), np.uint8).astype(np.int64), 256)
             for text in documents
         ]
+
+
+def byte_tokenizer() -> Tokenizer:
+    """`Bytes` as a tokenizer of the `tokenizers` library: a BPE that merges nothing."""
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    vocabulary = {_letter(byte): byte for byte in range(256)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer, tokenizer.decoder = letters, decoders.ByteLevel()
+    tokenizer.add_special_tokens([END_OF_DOCUMENT])
+    return tokenizer
+
+
+def _letter(byte: int) -> str:
+    """How byte-level tokenizers write a byte: printable ones of Latin-1 as they are, the others, in
+    order, as the letters from 256 on (GPT-2)."""
+    is_printable = [33 <= b <= 126 or 161 <= b <= 172 or b >= 174 for b in range(256)]
+    return chr(byte if is_printable[byte] else 256 + is_printable[:byte].count(False))
+
+
+def end_of_document(tokenizer: Tokenizer) -> str | None:
+    """The first of ENDS that the tokenizer has; None if it has none."""
+    return next((token for token in ENDS if tokenizer.token_to_id(token) is not None), None)
 
 
 class Subwords:

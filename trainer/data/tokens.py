@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Tokenizer
 
 Array = npt.NDArray[np.unsignedinteger[Any]]
 
@@ -64,3 +65,11 @@ class KnowsVocabulary(Protocol):
     @property
     def known_vocab_size(self) -> int | None:
         """None if it depends on the text."""
+
+
+@runtime_checkable
+class KnowsTokenizer(Protocol):
+    """A source that knows what made its tokens."""
+
+    def read_tokenizer(self) -> Tokenizer:
+        """The tokenizer; raises BadInput if it is lost."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from itertools import chain, islice
 from typing import TypeVar
+
+from trainer.base.children import pool
 
 Thing = TypeVar("Thing")
 Made = TypeVar("Made")
@@ -34,29 +32,14 @@ def mapped(
 def _by_workers(
     function: Callable[[Thing], Made], things: Iterator[Thing], num_workers: int
 ) -> Iterator[Made]:
-    context = multiprocessing.get_context("spawn")  # a fork would copy locks of threads
-    with ProcessPoolExecutor(num_workers, context, _serve) as pool:
+    with pool(num_workers) as workers:
         waiting: deque[Future[Made]] = deque()
         try:
             for thing in things:
-                waiting.append(pool.submit(function, thing))
+                waiting.append(workers.submit(function, thing))
                 if len(waiting) > AHEAD * num_workers:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
         finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _serve() -> None:
-    """Ends this process with its parent, however that dies. Ctrl-C is for the parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are as many as the cores
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+            workers.shutdown(cancel_futures=True)

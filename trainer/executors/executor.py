@@ -63,6 +63,11 @@ class Executor(ABC):
         }
 
     @property
+    def stages(self) -> Sequence[Stage]:
+        """Those of this process, in the order of the model."""
+        return self._stages
+
+    @property
     def observe_every(self) -> int | None:
         """Updates between observations of the curvature; None if the optimizer asks for none."""
         return self._stages[0].observe_every

@@ -102,6 +102,22 @@ def interleaved(at: Place, num_microbatches: int) -> Iterator[Step]:
             yield Step("B", v - 1 - chunk, flat)
 
 
+def two_groups(at: Place, num_microbatches: int, *, per_batch: int) -> Iterator[Step]:
+    """WPipe (Yang et al., ICLR 2022): chunk 0 is of the first group, chunk 1 of the second.
+
+    The forwards of the next batch through the first group come before the backwards of this one; in
+    the second group a batch is finished before the next one starts.
+    """
+    yield from (Step("F", 0, flat) for flat in range(min(per_batch, num_microbatches)))
+    for first in range(0, num_microbatches, per_batch):
+        for step in one_forward_one_backward(at, per_batch):
+            yield Step(step.kind, 1, first + step.flat)
+        for flat in range(first, first + per_batch):
+            if flat + per_batch < num_microbatches:
+                yield Step("F", 0, flat + per_batch)
+            yield Step("B", 0, flat)
+
+
 def zero_bubble_h1(at: Place, num_microbatches: int) -> Iterator[Step]:
     """ZB-H1 (arXiv 2401.10241): rank r delays each weight half by r microbatches.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil
 from typing import Annotated
 
@@ -114,6 +115,27 @@ def pipedream(
     """PipeDream with weight stashing (arXiv 1806.03377): stage s lags ceil((p − 1 − s) / m)."""
     lags = [ceil((num_stages - 1 - stage) / num_microbatches) for stage in range(num_stages)]
     return _delayed(num_updates, lags, num_microbatches, synchronous_start, synchronous_cooldown)
+
+
+def wpipe(
+    num_updates: int,
+    *,
+    num_stages: Few,
+    num_microbatches: Few,
+    synchronous_start: Updates,
+    synchronous_cooldown: Updates,
+) -> Schedule:
+    """WPipe (Yang et al., ICLR 2022): half the model reads version t − 1, the other half version t.
+
+    Each rank holds a part of both halves, the groups. The next batch goes forward through the first
+    group before this one comes back through it, and so does not see its update. Delays and groups
+    are the paper's; the order of microbatches within a group is 1F1B, with a wait for the norm of
+    the whole gradient before the second group starts a batch.
+    """
+    lags = [1] * num_stages + [0] * num_stages
+    made = _delayed(num_updates, lags, num_microbatches, synchronous_start, synchronous_cooldown)
+    order = partial(orders.two_groups, per_batch=num_microbatches)
+    return replace(made, order=order, num_chunks=2)
 
 
 def constant_delay(

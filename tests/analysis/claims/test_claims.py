@@ -23,6 +23,7 @@ from tests.support.claim_stores import (
     WIDE,
     YES,
     Group,
+    answered,
     coefficients,
     depths,
     feedback,
@@ -41,6 +42,11 @@ CASES: dict[str, dict[Outcome, list[Group]]] = {
         YES: of({"adamw": 0.3, "muon": 0.1}),
         NO: of({"adamw": 0.1, "muon": 0.3}),
         OPEN: of({"adamw": 0.3}),
+    },
+    "adamw_over_muon_own": {
+        YES: [*swept("lr", {0.1: 0.3}), *swept("lr", {0.4: 0.1}, optimizer="muon")],
+        NO: [*swept("lr", {0.1: 0.1}), *swept("lr", {0.4: 0.3}, optimizer="muon")],
+        OPEN: [*swept("lr", {0.1: 0.1}), *swept("lr", {0.4: 0.1}, optimizer="muon")],
     },
     "robust_three": {
         YES: of({"muon": 0.1, "soap": 0.2, "adamw": 0.3}),
@@ -141,6 +147,14 @@ CASES: dict[str, dict[Outcome, list[Group]]] = {
         YES: [Group(0.4), Group(0.1, pipeline=STARTED)],
         NO: [Group(0.1), Group(0.4, pipeline=STARTED)],
         OPEN: [Group(0.1, pipeline=STARTED)],
+    },
+    **{
+        name: {
+            YES: answered(0.0, spread=(0.0, 0.0, 0.0)),
+            NO: answered(-3.0),
+            OPEN: answered(0.0, spread=WIDE),
+        }
+        for name in ("downstream", "downstream_bits")
     },
     "cooldown": {
         YES: [Group(0.4), Group(0.1, pipeline=COOLED)],

@@ -15,9 +15,11 @@ from analysis.claims.rules.at_best import AtBest
 from analysis.claims.rules.best_below import BestBelow
 from analysis.claims.rules.diverges import Diverges
 from analysis.claims.rules.either import Either
+from analysis.claims.rules.equal import Equal
 from analysis.claims.rules.near_best import near_best, near_best_of_arm
 from analysis.claims.rules.no_help import NoHelp
 from analysis.claims.rules.removed import removes
+from analysis.statistics.crossed import Noise
 from tests.support.simulated_claims import (
     GAP,
     LARGER,
@@ -31,9 +33,11 @@ from tests.support.simulated_claims import (
 
 SEEDS = (3, 5, 8, 16)
 FLAT = [2.0] * 6
+NOISE = Noise(questions=1e-5, rest=1e-5, num_questions=500)
 PARTS: dict[str, list[Part]] = {
     "delay_costs": [(GAP, [0.1])] * 7,
     "adamw_over_muon": [(LARGER, [0.1, 0.3])],
+    "adamw_over_muon_own": [(LARGER, [0.1, 0.3])],
     "robust_three": [(LARGER, [0.1, 0.3])] * 2,
     "order": ORDER,
     "lion_between": [(LARGER, [0.1, 0.2])] * 6,
@@ -60,6 +64,8 @@ PARTS: dict[str, list[Part]] = {
     "spike": [(GAP, [0.3])] * 8,
     "spike_by_decay": [(Either("change"), [0.3, 0.5])],
     "cooldown": [(LARGER, [0.1, 0.3])] * 8,
+    "downstream": [(Equal(0.03, (NOISE, NOISE)), [0.3, 0.002])] * 4,
+    "downstream_bits": [(Equal(0.03, (NOISE, Noise(0.0, 1e-5, 500))), [3.0, 0.002])] * 4,
 }
 """The parts of each claim."""
 

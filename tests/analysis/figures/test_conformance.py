@@ -16,11 +16,11 @@ from analysis import gaps, load
 from analysis.figures import MODULES, Figure, Plot, Rows, panels, plot, registered, save
 from analysis.figures.draw.style import DARK
 from analysis.figures.figure import Spec, whole
-from tests.support.swept_store import SWEEPS, write_sweep
+from tests.support.swept_store import ANSWERED, SWEEPS, write_sweep
 
 FIGURES = registered((*MODULES, "tests.support.gap_intervals"))
 """Those of the report and one of intervals."""
-ANY_TRIALS = ("momentum", "coefficient", "staleness", "horizon")
+ANY_TRIALS = ("momentum", "coefficient", "staleness", "horizon", ANSWERED)
 """Sweeps one of which has what a figure of any trials shows."""
 BY_NAME = {figure.name: figure for figure in FIGURES}
 VEGA_LITE = Draft7Validator(alt.load_schema())

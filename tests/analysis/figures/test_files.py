@@ -15,11 +15,12 @@ from fontTools.ttLib import TTFont
 
 from analysis import gaps, load
 from analysis.__main__ import main
-from analysis.figures import BY_NAME, plot
+from analysis.figures import BY_NAME, Plot, files, plot, save, save_by
 from analysis.figures.draw.fonts import USUAL, with_font
 from analysis.figures.files import PER_INCH, WIDTHS, sized
 from analysis.statistics.reported import paper_losses
 from tests.support.synthetic_store import put
+from trainer.base.children import Background
 
 FIGURE = BY_NAME["final_losses"]
 ROOT = Path(__file__).parents[3]
@@ -36,10 +37,13 @@ def paper(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def drawn(paper: Path) -> Callable[[str, bool], str]:
+def made(paper: Path) -> Plot:
     trials = load(paper)
-    data = FIGURE.data(trials, gaps(trials))
-    made = plot(FIGURE, data)
+    return plot(FIGURE, FIGURE.data(trials, gaps(trials)))
+
+
+@pytest.fixture(scope="module")
+def drawn(made: Plot) -> Callable[[str, bool], str]:
     return lambda width, is_dark: sized(made, WIDTHS[width], is_dark=is_dark)
 
 
@@ -53,6 +57,24 @@ def test_a_picture_is_as_wide_as_the_columns_of_a_paper(
     assert float(found[1]) == pytest.approx(inches * PER_INCH)
     assert float(found[2]) == pytest.approx(inches * PER_INCH, rel=0.02), "hardly scaled"
     assert ("#161616" in svg) == (width == "two"), "the ground of the dark one"
+
+
+def test_a_large_picture_is_drawn_by_another_process_and_is_the_same(
+    made: Plot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    save(made, here)
+    monkeypatch.setattr(files, "MANY", len(made.data))
+    monkeypatch.setattr(files, "picture", None)  # in this process alone
+    with Background() as background:
+        save_by(background, made, there)
+    names = sorted(path.name for path in here.iterdir())
+    assert names == sorted(path.name for path in there.iterdir())
+    for name in names:
+        if not name.endswith(".pdf"):  # the order of its objects is not fixed
+            assert (here / name).read_bytes() == (there / name).read_bytes(), name
 
 
 def test_every_letter_of_a_picture_is_in_its_own_font() -> None:

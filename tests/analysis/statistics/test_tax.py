@@ -12,7 +12,15 @@ import pytest
 from analysis import gaps, load
 from analysis.statistics.intervals import mean_interval
 from analysis.statistics.lengths import slope_at
-from analysis.statistics.tax import LENGTHS, SLOPE, Finals, by_lengths, by_slope, token_tax
+from analysis.statistics.tax import (
+    LENGTHS,
+    SLOPE,
+    Finals,
+    best_taxes,
+    by_lengths,
+    by_slope,
+    token_tax,
+)
 from analysis.statistics.text import gap_table
 from tests.support.synthetic_store import put
 
@@ -221,6 +229,20 @@ def test_the_table_has_the_tax_of_each_point(tmp_path: Path) -> None:
         assert found.loc[(lr, 800), "tax_n"] == 3
     assert f"{found.loc[(0.004, 400), 'tax']:.2f} [" in gap_table(table)
     assert gap_table(table).count("(slope)") == 3
+
+
+def test_the_tax_of_an_optimizer_is_that_of_its_best_point_with_a_tax() -> None:
+    """A single seed tells one, though without an interval; none at all tells nothing."""
+    columns = ["optimizer", "arm", "tax_n", "loss_sync", "tax"]
+    rows = [
+        ("muon", "delay", 3, 2.0, 1.3),
+        ("muon", "delay", 1, 1.9, 1.2),
+        ("muon", "delay", 0, 1.8, np.nan),
+        ("adamw", "delay", 3, 2.1, 1.5),
+    ]
+    found = best_taxes(pd.DataFrame(rows, columns=columns))
+    assert found["optimizer"].tolist() == ["adamw", "muon"]
+    assert found["tax"].tolist() == [1.5, 1.2]
 
 
 def test_a_longer_delayed_run_needs_no_longer_run_of_sync(tmp_path: Path) -> None:

@@ -178,6 +178,7 @@ def test_an_address_where_nobody_listens_is_one_line_at_once(
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert f"Ray does not start or answer ({address})" in said
+    assert "refused" in said, "it was asked"
 
 
 def test_nobody_waits_for_a_report_after_a_stop(

@@ -143,6 +143,7 @@ def test_what_came_back_elsewhere_is_left_and_what_failed_is_not() -> None:
     store = InMemory()
     queue = store.queue("abc")
     offers = Offers(queue, lambda trial_id: {"id": trial_id}, lambda: 2, lambda: False)
+    assert (offers.metric, offers.mode) == (None, None), "Tune asks: nothing is optimized"
     offered: list[Any] = [offers.suggest(f"tune {i}") for i in range(4)]
     assert offered == [*({"trial": {"id": trial_id}} for trial_id in "abc"), None]
     store.looks["b"] = Look.HELD

@@ -146,7 +146,7 @@ def test_a_tuned_point_is_judged_at_its_chosen_value(tmp_path: Path) -> None:
 
     swept = sweep(base=[f"{LR}=0.1"], grid=grid, tune={LR: [1, 2, 4]})
     found, _ = run_to_the_end(swept, tmp_path, loss)
-    assert [point.tuned.chosen for point in found] == [0.2, 0.2, None]
+    assert [point.tuned.chosen for point in found] == [(0.2,), (0.2,), None]
     assert [len(point.arms) for point in found] == [4, 0, 0]
     assert "ended at 3.0000, the best at 2.0000" in remarks(swept, found)[1]
 

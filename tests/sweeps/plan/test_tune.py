@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sweeps.plan.tuning import MAX_EXTENSIONS, Tuned, best, beyond, tune
+from sweeps.plan.tuning import MAX_EXTENSIONS, Tuned, Values, again, best, beyond, tune, tune_all
 from sweeps.plan.tuning_report import remarks, write
 from sweeps.request.expand import Trial, points
 from sweeps.request.schema import Sweep, check_sweep
@@ -27,7 +27,10 @@ ARMS = {
     "delay": ["pipeline=pipedream_2bw"],
 }
 KEY = "optimizer.lr"
-Loss = Callable[[float], float | None]
+DECAY = "optimizer.weight_decay"
+BOTH = {KEY: [0.5, 1, 2], DECAY: [0.5, 1, 2]}
+Loss = Callable[..., float | None]
+"""Of one value for each tuned key; None if the trial diverges."""
 
 
 def sweep(**changes: Any) -> Sweep:
@@ -44,15 +47,15 @@ def record(trial: Trial, loss: float | None) -> None:
     (trial.folder / "result.json").write_text(json.dumps(result))
 
 
-def run_to_the_end(swept: Sweep, store: Path, loss: Loss) -> tuple[Tuned, list[float]]:
+def run_to_the_end(swept: Sweep, store: Path, loss: Loss) -> tuple[Tuned, list[Values]]:
     """The settled point, and the values in the order in which they were tried."""
     [point] = points(swept, store)
-    order: list[float] = []
+    order: list[Values] = []
     while not (found := tune(swept, point)).settled:
-        for value, trial in found.tried.items():
+        for values, trial in found.tried.items():
             if not trial.folder.exists():
-                record(trial, loss(value))
-                order.append(value)
+                record(trial, loss(*values))
+                order.append(values)
     return found, order
 
 
@@ -62,7 +65,7 @@ def bowl(lowest: float) -> Loss:
 
 def test_the_best_inner_value_is_chosen_for_all_arms_and_seeds(tmp_path: Path) -> None:
     found, order = run_to_the_end(sweep(), tmp_path, bowl(0.004))
-    assert (found.chosen, order) == (0.004, [0.002, 0.004, 0.008])
+    assert (found.chosen, order) == ((0.004,), [(0.002,), (0.004,), (0.008,)])
     assert [(t.arm, t.config["seed"], t.config["optimizer"]["lr"]) for t in found.arms] == [
         (arm, seed, 0.004) for arm in ("sync", "delay") for seed in (3, 5)
     ]
@@ -73,7 +76,7 @@ def test_tuning_trials_are_sync_trials_of_the_first_seed_and_shared_with_the_arm
 ) -> None:
     found, _ = run_to_the_end(sweep(), tmp_path, bowl(0.004))
     assert {(t.arm, t.config["seed"]) for t in found.tried.values()} == {("sync", 3)}
-    assert found.tried[0.004].plan.trial_id == found.arms[0].plan.trial_id
+    assert found.tried[(0.004,)].plan.trial_id == found.arms[0].plan.trial_id
 
 
 @pytest.mark.parametrize(
@@ -83,22 +86,22 @@ def test_a_best_value_on_the_edge_extends_the_grid(
     lowest: float, more: list[float], tmp_path: Path
 ) -> None:
     found, order = run_to_the_end(sweep(), tmp_path, bowl(lowest))
-    assert found.chosen == lowest
-    assert order == [0.002, 0.004, 0.008, *more]
+    assert found.chosen == (lowest,)
+    assert order == [(lr,) for lr in (0.002, 0.004, 0.008, *more)]
 
 
 def test_the_extension_is_bounded_and_the_edge_is_named(tmp_path: Path) -> None:
     swept = sweep()
     found, order = run_to_the_end(swept, tmp_path, bowl(100.0))
     assert len(order) == 3 + MAX_EXTENSIONS
-    assert found.chosen == max(order) == 2.048
+    assert found.chosen == max(order) == (2.048,)
     assert "optimizer.lr=2.048, on the edge" in remarks(swept, [found])[1]
 
 
 def test_a_diverged_value_is_the_worst(tmp_path: Path) -> None:
     found, order = run_to_the_end(sweep(), tmp_path, lambda lr: None if lr > 0.003 else 9.0 - lr)
-    assert found.chosen == 0.002
-    assert order == [0.002, 0.004, 0.008, 0.001]
+    assert found.chosen == (0.002,)
+    assert order == [(0.002,), (0.004,), (0.008,), (0.001,)]
 
 
 def test_where_every_factor_diverged_smaller_values_are_tried(tmp_path: Path) -> None:
@@ -106,7 +109,8 @@ def test_where_every_factor_diverged_smaller_values_are_tried(tmp_path: Path) ->
         return None if lr > 0.0006 else bowl(0.00025)(lr)
 
     found, order = run_to_the_end(sweep(), tmp_path, loss)
-    assert (found.chosen, order[3:]) == (0.00025, [0.001, 0.0005, 0.00025, 0.000125])
+    assert found.chosen == (0.00025,)
+    assert order[3:] == [(0.001,), (0.0005,), (0.00025,), (0.000125,)]
 
 
 def test_a_point_whose_every_value_diverged_is_left_out(tmp_path: Path) -> None:
@@ -123,7 +127,7 @@ def test_until_it_is_settled_the_plan_is_an_estimate_and_no_arm_runs(tmp_path: P
     assert (found.settled, found.chosen) == (False, None)
     assert {trial.config["optimizer"]["lr"] for trial in found.arms} == {0.004}
     assert found.runnable == [*found.tried.values()]
-    record(found.tried[0.008], 1.0)
+    record(found.tried[(0.008,)], 1.0)
     assert not tune(swept, point).settled
 
 
@@ -139,28 +143,112 @@ def test_until_it_is_settled_the_plan_is_an_estimate_and_no_arm_runs(tmp_path: P
     ],
 )
 def test_what_is_tried_next(found: Mapping[float, float | None], expected: list[float]) -> None:
-    assert beyond(found, num_factors=2) == expected
+    in_one_key: dict[Values, float | None] = {(value,): loss for value, loss in found.items()}
+    assert beyond(in_one_key, [2]) == [(value,) for value in expected]
+
+
+@pytest.mark.parametrize(
+    ("best_at", "expected"),
+    [
+        ((1.0, 1.0), [(0.5, 1.0), (1.0, 1 / 3)]),
+        ((1.0, 3.0), [(0.5, 3.0), (1.0, 9.0)]),
+        ((2.0, 1.0), [(4.0, 1.0), (2.0, 1 / 3)]),
+        (None, [(0.5, 1 / 3)]),
+    ],
+)
+def test_of_two_keys_what_lies_beside_the_best_along_one_is_tried(
+    best_at: Values | None, expected: list[Values]
+) -> None:
+    four = [(lr, decay) for lr in (1.0, 2.0) for decay in (1.0, 3.0)]
+    lost = math.inf if best_at is None else 3.0
+    assert beyond({at: 2.0 if at == best_at else lost for at in four}, [2, 2]) == expected
+
+
+@pytest.mark.parametrize("lowest", [(0.004, 0.1), (0.016, 0.025), (0.001, 0.4)])
+def test_of_two_keys_the_lowest_is_found_wherever_it_lies(lowest: Values, tmp_path: Path) -> None:
+    """Also one that no factor of either key reaches; few more than nine are tried."""
+
+    def loss(lr: float, decay: float) -> float:
+        return math.log(lr / lowest[0]) ** 2 + math.log(decay / lowest[1]) ** 2
+
+    found, order = run_to_the_end(sweep(tune=BOTH), tmp_path, loss)
+    assert found.chosen == pytest.approx(lowest)
+    assert len(order) == len({*order}) <= 9 + 3 * 4
+    assert {
+        (t.config["optimizer"]["lr"], t.config["optimizer"]["weight_decay"]) for t in found.arms
+    } == {found.chosen}
+
+
+def shared_store(store: Path) -> tuple[Sweep, list[Tuned]]:
+    """A sweep that shares what is best for AdamW, run to the end. The best rate goes with a key."""
+    own = {"optimizer": "lion", KEY: 0.0005}
+    grid = {"optimizer": ["muon", "adamw", own], "clip_norm": [1, 2]}
+    swept = sweep(grid=grid, shared="adamw")
+    tuned = tune_all(swept, points(swept, store))
+    while not all(found.settled for found in tuned):
+        for found in tuned:
+            loss = bowl(0.008 / found.point.configs["sync"]["clip_norm"])
+            for (lr,), trial in found.tried.items():
+                if not trial.folder.exists():
+                    record(trial, loss(lr))
+        tuned = again(swept, tuned)
+    return swept, tuned
+
+
+def test_a_shared_value_is_chosen_at_one_optimizer_for_each_other_setting(tmp_path: Path) -> None:
+    """Muon tries nothing; Lion sets the key itself and is tuned by itself."""
+    swept, tuned = shared_store(tmp_path)
+    muon, muon_2, adamw, adamw_2, lion, _ = tuned
+    assert (muon.tried, muon_2.tried) == ({}, {})
+    assert [muon.leader, muon_2.leader] == [adamw.point, adamw_2.point]
+    assert [one.chosen for one in tuned[:4]] == [(0.008,), (0.004,), (0.008,), (0.004,)]
+    assert {t.config["optimizer"]["lr"] for t in muon.arms} == {0.008}
+    assert lion.leader is None
+    assert lion.chosen == pytest.approx((0.008,))
+    assert "(as of optimizer=adamw clip_norm=1)" in remarks(swept, tuned)[1]
 
 
 def test_of_equal_losses_the_smallest_value_wins() -> None:
-    assert best({4.0: 1.0, 2.0: 1.0, 1.0: 2.0}) == 2.0
-    assert best({4.0: None, 2.0: math.inf}) is None
+    assert best({(4.0,): 1.0, (2.0,): 1.0, (1.0,): 2.0}) == (2.0,)
+    assert best({(4.0,): None, (2.0,): math.inf}) is None
 
 
 @pytest.mark.parametrize(
     "tuned",
     [
-        {KEY: [1, 2], "optimizer.momentum": [0.5, 1]},
+        {KEY: [1, 2], "optimizer.momentum": [1, 0.5]},
+        {"clip_norm": [*range(1, 41)], KEY: [*range(1, 41)]},
         {KEY: [1]},
         {KEY: [2, 1]},
         {KEY: [-1, 1]},
         {"optimizer": [1, 2]},
     ],
-    ids=["two keys", "one factor", "descending", "negative", "an axis of the grid"],
+    ids=[
+        "one of two keys descending",
+        "too many",
+        "one factor",
+        "descending",
+        "negative",
+        "an axis of the grid",
+    ],
 )
 def test_a_bad_tune_is_refused(tuned: dict[str, list[float]]) -> None:
     with pytest.raises(BadInput, match=r"sweep\.tune"):
         sweep(tune=tuned)
+
+
+@pytest.mark.parametrize(
+    ("shared", "tuned"), [("muon", {KEY: [1, 2]}), ("adamw", {})], ids=["not there", "nothing"]
+)
+def test_sharing_what_is_not_tuned_is_refused(shared: str, tuned: dict[str, list[float]]) -> None:
+    with pytest.raises(BadInput, match=r"sweep\.shared"):
+        sweep(tune=tuned, shared=shared)
+
+
+def test_multiples_of_zero_are_refused(tmp_path: Path) -> None:
+    swept = sweep(tune=BOTH, base=[f"{KEY}=0.004", f"{DECAY}=0"])
+    with pytest.raises(BadInput, match=r"weight_decay: must be a number other than 0"):
+        tune_all(swept, points(swept, tmp_path))
 
 
 def test_every_tried_value_is_in_the_file(tmp_path: Path) -> None:
@@ -171,7 +259,8 @@ def test_every_tried_value_is_in_the_file(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert rows[0]["point"] == "optimizer=adamw"
     assert [row["loss"] for row in rows][-1] == ""
-    assert [row["value"] for row in rows if row["chosen"] == "True"] == [str(found.chosen)]
+    assert found.chosen is not None
+    assert [row[KEY] for row in rows if row["chosen"] == "True"] == [f"{found.chosen[0]}"]
     assert len(rows) == len(found.tried)
 
 
@@ -205,7 +294,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_a_tuned_sweep_reports_its_arms_alone_and_is_done(whole: tuple[Path, str]) -> None:
     folder, said = whole
     tried, compared = table(folder, "tuned.csv"), table(folder, "trials.csv")
-    [chosen] = [row["value"] for row in tried if row["chosen"] == "True"]
+    [chosen] = [row[KEY] for row in tried if row["chosen"] == "True"]
     assert [row["optimizer.lr"] for row in compared] == [chosen] * 3
     num_trials = len(list((folder / "results" / "trials").iterdir()))
     assert num_trials == len(tried) + 2

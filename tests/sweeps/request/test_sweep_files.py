@@ -10,7 +10,7 @@ from sweeps.__main__ import main
 from tests.support.sweep_file import GOOD, GRID, Malformed, refusal, refusal_of_file
 
 BAD: dict[str, Malformed] = {
-    "typo in a key": ("seeds:", "seed:", ["sweep.seed", "known: seeds, base"]),
+    "typo in a key": ("seeds:", "seed:", ["sweep.seed", "known: seeds, "]),
     "typo in a group": ("optimizer: [", "optimiser: [", ["optimiser=adamw"]),
     "typo in a dotted key": ("optimizer.lr: [", "optimizer.lrr: [", ["optimizer.lrr=0.01"]),
     "unknown group": ("pipeline=sync", "pipelines=sync", ["pipelines=sync"]),

@@ -9,10 +9,15 @@ import pytest
 from tests.support.sweep_file import Malformed, refusal_of_file
 
 BAD: dict[str, Malformed] = {
-    "tune of two keys": (
+    "sharing where nothing is tuned": (
         "early_stop",
-        "tune: {clip_norm: [1, 2], timeout: [1, 2]}\nearly_stop",
-        ["sweep.tune", "one key"],
+        "shared: adamw\nearly_stop",
+        ["sweep.shared=adamw", "sweep.tune"],
+    ),
+    "sharing of an optimizer that is not in the grid": (
+        "early_stop",
+        "tune: {clip_norm: [1, 2]}\nshared: lion\nearly_stop",
+        ["sweep.shared=lion", "sweep.grid.optimizer"],
     ),
     "tune of one factor": ("early_stop", "tune: {clip_norm: [1]}\nearly_stop", ["at least 2"]),
     "tune factors that descend": (

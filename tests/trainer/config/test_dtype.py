@@ -35,3 +35,12 @@ def test_a_torch_that_cannot_tell_trains_in_fp32(monkeypatch: pytest.MonkeyPatch
 def test_gpus_have_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
     assert compose(["dtype=auto", "device=cuda"])["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", "float32"), ("cuda", "bfloat16")])
+def test_experts_are_slow_in_bf16_on_a_cpu(
+    device: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    config = compose(["dtype=auto", "model=tiny_moe", f"device={device}"])
+    assert config["dtype"] == expected

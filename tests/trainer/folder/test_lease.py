@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -191,6 +192,19 @@ def test_the_log_says_how_each_attempt_ended(tmp_path: Path) -> None:
     # The failure was recorded by an attempt that trained nothing.
     expected = [("ZeroDivisionError", 0), ("failed", None), ("Stopped", 5), ("completed", 6)]
     assert ends(tmp_path / "trial") == expected
+
+
+def test_a_full_disk_leaves_no_attempt_that_would_hold_the_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lease.json, "dump", full)
+        with pytest.raises(BadInput, match="No space"):
+            take(tmp_path)
+    assert take(tmp_path) == 1
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

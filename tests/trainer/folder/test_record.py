@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.records import finished, state
 from trainer.base.errors import LeaseLost
-from trainer.folder import checkpoint, lease
+from trainer.folder import checkpoint, lease, record
 from trainer.folder.record import Row, TrialFolder, read_result, tidy
 
 RESULT = finished()
@@ -129,6 +129,15 @@ def test_what_a_sleeper_leaves_in_a_finished_folder_goes_at_the_next_look(
         *("config.json", "trial_id", "metrics.jsonl", "result.json"),
         *("attempt-000001.json", "attempt-000002.json"),
     }
+
+
+def test_what_another_process_has_tidied_meanwhile_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "_strays", lambda folder: [folder / "gone", folder / "stray"])
+    (tmp_path / "stray").touch()
+    tidy(tmp_path)
+    assert not (tmp_path / "stray").exists()
 
 
 def test_a_finished_folder_that_a_process_holds_is_left_alone(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tests.oracles import mixture
@@ -16,11 +17,11 @@ from tests.support.delayed import ADAMW, PHASES
 from tests.support.moe import MOE
 from tests.support.trials import Stop, rows, stop_at, untimed
 from tests.support.whole import whole
-from trainer.base.errors import BadInput
-from trainer.config.plan import plan_trial
+from trainer.base.build import build
 from trainer.corrections.error_feedback import ErrorFeedback
 from trainer.executors.emulated import Emulated
 from trainer.executors.gradients import Clip, Update
+from trainer.models.export import load_final
 from trainer.models.loss import cross_entropy
 from trainer.models.qwen3_moe import Qwen3Moe
 from trainer.optimizers.routing import is_entrywise, kinds
@@ -163,11 +164,20 @@ def test_a_bias_moves_the_choice_and_not_the_shares() -> None:
     assert torch.equal(module(tokens), after)
 
 
-def test_biased_models_are_not_exported(tmp_path: Path) -> None:
-    words = (*moe.WORDS, "model.balance=bias")
-    plan_trial(small.config(tmp_path, *words))
-    with pytest.raises(BadInput, match="save_final=True: must not be bias"):
-        plan_trial(small.config(tmp_path, *words, "save_final=true"))
+def test_biased_models_are_kept_by_our_own_names(tmp_path: Path) -> None:
+    """transformers cannot hold them: there is no folder for it."""
+    words = (*moe.WORDS, "model.balance=bias", "save_final=true", "num_updates=2")
+    config = small.config(tmp_path, *words, f"out={tmp_path / 'trial'}")
+    run_trial(config)
+    assert not (tmp_path / "trial" / "final").exists()
+    model = build(config["model"])
+    module = model.stage(0, model.split(1, 1))
+    load_final(tmp_path / "trial", model, module)
+    found = dict(module.named_parameters())
+    kept = load_file(tmp_path / "trial" / "final.safetensors")
+    assert found.keys() == kept.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in kept.items())
+    assert any(name.endswith("bias") and weight.any() for name, weight in kept.items())
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ DELAYS: dict[str, Callable[[int, int], int]] = {
     "pipedream": lambda stage, m: ceil((STAGES - 1 - stage) / m),
     "pipedream_2bw": lambda stage, m: 1,
     "sync": lambda stage, m: 0,
+    "wpipe": lambda stage, m: int(stage < STAGES / 2),
     "zero_bubble_h1": lambda stage, m: 0,
     "zero_bubble_v": lambda stage, m: 0,
 }
@@ -36,6 +37,7 @@ DELAYS: dict[str, Callable[[int, int], int]] = {
 WORDS = {
     "constant_delay": ["pipeline.delay=3"],
     "interleaved_1f1b": ["pipeline.num_stages=2"],
+    "wpipe": ["pipeline.num_stages=2"],
     "zero_bubble_v": ["pipeline.num_stages=2"],
 }
 """What a choice needs beside four stages."""

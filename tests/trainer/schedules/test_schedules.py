@@ -17,7 +17,7 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from trainer.base.errors import BadInput
-from trainer.schedules.operations import Schedule, delays
+from trainer.schedules.operations import Schedule, delays, horizon
 from trainer.schedules.proof import check
 from trainer.schedules.recipes import (
     constant_delay,
@@ -188,3 +188,13 @@ def test_phases_longer_than_the_run_are_refused() -> None:
         pipedream_2bw(
             T, num_stages=1, num_microbatches=1, synchronous_start=10, synchronous_cooldown=0.5
         )
+
+
+def test_the_horizon_is_the_last_batch_that_a_rank_begins_before_an_update() -> None:
+    """Under 2BW that is the next batch, if there is one; a flush comes before it."""
+    delayed = pipedream_2bw(
+        6, num_stages=3, num_microbatches=3, synchronous_start=0, synchronous_cooldown=0
+    ).operations(0, 6)
+    flushed = sync(6, num_stages=3, num_microbatches=3).operations(0, 6)
+    assert [horizon(delayed, batch) for batch in range(6)] == [1, 2, 3, 4, 5, 5]
+    assert [horizon(flushed, batch) for batch in range(6)] == [*range(6)]

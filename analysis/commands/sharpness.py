@@ -1,0 +1,78 @@
+"""How near to the edges of stability a synchronous run trains, before any delayed one: the run is
+made here, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from trainer.base.cli import Given, number, take_choice
+from trainer.base.errors import BadInput
+
+KEYS = {
+    "every": "updates between two measurements (default: a quarter of the run)",
+    "tokens": "of the validation split, over which the curvature is averaged (default: 2048)",
+    "delay": "in updates (default: 1)",
+    "format": "text, json",
+    "KEY": "of the run, as of python -m trainer: optimizer=adamw optimizer.lr=0.002 model=nano",
+}
+MOST_DELAY, MOST = 32, 10**9
+FIXED = ("pipeline", "correction", "runner", "num_replicas", "resume_from", "out", "results")
+SYNCHRONOUS = ("pipeline=sync", "correction=none", "runner=emulated")
+
+
+def main(given: Given) -> None:
+    """Prints each measurement when it is made, then what they say; raises BadInput."""
+    form = take_choice(given, "format", [*FORMATS])
+    delay, tokens = _count(given, "delay", 1, MOST_DELAY), _count(given, "tokens", 2048, MOST)
+    every = _count(given, "every", 0, MOST)
+    config = _synchronous(given)
+    from analysis.theory.sharpness import beside_limits
+    from trainer.config.plan import plan_trial
+    from trainer.sharpness.measure import measured
+    from trainer.sharpness.preconditioner import require_covered
+
+    require_covered(config["optimizer"])
+    every = every or math.ceil(plan_trial(config).num_updates / 4)
+    rows = beside_limits(config["optimizer"], measured(config, every, tokens), delay)
+    FORMATS[form](rows, delay)
+
+
+def _count(given: Mapping[str, str], key: str, default: int, most: int) -> int:
+    if key not in given:
+        return default
+    value = number(given[key])
+    if not value.is_integer() or not 1 <= value <= most:
+        raise BadInput(key, given[key], f"must be a whole number from 1 to {most:,}")
+    return int(value)
+
+
+def _synchronous(given: Given) -> dict[str, Any]:
+    """The config of the run that is asked for."""
+    from trainer.config.compose import compose
+
+    words = {key: value for key, value in given.items() if key not in KEYS}
+    for key, value in words.items():
+        if key.lstrip("+~").partition(".")[0] in FIXED:
+            raise BadInput(key, value, "cannot be chosen: a synchronous run of one stage is made")
+    return compose([*(f"{key}={value}" for key, value in words.items()), *SYNCHRONOUS])
+
+
+def _text(rows: Iterable[Any], delay: int) -> None:
+    from analysis.theory.sharpness import head, line, verdict
+
+    print(head(delay), flush=True)
+    found = []
+    for row in rows:
+        found.append(row)
+        print(line(row), flush=True)
+    print(verdict(found, delay))
+
+
+def _json(rows: Iterable[Any], delay: int) -> None:
+    print(json.dumps([row.plain() for row in rows], indent=1))
+
+
+FORMATS: Mapping[str, Callable[[Iterable[Any], int], None]] = {"text": _text, "json": _json}

@@ -1,0 +1,152 @@
+"""Downstream scores of each arm beside those of sync, on the same questions and seeds."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from analysis.statistics.crossed import crossed_interval, detectable_difference, seeds_needed
+from analysis.statistics.intervals import Values
+from analysis.statistics.pairs import SAME_ARM, pairs
+from analysis.table.answers import ACCURACY, MEASURES, Scores, answered, task_of
+from analysis.table.load import load
+from analysis.table.points import settings
+from analysis.table.schema import DOWNSTREAM
+from trainer.base.status import Status
+
+ARMS = "arms"
+CHECKPOINTS = "two checkpoints"
+"""Of what a difference is: of arms, from several seeds; of one seed, of its two models alone."""
+HALF_WIDTH = 0.005
+"""Of the accuracy: as small as the differences of the paper's table 4."""
+
+
+class Asked(NamedTuple):
+    """What an arm and its sync partners answered to one task: scores by measure, [seeds,
+    questions], of the same seeds in the same order."""
+
+    optimizer: str
+    point: str
+    arm: str
+    num_stages: int
+    num_microbatches: int
+    task: str
+    seeds: Sequence[int]
+    sync: Scores
+    own: Scores
+
+    def difference(self, measure: str) -> Values:
+        """The arm's scores minus sync's."""
+        return self.own[measure] - self.sync[measure]
+
+
+def asked(trials: pd.DataFrame) -> list[Asked]:
+    """Every arm and task of which a pair answered the same questions, from `load`'s table.
+
+    A task that was asked in several ways counts as the one that most pairs answered.
+    """
+    if trials.empty:
+        return []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # those of pairs, which the gaps say too
+        paired = pairs(trials)
+    both = paired[(paired["status"] == Status.COMPLETED) & paired["gap"].notna()]
+    folders = dict(zip(trials["trial_id"], trials["folder"], strict=True))
+    known = {of: answered(folders[of]) for of in {*both["trial_id"], *both["trial_id_sync"]}}
+    return [
+        Asked(*map(_plain, key), *of_task)
+        for key, rows in both.groupby(SAME_ARM)
+        for of_task in _tasks(rows, known)
+    ]
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _tasks(rows: pd.DataFrame, known: dict[str, dict[str, Scores]]) -> Iterator[tuple[Any, ...]]:
+    """Task, seeds, and the scores of sync and of the arm, for each task."""
+    found: dict[str, list[tuple[int, Scores, Scores]]] = {}
+    for row in rows.sort_values("seed").to_dict("records"):
+        own, sync = known[row["trial_id"]], known[row["trial_id_sync"]]
+        for stem in own.keys() & sync.keys():
+            found.setdefault(stem, []).append((int(row["seed"]), sync[stem], own[stem]))
+    chosen: dict[str, str] = {}
+    for stem in sorted(found, key=lambda stem: len(found[stem])):
+        chosen[task_of(stem)] = stem
+    for task, stem in sorted(chosen.items()):
+        seeds, of_sync, of_arm = zip(*found[stem], strict=True)
+        yield task, seeds, _stacked(of_sync), _stacked(of_arm)
+
+
+def _stacked(scores: Sequence[Scores]) -> Scores:
+    return {name: np.stack([one[name] for one in scores]) for name in scores[0]}
+
+
+def downstream(trials: pd.DataFrame) -> pd.DataFrame:
+    """One row per optimizer, point, arm, task and measure; columns: `schema.DOWNSTREAM`.
+
+    Intervals are over seeds and questions (`crossed`). Of one seed they are over questions alone,
+    and say nothing of another run. Empty where no pair has answered a task.
+    """
+    words = settings(trials) if len(trials) else {}
+    rows = [
+        {**dict(zip(Asked._fields[:6], one, strict=False)), "setting": words[one.point], **scored}
+        for one in asked(trials)
+        for scored in _measures(one)
+    ]
+    table = pd.DataFrame(rows, columns=[*DOWNSTREAM])
+    return table.astype({name: dtype for name, (dtype, _) in DOWNSTREAM.items()})
+
+
+def _measures(one: Asked) -> Iterator[dict[str, Any]]:
+    num_seeds, num_questions = one.own[ACCURACY].shape
+    for measure in MEASURES:
+        difference = one.difference(measure)
+        low, high = crossed_interval(difference)
+        yield {
+            "measure": measure,
+            "n": num_seeds,
+            "questions": num_questions,
+            "sync": one.sync[measure].mean(),
+            "value": one.own[measure].mean(),
+            "difference": difference.mean(),
+            "low": low,
+            "high": high,
+            "of": ARMS if num_seeds > 1 else CHECKPOINTS,
+            "p": _mcnemar(difference[0]) if measure == ACCURACY and num_seeds == 1 else np.nan,
+            "detectable": detectable_difference(difference),
+        }
+
+
+def _mcnemar(difference: Values) -> float:
+    """The exact p-value of two checkpoints' right and wrong answers (McNemar 1947)."""
+    gained, lost = int((difference > 0).sum()), int((difference < 0).sum())
+    return float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
+
+
+def precision(results: Path) -> str:
+    """Lines on the differences in accuracy that the answers in a store can show: those detected
+    with a probability of 80 %, and the seeds that HALF_WIDTH to each side needs."""
+    found = asked(load(results)) if (results / "trials").is_dir() else []
+    lines = [_precision(one) for one in found if len(one.seeds) > 1]
+    none = "no task has two pairs of answers here yet: no difference can be told from chance"
+    return "\n".join(lines or [f"power     {none}"])
+
+
+def _precision(one: Asked) -> str:
+    difference = one.difference(ACCURACY)
+    needed = seeds_needed(difference, HALF_WIDTH)
+    words = f"{needed} seeds for ±{HALF_WIDTH:g}" if needed else "too few questions"
+    return (
+        f"power     {one.task}, {one.optimizer} {one.arm}: {len(one.seeds)} seeds and "
+        f"{difference.shape[1]:,} questions detect a difference in accuracy of "
+        f"{detectable_difference(difference):.2g} (80 % power); {words}"
+        + ("" if needed else f" for ±{HALF_WIDTH:g}, whatever the seeds")
+    )

@@ -1,0 +1,81 @@
+"""The answers of trials to downstream tasks, and what they score: `python -m sweeps evaluate`."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.data.benchmarks import BENCHMARKS
+from trainer.evaluation.answers import FOLDER, UNFINISHED
+
+Values = NDArray[np.float64]
+Scores = dict[str, Values]
+"""Measure → one value per question, in the order of the questions."""
+
+ACCURACY, BITS = "accuracy", "bits_per_byte"
+MEASURES = {
+    ACCURACY: "the likeliest choice is the right one (lm-eval's acc)",
+    "accuracy_norm": "the likeliest per letter is (lm-eval's acc_norm)",
+    BITS: "of the right answer, −log2 of its likelihood per byte; less is better",
+    "margin": "bits per byte by which the right answer is likelier than the likeliest other one",
+    "share": "of the right answer in the sum of all choices' likelihoods per byte",
+}
+"""What is measured of each answer, and what it says. A model that answers by chance may still find
+right answers likelier: the last three see more than the first two in a small one."""
+CHANCE = "chance"
+"""Beside the measures: the accuracy of a guess."""
+
+
+def answered(folder: str) -> dict[str, Scores]:
+    """The tasks that the trial in `folder` has answered: the stem of each file, whose hash tells
+    tasks apart that were asked otherwise, and its scores. Warns of damaged files, which are left
+    out."""
+    found = {}
+    for path in sorted((Path(folder) / FOLDER).glob("*.jsonl")):
+        if path.stem.endswith(UNFINISHED):
+            continue
+        try:
+            found[path.stem] = _scores(str(path), path.stat().st_mtime_ns)
+        except (ValueError, LookupError, OSError):
+            said = f"{path} is damaged: delete it, and evaluate its trial again"
+            warnings.warn(said, stacklevel=2)
+    return found
+
+
+def task_of(stem: str) -> str:
+    """The task's name."""
+    return stem.rpartition("-")[0]
+
+
+def title(task: str) -> str:
+    """The task's name as people write it; of one that is no benchmark of ours, lm-eval's."""
+    return BENCHMARKS[task].title if task in BENCHMARKS else task
+
+
+@lru_cache(maxsize=4096)
+def _scores(path: str, changed: int) -> Scores:
+    """Of a file with this time of its last change."""
+    rows = [_measured(json.loads(line)) for line in Path(path).read_bytes().splitlines()]
+    return dict(zip((*MEASURES, CHANCE), np.array(rows).T, strict=True))
+
+
+def _measured(row: dict[str, Any]) -> tuple[float, ...]:
+    """The measures of one answer, and the chance."""
+    logs, gold = np.array(row["log_likelihoods"]), row["gold"]
+    per_byte = logs / np.log(2) / np.array(row["bytes"])
+    right, others = per_byte[gold], np.delete(per_byte, gold)
+    likelihoods = np.exp2(per_byte - per_byte.max())
+    return (
+        float(logs.argmax() == gold),
+        float((logs / np.array(row["letters"])).argmax() == gold),
+        -right,
+        right - others.max(),
+        likelihoods[gold] / likelihoods.sum(),
+        1 / len(logs),
+    )

@@ -1,0 +1,109 @@
+"""Asks trials of a store the questions of downstream tasks, each trial in a Ray task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from sweeps.plan.bundles import bundles
+from sweeps.request.expand import Trial
+from trainer.base.errors import BadInput, LeaseLost
+from trainer.base.status import Status
+from trainer.evaluation.answers import AnswersFile
+from trainer.evaluation.evaluate import evaluate_trial
+from trainer.evaluation.questions import Questions
+from trainer.folder.lease import Held
+
+POLL_EVERY = 1.0
+"""Seconds between two looks at what is done."""
+RETRIES = 2
+"""How often a trial whose process died is asked again: it goes on where that stopped."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What some trials are asked."""
+
+    trials: Sequence[Trial]
+    tasks: Sequence[Questions]
+    max_length: int | None
+
+    def files(self, trial: Trial) -> list[AnswersFile]:
+        """Where a trial has its answers, one file per task."""
+        longest = self.max_length or trial.config["seq_len"]
+        return [AnswersFile.of(trial.folder, questions, longest) for questions in self.tasks]
+
+    def left(self) -> list[Trial]:
+        """The trials that have not answered all."""
+        return [t for t in self.trials if not all(file.is_done() for file in self.files(t))]
+
+    def num_asked(self) -> int:
+        """Questions, counted once for each trial."""
+        return len(self.trials) * sum(len(questions.items) for questions in self.tasks)
+
+    def num_answered(self) -> int:
+        """Of these, those that are answered."""
+        return sum(file.num_found() for trial in self.trials for file in self.files(trial))
+
+
+def run_evaluation(
+    asked: Evaluation,
+    gpus_per_trial: float,
+    asked_to_stop: Callable[[], bool],
+    show: Callable[[], None],
+) -> dict[str, str]:
+    """Asks every trial that has not answered all; returns why, by trial, where one could not.
+
+    Call it within `cluster`. Calls `show` about every second. Once `asked_to_stop` is true, what
+    runs is ended: answers are on the disk, and the next call goes on from them.
+    """
+    tasks = ray.put(asked.tasks)
+    remote: Any = ray.remote(_ask)
+    pending: dict[Any, Trial] = {}
+    for trial in asked.left():
+        needed = bundles(trial, gpus_per_trial)[-1]  # of a gang: one rank's
+        options = remote.options(
+            num_cpus=needed.get("CPU", 0), num_gpus=needed.get("GPU", 0), max_retries=RETRIES
+        )
+        pending[options.remote(trial.config, trial.folder, tasks, asked.max_length)] = trial
+    problems: dict[str, str] = {}
+    while pending and not asked_to_stop():
+        done, _ = ray.wait([*pending], num_returns=1, timeout=POLL_EVERY)
+        for one in done:
+            trial = pending.pop(one)
+            if why := _why_not(one):
+                problems[trial.name] = why
+        show()
+    for one in pending:
+        ray.cancel(one, force=True)
+    return problems
+
+
+def _why_not(done: Any) -> str:
+    """Why a trial could not answer; empty if it did."""
+    try:
+        found: str = ray.get(done)
+    except ray.exceptions.RayError as error:
+        return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+    return found
+
+
+def _ask(config: Any, folder: Any, tasks: Sequence[Questions], max_length: int | None) -> str:
+    """Of one trial, in a worker: why it could not answer; empty if it did, or if another process
+    asks it."""
+    try:
+        evaluate_trial(config, folder, tasks, max_length)
+    except (Held, LeaseLost):
+        return f"{Status.ELSEWHERE}: another process asks it"
+    except BadInput as error:
+        return str(error)
+    return ""
+
+
+def lines(asked: Evaluation) -> Iterator[str]:
+    """What is asked, one line per task."""
+    for questions in asked.tasks:
+        yield f"{questions.task:<16}{len(questions.items):>7,} questions ({questions.source})"

@@ -1,0 +1,146 @@
+"""Asks the trials of a sweep that kept their final weights the questions of downstream tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from sweeps.plan.sweep_plan import all_planned, plan_sweeps
+from sweeps.request.command_line import Request, parse_request
+from sweeps.request.expand import Trial
+from sweeps.store.results import finished
+from sweeps.view.throttle import Throttled
+from trainer.base.cli import DONE, FAILED, Given, parse
+from trainer.base.errors import BadInput, Stopped
+from trainer.base.ranges import MAX_COUNT
+from trainer.base.status import Status
+from trainer.base.stopping import stopping
+from trainer.data.benchmarks import BENCHMARKS, FOLDER
+
+SAYS = "what was answered is kept, and the same command goes on"
+SHOW_EVERY = 10.0
+"""Seconds between two lines of progress."""
+KEYS = f"""\
+tasks=      [{",".join(BENCHMARKS)}], or any of lm-eval's tasks of multiple choice, or FILE.yaml
+benchmarks= the folder of those named here (default: {FOLDER}, which `make data-evaluation` fills),
+            or hub: the Hugging Face hub, as for all others
+limit=      ask only the first so many questions of each task
+max_length= tokens of the longest input (default: of the sequences that a trial was trained on)
+dry_run=    true says what would be asked, and which differences that would show
+sweep=, scale=, results= and all other keys as of `python -m sweeps`
+
+Trials keep their weights with save_final=true, which does not change their ids. Answers lie in
+trials/<id>/evaluation/; the report shows them."""
+
+
+def main(words: Sequence[str]) -> int:
+    """Exit code: 0 done, 1 a trial could not be asked, 143 stopped. Raises BadInput."""
+    tasks, benchmarks, limit, max_length, asked = parse_words(words)
+    trials = _with_weights(asked)
+    from sweeps.cluster.evaluations import Evaluation, lines  # torch and Ray are slow
+    from trainer.evaluation.questions import questions
+
+    found = [questions(word, benchmarks, limit) for word in tasks]
+    evaluation = Evaluation(trials, found, max_length)
+    print("\n".join(lines(evaluation)))
+    left, num = evaluation.left(), evaluation.num_asked()
+    answered = f"{evaluation.num_answered():,} of {num:,} answered"
+    print(f"{len(trials)} trials, {len(left)} to ask: {answered}", flush=True)
+    if asked.dry_run:
+        _say_precision(asked.results)
+        return DONE
+    return _run(evaluation, asked) if left else DONE
+
+
+class Words(NamedTuple):
+    """What the words of the command ask for."""
+
+    tasks: list[str]
+    benchmarks: str
+    limit: int | None
+    max_length: int | None
+    request: Request
+
+
+def parse_words(words: Sequence[str]) -> Words:
+    """Raises BadInput for words that nothing can be asked by."""
+    given = parse(words, "python -m sweeps evaluate", __doc__ or "", KEYS)
+    tasks, benchmarks = _take_tasks(given), given.pop("benchmarks", str(FOLDER))
+    limit, max_length = (_take_count(given, key) for key in ("limit", "max_length"))
+    request = parse_request([f"{key}={value}" for key, value in given.items()])
+    return Words(tasks, benchmarks, limit, max_length, request)
+
+
+def _take_tasks(given: Given) -> list[str]:
+    word = given.pop("tasks", "")
+    names = [name.strip() for name in word.strip().removeprefix("[").removesuffix("]").split(",")]
+    if not all(names):
+        allowed = f"must name tasks: [{','.join(BENCHMARKS)}] or others of lm-eval's"
+        raise BadInput("tasks", word, allowed)
+    if len({*names}) < len(names):
+        raise BadInput("tasks", word, "must name each task once")
+    return names
+
+
+def _take_count(given: Given, key: str) -> int | None:
+    if (word := given.pop(key, None)) is None:
+        return None
+    if not word.isdecimal() or not 0 < int(word) <= MAX_COUNT:
+        raise BadInput(key, word, "must be a whole number above 0")
+    return int(word)
+
+
+def _with_weights(asked: Request) -> list[Trial]:
+    """The finished trials of the sweeps that kept their weights; says what the others lack."""
+    from trainer.models.export import FINAL
+
+    planned = all_planned(plan_sweeps(asked))
+    done = [trial for trial in planned if (of := finished(trial)) and _completed(of["status"])]
+    kept = [trial for trial in done if (trial.folder / FINAL).is_file()]
+    if not kept:
+        allowed = (
+            f"must have trials that kept their final weights: {len(done)} of {len(planned)} trials "
+            f"have finished in {asked.results}, none with save_final=true"
+        )
+        raise BadInput("sweep", asked.title, allowed)
+    if len(kept) < len(planned):
+        without = f"{len(done) - len(kept)} finished without them (save_final=true keeps them)"
+        print(f"{len(kept)} of {len(planned)} trials kept their weights, {without}")
+    return kept
+
+
+def _completed(status: str) -> bool:
+    """A trial that diverged has no final model."""
+    return status == Status.COMPLETED
+
+
+def _say_precision(results: Path) -> None:
+    """Which differences the answers that are there would show."""
+    from analysis.statistics.downstream import precision
+
+    print(precision(results))
+
+
+def _run(evaluation: object, asked: Request) -> int:
+    from sweeps.cluster.driver import cluster
+    from sweeps.cluster.evaluations import Evaluation, run_evaluation
+    from sweeps.cluster.shared import require_seen_by_nodes
+
+    assert isinstance(evaluation, Evaluation)
+    num = evaluation.num_asked()
+
+    def show() -> None:
+        print(f"{evaluation.num_answered():,} of {num:,} answered", flush=True)
+
+    with cluster(), stopping(SAYS) as asked_to_stop:
+        require_seen_by_nodes(asked.results)
+        problems = run_evaluation(
+            evaluation, asked.gpus_per_trial, asked_to_stop, Throttled(show, SHOW_EVERY)
+        )
+        if asked_to_stop():
+            return Stopped.exit_code
+    show()
+    for name, why in problems.items():
+        print(f"not asked: {name}: {why}")
+    return FAILED if evaluation.left() else DONE

@@ -1,0 +1,35 @@
+"""Work in the background: done when the context ends, in order, and its errors are not lost."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from trainer.base.children import Background
+
+
+def test_all_is_done_in_order_when_the_context_ends(tmp_path: Path) -> None:
+    with Background() as background:
+        background.do(os.mkdir, tmp_path / "outer")
+        background.do(os.mkdir, tmp_path / "outer" / "inner", mode=0o700)
+    assert (tmp_path / "outer" / "inner").is_dir()
+
+
+def test_what_went_wrong_there_is_raised_here(tmp_path: Path) -> None:
+    with pytest.raises(FileExistsError), Background() as background:
+        background.do(os.mkdir, tmp_path)
+
+
+def test_what_has_not_begun_is_left_after_an_error(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        _interrupted(tmp_path)
+    assert not (tmp_path / "49").exists()
+
+
+def _interrupted(folder: Path) -> None:
+    with Background() as background:
+        for name in map(str, range(50)):
+            background.do(os.mkdir, folder / name)
+        raise KeyboardInterrupt

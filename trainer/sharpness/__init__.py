@@ -1,0 +1,1 @@
+"""How sharp the loss is where an optimizer trains, in the norm of its preconditioner."""
