@@ -22,20 +22,20 @@ setup: $(READY)  ## virtual environment with pinned packages
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(shell grep '^torch==' constraints.txt)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,hub,evaluation]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,hub]'
 	touch $@
 
 $(WIKI): | $(READY)
 	$(BIN)/python -m trainer.data wiki
 
-data-%: $(READY)  ## prepare a corpus: data-wiki, data-gcide, data-fineweb_edu; data-evaluation: questions of benchmarks
+data-%: $(READY)  ## prepare a corpus: data-wiki, data-gcide, data-fineweb_edu
 	$(BIN)/python -m trainer.data $* $(ARGS)
 
 # $(call sweep,SCALE,NAME)
 sweep = $(BIN)/python -m sweeps sweep=$(2) scale=$(1) $(if $(DRY_RUN),dry_run=true) $(ARGS)
 stem = $(subst -, ,$*)
 
-sweep-micro sweep-tiny sweep-long sweep-longer: $(WIKI)
+sweep-micro sweep-tiny sweep-long: $(WIKI)
 
 sweep-%: $(READY)  ## a sweep: sweep-SCALE (the main job) or sweep-SCALE-NAME, e.g. sweep-tiny, sweep-135m-optimizers; DRY_RUN=1 prices it
 	$(call sweep,$(word 1,$(stem)),$(or $(word 2,$(stem)),main))
@@ -50,16 +50,13 @@ sweep-tiny-%: $(READY) $(WIKI)
 sweep-long-%: $(READY) $(WIKI)
 	$(call sweep,long,$*)
 
-sweep-longer-%: $(READY) $(WIKI)
-	$(call sweep,longer,$*)
-
 # Of `figures`. Its report is of the store that the sweeps write.
 STORE = $(or $(lastword $(filter results=%,$(ARGS))),results=results)
 SCALES := $(basename $(notdir $(wildcard conf/scale/*.yaml)))
 # Without a scale, tiny is run and every scale is priced.
 FIGURE_SCALES := $(or $(SCALE),$(if $(DRY_RUN),$(SCALES),tiny))
 
-figures: $(READY) $(if $(filter micro tiny long longer,$(FIGURE_SCALES)),$(WIKI))  ## every figure and table of the paper: runs what is missing at SCALE=tiny and draws; DRY_RUN=1 prices
+figures: $(READY) $(if $(filter micro tiny long,$(FIGURE_SCALES)),$(WIKI))  ## every figure and table of the paper: runs what is missing at SCALE=tiny and draws; DRY_RUN=1 prices
 	@code=0; for scale in $(FIGURE_SCALES); do \
 	    echo "scale     $$scale"; $(call sweep,$$scale,all) || code=$$?; \
 	done; \

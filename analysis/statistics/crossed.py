@@ -65,6 +65,20 @@ def intervals(
     return mean - half, mean + half
 
 
+def safe_intervals(by_seed: Values, noise: Noise, confidence: float) -> tuple[Values, Values]:
+    """The same for two seeds or more, wider: each part of the variance with its own quantile.
+
+    At confidences far above 95 % Satterthwaite's degrees of freedom are too many if the spread of
+    few seeds is small by chance.
+    """
+    num_seeds, tail = by_seed.shape[-1], (1 + confidence) / 2
+    of_seeds = np.maximum(by_seed.var(axis=-1, ddof=1), noise.rest) / num_seeds
+    quantiles = stats.t.ppf(tail, [num_seeds - 1, noise.num_questions - 1])
+    half = np.sqrt(quantiles[0] ** 2 * of_seeds + quantiles[1] ** 2 * noise.questions)
+    mean = by_seed.mean(axis=-1)
+    return mean - half, mean + half
+
+
 def crossed_interval(scores: Values, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """The interval of the mean of scores [seeds, questions]."""
     low, high = intervals(scores.mean(axis=1), noise(scores), confidence)
@@ -80,7 +94,7 @@ def _variance(by_seed: Values, noise: Noise) -> tuple[Values, Values]:
     return _of_spread(by_seed.var(axis=-1, ddof=1), num_seeds, noise)
 
 
-def _of_spread(spread: Values, num_seeds: int, noise: Noise) -> tuple[Values, Values]:
+def _of_spread(spread: Values, num_seeds: int | Values, noise: Noise) -> tuple[Values, Values]:
     """The same for seeds whose means have the variance `spread`."""
     of_seeds, of_rest = spread / num_seeds, noise.rest / num_seeds
     of_questions = noise.questions + of_rest
@@ -94,12 +108,13 @@ def _of_spread(spread: Values, num_seeds: int, noise: Noise) -> tuple[Values, Va
 
 def detectable_difference(scores: Values, num_seeds: int | None = None) -> float:
     """The smallest true mean whose 95 % interval over `num_seeds` seeds (those of the scores) and
-    as many questions excludes 0 with a probability of 80 %; infinite for fewer than two seeds."""
+    as many questions excludes 0 with a probability of 80 %; infinite for fewer than two seeds, NaN
+    where nothing varies."""
     n = num_seeds or len(scores)
     if n < 2 or len(scores) < 2:
         return math.inf
     variance, freedom = _of_spread(scores.mean(axis=1).var(ddof=1), n, noise(scores))
-    return detectable_shift(float(freedom)) * math.sqrt(float(variance)) if variance > 0 else 0.0
+    return detectable_shift(float(freedom)) * math.sqrt(variance) if variance > 0 else math.nan
 
 
 def seeds_needed(scores: Values, half_width: float) -> int | None:
@@ -110,10 +125,8 @@ def seeds_needed(scores: Values, half_width: float) -> int | None:
     if len(scores) < 2:
         return None
     spread, found = scores.mean(axis=1).var(ddof=1), noise(scores)
-    n = np.arange(2, MOST_SEEDS + 1)
-    halves = []
-    for num_seeds in n:
-        variance, freedom = _of_spread(spread, int(num_seeds), found)
-        halves.append(float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * np.sqrt(variance)))
-    enough = n[np.array(halves) <= half_width]
+    n = np.arange(2.0, MOST_SEEDS + 1)
+    variance, freedom = _of_spread(spread, n, found)
+    halves = stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * np.sqrt(variance)
+    enough = n[halves <= half_width]
     return int(enough[0]) if len(enough) else None

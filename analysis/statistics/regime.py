@@ -26,14 +26,15 @@ def regimes(trials: pd.DataFrame) -> dict[Hashable, str]:
     An optimizer without a momentum or a decay of that name is not judged by it.
     """
     columns = trials.reindex(columns=["point", "num_updates", MOMENTUM, RATE, DECAY])
-    longest = columns.groupby("point").max()  # a run that diverged is shorter
+    numbers = columns.set_index("point").astype("float64")
+    longest = numbers.groupby("point").max()  # a run that diverged is shorter
     return {
         row["point"]: ", ".join(_breaks(row)) for row in longest.reset_index().to_dict("records")
     }
 
 
 def _breaks(row: dict[Hashable, float]) -> Iterator[str]:
-    """A comparison with a missing value is false."""
+    """A comparison with a missing value, NaN, is false."""
     if row["num_updates"] * (1 - row[MOMENTUM]) < MEMORIES - TOLERANCE:
         yield SHORT
     if row[RATE] * row[DECAY] * MEAN_FACTOR * row["num_updates"] < DECAYED - TOLERANCE:

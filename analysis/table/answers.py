@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.table.load import DamagedRows
 from trainer.data.benchmarks import BENCHMARKS
 from trainer.evaluation.answers import FOLDER, UNFINISHED
 
@@ -32,6 +34,11 @@ CHANCE = "chance"
 """Beside the measures: the accuracy of a guess."""
 
 
+def was_asked(folder: str) -> bool:
+    """Whether the trial in `folder` was asked anything."""
+    return os.path.isdir(os.path.join(folder, FOLDER))
+
+
 def answered(folder: str) -> dict[str, Scores]:
     """The tasks that the trial in `folder` has answered: the stem of each file, whose hash tells
     tasks apart that were asked otherwise, and its scores. Warns of damaged files, which are left
@@ -44,7 +51,7 @@ def answered(folder: str) -> dict[str, Scores]:
             found[path.stem] = _scores(str(path), path.stat().st_mtime_ns)
         except (ValueError, LookupError, OSError):
             said = f"{path} is damaged: delete it, and evaluate its trial again"
-            warnings.warn(said, stacklevel=2)
+            warnings.warn(said, DamagedRows, stacklevel=2)
     return found
 
 

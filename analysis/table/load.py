@@ -23,7 +23,7 @@ from trainer.folder.wellformed import CONFIG
 
 
 class DamagedRows(UserWarning):
-    """Lines of a metrics.jsonl are damaged: curves lack their updates."""
+    """Lines of a metrics.jsonl are damaged, so that curves lack their updates; or answers are."""
 
 
 def load(results_dir: str | Path, trial_ids: Collection[str] | None = None) -> pd.DataFrame:

@@ -56,6 +56,7 @@ PARTS: Mapping[str, Part] = {
     "advice-trials": partial(sentences.counts, "advice_trials"),
     "same-time": sentences.same_time,
     "downstream": tables.downstream,
+    "downstream-says": sentences.downstream,
     "theory-limits": theory.limits,
     "theory-beside": theory.beside,
     "theory-ranks": theory.ranks,

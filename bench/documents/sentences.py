@@ -13,10 +13,20 @@ from analysis import load
 from analysis.advice.text import break_even
 from analysis.claims import CLAIMS, Outcome, Verdict, audited, judged
 from analysis.claims.claim import Part
+from analysis.statistics.intervals import CONFIDENCE
 from analysis.statistics.text import tax_text
-from analysis.table.names import prose
+from analysis.table.answers import ACCURACY, BITS, title
+from analysis.table.names import REPORTED_ARMS, prose
+from analysis.table.names import optimizer as optimizer_name
 from bench.documents.cells import table
-from bench.documents.published import DOCS, LENGTHS, SCALES, of_sweep, view
+from bench.documents.published import (
+    DOCS,
+    LENGTHS,
+    SCALES,
+    of_sweep,
+    published_scores,
+    view,
+)
 
 MOST_PARTS, MOST_NUMBERS = 2, 3
 """Of a verdict, and of a part: what has more is named without its numbers, which a table has."""
@@ -120,3 +130,20 @@ def same_time() -> str:
         f"{found.speed_ups['ZB-H1']:.3f}. Against ZB-V the speed-up is "
         f"{found.speed_ups['ZB-V']:.3f}: {break_even(found.gap.tax, found.speed_ups['ZB-V'])}."
     ).replace("-0", "−0")
+
+
+def downstream() -> str:
+    """How many of the published intervals of differences do not hold 0."""
+    found = published_scores()
+    found = found[found["measure"].isin([ACCURACY, BITS]) & found["low"].notna()]
+    outside = found[(found["low"] > 0) | (found["high"] < 0)]
+    expected = (1 - CONFIDENCE) * len(found)
+    named = "; ".join(
+        f"{optimizer_name(row['optimizer'])}, {REPORTED_ARMS[row['arm']]}, {title(row['task'])}, "
+        f"{row['measure'].replace('_', ' ')} ({row['model']})"
+        for row in outside.to_dict("records")
+    )
+    return (
+        f"Of {len(found)} intervals of accuracy and of bits per byte, {len(outside)} do not hold 0 "
+        f"({named or 'none'}); were there no difference anywhere, {expected:.0f} would be expected."
+    )

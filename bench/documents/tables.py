@@ -227,13 +227,18 @@ def downstream() -> str:
     rows = [
         [
             *(of["model"], name(of["optimizer"]), REPORTED_ARMS[of["arm"]], title(of["task"])),
-            *(f"{of['sync']:.3f}", _scored(of), f"{of['detectable']:.3f}"),
+            *(f"{of['sync']:.3f}", _scored(of), _detected(of)),
             *(f"{other['sync']:.3f}", _scored(other), f"{of['n']} × {of['questions']:,}"),
         ]
         for of, other in zip(accuracy, bits, strict=True)
     ]
     heads = ["model", "optimizer", "arm", "task", "accuracy of sync", "difference", "detectable"]
     return table([*heads, "bits per byte of sync", "difference", "n"], rows)
+
+
+def _detected(row: dict[Any, Any]) -> str:
+    """Nothing where no answer differs."""
+    return "" if pd.isna(row["detectable"]) else f"{row['detectable']:.3f}"
 
 
 def _scored(row: dict[Any, Any]) -> str:

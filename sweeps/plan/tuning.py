@@ -63,17 +63,17 @@ def check_reach(sweep: Sweep, points: Iterable[Point]) -> None:
     """Raises BadInput if tuning may try values that no trial can have."""
     if not sweep.tune:
         return
-    reach = [_reach(factors) for factors in sweep.tune.values()]
+    ends = [_ends(factors) for factors in sweep.tune.values()]
     for point in points:
         start = _start(sweep, point)
-        for factors in product(*reach):
+        for factors in product(*ends):
             _at(sweep, point, _times(factors, start)).trials(sweep.seeds[:1])
 
 
-def _reach(factors: Sequence[float]) -> list[float]:
-    """The factors, and the outermost ones that tuning may come to."""
+def _ends(factors: Sequence[float]) -> tuple[float, float]:
+    """The outermost factors that tuning may come to. Between two valid values all are valid."""
     low, high = factors[0] / factors[1], factors[-1] / factors[-2]
-    return [factors[0] * low**MAX_EXTENSIONS, *factors, factors[-1] * high**MAX_EXTENSIONS]
+    return factors[0] * low**MAX_EXTENSIONS, factors[-1] * high**MAX_EXTENSIONS
 
 
 def tune_all(sweep: Sweep, points: Sequence[Point]) -> list[Tuned]:

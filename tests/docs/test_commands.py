@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from analysis.__main__ import main as analysis
-from analysis.commands import serve
+from analysis.commands import serve, sharpness
 from sweeps.__main__ import main as sweeps
 from sweeps.commands import COMMANDS
 from sweeps.commands.evaluate import parse_words
@@ -36,7 +36,7 @@ ELSEWHERE = {"git", "cd", "source", "export", "tensorboard", "wandb"}
 ACTIVATE = ["source", ".venv/bin/activate"]
 NEED_A_CLUSTER: Mapping[str, Words] = {"jobs": [], "stop": ["ID"]}
 """Commands of sweeps, and the words that the documents may give them."""
-NEED_NO_STORE = {"stability", "sharpness"}
+NEED_NO_STORE = {"stability"}
 """Commands of analysis that read no results."""
 
 
@@ -110,6 +110,9 @@ def check_analysis(words: Words) -> None:
     """Run on a small store, if it reads one."""
     if words[:1] == ["serve"]:  # it would not end
         assert {word.partition("=")[0] for word in words[1:]} <= {*serve.KEYS}
+        return
+    if words[:1] == ["sharpness"]:  # it would train
+        check_trial([word for word in words[1:] if word.partition("=")[0] not in sharpness.KEYS])
         return
     asked = [word for word in words if word != "results=results"]
     store = [] if NEED_NO_STORE.intersection(asked[:1]) else ["results=results"]

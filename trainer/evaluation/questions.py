@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -63,7 +63,7 @@ def questions(word: str, benchmarks: str = str(FOLDER), limit: int | None = None
     if word.endswith(".yaml"):
         if not Path(word).is_file():
             raise BadInput("tasks", word, "must be a task file that is there")
-        return _asked(word, _from_hub([Path(word)], word), f"file {Path(word).name}", limit)
+        return _asked(word, [_from_file(word)], f"file {Path(word).name}", limit)
     if word in BENCHMARKS and benchmarks != HUB:
         found = _from_folder(word, Path(benchmarks))
         return _asked(word, found, f"folder {Path(benchmarks).name}", limit)
@@ -111,16 +111,15 @@ def _of_task(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in ("tag", "group", "task_list")}
 
 
-def _from_hub(files: Sequence[Path], word: str) -> Iterator[Any]:
-    """lm-eval's tasks of these files, on the data that they name."""
+def _from_file(path: str) -> Any:
+    """lm-eval's task of a file, on the data that it names."""
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    for file in files:
-        try:
-            yield ConfigurableTask(config=_of_task(load_yaml(file, resolve_func=True)))
-        except Exception as error:  # lm-eval, datasets and the network have their own
-            raise _unusable(word, error) from None
+    try:
+        return ConfigurableTask(config=_of_task(load_yaml(Path(path), resolve_func=True)))
+    except Exception as error:  # lm-eval, datasets and the network have their own
+        raise _unusable(path, error) from None
 
 
 def _registered(word: str) -> list[Any]:
@@ -142,9 +141,7 @@ def _unusable(word: str, error: Exception) -> BadInput:
     return BadInput("tasks", word, f"must be a task whose data is here or on the hub ({reason})")
 
 
-def _asked(
-    word: str, tasks: Iterator[Any] | list[Any], source: str, limit: int | None
-) -> Questions:
+def _asked(word: str, tasks: Iterable[Any], source: str, limit: int | None) -> Questions:
     items = [question for task in tasks for question in _questions(word, task, limit)]
     if not items:
         raise BadInput("tasks", word, "has no questions")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.random import Generator
 
 from analysis.claims.rules.rule import Codes, Means, Number, codes_of
-from analysis.statistics.crossed import Noise, intervals
+from analysis.statistics.crossed import Noise, intervals, safe_intervals
 from analysis.statistics.intervals import Values
 
 ABOVE, DIFFERENCE = 0, 1
@@ -31,7 +31,7 @@ class Equal:
     def decide(self, values: Values, confidence: float) -> Codes:
         """As in `Rule`."""
         low, high = self._interval(values, DIFFERENCE)
-        refuting = self._interval(values, DIFFERENCE, confidence)
+        refuting = safe_intervals(values[..., DIFFERENCE, :], self.noises[DIFFERENCE], confidence)
         known = self._interval(values, ABOVE)[0] > 0
         within = (low > -self.margin) & (high < self.margin)
         outside = (refuting[0] > self.margin) | (refuting[1] < -self.margin)
@@ -76,8 +76,5 @@ class Equal:
         of_questions = spread * rng.standard_normal((stores, len(spread), 1))
         return means[..., None, :, None] + of_seeds + of_questions
 
-    def _interval(
-        self, values: Values, row: int, confidence: float | None = None
-    ) -> tuple[Values, Values]:
-        more = () if confidence is None else (confidence,)
-        return intervals(values[..., row, :], self.noises[row], *more)
+    def _interval(self, values: Values, row: int) -> tuple[Values, Values]:
+        return intervals(values[..., row, :], self.noises[row])

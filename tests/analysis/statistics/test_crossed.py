@@ -77,6 +77,7 @@ def test_one_seed_is_an_interval_over_its_questions() -> None:
 def test_scores_that_do_not_differ_tell_nothing() -> None:
     assert np.isnan(crossed_interval(np.zeros((3, 10)))).all()
     assert np.isnan(crossed_interval(np.zeros((1, 10)))).all()
+    assert math.isnan(detectable_difference(np.zeros((3, 10))))
 
 
 def test_the_difference_that_is_detected_is_so_in_80_percent() -> None:

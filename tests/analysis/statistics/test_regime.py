@@ -43,6 +43,13 @@ def test_a_run_that_diverged_early_is_not_short() -> None:
     assert regimes(pd.DataFrame(rows)) == {"a": ""}
 
 
+def test_a_length_that_is_not_known_yet_breaks_no_rule() -> None:
+    """Of an unfinished trial that counts in tokens per parameter."""
+    keys = {"optimizer.momentum": 0.9, "optimizer.lr": 0.01, "optimizer.weight_decay": 1.0}
+    trials = pd.DataFrame([{"point": "a", **keys, "num_updates": None}])
+    assert regimes(trials.astype({"num_updates": "Int64", "point": "string"})) == {"a": ""}
+
+
 def test_columns_that_no_optimizer_has_judge_nothing() -> None:
     assert regimes(pd.DataFrame([{"point": "a", "num_updates": 10}])) == {"a": ""}
 
