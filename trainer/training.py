@@ -135,7 +135,7 @@ class Training:
                 (self._asked_to_stop(), max(1, int(STOP_WITHIN / seconds)))
             )
             if stop and last < self._plan.num_updates:
-                self._save()
+                self._save(wait=True)
                 raise Stopped(last)
 
     def _advance(self, first: int, last: int) -> None:
@@ -165,10 +165,11 @@ class Training:
             else:
                 self._write(row)
         if self._agenda.saves_after(last):
-            self._save()
+            # A GPU would be idle meanwhile. On a CPU the same core has to do both.
+            self._save(wait=self._device.type != "cuda")
 
-    def _save(self) -> None:
-        self._folder.save(self._num_done, self._state())
+    def _save(self, wait: bool) -> None:
+        self._folder.save(self._num_done, self._state(), wait)
 
     def _count_delays(self, first: int, last: int) -> None:
         for operations in self._parts.schedule.operations(first, last):

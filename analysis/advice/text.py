@@ -15,7 +15,12 @@ if TYPE_CHECKING:
     from analysis.advice import Advice
     from analysis.advice.evidence import Evidence, Gap
     from analysis.advice.race import SameTime
+    from analysis.advice.speed import Costs
     from analysis.statistics.tax import Tax
+
+
+UNEVEN = 0.05
+"""How much longer than the mean the slowest stage takes before the text says so."""
 
 
 def text(advice: Advice) -> str:
@@ -93,8 +98,18 @@ def _speed(advice: Advice) -> Iterator[str]:
     equal = advice.costs == equal_stages(advice.stages)
     assumed = "equal stages, a backward of two forwards, no time for updates and messages"
     yield f"  assumed: {assumed if equal else 'the costs that were given'}"
+    if (slowest := _over_mean(advice.costs)) > 1 + UNEVEN:
+        yield (
+            f"  the slowest stage takes {slowest:.2f} times the mean: all these pipelines are as "
+            f"fast as {advice.stages / slowest:.3g} equal stages at most"
+        )
     yield "  not counted: what Error Feedback adds to an update, the second version of the weights"
     yield "  all wait for the gradient's norm: ZB-V that checks it later has hardly a bubble left"
+
+
+def _over_mean(costs: Costs) -> float:
+    whole = [f + b for f, b in zip(costs.forward, costs.backward, strict=True)]
+    return max(whole) * len(whole) / sum(whole)
 
 
 def _tax(advice: Advice, gap: Gap, found: Evidence) -> Iterator[str]:

@@ -11,9 +11,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from trainer.base.build import build
 from trainer.base.cli import Given, number, take_choice
 from trainer.base.errors import BadInput
 from trainer.base.paths import require_folder
+from trainer.base.places import CONF
+from trainer.config.names import yamls
 
 KEYS = {
     "optimizer": "which one, as in the store",
@@ -22,7 +27,8 @@ KEYS = {
     "results": "the store (default: results)",
     "activations": "of how many microbatches a rank may keep activations (default: as 2BW does)",
     "updates": "how long sync trains (default: what the store can decide at, else the longest)",
-    "forward": "time of a microbatch on each stage, in any unit, e.g. the layers of each: 8,8,8,6",
+    "forward": "time of a microbatch on each stage, in any unit, e.g. the layers of each: 8,8,8,6; "
+    "or a model of conf/model, e.g. smollm2_135m: its work on each stage as it is cut",
     "backward": "the same (default: twice the forward)",
     "update": "time of an update on a stage (default: 0)",
     "communication": "time until a result is there on the next stage (default: 0)",
@@ -31,6 +37,8 @@ KEYS = {
 }
 MOST = {"stages": 256, "microbatches": 4_096, "updates": 10**9}
 """The largest numbers; a pipeline of these stages is simulated within some seconds."""
+LENGTH = 1024
+"""Tokens of a sequence, for the attention of a model that `forward` names."""
 LONGEST = 1e9
 """The largest time, in any unit."""
 FORMATS: Mapping[str, Callable[[Any], str]] = {
@@ -88,13 +96,26 @@ def _count(given: Mapping[str, str], key: str) -> int:
 def _costs(given: Mapping[str, str], stages: int) -> Any:
     from analysis.advice.speed import Costs
 
-    forward = _times(given, "forward", stages) or (1.0,) * stages
+    forward = _work(given, stages) or _times(given, "forward", stages) or (1.0,) * stages
     backward = _times(given, "backward", stages) or tuple(2 * time for time in forward)
     if not min(*forward, *backward) > 0:
         raise BadInput("forward", given.get("forward", "1"), "must be above 0, as the backward")
     single = (_times(given, key, 1) or (0.0,) for key in ("update", "communication"))
     [update], [communication] = single
     return Costs(forward, backward, update, communication)
+
+
+def _work(given: Mapping[str, str], stages: int) -> tuple[float, ...]:
+    """The work of each stage of the model that `forward` names, over the mean; empty if none."""
+    path = CONF / "model" / f"{given.get('forward')}.yaml"
+    if path not in yamls("model"):
+        return ()
+    model = build(yaml.safe_load(path.read_text()))
+    try:
+        work = model.work(model.split(stages, LENGTH), LENGTH)
+    except BadInput as error:
+        raise BadInput("stages", stages, error.allowed) from None
+    return tuple(stages * of / sum(work) for of in work)
 
 
 def _times(given: Mapping[str, str], key: str, num: int) -> tuple[float, ...]:

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 from analysis.table.text import some
 from sweeps.request.expand import Trial
+from trainer.base.build import build
+from trainer.base.errors import BadInput
 from trainer.config.names import names
 from trainer.config.plan import Plan
+from trainer.models.recipe import Recipe
 
 EVEN = 0.8
 """Of the speed-up of p equal ranks: below it a plan says how the model is cut."""
+MOST_RANKS, NEARLY = 64, 0.99
+"""Ranks that a plan tries; the share of the best speed-up that is as good as it."""
 
 
 def sizes(trials: Sequence[Trial]) -> Iterator[str]:
     """Parameters of the distinct models, the memory of a rank, and cuts that scale badly."""
     distinct = {(t.plan.num_parameters, t.plan.num_active_parameters): t for t in trials}
-    models = [f"{names(trial.config)['model']} {_words(trial.plan)}" for trial in distinct.values()]
+    models = [
+        f"{names(trial.config)['model']} {_words(trial.plan)}, {_most(trial.config)}"
+        for trial in distinct.values()
+    ]
     yield f"models    {some(models)}"
     most = max(trial.plan.memory_bytes for trial in trials)
     loss = in_bytes(max(trial.plan.loss_bytes for trial in trials))
@@ -43,9 +53,26 @@ def _words(plan: Plan) -> str:
     return f"{of_all}, {plan.num_active_parameters:,} active per token"
 
 
+def _most(config: Mapping[str, Any]) -> str:
+    """Where layers run out: the speed-up that no number of ranks exceeds, a stage for each."""
+    model: Recipe = build(config["model"])
+    speed_ups: dict[int, float] = {}
+    with suppress(BadInput):  # more stages than layers
+        for p in range(1, MOST_RANKS + 1):
+            split = model.split(p, config["seq_len"])
+            speed_ups[p] = _over_slowest(model.work(split, config["seq_len"]))
+    most = max(speed_ups.values())
+    enough = next(p for p, speed_up in speed_ups.items() if speed_up > NEARLY * most)
+    return f"{most:.3g} times as fast on {enough} ranks as on one, and on more no faster"
+
+
+def _over_slowest(work: Sequence[float]) -> float:
+    return sum(work) / max(work)
+
+
 def _speed_up(plan: Plan) -> float:
     """How much faster than one rank those of the plan are at most: all work over the slowest's."""
-    return sum(plan.work_by_rank) / max(plan.work_by_rank)
+    return _over_slowest(plan.work_by_rank)
 
 
 def _is_uneven(plan: Plan) -> bool:

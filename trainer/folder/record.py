@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from trainer.base.atomic import clean, partials, write_atomically, write_json
 from trainer.base.errors import BadInput
 from trainer.base.status import Status
 from trainer.folder import checkpoint, metrics, wellformed
+from trainer.folder.background import Background, copied
 from trainer.folder.lease import attempts, holder, leased, read, trained
 from trainer.folder.metrics import Metrics, Row
 from trainer.folder.wellformed import Damaged
@@ -147,6 +149,7 @@ class TrialFolder:
         kept = [line.content for update, line in lines.items() if update < num_updates]
         self._metrics = Metrics(self._rows, kept, self._lease.require)
         self._open.enter_context(closing(self._metrics))
+        self._writer = self._open.enter_context(closing(Background()))
         return max((line.wall_seconds for line in lines.values()), default=0.0)
 
     def append(self, row: Row) -> None:
@@ -154,17 +157,31 @@ class TrialFolder:
         self._lease.require()
         self._metrics.append(row)
 
-    def save(self, num_updates: int, state: Row) -> None:
-        """Saves the state after `num_updates`, once its rows are on disk. Raises LeaseLost."""
+    def save(self, num_updates: int, state: Row, wait: bool = True) -> None:
+        """Saves the state after `num_updates`, once its rows are on disk. Raises LeaseLost.
+
+        Unless it is to `wait`, a copy of the state is written while the trial goes on. What goes
+        wrong then is raised by the next `save`, by `finish`, or when the trial is given up.
+        """
         self._metrics.sync()
         whole = {**state, "rows": self._metrics.digest}
-        checkpoint.save(self.path, num_updates, whole, self._lease.number, self._lease.require)
+        write = partial(
+            checkpoint.save,
+            *(self.path, num_updates, whole if wait else copied(whole)),
+            *(self._lease.number, self._lease.require),
+        )
+        self._writer.wait()
+        if wait:
+            write()
+        else:
+            self._writer.start(write)
 
     def finish(self, result: Row) -> Row:
         """Writes and returns the result, with the attempts that made it and the time.
 
         The trial is finished from here on. Raises LeaseLost.
         """
+        self._writer.wait()
         self._metrics.sync()
         whole = self._write(result)
         _delete(_strays(self.path))
@@ -245,7 +262,7 @@ class ReadOnlyFolder(TrialFolder):
         pass
 
     @override
-    def save(self, num_updates: int, state: Row) -> None:
+    def save(self, num_updates: int, state: Row, wait: bool = True) -> None:
         pass
 
     @override

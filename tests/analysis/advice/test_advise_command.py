@@ -56,7 +56,25 @@ def test_costs_of_the_stages_change_the_speed(
     more = {"stages": "2", "microbatches": "4", "forward": "1,2", "backward": "2,4"}
     found = json.loads(answer(capsys, results, format="json", **more))
     assert found["speed_ups"]["1F1B"] == pytest.approx((4 * 6 + 3) / (4 * 6))
-    assert "the costs that were given" in answer(capsys, results, **more)
+    text = answer(capsys, results, **more)
+    assert "the costs that were given" in text
+    assert "takes 1.33 times the mean: all these pipelines are as fast as 1.5 equal stages" in text
+    assert "times the mean" not in answer(capsys, results)
+
+
+@pytest.mark.parametrize(("p", "over_mean"), [(8, 1.49), (16, 2.98)])
+def test_stages_of_a_model_are_as_uneven_as_it_is_cut(
+    capsys: pytest.CaptureFixture[str], results: Path, p: int, over_mean: float
+) -> None:
+    """The head of 135m alone is a fifth of its work: beyond six stages layers run out."""
+    asked = {"stages": str(p), "microbatches": str(2 * p), "forward": "smollm2_135m"}
+    assert f"takes {over_mean} times the mean" in answer(capsys, results, **asked)
+
+
+def test_a_model_has_no_more_stages_than_layers(results: Path) -> None:
+    asked = {"stages": "5", "microbatches": "8", "forward": "tiny", "results": str(results)}
+    with pytest.raises(BadInput, match=r"stages=5: must not exceed model\.num_layers=4"):
+        advise.main(ASKED | asked)
 
 
 def test_more_activations_allow_another_rival(

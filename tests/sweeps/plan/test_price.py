@@ -189,7 +189,8 @@ def test_the_paper_s_scales_tell_sizes_memory_and_how_the_model_is_cut(
     true = ("runner=pipelined", "pipeline.num_stages=8", "pipeline.num_microbatches=8")
     found = plan([*short, "scale=2b", *true], capsys)
     of_all = "moe_2b 1,915,784,192 parameters, 506,498,048 active per token"
-    assert found["models"] == f"models    {of_all}"
+    most = "3.31 times as fast on 4 ranks as on one, and on more no faster"
+    assert found["models"] == f"models    {of_all}, {most}"
     assert "up to 8.63 GB per rank" in found["memory"]
     assert found["split"] == (
         "split     stages of 2, 2, 2, 2, 2, 3, 3, 0 layers: 8 ranks are at most 3.31 times as fast "

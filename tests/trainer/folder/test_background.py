@@ -1,0 +1,153 @@
+"""A checkpoint that is written while the trial goes on is the one that would have been written."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.records import finished, state
+from trainer.base.errors import LeaseLost
+from trainer.folder import checkpoint, lease
+from trainer.folder.background import copied
+from trainer.folder.record import TrialFolder
+
+WAIT = 30.0
+CODE = """
+import os, signal, sys, torch
+from pathlib import Path
+from tests.support.records import state
+from trainer.folder.record import TrialFolder
+
+with TrialFolder(Path(sys.argv[1]), "a").claimed({}, {}) as folder:
+    folder.resume(0, None)
+    folder.append({"update": 0, "wall_seconds": 0.0})
+    folder.save(1, state(1))
+    folder.append({"update": 1, "wall_seconds": 1.0})
+
+    def die(content, file):
+        file.write(b"a half of it")
+        file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    torch.save = die
+    folder.save(2, state(2), wait=False)
+    folder._writer.wait()
+"""
+
+
+@contextmanager
+def training(path: Path, num_done: int) -> Iterator[TrialFolder]:
+    """A trial that has done so many updates, and saves the state after the first one."""
+    with TrialFolder(path, "a").claimed({}, {}) as folder:
+        folder.resume(0, None)
+        for update in range(num_done):
+            folder.append({"update": update, "wall_seconds": float(update)})
+            if update == 0:
+                folder.save(1, state(1))
+        yield folder
+
+
+def held_up(monkeypatch: pytest.MonkeyPatch) -> tuple[Event, Event]:
+    """Writing has begun; it may go on."""
+    begun, allowed, save = Event(), Event(), torch.save
+
+    def waits(content: Any, file: Any) -> None:
+        begun.set()
+        assert allowed.wait(WAIT)
+        save(content, file)
+
+    monkeypatch.setattr(torch, "save", waits)
+    return begun, allowed
+
+
+def saved(path: Path) -> list[int]:
+    return [one.num_updates for one in checkpoint.found(path)]
+
+
+def test_the_trial_goes_on_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it does to its state, and rows after it, are not in the checkpoint."""
+    with training(tmp_path, 2) as folder:
+        begun, allowed = held_up(monkeypatch)
+        now = {**state(2), "executor": {"w": torch.zeros(3)}}
+        folder.save(2, now, wait=False)
+        assert begun.wait(WAIT)
+        now["executor"]["w"] += 1
+        folder.append({"update": 2, "wall_seconds": 2.0})
+        assert saved(tmp_path) == [1]
+        allowed.set()
+    [one] = checkpoint.found(tmp_path)
+    assert one.num_updates == 2
+    assert torch.equal(checkpoint.load(one.path)["executor"]["w"], torch.zeros(3))
+    assert TrialFolder(tmp_path, "a").newest_checkpoint() == one.path
+
+
+def test_a_kill_while_it_is_written_keeps_the_former_one(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", CODE, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert saved(tmp_path) == [1]
+    found = TrialFolder(tmp_path, "a").newest_checkpoint()
+    assert found is not None
+    assert checkpoint.load_own(found, "a")["num_updates"] == 1
+
+
+def test_a_process_that_was_taken_over_publishes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(LeaseLost), training(tmp_path, 2) as folder:  # noqa: PT012
+        begun, allowed = held_up(monkeypatch)
+        folder.save(2, state(2), wait=False)
+        assert begun.wait(WAIT)
+        lease.attempt_path(tmp_path, 2).write_text("{}")
+        allowed.set()
+    assert saved(tmp_path) == [1]
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda folder: folder.save(3, state(3), wait=False),
+        lambda folder: folder.save(3, state(3)),
+        lambda folder: folder.finish(finished()),
+        lambda folder: None,
+    ],
+    ids=["another", "one to wait for", "the result", "the end of the trial"],
+)
+def test_what_goes_wrong_is_raised_by_what_comes_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: Callable[[TrialFolder], object]
+) -> None:
+    def full(content: Any, file: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with (  # noqa: PT012
+        pytest.raises(OSError, match="No space left"),
+        training(tmp_path, 2) as folder,
+    ):
+        monkeypatch.setattr(torch, "save", full)
+        folder.save(2, state(2), wait=False)
+        then(folder)
+    assert saved(tmp_path) == [1]
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(".partial")]
+
+
+def test_tensors_that_share_memory_share_it_in_a_copy() -> None:
+    """So that a checkpoint is no larger than one that was written at once."""
+    whole = torch.arange(12.0)
+    before = {"a": whole, "b": [whole[2:6], (whole.view(3, 4).T, 7)], "c": None}
+    after = copied(before)
+    whole += 100
+    assert torch.equal(after["a"], torch.arange(12.0))
+    assert torch.equal(after["b"][0], torch.arange(2.0, 6.0))
+    assert torch.equal(after["b"][1][0], torch.arange(12.0).view(3, 4).T)
+    assert (after["b"][1][1], after["c"]) == (7, None)
+    after["a"][2] = -1
+    assert after["b"][0][0] == -1
