@@ -85,7 +85,8 @@ class Column(NamedTuple):
     @property
     def points(self) -> list[pd.DataFrame]:
         """Those with the most seeds, and no divergence if there are such."""
-        groups = [rows.drop_duplicates("seed") for _, rows in self.found.groupby("point")]
+        once = self.found.drop_duplicates(["point", "seed"])
+        groups = [rows for _, rows in once.groupby("point")]
         most = max(map(len, groups), default=0)
         whole = [rows for rows in groups if len(rows) == most]
         sound = [rows for rows in whole if np.isfinite(rows["value"]).all()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -60,11 +60,13 @@ def losses(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame
 
 def _of_point(rows: pd.DataFrame, arms: list[str]) -> dict[str, Any]:
     """Losses, gaps and counts of each arm; an arm that is missing has n=0."""
-    by_arm = rows.drop_duplicates("arm").set_index("arm")
-    reached = by_arm["loss_sync"].dropna()
-    found: dict[str, Any] = {"sync": reached.iloc[0] if len(reached) else None}
+    by_arm: dict[Any, dict[Hashable, Any]] = {}
+    for row in rows.to_dict("records"):
+        by_arm.setdefault(row["arm"], row)
+    reached = (row["loss_sync"] for row in by_arm.values() if not pd.isna(row["loss_sync"]))
+    found: dict[str, Any] = {"sync": next(reached, None)}
     for arm in arms:
-        row: Mapping[Any, Any] = by_arm.loc[arm].to_dict() if arm in by_arm.index else {}
+        row = by_arm.get(arm, {})
         gap = f"{arm} gap"
         found |= {arm: row.get("loss"), gap: row.get("gap")}
         found |= {f"{gap}_low": row.get("low"), f"{gap}_high": row.get("high")}
