@@ -46,6 +46,7 @@ SWEEPS = (
     ("rerun", "status=failed", "force=true"),
     ("prune", "checkpoints=all", "status=interrupted"),
     ("dashboard", "sweep=main", "scale=tiny"),
+    ("evaluate", "sweep=main", "scale=micro", "tasks=[copa,piqa]", "limit=5", "max_length=64"),
 )
 OF_SWEEPS = (
     *("sweep", "scale", "results", "seeds", "grid.optimizer", "grid.seed", "tune.optimizer.lr"),
@@ -57,6 +58,9 @@ OF_SWEEPS = (
         "pipeline.num_stages",
         "address",
         "again",
+        "tasks",
+        "limit",
+        "benchmarks",
         "-h=",
         "--help=",
         "out",

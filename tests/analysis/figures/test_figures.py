@@ -12,6 +12,7 @@ from analysis import gaps, load
 from analysis.figures import BY_NAME, FIGURES
 from analysis.report.paper_tables import TABLES
 from analysis.report.report import report
+from tests.support.answers import write_answers
 from tests.support.reports import as_svg, with_figures
 from tests.support.synthetic_store import put, write_arms
 
@@ -159,6 +160,7 @@ def test_every_figure_is_drawn_even_of_arms_that_only_diverged(tmp_path: Path) -
         }
         with (path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
+        write_answers(path)
     with with_figures(save=as_svg):
         report(tmp_path, tmp_path / "out")
     # Those of all sweeps together are of taxes, and none of these arms has one.
