@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from importlib import import_module
 
 from analysis.figures.figure import Figure, Plot, Rows, panels, plot
-from analysis.figures.files import save, save_by
+from analysis.figures.files import save
 
 MODULES = (
     "analysis.figures.tax",
@@ -34,5 +34,4 @@ __all__ = [
     "plot",
     "registered",
     "save",
-    "save_by",
 ]

@@ -15,16 +15,14 @@ from analysis.figures.draw.style import dark
 from analysis.figures.figure import Plot, Spec, beside, whole
 from trainer.base.children import Background
 
-SCALE = 2
-"""Pixels of a PNG per pixel of the specification."""
+SCALE, TALL = 2, 8_000
+"""Pixels of a PNG per pixel of the specification; one where that is taller than TALL."""
 PER_INCH = 96
 """Pixels of a specification, as browsers count them."""
 POINTS = 72
 LETTER = 4.7
 """Pixels that a letter of a caption takes on average, or a little more."""
 FIRST_GUESS, TRIES = 200, 3
-MANY = 5_000
-"""Rows of a picture that takes longer to draw than a process takes to start."""
 NUMBERED = re.compile(r"(?:clip|gradient_)\d+")
 SIZE = re.compile(r'width="([\d.]+)" height="([\d.]+)"')
 
@@ -40,20 +38,15 @@ WIDTHS = {"one": Width(3.25, 1), "two": Width(6.75, 2)}
 """One or two columns of a paper."""
 
 
-def save(drawn: Plot, out: Path) -> None:
-    """Writes NAME.svg, NAME.png, NAME.pdf and NAME.csv; the same data give the same
-    bytes, but for the order of a PDF's objects."""
+def save(drawn: Plot, out: Path, background: Background | None = None) -> None:
+    """Writes NAME.svg, NAME.png, NAME.pdf and NAME.csv; the same data give the same bytes, but for
+    the order of a PDF's objects. With a `background` pictures are there when that ends."""
     _write_data(drawn, out)
-    _save_picture(whole(drawn), out / drawn.figure.name)
-
-
-def save_by(background: Background, drawn: Plot, out: Path) -> None:
-    """As `save`; a large picture is there when the context ends."""
-    if len(drawn.data) < MANY:
-        save(drawn, out)
-        return
-    _write_data(drawn, out)
-    background.do(_save_picture, whole(drawn), out / drawn.figure.name)
+    spec, path = whole(drawn), out / drawn.figure.name
+    if background is None:
+        _save_picture(spec, path)
+    else:
+        background.do(_save_picture, spec, path)
 
 
 def export(drawn: Plot, out: Path, width: str, *, is_dark: bool) -> None:
@@ -74,9 +67,11 @@ def _write_picture(svg: str, path: Path) -> None:
     """Writes `path` with the endings of its three kinds."""
     Path(f"{path}.svg").write_text(with_font(svg))
     svg = in_family(svg, QUICK) if is_usual(svg) else svg
-    Path(f"{path}.png").write_bytes(vl_convert.svg_to_png(svg, scale=SCALE))
+    width, height = _size(svg)
+    scale = SCALE if height <= TALL else 1
+    Path(f"{path}.png").write_bytes(vl_convert.svg_to_png(svg, scale=scale))
     # vl-convert takes a pixel for a point, of which an inch has fewer.
-    in_points = resized(svg, _size(svg)[0] * POINTS / PER_INCH)
+    in_points = resized(svg, width * POINTS / PER_INCH)
     Path(f"{path}.pdf").write_bytes(vl_convert.svg_to_pdf(in_points))
 
 

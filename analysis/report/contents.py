@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from analysis.claims import CLAIMS, Verdict, audited, judged, not_run
-from analysis.figures import FIGURES, Figure, Plot, plot, save_by
+from analysis.figures import FIGURES, Figure, Plot, plot, save
 from analysis.report.missing import command
 from analysis.report.page.listing import Listing, listed, write_latex
 from analysis.report.page.page import Chapter, Drawn, drawn
@@ -26,10 +26,10 @@ EXPECTED = sorted(
 
 def write_chapter(scope: Scope, out: Path, results: str, background: Background) -> Chapter:
     """Writes the figures and tables of a scope of the store `results` to its folder in `out`;
-    the large pictures are there when `background` ends."""
+    pictures are there when `background` ends."""
     folder = out / scope.folder
     folder.mkdir(parents=True, exist_ok=True)
-    figures = [*_figures(scope, folder, background)]  # first: the large ones are drawn meanwhile
+    figures = [*_figures(scope, folder, background)]  # first: pictures are drawn meanwhile
     return Chapter(
         scope.title,
         verdicts(scope, results),
@@ -56,7 +56,7 @@ def verdicts(scope: Scope, results: str) -> list[Verdict]:
 
 def _figures(scope: Scope, folder: Path, background: Background) -> Iterator[Drawn]:
     for shown in figures_of(scope, [figure.name for figure in FIGURES]):
-        save_by(background, shown, folder)
+        save(shown, folder, background)
         yield drawn(shown, _prefix(scope))
 
 

@@ -19,13 +19,10 @@ import pandas as pd
 from analysis.table.curves import curves
 from analysis.table.load import config_of
 from analysis.table.points import flatten
-from trainer.base.children import Background
 from trainer.base.errors import BadInput
 from trainer.folder.lease import attempts, read
 
 FOLDER = "trials"
-MANY = 2_000
-"""Trials whose files take longer to write than a process takes to start."""
 START = re.compile("[0-9a-z]{2}")
 Row = Mapping[Hashable, Any]
 SUMMARY = {
@@ -45,14 +42,6 @@ SUMMARY = {
     "folder": "folder",
 }
 """Columns of the table of trials → what the page calls them."""
-
-
-def write_details_by(background: Background, trials: pd.DataFrame, results: str, out: Path) -> None:
-    """As `write_details`; those of many trials are there when the context ends."""
-    if len(trials) < MANY:
-        write_details(trials, results, out)
-    else:
-        background.do(write_details, trials, results, out)
 
 
 def write_details(trials: pd.DataFrame, results: str, out: Path) -> None:

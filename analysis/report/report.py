@@ -14,7 +14,7 @@ import pandas as pd
 
 from analysis.report.claims_table import claims_table
 from analysis.report.contents import EXPECTED, write_chapter
-from analysis.report.details import write_details_by
+from analysis.report.details import write_details
 from analysis.report.missing import command, cost, missing, shown
 from analysis.report.overview import overview
 from analysis.report.page.listing import listed
@@ -35,6 +35,8 @@ from trainer.base.errors import BadInput
 
 PLACES = ["folder", "results", "out", "data.path", "data.shards", "code"]
 """Paths on one machine: they are left out of the files, which name a trial by its id."""
+MANY = 2_000
+"""Trials whose pictures and files take longer to make than a process takes to start."""
 MOST_TRIALS = 10_000
 """Rows of the list of trials on the page."""
 TRIALS = "Each opens: config, losses over training, log. What made it stands in the CSV."
@@ -86,10 +88,10 @@ def write_report(results: Path, out: Path, label: str | None = None) -> Written:
     found = _find(results, label)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with warnings.catch_warnings(record=True) as caught, Background() as background:
+        with warnings.catch_warnings(record=True) as caught, _background(found) as background:
             warnings.simplefilter("ignore", UserWarning)  # those of the gaps are remarks now
             warnings.simplefilter("always", DamagedRows)
-            write_details_by(background, found.trials, str(results), out)
+            background.do(write_details, found.trials, str(results), out)
             chapters = [
                 write_chapter(scope, out, str(results), background) for scope in found.parts
             ]
@@ -98,6 +100,10 @@ def write_report(results: Path, out: Path, label: str | None = None) -> Written:
     except OSError as error:
         raise BadInput("out", out, f"must be a folder to write to ({error.strerror})") from None
     return Written(_text(found, page, out), page, found.trials)
+
+
+def _background(found: _Found) -> Background:
+    return Background(apart=len(found.trials) >= MANY)
 
 
 def _said(caught: Iterable[warnings.WarningMessage]) -> list[str]:

@@ -35,10 +35,10 @@ def with_figures(
     """Reports that this process makes have the figures of these `names`, in files that `save`
     writes."""
 
-    def save_by(_: Background, plot: Plot, out: Path) -> None:
+    def save_at_once(plot: Plot, out: Path, _: Background) -> None:
         save(plot, out)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(contents, "FIGURES", [one for one in FIGURES if one.name in names])
-        patch.setattr(contents, "save_by", save_by)
+        patch.setattr(contents, "save", save_at_once)
         yield

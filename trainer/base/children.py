@@ -21,10 +21,10 @@ def pool(num_workers: int) -> ProcessPoolExecutor:
 
 class Background:
     """One worker for what nothing waits for: a context that ends when all of it is done, and raises
-    what went wrong there. Without work there is no worker."""
+    what went wrong there. If it is not `apart`, all is done at once instead."""
 
-    def __init__(self) -> None:
-        self._worker = pool(1)
+    def __init__(self, *, apart: bool = True) -> None:
+        self._worker, self._apart = pool(1), apart
         self._begun: list[Future[None]] = []
 
     def __enter__(self) -> Self:
@@ -43,6 +43,9 @@ class Background:
         **options: Arguments.kwargs,
     ) -> None:
         """Calls a module's function there, after what was asked for before."""
+        if not self._apart:
+            function(*args, **options)
+            return
         self._begun.append(self._worker.submit(function, *args, **options))
 
 

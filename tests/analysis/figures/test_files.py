@@ -15,7 +15,7 @@ from fontTools.ttLib import TTFont
 
 from analysis import gaps, load
 from analysis.__main__ import main
-from analysis.figures import BY_NAME, Plot, files, plot, save, save_by
+from analysis.figures import BY_NAME, Plot, files, plot, save
 from analysis.figures.draw.fonts import USUAL, with_font
 from analysis.figures.files import PER_INCH, WIDTHS, sized
 from analysis.statistics.reported import paper_losses
@@ -59,17 +59,16 @@ def test_a_picture_is_as_wide_as_the_columns_of_a_paper(
     assert ("#161616" in svg) == (width == "two"), "the ground of the dark one"
 
 
-def test_a_large_picture_is_drawn_by_another_process_and_is_the_same(
+def test_a_picture_may_be_drawn_by_another_process_and_is_the_same(
     made: Plot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     there.mkdir()
     save(made, here)
-    monkeypatch.setattr(files, "MANY", len(made.data))
     monkeypatch.setattr(files, "picture", None)  # in this process alone
     with Background() as background:
-        save_by(background, made, there)
+        save(made, there, background)
     names = sorted(path.name for path in here.iterdir())
     assert names == sorted(path.name for path in there.iterdir())
     for name in names:

@@ -19,7 +19,7 @@ import vl_convert
 from analysis import gaps, load
 from analysis.__main__ import main as analysis
 from analysis.advice import advise
-from analysis.figures import save_by
+from analysis.figures import save
 from analysis.report import contents
 from analysis.report.contents import EXPECTED
 from analysis.report.page import page as page_module
@@ -110,7 +110,7 @@ def recorded(few_figures: None, tmp_path_factory: pytest.TempPathFactory) -> Mad
     made |= {"ended": "completed", "ended_at": 60.0}
     (store / "trials" / "0001" / "attempt-000001.json").write_text(json.dumps(made))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contents, "save_by", save_by)
+        patch.setattr(contents, "save", save)
         return Made(store, out, page(store, out))
 
 

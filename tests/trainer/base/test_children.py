@@ -17,6 +17,12 @@ def test_all_is_done_in_order_when_the_context_ends(tmp_path: Path) -> None:
     assert (tmp_path / "outer" / "inner").is_dir()
 
 
+def test_without_a_worker_all_is_done_at_once(tmp_path: Path) -> None:
+    with Background(apart=False) as background:
+        background.do(os.mkdir, tmp_path / "now")
+        assert (tmp_path / "now").is_dir()
+
+
 def test_what_went_wrong_there_is_raised_here(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError), Background() as background:
         background.do(os.mkdir, tmp_path)

@@ -36,7 +36,7 @@ def config(folder: Path, *words: str) -> dict[str, Any]:
     return small.config(folder, *SHAPE, *words)
 
 
-@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("p", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_every_number_is_that_of_the_emulation(tmp_path: Path, p: int) -> None:
     """Which divides nothing; on p=2 the tied embedding may have two owners."""
     configs = [config(tmp_path, f"pipeline.num_stages={p}", *way) for way in WAYS]
