@@ -27,12 +27,12 @@ def without_younger(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Its groups may be nested, or its keys have dots.
     """
-    return _without(config, "")
-
-
-def _without(node: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    return {
-        key: _without(value, f"{key}.") if isinstance(value, Mapping) else value
-        for key, value in node.items()
-        if (name := prefix + key) not in YOUNGER or value != YOUNGER[name]
-    }
+    found = dict(config)
+    for key, usual in YOUNGER.items():
+        group, _, name = key.rpartition(".")
+        of_group = found.get(group)
+        if key in found and found[key] == usual:
+            del found[key]
+        elif isinstance(of_group, Mapping) and name in of_group and of_group[name] == usual:
+            found[group] = {other: value for other, value in of_group.items() if other != name}
+    return found
