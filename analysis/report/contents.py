@@ -26,7 +26,7 @@ EXPECTED = sorted(
 
 def write_chapter(scope: Scope, out: Path, results: str, background: Background) -> Chapter:
     """Writes the figures and tables of a scope of the store `results` to its folder in `out`;
-    pictures are there when `background` ends."""
+    pictures and LaTeX are there when `background` ends."""
     folder = out / scope.folder
     folder.mkdir(parents=True, exist_ok=True)
     figures = [*_figures(scope, folder, background)]  # first: pictures are drawn meanwhile
@@ -35,7 +35,7 @@ def write_chapter(scope: Scope, out: Path, results: str, background: Background)
         verdicts(scope, results),
         [(record.label, record.verdict) for record in scope.records if record.verdict],
         figures,
-        [*_tables(scope, out)],
+        [*_tables(scope, out, background)],
     )
 
 
@@ -78,7 +78,7 @@ def _of_sweep(figure: Figure, sweep: str) -> Figure:
     return figure._replace(name=f"{figure.name}_{sweep}", title=f"{figure.title}: {sweep}")
 
 
-def _tables(scope: Scope, out: Path) -> Iterator[Listing]:
+def _tables(scope: Scope, out: Path, background: Background) -> Iterator[Listing]:
     folder = out / scope.folder
     for table in TABLES:
         for sweep, view in _views(scope, table, scope.records):
@@ -90,7 +90,7 @@ def _tables(scope: Scope, out: Path) -> Iterator[Listing]:
                 title += f" ({table.source})" if table.source else ""
                 note, arms = table.notes(scope.scale), names.arms(view.trials)
                 listing = listed(title, data, note, _prefix(scope) + file, arms=arms)
-                write_latex(listing, out)
+                background.do(write_latex, listing, out)
                 yield listing
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -96,7 +96,7 @@ def write_report(results: Path, out: Path, label: str | None = None) -> Written:
                 write_chapter(scope, out, str(results), background) for scope in found.parts
             ]
             found = found._replace(remarks=[*found.remarks, *_said(caught)])
-            page = _write(found, chapters, out)
+            page = _write(found, chapters, out, background)
     except OSError as error:
         raise BadInput("out", out, f"must be a folder to write to ({error.strerror})") from None
     return Written(_text(found, page, out), page, found.trials)
@@ -150,21 +150,18 @@ def _of_label(asked: Sequence[Record], label: str) -> Record:
     raise BadInput("label", label, f"must be a sweep that left a record in the store ({known})")
 
 
-def _write(found: _Found, chapters: Sequence[Chapter], out: Path) -> Page:
-    lines = "".join(f"- {remark}\n" for remark in found.remarks)
-    (out / "gaps.md").write_text(f"{gap_table(found.gaps)}\n\n{LEGEND}\n\n{lines}")
-    found.trials.drop(columns=PLACES, errors="ignore").to_csv(out / "trials.csv", index=False)
+def _write(found: _Found, chapters: Sequence[Chapter], out: Path, background: Background) -> Page:
     store = str(found.results)
     made = provenance(found.trials, found.asked)
     tables = {
+        "trials": found.trials.drop(columns=PLACES, errors="ignore"),
         "gaps": found.gaps,
         "provenance": made,
         "makers": makers(made),
         "missing": found.left,
         "claims": claims_table(chapters),
     }
-    for name, content in tables.items():
-        content.to_csv(out / f"{name}.csv", index=False)
+    background.do(_write_tables, tables, found.remarks, out)
     lead, rest = with_lead(chapters)
     return Page(
         store,
@@ -184,6 +181,13 @@ def _write(found: _Found, chapters: Sequence[Chapter], out: Path) -> Page:
         settings_by_trial(found.trials, _specs(chapters)),
         command(["sweep=main"], store),
     )
+
+
+def _write_tables(tables: Mapping[str, pd.DataFrame], remarks: Sequence[str], out: Path) -> None:
+    lines = "".join(f"- {remark}\n" for remark in remarks)
+    (out / "gaps.md").write_text(f"{gap_table(tables['gaps'])}\n\n{LEGEND}\n\n{lines}")
+    for name, content in tables.items():
+        content.to_csv(out / f"{name}.csv", index=False)
 
 
 def _listed(trials: pd.DataFrame, made: pd.DataFrame) -> pd.DataFrame:
