@@ -13,7 +13,7 @@ import vl_convert
 from analysis.figures.draw.fonts import FAMILY, QUICK, in_family, is_usual, register, with_font
 from analysis.figures.draw.style import dark
 from analysis.figures.figure import Plot, Spec, beside, whole
-from trainer.base.children import Background
+from trainer.base.children import Worker
 
 SCALE, TALL = 2, 8_000
 """Pixels of a PNG per pixel of the specification; one where that is taller than TALL."""
@@ -38,15 +38,15 @@ WIDTHS = {"one": Width(3.25, 1), "two": Width(6.75, 2)}
 """One or two columns of a paper."""
 
 
-def save(drawn: Plot, out: Path, background: Background | None = None) -> None:
+def save(drawn: Plot, out: Path, worker: Worker | None = None) -> None:
     """Writes NAME.svg, NAME.png, NAME.pdf and NAME.csv; the same data give the same bytes, but for
-    the order of a PDF's objects. With a `background` pictures are there when that ends."""
+    the order of a PDF's objects. With a `worker` pictures are there when that ends."""
     _write_data(drawn, out)
     spec, path = whole(drawn), out / drawn.figure.name
-    if background is None:
+    if worker is None:
         _save_picture(spec, path)
     else:
-        background.do(_save_picture, spec, path)
+        worker.do(_save_picture, spec, path)
 
 
 def export(drawn: Plot, out: Path, width: str, *, is_dark: bool) -> None:

@@ -14,7 +14,7 @@ from analysis.report.paper_tables import TABLES, Table
 from analysis.report.scopes import Scope, View
 from analysis.table import names
 from analysis.table.records import Record
-from trainer.base.children import Background
+from trainer.base.children import Worker
 
 WITH_FIGURE = frozenset(sweep for figure in FIGURES for sweep in figure.sweeps)
 """The sweeps that have a figure of their own."""
@@ -24,18 +24,18 @@ EXPECTED = sorted(
 """The sweeps that figures, tables or claims need."""
 
 
-def write_chapter(scope: Scope, out: Path, results: str, background: Background) -> Chapter:
+def write_chapter(scope: Scope, out: Path, results: str, worker: Worker) -> Chapter:
     """Writes the figures and tables of a scope of the store `results` to its folder in `out`;
-    pictures and LaTeX are there when `background` ends."""
+    pictures and LaTeX are there when `worker` ends."""
     folder = out / scope.folder
     folder.mkdir(parents=True, exist_ok=True)
-    figures = [*_figures(scope, folder, background)]  # first: pictures are drawn meanwhile
+    figures = [*_figures(scope, folder, worker)]  # first: pictures are drawn meanwhile
     return Chapter(
         scope.title,
         verdicts(scope, results),
         [(record.label, record.verdict) for record in scope.records if record.verdict],
         figures,
-        [*_tables(scope, out, background)],
+        [*_tables(scope, out, worker)],
     )
 
 
@@ -54,9 +54,9 @@ def verdicts(scope: Scope, results: str) -> list[Verdict]:
     return found
 
 
-def _figures(scope: Scope, folder: Path, background: Background) -> Iterator[Drawn]:
+def _figures(scope: Scope, folder: Path, worker: Worker) -> Iterator[Drawn]:
     for shown in figures_of(scope, [figure.name for figure in FIGURES]):
-        save(shown, folder, background)
+        save(shown, folder, worker)
         yield drawn(shown, _prefix(scope))
 
 
@@ -78,7 +78,7 @@ def _of_sweep(figure: Figure, sweep: str) -> Figure:
     return figure._replace(name=f"{figure.name}_{sweep}", title=f"{figure.title}: {sweep}")
 
 
-def _tables(scope: Scope, out: Path, background: Background) -> Iterator[Listing]:
+def _tables(scope: Scope, out: Path, worker: Worker) -> Iterator[Listing]:
     folder = out / scope.folder
     for table in TABLES:
         for sweep, view in _views(scope, table, scope.records):
@@ -90,7 +90,7 @@ def _tables(scope: Scope, out: Path, background: Background) -> Iterator[Listing
                 title += f" ({table.source})" if table.source else ""
                 note, arms = table.notes(scope.scale), names.arms(view.trials)
                 listing = listed(title, data, note, _prefix(scope) + file, arms=arms)
-                background.do(write_latex, listing, out)
+                worker.do(write_latex, listing, out)
                 yield listing
 
 

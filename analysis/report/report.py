@@ -30,7 +30,7 @@ from analysis.table.load import DamagedRows, load
 from analysis.table.points import settings
 from analysis.table.records import Record, records
 from trainer.base.atomic import write_atomically
-from trainer.base.children import Background
+from trainer.base.children import Worker
 from trainer.base.errors import BadInput
 
 PLACES = ["folder", "results", "out", "data.path", "data.shards", "code"]
@@ -88,22 +88,20 @@ def write_report(results: Path, out: Path, label: str | None = None) -> Written:
     found = _find(results, label)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with warnings.catch_warnings(record=True) as caught, _background(found) as background:
+        with warnings.catch_warnings(record=True) as caught, _worker(found) as worker:
             warnings.simplefilter("ignore", UserWarning)  # those of the gaps are remarks now
             warnings.simplefilter("always", DamagedRows)
-            background.do(write_details, found.trials, str(results), out)
-            chapters = [
-                write_chapter(scope, out, str(results), background) for scope in found.parts
-            ]
+            worker.do(write_details, found.trials, str(results), out)
+            chapters = [write_chapter(scope, out, str(results), worker) for scope in found.parts]
             found = found._replace(remarks=[*found.remarks, *_said(caught)])
-            page = _write(found, chapters, out, background)
+            page = _write(found, chapters, out, worker)
     except OSError as error:
         raise BadInput("out", out, f"must be a folder to write to ({error.strerror})") from None
     return Written(_text(found, page, out), page, found.trials)
 
 
-def _background(found: _Found) -> Background:
-    return Background(apart=len(found.trials) >= MANY)
+def _worker(found: _Found) -> Worker:
+    return Worker(apart=len(found.trials) >= MANY)
 
 
 def _said(caught: Iterable[warnings.WarningMessage]) -> list[str]:
@@ -150,7 +148,7 @@ def _of_label(asked: Sequence[Record], label: str) -> Record:
     raise BadInput("label", label, f"must be a sweep that left a record in the store ({known})")
 
 
-def _write(found: _Found, chapters: Sequence[Chapter], out: Path, background: Background) -> Page:
+def _write(found: _Found, chapters: Sequence[Chapter], out: Path, worker: Worker) -> Page:
     store = str(found.results)
     made = provenance(found.trials, found.asked)
     tables = {
@@ -161,7 +159,7 @@ def _write(found: _Found, chapters: Sequence[Chapter], out: Path, background: Ba
         "missing": found.left,
         "claims": claims_table(chapters),
     }
-    background.do(_write_tables, tables, found.remarks, out)
+    worker.do(_write_tables, tables, found.remarks, out)
     lead, rest = with_lead(chapters)
     return Page(
         store,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis.theory.corrections import Hooks
 from analysis.theory.filters import SAME, late
@@ -12,29 +12,8 @@ from analysis.theory.recursion import Loop
 from analysis.theory.stability import largest_stable
 from trainer.base.build import Node
 
-
-class Measured(Protocol):
-    """What `trainer.sharpness` finds after some updates."""
-
-    @property
-    def num_updates(self) -> int:
-        """How many were made."""
-        ...
-
-    @property
-    def train_loss(self) -> float:
-        """Of the last one's batch."""
-        ...
-
-    @property
-    def lr(self) -> float:
-        """Its learning rate."""
-        ...
-
-    @property
-    def k(self) -> float:
-        """Learning rate x largest eigenvalue of the preconditioned Hessian."""
-        ...
+if TYPE_CHECKING:
+    from trainer.sharpness.measure import Sharpness  # torch is slow to import
 
 
 class Standing(NamedTuple):
@@ -62,7 +41,7 @@ class Standing(NamedTuple):
         return {**self._asdict(), "of_sync": self.of_sync, "of_delayed": self.of_delayed}
 
 
-def beside_limits(optimizer: Node, found: Iterable[Measured], delay: int) -> Iterator[Standing]:
+def beside_limits(optimizer: Node, found: Iterable[Sharpness], delay: int) -> Iterator[Standing]:
     """Each measurement with the limits of the optimizer as it stands then.
 
     Raises BadInput for an optimizer that is not linear.

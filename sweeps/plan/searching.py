@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from typing_extensions import override
+
 from sweeps.plan.sampler import Sampler, Space
-from sweeps.plan.settings import at, value
+from sweeps.plan.settings import Tried, at, value
 from sweeps.request.expand import Point, Trial
 from sweeps.request.schema import Sweep
 from sweeps.request.search import Axis, Search
@@ -47,7 +49,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Searched:
+class Searched(Tried):
     """A point with the settings that were tried."""
 
     point: Point
@@ -61,19 +63,9 @@ class Searched:
     budget is spent they are at the point's own values, as an estimate."""
 
     @property
+    @override
     def choosing(self) -> list[Trial]:
-        """The trials that choose, as far as they are known."""
         return [trial for setting in self.tried for trial in setting.trials]
-
-    @property
-    def runnable(self) -> list[Trial]:
-        """The trials that can run now."""
-        return [*self.choosing, *(self.arms if self.settled else [])]
-
-    @property
-    def planned(self) -> list[Trial]:
-        """All trials, as far as they are known."""
-        return [*self.choosing, *self.arms]
 
 
 def check_space(asked: Search, points: Iterable[Point]) -> None:

@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from sweeps.request.expand import Point
+from sweeps.request.expand import Point, Trial
 from sweeps.request.schema import Config
 from trainer.base.errors import BadInput
 from trainer.config.schema import validate
 
 SIZES = ("batch_size", "seq_len")
 """Keys of the size of a batch: a point trains on the same number of tokens with any."""
+
+
+class Tried(ABC):
+    """A point at which settings are tried before its arms run."""
+
+    settled: bool
+    """Whether they are chosen."""
+    arms: list[Trial]
+    """The trials at what was chosen, or an estimate of them."""
+
+    @property
+    @abstractmethod
+    def choosing(self) -> list[Trial]:
+        """The trials that choose, as far as they are known."""
+
+    @property
+    def runnable(self) -> list[Trial]:
+        """The trials that can run now."""
+        return [*self.choosing, *(self.arms if self.settled else [])]
+
+    @property
+    def planned(self) -> list[Trial]:
+        """All trials, as far as they are known."""
+        return [*self.choosing, *self.arms]
 
 
 def number(point: Point, key: str) -> float:

@@ -17,7 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from sweeps.plan.settings import at, number
+from typing_extensions import override
+
+from sweeps.plan.settings import Tried, at, number
 from sweeps.request.expand import Point, Trial
 from sweeps.request.schema import Sweep, keys, overrides
 from sweeps.store.results import final_loss
@@ -30,7 +32,7 @@ Values = tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class Tuned:
+class Tuned(Tried):
     """A point with the values of its tuned keys that were tried."""
 
     point: Point
@@ -46,19 +48,9 @@ class Tuned:
     """The point at which the values were chosen, if that is another one."""
 
     @property
+    @override
     def choosing(self) -> list[Trial]:
-        """The trials that choose, as far as they are known."""
         return [*self.tried.values()]
-
-    @property
-    def runnable(self) -> list[Trial]:
-        """The trials that can run now."""
-        return [*self.choosing, *(self.arms if self.settled else [])]
-
-    @property
-    def planned(self) -> list[Trial]:
-        """All trials, as far as they are known."""
-        return [*self.choosing, *self.arms]
 
 
 def check_reach(sweep: Sweep, points: Iterable[Point]) -> None:

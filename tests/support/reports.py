@@ -12,7 +12,7 @@ from analysis.figures import FIGURES, Plot
 from analysis.figures.figure import whole
 from analysis.figures.files import picture
 from analysis.report import contents
-from trainer.base.children import Background
+from trainer.base.children import Worker
 
 ALL = frozenset(figure.name for figure in FIGURES)
 
@@ -35,7 +35,7 @@ def with_figures(
     """Reports that this process makes have the figures of these `names`, in files that `save`
     writes."""
 
-    def save_at_once(plot: Plot, out: Path, _: Background) -> None:
+    def save_at_once(plot: Plot, out: Path, _: Worker) -> None:
         save(plot, out)
 
     with pytest.MonkeyPatch.context() as patch:

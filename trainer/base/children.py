@@ -19,7 +19,7 @@ def pool(num_workers: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(num_workers, context, _serve)
 
 
-class Background:
+class Worker:
     """One worker for what nothing waits for: a context that ends when all of it is done, and raises
     what went wrong there. If it is not `apart`, all is done at once instead."""
 

@@ -101,11 +101,11 @@ class StageLM(TemplateLM):
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
         """Not asked by tasks of multiple choice."""
-        raise NotImplementedError
+        raise NotImplementedError("only tasks of multiple choice can be asked")
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
         """Not asked by tasks of multiple choice."""
-        raise NotImplementedError
+        raise NotImplementedError("only tasks of multiple choice can be asked")
 
 
 def _score(logits: Tensor, answer: list[int]) -> tuple[float, bool]:

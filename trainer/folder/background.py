@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-class Background:
+class Writer:
     """A thread that does one thing after another; its errors are raised by the next call."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from trainer.base.atomic import clean, partials, write_atomically, write_json
 from trainer.base.errors import BadInput
 from trainer.base.status import Status
 from trainer.folder import checkpoint, metrics, wellformed
-from trainer.folder.background import Background, copied
+from trainer.folder.background import Writer, copied
 from trainer.folder.lease import attempts, holder, leased, read, trained
 from trainer.folder.metrics import Metrics, Row
 from trainer.folder.wellformed import Damaged
@@ -149,7 +149,7 @@ class TrialFolder:
         kept = [line.content for update, line in lines.items() if update < num_updates]
         self._metrics = Metrics(self._rows, kept, self._lease.require)
         self._open.enter_context(closing(self._metrics))
-        self._writer = self._open.enter_context(closing(Background()))
+        self._writer = self._open.enter_context(closing(Writer()))
         return max((line.wall_seconds for line in lines.values()), default=0.0)
 
     def append(self, row: Row) -> None:

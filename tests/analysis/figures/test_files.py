@@ -20,7 +20,7 @@ from analysis.figures.draw.fonts import USUAL, with_font
 from analysis.figures.files import PER_INCH, WIDTHS, sized
 from analysis.statistics.reported import paper_losses
 from tests.support.synthetic_store import put
-from trainer.base.children import Background
+from trainer.base.children import Worker
 
 FIGURE = BY_NAME["final_losses"]
 ROOT = Path(__file__).parents[3]
@@ -67,8 +67,8 @@ def test_a_picture_may_be_drawn_by_another_process_and_is_the_same(
     there.mkdir()
     save(made, here)
     monkeypatch.setattr(files, "picture", None)  # in this process alone
-    with Background() as background:
-        save(made, there, background)
+    with Worker() as worker:
+        save(made, there, worker)
     names = sorted(path.name for path in here.iterdir())
     assert names == sorted(path.name for path in there.iterdir())
     for name in names:

@@ -1,4 +1,4 @@
-"""Work in the background: done when the context ends, in order, and its errors are not lost."""
+"""Work in the worker: done when the context ends, in order, and its errors are not lost."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from trainer.base.children import Background
+from trainer.base.children import Worker
 
 
 def test_all_is_done_in_order_when_the_context_ends(tmp_path: Path) -> None:
-    with Background() as background:
-        background.do(os.mkdir, tmp_path / "outer")
-        background.do(os.mkdir, tmp_path / "outer" / "inner", mode=0o700)
+    with Worker() as worker:
+        worker.do(os.mkdir, tmp_path / "outer")
+        worker.do(os.mkdir, tmp_path / "outer" / "inner", mode=0o700)
     assert (tmp_path / "outer" / "inner").is_dir()
 
 
 def test_without_a_worker_all_is_done_at_once(tmp_path: Path) -> None:
-    with Background(apart=False) as background:
-        background.do(os.mkdir, tmp_path / "now")
+    with Worker(apart=False) as worker:
+        worker.do(os.mkdir, tmp_path / "now")
         assert (tmp_path / "now").is_dir()
 
 
 def test_what_went_wrong_there_is_raised_here(tmp_path: Path) -> None:
-    with pytest.raises(FileExistsError), Background() as background:
-        background.do(os.mkdir, tmp_path)
+    with pytest.raises(FileExistsError), Worker() as worker:
+        worker.do(os.mkdir, tmp_path)
 
 
 def test_what_has_not_begun_is_left_after_an_error(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_what_has_not_begun_is_left_after_an_error(tmp_path: Path) -> None:
 
 
 def _interrupted(folder: Path) -> None:
-    with Background() as background:
+    with Worker() as worker:
         for name in map(str, range(50)):
-            background.do(os.mkdir, folder / name)
+            worker.do(os.mkdir, folder / name)
         raise KeyboardInterrupt
