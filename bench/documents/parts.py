@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from bench.documents import others, sentences, sharpness, tables, theory
+from bench.documents import architectures, others, sentences, sharpness, tables, theory
 
 Part = Callable[[], str]
 
@@ -41,7 +41,16 @@ PARTS: Mapping[str, Part] = {
     "long-contradicted": partial(sentences.contradicted, "long"),
     "long-parts": partial(sentences.verdicts, "shared_rate", scale="long"),
     "long-horizon-trials": partial(sentences.counts, "horizon_long_trials"),
-    "long-horizon": tables.horizon,
+    "long-horizon": partial(tables.horizon, "horizon", "long"),
+    "families-trials": partial(sentences.counts, "families_trials"),
+    "families": architectures.families,
+    "families-verdicts": partial(sentences.verdicts, "families"),
+    "moe-horizon-trials": partial(sentences.counts, "moe_horizon_trials"),
+    "moe-horizon": partial(tables.horizon, "moe_horizon", "tiny"),
+    "moe-horizon-verdicts": partial(sentences.verdicts, "moe_horizon"),
+    "moe-rates-trials": partial(sentences.counts, "moe_learning_rate_trials"),
+    "moe-rates": architectures.rates,
+    "moe-rates-verdicts": partial(sentences.verdicts, "moe_learning_rate"),
     "forecasts": tables.forecasts,
     "forecast-beside": others.taxes,
     "forecast-exponents": others.exponents,

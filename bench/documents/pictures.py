@@ -45,6 +45,8 @@ TRIALS: Mapping[str, tuple[str, Callable[[], View]]] = {
     "momentum": ("fig04_momentum", partial(of_sweep, "momentum")),
     "coefficient": ("fig15_coefficient", partial(of_sweep, "coefficient")),
     "batch_size": ("fig13_batch_size", partial(of_sweep, "batch_size")),
+    "moe_horizon": ("fig05b_moe_horizon", partial(of_sweep, "moe_horizon")),
+    "moe_learning_rate": ("fig16b_moe_learning_rate", partial(of_sweep, "moe_learning_rate")),
     "token_tax": ("token_tax", partial(view, LENGTHS)),
     "break_even": ("break_even", partial(view, LENGTHS)),
 }

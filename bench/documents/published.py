@@ -37,6 +37,9 @@ SWEEPS: Mapping[str, Published] = {
     "coefficient": Published(["coefficient_trials", "momentum_trials"]),
     "batch_size": Published(["batch_size_trials", "trials"], ("sync", "delay")),
     "dtype": Published(["dtype_trials"]),
+    "families": Published(["families_trials"]),
+    "moe_horizon": Published(["moe_horizon_trials"]),
+    "moe_learning_rate": Published(["moe_learning_rate_trials"]),
 }
 LONG: Mapping[str, Published] = {
     "shared_rate": Published(["long_trials"]),

@@ -197,9 +197,9 @@ def batch_size() -> str:
     return _along(trials, chosen, "batch_size", "batch size", keys=("optimizer.lr",))
 
 
-def horizon() -> str:
-    """At `long`: gap and tax of each arm, one column per length."""
-    trials, found = of_sweep("horizon", "long")
+def horizon(sweep: str, scale: str) -> str:
+    """Gap and tax of each arm, one column per length."""
+    trials, found = of_sweep(sweep, scale)
     lengths = trials.drop_duplicates("point").set_index("point")["num_updates_asked"]
     found = found[found["pairs"] > 0].assign(length=found["point"].map(lengths))
     values = sorted(found["length"].unique())
