@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from ray.tune import Callback
 from rich.console import Console
 from rich.live import Live
 
+from analysis.objects.bucket import StoreAway
 from sweeps.request.expand import Trial
+from sweeps.store.store import Store
 from sweeps.view.gap_table import LIBRARIES, GapTable
 from sweeps.view.progress import Progress
 from sweeps.view.render import render
 from sweeps.view.throttle import Throttled
 from trainer.base.durations import duration
 from trainer.base.status import Status
-from trainer.folder.record import read_result
 from trainer.ranks.supervisor import AskedToStop
 
 DRAW_EVERY, READ_EVERY = 0.5, 5.0
@@ -40,14 +40,14 @@ class Display(Callback):
         title: str,
         trials: Sequence[Trial],
         todo: Sequence[Trial],
-        results: Path,
+        store: Store,
         asked_to_stop: AskedToStop,
         console: Console,
     ) -> None:
         self.running: set[str] = set()
         """Ids of the trials that run now."""
-        self._title, self._gap_table, self._console = title, GapTable(results), console
-        self._asked_to_stop = asked_to_stop
+        self._title, self._gap_table, self._console = title, GapTable(store.folder), console
+        self._store, self._asked_to_stop = store, asked_to_stop
         self._todo = {trial.plan.trial_id for trial in todo}
         self._started: set[str] = set()
         self._num_ended = 0
@@ -98,10 +98,7 @@ class Display(Callback):
             state.update(result)
             state.where = f"{result['hostname']} pid {result['pid']}"
         else:
-            state.num_done = result["num_done"]
-            with suppress(OSError):  # the store may be unavailable for a moment
-                recorded = read_result(self._progress.trials[payload["id"]].folder) or {}
-                state.wall_seconds = recorded.get("wall_seconds", 0.0)
+            state.num_done, state.wall_seconds = result["num_done"], result.get("wall_seconds", 0.0)
             self._end(payload, FOR_SWEEP.get(status, status))
 
     def on_step_end(self, iteration: int, trials: list[Any], **_: object) -> None:
@@ -126,7 +123,8 @@ class Display(Callback):
             )
 
     def _read_store(self) -> None:
-        with suppress(OSError):
+        with suppress(OSError, StoreAway):
+            self._store.pull()
             self._progress.refresh(self._progress.trials.keys() - self._started)
         self._mark_others()
         self._gap_table.refresh(self._progress, self._console.width)
