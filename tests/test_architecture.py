@@ -60,6 +60,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "__main__": {"commands"},
     },
     "analysis": {
+        "table": {"objects"},
         "statistics": {"table"},
         "claims": {"statistics", "table"},
         "advice": {"statistics", "table"},
@@ -68,7 +69,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "figures": {"advice", "forecast", "statistics", "table"},
         "report": {"advice", "claims", "figures", "statistics", "table"},
         "__init__": {"advice", "statistics", "table"},
-        "commands": {"advice", "figures", "forecast", "report", "table", "theory"},
+        "commands": {"advice", "figures", "forecast", "objects", "report", "table", "theory"},
         "__main__": {"commands"},
     },
 }

@@ -20,7 +20,11 @@ from trainer.base.errors import BadInput, Unavailable, short
 from trainer.base.paths import path_problem
 
 SCHEMES = ("s3", "gs", "az")
-NEEDS = "needs the extra `objects`: pip install 'pipegap[objects]'"
+NEEDS = "needs the package obstore: pip install 'pipegap[objects]'"
+NO_BUCKET = "there is no such bucket"
+NO_CREDENTIALS = "no credentials were found in the provider's usual variables and roles"
+METADATA = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
+"""Where the machines of a cloud ask for credentials, if they were given none."""
 CHUNK = 8 << 20
 """Bytes of a large object that one request carries."""
 REQUEST, ALL_TRIES, NUM_TRIES = timedelta(seconds=8), timedelta(seconds=15), 5
@@ -36,6 +40,12 @@ Version = dict[str, str]
 
 class StoreAway(Unavailable):
     """The provider did not answer, or refused, in the time that a request has."""
+
+
+class StoreRefuses(StoreAway):
+    """The provider answers, and asking again will not help: no such bucket, no right to it."""
+
+    exit_code = BadInput.exit_code
 
 
 class Changed(Exception):
@@ -94,7 +104,10 @@ class Bucket:
 
     def create(self, key: str, content: bytes) -> Version:
         """Writes an object that does not exist. Raises Changed if it does."""
-        return self._put(key, content, "create")
+        try:
+            return self._put(key, content, "create")
+        except FileNotFoundError:
+            raise StoreRefuses(f"results={self.url}: {NO_BUCKET}") from None
 
     def replace(self, key: str, content: bytes, version: Version) -> Version:
         """Replaces this version of an object. Raises Changed if it has another one, or is gone."""
@@ -135,7 +148,11 @@ class Bucket:
 
     def list(self, prefix: str) -> Iterator[Meta]:
         """The objects whose keys begin with the path `prefix`, by 1,000 in a request."""
-        yield from self._ask(lambda api: [*_flat(api.list(self._small, prefix, chunk_size=1000))])
+        try:
+            found = self._ask(lambda api: [*_flat(api.list(self._small, prefix, chunk_size=1000))])
+        except FileNotFoundError:
+            raise StoreRefuses(f"results={self.url}: {NO_BUCKET}") from None
+        yield from found
 
     def now(self) -> float:
         """The server's time now, in seconds since 1970, by an object that is written for it.
@@ -161,7 +178,11 @@ class Bucket:
             return request(api)
         except (errors.AlreadyExistsError, errors.PreconditionError) as error:
             raise Changed(_reason(error)) from None
+        except (errors.PermissionDeniedError, errors.UnauthenticatedError) as error:
+            raise StoreRefuses(f"results={self.url}: permission denied ({_code(error)})") from None
         except errors.BaseError as error:
+            if any(host in str(error) for host in METADATA):
+                raise StoreRefuses(f"results={self.url}: {NO_CREDENTIALS}") from None
             raise StoreAway(f"results={self.url}: {_reason(error)}") from None
 
     @cached_property
@@ -216,8 +237,12 @@ def _seconds(time: datetime) -> float:
 
 
 def _reason(error: Exception) -> str:
-    """What a library says, in a line; of a provider's XML the code alone, which has no key."""
+    """What a library says, in a line."""
     text = str(error).partition("\n\nDebug source")[0]
-    if found := re.search(r"<Code>(\w+)</Code>", text):
-        return found[1]
     return short(" ".join(text.partition(": <")[0].split()))
+
+
+def _code(error: Exception) -> str:
+    """A provider's name for what is wrong. The rest of its answer may name a key."""
+    found = re.search(r"<Code>(\w+)</Code>", str(error))
+    return found[1] if found else type(error).__name__

@@ -61,8 +61,9 @@ class ObjectStore:
                 again = partial(self._bucket.create, key, b"twice")
                 stale = partial(self._bucket.replace, key, b"stale", _stale(version, other))
                 refused = [_refuses(request) for request in (again, stale)]
-        except (FileNotFoundError, StoreAway) as error:
-            raise BadInput("results", self.name, f"cannot be written: {_why(error)}") from None
+        except StoreAway as error:
+            why = str(error).partition(": ")[2]
+            raise BadInput("results", self.name, f"cannot be written: {why}") from None
         if not all(refused):
             allowed = "must be of a provider with conditional writes (create if absent, replace if "
             raise BadInput("results", self.name, f"{allowed}the etag matches): an object was lost")
@@ -261,8 +262,3 @@ def _without_checkpoints(now: Register) -> Register:
 def _files(path: Path) -> Iterator[Path]:
     found = [path] if path.is_file() else sorted(path.rglob("*"))
     return (file for file in found if file.is_file() and not file.name.endswith(".partial"))
-
-
-def _why(error: Exception) -> str:
-    text = str(error).partition(": ")[2] or str(error)
-    return "there is no such bucket" if isinstance(error, FileNotFoundError) else text

@@ -31,4 +31,5 @@ def require_folder(key: str, value: str) -> None:
     if (problem := path_problem(value)) is not None:
         raise BadInput(key, value, problem)
     if is_url(value):
-        raise BadInput(key, value, "must be a folder, not a URL")
+        allowed = "must be a folder: `python -m sweeps` and `python -m analysis` alone know URLs"
+        raise BadInput(key, value, allowed)
