@@ -31,5 +31,5 @@ def require_folder(key: str, value: str) -> None:
     if (problem := path_problem(value)) is not None:
         raise BadInput(key, value, problem)
     if is_url(value):
-        allowed = "must be a folder: `python -m sweeps` and `python -m analysis` alone know URLs"
+        allowed = "must be a folder: sweeps and analysis know URLs of stores, other commands do not"
         raise BadInput(key, value, allowed)
