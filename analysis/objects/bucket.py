@@ -181,6 +181,8 @@ class Bucket:
         except (errors.PermissionDeniedError, errors.UnauthenticatedError) as error:
             raise StoreRefuses(f"results={self.url}: permission denied ({_code(error)})") from None
         except errors.BaseError as error:
+            if "NoSuchBucket" in str(error):
+                raise StoreRefuses(f"results={self.url}: {NO_BUCKET}") from None
             if any(host in str(error) for host in METADATA):
                 raise StoreRefuses(f"results={self.url}: {NO_CREDENTIALS}") from None
             raise StoreAway(f"results={self.url}: {_reason(error)}") from None

@@ -50,6 +50,7 @@ def main(words: Sequence[str]) -> int:
     require_ready(store, all_planned(sweeps))
     sweep_record.write(asked, sweeps, store)
     sweeps, stopped = _run(asked, sweeps, store)
+    store.pull()
     sweep_record.write(asked, sweeps, store)  # what is left is priced by what has finished
     if stopped:  # whoever asked will not wait for a report (Slurm kills after a minute)
         _say_what_is_left(asked, sweeps)

@@ -208,6 +208,11 @@ def _given_back(claim: Claim, working: Working) -> Iterator[None]:
     with claim.heartbeat():
         try:
             working.fetch()
+        except BaseException as error:
+            with suppress(LeaseLost, StoreAway):
+                working.abandon(type(error).__name__)
+            raise
+        try:
             with working.pushed():
                 yield
         except BaseException as error:

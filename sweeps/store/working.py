@@ -13,10 +13,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import monotonic
 from typing import IO, Any
 
 from analysis.objects import register
-from analysis.objects.bucket import Bucket, StoreAway
+from analysis.objects.bucket import Bucket, StoreAway, StoreRefuses
 from analysis.objects.mirror import ARCHIVED, fetch
 from analysis.objects.register import File
 from sweeps.store.claim import Claim, see
@@ -35,8 +36,8 @@ NOT_NEEDED = (".safetensors",)
 """Endings of files that no attempt at the trial reads."""
 LISTS = 5
 """How often a folder is listed again because a file had gone."""
-TRY_EVERY = 1.0
-"""Seconds between two tries to give a trial back."""
+TRY_EVERY, TRY_FOR = 1.0, 600.0
+"""Seconds between two tries to give a trial back, and after which an upload has failed for good."""
 
 Stamp = tuple[int, int, int]
 
@@ -94,16 +95,26 @@ class Working:
             ended.set()
             thread.join()
 
+    def abandon(self, how: str) -> None:
+        """Frees the trial with the files that it had. Raises LeaseLost, StoreAway."""
+        files = self._claim.register.files
+        self._claim.swap(files={**files, **_ended(files, how)}, holder=None)
+
     def give_back(self, how: str) -> None:
         """Uploads the folder as it is now, and frees the trial, in one swap; `how` the attempt
-        ended, unless its file says so. Tries for as long as the trial is this process's. Raises
-        LeaseLost."""
+        ended, unless its file says so. Tries again while the store is away and the trial is still
+        this process's. Raises LeaseLost, and StoreAway if that does not help."""
+        deadline = monotonic() + TRY_FOR
         while True:
             try:
                 files = self._files(last=True)
-                self._push(files | self._ended(files, how), holder=None)
+                self._push(files | _ended(files, how), holder=None)
                 return
+            except StoreRefuses:
+                raise
             except StoreAway:
+                if monotonic() > deadline:
+                    raise
                 time.sleep(TRY_EVERY)
 
     def _push(self, files: dict[str, File], **changes: Any) -> None:
@@ -192,17 +203,18 @@ class Working:
         self._bucket.upload(key, content)
         return {"key": key, "size": size}
 
-    def _ended(self, files: Mapping[str, File], how: str) -> dict[str, File]:
-        """The newest attempt's file, if it does not say how the attempt ended."""
-        newest = max(filter(NAME.fullmatch, files))
-        try:
-            content = json.loads(files[newest]["text"])
-        except (LookupError, ValueError):
-            return {}
-        if "ended" in content:
-            return {}
-        ended = {**content, "ended": how, "ended_at": time.time()}
-        return {newest: {"text": json.dumps(ended, indent=1) + "\n"}}
+
+def _ended(files: Mapping[str, File], how: str) -> dict[str, File]:
+    """The newest attempt's file, if it does not say how the attempt ended."""
+    newest = max(filter(NAME.fullmatch, files))
+    try:
+        content = json.loads(files[newest]["text"])
+    except (LookupError, ValueError):
+        return {}
+    if "ended" in content:
+        return {}
+    ended = {**content, "ended": how, "ended_at": time.time()}
+    return {newest: {"text": json.dumps(ended, indent=1) + "\n"}}
 
 
 def _stamp(path: Path) -> Stamp:

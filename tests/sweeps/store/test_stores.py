@@ -12,6 +12,7 @@ import pytest
 
 import analysis
 from analysis.objects import bucket as requests
+from analysis.objects.bucket import StoreAway
 from sweeps.request.expand import Trial
 from sweeps.store import claim, working
 from sweeps.store.again import recorded
@@ -249,6 +250,24 @@ def slowly(ask: Callable[[], bool]) -> Callable[[], bool]:
         return ask()
 
     return asked
+
+
+def test_what_was_saved_outlives_an_attempt_that_could_not_fetch_it(
+    objects: Store, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = trial_of(objects, tmp_path)
+    with pytest.raises(Stopped):
+        run(objects, trial, after(1))
+    before = {key: of.content for key, of in server.objects.items() if "checkpoint-" in key}
+    assert before
+    monkeypatch.setattr(requests, "NUM_TRIES", 0)
+    server.fault = lambda method, key: "503" if "checkpoint-" in key else None
+    with pytest.raises(StoreAway):
+        run(objects, trial)
+    server.fault = lambda method, key: None
+    after_it = {key: of.content for key, of in server.objects.items() if "checkpoint-" in key}
+    assert after_it == before
+    assert run(objects, trial)["attempts"][0]["attempt"] == 1
 
 
 def test_a_zombies_result_is_rejected(
