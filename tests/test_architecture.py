@@ -67,7 +67,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "theory": {"statistics"},
         "forecast": {"statistics", "table"},
         "figures": {"advice", "forecast", "statistics", "table"},
-        "report": {"advice", "claims", "figures", "statistics", "table"},
+        "report": {"advice", "claims", "figures", "objects", "statistics", "table"},
         "__init__": {"advice", "statistics", "table"},
         "commands": {"advice", "figures", "forecast", "objects", "report", "table", "theory"},
         "__main__": {"commands"},

@@ -41,7 +41,8 @@ TRIES = 5
 """How often a register is read again because an object that it named was gone."""
 PLAIN = "sweeps"
 """The folder whose objects have no register: records of sweeps, which are written as a whole."""
-NOTES = ".pulled.json"
+NOTES, URL = ".pulled.json", ".url"
+"""Files of the copy: what it has, and of which store."""
 
 
 class Note(NamedTuple):
@@ -83,6 +84,7 @@ class Mirror:
         """
         try:
             (self.path / "trials").mkdir(parents=True, exist_ok=True)
+            _write(self.path / URL, f"{self.bucket.url}\n".encode())
             with self._locked():
                 damaged = self._pull()
         except OSError as error:

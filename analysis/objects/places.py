@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from analysis.objects.bucket import Bucket
-from analysis.objects.mirror import Mirror
+from analysis.objects.mirror import URL, Mirror
 from trainer.base.paths import is_url, require_folder
 
 
@@ -16,6 +17,13 @@ def place(word: str | Path) -> Path:
         return Mirror(Bucket(str(word))).path
     require_folder("results", str(word))
     return Path(word)
+
+
+def named(folder: Path) -> str:
+    """What people call the store that is read in `folder`: its URL, if this is a copy."""
+    with suppress(OSError, UnicodeDecodeError):
+        return (folder / URL).read_text().strip()
+    return str(folder)
 
 
 def pulled(word: str | Path) -> Path:
