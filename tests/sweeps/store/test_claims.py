@@ -14,9 +14,9 @@ import pytest
 from analysis.objects import bucket as requests
 from analysis.objects import register
 from analysis.objects.bucket import Bucket, Changed, StoreAway
+from bench import s3_server
 from sweeps.store import claim as claims
 from sweeps.store.claim import Claim, edit, is_free, see
-from tests.support import s3_server
 from trainer.base.errors import LeaseLost
 from trainer.folder.lease import Held
 

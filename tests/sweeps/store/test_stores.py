@@ -13,6 +13,7 @@ import pytest
 import analysis
 from analysis.objects import bucket as requests
 from analysis.objects.bucket import StoreAway
+from bench import s3_server
 from sweeps.request.expand import Trial
 from sweeps.store import claim, working
 from sweeps.store.again import recorded
@@ -20,7 +21,7 @@ from sweeps.store.look import Look
 from sweeps.store.objects import ObjectStore
 from sweeps.store.opened import open_store
 from sweeps.store.store import Store
-from tests.support import s3_server, small
+from tests.support import small
 from trainer.base.errors import BadInput, LeaseLost, Stopped
 from trainer.config.plan import plan_trial
 from trainer.folder import lease

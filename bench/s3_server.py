@@ -1,7 +1,7 @@
 """A server on loopback that speaks as much of S3 as a store needs, and fails when it is told to.
 
 Independent of the code that it tests: the client of a store is obstore, which was written for
-Amazon's servers. `python -m tests.support.s3_server PORT` runs one for other processes.
+Amazon's servers. `python -m bench.s3_server PORT` runs one for other processes.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ request has an effect; `lost`, after; None, nothing."""
 
 
 class Stored(NamedTuple):
+    """An object."""
+
     content: bytes
     e_tag: str
     modified: float
@@ -47,6 +49,7 @@ class Bucket:
         self.clock: Callable[[], float] = time.time
 
     def write(self, key: str, content: bytes) -> Stored:
+        """Stores an object, with a new etag."""
         self.objects[key] = Stored(content, f'"{uuid4().hex}"', self.clock())
         return self.objects[key]
 
@@ -62,6 +65,7 @@ class Handler(BaseHTTPRequestHandler):
         """Nothing."""
 
     def handle(self) -> None:
+        """A client that goes is no news."""
         with suppress(ConnectionError):
             super().handle()
 
