@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
+    ScheduleDualPipeV,
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
 )
@@ -149,6 +150,12 @@ def contenders(gang: Gang, m: int) -> dict[str, Run]:
             [rank, two - 1 - rank],
             two,
             lambda stages: ScheduleZBVZeroBubble(stages, m, loss_fn=loss),
+        ),
+        "torch, ScheduleDualPipeV": theirs(
+            m,
+            [rank, two - 1 - rank],
+            two,
+            lambda stages: ScheduleDualPipeV(stages, m, loss_fn=loss),
         ),
         "pipegap, sync": ours(gang, m, "sync"),
         "pipegap, pipedream_2bw": ours(gang, m, "pipedream_2bw"),

@@ -16,7 +16,7 @@ from functools import partial
 
 from trainer.schedules.operations import Schedule
 from trainer.schedules.orders import interleaved
-from trainer.schedules.recipes import pipedream_2bw, sync, zero_bubble_v
+from trainer.schedules.recipes import dualpipe_v, pipedream_2bw, sync, zero_bubble_v
 from trainer.schedules.simulate import Costs, steady
 
 MESSAGES = (0.0, 0.05, 0.2, 0.5, 1.0, 1.5)
@@ -30,6 +30,7 @@ def schedules(p: int, m: int) -> Mapping[str, Schedule]:
     return {
         "1F1B": sync(2, num_stages=p, num_microbatches=m),
         "ZB-V": zero_bubble_v(2, num_stages=p, num_microbatches=m),
+        "DualPipeV": dualpipe_v(2, num_stages=p, num_microbatches=m),
         "2BW": FREE(num_stages=p, num_microbatches=m),
         "2BW, slack": FREE(num_stages=p, num_microbatches=m, slack=True),
         "interleaved 2BW, two chunks": replace(

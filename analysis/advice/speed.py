@@ -10,6 +10,7 @@ from functools import partial
 from trainer.base.errors import BadInput
 from trainer.schedules.operations import Schedule
 from trainer.schedules.recipes import (
+    dualpipe_v,
     interleaved_1f1b,
     pipedream_2bw,
     sync,
@@ -25,6 +26,7 @@ FLUSHED: Mapping[str, Callable[..., Schedule]] = {
     "interleaved 1F1B": partial(interleaved_1f1b, num_chunks=NUM_CHUNKS),
     "ZB-H1": zero_bubble_h1,
     "ZB-V": zero_bubble_v,
+    "DualPipeV": dualpipe_v,
 }
 """The synchronous pipelines that 2BW is compared with. All of them wait for the norm of the whole
 gradient before an update, as 2BW does."""
@@ -42,7 +44,7 @@ class Costs:
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
-    """Where it is split into halves (ZB-H1, ZB-V), each takes half of this."""
+    """Where it is split into halves (ZB-H1, ZB-V, DualPipeV), each takes half of this."""
     update: float = 0.0
     communication: float = 0.0
     """Until a result arrives at another rank, which computes meanwhile."""
@@ -70,7 +72,7 @@ def flushed_speeds(costs: Costs, num_microbatches: int) -> dict[str, Speed]:
     for name, schedule in FLUSHED.items():
         try:
             found[name] = speed(schedule, costs, num_microbatches)
-        except BadInput:  # interleaved 1F1B needs a multiple of p
+        except BadInput:  # interleaved 1F1B needs a multiple of p, DualPipeV 2p or more
             continue
     return found
 

@@ -43,23 +43,20 @@ class AdaptiveErrorFeedback(ErrorFeedback):
         self._averages: dict[int, Tensor] = {}
 
     @override
-    def _factors(
-        self,
-        late: Late,
-        update: list[Tensor],
-        earlier: list[Tensor],
-        difference: list[Tensor],
-    ) -> Tensor:
-        squares = [
-            torch.stack(torch._foreach_norm(of)).square() for of in (update, earlier, difference)
-        ]
-        products = (squares[0] + squares[1] - squares[2]) / 2
-        for i, new in zip(late, torch.stack([products, squares[1]], dim=1), strict=True):
+    def _sizes(self, update: list[Tensor], earlier: list[Tensor]) -> Tensor:
+        """‖u_t‖² and ‖u_{t−1}‖² of each weight, [2, weights]."""
+        return torch.stack([_squares(update), _squares(earlier)])
+
+    @override
+    def _factors(self, late: Late, sizes: Tensor, difference: list[Tensor]) -> Tensor:
+        of_update, of_earlier = sizes
+        products = (of_update + of_earlier - _squares(difference)) / 2
+        for i, new in zip(late, torch.stack([products, of_earlier], dim=1), strict=True):
             # Both averages start from their first values: their ratio needs no bias correction.
             self._averages[i] = new.lerp(self._averages.get(i, new), self.decay)
         averages = torch.stack([self._averages[i] for i in late])
         agreement = (averages[:, 0] / averages[:, 1]).nan_to_num(0.0).clamp(0, 1)
-        return self.coefficient * agreement * (squares[1] != 0)
+        return self.coefficient * agreement * (of_earlier != 0)
 
     @override
     def state(self) -> list[State]:
@@ -73,3 +70,7 @@ class AdaptiveErrorFeedback(ErrorFeedback):
     def restore(self, state: Sequence[State]) -> None:
         super().restore(state)
         self._averages = {i: of["agreement"] for i, of in enumerate(state) if "agreement" in of}
+
+
+def _squares(tensors: list[Tensor]) -> Tensor:
+    return torch.stack(torch._foreach_norm(tensors)).square()

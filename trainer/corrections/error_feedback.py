@@ -50,29 +50,34 @@ class ErrorFeedback(NoCorrection):
             if delay > 0 and self._updates.has(i, ages[i])
         }
         if late:
-            earlier = [self._updates.get(i, ages[i]) for i in late]
+            earlier = [self._updates.take(i, ages[i]) for i in late]
             self._correct(late, [weights[i] for i in late], [update[i] for i in late], earlier)
         self._updates.record(update)
 
     def _correct(
         self, late: Late, weights: list[Tensor], update: list[Tensor], earlier: list[Tensor]
     ) -> None:
-        """Subtracts λ (u_t − u_{t−lag}) from the `late` weights, without a host sync."""
-        difference = list(torch._foreach_sub(update, earlier))
-        factors = self._factors(late, update, earlier, difference)
-        torch._foreach_mul_(difference, list(factors.unbind()))
-        torch._foreach_sub_(weights, difference)
+        """Adds λ (u_{t−lag} − u_t) to the `late` weights, without a host sync.
 
-    def _factors(
-        self,
-        late: Late,
-        update: list[Tensor],
-        earlier: list[Tensor],
-        difference: list[Tensor],
-    ) -> Tensor:
+        Overwrites `earlier`, the updates u_{t−lag}: a tensor more per weight would be another set
+        of weights while the update lasts.
+        """
+        sizes = self._sizes(update, earlier)
+        torch._foreach_sub_(earlier, update)
+        torch._foreach_mul_(earlier, list(self._factors(late, sizes, earlier).unbind()))
+        torch._foreach_add_(weights, earlier)
+
+    def _sizes(self, update: list[Tensor], earlier: list[Tensor]) -> Tensor:
+        """What `_factors` needs to know of both: here, a number that is 0 only for a zero update.
+
+        A sum of magnitudes, because none underflows in it, and torch is slow at their maximum on a
+        CPU.
+        """
+        return torch.stack(torch._foreach_norm(earlier, 1))
+
+    def _factors(self, late: Late, sizes: Tensor, difference: list[Tensor]) -> Tensor:
         """λ of each weight, or 0 where there was no earlier update."""
-        largest = torch.stack(torch._foreach_norm(earlier, float("inf")))
-        return (largest != 0) * torch.tensor(self.coefficient, dtype=largest.dtype)
+        return (sizes != 0) * torch.tensor(self.coefficient, dtype=sizes.dtype)
 
     @override
     def num_buffers(self, lag: int) -> int:

@@ -17,12 +17,6 @@ class MatchedErrorFeedback(ErrorFeedback):
     """
 
     @override
-    def _factors(
-        self,
-        late: Late,
-        update: list[Tensor],
-        earlier: list[Tensor],
-        difference: list[Tensor],
-    ) -> Tensor:
-        alone = super()._factors(late, update, earlier, difference)
+    def _factors(self, late: Late, sizes: Tensor, difference: list[Tensor]) -> Tensor:
+        alone = super()._factors(late, sizes, difference)
         return alone * alone.new_tensor(list(late.values()))

@@ -47,7 +47,8 @@ class NoCorrection:
         """Turns `weights`, which are W(t) − u_t in fp32, into W(t+1), in place.
 
         `update` is u_t, the whole change that the optimizer made, learning rate and decay included.
-        It may be kept but must not be changed. It may be empty if `needs_update` is false.
+        It may be kept but must not be changed before the next update. It may be empty if
+        `needs_update` is false.
         """
 
     def ahead(self, weights: Sequence[Tensor], update: Sequence[Tensor]) -> Sequence[Tensor]:

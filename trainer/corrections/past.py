@@ -29,6 +29,11 @@ class Past:
         """The tensor of that age of weight number `weight`."""
         return self._past[weight][-age]
 
+    def take(self, weight: int, age: int) -> Tensor:
+        """The same, to be overwritten before the next `record`: a copy if that one keeps it."""
+        tensor = self.get(weight, age)
+        return tensor if age == self._past[weight].maxlen else tensor.clone()
+
     def record(self, tensors: Sequence[Tensor]) -> None:
         """Adds one tensor per weight, and drops those that have become too old."""
         for past, tensor in zip(self._past, tensors, strict=True):
@@ -46,4 +51,6 @@ class Past:
         for past, saved in zip(self._past, state, strict=True):
             ages = range(past.maxlen or 0, 0, -1)
             past.clear()
-            past.extend(saved[name] for age in ages if (name := f"{self._name}_{age}") in saved)
+            names = [f"{self._name}_{age}" for age in ages]
+            # Copies: what is restored is the caller's, and `take` lets its reader overwrite it.
+            past.extend(saved[name].clone() for name in names if name in saved)

@@ -8,8 +8,8 @@ one batch at a time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from itertools import chain, repeat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Literal, NamedTuple
 
 Kind = Literal["F", "B", "I", "W", "U"]
@@ -160,8 +160,44 @@ def zero_bubble_v(at: Place, num_microbatches: int) -> Iterator[Step]:
         ("W1", r),
         ("W0", r),
     )
+    names = chain.from_iterable(of.split() * times for of, times in parts)
+    yield from _numbered(names, num_microbatches)
+
+
+def dualpipe_v(at: Place, num_microbatches: int) -> Iterator[Step]:
+    """DualPipeV (DeepSeek's DualPipe, arXiv 2412.19437, cut in half), for two chunks per rank that
+    are placed `in_a_v`; the number of microbatches must be 2p or more.
+
+    In the steady state a forward of one chunk and a backward of the other make a pair, which
+    DeepSeek computes at the same time, so that each hides the messages of the other. Here a rank
+    runs the forward, then the backward. A whole backward is its two halves in a row: the gradient
+    of the input leaves after the first. Of the last 2 (r + 1) backwards of rank r, which are of
+    both chunks by turns, the second half puts its weight halves off, to fill the waits for the
+    backwards of chunk 0 that follow.
+    """
+    p, r = at.num_ranks, at.rank
+    turns = ["1", "0"] * (r + 1)
+    whole, halves = turns[: r + 1], turns[r + 1 :]
+    put_off = [*(f"W{chunk}" for chunk in halves), *["W0"] * (p - r - 1)]
+    names = (
+        ["F0"] * (2 * (p - r - 1)),
+        ["F0", "F1"] * (r + 1),
+        ["I1", "W1", "F1"] * (p - r - 1),
+        ["F0", "I1", "W1", "F1", "I0", "W0"] * (num_microbatches - 2 * p + r + 1),
+        ["I1", "W1", "F1", "I0", "W0"] * (p - r - 1),
+        *([f"I{chunk}", f"W{chunk}"] for chunk in whole),
+        [f"I{chunk}" for chunk in halves],
+        *([weights, "I0"] for weights in put_off[: p - r - 1]),
+        put_off[p - r - 1 :],
+    )
+    yield from _numbered(chain.from_iterable(names), num_microbatches)
+
+
+def _numbered(names: Iterable[str], num_microbatches: int) -> Iterator[Step]:
+    """The steps of these names, the n-th of a name being that of microbatch n; none of those that
+    are not there."""
     done: Counter[str] = Counter()
-    for name in chain.from_iterable(chain(*repeat(of.split(), times)) for of, times in parts):
+    for name in names:
         kind, chunk = HALVES[name]
         if done[name] < num_microbatches:
             yield Step(kind, chunk, done[name])

@@ -75,6 +75,27 @@ def zero_bubble_v(num_updates: int, *, num_stages: Few, num_microbatches: Few) -
     return replace(flushed, order=orders.zero_bubble_v, num_chunks=2, placement=orders.in_a_v)
 
 
+def dualpipe_v(num_updates: int, *, num_stages: Few, num_microbatches: Few) -> Schedule:
+    """DualPipeV (DeepSeek's DualPipe, arXiv 2412.19437, cut in half): parts of the model as in
+    ZB-V, forwards and backwards in pairs: no delay. Raises BadInput if m < 2p.
+
+    A rank runs one operation at a time, so a pair takes as long as its two. If an input half takes
+    as long as a forward of a part, F, and a weight half W ≤ F, each rank idles for (p − 1)(2F − W)
+    per batch; if all three are equal, no longer than in ZB-V. That is (p − 1) F less than the
+    paper's (p − 1)(F&B + B − 3W) with F&B = F + B: here a result need not wait for the end of its
+    pair. What pairs gain where their two overlap is not in our numbers. Every rank keeps the
+    activations of p + 1/2 whole microbatches at most.
+    """
+    if num_microbatches < 2 * num_stages:
+        raise BadInput(
+            "pipeline.num_microbatches",
+            num_microbatches,
+            f"DualPipeV needs at least 2 * num_stages = {2 * num_stages}",
+        )
+    in_a_v = zero_bubble_v(num_updates, num_stages=num_stages, num_microbatches=num_microbatches)
+    return replace(in_a_v, order=orders.dualpipe_v)
+
+
 def pipedream_2bw(
     num_updates: int,
     *,

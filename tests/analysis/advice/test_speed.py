@@ -28,7 +28,8 @@ STAGES, MICROBATCHES = st.integers(1, 6), st.integers(1, 8)
 @given(p=STAGES, m=MICROBATCHES)
 def test_equal_stages_gain_the_bubble(p: int, m: int) -> None:
     """1F1B idles (p − 1) forwards and backwards a batch; ZB-H1 a third of that, if m ≥ p; ZB-V half
-    of this again, if m ≥ 2p − 1. Interleaved 1F1B has half of 1F1B's, and keeps more."""
+    of this again, if m ≥ 2p − 1, and so does DualPipeV, which keeps a chunk more. Interleaved 1F1B
+    has half of 1F1B's, and keeps more."""
     m = max(m, p)
     of = {name: speed_up(name, equal_stages(p), m) for name in ("1F1B", "ZB-H1")}
     assert of["1F1B"] == pytest.approx(1 / (1 - (p - 1) / (m + p - 1)))
@@ -36,6 +37,8 @@ def test_equal_stages_gain_the_bubble(p: int, m: int) -> None:
     m = max(2 * p, m - m % p)
     found = flushed_speeds(equal_stages(p), m)
     assert found["ZB-V"].batch_time == pytest.approx(3 * m + (p - 1) / 2)
+    assert found["DualPipeV"].batch_time == pytest.approx(3 * m + (p - 1) / 2)
+    assert found["DualPipeV"].activations == p + 0.5
     assert found["interleaved 1F1B"].batch_time == pytest.approx(3 * (m + (p - 1) / 2))
     assert found["interleaved 1F1B"].activations == (3 * p - 1) / 2
     assert {found[name].activations for name in ("1F1B", "ZB-H1", "ZB-V")} == {p}
@@ -53,7 +56,7 @@ def test_the_rival_is_the_fastest_that_keeps_no_more() -> None:
     assert speed_up_over_fastest(costs, 8) == pytest.approx(times["ZB-V"] / (8 * 10))
     with pytest.raises(BadInput, match="activations=3: must be 4 or more"):
         fastest(found, 3)
-    assert set(flushed_speeds(costs, 6)) == {*FLUSHED} - {"interleaved 1F1B"}
+    assert set(flushed_speeds(costs, 6)) == {*FLUSHED} - {"interleaved 1F1B", "DualPipeV"}
 
 
 def test_the_slowest_stage_sets_the_pace_of_2bw() -> None:

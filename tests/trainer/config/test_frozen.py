@@ -55,6 +55,7 @@ ADDRESSES = {
     },
     ("data", "bins"): "trainer.data.bins.Bins",
     ("optimizer", "basis_rotation"): "trainer.optimizers.basis_rotation.basis_rotation",
+    ("pipeline", "dualpipe_v"): "trainer.schedules.recipes.dualpipe_v",
     ("pipeline", "zero_bubble_v"): "trainer.schedules.recipes.zero_bubble_v",
 }
 """Group and choice → the address that every config.json of it holds."""

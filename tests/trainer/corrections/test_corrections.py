@@ -61,6 +61,32 @@ def test_no_correction_after_an_update_of_nothing() -> None:
     assert apply(correction, weight, 1.0, delay=1) == 8.0 - 1.0 - (1.0 - 2.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_error_feedback_rounds_as_its_equation_does(dtype: torch.dtype) -> None:
+    """To the last bit: the difference, then λ times it, then the weight; no product is fused."""
+    torch.manual_seed(0)
+    steps = [torch.randn(4, 33).mul_(1e-3).to(dtype) for _ in range(6)]
+    weight = torch.randn(4, 33).to(dtype)
+    correction, expected = ErrorFeedback(T, [1], coefficient=0.7, lag=1), weight.clone()
+    for t, step in enumerate(steps):
+        weight -= step
+        correction.apply([weight], [step.clone()], [1])
+        expected = expected - step
+        if t:
+            expected = expected - 0.7 * (step - steps[t - 1])
+        assert torch.equal(weight, expected)
+
+
+def test_a_restored_correction_leaves_the_state_alone_that_it_was_given() -> None:
+    """It overwrites what it remembers; the state may be another one's, or a file's."""
+    first, weight = FEEDBACK(T, [1]), torch.tensor([10.0])
+    apply(first, weight, 1.0, delay=1)
+    second, other = FEEDBACK(T, [1]), weight.clone()
+    second.restore(first.state())
+    assert apply(second, other, 3.0, delay=1) == 9.0 - 3.0 - (3.0 - 1.0)
+    assert apply(first, weight, 2.0, delay=1) == 9.0 - 2.0 - (2.0 - 1.0)
+
+
 def test_only_delayed_weights_are_corrected() -> None:
     correction = FEEDBACK(T, [0, 1])
     weights = [torch.tensor([10.0]), torch.tensor([10.0])]

@@ -78,6 +78,7 @@ def test_other_ways_to_run_it(tmp_path: Path) -> None:
         config(tmp_path, "pipeline=zero_bubble_h1", two),
         config(tmp_path, "pipeline=zero_bubble_v", two),
         config(tmp_path, "pipeline=zero_bubble_v", two, "model.tied_embeddings=false"),
+        config(tmp_path, "pipeline=dualpipe_v", two),
         config(tmp_path, "pipeline=constant_delay", "pipeline.delay=3", two),
         config(tmp_path, *delayed, "pipeline.num_microbatches=1"),
         config(tmp_path, *delayed, "pipeline.synchronous_start=2"),

@@ -15,6 +15,7 @@ SCHEDULES = {
     "gpipe": (),
     "zero_bubble_h1": (),
     "zero_bubble_v": (),
+    "dualpipe_v": ("pipeline.num_microbatches=8",),  # which four ranks need
     "pipedream_2bw": ("correction=error_feedback",),
     "pipedream": (),
     "constant_delay": ("pipeline.delay=2",),

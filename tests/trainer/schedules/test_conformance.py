@@ -24,6 +24,7 @@ NAMES = sorted(path.stem for path in (CONF / "pipeline").glob("*.yaml"))
 STAGES, START, COOLDOWN = 4, 3, 2
 DELAYS: dict[str, Callable[[int, int], int]] = {
     "constant_delay": lambda stage, m: 3,
+    "dualpipe_v": lambda stage, m: 0,
     "gpipe": lambda stage, m: 0,
     "interleaved_1f1b": lambda stage, m: 0,
     "pipedream": lambda stage, m: ceil((STAGES - 1 - stage) / m),
@@ -36,11 +37,14 @@ DELAYS: dict[str, Callable[[int, int], int]] = {
 """(stage of four, number of microbatches) → how many updates old a gradient is at most."""
 WORDS = {
     "constant_delay": ["pipeline.delay=3"],
+    "dualpipe_v": ["pipeline.num_stages=2"],
     "interleaved_1f1b": ["pipeline.num_stages=2"],
     "wpipe": ["pipeline.num_stages=2"],
     "zero_bubble_v": ["pipeline.num_stages=2"],
 }
 """What a choice needs beside four stages."""
+LEAST = {"dualpipe_v": 4, "pipedream_2bw": 3}
+"""Microbatches that a choice needs for them."""
 
 every = pytest.mark.parametrize(("name", "m"), [*product(NAMES, (2, 4))])
 
@@ -51,7 +55,7 @@ def _node(name: str) -> dict[str, Any]:
 
 def schedule(name: str, m: int) -> Schedule:
     """Four stages, with synchronous updates at both ends if the choice has keys for them."""
-    m += (name == "pipedream_2bw") * (m < STAGES - 1)  # which needs m ≥ p − 1
+    m = max(m, LEAST.get(name, 1))
     phases = {"pipeline.synchronous_start": START, "pipeline.synchronous_cooldown": COOLDOWN}
     node = _node(name)
     words = [f"{key}={value}" for key, value in phases.items() if key.split(".")[1] in node]

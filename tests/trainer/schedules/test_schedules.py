@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from math import ceil
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.distributed.pipelining import ScheduleZBVZeroBubble
+from torch.distributed.pipelining import ScheduleDualPipeV, ScheduleZBVZeroBubble
 from torch.distributed.pipelining.schedules import (
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,
     FULL_BACKWARD,
+    _PipelineScheduleRuntime,
 )
 
 from trainer.base.errors import BadInput
@@ -21,6 +23,7 @@ from trainer.schedules.operations import Schedule, delays, horizon
 from trainer.schedules.proof import check
 from trainer.schedules.recipes import (
     constant_delay,
+    dualpipe_v,
     gpipe,
     interleaved_1f1b,
     pipedream,
@@ -56,6 +59,14 @@ def test_flushed_schedules_have_no_delay(p: int, m: int) -> None:
     assert counted(zero_bubble_v(T, num_stages=p, num_microbatches=m)) == [[0] * T] * (2 * p)
 
 
+@settings(max_examples=20)
+@given(p=STAGES, more=st.integers(0, 4))
+def test_pairs_in_a_v_have_no_delay(p: int, more: int) -> None:
+    schedule = dualpipe_v(2, num_stages=p, num_microbatches=2 * p + more)
+    assert counted(schedule) == [[0] * 2] * (2 * p)
+    assert schedule.ranks == (*range(p), *reversed(range(p)))
+
+
 @given(p=STAGES, m=MICROBATCHES)
 def test_stages_go_down_the_ranks_and_up_again(p: int, m: int) -> None:
     schedule = zero_bubble_v(T, num_stages=p, num_microbatches=m)
@@ -65,21 +76,39 @@ def test_stages_go_down_the_ranks_and_up_again(p: int, m: int) -> None:
     ]
 
 
-@pytest.mark.parametrize(("p", "m"), [(2, 2), (2, 3), (3, 5), (4, 7), (4, 10)])
-def test_zb_v_is_in_the_order_of_torchs(p: int, m: int) -> None:
-    """Torch makes a whole backward of the two halves where they follow each other."""
-    runtime = ScheduleZBVZeroBubble.__new__(ScheduleZBVZeroBubble)
+ZB_V = (ScheduleZBVZeroBubble, zero_bubble_v)
+DUALPIPE_V = (ScheduleDualPipeV, dualpipe_v)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "p", "m"),
+    [
+        *((*ZB_V, p, m) for p, m in [(2, 2), (2, 3), (3, 5), (4, 7), (4, 10)]),
+        *((*DUALPIPE_V, p, m) for p, m in [(1, 2), (2, 4), (3, 7), (4, 8), (5, 12), (8, 20)]),
+    ],
+)
+def test_two_chunks_in_a_v_are_in_the_order_of_torchs(
+    theirs: type[_PipelineScheduleRuntime], ours: Callable[..., Schedule], p: int, m: int
+) -> None:
+    """Torch makes a whole backward of the two halves where they follow each other, and in DualPipeV
+    one action of a forward and the backward after it."""
+    runtime = theirs.__new__(theirs)
     runtime.pp_group_size, runtime.num_stages, runtime._n_microbatches = p, 2 * p, m
-    schedule = zero_bubble_v(1, num_stages=p, num_microbatches=m)
-    for rank, ops in enumerate(schedule.operations(0, 1)):
-        theirs = runtime._calculate_single_rank_operations(rank)
+    for rank, ops in enumerate(ours(1, num_stages=p, num_microbatches=m).operations(0, 1)):
+        actions = runtime._calculate_single_rank_operations(rank)
         expected = [
-            (kind, action.stage_index, action.microbatch_index)
-            for action in theirs
+            (kind, one.stage_index, one.microbatch_index)
+            for action in actions
             if action is not None
-            for kind in TORCHS[action.computation_type]
+            for one in action.sub_actions or [action]
+            for kind in TORCHS[one.computation_type]
         ]
         assert [(op.kind, op.stage, op.microbatch) for op in ops if op.kind != "U"] == expected
+
+
+def test_dualpipe_v_of_fewer_than_2p_microbatches_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"=7: DualPipeV needs at least 2 \* num_stages = 8$"):
+        dualpipe_v(T, num_stages=4, num_microbatches=7)
 
 
 @given(p=STAGES, groups=st.integers(1, 4), v=st.integers(1, 4))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.schedules.operations import Schedule
 from trainer.schedules.recipes import (
+    dualpipe_v,
     gpipe,
     interleaved_1f1b,
     pipedream_2bw,
@@ -108,6 +109,24 @@ def test_few_microbatches_in_a_v_keep_no_more(p: int, m: int) -> None:
     found = timeline(zero_bubble_v(2, num_stages=p, num_microbatches=m))
     assert max(found.peak_activations(rank) for rank in range(p)) <= 2 * min(p, m)
     assert found.makespan >= 2 * (6 * m + p - 1)
+
+
+@settings(max_examples=25)
+@given(p=STAGES, more=st.integers(0, 4), forward=st.integers(1, 4), weights=st.integers(1, 4))
+def test_pairs_in_a_v_idle_as_if_their_forward_were_free(
+    p: int, more: int, forward: int, weights: int
+) -> None:
+    """DualPipeV (arXiv 2412.19437, table 2): a bubble of (p − 1)(F&B + B − 3W) per batch, in which
+    F&B is no more than B where each of a pair passes its result on by itself. Every rank keeps the
+    activations of 2p + 1 chunks."""
+    weights, m = min(weights, forward), 2 * p + more
+    whole = forward + weights
+    costs = {"F": forward, "I": forward, "W": weights, "U": 0.0}
+    operations = dualpipe_v(2, num_stages=p, num_microbatches=m).operations(0, 2)
+    found = simulate(operations, [costs] * p)
+    bubble = (p - 1) * (whole + whole - 3 * weights)
+    assert found.makespan == 2 * (2 * m * (forward + whole) + bubble)
+    assert [found.peak_activations(rank) for rank in range(p)] == [2 * p + 1] * p
 
 
 def test_messages_and_updates_take_time() -> None:

@@ -24,6 +24,14 @@ def config(folder: Path, *words: str) -> dict[str, Any]:
     return small.config(folder, *SHAPE, "correction=none", *words)
 
 
+def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Both train the same, to the last bit."""
+    split, whole = gangs.emulated(one), gangs.emulated(other)
+    assert split.updates == whole.updates
+    assert split.val_loss == whole.val_loss
+    assert all(torch.equal(split.weights[name], whole.weights[name]) for name in whole.weights)
+
+
 @pytest.mark.parametrize("p", [1, 2, 4])
 @pytest.mark.parametrize(
     "word",
@@ -36,11 +44,14 @@ def config(folder: Path, *words: str) -> dict[str, Any]:
 )
 def test_split_equals_whole(tmp_path: Path, p: int, word: str) -> None:
     stages = f"pipeline.num_stages={p}"
-    split = gangs.emulated(config(tmp_path, "pipeline=zero_bubble_h1", stages, word))
-    whole = gangs.emulated(config(tmp_path, "pipeline=sync", stages, word))
-    assert split.updates == whole.updates
-    assert split.val_loss == whole.val_loss
-    assert all(torch.equal(split.weights[name], whole.weights[name]) for name in whole.weights)
+    split = config(tmp_path, "pipeline=zero_bubble_h1", stages, word)
+    assert_equal(split, config(tmp_path, "pipeline=sync", stages, word))
+
+
+@pytest.mark.parametrize("two_chunks", ["zero_bubble_v", "dualpipe_v"])
+def test_a_v_of_two_ranks_equals_1f1b_of_four(tmp_path: Path, two_chunks: str) -> None:
+    split = config(tmp_path, f"pipeline={two_chunks}", "pipeline.num_stages=2")
+    assert_equal(split, config(tmp_path, "pipeline=sync", "pipeline.num_stages=4"))
 
 
 def test_it_does_not_go_with_activation_checkpointing(tmp_path: Path) -> None:
