@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from sweeps.store.opened import open_store
 from sweeps.store.selected import KEYS, select
 from trainer.base.cli import DONE, parse, take_choice, take_flag
 from trainer.base.status import ENDED, FINAL, Status
@@ -29,6 +28,8 @@ def main(words: Sequence[str]) -> int:
     given.setdefault("checkpoints", "")  # nothing is deleted by default
     chosen = STATUSES[take_choice(given, "checkpoints", [*STATUSES])]
     rows = [row for row in select(given).rows() if row["status"] in chosen]
+    from sweeps.store.opened import open_store  # torch is slow
+
     store = open_store(given.get("results", "results"))
     num_files, num_bytes, num_trials = 0, 0, 0
     for spare in store.spare([Path(row["folder"]) for row in rows]):
