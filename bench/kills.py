@@ -22,7 +22,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -240,8 +240,12 @@ def main() -> None:
     sys.exit(failures > 0)
 
 
+Make = Callable[[Path, Sequence[str]], Sweep]
+"""Makes a sweep in a folder, with these words."""
+
+
 @contextmanager
-def _in_bucket() -> Iterator[Callable[[Path, Sequence[str]], Sweep]]:
+def _in_bucket() -> Iterator[Make]:
     from bench.bucket_sweep import BucketSweep
     from bench.s3_server import serving
 
@@ -249,7 +253,10 @@ def _in_bucket() -> Iterator[Callable[[Path, Sequence[str]], Sweep]]:
         yield lambda folder, words: BucketSweep(folder, words, bucket=bucket, port=port)
 
 
-STORES = {"files": lambda: nullcontext(Sweep), "objects": _in_bucket}
+STORES: Mapping[str, Callable[[], AbstractContextManager[Make]]] = {
+    "files": lambda: nullcontext(Sweep),
+    "objects": _in_bucket,
+}
 """Kind of store → context with what makes a sweep in a folder."""
 
 

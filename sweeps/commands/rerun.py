@@ -91,7 +91,8 @@ def _run(trials: Sequence[Trial], store: Store, gpus_per_trial: float, tracking:
         store.pull()
         work.add(trials)
         try:
-            with Display("rerun", trials, trials, store, asked_to_stop, DriverConsole()) as display:
+            view = ("rerun", trials, trials, store.folder, store.pull, asked_to_stop)
+            with Display(*view, DriverConsole()) as display:
                 run_trials(work, gpus_per_trial, display, asked_to_stop, tracking, folder, store)
         finally:
             for earlier in archived:

@@ -141,9 +141,8 @@ def _run(asked: Request, sweeps: list[SweepPlan], store: Store) -> tuple[list[Sw
             num_left = len(work)
             if work.queue.is_ready():
                 planned, console = all_planned(sweeps), DriverConsole()
-                with Display(
-                    asked.title, planned, work.left, store, asked_to_stop, console
-                ) as display:
+                view = (asked.title, planned, work.left, store.folder, store.pull, asked_to_stop)
+                with Display(*view, console) as display:
                     gpus = asked.gpus_per_trial
                     run_trials(work, gpus, display, asked_to_stop, asked.tracking, folder, store)
             else:

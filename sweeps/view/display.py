@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from ray.tune import Callback
@@ -13,7 +14,6 @@ from rich.live import Live
 
 from analysis.objects.bucket import StoreAway
 from sweeps.request.expand import Trial
-from sweeps.store.store import Store
 from sweeps.view.gap_table import LIBRARIES, GapTable
 from sweeps.view.progress import Progress
 from sweeps.view.render import render
@@ -31,8 +31,8 @@ FOR_SWEEP = {Status.STOPPED: Status.INTERRUPTED}
 class Display(Callback):
     """Shows the progress of a sweep's `trials`, of which this driver runs `todo`, with others.
 
-    Tune's callbacks report the trials that started here; the store is read for the others. No
-    error in here ends the sweep.
+    Tune's callbacks report the trials that started here; the store is read for the others, in
+    `results`, which `pull` brings up to date. No error in here ends the sweep.
     """
 
     def __init__(
@@ -40,14 +40,15 @@ class Display(Callback):
         title: str,
         trials: Sequence[Trial],
         todo: Sequence[Trial],
-        store: Store,
+        results: Path,
+        pull: Callable[[], None],
         asked_to_stop: AskedToStop,
         console: Console,
     ) -> None:
         self.running: set[str] = set()
         """Ids of the trials that run now."""
-        self._title, self._gap_table, self._console = title, GapTable(store.folder), console
-        self._store, self._asked_to_stop = store, asked_to_stop
+        self._title, self._gap_table, self._console = title, GapTable(results), console
+        self._pull, self._asked_to_stop = pull, asked_to_stop
         self._todo = {trial.plan.trial_id for trial in todo}
         self._started: set[str] = set()
         self._num_ended = 0
@@ -124,7 +125,7 @@ class Display(Callback):
 
     def _read_store(self) -> None:
         with suppress(OSError, StoreAway):
-            self._store.pull()
+            self._pull()
             self._progress.refresh(self._progress.trials.keys() - self._started)
         self._mark_others()
         self._gap_table.refresh(self._progress, self._console.width)

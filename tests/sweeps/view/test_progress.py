@@ -15,7 +15,6 @@ import pytest
 from rich.console import Console
 
 from sweeps.request.expand import Trial
-from sweeps.store.files import FileStore
 from sweeps.view.display import Display
 from sweeps.view.gap_table import GapTable
 from sweeps.view.progress import Progress, State, read_state
@@ -113,7 +112,7 @@ class Screen:
     def __init__(self, of: list[Trial], todo: list[Trial], results: Path, terminal: bool) -> None:
         self.file = io.StringIO()
         console = Console(file=self.file, force_terminal=terminal, width=100)
-        self.display = Display("name", of, todo, FileStore(results), lambda: False, console)
+        self.display = Display("name", of, todo, results, lambda: None, lambda: False, console)
 
     @property
     def text(self) -> str:
