@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -57,7 +57,7 @@ class Simulated(Bucket):
             self.num_requests += 1
         time.sleep(self._latency)
 
-    def fill(self, store: Path) -> list[str]:
+    def fill(self, store: Path) -> Sequence[str]:
         """Puts the trials of a store of files into the bucket at once; returns their ids."""
         self._latency, latency = 0.0, self._latency
         ids = sorted(folder.name for folder in (store / "trials").iterdir())

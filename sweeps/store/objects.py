@@ -95,8 +95,7 @@ class ObjectStore:
             seen = see(self._bucket, trial_id)
             here = {**config, "out": str(folder)}
             if seen is not None and _status(seen.register) in FINAL:
-                for name in ("trial_id", RESULT):
-                    fetch(self._bucket, seen.register.files[name], folder / name)
+                fetch(self._bucket, seen.register.files[RESULT], folder / RESULT)
                 yield Running(here, never)
                 return
             if not is_free(self._bucket, seen):

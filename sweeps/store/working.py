@@ -26,7 +26,8 @@ from trainer.folder.lease import HEARTBEAT_EVERY, NAME
 
 CONFIG, METRICS, RESULT, CHECKPOINT = "config.json", "metrics.jsonl", "result.json", "checkpoint-"
 DOCUMENTS = (".json", "trial_id")
-"""How the names of files end that stand in the register itself, if they are small."""
+"""How the names of files end that stand in the register itself, if they are small. A result always
+does: it says that the trial is done."""
 SMALL = 32_000
 """Bytes of the largest such file."""
 GROWTH = 1.2
@@ -173,7 +174,7 @@ class Working:
         """Where the store has a file, which is uploaded if need be. Raises FileNotFoundError."""
         path = self._path / name
         stamp = _stamp(path)
-        if name.endswith(DOCUMENTS) and stamp[2] <= SMALL:
+        if name == RESULT or (name.endswith(DOCUMENTS) and stamp[2] <= SMALL):
             with suppress(UnicodeDecodeError):
                 return {"text": path.read_bytes().decode()}
         if stamp not in self._known:

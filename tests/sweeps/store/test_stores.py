@@ -341,6 +341,19 @@ def test_a_pull_asks_only_for_what_changed(
     assert [*analysis.load(URL)["seed"]] == [1], "the other one was deleted there"
 
 
+def test_a_long_result_ends_a_trial_too(
+    objects: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It grows with the number of attempts."""
+    monkeypatch.setattr(working, "SMALL", 1)
+    trial = trial_of(objects, tmp_path)
+    first = run(objects, trial)
+    known = objects.trials()
+    known.add(trial)
+    assert known.look(trial.plan.trial_id) == Look.ENDED
+    assert run(objects, trial) == first
+
+
 def test_a_trial_costs_few_requests(
     objects: Store, tmp_path: Path, server: s3_server.Bucket
 ) -> None:
