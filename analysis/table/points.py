@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -90,7 +90,8 @@ def _usual(trials: pd.DataFrame, group: str) -> pd.Series:
 
 
 def varied(trials: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """For each optimizer, its points (the index) and the keys that differ among them (columns)."""
+    """For each optimizer, its points (the index) and the keys that differ among them (columns), but
+    for those that the name of a choice tells already."""
     in_config = [key for key in map(str, trials) if is_of_point(key) and key not in TRIAL]
     keys = [*(key for key in in_config if group_of(key) != VERSIONS), *READ_AS, *CHOICES]
     # An unfinished trial has not recorded its data: its point is not known in full.
@@ -98,9 +99,23 @@ def varied(trials: pd.DataFrame) -> dict[str, pd.DataFrame]:
         trials[trials["status"] != Status.UNFINISHED].drop_duplicates("point").set_index("point")
     )
     return {
-        str(optimizer): group[[READ_AS.get(key, key) for key in keys if _differs(group[key])]]
+        str(optimizer): group[[READ_AS.get(key, key) for key in _telling(group, keys)]]
         for optimizer, group in known.groupby("optimizer")
     }
+
+
+def _telling(points: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+    """Those of the keys that tell points apart: of several models their names, and only those of
+    their settings that differ between points of one name."""
+    differing = [key for key in keys if _differs(points[key])]
+    by_name = {choice: points.groupby(choice) for choice in CHOICES if choice in differing}
+    return [
+        key
+        for key in differing
+        if (choice := group_of(key)) == key
+        or choice not in by_name
+        or any(_differs(same[key]) for _, same in by_name[choice])
+    ]
 
 
 def _differs(values: pd.Series) -> bool:

@@ -72,8 +72,9 @@ class Normal:
         stores, num_seeds = shape
         n = values.shape[1]
         residuals = (values - values.mean(axis=1, keepdims=True)) / np.sqrt(n - 1)
-        noise = rng.standard_normal((stores, n, num_seeds))
-        return means[..., None, :, None] + residuals @ noise
+        factor = np.linalg.qr(residuals.T).R.T  # of the covariance, and no wider than it
+        noise = rng.standard_normal((stores, factor.shape[1], num_seeds))
+        return means[..., None, :, None] + factor @ noise
 
 
 def number(name: str, values: Values) -> Number:

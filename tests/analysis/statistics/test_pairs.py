@@ -10,6 +10,7 @@ import pytest
 from analysis import gaps, load
 from tests.support.paired import add, one
 from tests.support.synthetic_store import TWO_BUFFERED, config, result, write, write_arms
+from trainer.config.names import names
 
 
 def test_the_pair_is_of_one_seed_whatever_the_order_of_the_folders(tmp_path: Path) -> None:
@@ -134,3 +135,18 @@ def test_the_setting_says_what_tells_points_apart(tmp_path: Path) -> None:
     write_arms(tmp_path, {"sync": [1.0], "delay": [1.0]}, optimizer="muon")
     table = gaps(load(tmp_path))
     assert table["setting"].tolist() == ["optimizer.lr=0.002", "optimizer.lr=0.004", ""]
+
+
+def test_a_model_is_told_by_its_name(tmp_path: Path) -> None:
+    """And by what differs among the models of one name."""
+    for name, width, depth in (("small", 32, 2), ("large", 64, 4), ("large", 64, 8)):
+        for arm, loss in (("sync", 1.0), ("delay", 1.25)):
+            settings = config(arm)
+            settings["model"] |= {"hidden_size": width, "num_layers": depth}
+            settings["choices"] = names(settings) | {"model": name}
+            write(tmp_path, settings, result(settings, loss))
+    assert {*gaps(load(tmp_path))["setting"]} == {
+        "model.num_layers=2, model=small",
+        "model.num_layers=4, model=large",
+        "model.num_layers=8, model=large",
+    }
