@@ -134,7 +134,8 @@ def against(compared: Sequence[Comparison]) -> float:
 
 
 def _parts(compared: Sequence[Comparison]) -> list[Part]:
-    return [_part(one, against(compared)) for one in compared]
+    confidence = against(compared) if compared else CONFIDENCE
+    return [_part(one, confidence) for one in compared]
 
 
 def _part(one: Comparison, confidence: float) -> Part:

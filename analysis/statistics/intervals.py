@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,17 +23,38 @@ def mean_interval(values: Values, confidence: float = CONFIDENCE) -> Interval:
 
 
 def mean_intervals(values: Values, confidence: float = CONFIDENCE) -> tuple[Values, Values]:
-    """Lower and upper ends for values of shape (..., n). Where all n are the same infinity, both
-    ends are that; where some are infinite or missing, or n < 2, they are NaN."""
+    """Lower and upper ends for values of shape (..., n): see `Moments.interval`."""
+    return moments(values).interval(confidence)
+
+
+class Moments(NamedTuple):
+    """Of n values: mean and standard deviation (n − 1), both of shape (...)."""
+
+    mean: Values
+    std: Values
+    n: int
+
+    def interval(self, confidence: float = CONFIDENCE) -> tuple[Values, Values]:
+        """Lower and upper ends of Student's t-interval of the mean. Where all n values are the same
+        infinity, both ends are that; where some are infinite or missing, or n < 2, they are NaN."""
+        half = quantile(self.n, confidence) * self.std / np.sqrt(self.n)
+        return self.mean - half, self.mean + half
+
+
+def moments(values: Values) -> Moments:
+    """Those of values of shape (..., n). The same infinity n times has a standard deviation of 0;
+    for n < 2 both are NaN."""
     n = values.shape[-1]
     if n < 2:
         unknown = np.full(values.shape[:-1], np.nan)
-        return unknown, unknown
+        return Moments(unknown, unknown, n)
     with np.errstate(invalid="ignore"):
         mean = values.mean(axis=-1)
-        half = quantile(n, confidence) * values.std(axis=-1, ddof=1) / np.sqrt(n)
-    half = np.where(np.isinf(mean) & (values == values[..., :1]).all(axis=-1), 0.0, half)
-    return mean - half, mean + half
+        std = values.std(axis=-1, ddof=1, mean=mean[..., None])
+    infinite = np.isinf(mean)
+    if infinite.any():
+        std = np.where(infinite & (values == values[..., :1]).all(axis=-1), 0.0, std)
+    return Moments(mean, std, n)
 
 
 def ratio_interval(numerator: Values, denominator: Values) -> Interval:
@@ -63,5 +85,5 @@ def excludes_zero(interval: Interval) -> bool:
 
 @cache
 def quantile(n: int, confidence: float = CONFIDENCE) -> float:
-    """Half the width of the interval of a mean of n values (n > 1), in standard errors."""
+    """Half the width of the interval of a mean of n values, in standard errors; NaN for n < 2."""
     return float(stats.t.ppf((1 + confidence) / 2, n - 1))

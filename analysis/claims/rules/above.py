@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.claims.rules.rule import Codes, Mask, Means, Normal, Number, codes_of, number
-from analysis.statistics.intervals import Values, mean_intervals
+from analysis.statistics.intervals import Values, mean_intervals, moments
 
 
 class Contrast(NamedTuple):
@@ -46,9 +46,9 @@ class Above(Normal):
 
     def decide(self, values: Values, confidence: float) -> Codes:
         """As in `Rule`."""
-        sums = [one.of(values) for one in self.contrasts]
-        lows = [mean_intervals(one)[0] for one in sums]
-        highs = [mean_intervals(one, confidence)[1] for one in sums]
+        sums = [moments(one.of(values)) for one in self.contrasts]
+        lows = [one.interval()[0] for one in sums]
+        highs = [one.interval(confidence)[1] for one in sums]
         found = np.all(np.greater(lows, 0), axis=0)
         refuted = np.any(np.less(highs, 0), axis=0)
         return codes_of(found, refuted, _is_positive(self.needed, values))
