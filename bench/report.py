@@ -23,7 +23,6 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
 from analysis.report.report import report
-from bench.load import make_store
 
 NUM_EVALUATIONS = 4
 PATIENT = 300
@@ -65,6 +64,8 @@ def main(words: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="pipegap-bench-") as folder:
         store, out = Path(folder, "results"), Path(folder, "report")
         store.mkdir()
+        from bench.load import make_store  # not in the workers, which import this module too
+
         make_store(store, int(given.get("trials", 10_000)))
         _add_losses(store)
         _add_records(store)

@@ -123,8 +123,10 @@ def leased(
 
 def attempts(folder: Path) -> list[Path]:
     """The files of all attempts at the trial of `folder`, the newest last."""
-    numbered = (path for path in folder.glob(PATTERN) if NAME.fullmatch(path.name))
-    return sorted(numbered, key=_number)
+    with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        found = (folder / name for name in os.listdir(folder) if NAME.fullmatch(name))
+        return sorted(found, key=_number)
+    return []
 
 
 def attempt_path(folder: Path, number: int) -> Path:
