@@ -22,7 +22,7 @@ setup: $(READY)  ## virtual environment with pinned packages
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(shell grep '^torch==' constraints.txt)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,hub,evaluation,search]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,hub,evaluation,objects,search]'
 	touch $@
 
 $(WIKI): | $(READY)

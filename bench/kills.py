@@ -1,10 +1,13 @@
 """Kills the driver, a trial, a rank or the raylet of a small sweep, and looks at what became of it.
 
 `python -m bench.kills [moments=20] [seed=0] [targets=driver,trial,rank,raylet]
-[signals=SIGKILL,SIGTERM]` kills each target at `moments` random moments with each signal, and
-prints a table. A moment is a number of updates that the sweep's trials have done together, so that
-it comes while they are at work, however busy the machine is. If there was no process of the target
-just then, the moment does not count, and another one is tried.
+[signals=SIGKILL,SIGTERM] [store=files]` kills each target at `moments` random moments with each
+signal, and prints a table. A moment is a number of updates that the sweep's trials have done
+together, so that it comes while they are at work, however busy the machine is. If there was no
+process of the target just then, the moment does not count, and another one is tried.
+
+With `store=objects` the store is a bucket of a server that runs here. There `targets=network` cuts
+all connections to it, for longer than a lease lasts, whatever the signal.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -44,6 +48,8 @@ TARGETS: Mapping[str, str] = {
     "raylet": "raylet/raylet",
 }
 """Target → a part of the command line of its processes."""
+NETWORK = "network"
+"""What else can be hit of an object store."""
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 MARK = "PIPEGAP_TEST_SWEEP"
 END_TIMEOUT = 900.0
@@ -62,12 +68,27 @@ class Sweep:
     command: Sequence[str] = ()
     """What starts the driver, such as `unshare`."""
 
+    @property
+    def where(self) -> str:
+        """The store, as the command names it."""
+        return str(self.folder / "results")
+
+    @property
+    def results(self) -> Path:
+        """Where the store can be read."""
+        return self.folder / "results"
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables of its processes."""
+        return {}
+
     def start(self, **environment: str) -> subprocess.Popen[str]:
         """Runs it in the background."""
-        words = [*SWEEP, *self.words, f"results={self.folder / 'results'}"]
+        words = [*SWEEP, *self.words, f"results={self.where}"]
         return subprocess.Popen(
             [*self.command, sys.executable, "-m", "sweeps", *words],
-            env={**os.environ, MARK: self.mark, **environment},
+            env={**os.environ, MARK: self.mark, **self.environment, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -98,16 +119,28 @@ class Sweep:
 
     def table(self) -> str:
         """The table of gaps that it reports."""
-        return (self.folder / "results/reports/main-micro/gaps.csv").read_text()
+        return (self.results / "reports/main-micro/gaps.csv").read_text()
+
+    def has_begun(self) -> bool:
+        """Whether one of its trials has an attempt."""
+        return any(self.results.glob("trials/*/attempt-*.json"))
+
+    def hit(self, target: str, how: signal.Signals) -> bool:
+        """Kills one process of the target; returns whether there was one."""
+        return _kill(self.processes(target)[-1:], how)
+
+    def left_over(self) -> Sequence[object]:
+        """What it has left in the store that belongs to no trial."""
+        return []
 
     def num_updates(self) -> int:
         """Of all its trials together, so far: rows of metrics, the last perhaps half written."""
-        metrics = self.folder.glob("results/trials/*/metrics.jsonl")
+        metrics = self.results.glob("trials/*/metrics.jsonl")
         return sum(path.read_bytes().count(b"\n") for path in metrics)
 
     def attempts(self) -> dict[str, list[dict[str, Any]]]:
         """The attempts of every trial, in their order."""
-        trials = sorted((self.folder / "results" / "trials").iterdir())
+        trials = sorted((self.results / "trials").iterdir())
         return {
             trial.name: [json.loads(path.read_text()) for path in sorted(trial.glob("attempt-*"))]
             for trial in trials
@@ -117,7 +150,7 @@ class Sweep:
         """Trial → the updates in its metrics.jsonl."""
         return {
             path.parent.name: [json.loads(line)["update"] for line in path.read_text().splitlines()]
-            for path in sorted(self.folder.glob("results/trials/*/metrics.jsonl"))
+            for path in sorted(self.results.glob("trials/*/metrics.jsonl"))
         }
 
 
@@ -130,7 +163,7 @@ def disturb(sweep: Sweep, target: str, how: signal.Signals, moment: int) -> tupl
     with sweep.start() as driver:
         try:
             wait_for(sweep, moment, driver)
-            is_killed = _kill(sweep.processes(target)[-1:], how)
+            is_killed = sweep.hit(target, how)
             driver.communicate(timeout=END_TIMEOUT)
         finally:
             driver.kill()
@@ -139,8 +172,7 @@ def disturb(sweep: Sweep, target: str, how: signal.Signals, moment: int) -> tupl
 
 def wait_for(sweep: Sweep, moment: int, driver: subprocess.Popen[str]) -> None:
     """Returns once the trials have done so many updates; 0: once one of them has an attempt."""
-    attempts = "results/trials/*/attempt-*.json"
-    while not (sweep.num_updates() >= moment and any(sweep.folder.glob(attempts))):
+    while not (sweep.num_updates() >= moment and sweep.has_begun()):
         assert driver.poll() is None, driver.communicate()
         time.sleep(POLL_EVERY)
 
@@ -162,6 +194,7 @@ def check(sweep: Sweep, whole: Sweep) -> None:
     while left := sweep.processes():
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
+    assert not sweep.left_over()
     assert sweep.table() == whole.table()
     assert sweep.records() == whole.records()
     assert sweep.attempts().keys() == whole.attempts().keys()
@@ -172,25 +205,28 @@ def check(sweep: Sweep, whole: Sweep) -> None:
 
 def main() -> None:
     """Prints one row per target and signal, each up to its first loss; exits with 1 if any."""
-    given = {"moments": "20", "seed": "0", "targets": ",".join(TARGETS)}
+    given = {"moments": "20", "seed": "0", "targets": ",".join(TARGETS), "store": "files"}
     given |= {"signals": ",".join(how.name for how in SIGNALS)}
     given |= dict(word.split("=") for word in sys.argv[1:])
     moments, generator = int(given["moments"]), random.Random(int(given["seed"]))
     signals = [how for how in SIGNALS if how.name in given["signals"].split(",")]
     asked = [*product(given["targets"].split(","), signals)]
-    unknown = {target for target, _ in asked} - {*TARGETS}
+    unknown = {target for target, _ in asked} - {*TARGETS, NETWORK}
     assert not unknown, unknown
     failures = 0
     print("| killed | by | hits | exit codes of the driver | intact | seconds |")
     print("| --- | --- | --- | --- | --- | --- |")
-    with TemporaryDirectory(prefix="pipegap-kills-") as scratch:
+    with (
+        TemporaryDirectory(prefix="pipegap-kills-") as scratch,
+        STORES[given["store"]]() as sweep_in,
+    ):
         for words, rows in _by_sweep(asked).items():
-            whole = Sweep(Path(scratch) / f"whole{len(words)}", words)
+            whole = sweep_in(Path(scratch) / f"whole{len(words)}", words)
             whole.finish()
             for target, how in rows:
                 started, exits, tried, intact = time.monotonic(), Counter[int](), 0, 0
                 while exits.total() < moments and intact == tried:
-                    sweep = Sweep(Path(scratch) / uuid.uuid4().hex, words)
+                    sweep = sweep_in(Path(scratch) / uuid.uuid4().hex, words)
                     moment = generator.randrange(whole.num_updates())
                     tried += 1
                     intact += _survives(sweep, whole, target, how, moment, exits)
@@ -202,6 +238,26 @@ def main() -> None:
                     flush=True,
                 )
     sys.exit(failures > 0)
+
+
+Make = Callable[[Path, Sequence[str]], Sweep]
+"""Makes a sweep in a folder, with these words."""
+
+
+@contextmanager
+def _in_bucket() -> Iterator[Make]:
+    from bench.bucket_sweep import BucketSweep
+    from bench.s3_server import serving
+
+    with serving() as (bucket, port):
+        yield lambda folder, words: BucketSweep(folder, words, bucket=bucket, port=port)
+
+
+STORES: Mapping[str, Callable[[], AbstractContextManager[Make]]] = {
+    "files": lambda: nullcontext(Sweep),
+    "objects": _in_bucket,
+}
+"""Kind of store → context with what makes a sweep in a folder."""
 
 
 def _by_sweep(asked: Sequence[Row]) -> dict[tuple[str, ...], list[Row]]:

@@ -60,15 +60,16 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "__main__": {"commands"},
     },
     "analysis": {
+        "table": {"objects"},
         "statistics": {"table"},
         "claims": {"statistics", "table"},
         "advice": {"statistics", "table"},
         "theory": {"statistics"},
         "forecast": {"statistics", "table"},
         "figures": {"advice", "forecast", "statistics", "table"},
-        "report": {"advice", "claims", "figures", "statistics", "table"},
+        "report": {"advice", "claims", "figures", "objects", "statistics", "table"},
         "__init__": {"advice", "statistics", "table"},
-        "commands": {"advice", "figures", "forecast", "report", "table", "theory"},
+        "commands": {"advice", "figures", "forecast", "objects", "report", "table", "theory"},
         "__main__": {"commands"},
     },
 }

@@ -8,15 +8,14 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import yaml
 
+from analysis.objects.places import pulled
 from trainer.base.build import build
 from trainer.base.cli import Given, number, take_choice
 from trainer.base.errors import BadInput
-from trainer.base.paths import require_folder
 from trainer.base.places import CONF
 from trainer.config.names import yamls
 
@@ -57,13 +56,12 @@ def main(given: Given) -> None:
     stages, microbatches = (_count(given, key) for key in ("stages", "microbatches"))
     updates = _count(given, "updates") if "updates" in given else None
     form = take_choice(given, "format", [*FORMATS])
-    optimizer, results = _required(given, "optimizer"), given.get("results", "results")
-    require_folder("results", results)
+    optimizer, store = _required(given, "optimizer"), pulled(given.get("results", "results"))
     conditions = {key: value for key, value in given.items() if key not in KEYS}
     costs, activations = _costs(given, stages), _times(given, "activations", 1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        trials = fulfilling(load(Path(results)), conditions)
+        trials = fulfilling(load(store), conditions)
         advice = advise(
             trials,
             optimizer=optimizer,
@@ -72,7 +70,7 @@ def main(given: Given) -> None:
             updates=updates,
             costs=costs,
             activations=activations[0] if activations else None,
-            records=records(Path(results)),
+            records=records(store),
         )
     for warning in caught:
         print(f"warning: {warning.message}", file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
+from analysis.objects.places import pulled
 from trainer.base.cli import Given, take_choice
 from trainer.base.errors import BadInput
 from trainer.base.paths import require_folder
@@ -28,15 +29,15 @@ def main(given: Given) -> None:
     from analysis.table.load import load
     from analysis.table.records import records
 
-    results, out = given.get("results", "results"), given.get("out", "figures")
-    for key, folder in (("results", results), ("out", out)):
-        require_folder(key, folder)
+    out = given.get("out", "figures")
+    require_folder("out", out)
+    store = pulled(given.get("results", "results"))
     width = take_choice({"width": "two", **given}, "width", [*WIDTHS])
     is_dark = take_choice(given, "theme", THEMES) == "dark"
     only = _only(given, [figure.name for figure in FIGURES])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the report says them
-        trials, found = load(Path(results)), records(Path(results))
+        trials, found = load(store), records(store)
         for scope in scopes(Views(trials), found):
             own = Path(out) / scope.folder
             own.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.objects.places import pulled
 from trainer.base.cli import Given, number, take_choice
 from trainer.base.errors import BadInput
 from trainer.base.paths import require_folder
@@ -43,15 +44,15 @@ def main(given: Given) -> None:
     )
     seeds = _count("seeds", given.get("seeds", "3"))
     sizes = {key: _count(key, given[key]) for key in SIZES if key in given}
-    results = given.get("results", "results")
-    for key in ("results", "record", "out"):
-        require_folder(key, given.get(key, results))
+    for key in {"record", "out"} & {*given}:
+        require_folder(key, given[key])
+    results = pulled(given.get("results", "results"))
     from analysis.forecast.answer import answer
 
     conditions = {key: value for key, value in given.items() if key not in KEYS}
     answers = [
         answer(ladder, (updates, *_sizes(ladder, sizes)), seeds)
-        for ladder in _ladders(Path(results), optimizer, given.get("arm"), conditions)
+        for ladder in _ladders(results, optimizer, given.get("arm"), conditions)
     ]
     print(FORMATS[form](answers))
     _write([each for each in answers if each.point], given, conditions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
+from analysis.objects.places import pulled
 from trainer.base.cli import Given
 from trainer.base.errors import BadInput
 from trainer.base.paths import require_folder
@@ -17,10 +18,9 @@ KEYS = {
 
 def main(given: Given) -> None:
     """Prints one row per forecast; raises BadInput."""
-    places = {"record": "docs/forecasts", "results": "results", **given}
-    for key in KEYS:
-        require_folder(key, places[key])
-    folder = Path(places["record"])
+    record, results = given.get("record", "docs/forecasts"), given.get("results", "results")
+    require_folder("record", record)
+    folder = Path(record)
     if not folder.is_dir():
         raise BadInput("record", folder, "must be a folder of forecasts (no such folder)")
     from analysis.forecast.register import checks, text
@@ -28,4 +28,4 @@ def main(given: Given) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the report says them
-        print(text(checks(folder, load(Path(places["results"])))))
+        print(text(checks(folder, load(pulled(results)))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from analysis.objects.places import pulled
 from trainer.base.cli import Given
 from trainer.base.paths import require_folder
 
@@ -16,9 +17,8 @@ KEYS = {
 def main(given: Given) -> None:
     """Also of an empty store; raises BadInput."""
     places = {"results": "results", "out": "report", **given}
-    for key in ("results", "out"):
-        require_folder(key, places[key])
-    results, out = Path(places["results"]), Path(places["out"])
+    require_folder("out", places["out"])
+    results, out = pulled(places["results"]), Path(places["out"])
     from analysis.report.report import report
 
     print(report(results, out))

@@ -6,12 +6,13 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from analysis.objects.bucket import StoreAway
+from analysis.objects.places import pulled
 from trainer.base.cli import Given, number
 from trainer.base.errors import BadInput
-from trainer.base.paths import require_folder
 
 KEYS = {
     "results": "the store (default: results)",
@@ -23,20 +24,22 @@ PORT, HIGHEST = "8000", 65_535
 def main(given: Given) -> None:
     """Until Ctrl-C, which leaves nothing behind; raises BadInput."""
     results, port = given.get("results", "results"), _port(given.get("port", PORT))
-    require_folder("results", results)
-    if not Path(results).exists():
+    store = pulled(results)
+    if not store.exists():
         raise BadInput("results", results, "must be a folder that holds trials (no such folder)")
     from analysis.report.live import LOOK_EVERY, LiveReport
     from analysis.report.server import Server
 
     with _stopped_by_signals(), tempfile.TemporaryDirectory(prefix="pipegap-report-") as folder:
-        report = LiveReport(Path(results), Path(folder))
+        report = LiveReport(store, Path(folder))
         server = Server(report, port)
         print(report.look(), flush=True)
         with server.serving():
             print(f"{server.address} follows {results}; Ctrl-C ends", flush=True)
             while True:
                 time.sleep(LOOK_EVERY)
+                with suppress(StoreAway):  # for a moment: what was seen last is shown
+                    pulled(results)
                 if made := report.look():
                     print(made, flush=True)
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from analysis.objects.places import named
 from analysis.report.claims_table import claims_table
 from analysis.report.contents import EXPECTED, write_chapter
 from analysis.report.details import write_details
@@ -91,8 +92,8 @@ def write_report(results: Path, out: Path, label: str | None = None) -> Written:
         with warnings.catch_warnings(record=True) as caught, _worker(found) as worker:
             warnings.simplefilter("ignore", UserWarning)  # those of the gaps are remarks now
             warnings.simplefilter("always", DamagedRows)
-            worker.do(write_details, found.trials, str(results), out)
-            chapters = [write_chapter(scope, out, str(results), worker) for scope in found.parts]
+            worker.do(write_details, found.trials, named(results), out)
+            chapters = [write_chapter(scope, out, named(results), worker) for scope in found.parts]
             found = found._replace(remarks=[*found.remarks, *_said(caught)])
             page = _write(found, chapters, out, worker)
     except OSError as error:
@@ -114,14 +115,14 @@ def _find(results: Path, label: str | None) -> _Found:
         warnings.simplefilter("always", UserWarning)
         views, asked = Views(load(results)), records(results)
         if label is None:
-            parts, named = scopes(views, asked), EXPECTED
+            parts, labels = scopes(views, asked), EXPECTED
             trials, table = views.whole()
         else:
-            asked, named = [_of_label(asked, label)], []
+            asked, labels = [_of_label(asked, label)], []
             parts = [of_record(views, asked[0])]
             trials, table = parts[0].whole()
         remarks = [remark for scope in parts for remark in _remarks(scope)]
-    left = missing(views.store, asked, named, str(results))
+    left = missing(views.store, asked, labels, named(results))
     return _Found(results, trials, table, asked, parts, [*_said(caught), *remarks], left)
 
 
@@ -149,7 +150,7 @@ def _of_label(asked: Sequence[Record], label: str) -> Record:
 
 
 def _write(found: _Found, chapters: Sequence[Chapter], out: Path, worker: Worker) -> Page:
-    store = str(found.results)
+    store = named(found.results)
     made = provenance(found.trials, found.asked)
     tables = {
         "trials": found.trials.drop(columns=PLACES, errors="ignore"),
@@ -215,7 +216,9 @@ def _summary(trials: pd.DataFrame) -> str:
 
 
 def _text(found: _Found, page: Page, out: Path) -> str:
-    nothing = f"no trials in {found.results} yet: python -m sweeps or python -m trainer makes them"
+    nothing = (
+        f"no trials in {named(found.results)} yet: python -m sweeps or python -m trainer makes them"
+    )
     shown = nothing if found.trials.empty else printed_gaps(found.gaps, _terminal_width())
     parts = [shown, *page.taxes, *_claims_in_words(page.chapters), *found.remarks, page.cost]
     return "\n".join([*filter(None, parts), f"in {out}: index.html, with figures and tables"])

@@ -24,6 +24,7 @@ from ray.tune import (
     Tuner,
 )
 
+from analysis.objects.bucket import StoreAway
 from sweeps.cluster.gang import run_gang_on_ray
 from sweeps.cluster.offers import Bundles, Offers, num_slots
 from sweeps.cluster.stop import StopWhenAsked
@@ -31,13 +32,14 @@ from sweeps.cluster.stop_flag import stop_requested
 from sweeps.cluster.work import Work
 from sweeps.plan.bundles import bundles
 from sweeps.request.expand import Trial
+from sweeps.store.store import Running, Store
 from sweeps.tracking.choice import Tracking
 from sweeps.tracking.untracked import Untracked
 from sweeps.view.display import Display
 from trainer.base.errors import BadInput, LeaseLost, Stopped, Unavailable
 from trainer.base.scratch import scratch
 from trainer.base.status import Status
-from trainer.folder.lease import Held, holder
+from trainer.folder.lease import Held
 from trainer.folder.record import Row, read_result, trial_folder
 from trainer.ranks.supervisor import AskedToStop
 from trainer.trial import record_failure, run_trial
@@ -109,6 +111,7 @@ def run_trials(
     asked_to_stop: AskedToStop,
     tracking: Tracking,
     folder: Path,
+    store: Store,
 ) -> None:
     """Runs those trials that nobody else runs; each that ends leaves a result in the store.
 
@@ -123,7 +126,7 @@ def run_trials(
         _require(bundle)
     smallest = min(needed.values(), key=_amount)
     stop = StopWhenAsked(asked_to_stop, display)
-    train = tune.with_parameters(_train, flag=stop.flag, tracking=tracking)
+    train = tune.with_parameters(_train, flag=stop.flag, tracking=tracking, store=store)
     grid = Tuner(
         tune.with_resources(train, _resources),
         tune_config=TuneConfig(
@@ -146,20 +149,25 @@ def run_trials(
             failure_config=FailureConfig(max_failures=RETRIES),
         ),
     ).fit()
-    _record_deaths(asked, {Path(end.path).name: end.error for end in _each(grid) if end.error})
+    died = {Path(end.path).name: end.error for end in _each(grid) if end.error}
+    _record_deaths([trial for trial in asked if trial.plan.trial_id in died], died, store)
 
 
 def _each(grid: ResultGrid) -> Iterator[Result]:
     return (grid[i] for i in range(len(grid)))
 
 
-def _record_deaths(trials: Sequence[Trial], died: Mapping[str, Exception]) -> None:
+def _record_deaths(trials: Sequence[Trial], died: Mapping[str, Exception], store: Store) -> None:
     """Records the trials whose process died at every attempt, and could not record it itself."""
     for trial in trials:
-        error = died.get(trial.plan.trial_id)
-        if error is not None and read_result(trial.folder) is None:
-            with suppress(OSError, BadInput):  # the store may be what failed
-                record_failure(trial.config, f"the trial's process died: {error}")
+        trial_id = trial.plan.trial_id
+        with (
+            suppress(OSError, BadInput, LeaseLost, StoreAway),  # the store may be what failed
+            store.running(trial.config, trial_id) as running,
+        ):
+            if read_result(trial_folder(running.config, trial_id)) is None:
+                why = f"the trial's process died: {died[trial_id]}"
+                record_failure(running.config, why)
 
 
 def _payload(trial: Trial, needed: Bundles) -> Row:
@@ -180,7 +188,7 @@ def _name(trial: Any) -> str:
     return name
 
 
-def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking) -> None:
+def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking, store: Store) -> None:
     """Runs one trial in a worker, by the same function as `python -m trainer`.
 
     After an error Tune calls it again, in a new process, and the trial resumes. A trial that
@@ -188,9 +196,6 @@ def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking) -> None:
     """
     trial = payload["trial"]
     config = trial["config"]
-    if holder(trial_folder(config, trial["id"])) is not None:
-        tune.report({"status": Status.ELSEWHERE, "num_done": 0})
-        return
     tracker = tracking.of(
         trial["id"], trial["arm"], config, setting=trial["setting"], sweeps=trial["sweeps"]
     )
@@ -206,20 +211,32 @@ def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking) -> None:
             last_report = time.monotonic()
             send(Status.RUNNING, **{key: row[key] for key in SHOWN})
 
-    num_done = 0
+    def run(running: Running) -> Row:
+        def asked_to_stop() -> bool:
+            return running.is_lost() or stop_requested(flag)
+
+        try:
+            with tracker:
+                result = run_trial(running.config, report, asked_to_stop, run_gang_on_ray)
+                tracker.outcome = result
+            return result
+        except Held:
+            raise
+        except BadInput as error:  # another attempt would raise it too
+            record_failure(running.config, str(error))
+            return {"status": Status.FAILED}
+
+    num_done, wall_seconds = 0, 0.0
     try:
-        with tracker:
-            result = run_trial(config, report, lambda: stop_requested(flag), run_gang_on_ray)
-            tracker.outcome = result
-        num_done, status = result["num_updates"], Status(result["status"])
+        with store.running(config, trial["id"]) as running:
+            result = run(running)
+        status = Status(result["status"])
+        num_done, wall_seconds = result.get("num_updates", 0), result.get("wall_seconds", 0.0)
     except Stopped as stopped:
         num_done, status = stopped.num_updates, Status.STOPPED
-    except (Held, LeaseLost):
+    except (Held, LeaseLost, StoreAway):
         status = Status.ELSEWHERE
-    except BadInput as error:  # another attempt would raise it too
-        record_failure(config, str(error))
-        status = Status.FAILED
-    send(status, num_done=num_done)
+    send(status, num_done=num_done, wall_seconds=wall_seconds)
 
 
 def _amount(bundles: Bundles) -> float:

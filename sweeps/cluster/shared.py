@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from sweeps.request.command_line import Request
 from sweeps.request.schema import overrides
-from sweeps.store.results import creates, probe
+from sweeps.store.store import Store
 from trainer.base.errors import BadInput
 from trainer.base.places import CONF
 
@@ -65,36 +64,35 @@ def _words(asked: Request) -> Iterator[tuple[str, str]]:
             yield key, value
 
 
-def require_seen_by_nodes(results: Path) -> None:
-    """Raises BadInput if `results` is another folder on a node than on the driver's machine.
+def require_seen_by_nodes(store: Store) -> None:
+    """Raises BadInput if a node does not see the store, or another one under its name.
 
-    Every other node must see a file that the driver has made, and fail to create it exclusively.
-    Nodes that join later are not checked.
+    Every other node must see what the driver has made, and fail to create it exclusively. Nodes
+    that join later are not checked.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = ray.get_runtime_context().get_node_id()
     others = [n for n in ray.nodes() if n["Alive"] and n["NodeID"] != here]
-    task: Any = ray.remote(_shares)
-    with probe(results / "trials") as made:
+    if not others:
+        return
+    task: Any = ray.remote(_sees)
+    with store.probe() as sees:
         answers = {
             node["NodeManagerAddress"]: task.options(
                 num_cpus=0,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
-            ).remote(made)
+            ).remote(sees)
             for node in others
         }
         for address, answer in answers.items():
             with suppress(ray.exceptions.RayError):  # the node has left, or is busy
                 if not ray.get(answer, timeout=ANSWER_WITHIN):
-                    allowed = "must be on storage that all nodes share: node"
-                    raise BadInput("results", results, f"{allowed} {address} has another folder")
+                    allowed = "must be storage that all nodes share: node"
+                    raise BadInput("results", store.name, f"{allowed} {address} does not see it")
 
 
-def _shares(made: Path) -> bool:
-    """Whether this node sees the file that the driver made."""
-    try:
-        return not creates(made)
-    except OSError:  # this node has no such folder
-        return False
+def _sees(sees: Callable[[], bool]) -> bool:
+    """Whether this node sees what the driver made."""
+    return sees()

@@ -7,19 +7,19 @@ from uuid import uuid4
 
 from sweeps.cluster.queue import TrialQueue, in_order
 from sweeps.request.expand import Trial
-from sweeps.store.look import Folders
+from sweeps.store.store import Trials
 
 
 class Work:
-    """The trials of one driver, in an order of its own."""
+    """The trials of one driver, in an order of its own. `known`: see `Store.trials`."""
 
-    def __init__(self) -> None:
-        self._driver, self._folders = uuid4().hex, Folders()
-        self.queue = TrialQueue(self._folders)
+    def __init__(self, known: Trials) -> None:
+        self._driver, self._known = uuid4().hex, known
+        self.queue = TrialQueue(known)
         """Ids of the trials that are left."""
 
     def __getitem__(self, trial_id: str) -> Trial:
-        return self._folders[trial_id]
+        return self._known[trial_id]
 
     def __len__(self) -> int:
         """How many trials are left, those that other drivers run included."""
@@ -34,6 +34,6 @@ class Work:
         """Adds trials that have to run, unless they were added before."""
         new = {t.plan.trial_id: t for t in trials if t.plan.trial_id not in self.queue}
         for trial in new.values():
-            self._folders.add(trial)
+            self._known.add(trial)
         flops = {trial_id: trial.plan.flops for trial_id, trial in new.items()}
         self.queue.add(in_order(flops, self._driver))

@@ -9,10 +9,12 @@ from typing import NamedTuple
 from sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from sweeps.request.command_line import Request, parse_request
 from sweeps.request.expand import Trial
+from sweeps.store.opened import open_store
 from sweeps.store.results import finished
 from sweeps.view.throttle import Throttled
 from trainer.base.cli import DONE, FAILED, Given, parse
 from trainer.base.errors import BadInput, Stopped
+from trainer.base.paths import require_folder
 from trainer.base.ranges import MAX_COUNT
 from trainer.base.status import Status
 from trainer.base.stopping import stopping
@@ -69,6 +71,7 @@ def parse_words(words: Sequence[str]) -> Words:
     tasks, benchmarks = _take_tasks(given), given.pop("benchmarks", str(FOLDER))
     limit, max_length = (_take_count(given, key) for key in ("limit", "max_length"))
     request = parse_request([f"{key}={value}" for key, value in given.items()])
+    require_folder("results", request.where)  # weights of an object store stay there
     return Words(tasks, benchmarks, limit, max_length, request)
 
 
@@ -134,7 +137,7 @@ def _run(evaluation: object, asked: Request) -> int:
         print(f"{evaluation.num_answered():,} of {num:,} answered", flush=True)
 
     with cluster(), stopping(SAYS) as asked_to_stop:
-        require_seen_by_nodes(asked.results)
+        require_seen_by_nodes(open_store(asked.where))
         problems = run_evaluation(
             evaluation, asked.gpus_per_trial, asked_to_stop, Throttled(show, SHOW_EVERY)
         )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from sweeps.store.selected import KEYS, select
-from trainer.base.atomic import partials
 from trainer.base.cli import DONE, parse, take_choice, take_flag
 from trainer.base.status import ENDED, FINAL, Status
-from trainer.folder.lease import holder
 
 STATUSES = {
     "finished": FINAL,
@@ -30,23 +28,16 @@ def main(words: Sequence[str]) -> int:
     given.setdefault("checkpoints", "")  # nothing is deleted by default
     chosen = STATUSES[take_choice(given, "checkpoints", [*STATUSES])]
     rows = [row for row in select(given).rows() if row["status"] in chosen]
-    folders = [Path(row["folder"]) for row in rows]
+    from sweeps.store.opened import open_store  # torch is slow
+
+    store = open_store(given.get("results", "results"))
     num_files, num_bytes, num_trials = 0, 0, 0
-    for folder in folders:
-        files = [*_files(folder)]
-        if not files or holder(folder) is not None:
-            continue
+    for spare in store.spare([Path(row["folder"]) for row in rows]):
         num_trials += 1
-        num_files += len(files)
-        num_bytes += sum(path.stat().st_size for path in files)
-        for path in files if not dry_run else []:
-            path.unlink(missing_ok=True)
+        num_files += spare.num_files
+        num_bytes += spare.num_bytes
+        if not dry_run:
+            spare.delete()
     verb = "would delete" if dry_run else "deleted"
     print(f"{verb} {num_files} checkpoints of {num_trials} trials, {num_bytes / 1e6:,.1f} MB")
     return DONE
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """Checkpoints, and parts of files whose writer was killed."""
-    yield from (path for path in folder.glob("checkpoint-*.pt") if path.is_file())
-    yield from partials(folder)

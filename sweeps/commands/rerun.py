@@ -9,9 +9,11 @@ from pathlib import Path
 from sweeps.commands.run import SAYS, require_ready
 from sweeps.request.command_line import parse_gpus
 from sweeps.request.expand import Trial
-from sweeps.store.again import ArchivedOutput, recorded
+from sweeps.store.again import recorded
+from sweeps.store.opened import open_store
 from sweeps.store.results import finished
 from sweeps.store.selected import KEYS, select
+from sweeps.store.store import Store
 from sweeps.tracking import choice
 from sweeps.tracking.choice import Tracking
 from sweeps.view.progress import Progress
@@ -40,12 +42,12 @@ def main(words: Sequence[str]) -> int:
     force, dry_run = take_flag(given, "force"), take_flag(given, "dry_run")
     gpus_per_trial = parse_gpus(given.pop("gpus_per_trial", "1"))
     tracking = choice.take(given)
-    results = Path(given.get("results", "results"))
+    store = open_store(given.get("results", "results"))
     if not given.keys() - {"results"}:
         raise BadInput("rerun", "", "must say which trials, e.g. status=failed")
     rows = select(given).rows()
     stays = (Status.RUNNING,) if force else (Status.RUNNING, *FINAL)
-    chosen, refused = _trials([row for row in rows if row["status"] not in stays], results)
+    chosen, refused = _trials([row for row in rows if row["status"] not in stays], store.folder)
     print(f"{len(rows)} trials selected, {len(chosen)} to run", flush=True)
     for status in stays:
         if left := sum(row["status"] == status for row in rows):
@@ -54,8 +56,9 @@ def main(words: Sequence[str]) -> int:
             print(f"{left} {status} are left as they are: {why}")
     if dry_run or not chosen:
         return FAILED if refused else DONE
-    require_ready(results, chosen)
-    stopped = _run(chosen, results, gpus_per_trial, tracking)
+    require_ready(store, chosen)
+    stopped = _run(chosen, store, gpus_per_trial, tracking)
+    store.pull()
     exit_code = _report(chosen)
     return Stopped.exit_code if stopped else exit_code or (FAILED if refused else DONE)
 
@@ -72,7 +75,7 @@ def _trials(rows: Sequence[Row], results: Path) -> tuple[list[Trial], int]:
     return found, refused
 
 
-def _run(trials: Sequence[Trial], results: Path, gpus_per_trial: float, tracking: Tracking) -> bool:
+def _run(trials: Sequence[Trial], store: Store, gpus_per_trial: float, tracking: Tracking) -> bool:
     """Runs the trials; returns whether a signal asked to stop.
 
     Trials that had not started by then get the output of their earlier run back.
@@ -83,14 +86,14 @@ def _run(trials: Sequence[Trial], results: Path, gpus_per_trial: float, tracking
     from sweeps.view.display import Display
 
     with cluster() as folder, stopping(SAYS) as asked_to_stop:
-        work = Work()
-        archived = [ArchivedOutput(trial.folder) for trial in trials if finished(trial) is not None]
+        work = Work(store.trials())
+        archived = [store.archive(trial) for trial in trials if finished(trial) is not None]
+        store.pull()
         work.add(trials)
         try:
-            with Display(
-                "rerun", trials, trials, results, asked_to_stop, DriverConsole()
-            ) as display:
-                run_trials(work, gpus_per_trial, display, asked_to_stop, tracking, folder)
+            view = ("rerun", trials, trials, store.folder, store.pull, asked_to_stop)
+            with Display(*view, DriverConsole()) as display:
+                run_trials(work, gpus_per_trial, display, asked_to_stop, tracking, folder, store)
         finally:
             for earlier in archived:
                 earlier.restore_unless_started()

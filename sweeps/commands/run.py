@@ -7,9 +7,9 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from analysis.objects.bucket import StoreAway
 from sweeps.cluster.shared import require_seen_by_nodes
 from sweeps.commands import COMMANDS
 from sweeps.plan import search_report, sweep_record, tuning_report
@@ -21,7 +21,9 @@ from sweeps.request.command_line import Request, parse_request
 from sweeps.request.expand import Trial, unique
 from sweeps.request.files import ALL, known
 from sweeps.store import drawn
-from sweeps.store.results import failed, finished, require_writable
+from sweeps.store.opened import open_store
+from sweeps.store.results import failed, finished
+from sweeps.store.store import Store
 from sweeps.tracking import choice
 from trainer.base.cli import DONE, FAILED, parser
 from trainer.base.errors import BadInput, Stopped
@@ -39,19 +41,22 @@ SAYS = "running trials save a checkpoint and stop"
 def main(words: Sequence[str]) -> int:
     """Exit code: 0 done, 1 a trial failed or has not run, 143 stopped. Raises BadInput."""
     asked = parse_request(_asked_words(words))
+    store = open_store(asked.where)
+    store.pull()
     sweeps = plan_sweeps(asked)
     print(summary(asked, sweeps), flush=True)
     if asked.dry_run:
         return DONE
-    require_ready(asked.results, all_planned(sweeps))
-    sweep_record.write(asked, sweeps)
-    sweeps, stopped = _run(asked, sweeps)
-    sweep_record.write(asked, sweeps)  # what is left is priced by the trials that have finished
+    require_ready(store, all_planned(sweeps))
+    sweep_record.write(asked, sweeps, store)
+    sweeps, stopped = _run(asked, sweeps, store)
+    store.pull()
+    sweep_record.write(asked, sweeps, store)  # what is left is priced by what has finished
     if stopped:  # whoever asked will not wait for a report (Slurm kills after a minute)
         _say_what_is_left(asked, sweeps)
         return Stopped.exit_code
     prices = Prices.measured(asked.results, all_planned(sweeps))
-    return max(_end(asked, sweep, prices) for sweep in sweeps)
+    return max(_end(asked, sweep, prices, store) for sweep in sweeps)
 
 
 def _asked_words(words: Sequence[str]) -> list[str]:
@@ -65,7 +70,7 @@ def _asked_words(words: Sequence[str]) -> list[str]:
             f"commands:\n{commands}\n\n"
             f"sweep=    {sweeps}, or a file: path/to/a.yaml; several: a,b; all of them: {ALL}\n"
             f"scale=    {scales} (default: tiny)\n"
-            "results=  the store (default: results)\n"
+            "results=  the store (default: results): a folder, or s3://, gs://, az://BUCKET/PREFIX\n"
             "dry_run=  true prints the plan and runs nothing; gpus=8 prices it on so many GPUs\n"
             "gpus_per_trial=  of a trial without ranks, e.g. 0.5 to run two on each GPU\n"
             f"tracking=  {', '.join(choice.known())}: where to follow the trials; tracking.KEY=… "
@@ -81,13 +86,13 @@ def _asked_words(words: Sequence[str]) -> list[str]:
     return asked
 
 
-def require_ready(results: Path, planned: Sequence[Trial]) -> None:
+def require_ready(store: Store, planned: Sequence[Trial]) -> None:
     """Raises BadInput if the store, this machine or the data does not fit the planned trials.
 
     It names everything that is missing: people should not fetch a GPU to learn that data is not
     there.
     """
-    require_writable(results)
+    store.require_usable()
     todo = [trial for trial in planned if finished(trial) is None]
     distinct = {_needs(trial.config): trial.config for trial in todo}
     missing = {str(error): error for config in distinct.values() for error in _missing_of(config)}
@@ -114,7 +119,7 @@ def _needs(config: Mapping[str, Any]) -> str:
     return json.dumps([config[key] for key in ("device", "data", "seq_len", "model")])
 
 
-def _run(asked: Request, sweeps: list[SweepPlan]) -> tuple[list[SweepPlan], bool]:
+def _run(asked: Request, sweeps: list[SweepPlan], store: Store) -> tuple[list[SweepPlan], bool]:
     """Runs the trials that can run, in rounds: those that decide which others do, then the others.
 
     This driver tries each trial once at most. Trials that another driver runs are waited for, and
@@ -129,32 +134,43 @@ def _run(asked: Request, sweeps: list[SweepPlan]) -> tuple[list[SweepPlan], bool
 
     # Ray installs its signal handlers when it starts; `stopping` replaces them after that.
     with cluster() as folder, stopping(SAYS) as asked_to_stop:
-        require_seen_by_nodes(asked.results)
-        work = Work()
+        require_seen_by_nodes(store)
+        work = Work(store.trials())
         work.add(_missing(sweeps))
         while len(work) and not asked_to_stop():
             num_left = len(work)
             if work.queue.is_ready():
                 planned, console = all_planned(sweeps), DriverConsole()
-                with Display(
-                    asked.title, planned, work.left, asked.results, asked_to_stop, console
-                ) as display:
-                    run_trials(
-                        work, asked.gpus_per_trial, display, asked_to_stop, asked.tracking, folder
-                    )
+                view = (asked.title, planned, work.left, store.folder, store.pull, asked_to_stop)
+                with Display(*view, console) as display:
+                    gpus = asked.gpus_per_trial
+                    run_trials(work, gpus, display, asked_to_stop, asked.tracking, folder, store)
             else:
                 time.sleep(POLL_EVERY)
             if len(work) < num_left:
-                sweeps = _refreshed(asked, sweeps)
+                sweeps = _refreshed(asked, sweeps, store, asked_to_stop)
                 work.add(_missing(sweeps))
         return sweeps, asked_to_stop()
 
 
-def _refreshed(asked: Request, sweeps: Sequence[SweepPlan]) -> list[SweepPlan]:
-    """The plans by the results that the store has now; what has changed is recorded."""
-    new = [sweep.refreshed() for sweep in sweeps]
-    sweep_record.write(asked, [now for old, now in zip(sweeps, new, strict=True) if now != old])
-    return new
+def _refreshed(
+    asked: Request,
+    sweeps: list[SweepPlan],
+    store: Store,
+    asked_to_stop: Callable[[], bool],
+) -> list[SweepPlan]:
+    """The plans by the results that the store has now; what has changed is recorded. While the
+    store is away it is asked again."""
+    while not asked_to_stop():
+        try:
+            store.pull()
+            new = [sweep.refreshed() for sweep in sweeps]
+            changed = [now for old, now in zip(sweeps, new, strict=True) if now != old]
+            sweep_record.write(asked, changed, store)
+            return new
+        except StoreAway:
+            time.sleep(POLL_EVERY)
+    return sweeps
 
 
 def _missing(sweeps: Sequence[SweepPlan]) -> list[Trial]:
@@ -166,11 +182,11 @@ def _missing(sweeps: Sequence[SweepPlan]) -> list[Trial]:
 def _say_what_is_left(asked: Request, sweeps: Sequence[SweepPlan]) -> None:
     left = sum(finished(trial) is None for trial in all_planned(sweeps))
     print(f"stopped with {left} trials to go: the same command resumes them")
-    where = shlex.quote(str(asked.results))
+    where = shlex.quote(asked.where)
     print(f"a report of what is done: python -m analysis results={where} out=report")
 
 
-def _end(asked: Request, plan: SweepPlan, prices: Prices) -> int:
+def _end(asked: Request, plan: SweepPlan, prices: Prices, store: Store) -> int:
     """Prints what became of a sweep, its report and its advice; returns an exit code."""
     if len(asked.sweeps) > 1:
         print(f"\nsweep {plan.label}")
@@ -178,7 +194,7 @@ def _end(asked: Request, plan: SweepPlan, prices: Prices) -> int:
     lost = [trial for trial in planned if failed(trial)]
     for trial in lost:
         print(f"failed: {trial.name}, see {trial.folder}/result.json")
-    print(_report(asked, plan, prices))
+    print(_report(asked, plan, prices, store))
     if plan.sweep.verdict:
         print(f"rule for the verdict, written before the run: {plan.sweep.verdict}")
     left = sum(finished(trial) is None for trial in planned) - len(lost)
@@ -187,7 +203,7 @@ def _end(asked: Request, plan: SweepPlan, prices: Prices) -> int:
     return FAILED if lost or left else DONE
 
 
-def _report(asked: Request, plan: SweepPlan, prices: Prices) -> str:
+def _report(asked: Request, plan: SweepPlan, prices: Prices, store: Store) -> str:
     """Writes the report of the arms at the chosen values, unless it is there; returns its text.
 
     The other values that tuning tried are in tuned.csv.
@@ -208,4 +224,5 @@ def _report(asked: Request, plan: SweepPlan, prices: Prices) -> str:
         lines += search_report.compare(asked.results, search, plan.planned, out)
     text = "\n".join([*lines, *advice(asked.results, plan)])
     drawn.note(out, now, text)
+    store.push(out)
     return text

@@ -9,8 +9,10 @@ from contextlib import suppress
 from rich.console import RenderableType
 from rich.live import Live
 
+from analysis.objects.bucket import StoreAway
 from sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from sweeps.request.command_line import Request, parse_request
+from sweeps.store.opened import open_store
 from sweeps.view.console import ReadConsole
 from sweeps.view.gap_table import GapTable
 from sweeps.view.progress import Progress
@@ -33,11 +35,15 @@ class WatchedSweep:
 
     def __init__(self, asked: Request) -> None:
         self._asked, self._gaps = asked, GapTable(asked.results)
+        self._store = open_store(asked.where)
+        self._store.pull()
         self._sweeps = plan_sweeps(asked)
         self.progress = Progress([])
 
     def render(self, width: int | None) -> RenderableType:
         """The view now. The gap table has `width` columns; with None it is Markdown."""
+        with suppress(StoreAway):  # for a moment: what was seen last is shown
+            self._store.pull()
         self._sweeps = [sweep.refreshed() for sweep in self._sweeps]
         trials = all_planned(self._sweeps)
         self.progress = Progress(trials, self.progress)

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from analysis.objects.places import named
 from sweeps.plan.sweep_plan import SweepPlan
 from sweeps.request.schema import Question
 
@@ -46,6 +47,6 @@ def _command(results: Path, asked: Question, optimizer: str) -> str:
         f"optimizer={optimizer}",
         f"stages={asked.stages}",
         f"microbatches={asked.microbatches}",
-        f"results={results}",
+        f"results={named(results)}",
     ]
     return f"python -m analysis advise {shlex.join(words)}"

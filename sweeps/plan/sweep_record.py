@@ -17,13 +17,14 @@ from sweeps.plan.sweep_plan import SweepPlan, all_planned
 from sweeps.request.command_line import Request
 from sweeps.request.expand import Trial
 from sweeps.store.leftovers import clean_old
+from sweeps.store.store import Store
 from trainer.base.atomic import SUFFIX, write_json
 from trainer.base.errors import BadInput
 
 FOLDER = "sweeps"
 
 
-def write(asked: Request, sweeps: Sequence[SweepPlan]) -> None:
+def write(asked: Request, sweeps: Sequence[SweepPlan], store: Store) -> None:
     """Replaces the record of each sweep; raises BadInput if the store cannot be written."""
     prices = Prices.measured(asked.results, all_planned(sweeps))
     for sweep in sweeps:
@@ -32,6 +33,7 @@ def write(asked: Request, sweeps: Sequence[SweepPlan]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, record(asked, sweep, prices))
             clean_old(path.parent, f".*{SUFFIX}", newest=path)
+            store.push(path)
         except OSError as error:
             allowed = f"must be a folder that can be written ({error.strerror})"
             raise BadInput("results", asked.results, allowed) from None

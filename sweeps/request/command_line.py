@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from analysis.objects.places import place
 from sweeps.request.files import ALL, parse, scale_file, slug, sweep_files
 from sweeps.request.schema import (
     PREFIXES,
@@ -22,7 +23,6 @@ from sweeps.tracking import choice
 from sweeps.tracking.choice import Tracking
 from trainer.base.cli import number, split_word, take_flag
 from trainer.base.errors import BadInput
-from trainer.base.paths import require_folder
 from trainer.base.ranges import MAX_COUNT
 
 
@@ -37,6 +37,9 @@ class Request:
     label: str
     """The label of all sweeps together: letters, digits and few other characters."""
     results: Path
+    """Where this machine reads the store."""
+    where: str
+    """The store, as it was given: a folder or a URL."""
     dry_run: bool
     gpus_per_trial: float
     gpus: int
@@ -54,7 +57,6 @@ def parse_request(arguments: Sequence[str]) -> Request:
     given = dict(map(split_word, arguments))
     names, scale = given.pop("sweep", ""), given.pop("scale", "tiny")
     results, dry_run = given.pop("results", "results"), take_flag(given, "dry_run")
-    require_folder("results", results)
     gpus_per_trial = parse_gpus(given.pop("gpus_per_trial", "1"))
     gpus = _parse_count("gpus", given.pop("gpus", "0"))
     files = sweep_files(names)
@@ -77,7 +79,8 @@ def parse_request(arguments: Sequence[str]) -> Request:
         scale,
         sweeps,
         together,
-        Path(results),
+        place(results),
+        results,
         dry_run,
         gpus_per_trial,
         gpus,

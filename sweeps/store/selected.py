@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import sys
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from analysis.objects.places import pulled
 from trainer.base.cli import Given
-from trainer.base.paths import require_folder
 
 if TYPE_CHECKING:
     from analysis.table.selection import Selection
 
 KEYS = """\
-results=    the store (default: results)
+results=    the store (default: results): a folder, or s3://, gs://, az://BUCKET/PREFIX
 COLUMN=     only trials with this value in a column of the table of trials: status=failed,
             optimizer=muon, optimizer.lr=0.004, seed=0,1, arm=delay*, correction.coefficient=none"""
 
@@ -26,12 +25,10 @@ def select(given: Given) -> Selection:
     """
     from analysis.table import selection
 
-    require_folder("results", given.get("results", "results"))
-    results = Path(given.get("results", "results"))
     conditions = {key: value for key, value in given.items() if key != "results"}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        found = selection.select(results, conditions)
+        found = selection.select(pulled(given.get("results", "results")), conditions)
     for warning in caught:
         print(f"warning: {warning.message}", file=sys.stderr)
     if found.why_empty:

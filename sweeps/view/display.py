@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +12,7 @@ from ray.tune import Callback
 from rich.console import Console
 from rich.live import Live
 
+from analysis.objects.bucket import StoreAway
 from sweeps.request.expand import Trial
 from sweeps.view.gap_table import LIBRARIES, GapTable
 from sweeps.view.progress import Progress
@@ -19,7 +20,6 @@ from sweeps.view.render import render
 from sweeps.view.throttle import Throttled
 from trainer.base.durations import duration
 from trainer.base.status import Status
-from trainer.folder.record import read_result
 from trainer.ranks.supervisor import AskedToStop
 
 DRAW_EVERY, READ_EVERY = 0.5, 5.0
@@ -31,8 +31,8 @@ FOR_SWEEP = {Status.STOPPED: Status.INTERRUPTED}
 class Display(Callback):
     """Shows the progress of a sweep's `trials`, of which this driver runs `todo`, with others.
 
-    Tune's callbacks report the trials that started here; the store is read for the others. No
-    error in here ends the sweep.
+    Tune's callbacks report the trials that started here; the store is read for the others, in
+    `results`, which `pull` brings up to date. No error in here ends the sweep.
     """
 
     def __init__(
@@ -41,13 +41,14 @@ class Display(Callback):
         trials: Sequence[Trial],
         todo: Sequence[Trial],
         results: Path,
+        pull: Callable[[], None],
         asked_to_stop: AskedToStop,
         console: Console,
     ) -> None:
         self.running: set[str] = set()
         """Ids of the trials that run now."""
         self._title, self._gap_table, self._console = title, GapTable(results), console
-        self._asked_to_stop = asked_to_stop
+        self._pull, self._asked_to_stop = pull, asked_to_stop
         self._todo = {trial.plan.trial_id for trial in todo}
         self._started: set[str] = set()
         self._num_ended = 0
@@ -98,10 +99,7 @@ class Display(Callback):
             state.update(result)
             state.where = f"{result['hostname']} pid {result['pid']}"
         else:
-            state.num_done = result["num_done"]
-            with suppress(OSError):  # the store may be unavailable for a moment
-                recorded = read_result(self._progress.trials[payload["id"]].folder) or {}
-                state.wall_seconds = recorded.get("wall_seconds", 0.0)
+            state.num_done, state.wall_seconds = result["num_done"], result.get("wall_seconds", 0.0)
             self._end(payload, FOR_SWEEP.get(status, status))
 
     def on_step_end(self, iteration: int, trials: list[Any], **_: object) -> None:
@@ -126,7 +124,8 @@ class Display(Callback):
             )
 
     def _read_store(self) -> None:
-        with suppress(OSError):
+        with suppress(OSError, StoreAway):
+            self._pull()
             self._progress.refresh(self._progress.trials.keys() - self._started)
         self._mark_others()
         self._gap_table.refresh(self._progress, self._console.width)

@@ -21,11 +21,15 @@ def path_problem(path: str) -> str | None:
     return None
 
 
+def is_url(word: str) -> bool:
+    """Whether a word is the address of an object store, or wants to be one, not a path."""
+    return "://" in word
+
+
 def require_folder(key: str, value: str) -> None:
-    """Raises BadInput for what cannot be a folder: no path, or the URL of an object store, where no
-    lease can be held."""
+    """Raises BadInput for what cannot be a folder."""
     if (problem := path_problem(value)) is not None:
         raise BadInput(key, value, problem)
-    if "://" in value:
-        allowed = "must be a folder, of a shared file system if need be: a lease needs exclusive "
-        raise BadInput(key, value, f"{allowed}creation, which object stores do not offer")
+    if is_url(value):
+        allowed = "must be a folder: sweeps and analysis know URLs of stores, other commands do not"
+        raise BadInput(key, value, allowed)

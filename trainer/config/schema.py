@@ -21,7 +21,7 @@ from pydantic_core import ErrorDetails
 from trainer.base.build import locate, published
 from trainer.base.code import in_short, refuse_hidden, use_code
 from trainer.base.errors import BadInput, closest_first
-from trainer.base.paths import require_folder
+from trainer.base.paths import is_url, require_folder
 from trainer.base.ranges import Count, Few, Place, Rows, Seed
 from trainer.base.resources import resolved_dtype
 from trainer.config.combinations import check_combinations
@@ -110,13 +110,19 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     checked["dtype"] = resolved_dtype(
         checked["dtype"], checked["device"], has_experts="num_experts" in checked["model"]
     )
-    for key in ("results", "out"):
-        if checked[key] is not None:
-            require_folder(key, checked[key])
+    _check_folders(checked)
     _check_length(checked)
     _check_batch(checked)
     check_combinations(checked)
     return checked
+
+
+def _check_folders(config: Mapping[str, Any]) -> None:
+    """The config of a trial in an object store names that; it can run wherever `out` is."""
+    if config["out"] is not None:
+        require_folder("out", config["out"])
+    if config["out"] is None or not is_url(config["results"]):
+        require_folder("results", config["results"])
 
 
 def check_choice(key: str, node: Choice, code: str | None = None) -> Choice:

@@ -130,8 +130,13 @@ def attempts(folder: Path) -> list[Path]:
 
 
 def attempt_path(folder: Path, number: int) -> Path:
-    """The file of attempt `number`; the names sort by number, as long as it has six digits."""
-    return folder / f"attempt-{number:06d}.json"
+    """The file of attempt `number`."""
+    return folder / attempt_name(number)
+
+
+def attempt_name(number: int) -> str:
+    """The names sort by number, as long as it has six digits."""
+    return f"attempt-{number:06d}.json"
 
 
 def _number(path: Path) -> int:
@@ -185,7 +190,7 @@ def _held_by(newest: Path | None) -> Attempt | None:
     if newest is None:
         return None
     attempt = read(newest)
-    if "ended" in attempt or _is_dead(attempt) or _age(newest) > STALE_AFTER:
+    if "ended" in attempt or is_dead(attempt) or _age(newest) > STALE_AFTER:
         return None
     return attempt
 
@@ -207,15 +212,7 @@ def _take(folder: Path, made_by: Mapping[str, object]) -> Lease:
 
 def _create(folder: Path, number: int, made_by: Mapping[str, object]) -> Lease:
     """Raises FileExistsError if another process was faster."""
-    content: Attempt = {
-        "attempt": number,
-        "host": platform.node(),
-        "pid": os.getpid(),
-        "machine": _machine(),
-        "process_started": _process_started(os.getpid()),
-        "started_at": time.time(),
-        **made_by,
-    }
+    content = {**new_attempt(number), **made_by}
     path = attempt_path(folder, number)
     with path.open("x") as file:
         try:
@@ -228,7 +225,19 @@ def _create(folder: Path, number: int, made_by: Mapping[str, object]) -> Lease:
     return Lease(folder, number, content, started_ns)
 
 
-def _is_dead(attempt: Attempt) -> bool:
+def new_attempt(number: int) -> Attempt:
+    """What an attempt's file says of this process when it takes a trial."""
+    return {
+        "attempt": number,
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "machine": _machine(),
+        "process_started": _process_started(os.getpid()),
+        "started_at": time.time(),
+    }
+
+
+def is_dead(attempt: Attempt) -> bool:
     """Whether the holder is known to be a process of this machine that no longer exists."""
     if attempt.get("machine") is None or attempt["machine"] != _machine():
         return False

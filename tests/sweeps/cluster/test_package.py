@@ -164,7 +164,8 @@ def test_variables_are_passed_on_by_name_and_keys_never(monkeypatch: pytest.Monk
     [
         ([], "results=results"),
         (["results=store"], "results=store"),
-        (["results=s3://bucket/store"], "results=s3://bucket/store"),
+        (["results=ftp://bucket/store"], "results=ftp://bucket/store"),
+        (["results=s3://bucket/store"], "data.path="),
         (["results=/store"], "data.path="),
         (["results=/store", "data.path=data/wiki"], "data.path=data/wiki"),
         (["results=/store", "grid.data.path=[/data/wiki,data/wiki]"], "data.path=data/wiki"),
@@ -187,16 +188,6 @@ def test_what_cannot_be_a_job_is_refused_in_one_line(
     told = capsys.readouterr().err
     assert told.count("\n") == 1, told
     assert says in told
-
-
-@pytest.mark.parametrize("words", [["dry_run=true"], []])
-def test_an_object_store_cannot_be_a_store(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["sweep=main", "results=s3://bucket/store", *words]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("python -m sweeps: results=s3://bucket/store: must be a folder")
-    assert told.count("\n") == 1
 
 
 def test_a_file_system_that_makes_a_file_twice_is_refused(

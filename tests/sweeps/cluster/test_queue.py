@@ -175,7 +175,7 @@ def test_two_drivers_of_which_one_dies(tmp_path: Path) -> None:
         for point in points(sweep, tmp_path / "results")
         for trial in point.trials(sweep.seeds)
     )[:4]
-    mine, other = Work(), Work()
+    mine, other = Work(Folders()), Work(Folders())
     mine.add(trials)
     other.add(trials)
     held = [other[str(other.queue.next())] for _ in range(2)]

@@ -13,6 +13,7 @@ from sweeps.plan import sweep_record
 from sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
 from sweeps.request.command_line import Request, parse_request
 from sweeps.request.expand import Trial
+from sweeps.store.files import FileStore
 from tests.support import small
 from tests.support.records import finished
 from trainer.base.errors import BadInput
@@ -41,7 +42,7 @@ def look_at(folder: Path, more: str = "") -> tuple[Request, SweepPlan]:
 
 def recorded(folder: Path, asked: Request, plan: SweepPlan) -> dict[str, Any]:
     """The record that is written of the plan."""
-    sweep_record.write(asked, [plan])
+    sweep_record.write(asked, [plan], FileStore(asked.results))
     return read(folder)
 
 
@@ -117,7 +118,7 @@ def test_a_store_without_room_for_it_is_refused(tmp_path: Path) -> None:
     asked.results.mkdir()
     (asked.results / "sweeps").write_text("in its place")
     with pytest.raises(BadInput, match="results"):
-        sweep_record.write(asked, [plan])
+        sweep_record.write(asked, [plan], FileStore(asked.results))
 
 
 @pytest.mark.slow

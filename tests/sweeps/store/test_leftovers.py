@@ -9,6 +9,7 @@ from pathlib import Path
 from sweeps.plan import sweep_record
 from sweeps.plan.sweep_plan import plan_sweeps
 from sweeps.request.command_line import parse_request
+from sweeps.store.files import FileStore
 from sweeps.store.results import require_writable
 from tests.support import small
 from trainer.folder.lease import STALE_AFTER
@@ -29,7 +30,7 @@ def test_partial_records_of_killed_drivers_are_deleted(tmp_path: Path) -> None:
     record = left(records, "old.json", 2 * STALE_AFTER)
     words = small.overrides(tmp_path, "sweep=main", "scale=micro", "seeds=[0]")
     asked = parse_request(words)
-    sweep_record.write(asked, plan_sweeps(asked))
+    sweep_record.write(asked, plan_sweeps(asked), FileStore(asked.results))
     assert not old.exists()
     assert written_now.exists()
     assert record.exists()

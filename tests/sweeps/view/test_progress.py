@@ -21,7 +21,6 @@ from sweeps.view.progress import Progress, State, read_state
 from sweeps.view.render import render
 from sweeps.view.throttle import SHARE, Throttled
 from tests.support import small
-from tests.support.records import finished
 from tests.support.synthetic_store import config, result, write, write_arms
 from trainer.base.status import Status
 from trainer.config.plan import plan_trial
@@ -113,7 +112,7 @@ class Screen:
     def __init__(self, of: list[Trial], todo: list[Trial], results: Path, terminal: bool) -> None:
         self.file = io.StringIO()
         console = Console(file=self.file, force_terminal=terminal, width=100)
-        self.display = Display("name", of, todo, results, lambda: False, console)
+        self.display = Display("name", of, todo, results, lambda: None, lambda: False, console)
 
     @property
     def text(self) -> str:
@@ -141,9 +140,8 @@ def test_lines_where_there_is_no_terminal(corpus: Path, tmp_path: Path) -> None:
         screen.start(two)
         assert screen.display.running == {trial.plan.trial_id for trial in of}
         screen.row(one, **ROW, status=Status.RUNNING)
-        one.folder.mkdir(parents=True)
-        (one.folder / "result.json").write_text(json.dumps(finished(wall_seconds=24.0)))
-        screen.row(one, num_done=12, status=Status.COMPLETED)  # at 0.5 updates/s, as both
+        # At 0.5 updates/s, as both.
+        screen.row(one, num_done=12, wall_seconds=24.0, status=Status.COMPLETED)
         assert screen.display.running == {two.plan.trial_id}
         screen.row(two, num_done=3, status=Status.ELSEWHERE)  # another driver was faster
         assert not screen.display.running

@@ -1,0 +1,250 @@
+"""A bucket of an object store, or a prefix in it: the few requests that a store of trials needs.
+
+Every request has a limit of time and of repetitions. Credentials, region and endpoint are those of
+the provider's usual variables and roles (see docs/cluster.md): they are never read here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+from time import monotonic
+from typing import IO, Any, NamedTuple
+from uuid import uuid4
+
+from trainer.base.errors import BadInput, Unavailable, short
+from trainer.base.paths import path_problem
+
+SCHEMES = ("s3", "gs", "az")
+NEEDS = "needs the package obstore: pip install 'pipegap[objects]'"
+NO_BUCKET = "there is no such bucket"
+NO_CREDENTIALS = "no credentials were found in the provider's usual variables and roles"
+METADATA = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
+"""Where the machines of a cloud ask for credentials, if they were given none."""
+CHUNK = 8 << 20
+"""Bytes of a large object that one request carries."""
+REQUEST, ALL_TRIES, NUM_TRIES = timedelta(seconds=8), timedelta(seconds=15), 5
+"""Limits of a request without a large object, of all its repetitions together, their number."""
+LARGE_REQUEST, LARGE_TRIES = timedelta(seconds=60), timedelta(seconds=120)
+"""The same of CHUNK bytes of a large one."""
+CLOCK, CLOCK_HOLDS = ".clock/", 60.0
+"""Where the objects lie that ask for the server's time; seconds for which an answer counts."""
+
+Version = dict[str, str]
+"""What tells one content of an object from the next: its etag, or a generation."""
+
+
+class StoreAway(Unavailable):
+    """The provider did not answer, or refused, in the time that a request has."""
+
+
+class StoreRefuses(StoreAway):
+    """The provider answers, and asking again will not help: no such bucket, no right to it."""
+
+    exit_code = BadInput.exit_code
+
+
+class Changed(Exception):
+    """Another process has written the object: what was to be written was not."""
+
+
+class Meta(NamedTuple):
+    """An object, without its content."""
+
+    key: str
+    e_tag: str
+    size: int
+    modified: float
+    """Seconds since 1970, by the server's clock."""
+
+
+class Content(NamedTuple):
+    """A small object."""
+
+    content: bytes
+    version: Version
+    modified: float
+
+
+class Bucket:
+    """The objects whose keys begin with the path of `url`. It may be sent to other processes.
+
+    Raises BadInput for what is no such address, StoreAway if the provider does not answer.
+    """
+
+    def __init__(self, url: str) -> None:
+        scheme, _, rest = url.partition("://")
+        if scheme not in SCHEMES:
+            allowed = f"must be a folder, or begin with {', '.join(f'{s}://' for s in SCHEMES)}"
+            raise BadInput("results", url, allowed)
+        if (problem := path_problem(url)) is not None:
+            raise BadInput("results", url, problem)
+        name, _, prefix = rest.partition("/")
+        parts = [part for part in prefix.split("/") if part]
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name) or {".", ".."} & {*parts}:
+            raise BadInput("results", url, f"must be {scheme}://BUCKET/PREFIX")
+        self.url = f"{scheme}://{'/'.join([name, *parts])}"
+        self._asked_at, self._server_time = -CLOCK_HOLDS, 0.0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"url": self.url, "_asked_at": -CLOCK_HOLDS, "_server_time": 0.0}
+
+    def read(self, key: str) -> Content:
+        """A small object. Raises FileNotFoundError."""
+        return self._ask(lambda api: self._read(api, key))
+
+    def _read(self, api: Any, key: str) -> Content:
+        found = api.get(self._small, key)
+        content, meta = bytes(found.bytes()), found.meta
+        return Content(content, _version(meta), _seconds(meta["last_modified"]))
+
+    def create(self, key: str, content: bytes) -> Version:
+        """Writes an object that does not exist. Raises Changed if it does."""
+        try:
+            return self._put(key, content, "create")
+        except FileNotFoundError:
+            raise StoreRefuses(f"results={self.url}: {NO_BUCKET}") from None
+
+    def replace(self, key: str, content: bytes, version: Version) -> Version:
+        """Replaces this version of an object. Raises Changed if it has another one, or is gone."""
+        try:
+            return self._put(key, content, version)
+        except FileNotFoundError:
+            raise Changed(key) from None
+
+    def _put(self, key: str, content: bytes, mode: str | Version) -> Version:
+        def put(api: Any) -> Version:
+            made = api.put(self._small, key, content, mode=mode, use_multipart=False)
+            return _version(made)
+
+        return self._ask(put)
+
+    def upload(self, key: str, content: bytes | IO[bytes]) -> None:
+        """Writes an object of any size, whatever it held before."""
+        self._ask(lambda api: api.put(self._large, key, content, chunk_size=CHUNK))
+
+    def download(self, key: str, path: Path, size: int) -> None:
+        """Writes the `size` bytes of an object to a new file. Raises FileNotFoundError."""
+        with path.open("xb") as file:
+            for start in range(0, size, CHUNK):
+                length = min(CHUNK, size - start)
+                file.write(self._part(key, start, length))
+
+    def _part(self, key: str, start: int, length: int) -> Any:
+        def get(api: Any) -> Any:
+            return api.get_range(self._large, key, start=start, length=length)
+
+        return self._ask(get)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Deletes objects, some of which may be gone."""
+        if keys:
+            with suppress(FileNotFoundError):
+                self._ask(lambda api: api.delete(self._small, [*keys]))
+
+    def list(self, prefix: str) -> Iterator[Meta]:
+        """The objects whose keys begin with the path `prefix`, by 1,000 in a request."""
+        try:
+            found = self._ask(lambda api: [*_flat(api.list(self._small, prefix, chunk_size=1000))])
+        except FileNotFoundError:
+            raise StoreRefuses(f"results={self.url}: {NO_BUCKET}") from None
+        yield from found
+
+    def now(self) -> float:
+        """The server's time now, in seconds since 1970, by an object that is written for it.
+
+        For a minute after, this process counts the seconds itself.
+        """
+        if monotonic() - self._asked_at > CLOCK_HOLDS:
+            key, before = f"{CLOCK}{uuid4().hex}", monotonic()
+            self.create(key, b"")
+            try:
+                made = self._ask(lambda api: api.head(self._small, key))
+            finally:
+                with suppress(StoreAway):  # `prune` finds it
+                    self.delete([key])
+            self._asked_at, self._server_time = before, _seconds(made["last_modified"])
+        return self._server_time + monotonic() - self._asked_at
+
+    def _ask(self, request: Callable[[Any], Any]) -> Any:
+        """The answer to a request. Raises FileNotFoundError, Changed or StoreAway."""
+        api = _library(self.url)
+        errors = api.exceptions
+        try:
+            return request(api)
+        except (errors.AlreadyExistsError, errors.PreconditionError) as error:
+            raise Changed(_reason(error)) from None
+        except (errors.PermissionDeniedError, errors.UnauthenticatedError) as error:
+            raise StoreRefuses(f"results={self.url}: permission denied ({_code(error)})") from None
+        except errors.BaseError as error:
+            if "NoSuchBucket" in str(error):
+                raise StoreRefuses(f"results={self.url}: {NO_BUCKET}") from None
+            if any(host in str(error) for host in METADATA):
+                raise StoreRefuses(f"results={self.url}: {NO_CREDENTIALS}") from None
+            raise StoreAway(f"results={self.url}: {_reason(error)}") from None
+
+    @cached_property
+    def _small(self) -> Any:
+        return _client(self.url, REQUEST, ALL_TRIES)
+
+    @cached_property
+    def _large(self) -> Any:
+        return _client(self.url, LARGE_REQUEST, LARGE_TRIES)
+
+
+def _client(url: str, request: timedelta, all_tries: timedelta) -> Any:
+    from obstore.store import from_url
+
+    errors = _library(url).exceptions
+    try:
+        return from_url(
+            url,
+            client_options={
+                "timeout": request,
+                "connect_timeout": timedelta(seconds=3),
+                "allow_http": True,  # of an endpoint that the environment names by http://
+            },
+            retry_config={"max_retries": NUM_TRIES, "retry_timeout": all_tries},
+        )
+    except (errors.BaseError, ValueError) as error:
+        raise BadInput("results", url, f"cannot be opened ({_reason(error)})") from None
+
+
+def _library(url: str) -> Any:
+    try:
+        import obstore
+        import obstore.exceptions
+    except ImportError:
+        raise BadInput("results", url, NEEDS) from None
+    return obstore
+
+
+def _flat(pages: Iterable[Sequence[Any]]) -> Iterator[Meta]:
+    for page in pages:
+        for one in page:
+            modified = _seconds(one["last_modified"])
+            yield Meta(one["path"], one["e_tag"] or str(modified), one["size"], modified)
+
+
+def _version(of: Any) -> Version:
+    return {name: of[name] for name in ("e_tag", "version") if of.get(name) is not None}
+
+
+def _seconds(time: datetime) -> float:
+    return time.timestamp()
+
+
+def _reason(error: Exception) -> str:
+    """What a library says, in a line."""
+    text = str(error).partition("\n\nDebug source")[0]
+    return short(" ".join(text.partition(": <")[0].split()))
+
+
+def _code(error: Exception) -> str:
+    """A provider's name for what is wrong. The rest of its answer may name a key."""
+    found = re.search(r"<Code>(\w+)</Code>", str(error))
+    return found[1] if found else type(error).__name__

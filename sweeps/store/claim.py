@@ -1,0 +1,178 @@
+"""Who runs a trial of an object store: one process at a time, by compare and swap of its register.
+
+A holder swaps the register for one with a higher beat every HEARTBEAT_EVERY. A trial is free if its
+register has no holder, if the holder is known to be dead, or if the register was last written more
+than STALE_AFTER ago by the server's clock: the time of its last change beside that of an object
+which is written to ask for the time. The clocks of machines are never compared, and a mistake costs
+work, not truth: whoever takes a trial over swaps its register, and then no swap of the holder
+before can succeed. The holder stops by itself, by its own count of seconds, before it is stale.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+from uuid import uuid4
+
+from analysis.objects import register
+from analysis.objects.bucket import Bucket, Changed, StoreAway
+from analysis.objects.register import Register, Seen
+from trainer.base.errors import LeaseLost
+from trainer.folder.lease import (
+    HEARTBEAT_EVERY,
+    STALE_AFTER,
+    Held,
+    attempt_name,
+    is_dead,
+    new_attempt,
+)
+from trainer.folder.wellformed import Damaged
+
+STOP_AFTER = STALE_AFTER - HEARTBEAT_EVERY
+"""Seconds without a heartbeat that reached the store, after which a holder counts itself out."""
+POLL_EVERY = 1.0
+"""Seconds between two looks at how long ago the last heartbeat was."""
+
+
+def see(bucket: Bucket, trial_id: str) -> Seen | None:
+    """The register of a trial; None if it has none. Raises Damaged, StoreAway."""
+    key = register.key(trial_id)
+    try:
+        found = bucket.read(key)
+        return Seen(register.read(found.content), found.version, found.modified)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise Damaged(Path(key), str(error)) from None
+
+
+def is_free(bucket: Bucket, seen: Seen | None) -> bool:
+    """Whether nobody runs the trial."""
+    if seen is None or (holder := seen.register.holder) is None or is_dead({**holder}):
+        return True
+    return bucket.now() - seen.modified > STALE_AFTER
+
+
+def edit(bucket: Bucket, trial_id: str, change: Callable[[Register], Register | None]) -> bool:
+    """Writes `change(register)` of a trial that nobody runs; returns whether it did.
+
+    False if somebody runs it, or `change` returns None. Raises StoreAway.
+    """
+    token = uuid4().hex
+    while True:
+        seen = see(bucket, trial_id)
+        if seen is None or seen.register.writer == token:
+            return seen is not None
+        changed = change(seen.register) if is_free(bucket, seen) else None
+        if changed is None:
+            return False
+        new = changed.written_by(token, holder=None)
+        with suppress(Changed):
+            bucket.replace(register.key(trial_id), new.json(), seen.version)
+            return True
+
+
+class Claim:
+    """A trial that this process holds. Its methods may be called by several threads."""
+
+    def __init__(self, bucket: Bucket, seen: Seen | None, trial_id: str) -> None:
+        """Takes the trial as it was seen. Raises Held if another process was faster."""
+        before = Register(trial_id) if seen is None else seen.register
+        self.before = before
+        """The register as the holder before left it."""
+        self._bucket, self._key, self._token = bucket, register.key(trial_id), uuid4().hex
+        self._lock, self._lost = threading.RLock(), False
+        self._heard = monotonic()
+        self._version = {} if seen is None else seen.version
+        number = before.attempt + 1
+        mine = new_attempt(number)
+        text = json.dumps(mine, indent=1) + "\n"
+        files = {**before.files, attempt_name(number): {"text": text}}
+        self._register = before
+        try:
+            try:
+                self.swap(attempt=number, holder=mine, files=files)
+            except StoreAway:  # it may have been written
+                self.swap(attempt=number, holder=mine, files=files)
+        except LeaseLost:
+            raise Held("trial", trial_id, "another process runs this trial") from None
+
+    @property
+    def register(self) -> Register:
+        """As this process last wrote it."""
+        return self._register
+
+    def is_lost(self) -> bool:
+        """Whether this process must stop: another one has the trial, or may take it."""
+        return self._lost or monotonic() - self._heard > STOP_AFTER
+
+    def swap(self, **changes: Any) -> None:
+        """Writes the register with `changes`. Raises LeaseLost, or StoreAway if it is not known
+        whether it was written: then the next swap finds that out."""
+        with self._lock:
+            while True:
+                if self.is_lost():
+                    raise LeaseLost(f"{self._key} was, or may be, taken over by another process")
+                sent, new = monotonic(), self._register.written_by(self._token, **changes)
+                try:
+                    version = self._write(new)
+                except Changed:
+                    if not self._is_mine(new):
+                        continue
+                    version = self._version
+                self._register, self._version, self._heard = new, version, sent
+                return
+
+    def _beat(self) -> None:
+        with self._lock:
+            if self._register.holder and monotonic() - self._heard > HEARTBEAT_EVERY:
+                self.swap()
+
+    def _write(self, new: Register) -> dict[str, str]:
+        if self._version:
+            return self._bucket.replace(self._key, new.json(), self._version)
+        return self._bucket.create(self._key, new.json())
+
+    def _is_mine(self, new: Register) -> bool:
+        """Whether the register is `new` already: an answer was lost, of this try or one before.
+
+        False if another write of this process is there, on which the next try builds.
+        """
+        try:
+            found = see(self._bucket, self._register.trial_id)
+        except Damaged:
+            found = None
+        if found is None or found.register.writer != self._token:
+            self._lost = True
+            raise LeaseLost(f"{self._key} was taken over by another process")
+        self._version = found.version
+        self._register = replace(self._register, beat=found.register.beat)
+        return found.register == new
+
+    @contextmanager
+    def heartbeat(self) -> Iterator[None]:
+        """Sends heartbeats from a thread while the context lasts, unless other swaps do."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(POLL_EVERY) and not self.is_lost():
+                try:
+                    self._beat()
+                except StoreAway:
+                    continue
+                except LeaseLost:
+                    return
+
+        thread = threading.Thread(target=beat, name="claim", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()

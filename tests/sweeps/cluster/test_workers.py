@@ -1,0 +1,96 @@
+"""What a worker tells its driver of a trial in an object store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.objects import bucket as requests
+from bench import s3_server
+from sweeps.cluster import driver
+from sweeps.request.expand import Trial
+from sweeps.store.claim import Claim
+from sweeps.store.objects import ObjectStore
+from sweeps.tracking import choice
+from tests.support import small
+from trainer.base.status import Status
+from trainer.config.plan import plan_trial
+from trainer.folder.record import read_result
+
+Told = list[dict[str, Any]]
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3_server.Bucket]:
+    with s3_server.serving() as (served, port):
+        for name, value in s3_server.credentials(port).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        monkeypatch.setattr(requests, "NUM_TRIES", 0)
+        yield served
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    rows: Told = []
+    monkeypatch.setattr(driver.tune, "report", rows.append)
+    monkeypatch.setattr(driver, "stop_requested", lambda flag: False)
+    return rows
+
+
+@pytest.fixture
+def store() -> ObjectStore:
+    return ObjectStore(f"s3://{s3_server.BUCKET}/store")
+
+
+def train(store: ObjectStore, folder: Path, *words: str) -> Trial:
+    config = small.config(folder, f"results={store.folder}", *words)
+    trial = Trial("sync", config, plan_trial(config))
+    driver._train({"trial": driver._payload(trial, [])}, None, choice.take({}), store)
+    return trial
+
+
+def test_a_trial_is_trained_once(
+    server: s3_server.Bucket, store: ObjectStore, told: Told, tmp_path: Path
+) -> None:
+    trial = train(store, tmp_path)
+    train(store, tmp_path)
+    first, second = (row for row in told if row["status"] != Status.RUNNING)
+    assert (first["status"], first["num_done"]) == (Status.COMPLETED, 12)
+    assert first == second
+    store.pull()
+    assert [path.name for path in trial.folder.glob("attempt-*")] == ["attempt-000001.json"]
+
+
+def test_a_trial_that_another_machine_has_is_left_to_it(
+    server: s3_server.Bucket, store: ObjectStore, told: Told, tmp_path: Path
+) -> None:
+    config = small.config(tmp_path, f"results={store.folder}")
+    Claim(requests.Bucket(store.name), None, plan_trial(config).trial_id)
+    train(store, tmp_path)
+    assert told[-1]["status"] == Status.ELSEWHERE
+
+
+def test_a_store_that_is_away_is_no_failure(
+    server: s3_server.Bucket, store: ObjectStore, told: Told, tmp_path: Path
+) -> None:
+    server.fault = lambda method, key: "503"
+    train(store, tmp_path)
+    assert told[-1]["status"] == Status.ELSEWHERE
+
+
+def test_what_no_attempt_can_mend_is_recorded(
+    server: s3_server.Bucket, store: ObjectStore, told: Told, tmp_path: Path
+) -> None:
+    trial = train(store, tmp_path, f"resume_from={tmp_path / 'checkpoint-1.pt'}")
+    assert told[-1]["status"] == Status.FAILED
+    store.pull()
+    found = read_result(trial.folder)
+    assert found is not None
+    assert "resume_from" in found["error"]
+    died = {trial.plan.trial_id: RuntimeError("killed")}
+    driver._record_deaths([trial], died, store)
+    assert read_result(trial.folder) == found

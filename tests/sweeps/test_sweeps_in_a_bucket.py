@@ -1,0 +1,61 @@
+"""A sweep in a bucket, by its commands: the same tables as in a folder, to the last bit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import s3_server
+from tests.support import small
+
+URL = f"s3://{s3_server.BUCKET}/store"
+TABLES = ("gaps.csv", "best.csv")
+
+
+def command(folder: Path, port: int, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | s3_server.credentials(port) | {"XDG_CACHE_HOME": str(folder)}
+    return subprocess.run(
+        [sys.executable, "-m", *words], env=environment, check=False, capture_output=True, text=True
+    )
+
+
+@pytest.mark.slow
+def test_a_bucket_is_a_store(tmp_path: Path) -> None:
+    words = small.overrides(tmp_path, "sweep=main", "scale=micro", "seeds=[0,1]")
+    words += ["grid.optimizer=[adamw]"]
+    common = [word for word in words if not word.startswith("results=")]
+    with s3_server.serving() as (server, port):
+        here, there = tmp_path / "here", tmp_path / "there"
+        done = command(here, port, "sweeps", *common, f"results={URL}")
+        assert done.returncode == 0, done.stderr
+        again = command(there, port, "sweeps", *common, f"results={URL}")
+        assert "0 to do" in again.stdout, "another machine sees that all is done"
+        listed = command(there, port, "sweeps", "list", f"results={URL}", "format=csv")
+        assert listed.stdout.count("completed") == 8, listed.stderr
+        rerun = command(there, port, "sweeps", "rerun", f"results={URL}", "seed=1", "force=true")
+        assert rerun.returncode == 0, rerun.stderr
+        pruned = command(here, port, "sweeps", "prune", f"results={URL}", "checkpoints=all")
+        assert "deleted 0 checkpoints" in pruned.stdout
+        assert (
+            command(
+                there, port, "analysis", f"results={URL}", f"out={tmp_path / 'of_bucket'}"
+            ).returncode
+            == 0
+        )
+        assert any(key.endswith("reports/main-micro/gaps.csv") for key in server.objects)
+    assert command(here, 1, "sweeps", *words).returncode == 0
+    of_files = tmp_path / "of_files"
+    assert (
+        command(
+            here, 1, "analysis", f"results={tmp_path / 'results'}", f"out={of_files}"
+        ).returncode
+        == 0
+    )
+    for table in TABLES:
+        one, other = (sorted(out.rglob(table)) for out in (tmp_path / "of_bucket", of_files))
+        assert one
+        assert [path.read_text() for path in one] == [path.read_text() for path in other]
