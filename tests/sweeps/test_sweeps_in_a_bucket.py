@@ -13,7 +13,7 @@ from bench import s3_server
 from tests.support import small
 
 URL = f"s3://{s3_server.BUCKET}/store"
-TABLES = ("gaps.csv", "best.csv")
+TABLES = ("gaps.csv", "table1_2_losses.csv", "final_losses_main.csv", "validation_curves_main.csv")
 
 
 def command(folder: Path, port: int, *words: str) -> subprocess.CompletedProcess[str]:
