@@ -20,7 +20,7 @@ from trainer.evaluation.questions import Question, Questions
 
 Row = dict[str, Any]
 
-EVALUATOR_VERSION = 1
+EVALUATOR_VERSION = 2
 """Raised by hand when a fix changes log-likelihoods: answers of different ones are not compared."""
 FOLDER = "evaluation"
 UNFINISHED = ".unfinished"

@@ -93,6 +93,25 @@ def test_log_likelihoods_are_those_of_lm_eval_s_hf_model(
     assert min(sizes) < 24 < max(sizes)
 
 
+def test_a_long_answer_is_as_exact_as_a_short_one(
+    trial: Path, theirs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """lm-eval adds up in fp32, which is 1e-4 off at 1,000 nats, unless told `softmax_dtype`."""
+    import torch
+
+    from trainer.evaluation.final import final_model
+
+    longest = 800
+    monkeypatch.setattr(theirs, "_max_length", longest)
+    monkeypatch.setattr(theirs, "softmax_dtype", torch.float64)
+    requests = [Request(("Count:", " ".join(map(str, range(start, 175))))) for start in (1, 30)]
+    expected = [log for log, _ in theirs.loglikelihood(requests, disable_tqdm=True)]
+    model = final_model(config(trial), trial, longest, torch.device("cpu"))
+    found = [log for log, _ in model.loglikelihood(requests, disable_tqdm=True)]
+    assert max(expected) < -1000
+    assert found == pytest.approx(expected, rel=0, abs=1e-4)
+
+
 def test_accuracies_are_lm_eval_s_own(
     trial: Path, task: Path, sums: Questions, theirs: Any
 ) -> None:
