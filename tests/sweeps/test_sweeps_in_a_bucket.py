@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from bench import s3_server
+from bench.bucket_sweep import BucketSweep
+from bench.kills import END_TIMEOUT, LENGTH, check
 from tests.support import small
 
+pytestmark = pytest.mark.slow
 URL = f"s3://{s3_server.BUCKET}/store"
 TABLES = ("gaps.csv", "table1_2_losses.csv", "final_losses_main.csv", "validation_curves_main.csv")
 
@@ -23,7 +27,6 @@ def command(folder: Path, port: int, *words: str) -> subprocess.CompletedProcess
     )
 
 
-@pytest.mark.slow
 def test_a_bucket_is_a_store(tmp_path: Path) -> None:
     words = small.overrides(tmp_path, "sweep=main", "scale=micro", "seeds=[0,1]")
     words += ["grid.optimizer=[adamw]"]
@@ -59,3 +62,35 @@ def test_a_bucket_is_a_store(tmp_path: Path) -> None:
         one, other = (sorted(out.rglob(table)) for out in (tmp_path / "of_bucket", of_files))
         assert one
         assert [path.read_text() for path in one] == [path.read_text() for path in other]
+
+
+@pytest.mark.parametrize("num_drivers", [2, 4])
+def test_drivers_share_a_bucket_though_their_clocks_differ(
+    num_drivers: int, tmp_path: Path
+) -> None:
+    """Each is on a machine of its own, a day ahead of the one before."""
+    words = [word for word in small.overrides(tmp_path, *LENGTH) if "results=" not in word]
+    with s3_server.serving() as (server, port), ExitStack() as running:
+        whole = BucketSweep(tmp_path / "whole", words, bucket=server, port=port)
+        whole.finish()
+        shared = BucketSweep(tmp_path / "0", words, bucket=server, port=port)
+        drivers = [
+            running.enter_context(shared.start(**machine(tmp_path / f"{i}", days=i)))
+            for i in range(num_drivers)
+        ]
+        for driver in drivers:
+            said, _ = driver.communicate(timeout=END_TIMEOUT)
+            assert driver.returncode == 0, said
+        shared.finish()
+        check(shared, whole)
+        for attempts in shared.attempts().values():
+            assert sum("from_update" in attempt for attempt in attempts) == 1
+
+
+def machine(folder: Path, days: int) -> dict[str, str]:
+    """The environment of one whose clock is ahead."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        f"import time\nclock = time.time\ntime.time = lambda: clock() + {86400 * days}\n"
+    )
+    return {"PYTHONPATH": str(folder), "XDG_CACHE_HOME": str(folder)}
