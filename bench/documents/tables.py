@@ -88,10 +88,11 @@ def optimizers(sweep: str, scale: str = "tiny") -> str:
     )
 
 
-def synchronous_start() -> str:
+def synchronous_start(scale: str = "tiny") -> str:
     """By the gap with it."""
     start = "delay+start(0.1)"
-    rows = rows_of(of_sweep("synchronous_start").gaps)
+    trials, found = of_sweep("synchronous_start", scale)
+    rows = rows_of(found)
     ordered = sorted(rows.items(), key=lambda item: item[1][start]["gap"])
     heads = ["optimizer", "gap of the delay", "with a synchronous start", "with Error Feedback"]
     return table(
@@ -99,7 +100,7 @@ def synchronous_start() -> str:
         [
             [
                 *(name(optimizer), *(gap(arms[arm]) for arm in ("delay", start, "delay_ef"))),
-                *(_difference(optimizer, start, other) for other in ("delay", "delay_ef")),
+                *(_difference(trials, optimizer, start, other) for other in ("delay", "delay_ef")),
                 str(arms[start]["n"]),
             ]
             for optimizer, arms in ordered
@@ -107,10 +108,9 @@ def synchronous_start() -> str:
     )
 
 
-def _difference(optimizer: str, one: str, other: str) -> str:
+def _difference(trials: pd.DataFrame, optimizer: str, one: str, other: str) -> str:
     """The mean difference of two arms' final losses, paired by seed."""
-    found = of_sweep("synchronous_start").trials
-    own = found[found["optimizer"] == optimizer]
+    own = trials[trials["optimizer"] == optimizer]
     losses = own.pivot_table(index="seed", columns="arm", values="final_val_loss")
     return _mean(losses[one] - losses[other])
 
@@ -167,9 +167,9 @@ def gradient_feedback() -> str:
     return table([*heads, "removed by that", "diverged", "n"], rows)
 
 
-def coefficients(sweep: str, method: str) -> str:
+def coefficients(sweep: str, method: str, scale: str = "tiny") -> str:
     """Gap and share against the coefficient of a correction."""
-    found = of_sweep(sweep).gaps
+    found = of_sweep(sweep, scale).gaps
     found = found[found["method"].isin(["none", method]) & (found["pairs"] > 0)]
     values = sorted(found["coefficient"].dropna().unique())
     rows = []
