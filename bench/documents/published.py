@@ -84,6 +84,6 @@ def of_sweep(sweep: str, scale: str = "tiny") -> View:
 
 
 def published_scores() -> pd.DataFrame:
-    """`analysis.downstream` of the trials of two small models, which `model` names."""
+    """`analysis.downstream` of the trials of three small models, which `model` names."""
     found = pd.read_csv(DOCS / "downstream.csv")
     return found.sort_values(["model", "optimizer", "arm", "task"], kind="stable")

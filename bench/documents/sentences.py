@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
+import pandas as pd
+
 from analysis import load
 from analysis.advice.text import break_even
 from analysis.claims import CLAIMS, Outcome, Verdict, audited, judged
@@ -133,17 +135,22 @@ def same_time() -> str:
 
 
 def downstream() -> str:
-    """How many of the published intervals of differences do not hold 0."""
+    """Of each model, how many published intervals of differences do not hold 0, and which."""
     found = published_scores()
     found = found[found["measure"].isin([ACCURACY, BITS]) & found["low"].notna()]
+    return "\n".join(f"- {model}: {_outside(rows)}." for model, rows in found.groupby("model"))
+
+
+def _outside(found: pd.DataFrame) -> str:
     outside = found[(found["low"] > 0) | (found["high"] < 0)]
+    named = [
+        f"{optimizer_name(optimizer)}, {REPORTED_ARMS[str(arm)]}: {str(measure).replace('_', ' ')} in "
+        f"{', '.join(map(title, rows['task']))}"
+        for (optimizer, arm, measure), rows in outside.groupby(["optimizer", "arm", "measure"])
+    ]
     expected = (1 - CONFIDENCE) * len(found)
-    named = "; ".join(
-        f"{optimizer_name(row['optimizer'])}, {REPORTED_ARMS[row['arm']]}, {title(row['task'])}, "
-        f"{row['measure'].replace('_', ' ')} ({row['model']})"
-        for row in outside.to_dict("records")
-    )
+    which = f" ({'; '.join(named)})" if named else ""
     return (
-        f"Of {len(found)} intervals of accuracy and of bits per byte, {len(outside)} do not hold 0 "
-        f"({named or 'none'}); were there no difference anywhere, {expected:.0f} would be expected."
+        f"of {len(found)} intervals of accuracy and of bits per byte {len(outside)} do not hold "
+        f"0{which}; were there no difference, {expected:.0f} would be expected"
     )

@@ -219,7 +219,7 @@ def forecasts() -> str:
 
 
 def downstream() -> str:
-    """Each arm beside sync, task by task, for the published answers of two small models."""
+    """Each arm beside sync, task by task, for the published answers of three small models."""
     found = published_scores()
     accuracy, bits = (
         found[found["measure"] == measure].to_dict("records") for measure in (ACCURACY, BITS)
