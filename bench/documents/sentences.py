@@ -144,8 +144,8 @@ def downstream() -> str:
 def _outside(found: pd.DataFrame) -> str:
     outside = found[(found["low"] > 0) | (found["high"] < 0)]
     named = [
-        f"{optimizer_name(optimizer)}, {REPORTED_ARMS[str(arm)]}: {str(measure).replace('_', ' ')} in "
-        f"{', '.join(map(title, rows['task']))}"
+        f"{optimizer_name(optimizer)}, {REPORTED_ARMS[str(arm)]}: "
+        f"{str(measure).replace('_', ' ')} in {', '.join(map(title, rows['task']))}"
         for (optimizer, arm, measure), rows in outside.groupby(["optimizer", "arm", "measure"])
     ]
     expected = (1 - CONFIDENCE) * len(found)
