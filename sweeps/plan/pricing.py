@@ -81,6 +81,10 @@ class Priced:
         self._todo = {t.plan.trial_id for t in self.trials if finished(t) is None}
         self._prices = Prices.measured(asked.results, self.trials)
         self._amounts = {t.plan.trial_id: occupied(t, asked.gpus_per_trial) for t in self.trials}
+        self._seconds = {
+            trial.plan.trial_id: self._prices.seconds(trial, self._amounts[trial.plan.trial_id])
+            for trial in self.todo
+        }
 
     @property
     def todo(self) -> list[Trial]:
@@ -133,10 +137,9 @@ class Priced:
     def _costs(self, todo: Sequence[Trial]) -> Iterator[Cost]:
         """One per unit."""
         for name in dict.fromkeys(map(unit, todo)):
-            mine = {t.plan.trial_id: t for t in todo if unit(t) == name}
-            seconds = {key: self._prices.seconds(t, self._amounts[key]) for key, t in mine.items()}
-            total = sum(seconds[key] * self._amounts[key] for key in mine)
-            yield Cost(name, total, max(seconds.values()))
+            mine = [t.plan.trial_id for t in todo if unit(t) == name]
+            total = sum(self._seconds[key] * self._amounts[key] for key in mine)
+            yield Cost(name, total, max(self._seconds[key] for key in mine))
 
     def _num_units(self, name: str) -> int:
         return num_gpus(self._asked) if name == "GPU" else num_cores()

@@ -10,7 +10,7 @@ from typing import Any
 from sweeps.plan.devices import Device, device_of
 from trainer.base.build import build
 from trainer.base.code import use_code
-from trainer.config.plan import FORWARD, Plan
+from trainer.config.plan import FORWARD, Plan, which_optimizer
 from trainer.config.step import StageWork, step, traffic
 from trainer.corrections.none import NoCorrection
 from trainer.models.recipe import Recipe
@@ -21,15 +21,15 @@ KEYS = (
     *("model", "optimizer", "pipeline", "correction", "code", "runner", "num_replicas", "device"),
     *("batch_size", "seq_len", "dtype", "eval_dtype", "compile"),
 )
-"""What the seconds of an update and of an evaluation depend on."""
+"""What the seconds of an update and of an evaluation depend on; of the optimizer, which it is."""
 
 Config = Mapping[str, Any]
 
 
 def counted_seconds(config: Config, plan: Plan) -> float:
     """Seconds of training and evaluation, each process with a core or a GPU of its own."""
-    node = json.dumps({key: config[key] for key in KEYS}, sort_keys=True)
-    of_update, of_forward = _counted(node, plan.num_updates)
+    counted = {key: config[key] for key in KEYS} | which_optimizer(config)
+    of_update, of_forward = _counted(json.dumps(counted, sort_keys=True), plan.num_updates)
     evaluated = plan.evaluation_flops / (FORWARD * plan.flops)  # tokens, over those of training
     return plan.num_updates * (of_update + of_forward * evaluated)
 

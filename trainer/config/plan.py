@@ -74,7 +74,8 @@ def plan_trial(config: Mapping[str, Any]) -> Plan:
 
 
 class Planner:
-    """`plan_trial` for many trials: what does not depend on the seed is computed once.
+    """`plan_trial` for many trials: what depends neither on the seed nor on the optimizer's numbers
+    is computed once.
 
     The data are hashed once, when the first trial on them is planned.
     """
@@ -86,12 +87,17 @@ class Planner:
     def __call__(self, config: Mapping[str, Any]) -> Plan:
         """See `plan_trial`."""
         use_code(config.get("code"))
-        seeds_aside = json.dumps({**config, "seed": None}, sort_keys=True)
-        if seeds_aside not in self._plans:
+        key = json.dumps({**config, "seed": None, **which_optimizer(config)}, sort_keys=True)
+        if key not in self._plans:
             facts = self._facts(json.dumps(config["data"], sort_keys=True))
-            self._plans[seeds_aside] = _plan(config, *facts)
-        plan = self._plans[seeds_aside]
+            self._plans[key] = _plan(config, *facts)
+        plan = self._plans[key]
         return replace(plan, trial_id=trial_id(config, plan.data_hash))
+
+
+def which_optimizer(config: Mapping[str, Any]) -> dict[str, Any]:
+    """All of an optimizer that sizes and work depend on: which one it is."""
+    return {"optimizer": {"_target_": config["optimizer"]["_target_"]}}
 
 
 def _facts(node: str) -> tuple[str | None, int]:
