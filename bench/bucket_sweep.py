@@ -71,7 +71,7 @@ class BucketSweep(Sweep):
         self.bucket.fault = lambda method, key: None
 
     def left_over(self) -> Sequence[str]:
-        """Objects of trials that no register names, and folders of trials that ended."""
+        """Objects of trials that no register names."""
         own = {key.removeprefix(f"{self.mark}/") for key in self.bucket.objects if self.mark in key}
         named = set()
         for key in own:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from bench.documents import architectures, others, sentences, sharpness, tables, theory
+from bench.documents import (
+    architectures,
+    others,
+    replication,
+    sentences,
+    sharpness,
+    tables,
+    theory,
+)
 
 Part = Callable[[], str]
 
@@ -40,6 +48,13 @@ PARTS: Mapping[str, Part] = {
     "long-verdicts": partial(sentences.verdict_table, "long"),
     "long-contradicted": partial(sentences.contradicted, "long"),
     "long-parts": partial(sentences.verdicts, "shared_rate", scale="long"),
+    "long-main-trials": partial(sentences.counts, "replication_long_trials"),
+    "long-replication": replication.replication,
+    "long-main-verdicts": partial(
+        sentences.verdicts,
+        *("main", "delay_costs", "adamw_over_muon", "ef_helps", "ef_most"),
+        scale="long",
+    ),
     "long-horizon-trials": partial(sentences.counts, "horizon_long_trials"),
     "long-horizon": partial(tables.horizon, "horizon", "long"),
     "families-trials": partial(sentences.counts, "families_trials"),

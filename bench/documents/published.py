@@ -43,6 +43,7 @@ SWEEPS: Mapping[str, Published] = {
 }
 LONG: Mapping[str, Published] = {
     "shared_rate": Published(["long_trials"]),
+    "main": Published(["replication_long_trials"]),
     "horizon": Published(["horizon_long_trials"]),
 }
 SCALES = {"tiny": SWEEPS, "long": LONG}
