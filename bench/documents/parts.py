@@ -7,6 +7,7 @@ from functools import partial
 
 from bench.documents import (
     architectures,
+    arms,
     others,
     replication,
     sentences,
@@ -55,6 +56,18 @@ PARTS: Mapping[str, Part] = {
         *("main", "delay_costs", "adamw_over_muon", "ef_helps", "ef_most"),
         scale="long",
     ),
+    "long-corrections-trials": partial(sentences.counts, "corrections_long_trials"),
+    "long-corrections-twice": partial(
+        sentences.made_twice, "corrections_long_trials", "long_trials"
+    ),
+    "long-gradient_feedback": partial(arms.every_arm, "gradient_feedback", "long"),
+    "long-gradient_feedback-verdicts": partial(
+        sentences.verdicts, "gradient_feedback", scale="long"
+    ),
+    "long-taylor": partial(arms.every_arm, "taylor", "long"),
+    "long-taylor-verdicts": partial(sentences.verdicts, "taylor", scale="long"),
+    "long-cooldown": partial(arms.every_arm, "cooldown", "long"),
+    "long-cooldown-verdicts": partial(sentences.verdicts, "cooldown", scale="long"),
     "long-horizon-trials": partial(sentences.counts, "horizon_long_trials"),
     "long-horizon": partial(tables.horizon, "horizon", "long"),
     "families-trials": partial(sentences.counts, "families_trials"),

@@ -44,6 +44,20 @@ SWEEPS: Mapping[str, Published] = {
 LONG: Mapping[str, Published] = {
     "shared_rate": Published(["long_trials"]),
     "main": Published(["replication_long_trials"]),
+    "gradient_feedback": Published(
+        ["corrections_long_trials"], ("sync", "delay", "delay_ef", "delay_ef_gradient")
+    ),
+    "taylor": Published(
+        ["corrections_long_trials"],
+        ("sync", "delay", *(f"delay_taylor({10**power})" for power in range(2, 6))),
+    ),
+    "cooldown": Published(
+        ["corrections_long_trials"],
+        (
+            *("sync", "delay", "delay_ef", "delay_ef+cooldown(0.1)"),
+            *(f"delay+cooldown({share})" for share in (0.05, 0.1, 0.2)),
+        ),
+    ),
     "horizon": Published(["horizon_long_trials"]),
 }
 SCALES = {"tiny": SWEEPS, "long": LONG}

@@ -115,6 +115,16 @@ def counts(file: str) -> str:
     return f"{len(trials)} trials of {updates} updates: [{file}.csv]({file}.csv)."
 
 
+def made_twice(file: str, other: str) -> str:
+    """How far trials that two files have, which were run apart, ended from each other."""
+    both = load(DOCS / f"{file}.csv").merge(load(DOCS / f"{other}.csv"), on="trial_id")
+    apart = (both["final_val_loss_x"] - both["final_val_loss_y"]).abs().max()
+    return (
+        f"{len(both)} of them had been run for [{other}.csv]({other}.csv) too: the largest "
+        f"difference of their final losses is {apart:g}."
+    )
+
+
 def same_time() -> str:
     """The delayed run of Muon that takes as long as sync on 4 stages with 8 microbatches."""
     from analysis import advise
