@@ -98,7 +98,7 @@ def test_drivers_share_a_bucket_though_their_clocks_differ(
 def test_a_server_that_is_not_ours_holds_the_same(tmp_path: Path, moto: int) -> None:
     words = small.overrides(tmp_path, "sweep=main", "scale=micro", "seeds=[0,1]")
     words = [word for word in words if "results=" not in word] + ["grid.optimizer=[adamw]"]
-    tables = []
+    tables: list[list[str]] = []
     for results in (URL, str(tmp_path / "results")):
         out = tmp_path / f"of_{len(tables)}"
         done = command(tmp_path, moto, "sweeps", *words, f"results={results}")
