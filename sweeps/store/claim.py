@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -24,6 +24,7 @@ from analysis.objects import register
 from analysis.objects.bucket import Bucket, Changed, StoreAway
 from analysis.objects.register import Register, Seen
 from trainer.base.errors import LeaseLost
+from trainer.base.repeat import repeated
 from trainer.folder.lease import (
     HEARTBEAT_EVERY,
     STALE_AFTER,
@@ -155,24 +156,18 @@ class Claim:
         self._register = replace(self._register, beat=found.register.beat)
         return found.register == new
 
-    @contextmanager
-    def heartbeat(self) -> Iterator[None]:
+    def heartbeat(self) -> AbstractContextManager[None]:
         """Sends heartbeats from a thread while the context lasts, unless other swaps do."""
-        ended = threading.Event()
 
-        def beat() -> None:
-            while not ended.wait(POLL_EVERY) and not self.is_lost():
-                try:
-                    self._beat()
-                except StoreAway:
-                    continue
-                except LeaseLost:
-                    return
+        def beat() -> bool:
+            if self.is_lost():
+                return False
+            try:
+                self._beat()
+            except StoreAway:
+                return True
+            except LeaseLost:
+                return False
+            return True
 
-        thread = threading.Thread(target=beat, name="claim", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
+        return repeated(beat, POLL_EVERY, "claim")

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from time import monotonic
 from typing import IO, Any
@@ -22,6 +21,7 @@ from analysis.objects.mirror import ARCHIVED, fetch
 from analysis.objects.register import File
 from sweeps.store.claim import Claim, see
 from trainer.base.errors import LeaseLost
+from trainer.base.repeat import repeated
 from trainer.folder.lease import HEARTBEAT_EVERY, NAME
 
 CONFIG, METRICS, RESULT, CHECKPOINT = "config.json", "metrics.jsonl", "result.json", "checkpoint-"
@@ -74,27 +74,19 @@ class Working:
             there = {one.key for one in self._bucket.list(register.objects(before.trial_id))}
             self._bucket.delete(sorted(there - before.keys))
 
-    @contextmanager
-    def pushed(self) -> Iterator[None]:
+    def pushed(self) -> AbstractContextManager[None]:
         """Uploads what is new, again and again, from a thread while the context lasts."""
-        ended = threading.Event()
 
-        def push() -> None:
-            while not ended.wait(HEARTBEAT_EVERY):
-                try:
-                    self._push(self._files())
-                except (StoreAway, OSError):  # later, or at the end
-                    continue
-                except LeaseLost:
-                    return
+        def push() -> bool:
+            try:
+                self._push(self._files())
+            except (StoreAway, OSError):  # later, or at the end
+                return True
+            except LeaseLost:
+                return False
+            return True
 
-        thread = threading.Thread(target=push, name="upload", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
+        return repeated(push, HEARTBEAT_EVERY, "upload")
 
     def abandon(self, how: str) -> None:
         """Frees the trial with the files that it had. Raises LeaseLost, StoreAway."""

@@ -15,15 +15,15 @@ import os
 import platform
 import re
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from trainer.base.atomic import SUFFIX, write_json
 from trainer.base.errors import BadInput, LeaseLost
+from trainer.base.repeat import repeated
 from trainer.folder import wellformed
 from trainer.folder.wellformed import Damaged
 
@@ -76,23 +76,15 @@ class Lease:
         except OSError:
             os.utime(self._path, (0, 0))
 
-    @contextmanager
-    def heartbeat(self) -> Iterator[None]:
+    def heartbeat(self) -> AbstractContextManager[None]:
         """Sends heartbeats from a thread while the context lasts."""
-        ended = threading.Event()
 
-        def beat() -> None:
-            while not ended.wait(HEARTBEAT_EVERY):
-                with suppress(OSError):  # a file server may be away for a moment
-                    os.utime(self._path)
+        def beat() -> bool:
+            with suppress(OSError):  # a file server may be away for a moment
+                os.utime(self._path)
+            return True
 
-        thread = threading.Thread(target=beat, name="lease", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
+        return repeated(beat, HEARTBEAT_EVERY, "lease")
 
 
 @contextmanager
