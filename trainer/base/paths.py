@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from trainer.base.errors import NO_TEXT, BadInput
 
 MAX_NAME, MAX_PATH = 255, 4_000
 """Bytes of a file's name and of a path, as file systems have them. What is written below a folder
 makes its path longer."""
+LIKE_URL = re.compile(r"^\w+:/|://")
+"""Also `s3:/bucket`, which would be a folder named `s3:`."""
 
 
 def path_problem(path: str) -> str | None:
@@ -23,7 +27,7 @@ def path_problem(path: str) -> str | None:
 
 def is_url(word: str) -> bool:
     """Whether a word is the address of an object store, or wants to be one, not a path."""
-    return "://" in word
+    return LIKE_URL.search(word) is not None
 
 
 def require_folder(key: str, value: str) -> None:

@@ -16,6 +16,7 @@ from sweeps.store.claim import Claim
 from sweeps.store.objects import ObjectStore
 from sweeps.tracking import choice
 from tests.support import small
+from tests.support.bucket import served
 from trainer.base.status import Status
 from trainer.config.plan import plan_trial
 from trainer.folder.record import read_result
@@ -25,12 +26,8 @@ Told = list[dict[str, Any]]
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3_server.Bucket]:
-    with s3_server.serving() as (served, port):
-        for name, value in s3_server.credentials(port).items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        monkeypatch.setattr(requests, "NUM_TRIES", 0)
-        yield served
+    with served(monkeypatch, tmp_path / "cache", num_tries=0) as bucket:
+        yield bucket
 
 
 @pytest.fixture

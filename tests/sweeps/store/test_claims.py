@@ -17,6 +17,7 @@ from analysis.objects.bucket import Bucket, Changed, StoreAway
 from bench import s3_server
 from sweeps.store import claim as claims
 from sweeps.store.claim import Claim, edit, is_free, see
+from tests.support.bucket import served
 from trainer.base.errors import LeaseLost
 from trainer.folder.lease import Held
 
@@ -25,12 +26,9 @@ ID = "0123456789abcdef"
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[s3_server.Bucket]:
-    with s3_server.serving() as (served, port):
-        for name, value in s3_server.credentials(port).items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setattr(requests, "NUM_TRIES", 2)
-        yield served
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3_server.Bucket]:
+    with served(monkeypatch, tmp_path / "cache", num_tries=2) as bucket:
+        yield bucket
 
 
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from sweeps.store.objects import ObjectStore
 from sweeps.store.opened import open_store
 from sweeps.store.store import Store
 from tests.support import small
+from tests.support.bucket import served
 from trainer.base.errors import BadInput, LeaseLost, Stopped
 from trainer.config.plan import plan_trial
 from trainer.folder import lease
@@ -34,12 +35,8 @@ URL = f"s3://{s3_server.BUCKET}/a/store"
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3_server.Bucket]:
-    with s3_server.serving() as (served, port):
-        for name, value in s3_server.credentials(port).items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        monkeypatch.setattr(requests, "NUM_TRIES", 1)
-        yield served
+    with served(monkeypatch, tmp_path / "cache", num_tries=1) as bucket:
+        yield bucket
 
 
 @pytest.fixture(params=["folder", "objects"])
@@ -386,6 +383,7 @@ def test_no_name_leads_out_of_the_copy(objects: Store, server: s3_server.Bucket)
     ("url", "why"),
     [
         ("http://host/bucket", "must be a folder, or begin with s3://, gs://, az://"),
+        ("s3:/bucket", "must be a folder, or begin with s3://, gs://, az://"),
         ("s3://", "must be s3://BUCKET/PREFIX"),
         ("s3://bucket/../x", "must be s3://BUCKET/PREFIX"),
         ("s3://nowhere/store", "there is no such bucket"),

@@ -1,0 +1,23 @@
+"""A server of buckets in this process, which the environment of a test names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from analysis.objects import bucket as requests
+from bench import s3_server
+
+
+@contextmanager
+def served(patch: pytest.MonkeyPatch, cache: Path, num_tries: int) -> Iterator[s3_server.Bucket]:
+    """Yields what it has; copies lie in `cache`, and a request is repeated so often."""
+    with s3_server.serving() as (bucket, port):
+        for name, value in s3_server.credentials(port).items():
+            patch.setenv(name, value)
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        patch.setattr(requests, "NUM_TRIES", num_tries)
+        yield bucket
