@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -349,6 +350,28 @@ def test_a_long_result_ends_a_trial_too(
     known.add(trial)
     assert known.look(trial.plan.trial_id) == Look.ENDED
     assert run(objects, trial) == first
+
+
+def test_a_result_is_told_last(
+    objects: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all that belongs to it: others take its trial for ended."""
+    monkeypatch.setattr(working, "HEARTBEAT_EVERY", 0.01)
+    trial = trial_of(objects, tmp_path)
+    known = objects.trials()
+    known.add(trial)
+    with objects.running(trial.config, trial.plan.trial_id) as running:
+        out = Path(running.config["out"])
+        (out / "result.json").write_text('{"status": "completed"}')
+        (out / "attempt-000001.json").write_text('{"attempt": 1, "ended": "completed"}')
+        (out / "after.json").write_text("{}")
+        deadline = time.monotonic() + 60
+        while not (trial.folder / "after.json").exists():
+            assert time.monotonic() < deadline
+            objects.pull()
+        assert not (trial.folder / "result.json").exists()
+        assert known.look(trial.plan.trial_id) == Look.HELD
+    assert known.look(trial.plan.trial_id) == Look.ENDED
 
 
 def test_a_trial_costs_few_requests(
