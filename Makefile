@@ -35,9 +35,13 @@ data-%: $(READY)  ## prepare a corpus: data-wiki, data-gcide, data-fineweb_edu
 sweep = $(BIN)/python -m sweeps sweep=$(2) scale=$(1) $(if $(DRY_RUN),dry_run=true) $(ARGS)
 stem = $(subst -, ,$*)
 
-sweep-micro sweep-tiny sweep-long: $(WIKI)
+sweep-micro sweep-long: $(WIKI)
 
-sweep-%: $(READY)  ## a sweep: sweep-SCALE (the main job) or sweep-SCALE-NAME, e.g. sweep-tiny, sweep-135m-optimizers; DRY_RUN=1 prices it
+# Many small updates are nearer to the paper than few large ones, which `sweep-tiny-main` makes.
+sweep-tiny: $(READY) $(WIKI)  ## the README's job: the sweep main at the scale long
+	$(call sweep,long,main)
+
+sweep-%: $(READY)  ## a sweep: sweep-SCALE (its sweep main) or sweep-SCALE-NAME, e.g. sweep-135m, sweep-tiny-optimizers; DRY_RUN=1 prices it
 	$(call sweep,$(word 1,$(stem)),$(or $(word 2,$(stem)),main))
 
 # These scales train on the wiki text, whichever the sweep.

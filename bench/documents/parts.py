@@ -15,14 +15,17 @@ from bench.documents import (
     tables,
     theory,
 )
+from bench.documents.published import FRONT, FRONT_LENGTHS, LENGTHS, SWEEPS
 
 Part = Callable[[], str]
 
 PARTS: Mapping[str, Part] = {
-    "main": tables.main_table,
+    "main": partial(tables.main_table, FRONT),
+    "tiny-main": partial(tables.main_table, SWEEPS["main"]),
     "verdicts": sentences.verdict_table,
     "contradicted": sentences.contradicted,
-    "taxes": tables.taxes,
+    "taxes": partial(tables.taxes, FRONT, FRONT_LENGTHS),
+    "tiny-taxes": partial(tables.taxes, LENGTHS, LENGTHS),
     "taxes-of-others": tables.taxes_of_others,
     "conversions": tables.conversions,
     "optimizers": partial(tables.optimizers, "optimizers"),

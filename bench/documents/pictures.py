@@ -15,6 +15,7 @@ from analysis.figures.files import picture
 from analysis.table.names import REPORTED_ARMS
 from bench.documents.published import (
     DOCS,
+    FRONT,
     LENGTHS,
     LONG,
     SWEEPS,
@@ -37,7 +38,7 @@ def _of(shown: Callable[[], View], figure: Figure) -> pd.DataFrame:
 
 
 TRIALS: Mapping[str, tuple[str, Callable[[], View]]] = {
-    "final_losses": ("final_losses", partial(of_sweep, "main")),
+    "final_losses": ("final_losses", partial(view, FRONT)),
     "regimes": ("final_losses", partial(view, SWEEPS["main"], LONG["shared_rate"])),
     "optimizers": ("fig02_optimizers", partial(of_sweep, "synchronous_start")),
     "gradient_feedback": ("final_losses", partial(of_sweep, "gradient_feedback")),

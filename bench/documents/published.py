@@ -23,19 +23,19 @@ class Published(NamedTuple):
 
 
 SWEEPS: Mapping[str, Published] = {
-    "main": Published(["trials"]),
+    "main": Published(["tiny_trials"]),
     "optimizers": Published(["optimizers_trials"]),
     "synchronous_start": Published(["optimizers_trials", "synchronous_start_trials"]),
     "gradient_feedback": Published(
-        ["trials", "corrections_trials"], ("sync", "delay", "delay_ef", "delay_ef_gradient")
+        ["tiny_trials", "corrections_trials"], ("sync", "delay", "delay_ef", "delay_ef_gradient")
     ),
     "taylor": Published(
-        ["trials", "corrections_trials"],
+        ["tiny_trials", "corrections_trials"],
         ("sync", "delay", *(f"delay_taylor({10**power})" for power in range(6))),
     ),
     "momentum": Published(["momentum_trials"]),
     "coefficient": Published(["coefficient_trials", "momentum_trials"]),
-    "batch_size": Published(["batch_size_trials", "trials"], ("sync", "delay")),
+    "batch_size": Published(["batch_size_trials", "tiny_trials"], ("sync", "delay")),
     "dtype": Published(["dtype_trials"]),
     "families": Published(["families_trials"]),
     "moe_horizon": Published(["moe_horizon_trials"]),
@@ -62,8 +62,12 @@ LONG: Mapping[str, Published] = {
 }
 SCALES = {"tiny": SWEEPS, "long": LONG}
 """The sweeps of each scale that have published trials."""
-LENGTHS = Published(["trials", "advice_trials", "momentum_trials"], ("sync", *MAIN_ARMS))
-"""Trials of several lengths."""
+FRONT = Published(["trials"])
+"""Those of the README's job, `main` at `long`."""
+FRONT_LENGTHS = Published(["trials", "horizon_long_trials"], ("sync", *MAIN_ARMS))
+"""Those and others of several lengths at `long`."""
+LENGTHS = Published(["tiny_trials", "advice_trials", "momentum_trials"], ("sync", *MAIN_ARMS))
+"""Trials of several lengths at `tiny`."""
 
 
 class View(NamedTuple):

@@ -107,9 +107,9 @@ def _at_scale(sweep: Sweep, name: str) -> Sweep:
 
 def changed(sweep: Sweep, words: Sequence[str]) -> Sweep:
     """The sweep changed by `words`: `seeds=[…]`, `grid.KEY=[…]`, `tune.KEY=[…]`, `shared=…` and
-    `advice.KEY=…` replace its own, `advice=null` and `shared=null` leave these out; `search=NAME`
-    and `search.KEY=…` search instead (see search.py); every other word is appended to `base`, and
-    so applies to every trial.
+    `advice.KEY=…` replace its own, `advice=null`, `shared=null` and `tune=null` leave these out;
+    `search=NAME` and `search.KEY=…` search instead (see search.py); every other word is appended to
+    `base`, and so applies to every trial.
 
     Raises BadInput for a word without effect, or if the result is not a valid sweep.
     """
@@ -121,6 +121,8 @@ def changed(sweep: Sweep, words: Sequence[str]) -> Sweep:
             continue
         if key in ("seeds", "shared", "advice"):
             content[key] = parse(key, value, value)
+        elif word == "tune=null":
+            content["tune"] = {}
         elif group in ("grid", "tune") and inner:
             content[group][inner] = parse(key, value, value)
         elif group == "advice" and inner:

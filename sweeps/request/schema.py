@@ -81,14 +81,14 @@ class Question(BaseModel):
     """May a pipeline of `stages` ranks with `microbatches` per batch be asynchronous?
 
     To answer it the `arms` are also trained as much longer as 2BW is faster there than the fastest
-    synchronous pipeline (see plan/longer.py).
+    synchronous pipeline (see plan/longer.py). Without any the sweep's own trials have to answer.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     stages: Annotated[int, Interval(ge=1, le=MAX_SIMULATED)]
     microbatches: Annotated[int, Interval(ge=1, le=MAX_SIMULATED)]
-    arms: Annotated[list[str], Len(1, MAX_ITEMS)]
+    arms: Annotated[list[str], Len(0, MAX_ITEMS)]
 
 
 class Sweep(BaseModel):

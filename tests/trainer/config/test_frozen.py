@@ -69,10 +69,10 @@ TINY = (
 DELAY = "pipeline=pipedream_2bw"
 FEEDBACK = "correction=error_feedback"
 IDS = {
-    "48a0eba182ade3a2": ("num_updates=400",),  # trials.csv
-    "a749e5e20d48f749": ("num_updates=400", "optimizer=muon", "seed=2"),  # trials.csv
-    "ed88bdaa62586840": ("num_updates=400", "optimizer=muon", DELAY, "seed=1"),  # trials.csv
-    "2c935ac5ff7c76a9": ("num_updates=400", DELAY, FEEDBACK, "seed=2"),  # trials.csv
+    "48a0eba182ade3a2": ("num_updates=400",),  # tiny_trials.csv
+    "a749e5e20d48f749": ("num_updates=400", "optimizer=muon", "seed=2"),  # tiny_trials.csv
+    "ed88bdaa62586840": ("num_updates=400", "optimizer=muon", DELAY, "seed=1"),  # tiny_trials.csv
+    "2c935ac5ff7c76a9": ("num_updates=400", DELAY, FEEDBACK, "seed=2"),  # tiny_trials.csv
     "373895ca2525fcb3": (  # advice_trials.csv
         *("num_updates=450", "optimizer=muon", DELAY, FEEDBACK, "seed=1"),
     ),
