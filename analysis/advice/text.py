@@ -12,7 +12,7 @@ from analysis.statistics.intervals import Interval
 from analysis.statistics.text import tax_text
 
 if TYPE_CHECKING:
-    from analysis.advice import Advice
+    from analysis.advice.advise import Advice
     from analysis.advice.evidence import Evidence, Gap
     from analysis.advice.race import SameTime
     from analysis.advice.speed import Costs

@@ -48,7 +48,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
 
 def main(given: Given) -> None:
     """Prints the advice; raises BadInput."""
-    from analysis.advice import advise
+    from analysis.advice.advise import advise
     from analysis.table.load import load
     from analysis.table.records import records
     from analysis.table.selection import fulfilling

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.advice import advise
+from analysis.advice.advise import advise
 from trainer.base.errors import BadInput
 
 STAGES, MICROBATCHES = 4, 8

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.statistics.intervals import mean_interval
 from analysis.table.names import minus
 
 Row = Mapping[Any, Any]
@@ -33,6 +34,13 @@ def removed(row: Row | None) -> str:
 def loss(row: Row | None) -> str:
     """Sync's."""
     return "" if row is None else f"{row['loss_sync']:.3f}"
+
+
+def mean(differences: pd.Series) -> str:
+    """Of pairs, with its interval."""
+    values = differences.dropna().to_numpy()
+    low, high = mean_interval(values)
+    return gap({"n": len(values), "gap": values.mean(), "low": low, "high": high})
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

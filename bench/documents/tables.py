@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import pandas as pd
 
-from analysis import best, load
+from analysis import load
 from analysis.forecast.register import checks
 from analysis.forecast.register import text as forecasts_text
-from analysis.statistics.intervals import mean_interval
 from analysis.statistics.reported import reported_taxes
 from analysis.statistics.tax import MAIN_ARMS, best_taxes
 from analysis.statistics.text import gap_table, tax_text
-from analysis.table.answers import ACCURACY, BITS, title
 from analysis.table.names import REPORTED_ARMS
 from analysis.table.names import optimizer as name
-from bench.documents.cells import gap, loss, removed, rows_of, table
+from bench.documents.cells import gap, loss, mean, removed, rows_of, table
 from bench.documents.published import (
     DOCS,
     Published,
     View,
     of_sweep,
-    published_scores,
     view,
 )
-
-DTYPES = ("float32", "bfloat16")
 
 
 def main_table(of: Published) -> str:
@@ -114,44 +106,7 @@ def _difference(trials: pd.DataFrame, optimizer: str, one: str, other: str) -> s
     """The mean difference of two arms' final losses, paired by seed."""
     own = trials[trials["optimizer"] == optimizer]
     losses = own.pivot_table(index="seed", columns="arm", values="final_val_loss")
-    return _mean(losses[one] - losses[other])
-
-
-def _mean(differences: pd.Series) -> str:
-    """Of pairs, with its interval."""
-    values = differences.dropna().to_numpy()
-    low, high = mean_interval(values)
-    return gap({"n": len(values), "gap": values.mean(), "low": low, "high": high})
-
-
-def dtypes() -> str:
-    """Sync's loss and each arm's gap in both dtypes, and their difference, paired by seed."""
-    columns = ["optimizer", "arm", "dtype"]
-    losses = of_sweep("dtype").trials.pivot_table(
-        index="seed", columns=columns, values="final_val_loss"
-    )
-    rows = []
-    for optimizer in sorted({*losses.columns.get_level_values("optimizer")}):
-        sync = losses[optimizer]["sync"]
-        changed = _mean(sync["bfloat16"] - sync["float32"])
-        means = [f"{sync[of].mean():.3f}" for of in DTYPES]
-        rows.append([f"{name(optimizer)}: sync loss", *means, changed, ""])
-        for arm in MAIN_ARMS:
-            gaps = losses[optimizer][arm] - sync
-            changed = _mean(gaps["bfloat16"] - gaps["float32"])
-            said = f"{name(optimizer)}: gap, {REPORTED_ARMS[arm]}"
-            means = [_mean(gaps[of]) for of in DTYPES]
-            rows.append([said, *means, changed, _stands(gaps["bfloat16"], gaps["float32"])])
-    return table(["", *DTYPES, "difference, paired", "may stand for it"], rows)
-
-
-def _stands(gaps: pd.Series, others: pd.Series) -> str:
-    """Whether these gaps may stand for the others, by the rule of the sweep `dtype`."""
-    low, high = mean_interval((gaps - others).dropna().to_numpy())
-    margin = 0.2 * abs(others.mean())
-    if -margin < low and high < margin:
-        return "yes"
-    return "no" if low > margin or high < -margin else "not enough data"
+    return mean(losses[one] - losses[other])
 
 
 def gradient_feedback() -> str:
@@ -184,100 +139,9 @@ def coefficients(sweep: str, method: str, scale: str = "tiny") -> str:
     return table(["λ", "0, plain delay", *(f"{value:,g}" for value in values), "n"], rows)
 
 
-def momentum() -> str:
-    """One column per momentum."""
-    trials, found = of_sweep("momentum")
-    return _along(trials, found, "optimizer.momentum", "momentum", keys=())
-
-
-def batch_size() -> str:
-    """One column per batch size, at the learning rate that is best on sync there."""
-    trials, found = of_sweep("batch_size")
-    sizes = found["point"].map(trials.drop_duplicates("point").set_index("point")["batch_size"])
-    chosen = found.assign(size=sizes).sort_values("loss_sync", kind="stable")
-    chosen = chosen.drop_duplicates(["optimizer", "size"])
-    return _along(trials, chosen, "batch_size", "batch size", keys=("optimizer.lr",))
-
-
-def horizon(sweep: str, scale: str) -> str:
-    """Gap and tax of each arm, one column per length."""
-    trials, found = of_sweep(sweep, scale)
-    lengths = trials.drop_duplicates("point").set_index("point")["num_updates_asked"]
-    found = found[found["pairs"] > 0].assign(length=found["point"].map(lengths))
-    values = sorted(found["length"].unique())
-    lines = []
-    for (optimizer, arm), group in found.groupby(["optimizer", "arm"]):
-        by_length = {row["length"]: row for row in group.to_dict("records")}
-        at = [by_length[value] for value in values]
-        said = f"{name(optimizer)}, {REPORTED_ARMS[str(arm)]}"
-        lines.append([f"{said}: gap", *map(gap, at)])
-        lines.append([f"{said}: token tax", *map(tax_text, at)])
-    return table(["updates", *(f"{value:,}" for value in values)], lines)
-
-
 def forecasts() -> str:
     """The registered ones beside what was measured since."""
     return forecasts_text(checks(DOCS / "forecasts", load(DOCS / "forecast_trials.csv"))).strip()
-
-
-def downstream() -> str:
-    """Each arm beside sync, task by task, for the published answers of three small models."""
-    found = published_scores()
-    accuracy, bits = (
-        found[found["measure"] == measure].to_dict("records") for measure in (ACCURACY, BITS)
-    )
-    rows = [
-        [
-            *(of["model"], name(of["optimizer"]), REPORTED_ARMS[of["arm"]], title(of["task"])),
-            *(f"{of['sync']:.3f}", _scored(of), _detected(of)),
-            *(f"{other['sync']:.3f}", _scored(other), f"{of['n']} × {of['questions']:,}"),
-        ]
-        for of, other in zip(accuracy, bits, strict=True)
-    ]
-    heads = ["model", "optimizer", "arm", "task", "accuracy of sync", "difference", "detectable"]
-    return table([*heads, "bits per byte of sync", "difference", "n"], rows)
-
-
-def _detected(row: dict[Any, Any]) -> str:
-    """Nothing where no answer differs."""
-    return "" if pd.isna(row["detectable"]) else f"{row['detectable']:.3f}"
-
-
-def _scored(row: dict[Any, Any]) -> str:
-    """A difference with its interval."""
-    return gap({**row, "gap": row["difference"]})
-
-
-def _along(
-    trials: pd.DataFrame, found: pd.DataFrame, key: str, title: str, keys: Sequence[str]
-) -> str:
-    """Rows of each optimizer: other `keys` of its points, sync's loss, and the gap of the delay."""
-    points = trials.drop_duplicates("point").set_index("point")[[key, *keys]]
-    rows = found[(found["arm"] == "delay") & (found["pairs"] > 0)].join(points, on="point")
-    values = sorted(rows[key].unique())
-    lines = []
-    for optimizer, group in rows.groupby("optimizer"):
-        by_value = {row[key]: row for row in group.to_dict("records")}
-        at = [by_value[value] for value in values]
-        n = str(group["n"].iloc[0])
-        for other in keys:
-            said = other.rpartition(".")[2]
-            lines.append([f"{name(optimizer)}: {said}", *(f"{row[other]:g}" for row in at), n])
-        lines.append([f"{name(optimizer)}: sync loss", *map(loss, at), n])
-        lines.append([f"{name(optimizer)}: gap of the delay", *map(gap, at), n])
-    return table([title, *(f"{value:g}" for value in values), "n"], lines)
-
-
-def best_points() -> str:
-    """Each arm at its own best point of the grid."""
-    found = best(of_sweep("batch_size").trials)
-    return table(
-        ["optimizer", "best delay minus best sync", "n", "sync's point", "the delay's point"],
-        [
-            [name(row["optimizer"]), gap(row), str(row["n"]), row["setting_sync"], row["setting"]]
-            for row in found.to_dict("records")
-        ],
-    )
 
 
 def regimes(*optimizers: str) -> str:

@@ -126,7 +126,7 @@ def _say_precision(results: Path) -> None:
 
 
 def _run(evaluation: object, asked: Request) -> int:
-    from sweeps.cluster.driver import cluster
+    from sweeps.cluster.connection import cluster
     from sweeps.cluster.evaluations import Evaluation, run_evaluation
     from sweeps.cluster.shared import require_seen_by_nodes
 

@@ -80,7 +80,8 @@ def _run(trials: Sequence[Trial], store: Store, gpus_per_trial: float, tracking:
 
     Trials that had not started by then get the output of their earlier run back.
     """
-    from sweeps.cluster.driver import cluster, run_trials
+    from sweeps.cluster.connection import cluster
+    from sweeps.cluster.driver import run_trials
     from sweeps.cluster.work import Work
     from sweeps.view.console import DriverConsole
     from sweeps.view.display import Display

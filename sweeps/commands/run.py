@@ -127,13 +127,16 @@ def _run(asked: Request, sweeps: list[SweepPlan], store: Store) -> tuple[list[Sw
     """
     if not _missing(sweeps):
         return sweeps, False
-    from sweeps.cluster.driver import cluster, run_trials
-    from sweeps.cluster.work import Work
-    from sweeps.view.console import DriverConsole
-    from sweeps.view.display import Display
+    from sweeps.cluster.connection import cluster
 
     # Ray installs its signal handlers when it starts; `stopping` replaces them after that.
-    with cluster() as folder, stopping(SAYS) as asked_to_stop:
+    with cluster(len(_missing(sweeps))) as folder, stopping(SAYS) as asked_to_stop:
+        # Ray's workers start meanwhile.
+        from sweeps.cluster.driver import run_trials
+        from sweeps.cluster.work import Work
+        from sweeps.view.console import DriverConsole
+        from sweeps.view.display import Display
+
         require_seen_by_nodes(store)
         work = Work(store.trials())
         work.add(_missing(sweeps))

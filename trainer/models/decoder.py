@@ -187,7 +187,9 @@ class DecoderStage(nn.Module):
         self.is_first, self.is_last = index == 0, index == len(split) - 1
         parts: dict[str, nn.Module] = {}
         if self.is_first or (self.is_last and recipe.tied_embeddings):
-            parts["embed_tokens"] = nn.Embedding(recipe.vocab_size, recipe.hidden_size)
+            # The constructor draws values: on the meta device that takes all of torch._dynamo.
+            table = torch.empty(recipe.vocab_size, recipe.hidden_size)
+            parts["embed_tokens"] = nn.Embedding.from_pretrained(table, freeze=False)
         parts["layers"] = nn.ModuleDict({str(layer): recipe.layer(layer) for layer in split[index]})
         if self.is_last:
             parts["norm"] = recipe.norm()

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.advice import Costs
 from analysis.advice.speed import (
     FLUSHED,
     SETTLED,
     TWO_BUFFERED,
+    Costs,
     equal_stages,
     fastest,
     flushed_speeds,

@@ -18,7 +18,7 @@ import vl_convert
 
 from analysis import gaps, load
 from analysis.__main__ import main as analysis
-from analysis.advice import advise
+from analysis.advice.advise import advise
 from analysis.figures import save
 from analysis.report import contents
 from analysis.report.contents import EXPECTED

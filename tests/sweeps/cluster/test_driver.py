@@ -17,7 +17,7 @@ import pytest
 import ray
 
 from sweeps.__main__ import main
-from sweeps.cluster import driver, stop_flag
+from sweeps.cluster import connection, stop_flag
 from sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from sweeps.request.command_line import parse_request
 from tests.support import small
@@ -28,7 +28,7 @@ import os, signal, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 import ray
-from sweeps.cluster.driver import cluster
+from sweeps.cluster.connection import cluster
 from sweeps.cluster.stop import StopWhenAsked
 from sweeps.cluster.stop_flag import stop_requested
 
@@ -142,13 +142,13 @@ def test_a_cluster_is_joined_only_by_its_address(
     given: str | None, joins: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(driver.ray, "init", lambda **words: seen.append(words))
-    monkeypatch.setattr(driver.ray, "shutdown", lambda: None)
-    monkeypatch.setattr(driver.socket, "create_connection", lambda *_: nullcontext())
+    monkeypatch.setattr(connection.ray, "init", lambda **words: seen.append(words))
+    monkeypatch.setattr(connection.ray, "shutdown", lambda: None)
+    monkeypatch.setattr(connection.socket, "create_connection", lambda *_: nullcontext())
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     if given is not None:
         monkeypatch.setenv("RAY_ADDRESS", given)
-    with driver.cluster() as folder:
+    with connection.cluster() as folder:
         assert folder.is_dir()
     assert seen[0]["address"] == joins
     assert ("_temp_dir" in seen[0]) == (joins == "local")
@@ -160,7 +160,7 @@ def test_ray_that_does_not_start_is_one_line(
     def init(**_: object) -> None:
         raise RuntimeError("The current node timed out\nduring startup")
 
-    monkeypatch.setattr(driver.ray, "init", init)
+    monkeypatch.setattr(connection.ray, "init", init)
     words = small.overrides(tmp_path, "sweep=main", "scale=micro", "seeds=[0]")
     assert main(words) == 1
     said = capsys.readouterr().err
@@ -220,8 +220,8 @@ def stopped(
     def init(**_: object) -> None:
         pass
 
-    monkeypatch.setattr(driver.ray, "init", init)
-    monkeypatch.setattr(driver.ray, "shutdown", lambda: None)
+    monkeypatch.setattr(connection.ray, "init", init)
+    monkeypatch.setattr(connection.ray, "shutdown", lambda: None)
     monkeypatch.setattr("sweeps.commands.run.require_seen_by_nodes", ask)
     words = small.overrides(folder, "sweep=main,momentum", "scale=micro", "seeds=[0]")
     return [word for word in words if not word.startswith("optimizer")]
@@ -231,5 +231,5 @@ def test_a_long_temporary_folder_is_too_long_for_sockets(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    folder = f"{driver.temporary_base()}/pipegap-ray-12345678"
+    folder = f"{connection.temporary_base()}/pipegap-ray-12345678"
     assert len(f"{folder}/session_2026-11-22_11-18-11_123456_1234567/sockets/plasma_store") < 108

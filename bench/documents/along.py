@@ -1,0 +1,77 @@
+"""Tables of gaps along a key of the trials: momentum, batch size, length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from analysis import best
+from analysis.statistics.text import tax_text
+from analysis.table.names import REPORTED_ARMS
+from analysis.table.names import optimizer as name
+from bench.documents.cells import gap, loss, table
+from bench.documents.published import of_sweep
+
+
+def momentum(scale: str = "tiny") -> str:
+    """One column per momentum."""
+    trials, found = of_sweep("momentum", scale)
+    return _along(trials, found, "optimizer.momentum", "momentum", keys=())
+
+
+def batch_size(scale: str = "tiny") -> str:
+    """One column per batch size, at the learning rate that is best on sync there."""
+    trials, found = of_sweep("batch_size", scale)
+    sizes = found["point"].map(trials.drop_duplicates("point").set_index("point")["batch_size"])
+    chosen = found.assign(size=sizes).sort_values("loss_sync", kind="stable")
+    chosen = chosen.drop_duplicates(["optimizer", "size"])
+    return _along(trials, chosen, "batch_size", "batch size", keys=("optimizer.lr",))
+
+
+def horizon(sweep: str, scale: str) -> str:
+    """Gap and tax of each arm, one column per length."""
+    trials, found = of_sweep(sweep, scale)
+    lengths = trials.drop_duplicates("point").set_index("point")["num_updates_asked"]
+    found = found[found["pairs"] > 0].assign(length=found["point"].map(lengths))
+    values = sorted(found["length"].unique())
+    lines = []
+    for (optimizer, arm), group in found.groupby(["optimizer", "arm"]):
+        by_length = {row["length"]: row for row in group.to_dict("records")}
+        at = [by_length[value] for value in values]
+        said = f"{name(optimizer)}, {REPORTED_ARMS[str(arm)]}"
+        lines.append([f"{said}: gap", *map(gap, at)])
+        lines.append([f"{said}: token tax", *map(tax_text, at)])
+    return table(["updates", *(f"{value:,}" for value in values)], lines)
+
+
+def _along(
+    trials: pd.DataFrame, found: pd.DataFrame, key: str, title: str, keys: Sequence[str]
+) -> str:
+    """Rows of each optimizer: other `keys` of its points, sync's loss, and the gap of the delay."""
+    points = trials.drop_duplicates("point").set_index("point")[[key, *keys]]
+    rows = found[(found["arm"] == "delay") & (found["pairs"] > 0)].join(points, on="point")
+    values = sorted(rows[key].unique())
+    lines = []
+    for optimizer, group in rows.groupby("optimizer"):
+        by_value = {row[key]: row for row in group.to_dict("records")}
+        at = [by_value[value] for value in values]
+        n = str(group["n"].iloc[0])
+        for other in keys:
+            said = other.rpartition(".")[2]
+            lines.append([f"{name(optimizer)}: {said}", *(f"{row[other]:g}" for row in at), n])
+        lines.append([f"{name(optimizer)}: sync loss", *map(loss, at), n])
+        lines.append([f"{name(optimizer)}: gap of the delay", *map(gap, at), n])
+    return table([title, *(f"{value:g}" for value in values), "n"], lines)
+
+
+def best_points(scale: str = "tiny") -> str:
+    """Each arm at its own best point of the grid."""
+    found = best(of_sweep("batch_size", scale).trials)
+    return table(
+        ["optimizer", "best delay minus best sync", "n", "sync's point", "the delay's point"],
+        [
+            [name(row["optimizer"]), gap(row), str(row["n"]), row["setting_sync"], row["setting"]]
+            for row in found.to_dict("records")
+        ],
+    )
