@@ -130,8 +130,8 @@ def _run(asked: Request, sweeps: list[SweepPlan], store: Store) -> tuple[list[Sw
     from sweeps.cluster.connection import cluster
 
     # Ray installs its signal handlers when it starts; `stopping` replaces them after that.
-    with cluster(len(_missing(sweeps))) as folder, stopping(SAYS) as asked_to_stop:
-        # Ray's workers start meanwhile.
+    with cluster() as folder, stopping(SAYS) as asked_to_stop:
+        # Tune is large: it is imported while Ray's processes start.
         from sweeps.cluster.driver import run_trials
         from sweeps.cluster.work import Work
         from sweeps.view.console import DriverConsole
