@@ -10,6 +10,7 @@ from bench.documents import (
     architectures,
     arms,
     dtypes,
+    nesterov,
     others,
     replication,
     scores,
@@ -18,7 +19,7 @@ from bench.documents import (
     tables,
     theory,
 )
-from bench.documents.published import FRONT, FRONT_LENGTHS, LENGTHS, SWEEPS
+from bench.documents.published import FRONT, SWEEPS
 
 Part = Callable[[], str]
 
@@ -27,8 +28,7 @@ PARTS: Mapping[str, Part] = {
     "tiny-main": partial(tables.main_table, SWEEPS["main"]),
     "verdicts": sentences.verdict_table,
     "contradicted": sentences.contradicted,
-    "taxes": partial(tables.taxes, FRONT, FRONT_LENGTHS),
-    "tiny-taxes": partial(tables.taxes, LENGTHS, LENGTHS),
+    "taxes": tables.taxes,
     "taxes-of-others": tables.taxes_of_others,
     "conversions": tables.conversions,
     "optimizers": partial(tables.optimizers, "optimizers"),
@@ -74,6 +74,17 @@ PARTS: Mapping[str, Part] = {
     "long-taylor-verdicts": partial(sentences.verdicts, "taylor", scale="long"),
     "long-cooldown": partial(arms.every_arm, "cooldown", "long"),
     "long-cooldown-verdicts": partial(sentences.verdicts, "cooldown", scale="long"),
+    "long-start-trials": partial(sentences.counts, "synchronous_start_long_trials"),
+    "long-start": partial(tables.synchronous_start, "long"),
+    "long-start-verdicts": partial(sentences.verdicts, "synchronous_start", scale="long"),
+    "long-nesterov-trials": partial(sentences.counts, "nesterov_long_trials"),
+    "long-nesterov": partial(nesterov.nesterov, "long"),
+    "long-coefficient-trials": partial(sentences.counts, "coefficient_long_trials"),
+    "long-coefficient": partial(tables.coefficients, "coefficient", "error_feedback", scale="long"),
+    "long-coefficient-verdicts": partial(sentences.verdicts, "coefficient", scale="long"),
+    "long-momentum-trials": partial(sentences.counts, "momentum_long_trials"),
+    "long-momentum": partial(along.momentum, "long"),
+    "long-momentum-verdicts": partial(sentences.verdicts, "momentum", scale="long"),
     "long-horizon-trials": partial(sentences.counts, "horizon_long_trials"),
     "long-horizon": partial(along.horizon, "horizon", "long"),
     "families-trials": partial(sentences.counts, "families_trials"),

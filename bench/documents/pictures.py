@@ -39,6 +39,7 @@ def _of(shown: Callable[[], View], figure: Figure) -> pd.DataFrame:
 
 TRIALS: Mapping[str, tuple[str, Callable[[], View]]] = {
     "final_losses": ("final_losses", partial(view, FRONT)),
+    "two_regimes": ("final_losses", partial(view, SWEEPS["main"], FRONT)),
     "regimes": ("final_losses", partial(view, SWEEPS["main"], LONG["shared_rate"])),
     "optimizers": ("fig02_optimizers", partial(of_sweep, "synchronous_start")),
     "gradient_feedback": ("final_losses", partial(of_sweep, "gradient_feedback")),

@@ -41,6 +41,10 @@ SWEEPS: Mapping[str, Published] = {
     "moe_horizon": Published(["moe_horizon_trials"]),
     "moe_learning_rate": Published(["moe_learning_rate_trials"]),
 }
+COEFFICIENTS = (
+    *("sync", "delay", "delay_ef"),
+    *(f"delay_ef({value:g})" for value in (0.25, 0.5, 0.75, 1.25, 1.5, 2)),
+)
 LONG: Mapping[str, Published] = {
     "shared_rate": Published(["long_trials"]),
     "main": Published(["replication_long_trials"]),
@@ -59,13 +63,15 @@ LONG: Mapping[str, Published] = {
         ),
     ),
     "horizon": Published(["horizon_long_trials"]),
+    "synchronous_start": Published(["trials", "synchronous_start_long_trials"]),
+    "nesterov": Published(["nesterov_long_trials"]),
+    "coefficient": Published(["trials", "coefficient_long_trials"], COEFFICIENTS),
+    "momentum": Published(["momentum_long_trials"]),
 }
 SCALES = {"tiny": SWEEPS, "long": LONG}
 """The sweeps of each scale that have published trials."""
 FRONT = Published(["trials"])
 """Those of the README's job, `main` at `long`."""
-FRONT_LENGTHS = Published(["trials", "horizon_long_trials"], ("sync", *MAIN_ARMS))
-"""Those and others of several lengths at `long`."""
 LENGTHS = Published(["tiny_trials", "advice_trials", "momentum_trials"], ("sync", *MAIN_ARMS))
 """Trials of several lengths at `tiny`."""
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sweeps.request.command_line import Request
-from sweeps.request.schema import Sweep, keys, overrides
+from sweeps.request.overrides import keys, overrides
+from sweeps.request.schema import Sweep
 from trainer.base.code import code_digest
 from trainer.base.errors import BadInput
 

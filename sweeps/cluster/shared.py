@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from sweeps.request.command_line import Request
-from sweeps.request.schema import overrides
+from sweeps.request.overrides import overrides
 from sweeps.store.store import Store
 from trainer.base.errors import BadInput
 from trainer.base.places import CONF

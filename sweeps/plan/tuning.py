@@ -21,7 +21,8 @@ from typing_extensions import override
 
 from sweeps.plan.settings import Tried, at, number
 from sweeps.request.expand import Point, Trial
-from sweeps.request.schema import Sweep, keys, overrides
+from sweeps.request.overrides import keys, overrides
+from sweeps.request.schema import Sweep
 from sweeps.store.results import final_loss
 
 MAX_EXTENSIONS = 8

@@ -8,15 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from analysis.objects.places import place
+from sweeps.request.checks import check_sweep
 from sweeps.request.files import ALL, parse, scale_file, slug, sweep_files
-from sweeps.request.schema import (
-    PREFIXES,
-    Sweep,
-    check_sweep,
-    keys,
-    overrides,
-    refuse_reserved,
-)
+from sweeps.request.overrides import PREFIXES, keys, overrides, refuse_reserved
+from sweeps.request.schema import Sweep
 from sweeps.request.search import GROUP as SEARCH
 from sweeps.request.search import searched
 from sweeps.tracking import choice

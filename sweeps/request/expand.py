@@ -10,7 +10,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from sweeps.request.schema import Config, Sweep, keys, overrides
+from sweeps.request.overrides import keys, overrides
+from sweeps.request.schema import Config, Sweep
 from sweeps.tracking.tracker import run_name
 from trainer.base.errors import BadInput
 from trainer.config.compose import Composer

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sweeps.__main__ import main
+from sweeps.request.checks import check_sweep
 from sweeps.request.files import known
-from sweeps.request.schema import check_sweep
 from tests.support import small
 from tests.support.sweep_requests import content, expand
 

@@ -13,8 +13,9 @@ import pytest
 
 from sweeps.plan.early_stop import Judged, judge, remarks
 from sweeps.plan.tuning import tune
+from sweeps.request.checks import check_sweep
 from sweeps.request.expand import Trial, points
-from sweeps.request.schema import Sweep, check_sweep
+from sweeps.request.schema import Sweep
 from tests.support import small
 from tests.support.records import finished
 

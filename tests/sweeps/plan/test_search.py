@@ -18,8 +18,9 @@ import pytest
 from sweeps.plan.choice import check_choice, choose
 from sweeps.plan.search_report import remarks, write
 from sweeps.plan.searching import Searched
+from sweeps.request.checks import check_sweep
 from sweeps.request.expand import Point, Trial, points
-from sweeps.request.schema import Sweep, check_sweep
+from sweeps.request.schema import Sweep
 from tests.support import small
 from tests.support.records import finished
 from trainer.base.errors import BadInput

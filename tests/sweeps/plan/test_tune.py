@@ -16,8 +16,9 @@ import pytest
 
 from sweeps.plan.tuning import MAX_EXTENSIONS, Tuned, Values, again, best, beyond, tune, tune_all
 from sweeps.plan.tuning_report import remarks, write
+from sweeps.request.checks import check_sweep
 from sweeps.request.expand import Trial, points
-from sweeps.request.schema import Sweep, check_sweep
+from sweeps.request.schema import Sweep
 from tests.support import small
 from tests.support.records import finished
 from trainer.base.errors import BadInput

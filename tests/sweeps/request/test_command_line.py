@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sweeps.plan.sweep_plan import all_planned, plan_sweeps
+from sweeps.request.checks import check_sweep
 from sweeps.request.command_line import parse_request
-from sweeps.request.schema import check_sweep
 from tests.support.sweep_requests import content, only
 from trainer.base.errors import BadInput
 
