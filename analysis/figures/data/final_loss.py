@@ -10,6 +10,7 @@ from analysis.figures.data.panels import MEAN, OF_SEED, PANEL, SERIES
 from analysis.figures.data.shown import shown_results
 from analysis.figures.data.swept import results_along
 from analysis.table import names
+from analysis.table.tasks import updates_asked
 
 LOSS, GAP = "loss", "gap"
 COLUMNS = [*PANEL, "quantity", "group", *SERIES, "setting", "of_seed", *OF_SEED, *MEAN]
@@ -33,12 +34,20 @@ def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _comparable(shown: pd.DataFrame) -> pd.Series:
-    """Losses of models of several sizes, or on several data, are in panels of their own."""
-    sizes = shown["num_parameters"].map(names.parameters) + " parameters"
+    """Losses of models of several sizes, or on several data, are in panels of their own.
+
+    A panel also says how many updates its trials make, if all make as many.
+    """
+    lengths = updates_asked(shown).groupby(shown["num_parameters"]).transform(_length)
+    sizes = shown["num_parameters"].map(names.parameters) + " parameters" + lengths
     panels = sizes if shown["num_parameters"].nunique() > 1 else sizes.map(lambda _: "")
     if shown["data_hash"].nunique() > 1:
         panels = (panels + ", " + shown["data"].astype(str)).str.removeprefix(", ")
     return panels
+
+
+def _length(updates: pd.Series) -> str:
+    return f", {updates.iloc[0]:,.0f} updates" if updates.nunique() == 1 else ""
 
 
 def by_value(trials: pd.DataFrame, gaps: pd.DataFrame, key: str) -> pd.DataFrame:

@@ -171,3 +171,17 @@ def test_every_figure_is_drawn_even_of_arms_that_only_diverged(tmp_path: Path) -
 def test_no_table_has_the_name_of_a_figure() -> None:
     """Both write NAME.csv to one folder."""
     assert not {figure.name for figure in FIGURES} & {table.name for table in TABLES}
+
+
+def test_a_panel_per_size_says_how_long_its_trials_are() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    trials = pd.concat([load(docs / "trials.csv"), load(docs / "tiny_trials.csv")])
+    data = BY_NAME["final_losses"].data(trials, gaps(trials))
+    assert {*data["panel"]} == {
+        "109k parameters, 1,600 updates",
+        "419k parameters, 400 updates",
+    }
+    longer = trials["batch_size"].eq(2) & trials["seed"].eq(0)
+    trials.loc[longer, "num_updates_asked"] = 3200
+    data = BY_NAME["final_losses"].data(trials, gaps(trials))
+    assert {*data["panel"]} == {"109k parameters", "419k parameters, 400 updates"}
