@@ -109,6 +109,7 @@ PARTS: Mapping[str, Part] = {
     "batch-size-trials": partial(sentences.counts, "batch_size_trials"),
     "advice-trials": partial(sentences.counts, "advice_trials"),
     "same-time": sentences.same_time,
+    "may-i": sentences.may_i,
     "downstream": scores.downstream,
     "downstream-says": sentences.downstream,
     "theory-limits": theory.limits,

@@ -15,14 +15,16 @@ from analysis import load
 from analysis.advice.text import break_even
 from analysis.claims import CLAIMS, Outcome, Verdict, audited, judged
 from analysis.claims.claim import Part
+from analysis.report.recommendation import MICROBATCHES, STAGES
 from analysis.statistics.intervals import CONFIDENCE
 from analysis.statistics.text import tax_text
 from analysis.table.answers import ACCURACY, BITS, title
-from analysis.table.names import REPORTED_ARMS, prose
+from analysis.table.names import REPORTED_ARMS, minus, prose
 from analysis.table.names import optimizer as optimizer_name
 from bench.documents.cells import table
 from bench.documents.published import (
     DOCS,
+    FRONT_ADVICE,
     LENGTHS,
     SCALES,
     of_sweep,
@@ -123,6 +125,23 @@ def made_twice(file: str, other: str) -> str:
         f"{len(both)} of them had been run for [{other}.csv]({other}.csv) too: the largest "
         f"difference of their final losses is {apart:g}."
     )
+
+
+def may_i() -> str:
+    """What the README's job advises each optimizer, with the longer runs that settle it."""
+    from analysis import advise
+
+    trials = view(FRONT_ADVICE).trials
+    optimizers = sorted({*trials["optimizer"]})
+    found = [
+        advise(trials, optimizer=of, stages=STAGES, microbatches=MICROBATCHES) for of in optimizers
+    ]
+    lines = [
+        f"- {optimizer_name(of.optimizer)}, against {of.rival}: **{of.verdict.word}**; "
+        f"{of.verdict.why}."
+        for of in found
+    ]
+    return minus("\n".join(lines))
 
 
 def same_time() -> str:
