@@ -56,7 +56,7 @@ def _along(
     for optimizer, group in rows.groupby("optimizer"):
         by_value = {row[key]: row for row in group.to_dict("records")}
         at = [by_value[value] for value in values]
-        n = str(group["n"].iloc[0])
+        n = " and ".join(dict.fromkeys(str(row["n"]) for row in at))
         for other in keys:
             said = other.rpartition(".")[2]
             lines.append([f"{name(optimizer)}: {said}", *(f"{row[other]:g}" for row in at), n])

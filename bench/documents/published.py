@@ -67,6 +67,7 @@ LONG: Mapping[str, Published] = {
     "nesterov": Published(["nesterov_long_trials"]),
     "coefficient": Published(["trials", "coefficient_long_trials"], COEFFICIENTS),
     "momentum": Published(["momentum_long_trials"]),
+    "overshoot": Published(["overshoot_long_trials"]),
 }
 SCALES = {"tiny": SWEEPS, "long": LONG}
 """The sweeps of each scale that have published trials."""
