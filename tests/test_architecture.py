@@ -117,6 +117,19 @@ def test_no_tracker_is_imported_unless_it_is_chosen() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_trials_and_plans_wait_for_no_import_that_they_do_not_use(tmp_path: Path) -> None:
+    """Each takes a second or more."""
+    words = ["sweep=main", "scale=micro", "dry_run=true", f"results={tmp_path}"]
+    code = (
+        "import sys, sweeps.cluster.driver, sweeps.__main__ as sweeps; "
+        "assert 'scipy' not in sys.modules; "
+        f"assert sweeps.main({words}) == 0; "
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("path", CODE, ids=name)
 def test_a_room_imports_only_rooms_below_it(path: Path) -> None:
     package, room = path.relative_to(ROOT).with_suffix("").parts[:2]
