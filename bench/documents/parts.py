@@ -89,6 +89,7 @@ PARTS: Mapping[str, Part] = {
     "long-momentum": partial(along.momentum, "long"),
     "long-momentum-verdicts": partial(sentences.verdicts, "momentum", scale="long"),
     "long-horizon-trials": partial(sentences.counts, "horizon_long_trials"),
+    "long-horizon-soap-trials": partial(sentences.counts, "horizon_soap_long_trials"),
     "long-horizon": partial(along.horizon, "horizon", "long"),
     "families-trials": partial(sentences.counts, "families_trials"),
     "families": architectures.families,

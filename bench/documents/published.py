@@ -62,7 +62,7 @@ LONG: Mapping[str, Published] = {
             *(f"delay+cooldown({share})" for share in (0.05, 0.1, 0.2)),
         ),
     ),
-    "horizon": Published(["horizon_long_trials"]),
+    "horizon": Published(["horizon_long_trials", "horizon_soap_long_trials"]),
     "synchronous_start": Published(["trials", "synchronous_start_long_trials"]),
     "nesterov": Published(["nesterov_long_trials"]),
     "coefficient": Published(["trials", "coefficient_long_trials"], COEFFICIENTS),
