@@ -41,10 +41,6 @@ SWEEPS: Mapping[str, Published] = {
     "moe_horizon": Published(["moe_horizon_trials"]),
     "moe_learning_rate": Published(["moe_learning_rate_trials"]),
 }
-COEFFICIENTS = (
-    *("sync", "delay", "delay_ef"),
-    *(f"delay_ef({value:g})" for value in (0.25, 0.5, 0.75, 1.25, 1.5, 2)),
-)
 LONG: Mapping[str, Published] = {
     "shared_rate": Published(["long_trials"]),
     "main": Published(["replication_long_trials"]),
@@ -63,9 +59,9 @@ LONG: Mapping[str, Published] = {
         ),
     ),
     "horizon": Published(["horizon_long_trials", "horizon_soap_long_trials"]),
-    "synchronous_start": Published(["trials", "synchronous_start_long_trials"]),
+    "synchronous_start": Published(["synchronous_start_long_trials"]),
     "nesterov": Published(["nesterov_long_trials"]),
-    "coefficient": Published(["trials", "coefficient_long_trials"], COEFFICIENTS),
+    "coefficient": Published(["coefficient_long_trials"]),
     "momentum": Published(["momentum_long_trials"]),
     "overshoot": Published(["overshoot_long_trials"]),
 }
