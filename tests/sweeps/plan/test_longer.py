@@ -42,7 +42,8 @@ def test_another_question_makes_others(tmp_path: Path) -> None:
         ("adamw", "delay", 430),  # 400 times 103 / 96, rounded up
         ("muon", "delay", 430),
     }
-    assert lengths(plan(tmp_path, "advice=null")) == set()
+    for none in ("advice=null", "advice.arms=[]"):
+        assert lengths(plan(tmp_path, none)) == set()
     assert lengths(plan(tmp_path, "advice.stages=1")) == set()  # no pipeline, no bubble
 
 

@@ -54,6 +54,7 @@ def test_a_scale_changes_what_a_command_line_can_which_wins(tmp_path: Path) -> N
     tiny = only(f"sweep={path}", "grid.optimizer.lr=[3]")
     assert tiny.grid == {"size": [{"batch_size": 8}], "optimizer.lr": [3]}
     assert (tiny.seeds, tiny.tune) == ([7], {"clip_norm": [1, 2]})
+    assert only(f"sweep={path}", "tune=null").tune == {}
     micro = only(f"sweep={path}", "scale=micro")
     assert micro.grid == {"size": [{"model.hidden_size": 48}], "optimizer.lr": [1, 2]}
     assert (micro.seeds, micro.tune) == ([0], {})
