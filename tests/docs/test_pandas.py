@@ -70,7 +70,7 @@ def test_the_notebook_shows_what_the_published_trials_say(
     gap = (finals["delay"] - finals["sync"]).groupby("optimizer").mean()
     text = "\n".join(shown(kept))
     assert all(f"{gap[optimizer]:.6f}" in text for optimizer in ("adamw", "muon"))
-    assert f"{gap['adamw']:+.4f} [" in text  # as advise writes it
+    assert any(f"{one:+.4f} [" in text for one in gap)  # as advise writes it
     assert "not enough data" in text
 
 

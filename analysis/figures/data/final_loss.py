@@ -38,16 +38,19 @@ def _comparable(shown: pd.DataFrame) -> pd.Series:
 
     A panel also says how many updates its trials make, if all make as many.
     """
-    lengths = updates_asked(shown).groupby(shown["num_parameters"]).transform(_length)
-    sizes = shown["num_parameters"].map(names.parameters) + " parameters" + lengths
-    panels = sizes if shown["num_parameters"].nunique() > 1 else sizes.map(lambda _: "")
+    panels = pd.Series("", index=shown.index)
+    if shown["num_parameters"].nunique() > 1:
+        updates = updates_asked(shown).groupby(shown["num_parameters"], dropna=False)
+        sizes = shown["num_parameters"].map(names.parameters) + " parameters"
+        panels = sizes + updates.transform(_length)
     if shown["data_hash"].nunique() > 1:
         panels = (panels + ", " + shown["data"].astype(str)).str.removeprefix(", ")
     return panels
 
 
 def _length(updates: pd.Series) -> str:
-    return f", {updates.iloc[0]:,.0f} updates" if updates.nunique() == 1 else ""
+    known = updates.dropna().unique()
+    return f", {known[0]:,} updates" if len(known) == 1 else ""
 
 
 def by_value(trials: pd.DataFrame, gaps: pd.DataFrame, key: str) -> pd.DataFrame:
