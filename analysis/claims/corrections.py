@@ -71,7 +71,7 @@ CLAIMS = (
         "coefficient",
         "λ = 1 is near the best coefficient of Error Feedback",
         "figure 15 (135M: NorMuon's best is below 1, that of AdamW, Muon and SOAP slightly above)",
-        ("coefficient",),
+        ("coefficient", "overshoot"),
         "For each optimizer of which λ = 1 lowers the gap: the paired difference of the gaps at "
         f"λ = 1 and at each other λ is less than {SAME:.0%} of the plain gap, by 95 % intervals, "
         "and the λ of the smallest mean gap is not at the edge of the grid; contradicted where "

@@ -97,7 +97,7 @@ CLAIMS = (
         "momentum",
         "High momentum makes an optimizer robust",
         "figure 4 (135M)",
-        ("momentum",),
+        ("momentum", "momentum_ends"),
         "For each optimizer: the gap at the largest momentum is smaller than at the smallest one, "
         "of those whose sync arm completed and whose runs have at least 100 / (1 - momentum) "
         "updates: the 95 % interval of the paired difference lies above 0; contradicted where it "
