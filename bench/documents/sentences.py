@@ -11,7 +11,7 @@ from functools import cache
 
 import pandas as pd
 
-from analysis import load
+from analysis import advise, load
 from analysis.advice.text import break_even
 from analysis.claims import CLAIMS, Outcome, Verdict, audited, judged
 from analysis.claims.claim import Part
@@ -112,7 +112,7 @@ def _with_numbers(part: Part) -> str:
 def counts(file: str) -> str:
     """How many trials a file lists, and how long they are."""
     trials = load(DOCS / f"{file}.csv")
-    lengths = [str(length) for length in sorted({*trials["num_updates"]})]
+    lengths = [str(length) for length in sorted({*trials["num_updates_asked"]})]
     updates = " or ".join(filter(None, [", ".join(lengths[:-1]), lengths[-1]]))
     return f"{len(trials)} trials of {updates} updates: [{file}.csv]({file}.csv)."
 
@@ -129,8 +129,6 @@ def made_twice(file: str, other: str) -> str:
 
 def may_i() -> str:
     """What the README's job advises each optimizer, with the longer runs that settle it."""
-    from analysis import advise
-
     trials = view(FRONT_ADVICE).trials
     optimizers = sorted({*trials["optimizer"]})
     found = [
@@ -146,8 +144,6 @@ def may_i() -> str:
 
 def same_time() -> str:
     """The delayed run of Muon that takes as long as sync on 4 stages with 8 microbatches."""
-    from analysis import advise
-
     trials = view(LENGTHS).trials
     found = advise(trials, optimizer="muon", stages=4, microbatches=8, updates=400)
     at = found.same_time["ZB-H1"]

@@ -191,3 +191,18 @@ def tried_rates() -> str:
         for point, group in tried.groupby("point")
     ]
     return table(["optimizer", "tried (loss)", "chosen"], lines)
+
+
+def overshoot(scale: str) -> str:
+    """The gap at each coefficient of Error Feedback, and the gap at 1 minus it, paired by seed."""
+    one, others = "delay_ef", ("delay_ef(2)", "delay_ef(4)")
+    trials = of_sweep("overshoot", scale).trials
+    losses = trials.pivot_table(index="seed", columns=["optimizer", "arm"], values="final_val_loss")
+    rows = []
+    for optimizer in sorted({*losses.columns.get_level_values("optimizer")}):
+        of = losses[optimizer]
+        gaps = [of[arm] - of["sync"] for arm in ("delay", one, *others)]
+        saved = [of[one] - of[arm] for arm in others]
+        rows.append([name(optimizer), *map(mean, gaps), *map(mean, saved), str(len(of))])
+    heads = ["optimizer", "gap of the delay", "λ = 1", "λ = 2", "λ = 4"]
+    return table([*heads, "1 minus 2", "1 minus 4", "n"], rows)

@@ -1,0 +1,111 @@
+"""Tables of two variants of a sweep beside each other, paired by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import pandas as pd
+
+from analysis.report.protocols import LEADER, TUNED
+from analysis.statistics.intervals import mean_interval
+from analysis.statistics.tax import MAIN_ARMS
+from analysis.table.names import REPORTED_ARMS
+from analysis.table.names import optimizer as name
+from bench.documents.cells import mean, table
+from bench.documents.published import View, of_sweep
+
+DTYPES = ("float32", "bfloat16")
+PROTOCOLS = ("tuned_shared", "tuned_own")
+
+
+class Rule(NamedTuple):
+    """A last column: its title, and what it says of the gaps at the first variant and the other."""
+
+    title: str
+    says: Callable[[pd.Series, pd.Series], str]
+
+
+def dtypes() -> str:
+    """bf16 beside fp32, and whether it may stand for it."""
+    losses = _variants("dtype", "tiny", "dtype", DTYPES)
+    return _beside(losses, [*DTYPES, "difference, paired"], Rule("may stand for it", _stands))
+
+
+def _stands(others: pd.Series, gaps: pd.Series) -> str:
+    """Whether these gaps may stand for the others, by the rule of the sweep `dtype`."""
+    low, high = mean_interval((gaps - others).dropna().to_numpy())
+    margin = 0.2 * abs(others.mean())
+    if -margin < low and high < margin:
+        return "yes"
+    return "no" if low > margin or high < -margin else "not enough data"
+
+
+def nesterov(scale: str) -> str:
+    """With the look-ahead and without."""
+    losses = _variants("nesterov", scale, "optimizer.nesterov", (True, False))
+    return _beside(losses, ["with Nesterov", "without", "without minus with, paired"])
+
+
+def protocols(scale: str) -> str:
+    """Each optimizer but AdamW at AdamW's learning rate and decay, and at its own."""
+    views = {sweep: _compared(of_sweep(sweep, scale)) for sweep in PROTOCOLS}
+    both = pd.concat({sweep: _losses(view.trials) for sweep, view in views.items()}, axis=1)
+    losses = both.swaplevel(0, 1, axis=1).drop(columns=LEADER, level=0)
+    return _beside(losses, ["at AdamW's", "at its own", "own minus AdamW's, paired"])
+
+
+def chosen(scale: str) -> str:
+    """Learning rate and decay of each optimizer in both of these sweeps, of how many tried."""
+    views = [of_sweep(sweep, scale) for sweep in PROTOCOLS]
+    compared = [_compared(view).trials.groupby("optimizer")[[*TUNED]].first() for view in views]
+    tried = views[-1].trials.groupby("optimizer")["point"].nunique()
+    rows = [
+        [name(of), *(f"{value:g}" for found in compared for value in found.loc[str(of)]), str(number)]
+        for of, number in tried.items()
+    ]
+    heads = [f"{whose}: {key}" for whose in ("AdamW's", "its own") for key in ("lr", "decay")]
+    return table(["optimizer", *heads, "tried"], rows)
+
+
+def _compared(view: View) -> View:
+    """The points that have delayed arms: others were tried and not chosen."""
+    found = view.gaps[view.gaps["pairs"] > 0]
+    return View(view.trials[view.trials["point"].isin(found["point"])], found)
+
+
+def _losses(trials: pd.DataFrame, *keys: str) -> pd.DataFrame:
+    """One row per seed, one column per optimizer, keys and arm."""
+    columns = ["optimizer", *keys, "arm"]
+    return trials.pivot_table(index="seed", columns=columns, values="final_val_loss")
+
+
+def _variants(sweep: str, scale: str, key: str, values: Iterable[object]) -> pd.DataFrame:
+    """The losses of a sweep at two values of a key."""
+    return _losses(of_sweep(sweep, scale).trials, key).reindex(columns=[*values], level=1)
+
+
+def _beside(losses: pd.DataFrame, heads: Sequence[str], rule: Rule | None = None) -> str:
+    """Sync's loss and each arm's gap at both variants, and the second minus the first.
+
+    `losses`: one row per seed; columns by optimizer, variant (two, the first one first) and arm.
+    `heads`: of the columns of the two variants and of their difference.
+    """
+    rows = []
+    for optimizer in sorted({*losses.columns.get_level_values(0)}):
+        of = losses[optimizer]
+        one, other = (of[variant] for variant in of.columns.get_level_values(0).unique())
+        means = [f"{variant['sync'].mean():.3f}" for variant in (one, other)]
+        changed = _difference(other["sync"] - one["sync"])
+        rows.append([f"{name(optimizer)}: sync loss", *means, *changed, *[""] * bool(rule)])
+        for arm in MAIN_ARMS:
+            gaps = [variant[arm] - variant["sync"] for variant in (one, other)]
+            said = f"{name(optimizer)}: gap, {REPORTED_ARMS[arm]}"
+            judged = [rule.says(*gaps)] if rule else []
+            rows.append([said, *map(mean, gaps), *_difference(gaps[1] - gaps[0]), *judged])
+    return table(["", *heads, "n", *([rule.title] if rule else [])], rows)
+
+
+def _difference(of_pairs: pd.Series) -> Iterator[str]:
+    yield mean(of_pairs)
+    yield str(of_pairs.count())
