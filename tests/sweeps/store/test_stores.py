@@ -2,70 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import analysis
-from analysis.objects import bucket as requests
-from analysis.objects.bucket import StoreAway
 from bench import s3_server
-from sweeps.request.expand import Trial
-from sweeps.store import claim, working
 from sweeps.store.again import recorded
 from sweeps.store.look import Look
-from sweeps.store.objects import ObjectStore
 from sweeps.store.opened import open_store
 from sweeps.store.store import Store
 from tests.support import small
-from tests.support.bucket import served
-from trainer.base.errors import BadInput, LeaseLost, Stopped
-from trainer.config.plan import plan_trial
+from tests.support.stored import URL, after, rows, run, trial_of
+from trainer.base.errors import Stopped
 from trainer.folder import lease
 from trainer.folder.lease import Held
 from trainer.folder.record import read_result
 from trainer.trial import run_trial
 
-URL = f"s3://{s3_server.BUCKET}/a/store"
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3_server.Bucket]:
-    with served(monkeypatch, tmp_path / "cache", num_tries=1) as bucket:
-        yield bucket
-
 
 @pytest.fixture(params=["folder", "objects"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, server: s3_server.Bucket) -> Store:
     return open_store({"folder": str(tmp_path / "results"), "objects": URL}[request.param])
-
-
-def trial_of(store: Store, folder: Path, *words: str) -> Trial:
-    config = small.config(folder, f"results={store.folder}", *words)
-    return Trial("sync", config, plan_trial(config))
-
-
-def run(store: Store, trial: Trial, stop: Callable[[], bool] = lambda: False) -> Any:
-    with store.running(trial.config, trial.plan.trial_id) as running:
-        return run_trial(running.config, asked_to_stop=lambda: stop() or running.is_lost())
-
-
-def after(num: int) -> Callable[[], bool]:
-    """True from the call after the first `num`."""
-    calls = iter(range(num))
-    return lambda: next(calls, None) is None
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a trial without what the clock decides."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    timed = ("tokens_per_second", "wall_seconds")
-    return [{k: v for k, v in json.loads(line).items() if k not in timed} for line in lines]
 
 
 def test_a_trial_runs_stops_goes_on_and_is_read(store: Store, tmp_path: Path) -> None:
@@ -184,246 +144,3 @@ def test_another_machine_sees_a_probe(store: Store) -> None:
     with store.probe() as sees:
         assert sees()
     assert not sees()
-
-
-# What only an object store can do wrong.
-
-
-@pytest.fixture
-def objects(server: s3_server.Bucket) -> Store:
-    return ObjectStore(URL)
-
-
-def test_what_the_store_says_names_no_folder_of_a_machine(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket
-) -> None:
-    trial = trial_of(objects, tmp_path)
-    run(objects, trial)
-    [key] = [key for key in server.objects if "registers/" in key]
-    text = server.objects[key].content.decode()
-    config = json.loads(json.loads(text)["files"]["config.json"]["text"])
-    assert (config["results"], config["out"]) == (URL, None)
-    assert str(tmp_path / "cache") not in text
-    assert s3_server.credentials(0)["AWS_SECRET_ACCESS_KEY"] not in text
-    assert sum("/trials/" in key for key in server.objects) == 1, "the rows alone"
-
-
-def test_a_killed_process_costs_what_it_did_after_its_last_upload(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a kill leaves it: no end, uploads that no register names, a folder full of files."""
-    monkeypatch.setattr(working, "HEARTBEAT_EVERY", 0.01)
-    trial, copies = trial_of(objects, tmp_path), dict(server.objects)
-
-    def kill() -> bool:
-        named = [key for key in server.objects if "checkpoint-" in key]
-        if named and not copies:
-            copies.update(server.objects)
-        return False
-
-    run(objects, trial, slowly(kill))
-    assert copies
-    [key] = [key for key in copies if "registers/" in key]
-    left = json.loads(copies[key].content)
-    left["holder"]["process_started"] = "0"  # of a process that is dead
-    server.objects.clear()
-    server.objects.update(copies)
-    server.write(key, json.dumps(left).encode())
-    server.write("a/store/trials/" + trial.plan.trial_id + "/000001/999999/in_vain.pt", b"x")
-    result = run(objects, trial)
-    assert [one["attempt"] for one in result["attempts"]] in ([1, 2], [2])
-    objects.pull()
-    whole = small.config(tmp_path, f"out={tmp_path / 'whole'}")
-    assert run_trial(whole)["final_val_loss"] == result["final_val_loss"]
-    assert rows(tmp_path / "whole") == rows(trial.folder)
-    assert sum("/trials/" in key for key in server.objects) == 1, "the rows alone"
-    assert not [*(tmp_path / "cache").rglob("work/trial-*")]
-
-
-def slowly(ask: Callable[[], bool]) -> Callable[[], bool]:
-    """Gives the thread that uploads its turn between two updates."""
-    import time
-
-    def asked() -> bool:
-        time.sleep(0.1)
-        return ask()
-
-    return asked
-
-
-def test_what_was_saved_outlives_an_attempt_that_could_not_fetch_it(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trial = trial_of(objects, tmp_path)
-    with pytest.raises(Stopped):
-        run(objects, trial, after(1))
-    before = {key: of.content for key, of in server.objects.items() if "checkpoint-" in key}
-    assert before
-    monkeypatch.setattr(requests, "NUM_TRIES", 0)
-    server.fault = lambda method, key: "503" if "checkpoint-" in key else None
-    with pytest.raises(StoreAway):
-        run(objects, trial)
-    server.fault = lambda method, key: None
-    after_it = {key: of.content for key, of in server.objects.items() if "checkpoint-" in key}
-    assert after_it == before
-    assert run(objects, trial)["attempts"][0]["attempt"] == 1
-
-
-def test_a_zombies_result_is_rejected(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trial, heirs = trial_of(objects, tmp_path), []
-
-    def taken_over() -> bool:
-        if not heirs:
-            with monkeypatch.context() as patched:
-                patched.setattr(claim, "is_dead", lambda holder: True)
-                heirs.append(None)
-                heirs[0] = run(objects, trial)
-        return False
-
-    with pytest.raises(LeaseLost):
-        run(objects, trial, taken_over)
-    objects.pull()
-    assert read_result(trial.folder) == heirs[0]
-    assert [*objects.spare([trial.folder])] == [], "it takes back what it uploaded"
-
-
-def test_a_network_that_is_cut_for_long_ends_the_trial_and_loses_nothing(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(claim, "STOP_AFTER", 0.3)
-    monkeypatch.setattr(requests, "NUM_TRIES", 0)
-    trial = trial_of(objects, tmp_path)
-    with pytest.raises(LeaseLost):
-        run(objects, trial, slowly(lambda: _cut(server)))
-    server.fault = lambda method, key: None
-    monkeypatch.setattr(claim, "STOP_AFTER", 60.0)
-    with pytest.raises(Held):
-        run(objects, trial)
-    monkeypatch.setattr(claim, "STALE_AFTER", -1.0)
-    monkeypatch.setattr(claim, "is_dead", lambda holder: False)
-    assert run(objects, trial)["status"] == "completed"
-
-
-def _cut(server: s3_server.Bucket) -> bool:
-    server.fault = lambda method, key: "cut"
-    return False
-
-
-def test_a_store_that_is_throttled_now_and_then_is_no_trouble(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(requests, "NUM_TRIES", 5)
-    asked = iter(range(10**6))
-    server.fault = lambda method, key: "503" if next(asked) % 3 == 0 else None
-    trial = trial_of(objects, tmp_path)
-    run(objects, trial)
-    objects.pull()
-    assert read_result(trial.folder) is not None
-
-
-def test_a_pull_asks_only_for_what_changed(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket
-) -> None:
-    trial = trial_of(objects, tmp_path)
-    run(objects, trial)
-    objects.pull()
-    stamp = (trial.folder / "result.json").stat().st_mtime_ns
-    before = server.requests.copy()
-    objects.pull()
-    assert server.requests - before == {"GET": 2}, "two listings"
-    assert (trial.folder / "result.json").stat().st_mtime_ns == stamp
-    run(objects, trial_of(objects, tmp_path, "seed=1"))
-    server.objects = {k: v for k, v in server.objects.items() if trial.plan.trial_id not in k}
-    assert [*analysis.load(URL)["seed"]] == [1], "the other one was deleted there"
-
-
-def test_a_long_result_ends_a_trial_too(
-    objects: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It grows with the number of attempts."""
-    monkeypatch.setattr(working, "SMALL", 1)
-    trial = trial_of(objects, tmp_path)
-    first = run(objects, trial)
-    known = objects.trials()
-    known.add(trial)
-    assert known.look(trial.plan.trial_id) == Look.ENDED
-    assert run(objects, trial) == first
-
-
-def test_a_result_is_told_last(
-    objects: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With all that belongs to it: others take its trial for ended."""
-    monkeypatch.setattr(working, "HEARTBEAT_EVERY", 0.01)
-    trial = trial_of(objects, tmp_path)
-    known = objects.trials()
-    known.add(trial)
-    with objects.running(trial.config, trial.plan.trial_id) as running:
-        out = Path(running.config["out"])
-        (out / "result.json").write_text('{"status": "completed"}')
-        (out / "attempt-000001.json").write_text('{"attempt": 1, "ended": "completed"}')
-        (out / "after.json").write_text("{}")
-        deadline = time.monotonic() + 60
-        while not (trial.folder / "after.json").exists():
-            assert time.monotonic() < deadline
-            objects.pull()
-        assert not (trial.folder / "result.json").exists()
-        assert known.look(trial.plan.trial_id) == Look.HELD
-    assert known.look(trial.plan.trial_id) == Look.ENDED
-
-
-def test_a_trial_costs_few_requests(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket
-) -> None:
-    run(objects, trial_of(objects, tmp_path))
-    assert server.requests == {"GET": 1, "PUT": 3}, "register: read, taken, given back; rows"
-
-
-def test_a_damaged_register_is_told_and_stops_nobody_else(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket
-) -> None:
-    trial, other = trial_of(objects, tmp_path), trial_of(objects, tmp_path, "seed=1")
-    server.write(f"a/store/registers/{trial.plan.trial_id}.json", b"{")
-    run(objects, other)
-    with pytest.warns(UserWarning, match="not counted.*is not whole JSON"):
-        objects.pull()
-    assert read_result(other.folder) is not None
-    with pytest.raises(BadInput, match="is not whole JSON"):
-        run(objects, trial)
-
-
-def test_no_name_leads_out_of_the_copy(objects: Store, server: s3_server.Bucket) -> None:
-    now = {"format": 1, "trial_id": "a", "attempt": 1, "writer": "", "beat": 1, "holder": None}
-    now["files"] = {"../../evil": {"text": "x"}}
-    server.write("a/store/registers/a.json", json.dumps(now).encode())
-    with pytest.warns(UserWarning, match="must be a path in the trial's folder"):
-        objects.pull()
-
-
-@pytest.mark.parametrize(
-    ("url", "why"),
-    [
-        ("http://host/bucket", "must be a folder, or begin with s3://, gs://, az://"),
-        ("s3:/bucket", "must be a folder, or begin with s3://, gs://, az://"),
-        ("s3://", "must be s3://BUCKET/PREFIX"),
-        ("s3://bucket/../x", "must be s3://BUCKET/PREFIX"),
-        ("s3://nowhere/store", "there is no such bucket"),
-        ("az://nowhere/store", "cannot be opened"),
-    ],
-)
-def test_an_address_that_cannot_be_used_is_refused(
-    url: str, why: str, server: s3_server.Bucket
-) -> None:
-    with pytest.raises(BadInput, match=why):
-        open_store(url).require_usable()
-
-
-def test_a_provider_without_conditional_writes_is_refused(
-    objects: Store, server: s3_server.Bucket
-) -> None:
-    server.conditional = False
-    with pytest.raises(BadInput, match="conditional writes"):
-        objects.require_usable()
-    assert server.objects == {}

@@ -1,0 +1,40 @@
+"""Trials of a store, as tests run them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench import s3_server
+from sweeps.request.expand import Trial
+from sweeps.store.store import Store
+from tests.support import small
+from trainer.config.plan import plan_trial
+from trainer.trial import run_trial
+
+URL = f"s3://{s3_server.BUCKET}/a/store"
+
+
+def trial_of(store: Store, folder: Path, *words: str) -> Trial:
+    config = small.config(folder, f"results={store.folder}", *words)
+    return Trial("sync", config, plan_trial(config))
+
+
+def run(store: Store, trial: Trial, stop: Callable[[], bool] = lambda: False) -> Any:
+    with store.running(trial.config, trial.plan.trial_id) as running:
+        return run_trial(running.config, asked_to_stop=lambda: stop() or running.is_lost())
+
+
+def after(num: int) -> Callable[[], bool]:
+    """True from the call after the first `num`."""
+    calls = iter(range(num))
+    return lambda: next(calls, None) is None
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a trial without what the clock decides."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    timed = ("tokens_per_second", "wall_seconds")
+    return [{k: v for k, v in json.loads(line).items() if k not in timed} for line in lines]
