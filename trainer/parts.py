@@ -182,6 +182,7 @@ def build_stages(
             dtype=getattr(torch, config["dtype"]),
             eval_dtype=getattr(torch, config["eval_dtype"]),
             splits_backward=schedule.splits_backward,
+            in_place=schedule.in_place,
             run=compiled_stage if config["compile"] else _eager,
         )
         stages.append(stage)

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.report.protocols import LEADER, TUNED
+from analysis.report.protocols import TUNED
 from analysis.statistics.intervals import mean_interval
 from analysis.statistics.tax import MAIN_ARMS
 from analysis.table.names import REPORTED_ARMS
 from analysis.table.names import optimizer as name
 from bench.documents.cells import mean, table
-from bench.documents.published import View, of_sweep
+from bench.documents.published import DOCS, View, of_sweep
 
 DTYPES = ("float32", "bfloat16")
 PROTOCOLS = ("tuned_shared", "tuned_own")
@@ -48,24 +48,31 @@ def nesterov(scale: str) -> str:
 
 
 def protocols(scale: str) -> str:
-    """Each optimizer but AdamW at AdamW's learning rate and decay, and at its own."""
-    views = {sweep: _compared(of_sweep(sweep, scale)) for sweep in PROTOCOLS}
-    both = pd.concat({sweep: _losses(view.trials) for sweep, view in views.items()}, axis=1)
-    losses = both.swaplevel(0, 1, axis=1).drop(columns=LEADER, level=0)
+    """Each optimizer whose own learning rate and decay are not AdamW's, at these and at its own."""
+    shared, own = (_losses(_compared(of_sweep(sweep, scale)).trials) for sweep in PROTOCOLS)
+    losses = pd.concat(dict(zip(PROTOCOLS, (shared, own), strict=True)), axis=1)
+    same = [of for of in {*shared.columns.get_level_values(0)} if shared[of].equals(own[of])]
+    losses = losses.swaplevel(0, 1, axis=1).drop(columns=same, level=0)
     return _beside(losses, ["at AdamW's", "at its own", "own minus AdamW's, paired"])
 
 
-def chosen(scale: str) -> str:
-    """Learning rate and decay of each optimizer in both of these sweeps, of how many tried."""
-    views = [of_sweep(sweep, scale) for sweep in PROTOCOLS]
-    compared = [_compared(view).trials.groupby("optimizer")[[*TUNED]].first() for view in views]
-    tried = views[-1].trials.groupby("optimizer")["point"].nunique()
+def chosen() -> str:
+    """Each optimizer's own learning rate and decay, with sync's loss at the seed that chose."""
+    tried = pd.read_csv(DOCS / "tuned_own_long_tuned.csv")
+    best = {row["point"]: row for row in tried[tried["chosen"]].to_dict("records")}
+    rate, decay = TUNED
+    adamw = best["optimizer=adamw"]
+    at_adamws = tried[(tried[rate] == adamw[rate]) & (tried[decay] == adamw[decay])]
+    losses = dict(zip(at_adamws["point"], at_adamws["loss"], strict=True))
     rows = [
-        [name(of), *(f"{value:g}" for found in compared for value in found.loc[str(of)]), str(number)]
-        for of, number in tried.items()
+        [
+            name(point.removeprefix("optimizer=")),
+            *(f"{row[rate]:g}", f"{row[decay]:g}", f"{row['loss']:.3f}", f"{losses[point]:.3f}"),
+            str((tried["point"] == point).sum()),
+        ]
+        for point, row in best.items()
     ]
-    heads = [f"{whose}: {key}" for whose in ("AdamW's", "its own") for key in ("lr", "decay")]
-    return table(["optimizer", *heads, "tried"], rows)
+    return table(["optimizer", "lr", "decay", "sync loss", "at AdamW's values", "tried"], rows)
 
 
 def _compared(view: View) -> View:

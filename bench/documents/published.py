@@ -64,6 +64,8 @@ LONG: Mapping[str, Published] = {
     "coefficient": Published(["coefficient_long_trials"]),
     "momentum": Published(["momentum_long_trials"]),
     "overshoot": Published(["overshoot_long_trials"]),
+    "tuned_shared": Published(["tuned_shared_long_trials"]),
+    "tuned_own": Published(["tuned_own_long_trials"]),
 }
 SCALES = {"tiny": SWEEPS, "long": LONG}
 """The sweeps of each scale that have published trials."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pandas as pd
-
 from analysis.report.remedies import remedies
 from analysis.statistics.text import tax_text
 from analysis.table.names import arms

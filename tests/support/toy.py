@@ -78,6 +78,7 @@ def emulated(
                 tied=frozenset(),
                 tied_lag=schedule.tied_lag,
                 dtype=leaf_dtype or dtype,
+                in_place=schedule.in_place,
             )
         )
     return Emulated(stages, schedule, batch, loss, Clip(clip_norm), num_replicas)

@@ -62,3 +62,21 @@ def check_backward(model: Recipe, schedule: Schedule) -> None:
     if schedule.splits_backward and model.activation_checkpointing:
         allowed = "must be false with a schedule that splits backwards: they cannot recompute"
         raise BadInput("model.activation_checkpointing", True, allowed)
+
+
+def check_in_place(config: Config, schedule: Schedule) -> None:
+    """Raises BadInput for what a schedule that updates weights in place does not go with."""
+    if not schedule.in_place:
+        return
+    recomputes = config["model"].get("activation_checkpointing", False)
+    correction = label(config["correction"])
+    refused = (
+        ("compile", config["compile"], "compiled passes may keep copies of weights"),
+        ("model.activation_checkpointing", recomputes, "a second forward reads newer weights"),
+        ("correction", correction, "its gradients mix versions, which have no one delay"),
+    )
+    for key, value, why in refused:
+        if value not in (False, "none"):
+            needed = "none" if key == "correction" else "false"
+            allowed = f"must be {needed} with pipeline={label(config['pipeline'])}: {why}"
+            raise BadInput(key, value, allowed)

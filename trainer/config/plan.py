@@ -16,7 +16,7 @@ from trainer.base.build import build, label
 from trainer.base.code import use_code
 from trainer.base.errors import BadInput
 from trainer.base.ranges import MAX_COUNT
-from trainer.config.combinations import check_backward
+from trainer.config.combinations import check_backward, check_in_place
 from trainer.config.identity import trial_id
 from trainer.config.memory import FP32, largest_rank, loss_bytes
 from trainer.corrections.none import NoCorrection
@@ -118,6 +118,7 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
     split = model.split(schedule.num_stages, config["seq_len"])
     correction = build(config["correction"], num_updates, schedule.lags)
     check_backward(model, schedule)
+    check_in_place(config, schedule)
     check_start(model, config.get("from_pretrained"))
     if (problem := _problem(schedule)) is not None:
         raise BadInput("pipeline", label(config["pipeline"]), problem)

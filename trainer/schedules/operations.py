@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from math import ceil
 from typing import NamedTuple
 
 from trainer.schedules.orders import Kind, Order, Place, Placement, Step, in_turns
@@ -46,7 +47,9 @@ class Schedule:
     The model has p · num_chunks stages, which `placement` gives to the ranks. Stage s reads
     `lags[s]` versions behind the newest while the delay is on, which is for batches first_delayed …
     first_cooldown − 1. If the schedule `flushes`, a rank starts a batch only when it has finished
-    the one before (one bubble per batch).
+    the one before (one bubble per batch). If it is `in_place`, there is one version of each weight,
+    which changes under the microbatches that are on their way: they go forward at the version of
+    then, up to `lags[s]` behind, and back at the newest.
     """
 
     num_updates: int
@@ -58,6 +61,7 @@ class Schedule:
     first_cooldown: int
     num_chunks: int = 1
     placement: Placement = in_turns
+    in_place: bool = False
 
     @property
     def num_stages(self) -> int:
@@ -130,8 +134,19 @@ class Schedule:
     def _pass(self, step: Step, stage: int, first: int) -> Op:
         batch, microbatch = divmod(step.flat, self.num_microbatches)
         batch += first
+        if self.in_place:
+            version = self.version(batch, self._lag_in_place(step.kind, stage, microbatch))
+            return Op(step.kind, stage, batch, microbatch, version, version)
         version = self.version(batch, self.lags[stage])
         return Op(step.kind, stage, batch, microbatch, version, self.version(batch, self.tied_lag))
+
+    def _lag_in_place(self, kind: Kind, stage: int, microbatch: int) -> int:
+        """0 for a backward. Before a forward of 1F1B, p − 1 − s microbatches are on their way whose
+        backwards come later: the updates that wait for these are not there yet."""
+        if kind != "F":
+            return 0
+        unseen = self.num_stages - 1 - stage - microbatch
+        return min(self.lags[stage], max(0, ceil(unseen / self.num_microbatches)))
 
     def version(self, batch: int, lag: int) -> int:
         """The version that `batch` reads of a weight with this lag."""
@@ -142,14 +157,13 @@ class Schedule:
     def _with_updates(self, rank: int, ops: Iterable[Op], first: int, last: int) -> Iterator[Op]:
         """Inserts each U as late as possible, which hides the clip's reduction.
 
-        That is before the first F that reads its version, or when the gradient of the next batch
+        That is before the first pass that reads its version, or when the gradient of the next batch
         is complete: at most one update is pending.
         """
         made = first
         for op in ops:
-            if op.kind == "F":
-                yield from self._updates(rank, made, op.version)
-                made = max(made, op.version)
+            yield from self._updates(rank, made, op.version)
+            made = max(made, op.version)
             yield op
             if completes(op, self.num_microbatches):
                 yield from self._updates(rank, made, op.batch)
@@ -173,12 +187,14 @@ def _singles(first: int, last: int) -> list[range]:
 
 
 def delays(operations: Iterable[Op]) -> dict[int, list[int]]:
-    """Counts, for each stage and update in the list, how many updates old its gradient is."""
+    """Counts, for each stage and update in the list, how many updates old its gradient is: that of
+    its oldest microbatch, by the forwards."""
     read: dict[tuple[int, int], int] = {}
     counted: dict[int, list[int]] = {}
     for op in operations:
         if op.kind == "F":
-            read[op.stage, op.batch] = op.version
+            at = op.stage, op.batch
+            read[at] = min(read.get(at, op.version), op.version)
         elif op.kind == "U":
             late = op.version - 1 - read[op.stage, op.batch]
             counted.setdefault(op.stage, []).append(late)

@@ -138,6 +138,32 @@ def pipedream(
     return _delayed(num_updates, lags, num_microbatches, synchronous_start, synchronous_cooldown)
 
 
+def paci(
+    num_updates: int,
+    *,
+    num_stages: Few,
+    num_microbatches: Few,
+    synchronous_start: Updates,
+    synchronous_cooldown: Updates,
+) -> Schedule:
+    """PACI (arXiv 2606.07881): no flush and no stashing, one version of each weight.
+
+    In 1F1B the first p − 1 − s microbatches of a batch are past stage s when it is updated: they
+    go forward at the weights before, and back at those after. With m ≥ p − 1 none crosses more than
+    one update, and (p − 1 − s) / m of a batch does. The principle is that of the paper's abstract,
+    few updates for many microbatches; the rule follows from it and from the order of 1F1B. Here
+    ranks wait for the norm of the whole gradient before they go on, as the paper's do not.
+    """
+    stashing = pipedream(
+        num_updates,
+        num_stages=num_stages,
+        num_microbatches=num_microbatches,
+        synchronous_start=synchronous_start,
+        synchronous_cooldown=synchronous_cooldown,
+    )
+    return replace(stashing, in_place=True)
+
+
 def wpipe(
     num_updates: int,
     *,

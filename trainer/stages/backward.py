@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 
@@ -68,12 +69,50 @@ class _Linear(torch.autograd.Function):
         return gradient @ weight, None, None
 
 
+class Overwritten:
+    """Lets a backward read newer weights than its forward did, as if an update had overwritten them
+    in between: what autograd saved of a weight is read from `now`.
+
+    What a forward computed from a weight, such as a copy in another dtype, stays as it was.
+    """
+
+    def __init__(self, leaves: Sequence[Tensor]) -> None:
+        self.now = leaves
+        self._places = {leaf.untyped_storage().data_ptr(): i for i, leaf in enumerate(leaves)}
+
+    def noted(self) -> saved_tensors_hooks:
+        """A context for the forward."""
+        return saved_tensors_hooks(self._pack, self._unpack)
+
+    def _pack(self, saved: Tensor) -> Tensor | _OfWeight:
+        place = self._places.get(saved.untyped_storage().data_ptr())
+        if place is None:
+            return saved
+        return _OfWeight(place, saved.size(), saved.stride(), int(saved.storage_offset()))
+
+    def _unpack(self, packed: Tensor | _OfWeight) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        return self.now[packed.place].detach().as_strided(*packed[1:])
+
+
+class _OfWeight(NamedTuple):
+    """A view of the weight at this place."""
+
+    place: int
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
 class InFlight(NamedTuple):
-    """What a stage keeps of a microbatch between its forward and its backward."""
+    """What a stage keeps of a microbatch from its forward, which read `leaves`, to its backward."""
 
     x: Tensor
     output: Tensor
+    leaves: list[nn.Parameter]
     weights_later: WeightsLater | None
+    overwritten: Overwritten | None
 
 
 class Halfway(NamedTuple):

@@ -20,7 +20,14 @@ from trainer.optimizers.observing import Observer
 from trainer.optimizers.routing import BALANCE, Kind, Parameters
 from trainer.optimizers.sharded import Sharded, owned
 from trainer.schedules.operations import Op
-from trainer.stages.backward import Halfway, InFlight, WeightsLater, sum_of, take_gradient
+from trainer.stages.backward import (
+    Halfway,
+    InFlight,
+    Overwritten,
+    WeightsLater,
+    sum_of,
+    take_gradient,
+)
 from trainer.stages.by_matrix import for_stacks
 from trainer.stages.choices import Choices, Counts, NoChoices
 from trainer.stages.probe import Found, NoProbe, Probe
@@ -35,7 +42,8 @@ class Stage:
     too. Weights are read `lag` versions behind the newest, tied ones `tied_lag`; `make_correction`
     gets the lag of each weight. `lr_factor` maps update t to a factor on every group's peak
     learning rate. Evaluations are in `eval_dtype`, or the master's. With `splits_backward`,
-    `backward_weights` computes the weight gradients of the linear layers.
+    `backward_weights` computes the weight gradients of the linear layers. With `in_place` a
+    backward may read a newer version than its forward did.
     """
 
     def __init__(
@@ -52,6 +60,7 @@ class Stage:
         dtype: torch.dtype,
         eval_dtype: torch.dtype | None = None,
         splits_backward: bool = False,
+        in_place: bool = False,
         run: Callable[[nn.Module], Callable[[Tensor], Tensor]] = lambda module: module,
     ) -> None:
         names = [name for name, _ in module.named_parameters()]
@@ -66,7 +75,7 @@ class Stage:
         self.dtype, self.eval_dtype = dtype, eval_dtype or self.versions.master[0].dtype
         self._lr_factor, self._module, self._run = lr_factor, module, run(module)
         self._probe, self._choices = NoProbe(), NoChoices()
-        self._splits_backward = splits_backward
+        self._splits_backward, self._in_place = splits_backward, in_place
         self._in_flight: dict[tuple[int, int, int], InFlight] = {}
         self._halfway: dict[tuple[int, int, int], Halfway] = {}
         self._read: dict[int, list[int]] = {}
@@ -102,24 +111,30 @@ class Stage:
 
         `replica` tells data-parallel replicas apart that share these weights (emulation).
         """
-        self._read[op.batch] = [
-            op.tied_version if is_tied else op.version for is_tied in self.is_tied
-        ]
-        self.versions.bind(self._read[op.batch], op.batch)
+        versions = self._versions_of(op)
+        self._read[op.batch] = [*map(min, self._read.get(op.batch, versions), versions)]
+        leaves = self.versions.bind(versions, op.batch)
         x = x.detach().requires_grad_(x.is_floating_point())
         later = WeightsLater() if self._splits_backward else None
-        with later or nullcontext():
+        overwritten = Overwritten(leaves) if self._in_place else None
+        with later or nullcontext(), overwritten.noted() if overwritten else nullcontext():
             output = self._run(x)
         if replica == 0:
             self._choices.seen((op.batch, op.microbatch))
         output = output if loss is None else loss(output)
-        self._in_flight[op.batch, op.microbatch, replica] = InFlight(x, output, later)
+        self._in_flight[op.batch, op.microbatch, replica] = InFlight(
+            x, output, leaves, later, overwritten
+        )
         return output.detach()
 
     def backward_input(self, op: Op, gradient: Tensor | None, replica: int = 0) -> Tensor | None:
         """Returns the gradient of the loss with respect to this microbatch's input."""
-        x, output, later = self._in_flight.pop((op.batch, op.microbatch, replica))
-        leaves = self.versions.bind(self._read[op.batch], op.batch)
+        x, output, leaves, later, overwritten = self._in_flight.pop(
+            (op.batch, op.microbatch, replica)
+        )
+        now = self.versions.bind(self._versions_of(op), op.batch)
+        if overwritten:
+            overwritten.now = now
         torch.autograd.backward(output, gradient)
         early = [take_gradient(leaf) for leaf in leaves]
         self._halfway[op.batch, op.microbatch, replica] = Halfway(leaves, early, later)
@@ -212,6 +227,10 @@ class Stage:
             factor = self._correction.lr_factor(batch, delay)
             group["lr"] = peak * self._lr_factor(batch) * factor
         return delays
+
+    def _versions_of(self, op: Op) -> list[int]:
+        """The version of each weight that the operation reads."""
+        return [op.tied_version if is_tied else op.version for is_tied in self.is_tied]
 
     def _delays(self, batch: int) -> list[int]:
         return [batch - version for version in self._read[batch]]

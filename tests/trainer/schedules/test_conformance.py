@@ -27,6 +27,7 @@ DELAYS: dict[str, Callable[[int, int], int]] = {
     "dualpipe_v": lambda stage, m: 0,
     "gpipe": lambda stage, m: 0,
     "interleaved_1f1b": lambda stage, m: 0,
+    "paci": lambda stage, m: ceil((STAGES - 1 - stage) / m),
     "pipedream": lambda stage, m: ceil((STAGES - 1 - stage) / m),
     "pipedream_2bw": lambda stage, m: 1,
     "sync": lambda stage, m: 0,
@@ -105,5 +106,7 @@ def test_every_microbatch_goes_forward_and_back_once(name: str, m: int) -> None:
 @every
 def test_it_trains_the_equations(name: str, m: int) -> None:
     made = schedule(name, m)
+    if made.in_place:
+        pytest.skip("its backwards read other weights than its forwards: see test_paci.py")
     setting = Setting(made, made.first_delayed, made.first_cooldown)
     assert error(NoCorrection, PLAIN, setting) < 1e-11

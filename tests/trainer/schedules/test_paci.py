@@ -1,0 +1,180 @@
+"""PACI: weights change under the microbatches that are on their way, as if overwritten there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.support import small, toy
+from trainer.base.errors import BadInput
+from trainer.config.plan import plan_trial
+from trainer.optimizers.sgd import sgd
+from trainer.schedules.operations import Schedule
+from trainer.schedules.recipes import paci
+
+T, LR, STAGES = 6, 0.2, 4
+PLAIN = partial(sgd, lr=LR, momentum=0.0, nesterov=False, weight_decay=0.0, fused=False)
+
+
+def schedule(m: int, start: int = 0, cooldown: int = 0) -> Schedule:
+    phases = {"synchronous_start": start, "synchronous_cooldown": cooldown}
+    return paci(T, num_stages=STAGES, num_microbatches=m, **phases)
+
+
+class Overwriting:
+    """A stage that steps its only weights in place as soon as it has a batch's gradient, by SGD.
+
+    `.data` hides that from autograd: what it saved of a weight is what the weight has become.
+    """
+
+    def __init__(self, module: nn.Module, ahead: int, m: int) -> None:
+        self.module, self._m = module, m
+        self.turns = self._one_forward_one_backward(ahead)
+        self._alive: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def _one_forward_one_backward(self, ahead: int) -> Iterator[tuple[str, int]]:
+        for step in range(T * self._m + ahead):
+            if step < T * self._m:
+                yield "F", step
+            if step >= ahead:
+                yield "B", step - ahead
+
+    def forward(self, flat: int, x: Tensor, loss: Callable[[Tensor], Tensor] | None) -> Tensor:
+        x = x.detach().requires_grad_(x.is_floating_point())
+        output = self.module(x)
+        output = output if loss is None else loss(output)
+        self._alive[flat] = x, output
+        return output.detach()
+
+    def backward(self, flat: int, gradient: Tensor | None) -> Tensor | None:
+        x, output = self._alive.pop(flat)
+        output.backward(gradient)
+        if flat % self._m == self._m - 1:
+            for weight in self.module.parameters():
+                assert weight.grad is not None
+                weight.data.sub_(weight.grad / self._m, alpha=LR * toy.lr_factor(flat // self._m))
+                weight.grad = None
+        return x.grad
+
+
+def overwritten(m: int) -> list[Tensor]:
+    """The weights after all batches: each stage goes on as far as its neighbours let it."""
+    stages = [
+        Overwriting(module, STAGES - 1 - index, m)
+        for index, module in enumerate(toy.modules(STAGES))
+    ]
+    sent: dict[tuple[str, int, int], Tensor] = {}
+    awaited = [next(stage.turns, None) for stage in stages]
+    while any(awaited):
+        for index, stage in enumerate(stages):
+            while (turn := awaited[index]) is not None and _is_there(sent, turn, index):
+                _take(stage, sent, turn, index, m)
+                awaited[index] = next(stage.turns, None)
+    return [weight.detach() for stage in stages for weight in stage.module.parameters()]
+
+
+def _is_there(sent: dict[tuple[str, int, int], Tensor], turn: tuple[str, int], index: int) -> bool:
+    comes_from_outside = index == 0 if turn[0] == "F" else index == STAGES - 1
+    return comes_from_outside or (turn[0], index, turn[1]) in sent
+
+
+def _take(
+    stage: Overwriting,
+    sent: dict[tuple[str, int, int], Tensor],
+    turn: tuple[str, int],
+    index: int,
+    m: int,
+) -> None:
+    kind, flat = turn
+    message = sent.pop((kind, index, flat), None)
+    if kind == "B":
+        gradient = stage.backward(flat, message)
+        if gradient is not None:
+            sent["B", index - 1, flat] = gradient
+        return
+    tokens = toy.batch(flat // m).chunk(m)[flat % m]
+    loss = partial(toy.loss, targets=tokens[:, 1:]) if index == STAGES - 1 else None
+    output = stage.forward(flat, tokens[:, :-1] if message is None else message, loss)
+    sent["F", index + 1, flat] = output
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 6])
+def test_it_trains_as_a_pipeline_that_overwrites_its_weights(m: int) -> None:
+    executor = toy.emulated(schedule(m), PLAIN)
+    toy.run(executor, (0, T))
+    for ours, theirs in zip(toy.weights(executor), overwritten(m), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("m", [2, 4])
+def test_the_weights_of_the_backward_matter(m: int) -> None:
+    """With each microbatch's own old weights in its backward it would be something else."""
+    stages = toy.emulated(schedule(m), PLAIN)
+    stashing = toy.emulated(schedule(m), PLAIN)
+    for stage in stashing.stages:
+        stage._in_place = False
+    for executor in (stages, stashing):
+        toy.run(executor, (0, T))
+    apart = zip(toy.weights(stages), toy.weights(stashing), strict=True)
+    assert max(float((one - other).abs().max()) for one, other in apart) > 1e-4
+
+
+def test_drains_change_no_number() -> None:
+    whole, parts = (toy.emulated(schedule(4), PLAIN) for _ in range(2))
+    toy.run(whole, (0, T))
+    toy.run(parts, (0, 1, 4, T))
+    assert _equal(toy.weights(whole), toy.weights(parts))
+
+
+def test_one_microbatch_more_than_ahead_of_a_stage_reads_what_sync_does() -> None:
+    """The last stage always does, and every stage in the synchronous phases."""
+    made = schedule(4, start=2, cooldown=1)
+    late = {
+        (op.stage, op.batch, op.microbatch)
+        for first, last in ((0, 2), (2, 5), (5, 6))
+        for ops in made.operations(first, last)
+        for op in ops
+        if op.kind == "F" and op.version < op.batch
+    }
+    assert late == {
+        (stage, batch, microbatch)
+        for stage in range(STAGES)
+        for batch in (3, 4)
+        for microbatch in range(STAGES - 1 - stage)
+    }
+    assert all(
+        op.version == op.batch for ops in made.operations(2, 5) for op in ops if op.kind == "B"
+    )
+
+
+def test_without_a_delay_it_is_sync() -> None:
+    made = schedule(4)
+    flushed = replace(made, lags=(0,) * STAGES, in_place=False, flushes=True)
+    ours, theirs = (toy.emulated(of, PLAIN) for of in (schedule(4, start=T), flushed))
+    for executor in (ours, theirs):
+        toy.run(executor, (0, T))
+    assert _equal(toy.weights(ours), toy.weights(theirs))
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ("compile=true", "copies of weights"),
+        ("model.activation_checkpointing=true", "newer weights"),
+        ("correction=error_feedback", "mix versions"),
+    ],
+)
+def test_what_it_does_not_go_with_is_refused(tmp_path: Path, word: str, why: str) -> None:
+    words = ["pipeline=paci", "pipeline.num_stages=2", "pipeline.num_microbatches=2", word]
+    with pytest.raises(BadInput, match=f"{word.partition('=')[0]}.*with pipeline=paci.*{why}"):
+        plan_trial(small.config(tmp_path, "model.num_layers=2", *words))
+
+
+def _equal(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
+    return all(map(torch.equal, ours, theirs))
