@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from analysis.report.remedies import remedies
 from analysis.statistics.text import tax_text
 from analysis.table.names import arms
 from analysis.table.names import optimizer as name
 from bench.documents.cells import gap, mean, removed, table
 from bench.documents.published import Published, view
+from sweeps.request.command_line import parse_request
+from sweeps.request.expand import points
+from trainer.base.build import label
 
-ALONE = ["delay", "wpipe", "constant_delay(3)"]
-"""The arms that no remedy has touched, one for each pipeline."""
+ALONE = {
+    "delay": "a delay of 1",
+    "wpipe": "WPipe",
+    "paci": "PACI",
+    "constant_delay(3)": "a delay of 3",
+}
+"""The arms that no correction or phase has touched, one for each pipeline."""
 
 
 def every_remedy(of: Published, scale: str, updates: int) -> str:
     """One row per optimizer and arm at this length, by the pipeline and then by the gap.
 
     Taxes are from all lengths. What a remedy saves is the gap of its pipeline alone minus its own,
-    paired by seed.
+    paired by seed. Memory is that of weights, gradients and states, as a plan counts them.
     """
     trials, found = view(of)
-    named = arms(trials)
+    named, memory = arms(trials), _memory(scale)
     at_length = trials[trials["num_updates"] == updates]
     losses = at_length.pivot_table(
         index="seed", columns=["optimizer", "arm"], values="final_val_loss"
@@ -31,21 +41,33 @@ def every_remedy(of: Published, scale: str, updates: int) -> str:
     shown["pipeline"] = shown["arm"].map(_pipeline)
     rows = []
     for row in shown.sort_values(["optimizer", "pipeline", "gap"]).to_dict("records"):
-        own, alone = losses[row["optimizer"]], ALONE[row["pipeline"]]
-        saves = "" if row["arm"] == alone else mean(own[alone] - own[row["arm"]])
+        optimizer, alone, arm = row["optimizer"], row["pipeline"], row["arm"]
+        own = losses[optimizer]
+        saves = "" if arm == alone else mean(own[alone] - own[arm])
+        ratio = memory[optimizer, arm] / memory[optimizer, "sync"]
         rows.append(
             [
-                *(name(row["optimizer"]), named[row["arm"]], gap(row), saves, removed(row)),
-                *(tax_text(row), f"{row['memory ratio']:.2f}", str(row["diverged"] or "")),
+                *(name(optimizer), named[arm], gap(row), saves, removed(row), tax_text(row)),
+                *(f"{ratio:.2f}", str(row["diverged"] or "")),
             ]
         )
     heads = ["optimizer", "arm", "gap", "less than without, paired", "gap removed"]
     return table([*heads, "token tax", "memory / sync's", "diverged"], rows)
 
 
-def _pipeline(arm: str) -> int:
-    """The place of the arm that this one adds a remedy to."""
-    return next(i for i, alone in enumerate(ALONE) if arm.startswith(alone))
+def _memory(scale: str) -> dict[tuple[str, str], int]:
+    """Bytes of a trial of each optimizer and arm."""
+    [sweep] = parse_request(["sweep=remedies", f"scale={scale}"]).sweeps.values()
+    return {
+        (label(config["optimizer"]), arm): point.plan(config).memory_bytes
+        for point in points(sweep, Path("results"))
+        for arm, config in point.configs.items()
+    }
+
+
+def _pipeline(arm: str) -> str:
+    """The arm that this one adds a remedy to."""
+    return next(alone for alone in ALONE if arm.startswith(alone))
 
 
 def rotated(of: Published, updates: int) -> str:
@@ -55,7 +77,7 @@ def rotated(of: Published, updates: int) -> str:
         index="seed", columns=["optimizer", "arm"], values="final_val_loss"
     )
     rows = []
-    for arm, said in zip(ALONE, ("a delay of 1", "WPipe", "a delay of 3"), strict=True):
+    for arm, said in ALONE.items():
         gaps = [losses[of][arm] - losses[of]["sync"] for of in ("adamw", "basis_rotation")]
         rows.append([said, *map(mean, gaps), mean(gaps[0] - gaps[1]), str(len(losses))])
     return table(["", "AdamW", "basis rotation", "AdamW minus it, paired", "n"], rows)
