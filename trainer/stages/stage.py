@@ -111,9 +111,8 @@ class Stage:
 
         `replica` tells data-parallel replicas apart that share these weights (emulation).
         """
-        versions = self._versions_of(op)
-        self._read[op.batch] = [*map(min, self._read.get(op.batch, versions), versions)]
-        leaves = self.versions.bind(versions, op.batch)
+        self._read[op.batch] = self._versions_of(op)
+        leaves = self.versions.bind(self._read[op.batch], op.batch)
         x = x.detach().requires_grad_(x.is_floating_point())
         later = WeightsLater() if self._splits_backward else None
         overwritten = Overwritten(leaves) if self._in_place else None

@@ -132,7 +132,7 @@ def test_drains_change_no_number() -> None:
     assert _equal(toy.weights(whole), toy.weights(parts))
 
 
-def test_one_microbatch_more_than_ahead_of_a_stage_reads_what_sync_does() -> None:
+def test_the_microbatches_past_a_stage_at_its_update_were_there_before_it() -> None:
     """The last stage always does, and every stage in the synchronous phases."""
     made = schedule(4, start=2, cooldown=1)
     late = {
@@ -151,6 +151,11 @@ def test_one_microbatch_more_than_ahead_of_a_stage_reads_what_sync_does() -> Non
     assert all(
         op.version == op.batch for ops in made.operations(2, 5) for op in ops if op.kind == "B"
     )
+
+
+def test_a_fresh_gradient_is_of_the_newest_weights() -> None:
+    ops = [op for ops in schedule(2).undelayed(4) for op in ops if op.kind in "FB"]
+    assert {op.version for op in ops} == {4}
 
 
 def test_without_a_delay_it_is_sync() -> None:
