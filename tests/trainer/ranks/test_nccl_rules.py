@@ -17,6 +17,7 @@ SCHEDULES = {
     "zero_bubble_v": (),
     "dualpipe_v": ("pipeline.num_microbatches=8",),  # which four ranks need
     "pipedream_2bw": ("correction=error_feedback",),
+    "paci": (),
     "pipedream": (),
     "constant_delay": ("pipeline.delay=2",),
     "interleaved_1f1b": ("pipeline.num_chunks=2",),
