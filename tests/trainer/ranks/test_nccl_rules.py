@@ -19,6 +19,7 @@ SCHEDULES = {
     "pipedream_2bw": ("correction=error_feedback",),
     "paci": (),
     "pipedream": (),
+    "wpipe": (),
     "constant_delay": ("pipeline.delay=2",),
     "interleaved_1f1b": ("pipeline.num_chunks=2",),
 }
