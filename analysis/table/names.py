@@ -39,9 +39,11 @@ OPTIMIZERS = {
 }
 PIPELINES = {
     "constant_delay": "delay of {delay}",
+    "paci": "PACI",
     "pipedream": "PipeDream",
     "pipedream_2bw": "delay",
     "sync": "sync",
+    "wpipe": "WPipe",
 }
 CORRECTIONS = {
     "adaptive_error_feedback": "adaptive EF",

@@ -14,9 +14,9 @@ from bench.documents.cells import gap, loss, table
 from bench.documents.published import of_sweep
 
 
-def momentum(scale: str = "tiny") -> str:
+def momentum(sweep: str, scale: str) -> str:
     """One column per momentum."""
-    trials, found = of_sweep("momentum", scale)
+    trials, found = of_sweep(sweep, scale)
     return _along(trials, found, "optimizer.momentum", "momentum", keys=())
 
 

@@ -11,6 +11,7 @@ from bench.documents import (
     arms,
     others,
     paired,
+    remedies,
     replication,
     scores,
     sentences,
@@ -18,7 +19,7 @@ from bench.documents import (
     tables,
     theory,
 )
-from bench.documents.published import FRONT, SWEEPS
+from bench.documents.published import FRONT, LONG, SWEEPS
 
 Part = Callable[[], str]
 
@@ -39,7 +40,7 @@ PARTS: Mapping[str, Part] = {
     "gradient-feedback-verdicts": partial(sentences.verdicts, "gradient_feedback"),
     "taylor": partial(tables.coefficients, "taylor", "taylor"),
     "taylor-verdicts": partial(sentences.verdicts, "taylor"),
-    "momentum": along.momentum,
+    "momentum": partial(along.momentum, "momentum", "tiny"),
     "momentum-verdicts": partial(sentences.verdicts, "momentum"),
     "coefficient": partial(tables.coefficients, "coefficient", "error_feedback"),
     "coefficient-verdicts": partial(sentences.verdicts, "coefficient"),
@@ -94,8 +95,18 @@ PARTS: Mapping[str, Part] = {
     ),
     "long-protocols-own-verdicts": partial(sentences.verdicts, "tuned_own", scale="long"),
     "long-momentum-trials": partial(sentences.counts, "momentum_long_trials"),
-    "long-momentum": partial(along.momentum, "long"),
+    "long-momentum": partial(along.momentum, "momentum", "long"),
     "long-momentum-verdicts": partial(sentences.verdicts, "momentum", scale="long"),
+    "long-momentum-ends-trials": partial(sentences.counts, "momentum_ends_long_trials"),
+    "long-momentum-ends": partial(along.momentum, "momentum_ends", "long"),
+    "long-momentum-ends-verdicts": partial(sentences.verdicts, "momentum_ends", scale="long"),
+    "long-batch-size-trials": partial(sentences.counts, "batch_size_long_trials"),
+    "long-batch-size": partial(along.batch_size, "long"),
+    "long-best-points": partial(along.best_points, "long"),
+    "long-batch-size-verdicts": partial(sentences.verdicts, "batch_size", scale="long"),
+    "long-remedies-trials": partial(sentences.counts, "remedies_long_trials"),
+    "long-remedies": partial(remedies.every_remedy, LONG["remedies"], "long", 1600),
+    "long-rotated": partial(remedies.rotated, LONG["remedies"], 1600),
     "long-horizon-trials": partial(sentences.counts, "horizon_long_trials"),
     "long-horizon-soap-trials": partial(sentences.counts, "horizon_soap_long_trials"),
     "long-horizon": partial(along.horizon, "horizon", "long"),
