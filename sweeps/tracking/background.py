@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
+from time import monotonic
 from types import TracebackType
 
 from sweeps.tracking.tracker import Tracker
@@ -14,6 +15,9 @@ from trainer.folder.record import Row
 
 CAPACITY = 10_000
 """Rows that wait for a tracker at most. Further ones are dropped and counted."""
+PASSED_ON_EVERY = 1.0
+"""Seconds between two times that rows are passed on: a thread that wakes for each of them takes a
+fiftieth of a small update."""
 WITHOUT_RESULT = {Stopped: Status.STOPPED, LeaseLost: Status.ELSEWHERE}
 """Exception that ended an attempt → its status. After any other exception it failed."""
 
@@ -28,8 +32,10 @@ class Background:
 
     def __init__(self, start: Callable[[], Tracker], wait: float) -> None:
         self._start, self._wait = start, wait
-        self._rows: SimpleQueue[Row | None] = SimpleQueue()
-        self._dropped = 0
+        self._rows: SimpleQueue[list[Row] | None] = SimpleQueue()
+        self._held: list[Row] = []
+        self._next_time = 0.0
+        self._num_given = self._num_taken = self._dropped = 0
         self._thread: threading.Thread | None = None
         self.outcome: Row = {"status": Status.FAILED}
         """What the tracker gets at the end: to be set to the trial's result, if it has one."""
@@ -37,21 +43,31 @@ class Background:
         """Why the trial is not tracked completely, in one line; None if it is."""
 
     def log(self, row: Row) -> None:
-        """Passes a row on. Returns at once, whatever the tracker does."""
+        """Passes a row on, soon. Returns at once, whatever the tracker does."""
+        if self._num_given - self._num_taken >= CAPACITY:
+            self._dropped += 1
+            self.trouble = self.trouble or f"it is too slow: {CAPACITY} rows wait for it"
+            return
+        self._num_given += 1
+        self._held.append(row)
+        if monotonic() >= self._next_time:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        self._next_time = monotonic() + PASSED_ON_EVERY
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="tracker", daemon=True)
             self._thread.start()
-        if self._rows.qsize() < CAPACITY:
-            self._rows.put(row)
-        else:
-            self._dropped += 1
-            self.trouble = self.trouble or f"it is too slow: {CAPACITY} rows wait for it"
+        self._rows.put(self._held)
+        self._held = []
 
     def _work(self) -> None:
         try:
             tracker = self._start()
-            while (row := self._rows.get()) is not None:
-                tracker.log(row)
+            while (rows := self._rows.get()) is not None:
+                for row in rows:
+                    tracker.log(row)
+                    self._num_taken += 1
             tracker.finish(self.outcome)
         except BaseException as error:  # a library may raise anything, SystemExit included
             self.trouble = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -69,6 +85,7 @@ class Background:
             return
         if kind is not None:
             self.outcome = {"status": WITHOUT_RESULT.get(kind, Status.FAILED)}
+        self._pass_on()
         self._rows.put(None)
         self._thread.join(self._wait)
         if self._thread.is_alive() and self.trouble is None:

@@ -13,6 +13,9 @@ from trainer.base.errors import BadInput
 from trainer.data.permutation import Permutation
 from trainer.data.tokens import Tokens
 
+PLANNED = 64
+"""Batches whose windows are drawn at once. One at a time, this is a twentieth of a small update."""
+
 
 class Windows:
     """All whole windows of seq_len + 1 tokens, stride seq_len, in order.
@@ -58,14 +61,20 @@ class Batches:
         self._order = lru_cache(maxsize=2)(
             lambda epoch: Permutation(len(self._windows), seed, epoch)
         )
+        self._planned = lru_cache(maxsize=2)(self._plan)
 
     def __getitem__(self, batch: int) -> Tensor:
         """int64, [batch_size, seq_len + 1]."""
-        numbers = np.arange(batch * self._batch_size, (batch + 1) * self._batch_size)
-        epochs, positions = np.divmod(numbers, len(self._windows))
+        plan, place = divmod(batch, PLANNED)
+        return self._windows.take(self._planned(plan)[place])
+
+    def _plan(self, plan: int) -> np.typing.NDArray[np.int64]:
+        """The windows of as many batches, [PLANNED, batch_size]."""
+        size = PLANNED * self._batch_size
+        epochs, positions = np.divmod(np.arange(plan * size, (plan + 1) * size), len(self._windows))
         for epoch in np.unique(epochs):
             positions[epochs == epoch] = self._order(int(epoch))(positions[epochs == epoch])
-        return self._windows.take(positions)
+        return positions.reshape(PLANNED, self._batch_size)
 
     def epochs(self, num_batches: int) -> float:
         """How many epochs `num_batches` batches make."""

@@ -1,0 +1,101 @@
+"""Tables of docs/findings.md beside what a few lines make of the published CSVs."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from analysis.table.names import optimizer as name
+from bench.documents import paired, remedies, tables
+from bench.documents.published import DOCS, LONG
+
+NESTEROV = partial(paired.nesterov, "long")
+Losses = Mapping[tuple[str, ...], Mapping[str, float]]
+
+
+def losses(file: str, *keys: str, **only: str) -> Losses:
+    """(values of the keys) → seed → final loss."""
+    found: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
+    with (DOCS / f"{file}.csv").open() as lines:
+        for row in csv.DictReader(lines):
+            if all(row[key] == value for key, value in only.items()):
+                at = tuple(row[key] for key in keys)
+                found[at][row["seed"]] = float(row["final_val_loss"] or "nan")
+    return found
+
+
+def minus(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {seed: one[seed] - other[seed] for seed in one.keys() & other.keys()}
+
+
+def cell(differences: Mapping[str, float]) -> str:
+    values = np.array([*differences.values()])
+    half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
+    low, high = values.mean() - half, values.mean() + half
+    return f"{values.mean():+.3f} [{low:+.3f}, {high:+.3f}]".replace("-", "−")
+
+
+def lines(table: str) -> list[list[str]]:
+    return [[part.strip() for part in line.strip("|").split("|")] for line in table.splitlines()]
+
+
+@pytest.mark.parametrize("arm", ["delay", "delay_ef"])
+@pytest.mark.parametrize(
+    ("table", "file", "key", "variants"),
+    [
+        (NESTEROV, "nesterov_long_trials", "optimizer.nesterov", ("True", "False")),
+        (paired.dtypes, "dtype_trials", "dtype", ("float32", "bfloat16")),
+    ],
+)
+def test_two_variants(
+    table: Callable[[], str], file: str, key: str, variants: tuple[str, str], arm: str
+) -> None:
+    of = losses(file, "optimizer", key, "arm")
+    rows = {row[0]: row for row in lines(table())}
+    said = {"delay": "delay", "delay_ef": "delay + EF"}[arm]
+    for optimizer in {at[0] for at in of}:
+        first, second = (
+            minus(of[optimizer, variant, arm], of[optimizer, variant, "sync"])
+            for variant in variants
+        )
+        changed = minus(second, first)
+        expected = [cell(first), cell(second), cell(changed), str(len(changed))]
+        assert rows[f"{name(optimizer)}: gap, {said}"][1:5] == expected
+
+
+def test_coefficients_beyond_one() -> None:
+    of = losses("overshoot_long_trials", "optimizer", "arm")
+    rows = {row[0]: row for row in lines(tables.overshoot("long"))}
+    for optimizer in {at[0] for at in of}:
+        one, two = of[optimizer, "delay_ef"], of[optimizer, "delay_ef(2)"]
+        row = rows[name(optimizer)]
+        assert row[3] == cell(minus(two, of[optimizer, "sync"]))
+        assert row[5] == cell(minus(one, two))
+
+
+@pytest.mark.parametrize(
+    ("arm", "alone", "said"),
+    [
+        ("delay_ef", "delay", "delay + EF"),
+        (
+            "constant_delay(3)_matched_ef",
+            "constant_delay(3)",
+            "delay of 3 + EF matched to the delay",
+        ),
+        ("wpipe_ef", "wpipe", "WPipe + EF"),
+    ],
+)
+def test_what_a_remedy_saves(arm: str, alone: str, said: str) -> None:
+    of = losses("remedies_long_trials", "optimizer", "arm", num_updates="1600")
+    found = lines(remedies.every_remedy(LONG["remedies"], "long", 1600))
+    rows = {(row[0], row[1]): row for row in found}
+    for optimizer in {at[0] for at in of}:
+        row = rows[name(optimizer), said]
+        assert row[2] == cell(minus(of[optimizer, arm], of[optimizer, "sync"]))
+        assert row[3] == cell(minus(of[optimizer, alone], of[optimizer, arm]))
