@@ -27,10 +27,12 @@ def every_remedy(of: Published, scale: str, updates: int) -> str:
     """One row per optimizer and arm at this length, by the pipeline and then by the gap.
 
     Taxes are from all lengths. What a remedy saves is the gap of its pipeline alone minus its own,
-    paired by seed. Memory is that of weights, gradients and states, as a plan counts them.
+    paired by seed. Memory is that of weights, gradients and states, as a plan counts them; time is
+    that of an update, by medians over all trials.
     """
     trials, found = view(of)
     named, memory = arms(trials), _memory(scale)
+    speed = trials.groupby(["optimizer", "arm"])["tokens_per_second"].median()
     at_length = trials[trials["num_updates"] == updates]
     losses = at_length.pivot_table(
         index="seed", columns=["optimizer", "arm"], values="final_val_loss"
@@ -44,15 +46,16 @@ def every_remedy(of: Published, scale: str, updates: int) -> str:
         optimizer, alone, arm = row["optimizer"], row["pipeline"], row["arm"]
         own = losses[optimizer]
         saves = "" if arm == alone else mean(own[alone] - own[arm])
-        ratio = memory[optimizer, arm] / memory[optimizer, "sync"]
+        bytes_ratio = memory[optimizer, arm] / memory[optimizer, "sync"]
+        time_ratio = speed[optimizer, "sync"] / speed[optimizer, arm]
         rows.append(
             [
                 *(name(optimizer), named[arm], gap(row), saves, removed(row), tax_text(row)),
-                *(f"{ratio:.2f}", str(row["diverged"] or "")),
+                *(f"{bytes_ratio:.2f}", f"{time_ratio:.2f}", str(row["diverged"] or "")),
             ]
         )
     heads = ["optimizer", "arm", "gap", "less than without, paired", "gap removed"]
-    return table([*heads, "token tax", "memory / sync's", "diverged"], rows)
+    return table([*heads, "token tax", "memory / sync's", "time / sync's", "diverged"], rows)
 
 
 def _memory(scale: str) -> dict[tuple[str, str], int]:
