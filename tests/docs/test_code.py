@@ -31,7 +31,7 @@ TRIALS = [words[3:] for words in shell_lines(DOCUMENT) if words[:3] == ["python"
 KEPT = ("batch_size", "seq_len", "num_updates", "eval_every", "checkpoint_every")
 
 
-OWN = ("fails", "gpt2", "helper", "mine", "names", "syntax")
+OWN = ("fails", "gpt2", "helper", "names", "syntax", "windowed")
 """Modules that each test imports from a folder of its own."""
 
 
@@ -143,17 +143,17 @@ class Mine(Llama):
 BAD = {
     "none": "code=none: must be a folder that is there",
     "empty": "code=empty: must be a folder of Python files",
-    "mine model._target_=mine.Mine +model.window=0": "model.window=0: must be greater than",
-    "mine model._target_=mine.Nothing": "must be importable",
+    "mine model._target_=windowed.Mine +model.window=0": "model.window=0: must be greater than",
+    "mine model._target_=windowed.Nothing": "must be importable",
     "fails model._target_=fails.Model": "must be importable (KeyError: 'a', ",
     "syntax model._target_=syntax.Model": "must be importable (SyntaxError: ",
     "names model._target_=names.Model": "must be importable (name 'Roows' is not defined)",
-    "mine model=small": "model._target_=mine.Small: must make a Recipe (trainer/models/rec",
+    "mine model=small": "model._target_=windowed.Small: must make a Recipe (trainer/models/rec",
     "shadow model._target_=numpy.Model": "code=shadow: has numpy.py, but Python finds ",
 }
 FILES = {
-    "mine/mine.py": f"{BASE}class Small:\n    def __init__(self, *, width: Rows): ...\n",
-    "mine/model/small.yaml": "_target_: mine.Small\nwidth: 3\n",
+    "mine/windowed.py": f"{BASE}class Small:\n    def __init__(self, *, width: Rows): ...\n",
+    "mine/model/small.yaml": "_target_: windowed.Small\nwidth: 3\n",
     "fails/fails.py": "x = 1\ny = {}['a']\n",
     "syntax/syntax.py": "def\n",
     "names/names.py": "from __future__ import annotations\n"
@@ -185,7 +185,7 @@ def test_bad_code_is_one_line(
 def test_defaults_of_a_subclass_count(tmp_path: Path) -> None:
     """One key more than Llama's, with a string annotation and a default."""
     write_files(tmp_path)
-    words = [f"code={tmp_path / 'mine'}", "model._target_=mine.Mine"]
+    words = [f"code={tmp_path / 'mine'}", "model._target_=windowed.Mine"]
     assert compose(words)["model"]["window"] == 64
     assert compose([*words, "+model.window=8"])["model"]["window"] == 8
 
