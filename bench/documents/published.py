@@ -64,6 +64,7 @@ LONG: Mapping[str, Published] = {
     "coefficient": Published(["coefficient_long_trials"]),
     "momentum": Published(["momentum_long_trials"]),
     "overshoot": Published(["overshoot_long_trials"]),
+    "momentum_ends": Published(["momentum_ends_long_trials"]),
     "batch_size": Published(["batch_size_long_trials"]),
     "remedies": Published(["remedies_long_trials"]),
     "tuned_shared": Published(["tuned_shared_long_trials"]),
