@@ -7,6 +7,7 @@ from typing import Any
 
 from trainer.base.build import label
 from trainer.base.errors import BadInput
+from trainer.corrections.none import NoCorrection
 from trainer.models.recipe import Recipe
 from trainer.schedules.operations import Schedule
 
@@ -64,19 +65,18 @@ def check_backward(model: Recipe, schedule: Schedule) -> None:
         raise BadInput("model.activation_checkpointing", True, allowed)
 
 
-def check_in_place(config: Config, schedule: Schedule) -> None:
+def check_in_place(config: Config, schedule: Schedule, correction: NoCorrection) -> None:
     """Raises BadInput for what a schedule that updates weights in place does not go with."""
     if not schedule.in_place:
         return
-    recomputes = config["model"].get("activation_checkpointing", False)
-    correction = label(config["correction"])
-    refused = (
-        ("compile", config["compile"], "compiled passes may keep copies of weights"),
-        ("model.activation_checkpointing", recomputes, "a second forward reads newer weights"),
-        ("correction", correction, "its gradients mix versions, which have no one delay"),
-    )
-    for key, value, why in refused:
-        if value not in (False, "none"):
-            needed = "none" if key == "correction" else "false"
-            allowed = f"must be {needed} with pipeline={label(config['pipeline'])}: {why}"
-            raise BadInput(key, value, allowed)
+    pipeline = label(config["pipeline"])
+    if config["compile"]:
+        allowed = f"must be false with pipeline={pipeline}: compiled passes may copy weights"
+        raise BadInput("compile", True, allowed)
+    if config["model"].get("activation_checkpointing"):
+        allowed = f"must be false with pipeline={pipeline}: a second forward reads newer weights"
+        raise BadInput("model.activation_checkpointing", True, allowed)
+    if type(correction) is not NoCorrection:
+        why = "its gradients mix versions, which have no one delay"
+        allowed = f"must be none with pipeline={pipeline}: {why}"
+        raise BadInput("correction", label(config["correction"]), allowed)

@@ -118,7 +118,7 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
     split = model.split(schedule.num_stages, config["seq_len"])
     correction = build(config["correction"], num_updates, schedule.lags)
     check_backward(model, schedule)
-    check_in_place(config, schedule)
+    check_in_place(config, schedule, correction)
     check_start(model, config.get("from_pretrained"))
     if (problem := _problem(schedule)) is not None:
         raise BadInput("pipeline", label(config["pipeline"]), problem)

@@ -170,7 +170,7 @@ def test_without_a_delay_it_is_sync() -> None:
 @pytest.mark.parametrize(
     ("word", "why"),
     [
-        ("compile=true", "copies of weights"),
+        ("compile=true", "copy weights"),
         ("model.activation_checkpointing=true", "newer weights"),
         ("correction=error_feedback", "mix versions"),
     ],
