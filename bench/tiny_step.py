@@ -1,8 +1,9 @@
 """An update of a small trial on one core, against the same step written with transformers.
 
-    python -m bench.tiny_step [scale=tiny] [rounds=10]
+    python -m bench.tiny_step [scale=tiny] [rounds=10] [compile=true]
 
-The bf16 contender of transformers runs under autocast, as its users do on a CPU.
+The bf16 contender of transformers runs under autocast, as its users do on a CPU. With
+`compile=true`, compiled steps run beside those that are not.
 """
 
 from __future__ import annotations
@@ -57,6 +58,14 @@ def _contenders(words: list[str], of: str) -> dict[str, Callable[[], None]]:
     }
 
 
+def _compiled(words: list[str], of: str) -> dict[str, Callable[[], None]]:
+    compiled = [*words, "compile=true"]
+    return {
+        f"transformers + torch.optim.AdamW, compiled, {of}": theirs(compiled, AT_ONCE),
+        f"pipegap, AdamW, sync, compiled, {of}": ours(compiled, AT_ONCE),
+    }
+
+
 def _words_of(scale: str) -> list[str]:
     base: list[str] = yaml.safe_load((CONF / "scale" / f"{scale}.yaml").read_text())["base"]
     return [word for word in base if not word.startswith("num_updates")]
@@ -66,10 +75,11 @@ def main() -> None:
     """Prints the table."""
     given = dict(word.split("=") for word in sys.argv[1:])
     words = _words_of(given.get("scale", "tiny"))
-    contenders = {
-        **_contenders([*words, "dtype=float32"], "fp32"),
-        **_contenders([*words, "dtype=bfloat16"], "bf16"),
-    }
+    contenders = {}
+    for dtype, of in (("float32", "fp32"), ("bfloat16", "bf16")):
+        contenders |= _contenders([*words, f"dtype={dtype}"], of)
+        if given.get("compile") == "true":
+            contenders |= _compiled([*words, f"dtype={dtype}"], of)
     with reproducible(seed=0, num_threads=1):
         found = medians(contenders, int(given.get("rounds", 10)))
     print(table(found, "transformers + torch.optim.AdamW, fp32", AT_ONCE * 1e-3, "ms per update"))

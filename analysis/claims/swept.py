@@ -140,7 +140,7 @@ CLAIMS = (
         "horizon",
         "With Error Feedback the loss reaches that of sync at the longest horizon",
         "table 3 (10B MoE: 1.906, 1.911, with Error Feedback 1.906)",
-        ("horizon",),
+        ("horizon", "horizon_end"),
         "For each optimizer at its longest horizon, where the gap of the plain delay lies above 0: "
         f"what Error Feedback leaves of it is less than {SAME:.0%}, by the 95 % interval (Fieller) "
         "of the share; contradicted where that interval lies above; else not enough data.",
