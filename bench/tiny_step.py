@@ -75,7 +75,7 @@ def main() -> None:
     """Prints the table."""
     given = dict(word.split("=") for word in sys.argv[1:])
     words = _words_of(given.get("scale", "tiny"))
-    contenders = {}
+    contenders: dict[str, Callable[[], None]] = {}
     for dtype, of in (("float32", "fp32"), ("bfloat16", "bf16")):
         contenders |= _contenders([*words, f"dtype={dtype}"], of)
         if given.get("compile") == "true":

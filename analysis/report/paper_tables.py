@@ -13,6 +13,7 @@ from analysis.report.paper import note, reported
 from analysis.report.protocols import protocols
 from analysis.report.remedies import remedies
 from analysis.statistics.best import best
+from analysis.statistics.lateness import compared, lateness
 from analysis.statistics.overhead import overhead
 from analysis.statistics.regime import DECAYED, INACTIVE, MEAN_FACTOR, SHORT
 from analysis.statistics.reported import reported_taxes
@@ -114,6 +115,17 @@ def _best(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
 def _spikes(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
     found = spikes(trials).rename(columns={"low": "mean_height_low", "high": "mean_height_high"})
     return _without_constant_setting(found.drop(columns="point"))
+
+
+def _lateness(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
+    return _without_constant_setting(lateness(trials).drop(columns="point"))
+
+
+def _lateness_compared(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
+    found = compared(lateness(trials)).rename(
+        columns={"low": "difference_low", "high": "difference_high"}
+    )
+    return _without_constant_setting(found)
 
 
 def _overhead(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
@@ -244,6 +256,28 @@ TABLES = (
             "same seed's sync arm over the same updates; recovery: updates until the loss is back "
             "where it was before the switch."
         ),
+    ),
+    Table(
+        "lateness",
+        "How near late updates are to the fresh ones",
+        _lateness,
+        lambda scale: (
+            "cosine: of the optimizer's update and the fresh one, which the newest weights would "
+            "have made; error: length of their difference over that of the fresh one. Means over "
+            "the measured late updates of a trial."
+        ),
+        source="figures 17 and 18",
+        sweeps=("staleness",),
+    ),
+    Table(
+        "lateness_compared",
+        "Whose late updates are nearer to the fresh ones",
+        _lateness_compared,
+        lambda scale: (
+            "difference: the optimizer's mean cosine minus the other's, paired by seed. Nearer if "
+            "its interval lies above 0, less near if below."
+        ),
+        sweeps=("staleness",),
     ),
     Table(
         "gaps",

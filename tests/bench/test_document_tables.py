@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from analysis.table.names import optimizer as name
-from bench.documents import paired, remedies, tables
+from bench.documents import measured, paired, remedies, tables
 from bench.documents.published import DOCS, LONG
 
 NESTEROV = partial(paired.nesterov, "long")
@@ -99,3 +99,33 @@ def test_what_a_remedy_saves(arm: str, alone: str, said: str) -> None:
         row = rows[name(optimizer), said]
         assert row[2] == cell(minus(of[optimizer, arm], of[optimizer, "sync"]))
         assert row[3] == cell(minus(of[optimizer, alone], of[optimizer, arm]))
+
+
+def of_trials(file: str, column: str) -> Mapping[tuple[str, str], Mapping[str, float]]:
+    """(optimizer, arm) → seed → a number of its trial."""
+    found: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    with (DOCS / f"{file}.csv").open() as lines:
+        for row in csv.DictReader(lines):
+            found[row["optimizer"], row["arm"]][row["seed"]] = float(row[column])
+    return found
+
+
+def test_how_near_late_updates_are() -> None:
+    cosines = of_trials("lateness_long", "cosine")
+    gaps = losses("staleness_long_trials", "optimizer", "arm")
+    rows = {(row[0], row[1]): row for row in lines(measured.lateness("long"))}
+    arm, said = "delay+start(0.1)", "delay, sync start 10 %"
+    for optimizer in ("adamw", "muon", "soap"):
+        row = rows[name(optimizer), said]
+        assert row[2] == plain(cosines[optimizer, arm])
+        assert row[4] == cell(minus(gaps[optimizer, arm], gaps[optimizer, "sync"]))
+        assert row[5] == "8"
+    apart = minus(cosines["adamw", arm], cosines["muon", arm])
+    assert rows["AdamW minus Muon", said][2] == plain(apart)
+
+
+def plain(values: Mapping[str, float]) -> str:
+    of = np.array([*values.values()])
+    half = stats.t.ppf(0.975, len(of) - 1) * stats.sem(of)
+    low, high = of.mean() - half, of.mean() + half
+    return f"{of.mean():.4f} [{low:.4f}, {high:.4f}]".replace("-", "−")

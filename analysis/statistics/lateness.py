@@ -1,0 +1,73 @@
+"""How near late updates are to the fresh ones, on the mean of a run (figures 17 and 18)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+
+import pandas as pd
+
+from analysis.statistics.intervals import mean_interval
+from analysis.table.load import diagnostics
+from analysis.table.points import settings
+from trainer.base.status import Status
+
+ARM = ["optimizer", "point", "arm"]
+MEASURES = {"cosine": "update_cosine", "error": "update_error"}
+"""Column → the diagnostic of the whole model that it is a mean of."""
+COLUMNS = [*ARM, "setting", "seed", "trial_id", "measured", *MEASURES]
+COMPARED = ["arm", "setting", "optimizer", "other", "difference", "low", "high", "n"]
+
+
+def lateness(trials: pd.DataFrame) -> pd.DataFrame:
+    """One row per completed trial that measured late updates, from `load`'s table.
+
+    `cosine`: of the optimizer's update and the fresh one, which the same optimizer state would have
+    made from the gradient at the newest weights; the mean over the `measured` late updates.
+    `error`: likewise the length of their difference over that of the fresh one. Updates that are
+    not late equal the fresh ones to the last bit, and are left out. Warns of damaged metrics.
+    """
+    words = settings(trials)
+    done = trials[trials["status"] == Status.COMPLETED]
+    rows = [
+        {**trial, "setting": words[trial["point"]], **_of_trial(trial["folder"])}
+        for trial in done[done["delay"].fillna(0) > 0].to_dict("records")
+    ]
+    found = pd.DataFrame(rows, columns=COLUMNS)
+    return found[found["measured"] > 0].reset_index(drop=True)
+
+
+def _of_trial(folder: str) -> dict[str, float]:
+    curves = [
+        diagnostics(folder, "all", name).set_index("update")[name] for name in MEASURES.values()
+    ]
+    table = pd.concat(curves, axis=1, keys=MEASURES)
+    late = table[table["error"] > 0]
+    return {"measured": len(late), **late.mean()}
+
+
+def compared(found: pd.DataFrame) -> pd.DataFrame:
+    """One row per arm, setting and pair of optimizers, from `lateness`: the mean `difference` of
+    the second one's cosine from the first one's, paired by seed, with its 95 % interval."""
+    rows = [
+        {"arm": arm, "setting": setting, **row}
+        for (arm, setting), group in found.groupby(["arm", "setting"])
+        for row in _pairs(group)
+    ]
+    return pd.DataFrame(rows, columns=COMPARED)
+
+
+def _pairs(group: pd.DataFrame) -> Iterator[dict[str, object]]:
+    cosines = group.pivot_table(index="seed", columns="optimizer", values="cosine")
+    for one, other in combinations(cosines, 2):
+        paired = (cosines[one] - cosines[other]).dropna().to_numpy()
+        low, high = mean_interval(paired)
+        means = {"difference": paired.mean() if len(paired) else float("nan")}
+        yield {
+            "optimizer": one,
+            "other": other,
+            **means,
+            "low": low,
+            "high": high,
+            "n": len(paired),
+        }
