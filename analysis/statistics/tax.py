@@ -25,7 +25,7 @@ import pandas as pd
 from analysis.statistics.intervals import Interval, mean_interval, ratio_interval
 from analysis.statistics.lengths import ByLength, length_to, slope_at
 from analysis.statistics.pairs import SAME_ARM, VARIANT, results
-from analysis.table.tasks import families, updates_asked
+from analysis.table.tasks import families, families_by_decay, updates_asked
 
 LENGTHS, SLOPE = "lengths", "slope"
 MAIN_ARMS = ("delay", "delay_ef")
@@ -52,22 +52,34 @@ def taxes(trials: pd.DataFrame, pairs: pd.DataFrame) -> dict[tuple[Any, ...], Ta
     """The tax of each arm at each point, by the values of SAME_ARM.
 
     `trials`: `load`'s table; `pairs`: that of `pairs.pairs`. The runs of several lengths are at
-    points that differ in their length alone (`tasks.families`).
+    points that differ in their length alone (`tasks.families`); where all such have one length, at
+    those whose weight decay falls as the length grows (`tasks.families_by_decay`).
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # pairs has warned of the same trials
         done = results(trials)
-    points = trials.drop_duplicates("point").set_index("point")
-    lengths = updates_asked(points)
-    family = {point: of.words for point, of in families(trials).items()}
+    alike = {point: of.words for point, of in families(trials).items()}
+    found = _taxes(done, pairs, alike, trials)
+    by_decay = _taxes(done, pairs, families_by_decay(trials), trials)
+    return {
+        key: by_decay[key] if ONE_LENGTH in tax.tax_why and by_decay[key].tax_n else tax
+        for key, tax in found.items()
+    }
+
+
+def _taxes(
+    done: pd.DataFrame, pairs: pd.DataFrame, family: Mapping[str, str], trials: pd.DataFrame
+) -> dict[tuple[Any, ...], Tax]:
+    """The taxes if the runs of several lengths are those of one family."""
+    lengths = updates_asked(trials.drop_duplicates("point").set_index("point"))
     sync = done[done["arm"] == "sync"].sort_values(VARIANT, kind="stable")
     sync_finals = _by_family(sync, ["optimizer"], family, lengths)
     arm_finals = _by_family(pairs, ["optimizer", "arm", *VARIANT], family, lengths)
     found = {}
     for key in pairs[SAME_ARM].drop_duplicates().itertuples(index=False, name=None):
         optimizer, point, arm, *variant = key
-        of_sync = sync_finals.get((optimizer, family.get(point)), {})
-        of_arm = arm_finals[optimizer, arm, *variant, family.get(point)]
+        of_sync = sync_finals.get((optimizer, family.get(point, point)), {})
+        of_arm = arm_finals[optimizer, arm, *variant, family.get(point, point)]
         found[key] = token_tax(of_sync, of_arm, int(lengths[point]))
     return found
 
@@ -80,7 +92,7 @@ def _by_family(
     found: dict[tuple[Any, ...], dict[int, dict[int, float]]] = {}
     columns = [*keys, "point", "seed", "final_val_loss"]
     for *key, point, seed, loss in table[columns].itertuples(index=False):
-        by_seed = found.setdefault((*key, family.get(point)), {})
+        by_seed = found.setdefault((*key, family.get(point, point)), {})
         by_seed.setdefault(int(seed), {}).setdefault(int(lengths[point]), float(loss))
     return found
 

@@ -16,6 +16,7 @@ TUNED = (
 """Groups and keys that people tune: settings of one task differ in these alone."""
 LENGTH = ("num_updates", "tokens_per_parameter")
 """The keys that say how long a trial trains."""
+DECAY = "optimizer.weight_decay"
 
 
 def updates_asked(trials: pd.DataFrame) -> pd.Series:
@@ -70,6 +71,26 @@ def families(trials: pd.DataFrame) -> dict[str, Family]:
         for group in varied(trials).values()
         for point, row in group[[key for key in group if key not in LENGTH]].iterrows()
     }
+
+
+def families_by_decay(trials: pd.DataFrame) -> dict[str, str]:
+    """For each point, what it shares with those that differ from it in their length alone, if the
+    weight decay of each update falls as their number grows, so that a run decays as much in all.
+    """
+    updates = updates_asked(trials.drop_duplicates("point").set_index("point"))
+    return {
+        str(point): in_words(row)
+        for group in varied(trials).values()
+        if DECAY in group
+        for point, row in _of_whole_runs(group, updates).iterrows()
+    }
+
+
+def _of_whole_runs(group: pd.DataFrame, updates: pd.Series) -> pd.DataFrame:
+    """The settings without their length; the weight decay is that of all updates together."""
+    decay = group[DECAY].astype(float) * updates[group.index].astype(float)
+    kept = [key for key in group if key not in LENGTH]
+    return group.assign(**{DECAY: decay.map(lambda of: float(f"{of:.9g}"))})[kept]
 
 
 def _as_config(row: pd.Series) -> dict[str, Any]:

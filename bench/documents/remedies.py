@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.statistics.tax import token_tax
 from analysis.statistics.text import tax_text
 from analysis.table.names import arms
 from analysis.table.names import optimizer as name
@@ -28,13 +27,12 @@ ALONE = {
 def every_remedy(of: Published, scale: str, updates: int) -> str:
     """One row per optimizer and arm at this length, by the pipeline and then by the gap.
 
-    What a remedy saves is the gap of its pipeline alone minus its own, paired by seed. Taxes are
-    from all lengths. These differ in their decay too, so that decay x length is the same: a report
-    takes them for other settings and has no tax. Memory is that of weights, gradients and states,
-    as a plan counts them; time is that of an update, by medians over all trials.
+    What a remedy saves is the gap of its pipeline alone minus its own, paired by seed. Memory is
+    that of weights, gradients and states, as a plan counts them; time is that of an update, by
+    medians over all trials.
     """
     trials, found = view(of)
-    named, memory, finals = arms(trials), _memory(scale), _finals(trials)
+    named, memory = arms(trials), _memory(scale)
     speed = trials.groupby(["optimizer", "arm"])["tokens_per_second"].median()
     losses = _losses(trials, updates)
     shown = found[(found["pairs"] > 0) & found["point"].isin(_points(trials, updates))]
@@ -43,9 +41,8 @@ def every_remedy(of: Published, scale: str, updates: int) -> str:
     for row in shown.sort_values(["optimizer", "pipeline", "gap"]).to_dict("records"):
         optimizer, alone, arm = row["optimizer"], row["pipeline"], row["arm"]
         own = losses[optimizer]
-        tax = token_tax(finals[optimizer, "sync"], finals[optimizer, arm], updates)
         costs = [
-            tax_text(tax._asdict()),
+            tax_text(row),
             f"{memory[optimizer, arm] / memory[optimizer, 'sync']:.2f}",
             f"{speed[optimizer, 'sync'] / speed[optimizer, arm]:.2f}",
         ]
@@ -95,15 +92,6 @@ def _losses(trials: pd.DataFrame, updates: int) -> pd.DataFrame:
     at_length = trials[trials["num_updates"] == updates]
     columns = ["optimizer", "arm"]
     return at_length.pivot_table(index="seed", columns=columns, values="final_val_loss")
-
-
-def _finals(trials: pd.DataFrame) -> dict[tuple[str, str], dict[int, dict[int, float]]]:
-    """(optimizer, arm) → seed → length → final loss."""
-    found: dict[tuple[str, str], dict[int, dict[int, float]]] = {}
-    columns = ["optimizer", "arm", "seed", "num_updates", "final_val_loss"]
-    for optimizer, arm, seed, length, loss in trials[columns].itertuples(index=False):
-        found.setdefault((optimizer, arm), {}).setdefault(seed, {})[length] = loss
-    return found
 
 
 def _memory(scale: str) -> dict[tuple[str, str], int]:

@@ -231,6 +231,39 @@ def test_the_table_has_the_tax_of_each_point(tmp_path: Path) -> None:
     assert gap_table(table).count("(slope)") == 3
 
 
+def test_a_decay_that_falls_as_the_length_grows_is_one_law(tmp_path: Path) -> None:
+    """Decay × length is 400 in one family and 100, of another law, in the other one."""
+    for tax, whole in ((1.5, 400), (1.2, 100)):
+        for length in (400, 560, 800):
+            store(tmp_path, tax, [length], weight_decay=whole / length)
+    trials = load(tmp_path)
+    decays = trials.drop_duplicates("point").set_index("point")["optimizer.weight_decay"]
+    table = gaps(trials).set_index("point")
+    lengths = trials.drop_duplicates("point").set_index("point")["num_updates_asked"]
+    short = table[lengths.reindex(table.index) == 400]
+    found = {decays[point]: row for point, row in short.iterrows()}
+    for tax, decay in ((1.5, 1.0), (1.2, 0.25)):
+        assert found[decay]["tax"] == pytest.approx(tax, rel=0.02)
+        assert found[decay]["tax_from"] == LENGTHS
+
+
+def test_lengths_of_one_decay_count_before_those_of_another(tmp_path: Path) -> None:
+    """Runs of one setting tell its tax; without any the reason is that they are missing."""
+    store(tmp_path, 1.5, [400, 560, 800], weight_decay=1.0)
+    store(tmp_path, 3.0, [800], weight_decay=0.5)
+    trials = load(tmp_path)
+    lengths = trials.drop_duplicates("point").set_index("point")["num_updates_asked"]
+    table = gaps(trials)
+    (shortest,) = table.loc[table["point"].map(lengths) == 400, "tax"]
+    assert shortest == pytest.approx(1.5, rel=0.02)
+
+
+def test_decays_of_no_length_in_common_tell_nothing(tmp_path: Path) -> None:
+    store(tmp_path, 1.5, [400], weight_decay=1.0)
+    store(tmp_path, 1.5, [800], weight_decay=0.7)
+    assert gaps(load(tmp_path))["tax_why"].tolist() == ["runs of one length only"] * 2
+
+
 def test_the_tax_of_an_optimizer_is_that_of_its_best_point_with_a_tax() -> None:
     """A single seed tells one, though without an interval; none at all tells nothing."""
     columns = ["optimizer", "arm", "tax_n", "loss_sync", "tax"]
