@@ -36,6 +36,7 @@ from trainer.tracing.clock import Clock
 
 RANKS, BATCHES, UPDATES = 4, 12, 10_000
 FORWARD, BACKWARD = 0.010, 0.020
+PHASES: dict[str, Any] = {"synchronous_start": 0, "synchronous_cooldown": 0}
 SHAPE = torch.Size([2, 8, 16])  # of a message: rows, length, width
 CPU = torch.device("cpu")
 
@@ -125,13 +126,16 @@ def as_rank(
     with reproducible(0, 1), joined(store, heartbeat.rank, RANKS, 1, CPU, heartbeat, 600) as gang:
         for m in (4, 8):
             shape: dict[str, Any] = {"num_stages": RANKS, "num_microbatches": m}
-            delayed = pipedream_2bw(UPDATES, **shape, synchronous_start=0, synchronous_cooldown=0)
+            delayed = pipedream_2bw(UPDATES, **shape, **PHASES)
             contenders = {
                 "2BW without a clip": runner(gang, delayed, Apart),
                 "2BW, deferred clip": runner(gang, delayed, Reducer),
                 "2BW, blocking clip": runner(gang, delayed, Blocking),
                 "flushed 1F1B": runner(gang, sync(UPDATES, **shape), Reducer),
             }
+            if m >= 2 * (RANKS - 1):
+                ahead = pipedream_2bw(UPDATES, **shape, **PHASES, slack=True)
+                contenders["2BW with slack, deferred clip"] = runner(gang, ahead, Reducer)
             found = medians(contenders, rounds)
             if gang.records:
                 send((m, found))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
@@ -10,7 +10,7 @@ from analysis import best
 from analysis.statistics.text import tax_text
 from analysis.table.names import REPORTED_ARMS
 from analysis.table.names import optimizer as name
-from bench.documents.cells import gap, loss, table
+from bench.documents.cells import gap, loss, mean, table
 from bench.documents.published import of_sweep
 
 
@@ -18,6 +18,34 @@ def momentum(sweep: str, scale: str) -> str:
     """One column per momentum."""
     trials, found = of_sweep(sweep, scale)
     return _along(trials, found, "optimizer.momentum", "momentum", keys=())
+
+
+def stages(scale: str) -> str:
+    """The gaps of 2BW and of original PipeDream by the number of stages, and their differences."""
+    key = "pipeline.num_stages"
+    trials = of_sweep("stages", scale).trials
+    losses = trials.pivot_table(
+        index="seed", columns=["optimizer", "arm", key], values="final_val_loss"
+    )
+    lines = []
+    for optimizer in losses.columns.unique("optimizer"):
+        sync, two, old = (losses[optimizer][arm] for arm in ("sync", "delay", "pipedream"))
+        n = str(len(losses))
+        lines.append([f"{name(optimizer)}: sync loss", *map("{:.3f}".format, sync.mean()), "", n])
+        for said, of in (
+            ("2BW: gap", two - sync),
+            ("original PipeDream: gap", old - sync),
+            ("PipeDream minus 2BW, paired", old - two),
+        ):
+            ends = of.iloc[:, -1] - of.iloc[:, 0]
+            lines.append([f"{name(optimizer)}, {said}", *map(mean, columns(of)), mean(ends), n])
+    values = [f"P = {value}" for value in losses.columns.unique(key)]
+    return table(["", *values, "the most minus the fewest, paired", "n"], lines)
+
+
+def columns(of: pd.DataFrame) -> Iterator[pd.Series]:
+    """Its columns, in order."""
+    return (of[column] for column in of)
 
 
 def batch_size(scale: str = "tiny") -> str:
