@@ -10,64 +10,28 @@ slack 2BW runs its forwards earlier, so that messages keep nobody waiting.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import NamedTuple
 
 import torch.distributed as dist
 
 from bench.pipelining import CPU, RANKS, prepare
+from bench.traced import Found, Traced, in_turn
 from trainer.base.resources import reproducible
 from trainer.executors.gradients import Update
-from trainer.executors.pipelined import Pipelined
 from trainer.parts import build_pipelined
 from trainer.ranks.groups import Gang, Heartbeat, joined
 from trainer.ranks.spawn import run_gang
 from trainer.ranks.supervisor import Parent
-from trainer.tracing.trace import between, simulated
 
 MICROBATCHES, MICROBATCHES_A_RUN = (2, 4, 8), 32
 
 
-class Found(NamedTuple):
-    """Seconds of one run from drain to drain; each rank's share of it spent waiting for updates."""
-
-    measured: float
-    simulated: float
-    update_waits: tuple[float, ...]
-
-
-class Contender:
-    """A schedule on this rank, which trains on."""
-
-    def __init__(self, gang: Gang, m: int, *words: str) -> None:
-        config, parts = prepare(m, *words, "clip_norm=0.01", "trace=true")
-        self._gang, self._schedule = gang, parts.schedule
-        self._executor: Pipelined = build_pipelined(config, parts, gang)
-        self._size = MICROBATCHES_A_RUN // m
-        self._first = 0
-
-    def run(self) -> Found | None:
-        """Some batches; what was found, on the recording rank."""
-        first, last = self._first, self._first + self._size
-        self._first = last
-        clock = self._executor._clock
-        clock.spans.clear()
-        dist.barrier()
-        start = time.perf_counter()
-        self._executor.run(first, last, _assert_clipped)
-        dist.barrier()
-        seconds = time.perf_counter() - start
-        spans = self._gang.gather(clock.spans)
-        if not spans:
-            return None
-        waits = tuple(
-            sum(s.end - s.start for s in of_rank if s.kind == "wait U" and s.batch < last - 1)
-            for of_rank in spans
-        )
-        expected = simulated(between(spans, first, last), self._schedule, first, last)
-        return Found(seconds, expected.makespan, waits)
+def contender(gang: Gang, m: int, *words: str) -> Traced:
+    """This schedule on this rank."""
+    config, parts = prepare(m, *words, "clip_norm=0.01", "trace=true")
+    executor = build_pipelined(config, parts, gang)
+    return Traced(gang, parts.schedule, executor, MICROBATCHES_A_RUN // m, _assert_clipped)
 
 
 def _assert_clipped(update: Update) -> None:
@@ -84,12 +48,8 @@ def as_rank(
     """Times each number of microbatches in turn, alternating between the two schedules."""
     with reproducible(0, 1), joined(store, heartbeat.rank, RANKS, 1, CPU, heartbeat, 600) as gang:
         for m in MICROBATCHES:
-            contenders = {name: Contender(gang, m, *words) for name, words in schedules.items()}
-            found: dict[str, list[Found]] = {name: [] for name in schedules}
-            for turn in range(rounds + 1):  # the first one warms up
-                for name, contender in contenders.items():
-                    if (one := contender.run()) is not None and turn:
-                        found[name].append(one)
+            contenders = {name: contender(gang, m, *words) for name, words in schedules.items()}
+            found = in_turn(contenders, rounds)
             if gang.records:
                 send((m, found))
 

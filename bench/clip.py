@@ -3,22 +3,24 @@
     python -m bench.clip [rounds=7]
 
 Four ranks that sleep in place of computing, so that two cores are enough for them; all else is
-real: messages, sums over the ranks, versions, updates.
+real: messages, sums over the ranks, versions, updates. Beside each the simulation of its schedule,
+with the mean time of its operations and messages in the same run.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.timing import medians
+from bench.traced import Found, Traced, in_turn
 from trainer.base.resources import reproducible
 from trainer.corrections.none import NoCorrection
 from trainer.executors.gradients import Clip
@@ -98,25 +100,16 @@ def executor(gang: Gang, schedule: Schedule, reducer: type[Reducer]) -> Pipeline
         tied_lag=schedule.tied_lag,
         dtype=torch.float32,
     )
-    m, clip, clock = schedule.num_microbatches, Clip(1e-3), Clock(CPU, False)
+    m, clip, clock = schedule.num_microbatches, Clip(1e-3), Clock(CPU, True)
     tokens = torch.zeros(m * SHAPE[0], SHAPE[1] + 1, dtype=torch.long)
     made = Pipelined([stage], schedule, lambda t: tokens, cross_entropy, clip, gang, clock, SHAPE)
     made._reducer = reducer(gang, {gang.place: stage}, RANKS, m, clip, clock)
     return made
 
 
-def runner(gang: Gang, schedule: Schedule, reducer: type[Reducer]) -> Callable[[], None]:
+def runner(gang: Gang, schedule: Schedule, reducer: type[Reducer]) -> Traced:
     """Trains on from drain to drain, `BATCHES` at a time."""
-    one = executor(gang, schedule, reducer)
-    firsts = iter(range(0, UPDATES, BATCHES))
-
-    def run() -> None:
-        gang.heartbeat.beat()
-        first = next(firsts)
-        one.run(first, first + BATCHES, lambda update: None)
-        dist.barrier()
-
-    return run
+    return Traced(gang, schedule, executor(gang, schedule, reducer), BATCHES, lambda update: None)
 
 
 def as_rank(
@@ -136,24 +129,25 @@ def as_rank(
             if m >= 2 * (RANKS - 1):
                 ahead = pipedream_2bw(UPDATES, **shape, **PHASES, slack=True)
                 contenders["2BW with slack, deferred clip"] = runner(gang, ahead, Reducer)
-            found = medians(contenders, rounds)
+            found = in_turn(contenders, rounds)
             if gang.records:
                 send((m, found))
 
 
-def show(message: tuple[int, dict[str, float]]) -> None:
+def show(message: tuple[int, dict[str, Sequence[Found]]]) -> None:
     """Prints the lines of one number of microbatches."""
     m, found = message
-    ideal = (BATCHES * m + RANKS - 1) * (FORWARD + BACKWARD)
-    for name, seconds in found.items():
-        ratio = seconds / found["2BW without a clip"]
-        print(f"| {m} | {name} | {seconds * 1e3:.0f} | {ratio:.3f} | {seconds / ideal:.3f} |")
+    seconds = {name: median(one.measured for one in runs) for name, runs in found.items()}
+    for name, runs in found.items():
+        ratio = seconds[name] / seconds["2BW without a clip"]
+        of_simulated = median(one.simulated / one.measured for one in runs)
+        print(f"| {m} | {name} | {seconds[name] * 1e3:.0f} | {ratio:.3f} | {of_simulated:.3f} |")
 
 
 def main() -> None:
     """Prints the table."""
     given = dict(word.split("=") for word in sys.argv[1:])
-    print(f"| m | | ms for {BATCHES} batches | / without a clip | / 2BW with free messages |")
+    print(f"| m | | ms for {BATCHES} batches | / without a clip | throughput / simulated |")
     print("| --- | --- | --- | --- | --- |")
     run_gang(as_rank, (int(given.get("rounds", "7")),), RANKS, Parent(show, timeout=600))
 
