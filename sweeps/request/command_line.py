@@ -66,7 +66,7 @@ def parse_request(arguments: Sequence[str]) -> Request:
     words = [f"{key}={value}" for key, value in given.items()]
     contents = (content for _, content in files)
     sweeps = {
-        label: _asked(content, scale, words)
+        label: _one_of(labels, label, content, scale, words)
         for label, content in zip(labels, contents, strict=True)
     }
     return Request(
@@ -81,6 +81,18 @@ def parse_request(arguments: Sequence[str]) -> Request:
         gpus,
         tracking,
     )
+
+
+def _one_of(
+    labels: Sequence[str], label: str, content: Mapping[str, Any], scale: str, words: Sequence[str]
+) -> Sweep:
+    """As `_asked`; of several sweeps, an error names the one that it is about."""
+    try:
+        return _asked(content, scale, words)
+    except BadInput as error:
+        if len(labels) == 1:
+            raise
+        raise BadInput(error.key, error.value, f"{error.allowed} (sweep {label})") from None
 
 
 def _asked(content: Mapping[str, Any], scale: str, words: Sequence[str]) -> Sweep:

@@ -25,6 +25,14 @@ def test_a_trial_of_several_sweeps_has_the_tags_of_all(tmp_path: Path) -> None:
     assert (request.label, request.title) == ("main-tiny_horizon-tiny", "main-tiny, horizon-tiny")
 
 
+def test_of_several_sweeps_an_error_names_the_one_that_it_is_about() -> None:
+    with pytest.raises(BadInput) as one:
+        parse_request(["sweep=dtype", "dtype=bfloat16"])
+    with pytest.raises(BadInput) as several:
+        parse_request(["sweep=main,dtype", "dtype=bfloat16"])
+    assert str(several.value) == f"{one.value} (sweep dtype-tiny)"
+
+
 def test_a_sweep_of_ones_own_needs_no_verdict_and_its_name_may_be_anything(tmp_path: Path) -> None:
     other = tmp_path / "mine & yours.yaml"
     other.write_text("grid: {optimizer: [sgd]}\narms: {sync: [pipeline=sync]}\nseeds: [0]\n")
