@@ -1,4 +1,4 @@
-"""The look-ahead of the control corrects where nothing is late, by the formula of Error Feedback."""
+"""The look-ahead corrects where nothing is late, as Error Feedback does elsewhere."""
 
 from __future__ import annotations
 
