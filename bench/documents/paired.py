@@ -56,6 +56,22 @@ def protocols(scale: str) -> str:
     return _beside(losses, ["at AdamW's", "at its own", "own minus AdamW's, paired"])
 
 
+def look_ahead(scale: str) -> str:
+    """Sync with a look-ahead beside the delayed run whose Error Feedback looks as far ahead."""
+    delayed = _losses(of_sweep("overshoot", scale).trials)
+    ahead = pd.read_csv(DOCS / f"look_ahead_{scale}.csv")
+    rows = []
+    for (optimizer, coefficient), of in ahead.groupby(["optimizer", "coefficient"]):
+        own = of.set_index("seed")["final_val_loss"]
+        sync = delayed[optimizer]["sync"]
+        as_far = int(of["coefficient"].iloc[0]) + 1
+        late = delayed[optimizer][f"delay_ef({as_far})"]
+        said = [name(optimizer), f"{coefficient}", f"{as_far}"]
+        rows.append([*said, mean(own - sync), mean(late - sync), *_difference(own - late)])
+    heads = ["optimizer", "λ of sync", "λ of the delay", "sync with it minus sync"]
+    return table([*heads, "delay with it minus sync", "the first minus the second", "n"], rows)
+
+
 def chosen() -> str:
     """Each optimizer's own learning rate and decay, with sync's loss at the seed that chose."""
     tried = pd.read_csv(DOCS / "tuned_own_long_tuned.csv")

@@ -86,6 +86,7 @@ PARTS: Mapping[str, Part] = {
     "long-overshoot-trials": partial(sentences.counts, "overshoot_long_trials"),
     "long-overshoot": partial(tables.overshoot, "long"),
     "long-overshoot-verdicts": partial(sentences.verdicts, "overshoot", scale="long"),
+    "long-look-ahead": partial(paired.look_ahead, "long"),
     "long-protocols-chosen": paired.chosen,
     "long-protocols": partial(paired.protocols, "long"),
     "long-protocols-shared": partial(arms.every_arm, "tuned_shared", "long"),

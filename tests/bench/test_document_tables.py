@@ -129,3 +129,15 @@ def plain(values: Mapping[str, float]) -> str:
     half = stats.t.ppf(0.975, len(of) - 1) * stats.sem(of)
     low, high = of.mean() - half, of.mean() + half
     return f"{of.mean():.4f} [{low:.4f}, {high:.4f}]".replace("-", "−")
+
+
+def test_a_look_ahead_of_sync_beside_that_of_the_delay() -> None:
+    late = losses("overshoot_long_trials", "optimizer", "arm")
+    ahead = losses("look_ahead_long", "optimizer", "coefficient")
+    rows = {(row[0], row[1]): row for row in lines(paired.look_ahead("long"))}
+    for optimizer in ("adamw", "muon", "soap"):
+        for coefficient, arm in (("1", "delay_ef(2)"), ("3", "delay_ef(4)")):
+            own, sync = ahead[optimizer, coefficient], late[optimizer, "sync"]
+            row = rows[name(optimizer), coefficient]
+            assert row[3:5] == [cell(minus(own, sync)), cell(minus(late[optimizer, arm], sync))]
+            assert row[5:] == [cell(minus(own, late[optimizer, arm])), "8"]
