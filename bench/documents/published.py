@@ -67,6 +67,7 @@ LONG: Mapping[str, Published] = {
     "momentum_ends": Published(["momentum_ends_long_trials"]),
     "batch_size": Published(["batch_size_long_trials"]),
     "remedies": Published(["remedies_long_trials"]),
+    "stages": Published(["stages_long_trials"]),
     "staleness": Published(["staleness_long_trials"]),
     "tuned_shared": Published(["tuned_shared_long_trials"]),
     "tuned_own": Published(["tuned_own_long_trials"]),

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from analysis.table.names import optimizer as name
-from bench.documents import measured, paired, remedies, tables
+from bench.documents import along, measured, paired, remedies, tables
 from bench.documents.published import DOCS, LONG
 
 NESTEROV = partial(paired.nesterov, "long")
@@ -141,3 +141,21 @@ def test_a_look_ahead_of_sync_beside_that_of_the_delay() -> None:
             row = rows[name(optimizer), coefficient]
             assert row[3:5] == [cell(minus(own, sync)), cell(minus(late[optimizer, arm], sync))]
             assert row[5:] == [cell(minus(own, late[optimizer, arm])), "8"]
+
+
+def test_gaps_by_the_number_of_stages() -> None:
+    of = losses("stages_long_trials", "optimizer", "arm", "pipeline.num_stages")
+    rows = {row[0]: row for row in lines(along.stages("long"))}
+    for optimizer in ("adamw", "muon"):
+        gaps = {}
+        for arm, said in (("delay", "2BW: gap"), ("pipedream", "original PipeDream: gap")):
+            gaps[arm] = {
+                stages: minus(of[optimizer, arm, stages], of[optimizer, "sync", stages])
+                for stages in ("2", "4", "8")
+            }
+            row = rows[f"{name(optimizer)}, {said}"]
+            assert row[1:4] == [cell(one) for one in gaps[arm].values()]
+            assert row[4] == cell(minus(gaps[arm]["8"], gaps[arm]["2"]))
+        apart = [minus(gaps["pipedream"][p], gaps["delay"][p]) for p in ("2", "4", "8")]
+        row = rows[f"{name(optimizer)}, PipeDream minus 2BW, paired"]
+        assert row[1:4] == [cell(one) for one in apart]
