@@ -118,6 +118,8 @@ PARTS: Mapping[str, Part] = {
     "long-stages-verdicts": partial(sentences.verdicts, "stages", scale="long"),
     "long-staleness-trials": partial(sentences.counts, "staleness_long_trials"),
     "long-lateness": partial(measured.lateness, "long"),
+    "second-rung-trials": partial(sentences.counts, "second_rung_trials"),
+    "second-rung": partial(along.horizon, "second_rung", "tiny"),
     "families-trials": partial(sentences.counts, "families_trials"),
     "families": architectures.families,
     "families-verdicts": partial(sentences.verdicts, "families"),

@@ -40,6 +40,7 @@ SWEEPS: Mapping[str, Published] = {
     "families": Published(["families_trials"]),
     "moe_horizon": Published(["moe_horizon_trials"]),
     "moe_learning_rate": Published(["moe_learning_rate_trials"]),
+    "second_rung": Published(["second_rung_trials"]),
 }
 LONG: Mapping[str, Published] = {
     "shared_rate": Published(["long_trials"]),
