@@ -8,7 +8,7 @@ from itertools import combinations
 import pandas as pd
 
 from analysis.statistics.intervals import mean_interval
-from analysis.table.load import diagnostics
+from analysis.table.load import metrics
 from analysis.table.points import settings
 from trainer.base.status import Status
 
@@ -38,17 +38,19 @@ def lateness(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_trial(folder: str) -> dict[str, float]:
-    curves = [
-        diagnostics(folder, "all", name).set_index("update")[name] for name in MEASURES.values()
-    ]
-    table = pd.concat(curves, axis=1, keys=MEASURES)
+    measured = [row["diagnostics"].get("all", {}) for row in metrics(folder, "diagnostics")]
+    table = pd.DataFrame(
+        [{column: of.get(name) for column, name in MEASURES.items()} for of in measured],
+        columns=[*MEASURES],
+        dtype=float,
+    )
     late = table[table["error"] > 0]
     return {"measured": len(late), **late.mean()}
 
 
 def compared(found: pd.DataFrame) -> pd.DataFrame:
-    """One row per arm, setting and pair of optimizers, from `lateness`: the mean `difference` of
-    the second one's cosine from the first one's, paired by seed, with its 95 % interval."""
+    """One row per arm, setting and pair of optimizers, from `lateness`: the mean `difference`, the
+    optimizer's cosine minus the other's, paired by seed, with its 95 % interval."""
     rows = [
         {"arm": arm, "setting": setting, **row}
         for (arm, setting), group in found.groupby(["arm", "setting"])
@@ -62,12 +64,6 @@ def _pairs(group: pd.DataFrame) -> Iterator[dict[str, object]]:
     for one, other in combinations(cosines, 2):
         paired = (cosines[one] - cosines[other]).dropna().to_numpy()
         low, high = mean_interval(paired)
-        means = {"difference": paired.mean() if len(paired) else float("nan")}
-        yield {
-            "optimizer": one,
-            "other": other,
-            **means,
-            "low": low,
-            "high": high,
-            "n": len(paired),
-        }
+        mean = paired.mean() if len(paired) else float("nan")
+        numbers = {"difference": mean, "low": low, "high": high, "n": len(paired)}
+        yield {"optimizer": one, "other": other, **numbers}

@@ -1,4 +1,4 @@
-"""Tables of what published trials measured on their way: late updates, and spikes at a switch."""
+"""The table of how near late updates are to fresh ones, in docs/findings.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pandas as pd
 from analysis.statistics.intervals import mean_interval
 from analysis.table.names import arms, minus
 from analysis.table.names import optimizer as name
-from bench.documents.cells import gap, mean, table
+from bench.documents.cells import gap, table
 from bench.documents.published import DOCS, of_sweep
 
 MEASURES = ("cosine", "error")
@@ -39,29 +39,3 @@ def _mean(values: pd.Series) -> str:
     """To four digits, with its interval."""
     low, high = mean_interval(values.dropna().to_numpy())
     return minus(f"{values.mean():.4f} [{low:.4f}, {high:.4f}]")
-
-
-def spikes(scale: str) -> str:
-    """Height at each β2, at the largest minus at the smallest, and what is left at the end."""
-    key = "optimizer.variance_decay"
-    trials = of_sweep("spike", scale).trials
-    found = pd.read_csv(DOCS / f"spikes_{scale}.csv").merge(trials[["trial_id", key]])
-    rows = []
-    for optimizer, of in found.groupby("optimizer"):
-        own = trials[trials["optimizer"] == optimizer]
-        heights = of.pivot_table(index="seed", columns=key, values="height")
-        for decay, at in of.groupby(key):
-            changed = _changed(own[own[key] == decay], str(at["arm"].iloc[0]))
-            cells = [mean(at["height"]), str(at["recovery"].isna().sum()), mean(changed)]
-            rows.append([name(optimizer), f"{decay:g}", *cells, str(at["height"].count())])
-        ends = heights.iloc[:, -1] - heights.iloc[:, 0]
-        said = f"{heights.columns[-1]:g} minus {heights.columns[0]:g}"
-        rows.append([name(optimizer), said, mean(ends), "", "", str(ends.count())])
-    heads = ["optimizer", "β2", "height of the spike", "not back", "start minus plain delay", "n"]
-    return table(heads, rows)
-
-
-def _changed(trials: pd.DataFrame, arm: str) -> pd.Series:
-    """The final losses of an arm minus those of the plain delay, by seed."""
-    losses = trials.pivot_table(index="seed", columns="arm", values="final_val_loss")
-    return losses[arm] - losses["delay"]
