@@ -60,9 +60,12 @@ def taxes(trials: pd.DataFrame, pairs: pd.DataFrame) -> dict[tuple[Any, ...], Ta
         done = results(trials)
     alike = {point: of.words for point, of in families(trials).items()}
     found = _taxes(done, pairs, alike, trials)
-    by_decay = _taxes(done, pairs, families_by_decay(trials), trials)
+    by_decay = families_by_decay(trials)
+    if not by_decay:
+        return found
+    others = _taxes(done, pairs, by_decay, trials)
     return {
-        key: by_decay[key] if ONE_LENGTH in tax.tax_why and by_decay[key].tax_n else tax
+        key: others[key] if tax.tax_why == ONE_LENGTH and others[key].tax_n else tax
         for key, tax in found.items()
     }
 
