@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from bench.look_ahead import LookAhead, config_of
+from analysis import load
+from bench.documents.published import DOCS
+from bench.look_ahead import OPTIMIZERS, LookAhead, config_of
+from trainer.config.compose import compose
+from trainer.config.plan import plan_trial
 
 
 def test_an_update_that_is_not_late_is_corrected() -> None:
@@ -23,9 +28,11 @@ def test_an_update_that_is_not_late_is_corrected() -> None:
         earlier = update
 
 
-def test_the_rest_is_the_synchronous_trial_of_the_sweep() -> None:
-    config = config_of(("muon", 3, 9), "results")
-    assert config["pipeline"]["_target_"] == "trainer.schedules.sync"
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_rest_is_the_synchronous_trial_of_the_sweep(optimizer: str) -> None:
+    config = config_of((optimizer, 3, 9), "results")
     assert config["correction"]["coefficient"] == 3
-    assert (config["optimizer"]["lr"], config["optimizer"]["weight_decay"]) == (0.002, 1)
-    assert (config["num_updates"], config["seed"]) == (1600, 9)
+    plain = config | {"correction": compose(["correction=none"])["correction"]}
+    trials = load(DOCS / "overshoot_long_trials.csv").query("arm == 'sync' and seed == 9")
+    (published,) = trials.loc[trials["optimizer"] == optimizer, "trial_id"]
+    assert plan_trial(plain).trial_id == published
