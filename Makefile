@@ -62,7 +62,7 @@ FIGURE_SCALES := $(or $(SCALE),$(if $(DRY_RUN),$(SCALES),tiny))
 
 figures: $(READY) $(if $(filter micro tiny long,$(FIGURE_SCALES)),$(WIKI))  ## every figure and table of the paper: runs what is missing at SCALE=tiny and draws; DRY_RUN=1 prices
 	@code=0; for scale in $(FIGURE_SCALES); do \
-	    echo "scale     $$scale"; $(call sweep,$$scale,all) || code=$$?; \
+	    echo "scale     $$scale"; $(call sweep,$$scale,paper) || code=$$?; \
 	done; \
 	$(if $(DRY_RUN),,[ $$code -eq 2 ] || $(BIN)/python -m analysis $(STORE) out=report || code=$$?;) exit $$code
 

@@ -19,7 +19,7 @@ from sweeps.plan.summary import summary
 from sweeps.plan.sweep_plan import SweepPlan, all_planned, plan_sweeps
 from sweeps.request.command_line import Request, parse_request
 from sweeps.request.expand import Trial, unique
-from sweeps.request.files import ALL, known
+from sweeps.request.files import ALL, PAPER, known
 from sweeps.store import drawn
 from sweeps.store.opened import open_store
 from sweeps.store.results import failed, finished
@@ -68,7 +68,8 @@ def _asked_words(words: Sequence[str]) -> list[str]:
             "python -m sweeps [COMMAND]",
             "Runs the trials of a sweep that are not in the store yet, then reports gaps.",
             f"commands:\n{commands}\n\n"
-            f"sweep=    {sweeps}, or a file: path/to/a.yaml; several: a,b; all of them: {ALL}\n"
+            f"sweep=    {sweeps}, or a file: path/to/a.yaml; several: a,b; "
+            f"all of them: {ALL}; those of the paper: {PAPER}\n"
             f"scale=    {scales} (default: tiny)\n"
             "results=  the store (default: results): a folder, or s3://, gs://, az://BUCKET/PREFIX\n"
             "dry_run=  true prints the plan and runs nothing; gpus=8 prices it on so many GPUs\n"

@@ -9,7 +9,7 @@ from typing import Any
 
 from analysis.objects.places import place
 from sweeps.request.checks import check_sweep
-from sweeps.request.files import ALL, parse, scale_file, slug, sweep_files
+from sweeps.request.files import ALL, PAPER, parse, scale_file, slug, sweep_files
 from sweeps.request.overrides import PREFIXES, keys, overrides, refuse_reserved
 from sweeps.request.schema import Sweep
 from sweeps.request.search import GROUP as SEARCH
@@ -61,7 +61,7 @@ def parse_request(arguments: Sequence[str]) -> Request:
             raise BadInput(
                 "sweep", names, f"must name {label} once, since that is the name of its report"
             )
-    together = f"{names}-{scale}" if names == ALL else "_".join(labels)
+    together = f"{names}-{scale}" if names in (ALL, PAPER) else "_".join(labels)
     tracking = choice.take(given)
     words = [f"{key}={value}" for key, value in given.items()]
     contents = (content for _, content in files)

@@ -11,8 +11,8 @@ from trainer.base.cli import one_of
 from trainer.base.errors import BadInput
 from trainer.base.places import CONF
 
-ALL = "all"
-"""The name that stands for every sweep of conf/sweep."""
+ALL, PAPER = "all", "paper"
+"""The names that stand for every sweep of conf/sweep, and for those of the paper."""
 
 
 def slug(name: str) -> str:
@@ -35,13 +35,17 @@ def sweep_file(name: str) -> tuple[str, dict[str, Any]]:
         return Path(name).stem, {"base": [], **_read("sweep", name, Path(name))}
     return name, {
         "base": [],
-        **_read("sweep", name, _named("sweep", name, f", {ALL}, or path/to/a.yaml")),
+        **_read("sweep", name, _named("sweep", name, f", {ALL}, {PAPER}, or path/to/a.yaml")),
     }
 
 
 def sweep_files(names: str) -> list[tuple[str, dict[str, Any]]]:
-    """The same for each of several `names` (`a,b`), or for all sweeps of conf/sweep (`all`)."""
-    return [sweep_file(name) for name in (known("sweep") if names == ALL else names.split(","))]
+    """The same for each of several `names` (`a,b`), for all sweeps of conf/sweep (`all`), or for
+    those that answer something that the paper asks (`paper`)."""
+    if names not in (ALL, PAPER):
+        return [sweep_file(name) for name in names.split(",")]
+    found = map(sweep_file, known("sweep"))
+    return [(name, content) for name, content in found if names == ALL or "paper" in content]
 
 
 def scale_file(name: str) -> list[str]:

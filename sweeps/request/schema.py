@@ -93,8 +93,8 @@ class Sweep(BaseModel):
     factors on their values, which are chosen for each point before the arms run, or, with `shared`,
     for those of that optimizer (see plan/tuning.py). `search`: settings that a sampler proposes,
     instead (see search.py). `early_stop` leaves out points whose sync arm ends far above the best
-    one. The sweep ends in the answer to the question `advice`. `verdict` is for people: it is
-    printed with the report.
+    one. The sweep ends in the answer to the question `advice`. For people: `verdict`, which is
+    printed with the report, and `paper`, the figures and tables that ask the same.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -110,3 +110,4 @@ class Sweep(BaseModel):
     early_stop: EarlyStop | None = None
     advice: Question | None = None
     verdict: Annotated[str, Len(1)] | None = None
+    paper: Annotated[str, Len(1)] | None = None

@@ -164,11 +164,11 @@ def test_every_rank_of_a_gang_is_paid_for(tmp_path: Path) -> None:
     ("given", "priced"), [([], known("scale")), (["SCALE=135m"], ["135m"])], ids=["all", "one"]
 )
 def test_make_figures_prices_every_scale_or_one(given: list[str], priced: list[str]) -> None:
-    """Every sweep at once, and no report is made."""
+    """Every sweep of the paper at once, and no report is made."""
     made = ("-o", ".venv/.ready", "-o", "data/wiki/manifest.json")
     lines = "\n".join(lines_of_make(*made, "figures", "DRY_RUN=1", *given))
     assert f"for scale in {' '.join(priced)};" in lines
-    assert "sweep=all scale=$scale dry_run=true" in lines
+    assert "sweep=paper scale=$scale dry_run=true" in lines
     assert "analysis" not in lines
 
 
