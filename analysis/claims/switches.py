@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from functools import partial
 
 import pandas as pd
 
@@ -18,15 +19,17 @@ from analysis.statistics.spikes import WINDOW, spikes
 ARM = ["optimizer", "setting", "arm"]
 
 
-def _spike(trials: pd.DataFrame) -> list[Comparison]:
+def spike(trials: pd.DataFrame, heights: pd.DataFrame) -> list[Comparison]:
+    """Is there one? `heights`: the table of `spikes` for these trials."""
     rule = Above((Contrast("the height", (1.0,), 0),))
     return [
         Comparison(_named(key), [row("height", group, "height")], rule, key[0] in PAPER)
-        for key, group in _heights(trials).groupby(ARM)
+        for key, group in heights.groupby(ARM)
     ]
 
 
-def _spike_by_decay(trials: pd.DataFrame) -> list[Comparison]:
+def spike_by_decay(trials: pd.DataFrame, heights: pd.DataFrame) -> list[Comparison]:
+    """Does its height depend on β2?"""
     key = "optimizer.variance_decay"
     return [
         Comparison(
@@ -35,7 +38,7 @@ def _spike_by_decay(trials: pd.DataFrame) -> list[Comparison]:
             Either("change of the height"),
             optimizer in PAPER,
         )
-        for optimizer, group in with_key(trials, _heights(trials), key).groupby("optimizer")
+        for optimizer, group in with_key(trials, heights, key).groupby("optimizer")
         if group[key].nunique() > 1
     ]
 
@@ -48,11 +51,14 @@ def _at_both_ends(heights: pd.DataFrame, key: str) -> list[Row]:
     ]
 
 
-def _heights(trials: pd.DataFrame) -> pd.DataFrame:
-    """As `spikes`, whose warnings the report repeats."""
+def _by_height(
+    compare: Callable[[pd.DataFrame, pd.DataFrame], list[Comparison]], trials: pd.DataFrame
+) -> list[Comparison]:
+    """With the heights of these trials. The report repeats the warnings of `spikes`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return spikes(trials)
+        heights = spikes(trials)
+    return compare(trials, heights)
 
 
 def _start(trials: pd.DataFrame) -> list[Comparison]:
@@ -101,7 +107,7 @@ CLAIMS = (
         f"For each optimizer: the 95 % interval of the mean height lies above 0 (train loss minus "
         f"that of the same seed's sync arm, mean of the first {WINDOW} updates with the delay; "
         "both see the same batches); contradicted where it lies below.",
-        _spike,
+        partial(_by_height, spike),
     ),
     Claim(
         "spike_by_decay",
@@ -111,7 +117,7 @@ CLAIMS = (
         "For each optimizer: the 95 % interval of the change of the height from the smallest to "
         "the largest β2, paired by seed, does not hold 0; contradicted where it does, and the "
         f"change is surely within {SAME:.0%} of the height at the smallest.",
-        _spike_by_decay,
+        partial(_by_height, spike_by_decay),
     ),
     Claim(
         "cooldown",

@@ -31,6 +31,7 @@ from bench.documents.published import (
     published_scores,
     view,
 )
+from bench.documents.spike import by_published
 
 MOST_PARTS, MOST_NUMBERS = 2, 3
 """Of a verdict, and of a part: what has more is named without its numbers, which a table has."""
@@ -40,7 +41,8 @@ MOST_PARTS, MOST_NUMBERS = 2, 3
 def _judged(sweep: str, scale: str) -> Sequence[Verdict]:
     """The verdicts of the claims about a sweep, on its trials alone."""
     trials = of_sweep(sweep, scale).trials
-    return [judged(claim, trials) for claim in CLAIMS if sweep in claim.sweeps]
+    claims = [by_published(claim, scale) for claim in CLAIMS if sweep in claim.sweeps]
+    return [judged(claim, trials) for claim in claims]
 
 
 @cache
