@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, schedules
 from torch.distributed.pipelining.schedules import (
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,
     FULL_BACKWARD,
-    REDUCE_GRAD,
+    RESHARD,
     _Action,
     _add_send_recv,
     _PipelineScheduleRuntime,
@@ -30,6 +30,10 @@ from trainer.schedules.operations import Op
 CPU = torch.device("cpu")
 Config = dict[str, Any]
 Weights = dict[str, nn.Parameter]
+UPDATE = RESHARD
+"""An operation that torch lets its users define; from 2.15 on REDUCE_GRAD must have its wait."""
+WITH_WAITS = getattr(schedules, "_add_wait_send", lambda actions: actions)
+"""From 2.15 on the list has the waits for what was sent; before, torch waits at a step's end."""
 COMPUTATION = {"F": FORWARD, "B": FULL_BACKWARD, "I": BACKWARD_INPUT, "W": BACKWARD_WEIGHT}
 Trained = tuple[list[float], Mapping[str, Tensor]]
 """Loss of every batch, on the last rank; the weights of this rank in the end."""
@@ -57,9 +61,9 @@ def operations(config: Config, parts: Parts, rank: int) -> Trained:
     stage = VersionedStage(config, parts, rank, lists[rank])
     runtime = _PipelineScheduleRuntime([stage], m * last, cross_entropy, scale_grads=False)
     actions = {place: [_action(op, m) for op in ops] for place, ops in enumerate(lists)}
-    with_messages = _add_send_recv(actions, lambda stage: stage, p)
+    with_messages = WITH_WAITS(_add_send_recv(actions, lambda stage: stage, p))
     runtime._prepare_schedule_with_comms(with_messages, format="compute_comms")
-    runtime.register_custom_function(REDUCE_GRAD, stage.update)
+    runtime.register_custom_function(UPDATE, stage.update)
     losses = _step(runtime, stage, torch.cat([parts.batches[t] for t in range(last)]))
     return _means(losses, m), stage.newest
 
@@ -108,7 +112,7 @@ class VersionedStage(PipelineStage):
 def _action(op: Op, num_microbatches: int) -> _Action:
     """Torch counts microbatches from the first to the last of a step; an update has its batch."""
     if op.kind == "U":
-        return _Action(op.stage, REDUCE_GRAD, op.batch)
+        return _Action(op.stage, UPDATE, op.batch)
     microbatch = op.batch * num_microbatches + op.microbatch
     return _Action(op.stage, COMPUTATION[op.kind], microbatch)
 
