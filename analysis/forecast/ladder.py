@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,16 @@ class Ladder:
         """[rungs, 3] in the order of `laws.REGRESSORS`."""
         return np.array([rung.settings for rung in self.rungs], dtype=float).reshape(-1, 3)
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Rungs and pairs."""
+        return len(self.rungs), sum(len(rung.gaps) for rung in self.rungs)
+
+    @property
+    def trial_ids(self) -> frozenset[str]:
+        """Of all rungs."""
+        return frozenset(name for rung in self.rungs for name in rung.trial_ids)
+
     def below(self, updates: int) -> Ladder:
         """The rungs that are shorter."""
         rungs = tuple(rung for rung in self.rungs if rung.updates < updates)
@@ -67,11 +78,19 @@ class Ladder:
 
 
 def ladders(trials: pd.DataFrame, optimizer: str) -> list[Ladder]:
-    """One ladder for each arm of an optimizer that has runs, from `load`'s table of trials.
+    """One ladder for each arm of an optimizer that has runs: of its `every_ladder` the one with the
+    most rungs, then the one with the most pairs."""
+    by_arm: dict[str, list[Ladder]] = defaultdict(list)
+    for ladder in every_ladder(trials, optimizer):
+        by_arm[ladder.arm].append(ladder)
+    return [max(of_arm, key=lambda ladder: ladder.size) for of_arm in by_arm.values()]
 
-    Points that differ in OF_A_RUNG alone are one ladder, for each number of stages and of
-    microbatches; of several ladders the one with the most rungs counts, then the one with the most
-    pairs. Of several points on one rung the one of the lowest mean loss of sync counts.
+
+def every_ladder(trials: pd.DataFrame, optimizer: str) -> list[Ladder]:
+    """All ladders of an optimizer, from `load`'s table of trials, by arm.
+
+    Points that differ in OF_A_RUNG alone are one ladder, for each arm and each number of stages and
+    of microbatches. Of several points on one rung the one of the lowest mean loss of sync counts.
     """
     own = trials[trials["optimizer"] == optimizer]
     if own.empty:
@@ -86,14 +105,8 @@ def ladders(trials: pd.DataFrame, optimizer: str) -> list[Ladder]:
     paired = paired[paired["point"].isin(list(family))].merge(_settings(own), on="point")
     paired["family"] = paired["point"].map(family)
     return [
-        max(
-            (
-                _ladder(optimizer, str(arm), str(words), group)
-                for (words, *_), group in of_arm.groupby(["family", *VARIANT])
-            ),
-            key=lambda ladder: (len(ladder.rungs), sum(len(rung.gaps) for rung in ladder.rungs)),
-        )
-        for arm, of_arm in paired.groupby("arm")
+        _ladder(optimizer, str(arm), str(words), group)
+        for (arm, words, *_), group in paired.groupby(["arm", "family", *VARIANT])
     ]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.forecast.answer import Answer
-from analysis.forecast.ladder import Ladder, Rung, ladders, name_of
+from analysis.forecast.ladder import Ladder, Rung, every_ladder, name_of
 from analysis.forecast.text import plain
 from analysis.statistics.intervals import mean_interval
 from analysis.table.selection import fulfilling
@@ -55,7 +55,7 @@ def record(of: Answer, conditions: Mapping[str, str], folder: Path) -> Path:
     path = folder / f"{of.ladder.optimizer}-{of.ladder.arm}-{at}-{digest[:8]}.json"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        trials = sorted(name for rung in of.ladder.rungs for name in rung.trial_ids)
+        trials = sorted(of.ladder.trial_ids)
         more = {"date": datetime.now(UTC).isoformat(), "data_hash": digest}
         write_json(path, {**found, **more, "conditions": dict(conditions), "trials": trials})
     return path
@@ -106,17 +106,20 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check(forecast: Mapping[str, Any], trials: pd.DataFrame) -> Check:
+    """Of several ladders that reach the target, the one counts that has the most trials that the
+    forecast was made from, then the largest."""
     chosen = fulfilling(trials, forecast.get("conditions", {}))
     target = tuple(forecast[key] for key in ("updates", "batch", "parameters"))
-    rungs = [
-        rung
-        for ladder in ladders(chosen, forecast["optimizer"])
+    reached = [
+        (ladder, rung)
+        for ladder in every_ladder(chosen, forecast["optimizer"])
         for rung in ladder.rungs
         if ladder.arm == forecast["arm"] and rung.settings == target
     ]
-    if not rungs:
+    if not reached:
         return Check(forecast, None)
-    [rung] = rungs
+    made_from = {*forecast.get("trials", [])}
+    _, rung = max(reached, key=lambda at: (len(made_from & at[0].trial_ids), at[0].size))
     ended = chosen.loc[chosen["trial_id"].isin(rung.trial_ids), "finished_at"]
     return Check(forecast, rung, bool((ended < pd.Timestamp(forecast["date"])).any()))
 

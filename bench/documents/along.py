@@ -73,6 +73,25 @@ def horizon(sweep: str, scale: str) -> str:
     return table(["updates", *(f"{value:,}" for value in values)], lines)
 
 
+def shrinking(sweep: str, scale: str, later: int) -> str:
+    """How much larger each arm's gap is at the shortest length, and at `later`, than at the
+    longest, paired by seed."""
+    trials = of_sweep(sweep, scale).trials
+    length = "num_updates_asked"
+    losses = trials.pivot_table(
+        index=["optimizer", "seed"], columns=["arm", length], values="final_val_loss"
+    )
+    shortest, longest = trials[length].min(), trials[length].max()
+    lines = []
+    for optimizer, of_seeds in losses.groupby("optimizer"):
+        for arm in losses.columns.unique("arm").drop("sync"):
+            of = of_seeds[arm] - of_seeds["sync"]
+            apart = [mean(of[first] - of[longest]) for first in (shortest, later)]
+            lines.append([f"{name(optimizer)}, {REPORTED_ARMS[arm]}", *apart, str(len(of))])
+    heads = [f"{first:,} minus {longest:,}" for first in (shortest, later)]
+    return table(["gap, paired by seed", *heads, "n"], lines)
+
+
 def _along(
     trials: pd.DataFrame, found: pd.DataFrame, key: str, title: str, keys: Sequence[str]
 ) -> str:

@@ -120,6 +120,7 @@ PARTS: Mapping[str, Part] = {
     "long-lateness": partial(measured.lateness, "long"),
     "second-rung-trials": partial(sentences.counts, "second_rung_trials"),
     "second-rung": partial(along.horizon, "second_rung", "tiny"),
+    "second-rung-shrinks": partial(along.shrinking, "second_rung", "tiny", later=3200),
     "families-trials": partial(sentences.counts, "families_trials"),
     "families": architectures.families,
     "families-verdicts": partial(sentences.verdicts, "families"),

@@ -16,6 +16,7 @@ from bench.documents.cells import gap, loss, mean, removed, rows_of, table
 from bench.documents.published import (
     DOCS,
     LENGTHS,
+    SWEEPS,
     Published,
     View,
     of_sweep,
@@ -140,7 +141,8 @@ def coefficients(sweep: str, method: str, scale: str = "tiny") -> str:
 
 def forecasts() -> str:
     """The registered ones beside what was measured since."""
-    return forecasts_text(checks(DOCS / "forecasts", load(DOCS / "forecast_trials.csv"))).strip()
+    trials = view(Published(["forecast_trials"]), SWEEPS["second_rung"]).trials
+    return forecasts_text(checks(DOCS / "forecasts", trials)).strip()
 
 
 def regimes(*optimizers: str) -> str:

@@ -157,7 +157,7 @@ def _step(
 ) -> list[Tensor]:
     """Runs all microbatches; the last rank gets their losses."""
     losses: list[Tensor] = []
-    inputs = (batch[:, :-1],) if stage.is_first else ()
+    inputs = (batch[:, :-1].contiguous(),) if stage.is_first else ()
     targets = {"target": batch[:, 1:], "losses": losses} if stage.is_last else {}
     schedule.step(*inputs, **targets, return_outputs=False)
     return [loss.detach() for loss in losses]

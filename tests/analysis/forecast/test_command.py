@@ -84,6 +84,21 @@ def test_a_forecast_is_recorded_and_then_checked(
     assert (n, error, verdict) == ("2", "-0.0010", "inside")
 
 
+def test_a_larger_ladder_of_other_settings_takes_no_forecast_away(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another ladder, of another momentum, has more rungs and ends at the same target."""
+    assert run(store, *WORDS, f"record={store.parent / 'record'}") == 0
+    put_longest(store, [0.001, 0.003])
+    before = checked(store, capsys)
+    keys = {"optimizer": "muon", "batch_size": 2, "seq_len": 64, "momentum": 0.99}
+    for updates in range(12_800, 16_000, 100):
+        put(store, "sync", [1.0, 1.0], num_updates=updates, **keys)
+        put(store, "delay", [2.0, 2.0], num_updates=updates, **keys)
+    assert checked(store, capsys) == before
+    assert before[:2] != ["", ""]
+
+
 def test_a_gap_beyond_the_interval_is_outside(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
