@@ -47,6 +47,13 @@ def nesterov(scale: str) -> str:
     return _beside(losses, ["with Nesterov", "without", "without minus with, paired"])
 
 
+def nadamw(scale: str) -> str:
+    """AdamW beside NAdamW, which is the same with Nesterov's momentum, at one learning rate."""
+    losses = _losses(of_sweep("shared_rate", scale).trials)[["adamw", "nadamw"]]
+    both = pd.concat({"adamw": losses}, axis=1)
+    return _beside(both, ["AdamW", "NAdamW", "NAdamW minus AdamW, paired"])
+
+
 def protocols(scale: str) -> str:
     """Each optimizer whose own learning rate and decay are not AdamW's, at these and at its own."""
     shared, own = (_losses(_compared(of_sweep(sweep, scale)).trials) for sweep in PROTOCOLS)

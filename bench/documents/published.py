@@ -43,7 +43,7 @@ SWEEPS: Mapping[str, Published] = {
     "second_rung": Published(["second_rung_trials"]),
 }
 LONG: Mapping[str, Published] = {
-    "shared_rate": Published(["long_trials"]),
+    "shared_rate": Published(["long_trials", "nadamw_long_trials"]),
     "main": Published(["replication_long_trials"]),
     "gradient_feedback": Published(
         ["corrections_long_trials"], ("sync", "delay", "delay_ef", "delay_ef_gradient")
@@ -68,6 +68,7 @@ LONG: Mapping[str, Published] = {
     "momentum_ends": Published(["momentum_ends_long_trials"]),
     "batch_size": Published(["batch_size_long_trials"]),
     "remedies": Published(["remedies_long_trials"]),
+    "spike": Published(["spike_long_trials"]),
     "stages": Published(["stages_long_trials"]),
     "staleness": Published(["staleness_long_trials"]),
     "tuned_shared": Published(["tuned_shared_long_trials"]),

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from analysis.table.names import optimizer as name
-from bench.documents import along, measured, paired, remedies, tables
+from bench.documents import along, measured, paired, remedies, spike, tables
 from bench.documents.published import DOCS, LONG
 
 NESTEROV = partial(paired.nesterov, "long")
@@ -122,6 +122,36 @@ def test_how_near_late_updates_are() -> None:
         assert row[5] == "8"
     apart = minus(cosines["adamw", arm], cosines["muon", arm])
     assert rows["AdamW minus Muon", said][2] == plain(apart)
+
+
+def test_the_height_of_a_spike() -> None:
+    of = losses("spike_long_trials", "optimizer", "optimizer.variance_decay", "arm")
+    heights: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    with (DOCS / "spikes_long.csv").open() as found:
+        for row in csv.DictReader(found):
+            at = row["optimizer"], row["setting"].removeprefix("optimizer.variance_decay=")
+            heights[at][row["seed"]] = float(row["height"])
+    rows = {(row[0], row[1]): row for row in lines(spike.spikes("long"))}
+    for (optimizer, decay), by_seed in heights.items():
+        row = rows[name(optimizer), decay]
+        start, delay = (of[optimizer, decay, arm] for arm in ("delay+start(0.5)", "delay"))
+        assert row[2] == cell(by_seed)
+        assert row[4:6] == [cell(minus(start, delay)), str(len(by_seed))]
+    for optimizer in ("adamw", "muon"):
+        ends = minus(heights[optimizer, "0.999"], heights[optimizer, "0.9"])
+        assert rows[name(optimizer), "largest minus smallest"][2] == cell(ends)
+
+
+def test_a_gap_shrinks_with_the_length() -> None:
+    of = losses("second_rung_trials", "optimizer", "arm", "num_updates_asked")
+    rows = {row[0]: row for row in lines(along.shrinking("second_rung", "tiny", later=3200))}
+    for optimizer in ("adamw", "muon"):
+        first, later, last = (
+            minus(of[optimizer, "delay", length], of[optimizer, "sync", length])
+            for length in ("800", "3200", "12800")
+        )
+        row = rows[f"{name(optimizer)}, delay"]
+        assert row[1:] == [cell(minus(first, last)), cell(minus(later, last)), "3"]
 
 
 def plain(values: Mapping[str, float]) -> str:

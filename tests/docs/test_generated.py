@@ -13,6 +13,7 @@ from bench.documents.pages import DOCUMENTS, PLACE, written
 from bench.documents.parts import PARTS
 from bench.documents.pictures import PICTURES, pictured
 from bench.documents.published import SCALES, of_sweep
+from bench.documents.spike import by_published
 from bench.documents.sentences import contradicted
 from tests.support.markdown import ROOT
 
@@ -63,9 +64,10 @@ def test_the_table_has_the_verdict_of_every_claim_about_a_published_sweep() -> N
         r"^\| `(\w+)` \| (.*?) \| \*\*(.*?)\*\*.* \| (.+) \|$", findings, re.MULTILINE
     )
     assert [tuple(line[:3]) for line in said] == [
-        (sweep, claim.statement, judged(claim, of_sweep(sweep, scale).trials).outcome)
+        (sweep, claim.statement, judged(by_published(claim, scale), trials).outcome)
         for scale, sweeps in SCALES.items()
         for sweep in sweeps
+        for trials in [of_sweep(sweep, scale).trials]
         for claim in CLAIMS
         if sweep in claim.sweeps
     ]
