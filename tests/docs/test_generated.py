@@ -13,8 +13,8 @@ from bench.documents.pages import DOCUMENTS, PLACE, written
 from bench.documents.parts import PARTS
 from bench.documents.pictures import PICTURES, pictured
 from bench.documents.published import SCALES, of_sweep
-from bench.documents.spike import by_published
 from bench.documents.sentences import contradicted
+from bench.documents.spike import by_published
 from tests.support.markdown import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(pairs mix|several versions):UserWarning")
