@@ -72,6 +72,7 @@ PARTS: Mapping[str, Part] = {
     "long-gradient_feedback-verdicts": partial(
         sentences.verdicts, "gradient_feedback", scale="long"
     ),
+    "long-taylor-trials": partial(sentences.counts, "taylor_long_trials"),
     "long-taylor": partial(arms.every_arm, "taylor", "long"),
     "long-taylor-verdicts": partial(sentences.verdicts, "taylor", scale="long"),
     "long-cooldown": partial(arms.every_arm, "cooldown", "long"),

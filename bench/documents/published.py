@@ -48,10 +48,7 @@ LONG: Mapping[str, Published] = {
     "gradient_feedback": Published(
         ["corrections_long_trials"], ("sync", "delay", "delay_ef", "delay_ef_gradient")
     ),
-    "taylor": Published(
-        ["corrections_long_trials"],
-        ("sync", "delay", *(f"delay_taylor({10**power})" for power in range(2, 6))),
-    ),
+    "taylor": Published(["taylor_long_trials"]),
     "cooldown": Published(
         ["corrections_long_trials"],
         (

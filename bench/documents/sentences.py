@@ -108,7 +108,8 @@ def _words(part: Part) -> str:
 def _with_numbers(part: Part) -> str:
     numbers = [*map(str, part.numbers)]
     shown = numbers if len(numbers) <= MOST_NUMBERS else []
-    return prose(f"{part.what} ({'; '.join(filter(None, [*shown, part.why]))})")
+    more = "; ".join(filter(None, [*shown, part.why]))
+    return prose(f"{part.what} ({more})" if more else part.what)
 
 
 def counts(file: str) -> str:
