@@ -58,6 +58,7 @@ LONG: Mapping[str, Published] = {
     ),
     "horizon": Published(["horizon_long_trials", "horizon_soap_long_trials"]),
     "synchronous_start": Published(["synchronous_start_long_trials"]),
+    "nadamw": Published(["nadamw_long_trials", "nadamw_momentum_long_trials"]),
     "nesterov": Published(["nesterov_long_trials"]),
     "coefficient": Published(["coefficient_long_trials"]),
     "momentum": Published(["momentum_long_trials"]),

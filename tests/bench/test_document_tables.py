@@ -12,7 +12,13 @@ import pytest
 from scipy import stats
 
 from analysis.table.names import optimizer as name
-from bench.documents import along, measured, paired, remedies, spike, tables
+from analysis.theory import filters
+from analysis.theory.corrections import Hooks, hooks
+from analysis.theory.filters import SAME
+from analysis.theory.optimizers import linear
+from analysis.theory.recursion import Loop
+from analysis.theory.score import settings
+from bench.documents import along, measured, paired, remedies, spike, tables, theory
 from bench.documents.published import DOCS, LONG
 
 NESTEROV = partial(paired.nesterov, "long")
@@ -152,6 +158,20 @@ def test_a_gap_shrinks_with_the_length() -> None:
         )
         row = rows[f"{name(optimizer)}, delay"]
         assert row[1:] == [cell(minus(first, last)), cell(minus(later, last)), "3"]
+
+
+def test_the_theory_stands_beside_the_gaps_of_long() -> None:
+    """NAdamW's share is that of its momentum after 1,600 updates."""
+    of = losses("nadamw_long_trials", "arm")
+    rows = {row[0]: row for row in lines(theory.beside_long())}
+    loop = linear(settings("nadamw", {"optimizer.lr": 0.002}), 1600)
+    sync, late, fed = (
+        Loop(loop, of_delay).noise(theory.K)
+        for of_delay in (Hooks(SAME), Hooks(filters.late(1)), hooks(theory.FED, 1))
+    )
+    assert rows["NAdamW"][1] == f"{late / sync:.3f}"
+    assert rows["NAdamW"][2] == cell(minus(of[("delay",)], of[("sync",)]))
+    assert rows["NAdamW"][3] == f"−{-100 * (late - fed) / (late - sync):.0f} %"
 
 
 def plain(values: Mapping[str, float]) -> str:
