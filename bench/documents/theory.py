@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from functools import cache
-from typing import Any, NamedTuple
 
 import pandas as pd
 
 from analysis.statistics.reported import reported_taxes
-from analysis.table.names import minus
 from analysis.table.names import optimizer as name
-from analysis.theory.score import FEEDBACK, Rank, predictions, rank_correlation, settings
-from analysis.theory.stability import Stability, stability
+from analysis.theory.score import Rank, predictions, settings
+from analysis.theory.stability import Stability
 from analysis.theory.text import table as limits_table
 from analysis.theory.text import three_digits
-from bench.documents.cells import gap, removed, rows_of, table
+from bench.documents import noise
+from bench.documents.cells import gap, removed, table
+from bench.documents.noise import rank
 from bench.documents.published import of_sweep
-
-K = 0.1
-"""At which noise is compared."""
-FED = {"_target_": FEEDBACK, "coefficient": 1.0, "lag": 1}
-Ranked = tuple[str, str, Rank]
-"""What is ranked, by what of the theory, and how well."""
-
-
-class AtLong(NamedTuple):
-    """An optimizer at `long`: what the theory says after its last update, and what was measured."""
-
-    theory: Stability
-    gap: Mapping[str, Any]
-    fed: Mapping[str, Any]
-    """The rows of the plain delay and of Error Feedback in the table of gaps."""
 
 
 def limits() -> str:
@@ -44,7 +29,7 @@ def limits() -> str:
 
 def _of_conf(optimizer: str) -> Stability:
     found = settings(optimizer, {})
-    return stability((name(optimizer), "Error Feedback"), found, FED, delay=1, k=K)
+    return noise.expected(optimizer, found)
 
 
 @cache
@@ -75,35 +60,11 @@ def beside() -> str:
     return table(heads, rows)
 
 
-@cache
-def _at_long() -> Sequence[AtLong]:
-    trials, gaps = of_sweep("shared_rate", "long")
-    found = []
-    for optimizer, arms in rows_of(gaps).items():
-        trial = trials[trials["point"] == arms["delay"]["point"]].iloc[0]
-        names, updates = (name(optimizer), "Error Feedback"), float(trial["num_updates"])
-        of = settings(optimizer, trial)
-        theory = stability(names, of, FED, delay=1, k=K, updates=updates)
-        found.append(AtLong(theory, arms["delay"], arms["delay_ef"]))
-    return sorted(found, key=lambda one: one.theory.noise_removed)
-
-
-def beside_long() -> str:
-    """The noise of each optimizer after the last update at `long`, beside its gaps there."""
-    rows = []
-    for theory, plain, fed in _at_long():
-        share = minus(f"{100 * theory.noise_removed:.0f} %")
-        noise = f"{theory.noise_delayed:.3f}"
-        rows.append([theory.optimizer, noise, gap(plain), share, removed(fed)])
-    heads = ["optimizer", "noise of the delay", "gap of the delay", "EF removes of the noise"]
-    return table([*heads, "of the gap"], rows)
-
-
 def ranks() -> str:
     """Every ranking that the published sweeps allow, also those that fail."""
     rows = [
-        [what, by, str(rank.n), with_interval(rank), f"{rank.p:.2g}"]
-        for what, by, rank in _ranked()
+        [what, by, str(found.n), with_interval(found), f"{found.p:.2g}"]
+        for what, by, found in _ranked()
     ]
     heads = ["measured", "ranked by", "n", "Spearman's ρ [95 %]", "p"]
     return table(heads, [[cell.replace("-", "−") for cell in row] for row in rows])
@@ -116,50 +77,33 @@ def with_interval(rank: Rank) -> str:
     return f"{rank.rho:+.2f} [{rank.low:+.2f}, {rank.high:+.2f}]"
 
 
-def _ranked() -> Iterator[Ranked]:
+def _ranked() -> Iterator[noise.Ranked]:
     for over, when in ((False, ""), (True, " (NAdamW's momentum as it ends)")):
         both = _both(over)
         ratio, fed = both["sync"] / both["delayed"], both["fed_corrected"] / both["delayed"]
-        yield f"gap of the delay, by optimizer{when}", "sync / delay", _rank(ratio, both["gap"])
-        yield f"share that EF removes{when}", "EF / delay", _rank(fed, both["fed_removed"])
-    yield from _ranked_at_long()
+        yield f"gap of the delay, by optimizer{when}", "sync / delay", rank(ratio, both["gap"])
+        yield f"share that EF removes{when}", "EF / delay", rank(fed, both["fed_removed"])
+    yield from noise.ranked()
     yield from _ranked_of_the_paper()
     for optimizer, rows in _predicted("momentum").groupby("optimizer"):
         ratio = rows["sync"] / rows["delayed"]
-        yield f"gap of {name(optimizer)}, by momentum", "sync / delay", _rank(ratio, rows["gap"])
+        yield f"gap of {name(optimizer)}, by momentum", "sync / delay", rank(ratio, rows["gap"])
     for optimizer, rows in _predicted("coefficient").groupby("optimizer"):
-        rank = _rank(1 / rows["corrected"], rows["gap"])
-        yield f"gap of {name(optimizer)} with EF, by λ", "1 / limit", rank
+        found = rank(1 / rows["corrected"], rows["gap"])
+        yield f"gap of {name(optimizer)} with EF, by λ", "1 / limit", found
 
 
-def _ranked_at_long() -> Iterator[Ranked]:
-    found = _at_long()
-    gaps, shares = [one.gap["gap"] for one in found], [one.fed["removed"] for one in found]
-    limits, noise, fed, quiet = zip(
-        *(
-            (of.sync_over_delayed, of.noise_delayed, of.corrected_over_delayed, of.noise_removed)
-            for of, _, _ in found
-        ),
-        strict=True,
-    )
-    at, share = "gap of the delay at `long`, by optimizer", "share that EF removes at `long`"
-    yield at, "sync / delay", _rank(limits, gaps)
-    yield at, f"noise at k = {K:g}", _rank(noise, gaps)
-    yield share, "EF / delay", _rank(fed, shares)
-    yield share, f"removed of the noise at k = {K:g}", _rank(quiet, shares)
-
-
-def _ranked_of_the_paper() -> Iterator[Ranked]:
+def _ranked_of_the_paper() -> Iterator[noise.Ranked]:
     taxes = reported_taxes()
     taxes = taxes[taxes["who"].str.startswith("paper") & (taxes["arm"] == "delay")]
     found = list(map(_of_conf, taxes["optimizer"]))
     what = "token tax in the paper, 360M, by optimizer"
-    yield what, "sync / delay", _rank([one.sync_over_delayed for one in found], taxes["tax"])
-    yield what, f"noise at k = {K:g}", _rank([one.noise_delayed for one in found], taxes["tax"])
-
-
-def _rank(predicted: Iterable[float], measured: Iterable[float]) -> Rank:
-    return rank_correlation(list(predicted), list(measured))
+    yield what, "sync / delay", rank([one.sync_over_delayed for one in found], taxes["tax"])
+    yield (
+        what,
+        f"noise at k = {noise.K:g}",
+        rank([one.noise_delayed for one in found], taxes["tax"]),
+    )
 
 
 def noise_regime() -> str:

@@ -17,10 +17,11 @@ from analysis.theory.corrections import Hooks, hooks
 from analysis.theory.filters import SAME
 from analysis.theory.optimizers import linear
 from analysis.theory.recursion import Loop
-from analysis.theory.score import settings
-from bench.documents import along, measured, paired, remedies, spike, tables, theory
+from analysis.theory.score import FEEDBACK, settings
+from bench.documents import along, measured, noise, paired, remedies, spike, tables
 from bench.documents.published import DOCS, LONG
 
+FED = {"_target_": FEEDBACK, "coefficient": 1.0, "lag": 1}
 NESTEROV = partial(paired.nesterov, "long")
 Losses = Mapping[tuple[str, ...], Mapping[str, float]]
 
@@ -163,11 +164,11 @@ def test_a_gap_shrinks_with_the_length() -> None:
 def test_the_theory_stands_beside_the_gaps_of_long() -> None:
     """NAdamW's share is that of its momentum after 1,600 updates."""
     of = losses("nadamw_long_trials", "arm")
-    rows = {row[0]: row for row in lines(theory.beside_long())}
+    rows = {row[0]: row for row in lines(noise.optimizers())}
     loop = linear(settings("nadamw", {"optimizer.lr": 0.002}), 1600)
     sync, late, fed = (
-        Loop(loop, of_delay).noise(theory.K)
-        for of_delay in (Hooks(SAME), Hooks(filters.late(1)), hooks(theory.FED, 1))
+        Loop(loop, of_delay).noise(noise.K)
+        for of_delay in (Hooks(SAME), Hooks(filters.late(1)), hooks(FED, 1))
     )
     assert rows["NAdamW"][1] == f"{late / sync:.3f}"
     assert rows["NAdamW"][2] == cell(minus(of[("delay",)], of[("sync",)]))
