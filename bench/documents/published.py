@@ -45,6 +45,7 @@ SWEEPS: Mapping[str, Published] = {
 LONG: Mapping[str, Published] = {
     "shared_rate": Published(["long_trials", "nadamw_long_trials"]),
     "main": Published(["replication_long_trials"]),
+    "fragile": Published(["replication_long_trials", "fragile_long_trials"], ("sync", "delay")),
     "gradient_feedback": Published(
         ["corrections_long_trials"], ("sync", "delay", "delay_ef", "delay_ef_gradient")
     ),
