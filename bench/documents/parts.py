@@ -116,6 +116,7 @@ PARTS: Mapping[str, Part] = {
     "long-momentum-ends": partial(along.momentum, "momentum_ends", "long"),
     "long-momentum-ends-verdicts": partial(sentences.verdicts, "momentum_ends", scale="long"),
     "long-batch-size-trials": partial(sentences.counts, "batch_size_long_trials"),
+    "long-batch-size-six-trials": partial(sentences.counts, "batch_size_six_long_trials"),
     "long-batch-size": partial(along.batch_size, "long"),
     "long-best-points": partial(along.best_points, "long"),
     "long-batch-size-verdicts": partial(sentences.verdicts, "batch_size", scale="long"),

@@ -66,7 +66,7 @@ LONG: Mapping[str, Published] = {
     "momentum": Published(["momentum_long_trials"]),
     "overshoot": Published(["overshoot_long_trials"]),
     "momentum_ends": Published(["momentum_ends_long_trials"]),
-    "batch_size": Published(["batch_size_long_trials"]),
+    "batch_size": Published(["batch_size_six_long_trials"]),
     "remedies": Published(["remedies_long_trials"]),
     "spike": Published(["spike_long_trials"]),
     "stages": Published(["stages_long_trials"]),
