@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from analysis.forecast.forecast import Forecaster, Form, Point
 from analysis.forecast.ladder import Ladder, Rung
 from analysis.forecast.laws import left_out
 from analysis.forecast.support import why_not
+from analysis.statistics.intervals import Interval
 
 Target = tuple[int, int, int]
 """Updates, tokens per update, parameters."""
@@ -41,6 +42,8 @@ class Answer:
     why: str = ""
     forms: Sequence[Form] = ()
     """The chosen one first."""
+    exponents: Mapping[str, Interval] = field(default_factory=dict)
+    """95 % intervals of the law's exponents, around the forms that count."""
     left_out: Sequence[str] = ()
     """Regressors that do not vary on the ladder."""
     longest: Sequence[Foretold] = ()
@@ -65,6 +68,7 @@ def answer(ladder: Ladder, target: Target, seeds: int) -> Answer:
         seeds,
         point,
         forms=forecaster.forms,
+        exponents=forecaster.exponents,
         left_out=left_out(ladder.settings),
         longest=_longest(ladder),
     )

@@ -20,6 +20,8 @@ from analysis.statistics.intervals import CONFIDENCE, Interval
 
 DRAWS = 400
 """Refits of each form."""
+ENDS = (1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2
+"""The quantiles of the refits at which an interval ends."""
 SEED = 0
 REFUTED = 0.01
 """A form without a floor does not count if its likelihood of the rungs, each foretold from the
@@ -127,13 +129,27 @@ class Forecaster:
         found = [
             Form(
                 form=name,
-                exponents=law.exponents(self._best[name][0]),
+                exponents={key: of[0] for key, of in law.exponents(self._best[name]).items()},
                 held_out=float(np.sqrt((errors[name] ** 2).mean())),
                 likelihood=likelihoods[name] / total,
             )
             for name, law in self.taxes.items()
         ]
         return sorted(found, key=lambda form: -form.likelihood)
+
+    @cached_property
+    def exponents(self) -> dict[str, Interval]:
+        """95 % intervals of p, q and r as far as they were fitted, around all forms that count."""
+        drawn = [
+            self.taxes[form.form].exponents(self._drawn[1][form.form])
+            for form in self.forms
+            if form.counts
+        ]
+        ends = {
+            name: _around([np.quantile(of_form[name], ENDS)[:, None] for of_form in drawn])[0]
+            for name in drawn[0]
+        }
+        return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
 
     @cached_property
     def _best_slopes(self) -> Values:
@@ -181,9 +197,8 @@ class Forecaster:
         chosen = self.forms[0].form
         slope = self.sync.slopes(self._best_slopes, settings)[0]
         excess = self.taxes[chosen].excess(self._best[chosen], settings)[0]
-        ends = (1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2
         gap_ends, tax_ends = (
-            _around([np.quantile(of_form, ends, axis=0) for of_form in of_forms])
+            _around([np.quantile(of_form, ENDS, axis=0) for of_form in of_forms])
             for of_forms in self._outcomes(settings, seeds)
         )
         return [

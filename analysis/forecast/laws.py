@@ -164,10 +164,10 @@ class TaxLaw:
         falling, floor = self._parts(parameters, self._terms(settings))
         return np.asarray(falling + floor)
 
-    def exponents(self, parameters: Values) -> dict[str, float]:
-        """p, q and r as far as they were fitted, of one set of parameters [k]."""
+    def exponents(self, parameters: Values) -> dict[str, Values]:
+        """p, q and r as far as they were fitted, [sets] each, of parameters [sets, k]."""
         names = [SIGNS[REGRESSORS[i]][0] for i in self.scale.varied]
-        return dict(zip(names, map(float, parameters[1:]), strict=False))
+        return dict(zip(names, parameters.T[1:], strict=False))
 
     def _parts(self, parameters: Values, terms: Values) -> tuple[Values, Values]:
         """What falls, [sets, m], and the floor, [sets, 1]."""

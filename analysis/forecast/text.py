@@ -61,7 +61,7 @@ def _behind(of: Answer) -> list[str]:
     arm = of.ladder.arm
     if of.point is None:
         return [f"{arm}: not enough data: {of.why}"]
-    lines = [f"{arm}: {', '.join(map(_form, of.forms))}"]
+    lines = [f"{arm}: {', '.join(map(_form, of.forms))}", f"{arm}: {_exponents(of)}"]
     if of.ladder.shared:
         lines.append(f"{arm}: rungs of {of.ladder.shared}")
     if of.left_out:
@@ -74,6 +74,11 @@ def _form(form: Form) -> str:
     exponents = ", ".join(f"{name} = {value:.2f}" for name, value in form.exponents.items())
     refuted = "" if form.counts else ", refuted"
     return f"{form.form} ({exponents}; off by {form.held_out:.4f} on rungs left out{refuted})"
+
+
+def _exponents(of: Answer) -> str:
+    each = (f"{name} in [{low:.2f}, {high:.2f}]" for name, (low, high) in of.exponents.items())
+    return ", ".join(each)
 
 
 def _foretold(of: Foretold) -> str:
@@ -108,6 +113,7 @@ def plain(of: Answer) -> dict[str, Any]:
         **found,
         **_point(of.point),
         **{"is_beyond": of.is_beyond, "forms": forms, "left_out": list(of.left_out)},
+        "exponents": {key: list(ends) for key, ends in of.exponents.items()},
         "longest_from_shorter": longest,
     }
 

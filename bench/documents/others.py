@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,13 +15,16 @@ from analysis.forecast.forecast import Forecaster
 from analysis.forecast.ladder import Ladder, ladders
 from analysis.forecast.text import tax_text
 from analysis.statistics.reported import reported_taxes
-from analysis.table.names import REPORTED_ARMS
+from analysis.table.names import REPORTED_ARMS, minus
 from analysis.table.names import optimizer as name
 from bench.documents.cells import table
 from bench.documents.published import DOCS
 
-RUNGS = ("horizon_long_trials", "forecast_trials")
-"""Ours, at `long`: 400 to 6,400 updates."""
+RUNGS: Mapping[str, Sequence[str]] = {
+    "ours, 0.1M, same decay": ["horizon_long_trials", "forecast_trials"],
+    "ours, 0.4M": ["second_rung_trials"],
+}
+"""Whose runs → the files of their trials."""
 UPDATES: Mapping[str, int] = {
     "paper, 360M": 27_604,
     "marin, 130M MoE, T = 6,000": 6_000,
@@ -34,8 +37,8 @@ SEEDS = 3
 
 
 @cache
-def _ladders() -> Mapping[tuple[str, str], Ladder]:
-    trials = pd.concat([load(DOCS / f"{file}.csv") for file in RUNGS])
+def _ladders(whose: str) -> Mapping[tuple[str, str], Ladder]:
+    trials = pd.concat([load(DOCS / f"{file}.csv") for file in RUNGS[whose]])
     trials = trials.drop_duplicates("trial_id").reset_index(drop=True)
     return {
         (optimizer, ladder.arm): ladder
@@ -45,44 +48,47 @@ def _ladders() -> Mapping[tuple[str, str], Ladder]:
 
 
 @cache
-def _forecaster(optimizer: str, arm: str) -> Forecaster:
-    return Forecaster(_ladders()[optimizer, arm])
+def _forecaster(whose: str, optimizer: str, arm: str) -> Forecaster:
+    return Forecaster(_ladders(whose)[optimizer, arm])
 
 
 def taxes() -> str:
-    """Theirs, and what our law says at as many updates of our own runs."""
-    lines = [_line(row) for row in reported_taxes().to_dict("records")]
-    return table(["who", "optimizer, arm", "updates", "their tax", "our law there [95 %]"], lines)
+    """Theirs, and what our laws say at as many updates of our own runs."""
+    heads = ["who", "optimizer, arm", "updates", "their tax", *RUNGS]
+    return table(heads, [_line(row) for row in reported_taxes().to_dict("records")])
 
 
 def _line(row: Mapping[Any, Any]) -> list[str]:
     who, optimizer, arm = (str(row[key]) for key in ("who", "optimizer", "arm"))
     said = f"{name(optimizer)}, {REPORTED_ARMS.get(arm, arm)}"
-    ours = _at(optimizer, OURS.get(arm, arm), UPDATES[who])
-    return [who, said, f"{UPDATES[who]:,}", f"{row['tax']:.2f}", ours]
+    ours = [_at(whose, optimizer, OURS.get(arm, arm), UPDATES[who]) for whose in RUNGS]
+    return [who, said, f"{UPDATES[who]:,}", f"{row['tax']:.2f}", *ours]
 
 
-def _at(optimizer: str, arm: str, updates: int) -> str:
-    if (optimizer, arm) not in _ladders():
+def _at(whose: str, optimizer: str, arm: str, updates: int) -> str:
+    """Our tax in runs of so many updates, of the batch of the first rung."""
+    if (optimizer, arm) not in _ladders(whose):
         return ""
-    _, batch, parameters = _ladders()[optimizer, arm].settings[0]
-    return tax_text(
-        _forecaster(optimizer, arm).at(np.array([[updates, batch, parameters]]), SEEDS)[0]
-    )
+    _, batch, parameters = _ladders(whose)[optimizer, arm].settings[0]
+    settings = np.array([[updates, batch, parameters]])
+    return tax_text(_forecaster(whose, optimizer, arm).at(settings, SEEDS)[0])
 
 
 def exponents() -> str:
     """p of tax - 1 ~ T^-p: of our laws, and between marin's two horizons."""
-    return table(["who", "optimizer, arm", "p", "from"], [*_ours(), *_theirs()])
+    return table(["who", "optimizer, arm", "p [95 %]", "from"], [*_ours(), *_theirs()])
 
 
 def _ours() -> Iterator[list[str]]:
-    for (optimizer, arm), ladder in _ladders().items():
-        found = _forecaster(optimizer, arm).forms[0]
-        lengths = [rung.updates for rung in ladder.rungs]
-        said = f"{len(lengths)} lengths, {min(lengths):,} to {max(lengths):,} updates"
-        words = f"{name(optimizer)}, {REPORTED_ARMS[arm]}"
-        yield ["ours", words, f"{found.exponents['p']:+.2f}", f"{said}, {found.form}"]
+    for whose in RUNGS:
+        for (optimizer, arm), ladder in _ladders(whose).items():
+            forecaster = _forecaster(whose, optimizer, arm)
+            found, (low, high) = forecaster.forms[0], forecaster.exponents["p"]
+            lengths = sorted({rung.updates for rung in ladder.rungs})
+            said = f"{len(lengths)} lengths, {lengths[0]:,} to {lengths[-1]:,} updates"
+            words = f"{name(optimizer)}, {REPORTED_ARMS[arm]}"
+            p = minus(f"{found.exponents['p']:+.2f} [{low:+.2f}, {high:+.2f}]")
+            yield [whose, words, p, f"{said}, {found.form}"]
 
 
 def _theirs() -> Iterator[list[str]]:

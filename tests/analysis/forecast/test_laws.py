@@ -80,6 +80,21 @@ def test_an_interval_holds_a_longer_run_as_often_as_it_says(floor: float) -> Non
     assert width < 0.025  # gaps of the rungs reach from 0.014 to 0.1
 
 
+@pytest.mark.parametrize("floor", [FLOORS[0], FLOORS[-1]])
+def test_intervals_of_exponents_hold_the_true_ones_as_often_as_they_say(floor: float) -> None:
+    """Each of p and q, and narrow enough for the sign of p to be sure in most ladders."""
+    truth, held, positive = Truth(floor=floor), {"p": 0, "q": 0}, 0
+    for i in range(30):
+        shown = ladder(truth, np.random.default_rng(i))
+        found = Forecaster(shown, seed=i, draws=200).exponents
+        for name, value in (("p", truth.p), ("q", truth.q)):
+            low, high = found[name]
+            held[name] += low <= value <= high
+        positive += found["p"][0] > 0
+    assert min(held.values()) >= binom.ppf(CHANCE, 30, CONFIDENCE)
+    assert positive >= 20
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("floor", FLOORS)
 @pytest.mark.parametrize(
