@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -18,6 +19,7 @@ from bench.documents.published import of_sweep
 
 K = 0.1
 """At which noise is compared."""
+REMOVED = f"removed of the noise at k = {K:g}"
 Ranked = tuple[str, str, Rank]
 """What is ranked, by what of the theory, and how well."""
 Settings = Mapping[str, Any]
@@ -70,9 +72,9 @@ def optimizers() -> str:
     return table([*heads, "of the gap"], rows)
 
 
-def coefficients() -> str:
+def coefficients(sweep: str) -> str:
     """The share that Error Feedback removes of the noise, and of the gap, one column per λ."""
-    found = _found("coefficient")
+    found = _found(sweep)
     values = sorted({of.fed["coefficient"] for of in found})
     rows = []
     for optimizer in dict.fromkeys(of.theory.optimizer for of in found):
@@ -83,9 +85,9 @@ def coefficients() -> str:
     return table(["λ", *(f"{value:g}" for value in values)], rows)
 
 
-def inside() -> str:
+def inside(sweep: str) -> str:
     """How many shares of the gap have the share of the noise within their interval."""
-    found = _found("coefficient")
+    found = _found(sweep)
     within = sum(
         of.fed["removed_low"] <= of.theory.noise_removed <= of.fed["removed_high"] for of in found
     )
@@ -110,7 +112,15 @@ def ranked() -> Iterator[Ranked]:
     yield at, "sync / delay", rank(theory["sync / delay"], theory["gap"])
     yield at, f"noise at k = {K:g}", rank(theory["noise"], theory["gap"])
     yield share, "EF / delay", rank(theory["EF / delay"], theory["share"])
-    yield share, f"removed of the noise at k = {K:g}", rank(theory["removed"], theory["share"])
+    yield share, REMOVED, rank(theory["removed"], theory["share"])
+    known = [of for of in _found("noise") if not math.isnan(of.fed["removed"])]
+    for value, each in groupby(sorted(known, key=_coefficient), key=_coefficient):
+        pairs = [(of.theory.noise_removed, of.fed["removed"]) for of in each]
+        yield f"the same at λ = {value:g}, in `noise`", REMOVED, rank(*zip(*pairs, strict=True))
+
+
+def _coefficient(of: Beside) -> float:
+    return float(of.fed["coefficient"])
 
 
 def rank(predicted: Iterable[float], measured: Iterable[float]) -> Rank:

@@ -62,6 +62,7 @@ LONG: Mapping[str, Published] = {
     "synchronous_start": Published(["synchronous_start_long_trials"]),
     "nadamw": Published(["nadamw_long_trials", "nadamw_momentum_long_trials"]),
     "nesterov": Published(["nesterov_long_trials"]),
+    "noise": Published(["noise_long_trials"]),
     "coefficient": Published(["coefficient_long_trials"]),
     "momentum": Published(["momentum_long_trials"]),
     "overshoot": Published(["overshoot_long_trials"]),
