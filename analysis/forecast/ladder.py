@@ -13,6 +13,7 @@ import pandas as pd
 
 from analysis.forecast.fit import Values
 from analysis.statistics.pairs import VARIANT, pairs
+from analysis.statistics.regime import regimes
 from analysis.table.points import group_of, in_words, varied
 from analysis.table.tasks import LENGTH, updates_asked
 
@@ -37,6 +38,8 @@ class Rung:
     losses: Values
     trial_ids: tuple[str, ...] = ()
     """Of both arms."""
+    regime: str = ""
+    """Why it lies outside of the paper's; empty if it does not (`statistics.regime`)."""
 
     @property
     def settings(self) -> tuple[int, int, int]:
@@ -104,6 +107,7 @@ def every_ladder(trials: pd.DataFrame, optimizer: str) -> list[Ladder]:
     }
     paired = paired[paired["point"].isin(list(family))].merge(_settings(own), on="point")
     paired["family"] = paired["point"].map(family)
+    paired["regime"] = paired["point"].map(regimes(own))
     return [
         _ladder(optimizer, str(arm), str(words), group)
         for (arm, words, *_), group in paired.groupby(["arm", "family", *VARIANT])
@@ -165,6 +169,7 @@ def _rung(settings: Any, group: pd.DataFrame) -> Rung | str:
         gaps=known["gap"].to_numpy(dtype=float),
         losses=known["final_val_loss_sync"].to_numpy(dtype=float),
         trial_ids=tuple(sorted(map(str, ids))),
+        regime=str(known["regime"].iloc[0]),
     )
 
 

@@ -32,6 +32,7 @@ NEEDED = (
     "gap_high",
     "date",
 )
+INSIDE, OUTSIDE = "inside", "outside"
 HEADS = ("forecast of", "at", "made", "forecast [95 %]", "measured [95 %]", "n", "error", "verdict")
 
 
@@ -85,7 +86,12 @@ class Check:
             return "no forecast: runs had ended before it"
         mean = float(self.rung.gaps.mean())
         is_inside = self.forecast["gap_low"] <= mean <= self.forecast["gap_high"]
-        return "inside" if is_inside else "outside"
+        return INSIDE if is_inside else OUTSIDE
+
+    @property
+    def error(self) -> float:
+        """Forecast minus measured mean gap; NaN before the run."""
+        return math.nan if self.rung is None else self.forecast["gap"] - self.rung.gaps.mean()
 
 
 def checks(folder: Path, trials: pd.DataFrame) -> list[Check]:
@@ -125,9 +131,20 @@ def _check(forecast: Mapping[str, Any], trials: pd.DataFrame) -> Check:
 
 
 def text(found: Sequence[Check]) -> str:
-    """A Markdown table with one row per forecast."""
+    """A Markdown table with one row per forecast, and the score below it."""
     rows = [HEADS, ["---"] * len(HEADS), *map(_cells, found)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return "\n".join(["| " + " | ".join(row) + " |" for row in rows] + ["", score(found)])
+
+
+def score(found: Sequence[Check]) -> str:
+    """How many of those that were checked held, and how many were too high."""
+    checked = [each for each in found if each.verdict in (INSIDE, OUTSIDE)]
+    inside = sum(each.verdict == INSIDE for each in checked)
+    above = sum(each.error > 0 for each in checked)
+    return (
+        f"{len(checked)} checked: {inside} inside, {len(checked) - inside} outside of the 95 % "
+        f"interval; {above} of them above what was measured, {len(checked) - above} below."
+    )
 
 
 def _cells(of: Check) -> list[str]:
@@ -139,5 +156,5 @@ def _cells(of: Check) -> list[str]:
         return [*cells, "", "", "", of.verdict]
     mean, (low, high) = float(of.rung.gaps.mean()), mean_interval(of.rung.gaps)
     ends = "" if math.isnan(low) else f" [{low:+.4f}, {high:+.4f}]"
-    error = f"{said['gap'] - mean:+.4f}"
-    return [*cells, f"{mean:+.4f}{ends}", str(len(of.rung.gaps)), error, of.verdict]
+    seeds = str(len(of.rung.gaps))
+    return [*cells, f"{mean:+.4f}{ends}", seeds, f"{of.error:+.4f}", of.verdict]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from analysis.forecast.answer import Answer, Foretold
 from analysis.forecast.forecast import Form, Point
-from analysis.forecast.ladder import name_of
+from analysis.forecast.ladder import Ladder, name_of
+from analysis.table.text import some
 
 HEADS = ("arm", "gap [95 %]", "token tax [95 %]", "form", "rungs", "T of the rungs")
 TRUST = (
@@ -67,6 +69,7 @@ def _behind(of: Answer) -> list[str]:
     if of.left_out:
         lines.append(f"{arm}: no term of {', '.join(of.left_out)}, which does not vary")
     lines += [f"{arm}: without {reason}" for reason in of.ladder.dropped]
+    lines += [f"{arm}: {line}" for line in _outside(of.ladder)]
     return lines + [f"{arm}: {_foretold(each)}" for each in of.longest]
 
 
@@ -79,6 +82,17 @@ def _form(form: Form) -> str:
 def _exponents(of: Answer) -> str:
     each = (f"{name} in [{low:.2f}, {high:.2f}]" for name, (low, high) in of.exponents.items())
     return ", ".join(each)
+
+
+def _outside(ladder: Ladder) -> Iterator[str]:
+    """One line per reason for which rungs lie outside of the paper's regime."""
+    by_reason: dict[str, list[str]] = defaultdict(list)
+    for rung in ladder.rungs:
+        by_reason[rung.regime].append(name_of(rung.settings))
+    for reason, names in by_reason.items():
+        if reason:
+            many = f"{len(names)} of {len(ladder.rungs)} rungs"
+            yield f"{many} are outside of the paper's regime, {reason}: {some(names)}"
 
 
 def _foretold(of: Foretold) -> str:
@@ -94,6 +108,7 @@ def plain(of: Answer) -> dict[str, Any]:
         **{"optimizer": of.ladder.optimizer, "arm": of.ladder.arm, "updates": updates},
         **{"batch": batch, "parameters": parameters, "seeds": of.seeds, "why": of.why},
         "rungs": [list(rung.settings) for rung in of.ladder.rungs],
+        "regimes": [rung.regime for rung in of.ladder.rungs],
     }
     if of.point is None:
         return found

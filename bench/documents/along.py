@@ -57,9 +57,11 @@ def batch_size(scale: str = "tiny") -> str:
     return _along(trials, chosen, "batch_size", "batch size", keys=("optimizer.lr",))
 
 
-def horizon(sweep: str, scale: str) -> str:
-    """Gap and tax of each arm, one column per length."""
+def horizon(sweep: str, scale: str, batch_size: int | None = None) -> str:
+    """Gap and tax of each arm, one column per length; of one batch size or of all."""
     trials, found = of_sweep(sweep, scale)
+    trials = _of_batch(trials, batch_size)
+    found = found[found["point"].isin(trials["point"])]
     lengths = trials.drop_duplicates("point").set_index("point")["num_updates_asked"]
     found = found[found["pairs"] > 0].assign(length=found["point"].map(lengths))
     values = sorted(found["length"].unique())
@@ -73,10 +75,14 @@ def horizon(sweep: str, scale: str) -> str:
     return table(["updates", *(f"{value:,}" for value in values)], lines)
 
 
-def shrinking(sweep: str, scale: str, later: int) -> str:
+def _of_batch(trials: pd.DataFrame, batch_size: int | None) -> pd.DataFrame:
+    return trials if batch_size is None else trials[trials["batch_size"] == batch_size]
+
+
+def shrinking(sweep: str, scale: str, later: int, batch_size: int | None = None) -> str:
     """How much larger each arm's gap is at the shortest length, and at `later`, than at the
     longest, paired by seed."""
-    trials = of_sweep(sweep, scale).trials
+    trials = _of_batch(of_sweep(sweep, scale).trials, batch_size)
     length = "num_updates_asked"
     losses = trials.pivot_table(
         index=["optimizer", "seed"], columns=["arm", length], values="final_val_loss"

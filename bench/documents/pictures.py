@@ -7,12 +7,13 @@ from functools import partial
 
 import pandas as pd
 
-from analysis.figures import BY_NAME, Figure
+from analysis.figures import BY_NAME
 from analysis.figures.data.downstream import of_scores
 from analysis.figures.draw.fonts import with_font
-from analysis.figures.figure import Spec, plot, whole
+from analysis.figures.figure import Plot, Spec, plot, whole
 from analysis.figures.files import picture
 from analysis.table.names import REPORTED_ARMS
+from bench.documents import others
 from bench.documents.published import (
     DOCS,
     FRONT,
@@ -33,10 +34,6 @@ def _downstream() -> pd.DataFrame:
     return of_scores(scores.assign(setting=scores["model"]), REPORTED_ARMS)
 
 
-def _of(shown: Callable[[], View], figure: Figure) -> pd.DataFrame:
-    return figure.data(*shown())
-
-
 TRIALS: Mapping[str, tuple[str, Callable[[], View]]] = {
     "final_losses": ("final_losses", partial(view, FRONT)),
     "two_regimes": ("final_losses", partial(view, SWEEPS["main"], FRONT)),
@@ -54,18 +51,25 @@ TRIALS: Mapping[str, tuple[str, Callable[[], View]]] = {
 }
 """SVG in docs/ → the figure of the report, and the trials that it shows. A CSV has no curves, and
 so no figure over training is among them."""
-PICTURES: Mapping[str, tuple[str, Callable[[Figure], pd.DataFrame]]] = {
-    **{name: (figure, partial(_of, shown)) for name, (figure, shown) in TRIALS.items()},
-    "downstream": ("downstream", lambda figure: _downstream()),
+
+
+def _shown(name: str) -> Plot:
+    figure_name, shown = TRIALS[name]
+    figure = BY_NAME[figure_name]
+    return plot(figure, figure.data(*shown()))
+
+
+PICTURES: Mapping[str, Callable[[], Plot]] = {
+    **{name: partial(_shown, name) for name in TRIALS},
+    "downstream": lambda: plot(BY_NAME["downstream"], _downstream()),
+    "forecast": others.longest,
 }
-"""SVG in docs/ → the figure of the report, and what makes the data that it shows."""
+"""SVG in docs/ → what draws it."""
 
 
 def pictured(name: str) -> Spec:
     """The specification of one of PICTURES."""
-    figure_name, data = PICTURES[name]
-    figure = BY_NAME[figure_name]
-    return whole(plot(figure, data(figure)))
+    return whole(PICTURES[name]())
 
 
 def write() -> None:

@@ -58,6 +58,7 @@ LONG: Mapping[str, Published] = {
         ),
     ),
     "horizon": Published(["horizon_long_trials", "horizon_soap_long_trials"]),
+    "ladder": Published(["ladder_long_trials", "ladder_top_long_trials"]),
     "horizon_end": Published(["horizon_end_long_trials"]),
     "synchronous_start": Published(["synchronous_start_long_trials"]),
     "nadamw": Published(["nadamw_long_trials", "nadamw_momentum_long_trials"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis import load
-from analysis.forecast.register import checks
+from analysis.forecast.register import Check, checks, score
 from analysis.forecast.register import text as forecasts_text
 from analysis.statistics.reported import reported_taxes
 from analysis.statistics.tax import MAIN_ARMS, best_taxes
@@ -16,6 +16,7 @@ from bench.documents.cells import gap, loss, mean, removed, rows_of, table
 from bench.documents.published import (
     DOCS,
     LENGTHS,
+    LONG,
     SWEEPS,
     Published,
     View,
@@ -141,8 +142,17 @@ def coefficients(sweep: str, method: str, scale: str = "tiny") -> str:
 
 def forecasts() -> str:
     """The registered ones beside what was measured since."""
-    trials = view(Published(["forecast_trials"]), SWEEPS["second_rung"]).trials
-    return forecasts_text(checks(DOCS / "forecasts", trials)).strip()
+    return forecasts_text(_checks())
+
+
+def forecast_score() -> str:
+    """How many of them held."""
+    return score(_checks())
+
+
+def _checks() -> list[Check]:
+    published = (Published(["forecast_trials"]), SWEEPS["second_rung"], LONG["ladder"])
+    return checks(DOCS / "forecasts", view(*published).trials)
 
 
 def regimes(*optimizers: str) -> str:

@@ -60,7 +60,7 @@ def result(settings: dict[str, Any], loss: float | None, **changes: Any) -> dict
         "status": "diverged" if loss is None else "completed",
         "final_val_loss": loss,
         "diverged_at": 7 if loss is None else None,
-        "num_updates": 7 if loss is None else 400,
+        "num_updates": 7 if loss is None else settings["num_updates"] or 400,
         "num_parameters": 450_000,
         "tokens": 819_200,
         "epochs": 0.2,

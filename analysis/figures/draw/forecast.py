@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from analysis.figures.data.forecast import LAW, RUNG, TARGET
+from analysis.figures.data.forecast import LAW, MEASURED, RUNG, TARGET
 from analysis.figures.draw.marks import GAP_TITLE, hover, legend, panels_of, rounded
 from analysis.figures.draw.scales import of_gaps, of_numbers
 from analysis.figures.draw.style import INK, SOFT, ordered_styles
@@ -16,6 +16,7 @@ CAPTION = (
     "interval of a mean of as many seeds as are forecast",
     "hatched: extrapolated, no rung is as short or as long; diamond: the forecast",
 )
+MEASURED_CAPTION = "open circle: what was measured after the forecast"
 
 
 def charts(data: pd.DataFrame) -> list[Chart]:
@@ -26,8 +27,8 @@ def charts(data: pd.DataFrame) -> list[Chart]:
 
 def _panel(data: pd.DataFrame, title: alt.TitleParams, y: alt.Y) -> Chart:
     columns = ["series", "updates", "n", "mean", "low", "high"]
-    law, rungs, target = (
-        rounded(data[data["kind"] == kind], columns) for kind in (LAW, RUNG, TARGET)
+    law, rungs, target, measured = (
+        rounded(data[data["kind"] == kind], columns) for kind in (LAW, RUNG, TARGET, MEASURED)
     )
     beyond = rounded(data[(data["kind"] == LAW) & data["is_beyond"]], columns)
     x = of_numbers("updates", "updates T", pd.concat([rungs["updates"], target["updates"]]))
@@ -36,7 +37,7 @@ def _panel(data: pd.DataFrame, title: alt.TitleParams, y: alt.Y) -> Chart:
     look = legend({name: name for name in names}, ordered_styles(names))
     band = alt.Chart(law).encode(x=x, y=low, y2=alt.Y2("high:Q"))
     points = alt.Chart(rungs).encode(x=x, color=look.color)
-    at_target = alt.Chart(target).encode(x=x)
+    at_target, after = (alt.Chart(rows).encode(x=x) for rows in (target, measured))
     return alt.layer(
         band.mark_area(opacity=0.12, color=INK),
         # Vega-Lite has no pattern to fill with: upright lines hatch the band.
@@ -52,5 +53,7 @@ def _panel(data: pd.DataFrame, title: alt.TitleParams, y: alt.Y) -> Chart:
         at_target.mark_point(shape="diamond", filled=True, size=90, color=INK, opacity=1).encode(
             y=y, tooltip=hover(columns)
         ),
+        after.mark_rule(color=INK, strokeDash=[2, 2]).encode(y=low, y2=alt.Y2("high:Q")),
+        after.mark_point(size=70, color=INK, opacity=1).encode(y=y, tooltip=hover(columns)),
         title=title,
     )

@@ -31,7 +31,8 @@ def checked(store: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """The last cells of the table of `forecasts`: the measured gap, n, the error, the verdict."""
     capsys.readouterr()
     assert main(["forecasts", f"results={store}", f"record={store.parent / 'record'}"]) == 0
-    return [cell.strip() for cell in capsys.readouterr().out.splitlines()[-1].split("|")[5:-1]]
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    return [cell.strip() for cell in rows[-1].split("|")[5:-1]]
 
 
 def put_longest(store: Path, gaps: Sequence[float]) -> None:
@@ -82,6 +83,20 @@ def test_a_forecast_is_recorded_and_then_checked(
     measured, n, error, verdict = checked(store, capsys)
     assert measured.startswith(f"{said['gap'] + 0.001:+.4f} [")
     assert (n, error, verdict) == ("2", "-0.0010", "inside")
+
+
+def test_the_score_counts_what_was_checked(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = store.parent / "record"
+    assert run(store, *WORDS, f"record={record}") == 0
+    assert run(store, "optimizer=muon", "updates=6400", "batch=128", f"record={record}") == 0
+    put_longest(store, [0.3, 0.3])
+    capsys.readouterr()
+    main(["forecasts", f"record={record}", f"results={store}"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == (
+        "1 checked: 0 inside, 1 outside of the 95 % interval; 0 of them above what was measured, "
+        "1 below."
+    )
 
 
 def test_a_larger_ladder_of_other_settings_takes_no_forecast_away(

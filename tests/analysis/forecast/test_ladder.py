@@ -12,6 +12,7 @@ from analysis import load
 from analysis.forecast.answer import answer
 from analysis.forecast.ladder import Ladder, ladders
 from analysis.forecast.support import why_not
+from analysis.forecast.text import text
 from tests.support.simulated_ladders import BATCHES, LENGTHS, SIZE, Truth, ladder, write
 from tests.support.synthetic_store import config, put, result
 from tests.support.synthetic_store import write as write_trial
@@ -65,6 +66,18 @@ def test_a_rung_with_a_diverged_run_does_not_count(tmp_path: Path, simulated: La
     [found] = ladders(load(tmp_path), "muon")
     assert len(found.rungs) == len(simulated.rungs)
     assert found.dropped == (f"T=50, B=128, N={SIZE:,}: 1 of 2 delayed runs diverged",)
+
+
+def test_rungs_outside_of_the_papers_regime_are_said_to_be(
+    tmp_path: Path, simulated: Ladder
+) -> None:
+    """A momentum of 0.9 remembers ten updates, so that 1,000 are enough; no decay is active."""
+    write(tmp_path, simulated)
+    [found] = ladders(load(tmp_path), "muon")
+    short = "T < 100 / (1 - momentum)"
+    assert {rung.updates for rung in found.rungs if short in rung.regime} == {400, 800}
+    said = text([answer(found, (12_800, 128, SIZE), 3)])
+    assert f"delay: 4 of 8 rungs are outside of the paper's regime, {short}: T=400, B=128" in said
 
 
 def test_a_forecast_needs_rungs_for_what_it_asks(simulated: Ladder) -> None:

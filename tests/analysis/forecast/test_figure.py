@@ -1,0 +1,46 @@
+"""The figure of a forecast beside what was measured since."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from analysis.figures.data.forecast import LAW, MEASURED, RUNG, TARGET, data
+from analysis.figures.draw.forecast import MEASURED_CAPTION
+from analysis.figures.figure import whole
+from analysis.figures.forecast import drawn
+from analysis.forecast.answer import Answer, answer
+from analysis.forecast.ladder import Rung
+from tests.support.simulated_ladders import SIZE, Truth, ladder
+
+LONGEST = Rung(12_800, 128, SIZE, gaps=np.array([0.01, 0.03]), losses=np.array([1.0, 1.0]))
+
+
+@pytest.fixture(scope="module")
+def foretold() -> Answer:
+    return answer(ladder(Truth(), np.random.default_rng(0)), LONGEST.settings, 3)
+
+
+def test_the_law_does_not_know_what_was_measured_since(foretold: Answer) -> None:
+    before, after = data([foretold]), data([foretold], [LONGEST])
+    [measured] = after[after["kind"] == MEASURED].to_dict("records")
+    assert (measured["updates"], measured["n"]) == (12_800, 2)
+    assert measured["mean"] == pytest.approx(0.02)
+    assert measured["is_beyond"]
+    for kind in (LAW, RUNG, TARGET):
+        shown = [of[of["kind"] == kind].reset_index(drop=True) for of in (before, after)]
+        assert len(shown[0])
+        assert shown[0].equals(shown[1])
+
+
+def test_an_open_circle_is_explained_where_there_is_one(foretold: Answer) -> None:
+    with_it, without = drawn([foretold], [LONGEST]), drawn([foretold])
+    assert MEASURED_CAPTION in whole(with_it)["description"]
+    assert MEASURED_CAPTION not in whole(without)["description"]
+
+
+def test_what_has_no_forecast_is_not_drawn(foretold: Answer) -> None:
+    none = replace(foretold, point=None)
+    assert data([none], [LONGEST]).empty
