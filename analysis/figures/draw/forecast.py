@@ -32,7 +32,7 @@ def _panel(data: pd.DataFrame, title: alt.TitleParams, y: alt.Y) -> Chart:
     )
     beyond = rounded(data[(data["kind"] == LAW) & data["is_beyond"]], columns)
     x = of_numbers("updates", "updates T", pd.concat([rungs["updates"], target["updates"]]))
-    low = alt.Y("low:Q", title=GAP_TITLE, scale=y["scale"])
+    low = alt.Y("low:Q", title=y["title"], scale=y["scale"])
     names = list(dict.fromkeys(rungs["series"]))
     look = legend({name: name for name in names}, ordered_styles(names))
     band = alt.Chart(law).encode(x=x, y=low, y2=alt.Y2("high:Q"))

@@ -44,3 +44,12 @@ def test_an_open_circle_is_explained_where_there_is_one(foretold: Answer) -> Non
 def test_what_has_no_forecast_is_not_drawn(foretold: Answer) -> None:
     none = replace(foretold, point=None)
     assert data([none], [LONGEST]).empty
+
+
+def test_all_layers_give_the_axis_one_title(foretold: Answer) -> None:
+    """Vega-Lite strings titles that differ together."""
+    far = replace(LONGEST, gaps=np.array([2.0, 3.0]))  # the axis is logarithmic, and says so
+    [panel] = drawn([foretold], [far]).specs
+    titles = [layer["encoding"]["y"]["title"] for layer in panel["layer"]]
+    assert "logarithmic" in str(titles[0])
+    assert all(title == titles[0] for title in titles)
