@@ -113,6 +113,7 @@ PARTS: Mapping[str, Part] = {
     "long-momentum": partial(along.momentum, "momentum", "long"),
     "long-momentum-verdicts": partial(sentences.verdicts, "momentum", scale="long"),
     "long-momentum-ends-trials": partial(sentences.counts, "momentum_ends_long_trials"),
+    "long-momentum-ends-more-trials": partial(sentences.counts, "momentum_ends_more_long_trials"),
     "long-momentum-ends": partial(along.momentum, "momentum_ends", "long"),
     "long-momentum-ends-verdicts": partial(sentences.verdicts, "momentum_ends", scale="long"),
     "long-batch-size-trials": partial(sentences.counts, "batch_size_long_trials"),

@@ -67,7 +67,7 @@ LONG: Mapping[str, Published] = {
     "coefficient": Published(["coefficient_long_trials"]),
     "momentum": Published(["momentum_long_trials"]),
     "overshoot": Published(["overshoot_long_trials"]),
-    "momentum_ends": Published(["momentum_ends_long_trials"]),
+    "momentum_ends": Published(["momentum_ends_more_long_trials"]),
     "batch_size": Published(["batch_size_six_long_trials"]),
     "remedies": Published(["remedies_long_trials"]),
     "spike": Published(["spike_long_trials"]),
