@@ -33,34 +33,21 @@ data-%: $(READY)  ## prepare a corpus: data-wiki, data-gcide, data-fineweb_edu
 
 # $(call sweep,SCALE,NAME)
 sweep = $(BIN)/python -m sweeps sweep=$(2) scale=$(1) $(if $(DRY_RUN),dry_run=true) $(ARGS)
+# $(call corpus,SCALES): the wiki text, if one of the scales trains on it.
+corpus = $(if $(shell grep -ls 'data=wiki' $(patsubst %,conf/scale/%.yaml,$(1))),$(WIKI))
 stem = $(subst -, ,$*)
 
-sweep-micro sweep-long: $(WIKI)
-
-# Many small updates are nearer to the paper than few large ones, which `sweep-tiny-main` makes.
-sweep-tiny: $(READY) $(WIKI)  ## the README's job: the sweep main at the scale long
-	$(call sweep,long,main)
-
-sweep-%: $(READY)  ## a sweep: sweep-SCALE (its sweep main) or sweep-SCALE-NAME, e.g. sweep-135m, sweep-tiny-optimizers; DRY_RUN=1 prices it
+.SECONDEXPANSION:
+sweep-%: $(READY) $$(call corpus,$$(firstword $$(stem)))  ## a sweep: sweep-SCALE (its sweep main) or sweep-SCALE-NAME, e.g. sweep-tiny, sweep-135m-optimizers; DRY_RUN=1 prices it
 	$(call sweep,$(word 1,$(stem)),$(or $(word 2,$(stem)),main))
-
-# These scales train on the wiki text, whichever the sweep.
-sweep-micro-%: $(READY) $(WIKI)
-	$(call sweep,micro,$*)
-
-sweep-tiny-%: $(READY) $(WIKI)
-	$(call sweep,tiny,$*)
-
-sweep-long-%: $(READY) $(WIKI)
-	$(call sweep,long,$*)
 
 # Of `figures`. Its report is of the store that the sweeps write.
 STORE = $(or $(lastword $(filter results=%,$(ARGS))),results=results)
 SCALES := $(basename $(notdir $(wildcard conf/scale/*.yaml)))
-# Without a scale, tiny is run and every scale is priced.
-FIGURE_SCALES := $(or $(SCALE),$(if $(DRY_RUN),$(SCALES),tiny))
+# Without a scale, few_updates is run and every scale is priced.
+FIGURE_SCALES := $(or $(SCALE),$(if $(DRY_RUN),$(SCALES),few_updates))
 
-figures: $(READY) $(if $(filter micro tiny long,$(FIGURE_SCALES)),$(WIKI))  ## every figure and table of the paper: runs what is missing at SCALE=tiny and draws; DRY_RUN=1 prices
+figures: $(READY) $(call corpus,$(FIGURE_SCALES))  ## every figure and table of the paper: runs what is missing at SCALE=few_updates and draws; DRY_RUN=1 prices
 	@code=0; for scale in $(FIGURE_SCALES); do \
 	    echo "scale     $$scale"; $(call sweep,$$scale,paper) || code=$$?; \
 	done; \

@@ -1,6 +1,6 @@
 """Seconds from the start of a sweep's command to the first rows of a trial, with Ray's own start.
 
-    python -m bench.first_update [rounds=3] [scale=tiny]
+    python -m bench.first_update [rounds=3] [scale=few_updates]
 
 Rows come some updates at a time, so a part of these seconds is training.
 """
@@ -40,7 +40,7 @@ def _has_rows(folder: Path) -> bool:
 
 def main() -> None:
     """Prints the seconds of each round."""
-    given = {"rounds": "3", "scale": "tiny"} | dict(word.split("=") for word in sys.argv[1:])
+    given = {"rounds": "3", "scale": "few_updates"} | dict(word.split("=") for word in sys.argv[1:])
     for _ in range(int(given["rounds"])):
         print(f"{seconds(given['scale']):.1f} s", flush=True)
 

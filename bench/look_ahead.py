@@ -54,7 +54,7 @@ def config_of(point: Point, results: str) -> dict[str, Any]:
         *(f"optimizer={optimizer}", "pipeline=sync", "correction=error_feedback"),
         *(f"correction.coefficient={coefficient}", f"seed={seed}", f"results={results}"),
     ]
-    config = compose([*scale_file("long"), *words])
+    config = compose([*scale_file("tiny"), *words])
     name = f"{LookAhead.__module__}.{LookAhead.__qualname__}"
     return config | {"correction": {**config["correction"], "_target_": name}}
 

@@ -1,4 +1,4 @@
-"""The gap of AdamW at the scale `long`, made in a loop that is not ours, beside that of the trials.
+"""The gap of AdamW at the scale `tiny`, made in a loop that is not ours, beside that of the trials.
 
     python -m bench.own_loop [seeds=0,1,2,3,4,5,6,7]
 
@@ -31,7 +31,7 @@ from trainer.data.tokens import Dataset
 from trainer.delayed import DelayedOptimizer
 from trainer.models.loss import cross_entropy
 
-CONFIG = compose(scale_file("long"))
+CONFIG = compose(scale_file("tiny"))
 UPDATES, LENGTH, ROWS = CONFIG["num_updates"], CONFIG["seq_len"], CONFIG["batch_size"]
 PUBLISHED = CODE_ROOT / "docs" / "long_trials.csv"
 

@@ -50,12 +50,12 @@ def _add_records(store: Path) -> None:
     (store / "sweeps").mkdir()
     for sweep in SWEEPS:
         record = {
-            **{"sweep": sweep, "scale": "tiny", "label": f"{sweep}-tiny"},
-            "words": [f"sweep={sweep}", "scale=tiny"],
+            **{"sweep": sweep, "scale": "few_updates", "label": f"{sweep}-few_updates"},
+            "words": [f"sweep={sweep}", "scale=few_updates"],
             **{"verdict": "", "arms": [], "seeds": [], "settled": True, "remarks": []},
             **{"compared": names, "trials": dict.fromkeys(names, asked)},
         }
-        (store / "sweeps" / f"{sweep}-tiny.json").write_text(json.dumps(record))
+        (store / "sweeps" / f"{sweep}-few_updates.json").write_text(json.dumps(record))
 
 
 def main(words: list[str]) -> None:

@@ -1,6 +1,6 @@
 """An update of a small trial on one core, against the same step written with transformers.
 
-    python -m bench.tiny_step [scale=tiny] [rounds=10] [compile=true]
+    python -m bench.tiny_step [scale=few_updates] [rounds=10] [compile=true]
 
 The bf16 contender of transformers runs under autocast, as its users do on a CPU. With
 `compile=true`, compiled steps run beside those that are not.
@@ -74,7 +74,7 @@ def _words_of(scale: str) -> list[str]:
 def main() -> None:
     """Prints the table."""
     given = dict(word.split("=") for word in sys.argv[1:])
-    words = _words_of(given.get("scale", "tiny"))
+    words = _words_of(given.get("scale", "few_updates"))
     contenders: dict[str, Callable[[], None]] = {}
     for dtype, of in (("float32", "fp32"), ("bfloat16", "bf16")):
         contenders |= _contenders([*words, f"dtype={dtype}"], of)

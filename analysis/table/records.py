@@ -6,12 +6,13 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 from pydantic import AfterValidator, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
 from analysis.table.text import in_a_line
+from trainer.base.places import FORMER_SCALES
 from trainer.folder.wellformed import KEYS, Amount, Count, Damaged, Form, damage, read
 
 
@@ -48,15 +49,36 @@ class Record:
 
 def records(results: Path) -> list[Record]:
     """The records of a store in the order of their labels; warns of files that are damaged."""
-    found, damaged = [], []
+    found: dict[str, Mapping[str, Any]] = {}
+    damaged = []
     for path in sorted((results / "sweeps").glob("*.json")):
         try:
-            found.append(_record(read(path, RECORD)))
+            content = with_present_scale(read(path, RECORD))
+            if content["label"] not in found or content["format"] == FORMAT:
+                found[content["label"]] = content
         except (Damaged, OSError) as error:
             damaged.append(damage(path, error))
     if damaged:
         warnings.warn(in_a_line(damaged, "run their sweeps again"), stacklevel=2)
-    return found
+    return [_record(found[label]) for label in sorted(found)]
+
+
+def with_present_scale(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The content of a record whose scale, label and words have the scale's name of today.
+
+    A record from before version 0.2 has no `format`, and the names that scales had then.
+    """
+    former = content["scale"]
+    if "format" in content or former not in FORMER_SCALES:
+        return {"format": 1, **content}
+    scale = FORMER_SCALES[former]
+    return {
+        **content,
+        "format": 1,
+        "scale": scale,
+        "label": f"{content['label'].removesuffix(former)}{scale}",
+        "words": [*(w for w in content["words"] if w != f"scale={former}"), f"scale={scale}"],
+    }
 
 
 def _is_name(name: str) -> str:
@@ -77,6 +99,7 @@ class _Asked(TypedDict):
 
 @with_config(KEYS)
 class _Record(TypedDict):
+    format: NotRequired[int]
     sweep: str
     scale: Annotated[str, AfterValidator(_is_name)]
     label: Annotated[str, AfterValidator(_is_name)]
@@ -92,6 +115,8 @@ class _Record(TypedDict):
 
 RECORD: Form = TypeAdapter(_Record)
 """A file of `sweeps/`: see `sweeps.plan.sweep_record`."""
+FORMAT = 2
+"""The `format` of the records that are written today; those before version 0.2 have none."""
 
 
 def _record(content: Mapping[str, Any]) -> Record:

@@ -1,4 +1,4 @@
-"""The theory of the noise beside the gaps of the scale long, in docs/theory.md."""
+"""The theory of the noise beside the gaps of the scale tiny, in docs/theory.md."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def expected(
 
 @cache
 def _found(sweep: str) -> Sequence[Beside]:
-    """Every optimizer and coefficient of a sweep at `long`."""
+    """Every optimizer and coefficient of a sweep at `tiny`."""
     trials, gaps = of_sweep(sweep, "long")
     by_point = {row["point"]: row for row in trials.to_dict("records")}
     found = []
@@ -59,7 +59,7 @@ def _found(sweep: str) -> Sequence[Beside]:
 
 
 def optimizers() -> str:
-    """The noise of each optimizer after the last update at `long`, beside its gaps there."""
+    """The noise of each optimizer after the last update at `tiny`, beside its gaps there."""
     found = sorted(_found("shared_rate"), key=lambda one: one.theory.noise_removed)
     rows = [
         [
@@ -108,7 +108,7 @@ def ranked() -> Iterator[Ranked]:
         }
         for of in found
     )
-    at, share = "gap of the delay at `long`, by optimizer", "share that EF removes at `long`"
+    at, share = "gap of the delay at `tiny`, by optimizer", "share that EF removes at `tiny`"
     yield at, "sync / delay", rank(theory["sync / delay"], theory["gap"])
     yield at, f"noise at k = {K:g}", rank(theory["noise"], theory["gap"])
     yield share, "EF / delay", rank(theory["EF / delay"], theory["share"])

@@ -92,7 +92,7 @@ def exponents() -> str:
 
 
 def longest() -> Plot:
-    """What was foretold of the largest rung of the ladder at `long`, and what it said."""
+    """What was foretold of the largest rung of the ladder at `tiny`, and what it said."""
     rungs, all_rungs = (
         _of_files(tuple(files)) for files in (LONG["ladder"].files[:1], LONG["ladder"].files)
     )

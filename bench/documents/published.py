@@ -79,7 +79,7 @@ LONG: Mapping[str, Published] = {
 SCALES = {"tiny": SWEEPS, "long": LONG}
 """The sweeps of each scale that have published trials."""
 FRONT = Published(["trials"])
-"""Those of the README's job, `main` at `long`."""
+"""Those of the README's job, `main` at `tiny`."""
 FRONT_ADVICE = Published(["trials", "advice_long_trials"])
 """Those, and delayed runs that are as much longer as 2BW is faster."""
 LENGTHS = Published(["tiny_trials", "advice_trials", "momentum_trials"], ("sync", *MAIN_ARMS))

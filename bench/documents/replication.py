@@ -1,4 +1,4 @@
-"""A replication of the main question at `long` beside the seeds that were run first."""
+"""A replication of the main question at `tiny` beside the seeds that were run first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where synchronous runs at `long` stand beside the delayed limit, and what the delay then cost."""
+"""Where synchronous runs at `tiny` stand beside the delayed limit, and what the delay then cost."""
 
 from __future__ import annotations
 

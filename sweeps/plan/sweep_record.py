@@ -1,17 +1,19 @@
 """The record of a sweep, for those who read a store: what was asked for, and which trials answer.
 
-`<results>/sweeps/<label>.json` holds what the last command planned: `sweep`, `scale`, `label`,
-`words` (of the command line), `verdict` (the rule, empty if the sweep has none), `arms`, `seeds`,
-`settled` (nothing is left to tune or to judge), `remarks`, `compared` (ids of the trials in its
-report) and `trials`: id → `arm`, `seed`, `tokens`, `flops` and `seconds`, the expected time with
-start and evaluation, null if no trial of its shape has finished.
+`<results>/sweeps/<label>.json` holds what the last command planned: `format` (2), `sweep`, `scale`,
+`label`, `words` (of the command line), `verdict` (the rule, empty if the sweep has none), `arms`,
+`seeds`, `settled` (nothing is left to tune or to judge), `remarks`, `compared` (ids of the trials
+in its report) and `trials`: id → `arm`, `seed`, `tokens`, `flops` and `seconds`, the expected time
+with start and evaluation, null if no trial of its shape has finished.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from analysis.table.records import FORMAT, RECORD, with_present_scale
 from sweeps.plan.pricing import Prices
 from sweeps.plan.sweep_plan import SweepPlan, all_planned
 from sweeps.request.command_line import Request
@@ -20,6 +22,7 @@ from sweeps.store.leftovers import clean_old
 from sweeps.store.store import Store
 from trainer.base.atomic import SUFFIX, write_json
 from trainer.base.errors import BadInput
+from trainer.folder.wellformed import Damaged, read
 
 FOLDER = "sweeps"
 
@@ -31,6 +34,7 @@ def write(asked: Request, sweeps: Sequence[SweepPlan], store: Store) -> None:
         path = asked.results / FOLDER / f"{sweep.label}.json"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            _keep_former(path, store)
             write_json(path, record(asked, sweep, prices))
             clean_old(path.parent, f".*{SUFFIX}", newest=path)
             store.push(path)
@@ -39,9 +43,25 @@ def write(asked: Request, sweeps: Sequence[SweepPlan], store: Store) -> None:
             raise BadInput("results", asked.results, allowed) from None
 
 
+def _keep_former(path: Path, store: Store) -> None:
+    """Copies the record at `path` to its label of today, if a scale has the label's name since.
+
+    `main-tiny` of a store from before version 0.2 would be lost to the `main-tiny` of today.
+    """
+    try:
+        former = with_present_scale(read(path, RECORD))
+    except (Damaged, FileNotFoundError):
+        return
+    own = path.with_name(f"{former['label']}.json")
+    if own != path and not own.exists():
+        write_json(own, {**former, "format": FORMAT})
+        store.push(own)
+
+
 def record(asked: Request, sweep: SweepPlan, prices: Prices) -> dict[str, Any]:
     """What the record of a sweep holds."""
     return {
+        "format": FORMAT,
         "sweep": sweep.label.removesuffix(f"-{asked.scale}"),
         "scale": asked.scale,
         "label": sweep.label,

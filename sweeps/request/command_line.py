@@ -9,7 +9,15 @@ from typing import Any
 
 from analysis.objects.places import place
 from sweeps.request.checks import check_sweep
-from sweeps.request.files import ALL, PAPER, parse, scale_file, slug, sweep_files
+from sweeps.request.files import (
+    ALL,
+    PAPER,
+    parse,
+    present_scale,
+    scale_file,
+    slug,
+    sweep_files,
+)
 from sweeps.request.overrides import PREFIXES, keys, overrides, refuse_reserved
 from sweeps.request.schema import Sweep
 from sweeps.request.search import GROUP as SEARCH
@@ -50,7 +58,7 @@ class Request:
 def parse_request(arguments: Sequence[str]) -> Request:
     """The request that the words key=value of a command line stand for; raises BadInput."""
     given = dict(map(split_word, arguments))
-    names, scale = given.pop("sweep", ""), given.pop("scale", "tiny")
+    names, scale = given.pop("sweep", ""), present_scale(given.pop("scale", "few_updates"))
     results, dry_run = given.pop("results", "results"), take_flag(given, "dry_run")
     gpus_per_trial = parse_gpus(given.pop("gpus_per_trial", "1"))
     gpus = _parse_count("gpus", given.pop("gpus", "0"))
@@ -70,7 +78,7 @@ def parse_request(arguments: Sequence[str]) -> Request:
         for label, content in zip(labels, contents, strict=True)
     }
     return Request(
-        [*arguments],
+        [f"scale={scale}" if word == "scale=long" else word for word in arguments],
         scale,
         sweeps,
         together,

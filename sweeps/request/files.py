@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from trainer.base import documents
 from trainer.base.cli import one_of
 from trainer.base.errors import BadInput
-from trainer.base.places import CONF
+from trainer.base.places import CONF, FORMER_SCALES
 
 ALL, PAPER = "all", "paper"
 """The names that stand for every sweep of conf/sweep, and for those of the paper."""
@@ -32,11 +33,32 @@ def sweep_file(name: str) -> tuple[str, dict[str, Any]]:
     then. Raises BadInput if there is no such file, or it does not hold keys and values.
     """
     if name.endswith(".yaml"):
-        return Path(name).stem, {"base": [], **_read("sweep", name, Path(name))}
-    return name, {
-        "base": [],
-        **_read("sweep", name, _named("sweep", name, f", {ALL}, {PAPER}, or path/to/a.yaml")),
-    }
+        label, path = Path(name).stem, Path(name)
+    else:
+        label, path = name, _named("sweep", name, f", {ALL}, {PAPER}, or path/to/a.yaml")
+    return label, _with_present_scales({"base": [], **_read("sweep", name, path)})
+
+
+def _with_present_scales(content: dict[str, Any]) -> dict[str, Any]:
+    """A sweep file with the key `long` is from before version 0.2, and so are its other scales."""
+    scales = content.get("scales")
+    if not isinstance(scales, dict) or "long" not in scales:
+        return content
+    _say_renamed("the key long of a sweep's scales")
+    present = {FORMER_SCALES.get(scale, scale): words for scale, words in scales.items()}
+    return {**content, "scales": present}
+
+
+def present_scale(name: str) -> str:
+    """The name of a scale since version 0.2, with a line on standard error if `name` is older."""
+    if name != "long":
+        return name
+    _say_renamed("scale=long")
+    return FORMER_SCALES[name]
+
+
+def _say_renamed(what: str) -> None:
+    print(f"{what}: long is called tiny now, and tiny is called few_updates", file=sys.stderr)
 
 
 def sweep_files(names: str) -> list[tuple[str, dict[str, Any]]]:

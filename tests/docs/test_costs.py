@@ -30,4 +30,4 @@ def test_a_plan_costs_what_the_page_says(
 
 def test_every_scale_of_the_ladder_is_priced() -> None:
     scales = {word for words, *_ in ROWS for word in words.split() if word.startswith("scale=")}
-    assert scales == {f"scale={name}" for name in ("tiny", "long", "135m", "360m")}
+    assert scales == {f"scale={name}" for name in ("few_updates", "tiny", "135m", "360m")}

@@ -14,7 +14,7 @@ GRID = """\
 """
 GOOD = f"""\
 base: [batch_size=4, seq_len=16, num_updates=12]
-scales: {{tiny: [eval_every=6]}}
+scales: {{few_updates: [eval_every=6]}}
 grid:
 {GRID}\
 arms:

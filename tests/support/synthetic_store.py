@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from analysis.table.records import FORMAT
+
 SYNC = {"_target_": "trainer.schedules.sync", "num_stages": 1, "num_microbatches": 1}
 TWO_BUFFERED = {
     "_target_": "trainer.schedules.pipedream_2bw",
@@ -135,7 +137,7 @@ def put(
 def record(store: Path, sweep: str, scale: str, ids: list[str], **changes: Any) -> None:
     asked = {"arm": "delay", "seed": 0, "tokens": 1000, "flops": 1e6, "seconds": 1800.0}
     content = {
-        **{"sweep": sweep, "scale": scale, "label": f"{sweep}-{scale}"},
+        **{"format": FORMAT, "sweep": sweep, "scale": scale, "label": f"{sweep}-{scale}"},
         **{"words": [f"sweep={sweep}", f"scale={scale}"], "verdict": "the rule of its file"},
         **{"arms": ["sync", "delay"], "seeds": [0, 1], "settled": True, "remarks": ["chosen"]},
         **{"compared": ids, "trials": dict.fromkeys(ids, asked), **changes},

@@ -72,7 +72,7 @@ def test_everything_that_is_missing_is_named_at_once(
 @pytest.mark.parametrize(
     "scale",
     [
-        pytest.param(name, marks=() if name == "tiny" else pytest.mark.slow)
+        pytest.param(name, marks=() if name == "few_updates" else pytest.mark.slow)
         for name in known("scale")
     ],
 )

@@ -13,3 +13,6 @@ _INSTALLED = _PACKAGE / "conf"
 
 CONF = _INSTALLED if _INSTALLED.is_dir() else CODE_ROOT / "conf"
 """The configs: conf/ of a checkout, which setup.py installs as trainer/conf."""
+
+FORMER_SCALES = {"tiny": "few_updates", "long": "tiny"}
+"""Name of a scale before version 0.2 → its name since then."""

@@ -21,8 +21,8 @@ BOTH = f"{SHORT}, {INACTIVE}"
         (1000, 0.9, 0.002, 1.0, ""),  # 0.002 · 1 · 550 = 1.1
         (999, 0.9, 0.002, 1.0, SHORT),
         (1000, 0.9, 0.001, 1.0, INACTIVE),
-        (400, 0.9, 0.004, 0.1, BOTH),  # the scale tiny
-        (1600, 0.95, 0.002, 1.0, SHORT),  # Muon at the scale long: 2,000 are needed
+        (400, 0.9, 0.004, 0.1, BOTH),  # the scale few_updates
+        (1600, 0.95, 0.002, 1.0, SHORT),  # Muon at the scale tiny: 2,000 are needed
         (2000, 0.95, 0.002, 1.0, ""),
         (2000, 0.95, 0.002, 0.0, INACTIVE),
         (11_725, 0.95, 0.001, 0.1, INACTIVE),  # 0.64

@@ -111,9 +111,9 @@ def test_the_files_and_the_code_that_a_sweep_file_names_go_with_the_job(
             (tmp_path / path).rename(tmp_path / f"{path}.gone")
         monkeypatch.chdir(root)
         there = parse_request(words)
-        assert [*there.sweeps] == [*here.sweeps] == ["depth-tiny"]
+        assert [*there.sweeps] == [*here.sweeps] == ["depth-few_updates"]
         [sweep] = there.sweeps.values()
-        assert sweep.search == here.sweeps["depth-tiny"].search
+        assert sweep.search == here.sweeps["depth-few_updates"].search
         [point] = points(sweep, tmp_path / "store")
         assert {config["code"] for config in point.configs.values()} == {str(root / OWN_CODE)}
 

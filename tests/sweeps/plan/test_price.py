@@ -56,8 +56,8 @@ def test_trials_that_sweeps_share_are_counted_and_run_once(
     words = [f"sweep={one},{other}", f"results={tmp_path / 'store'}"]
     assert "16 asked, 12 unique, 0 done, 12 to do" in plan(words, capsys)["trials"]
     assert [sweep.label for sweep in plan_sweeps(parse_request(words))] == [
-        "one-tiny",
-        "other-tiny",
+        "one-few_updates",
+        "other-few_updates",
     ]
     alone = {t.plan.trial_id for path in (one, other) for t in planned(f"sweep={path}", words[1])}
     assert {trial.plan.trial_id for trial in planned(*words)} == alone
@@ -138,8 +138,8 @@ def test_the_plan_is_a_table_with_a_row_per_sweep(
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["sweep", "trials", "shared", "done", "to", "do", "on", "3", "GPUs"]
     assert [line.split()[:5] for line in lines[2:5]] == [
-        ["one-tiny", "8", "0", "0", "8"],
-        ["other-tiny", "8", "4", "0", "4"],
+        ["one-few_updates", "8", "0", "0", "8"],
+        ["other-few_updates", "8", "4", "0", "4"],
         ["together", "16", "4", "0", "12"],
     ]
     assert len({len(line) for line in lines[1:5]}) == 1

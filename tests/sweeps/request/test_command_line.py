@@ -17,12 +17,19 @@ def test_a_trial_of_several_sweeps_has_the_tags_of_all(tmp_path: Path) -> None:
     request = parse_request(["sweep=main,horizon", "seeds=[0]", f"results={tmp_path}"])
     found = all_planned(plan_sweeps(request))
     by_sweeps = {trial.sweeps for trial in found}
-    assert by_sweeps == {("main-tiny",), ("horizon-tiny",), ("main-tiny", "horizon-tiny")}
+    assert by_sweeps == {
+        ("main-few_updates",),
+        ("horizon-few_updates",),
+        ("main-few_updates", "horizon-few_updates"),
+    }
     shared = {trial.name: trial for trial in found if len(trial.sweeps) == 2}
     assert shared["muon delay seed 0"].config["num_updates"] == 400
-    names = {trial.name for trial in found if trial.sweeps == ("horizon-tiny",)}
+    names = {trial.name for trial in found if trial.sweeps == ("horizon-few_updates",)}
     assert "adamw num_updates=100 delay_ef seed 0" in names
-    assert (request.label, request.title) == ("main-tiny_horizon-tiny", "main-tiny, horizon-tiny")
+    assert (request.label, request.title) == (
+        "main-few_updates_horizon-few_updates",
+        "main-few_updates, horizon-few_updates",
+    )
 
 
 def test_of_several_sweeps_an_error_names_the_one_that_it_is_about() -> None:
@@ -30,15 +37,15 @@ def test_of_several_sweeps_an_error_names_the_one_that_it_is_about() -> None:
         parse_request(["sweep=dtype", "dtype=bfloat16"])
     with pytest.raises(BadInput) as several:
         parse_request(["sweep=main,dtype", "dtype=bfloat16"])
-    assert str(several.value) == f"{one.value} (sweep dtype-tiny)"
+    assert str(several.value) == f"{one.value} (sweep dtype-few_updates)"
 
 
 def test_a_sweep_of_ones_own_needs_no_verdict_and_its_name_may_be_anything(tmp_path: Path) -> None:
     other = tmp_path / "mine & yours.yaml"
     other.write_text("grid: {optimizer: [sgd]}\narms: {sync: [pipeline=sync]}\nseeds: [0]\n")
     request = parse_request([f"sweep={other}"])
-    assert [*request.sweeps] == ["mine-yours-tiny"]
-    assert request.sweeps["mine-yours-tiny"].verdict is None
+    assert [*request.sweeps] == ["mine-yours-few_updates"]
+    assert request.sweeps["mine-yours-few_updates"].verdict is None
 
 
 def test_the_overrides_of_a_scale_come_after_those_of_conf_and_before_the_command_lines() -> None:
@@ -56,7 +63,8 @@ def test_a_scale_changes_what_a_command_line_can_which_wins(tmp_path: Path) -> N
     path = tmp_path / "mine.yaml"
     path.write_text(
         "grid: {size: [{model.hidden_size: 48}], optimizer.lr: [1, 2]}\n"
-        "scales: {tiny: ['seeds=[7]', 'grid.size=[{batch_size: 8}]', 'tune.clip_norm=[1, 2]']}\n"
+        "scales: {few_updates: "
+        "['seeds=[7]', 'grid.size=[{batch_size: 8}]', 'tune.clip_norm=[1, 2]']}\n"
         "arms: {sync: [pipeline=sync]}\nseeds: [0]\nverdict: none\n"
     )
     tiny = only(f"sweep={path}", "grid.optimizer.lr=[3]")

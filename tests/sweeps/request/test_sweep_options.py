@@ -57,34 +57,34 @@ BAD: dict[str, Malformed] = {
     "a scale's seeds that repeat": (
         "[eval_every=6]",
         "['seeds=[0, 0]']",
-        ["sweep.scales.tiny=", "not repeat"],
+        ["sweep.scales.few_updates=", "not repeat"],
     ),
     "a scale's axis that is one value": (
         "[eval_every=6]",
         "[grid.optimizer=muon]",
-        ["sweep.scales.tiny=sweep.grid.optimizer=muon", "list"],
+        ["sweep.scales.few_updates=sweep.grid.optimizer=muon", "list"],
     ),
     "a scale's axis that is no YAML": (
         "[eval_every=6]",
         "['grid.optimizer=[muon']",
-        ["sweep.scales.tiny=grid.optimizer=[muon", "must be YAML"],
+        ["sweep.scales.few_updates=grid.optimizer=[muon", "must be YAML"],
     ),
     "a scale's word that the grid overrides": (
         "[eval_every=6]",
         "[optimizer.lr=0.1]",
-        ["sweep.scales.tiny=optimizer.lr=0.1", "grid.optimizer.lr=["],
+        ["sweep.scales.few_updates=optimizer.lr=0.1", "grid.optimizer.lr=["],
     ),
     "a seed for a scale": (
         "[eval_every=6]",
         "[seed=3]",
-        ["sweep.scales.tiny=seed=3", "seeds=["],
+        ["sweep.scales.few_updates=seed=3", "seeds=["],
     ),
     "a bad word for a scale that is not asked for": (
-        "tiny: [eval_every=6]",
+        "few_updates: [eval_every=6]",
         "360m: ['seeds=[a]']",
         ["sweep.scales.360m=", "integer"],
     ),
-    "an unknown scale": ("{tiny:", "{huge:", ["sweep.scales", "huge", "among"]),
+    "an unknown scale": ("{few_updates:", "{huge:", ["sweep.scales", "huge", "among"]),
     "an empty verdict": ("verdict: none\n", "verdict: ''\n", ["sweep.verdict", "at least 1"]),
     "a verdict that is no text": ("verdict: none", "verdict: 3", ["sweep.verdict=3", "string"]),
     "advice on an unknown arm": (

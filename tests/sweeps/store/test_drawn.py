@@ -75,7 +75,7 @@ def test_a_sweep_that_is_done_makes_its_report_once(
     assert main(words) == 0
     first = capsys.readouterr().out
     assert "rule for the verdict" not in first
-    page = tmp_path / "results/reports/mine-tiny/index.html"
+    page = tmp_path / "results/reports/mine-few_updates/index.html"
     made = page.stat().st_mtime_ns
     assert main(words) == 0
     assert capsys.readouterr().out == f"{first}nothing has changed since this report was made\n"

@@ -29,7 +29,7 @@ BAD = {
     ("+optimizer.lrr=1",): "optimizer.lrr=1: must be a known key (known: lr, ",
     ("+provider=hydra",): "provider=hydra: must be a known key",
     ("provider=hydra",): "provider=hydra: must be a key of the config",
-    ("scale=tiny",): "scale=tiny: must be a key of the config",
+    ("scale=few_updates",): "scale=few_updates: must be a key of the config",
     ("hydra.run.dir=x",): "hydra.run.dir=x: has no effect",
     ("hydra/launcher=basic",): "hydra/launcher=basic: must be a key of the config",
     ("hydra.searchpath=[pkg://os]",): "hydra.searchpath=[pkg://os]: must be folders that are there",
