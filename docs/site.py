@@ -1,7 +1,7 @@
-"""Hooks of mkdocs: the site has the pages where they lie in the repository, not only those of docs/.
+"""Hooks of mkdocs: the site has the pages where they lie in the repository, not only docs/.
 
-Relative links then work on the site as in a checkout. Code is not on the site: a link to it leads to
-the repository, or is its name alone where the repository has no URL.
+Relative links then work on the site as in a checkout. Code is not on the site: a link to it leads
+to the repository, or is its name alone where the repository has no URL.
 """
 
 from __future__ import annotations

@@ -51,8 +51,6 @@ def test_its_three_groups_name_every_page_of_docs() -> None:
     config = yaml.load((ROOT / "mkdocs.yml").read_text(), _Tagged)
     groups = {name: pages for entry in config["nav"] for name, pages in entry.items()}
     assert [*groups] == ["pipegap", "Use", "Understand", "Extend"]
-    pages = [
-        page for group in [*groups.values()][1:] for entry in group for page in entry.values()
-    ]
+    pages = [page for group in [*groups.values()][1:] for entry in group for page in entry.values()]
     assert sorted(pages) == sorted({*pages})
     assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} <= {*pages}
