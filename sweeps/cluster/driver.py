@@ -26,7 +26,7 @@ from sweeps.cluster.offers import Bundles, Offers, num_slots
 from sweeps.cluster.stop import StopWhenAsked
 from sweeps.cluster.stop_flag import stop_requested
 from sweeps.cluster.work import Work
-from sweeps.plan.bundles import bundles
+from sweeps.plan.devices import bundles
 from sweeps.request.expand import Trial
 from sweeps.store.store import Running, Store
 from sweeps.tracking.choice import Tracking

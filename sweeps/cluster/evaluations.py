@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from sweeps.plan.bundles import bundles
+from sweeps.plan.devices import bundles
 from sweeps.request.expand import Trial
 from trainer.base.errors import BadInput, LeaseLost
 from trainer.base.status import Status

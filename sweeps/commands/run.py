@@ -12,10 +12,9 @@ from typing import Any
 from analysis.objects.bucket import StoreAway
 from sweeps.cluster.shared import require_seen_by_nodes
 from sweeps.commands import COMMANDS
-from sweeps.plan import search_report, sweep_record, tuning_report
-from sweeps.plan.ending import advice
+from sweeps.plan import sweep_record, tried_report
 from sweeps.plan.pricing import Prices
-from sweeps.plan.summary import summary
+from sweeps.plan.summary import advice, summary
 from sweeps.plan.sweep_plan import SweepPlan, all_planned, plan_sweeps
 from sweeps.request.command_line import Request, parse_request
 from sweeps.request.expand import Trial, unique
@@ -221,11 +220,9 @@ def _report(asked: Request, plan: SweepPlan, prices: Prices, store: Store) -> st
     from analysis.report.report import report
 
     lines = [report(asked.results, out, plan.label)]
-    if plan.sweep.tune:
-        lines.append(tuning_report.write(plan.sweep, plan.tuned, out))
+    lines += tried_report.write(plan.sweep, plan.choices, out)
     if (search := plan.sweep.search) is not None:
-        lines.append(search_report.write(search, [*plan.sweep.arms], plan.searched, out))
-        lines += search_report.compare(asked.results, search, plan.planned, out)
+        lines += tried_report.compare(asked.results, search, plan.planned, out)
     text = "\n".join([*lines, *advice(asked.results, plan)])
     drawn.note(out, now, text)
     store.push(out)

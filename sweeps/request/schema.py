@@ -75,7 +75,7 @@ class Question(BaseModel):
     """May a pipeline of `stages` ranks with `microbatches` per batch be asynchronous?
 
     To answer it the `arms` are also trained as much longer as 2BW is faster there than the fastest
-    synchronous pipeline (see plan/longer.py). Without any the sweep's own trials have to answer.
+    synchronous pipeline (see plan/sweep_plan.py). Without any the sweep's own trials have to answer.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from sweeps.plan.early_stop import Judged, judge, remarks
+from sweeps.plan.early_stop import JudgedPoint, judge, remarks
 from sweeps.plan.tuning import tune
 from sweeps.request.checks import check_sweep
-from sweeps.request.expand import Trial, points
+from sweeps.request.expand import points
 from sweeps.request.schema import Sweep
 from tests.support import small
-from tests.support.records import finished
+from tests.support.records import leave_loss
 
 LR = "optimizer.lr"
 Loss = Callable[[dict[str, Any]], float | None]
@@ -35,18 +35,11 @@ def sweep(**changes: Any) -> Sweep:
     return check_sweep({**plain, **changes})
 
 
-def look(swept: Sweep, store: Path) -> list[Judged]:
+def look(swept: Sweep, store: Path) -> list[JudgedPoint]:
     return judge(swept, [tune(swept, point) for point in points(swept, store)])
 
 
-def record(trial: Trial, loss: float | None) -> None:
-    trial.folder.mkdir(parents=True, exist_ok=True)
-    status = "completed" if loss is not None else "diverged"
-    result = finished(status=status, final_val_loss=loss)
-    (trial.folder / "result.json").write_text(json.dumps(result))
-
-
-def run_to_the_end(swept: Sweep, store: Path, loss: Loss) -> tuple[list[Judged], list[str]]:
+def run_to_the_end(swept: Sweep, store: Path, loss: Loss) -> tuple[list[JudgedPoint], list[str]]:
     """The judged points, and the ids of the trials that ran, in rounds of all that can run."""
     order: list[str] = []
     while True:
@@ -56,7 +49,7 @@ def run_to_the_end(swept: Sweep, store: Path, loss: Loss) -> tuple[list[Judged],
         if not todo:
             return found, order
         for trial in todo:
-            record(trial, loss(trial.config))
+            leave_loss(trial.folder, loss(trial.config))
             order.append(trial.plan.trial_id)
 
 
@@ -93,8 +86,8 @@ def test_a_point_far_above_the_best_or_diverged_is_run_in_no_arm(tmp_path: Path)
 
 
 def test_a_loss_at_the_margin_goes_on(tmp_path: Path) -> None:
-    found, _ = run_to_the_end(sweep(), tmp_path, by_lr(at_0_1=2.0, at_0_2=2.5, at_0_4=2.25))
-    assert all(point.stopped is None for point in found)
+    points, _ = run_to_the_end(sweep(), tmp_path, by_lr(at_0_1=2.0, at_0_2=2.5, at_0_4=2.25))
+    assert all(point.stopped is None for point in points)
 
 
 def test_only_losses_of_one_optimizer_and_model_are_compared(tmp_path: Path) -> None:
@@ -119,7 +112,7 @@ def test_nothing_is_decided_while_a_sync_arm_has_to_run(tmp_path: Path) -> None:
     """Of one optimizer, that is: the other one's points go on."""
     *first, last = [point.first[0] for point in look(sweep(), tmp_path)]
     for trial in first:
-        record(trial, GOOD(trial.config))
+        leave_loss(trial.folder, GOOD(trial.config))
     (last.folder).mkdir(parents=True)
     (last.folder / "result.json").write_text(json.dumps({"status": "failed"}))
     found = look(sweep(), tmp_path)
@@ -132,8 +125,8 @@ def test_any_order_of_results_decides_the_same(tmp_path: Path) -> None:
     expected, _ = run_to_the_end(sweep(), tmp_path / "whole", GOOD)
     store = tmp_path / "killed"
     for point in points(sweep(), store)[::2]:
-        record(point.trials([5])[0], 9.0)
-        record(point.trials([3])[1], GOOD(point.trials([3])[1].config))
+        leave_loss(point.trials([5])[0].folder, 9.0)
+        leave_loss(point.trials([3])[1].folder, GOOD(point.trials([3])[1].config))
     found, _ = run_to_the_end(sweep(), store, GOOD)
     assert [point.stopped for point in found] == [point.stopped for point in expected]
 
@@ -147,7 +140,11 @@ def test_a_tuned_point_is_judged_at_its_chosen_value(tmp_path: Path) -> None:
 
     swept = sweep(base=[f"{LR}=0.1"], grid=grid, tune={LR: [1, 2, 4]})
     found, _ = run_to_the_end(swept, tmp_path, loss)
-    assert [point.choice.chosen for point in found] == [(0.2,), (0.2,), None]
+    assert [[s.values for s in point.choice.chosen.values()] for point in found] == [
+        [{LR: 0.2}],
+        [{LR: 0.2}],
+        [],
+    ]
     assert [len(point.arms) for point in found] == [4, 0, 0]
     assert "ended at 3.0000, the best at 2.0000" in remarks(swept, found)[1]
 

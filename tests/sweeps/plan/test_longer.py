@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.plan.longer import speed_up
-from sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
+from sweeps.plan.sweep_plan import SweepPlan, plan_sweeps, speed_up
 from sweeps.request.command_line import parse_request
 
 

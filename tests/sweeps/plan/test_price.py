@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sweeps.__main__ import main
-from sweeps.plan.pricing import ASSUMED_START, Cost, Priced
-from sweeps.plan.step_time import counted_seconds
+from sweeps.plan.devices import counted_seconds
+from sweeps.plan.pricing import ASSUMED_START, Cost, PricedSweeps
 from sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from sweeps.request.command_line import parse_request
 from sweeps.request.expand import Trial
@@ -44,8 +44,9 @@ def plan(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, str]
 def cost(*words: str) -> Cost:
     """What the trials take that have still to run, all on one kind of machine."""
     asked = parse_request(words)
-    [found] = Priced(asked, plan_sweeps(asked)).costs
-    return found
+    priced = PricedSweeps(asked, plan_sweeps(asked))
+    [total] = priced.costs(priced.todo)
+    return total
 
 
 def test_trials_that_sweeps_share_are_counted_and_run_once(

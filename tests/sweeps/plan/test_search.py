@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import subprocess
 import sys
@@ -15,14 +14,15 @@ from typing import Any
 import optuna
 import pytest
 
-from sweeps.plan.choice import check_choice, choose
-from sweeps.plan.search_report import remarks, write
-from sweeps.plan.searching import Searched
+from sweeps.plan.searching import check_space
+from sweeps.plan.sweep_plan import choose
+from sweeps.plan.tried import Choice, untried
+from sweeps.plan.tried_report import remarks, write
 from sweeps.request.checks import check_sweep
-from sweeps.request.expand import Point, Trial, points
+from sweeps.request.expand import points
 from sweeps.request.schema import Sweep
 from tests.support import small
-from tests.support.records import finished
+from tests.support.records import leave_loss
 from trainer.base.errors import BadInput
 
 RATE, DECAY, LAMBDA = "optimizer.lr", "optimizer.weight_decay", "correction.coefficient"
@@ -55,37 +55,24 @@ def bowl(arm: str, config: dict[str, Any]) -> float:
     return 2 + rate + (coefficient - 1.5) ** 2 + config["batch_size"] / 100
 
 
-def record(trial: Trial, loss: float | None) -> None:
-    trial.folder.mkdir(parents=True)
-    status = "completed" if loss is not None else "diverged"
-    result = finished(status=status, final_val_loss=loss)
-    (trial.folder / "result.json").write_text(json.dumps(result))
+def asked(swept: Sweep, store: Path) -> Choice:
+    [choice] = choose(swept, [*map(untried, points(swept, store))])
+    return choice
 
 
-def the_point(swept: Sweep, store: Path) -> Point:
-    [point] = points(swept, store)
-    return point
-
-
-def asked(swept: Sweep, store: Path) -> Searched:
-    [found] = choose(swept, [the_point(swept, store)])
-    assert isinstance(found, Searched)
-    return found
-
-
-def run_to_the_end(swept: Sweep, store: Path, loss: Loss, most: int = 10_000) -> Searched:
+def run_to_the_end(swept: Sweep, store: Path, loss: Loss, most: int = 10_000) -> Choice:
     """The point once it is settled, or after `most` trials; each trial runs once."""
     while not (found := asked(swept, store)).settled:
         for trial in found.runnable:
             if not trial.folder.exists():
                 if most == 0:
                     return found
-                record(trial, loss(trial.arm, trial.config))
+                leave_loss(trial.folder, loss(trial.arm, trial.config))
                 most -= 1
     return found
 
 
-def values(found: Searched) -> list[dict[str, Any]]:
+def values(found: Choice) -> list[dict[str, Any]]:
     return [setting.values for setting in found.tried]
 
 
@@ -173,7 +160,7 @@ def test_nothing_is_told_and_no_arm_runs_while_a_trial_is_open(tmp_path: Path) -
     assert (len(first.tried), first.settled, first.chosen) == (4, False, {})
     assert first.runnable == first.choosing
     for trial in first.choosing[:-1]:
-        record(trial, 1.0)
+        leave_loss(trial.folder, 1.0)
     assert values(asked(sweep(), tmp_path)) == values(first)
 
 
@@ -232,8 +219,9 @@ def test_a_space_that_no_trial_can_have_is_refused(
     space: dict[str, Any], what: str, tmp_path: Path
 ) -> None:
     swept = sweep({"space": space})
+    assert swept.search is not None
     with pytest.raises(BadInput, match=what):
-        check_choice(swept, points(swept, tmp_path))
+        check_space(swept.search, points(swept, tmp_path))
 
 
 def test_without_optuna_one_line_says_how_to_install_it(
@@ -246,11 +234,11 @@ def test_without_optuna_one_line_says_how_to_install_it(
 
 def test_every_tried_setting_is_in_the_file(tmp_path: Path) -> None:
     swept = sweep()
-    assert swept.search is not None
     found = run_to_the_end(
         swept, tmp_path, lambda arm, c: None if c["optimizer"]["lr"] > 0.01 else bowl(arm, c)
     )
-    write(swept.search, [*ARMS], [found], tmp_path / "out")
+    [line] = write(swept, [found], tmp_path / "out")
+    assert "searched.csv, every setting that was tried" in line
     with (tmp_path / "out" / "searched.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [float(row[RATE]) for row in rows] == [setting.values[RATE] for setting in found.tried]
