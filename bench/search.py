@@ -21,7 +21,7 @@ from statistics import fmean
 from sweeps.plan.searching import best, try_settings
 from sweeps.plan.tried import TriedSetting, at
 from sweeps.request.command_line import parse_request
-from sweeps.request.expand import Point, Trial, points
+from sweeps.request.expand import GridPoint, Trial, points
 from sweeps.request.schema import Sweep
 from sweeps.store.results import final_loss
 from trainer.trial import run_trial
@@ -59,7 +59,7 @@ def _rows(results: Path, samplers: int, optimizers: str) -> Iterator[Sequence[st
             yield _row(f"{name}, search {seed}", by_search(sweep, point, seed))
 
 
-def on_grid(point: Point) -> list[TriedSetting]:
+def on_grid(point: GridPoint) -> list[TriedSetting]:
     """Every setting of the grid, trained."""
     found = []
     for size in SIZES:
@@ -71,7 +71,7 @@ def on_grid(point: Point) -> list[TriedSetting]:
     return found
 
 
-def by_search(sweep: Sweep, point: Point, seed: int) -> list[TriedSetting]:
+def by_search(sweep: Sweep, point: GridPoint, seed: int) -> list[TriedSetting]:
     """As many settings that a sampler proposes, trained."""
     assert sweep.search is not None
     asked = sweep.search.model_copy(update={"sampler_seed": seed})
@@ -95,7 +95,7 @@ def _row(name: str, tried: Sequence[TriedSetting]) -> Sequence[str]:
     return [name, str(len(tried)), f"{lowest:.4f}", *held_out]
 
 
-def _held_out(arm: str, point: Point) -> str:
+def _held_out(arm: str, point: GridPoint) -> str:
     """The mean loss of an arm at the seeds that chose nothing."""
     losses = train([trial for trial in point.trials(SEEDS) if trial.arm == arm])
     return f"{fmean(losses):.4f}"

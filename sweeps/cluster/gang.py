@@ -59,6 +59,7 @@ class RankActor:
         from trainer.ranks.spawn import stay_on_loopback
 
         os.environ["LOCAL_RANK"] = "0"  # Ray shows a rank its own GPU alone
+        # Ray listens on loopback where a driver has a cluster of its own: so must the ranks.
         host, port = address
         if host.startswith("127."):
             stay_on_loopback()
@@ -72,6 +73,7 @@ class RankActor:
             messages.put(exit_message(self._index, run))
             messages.put(end)
 
+        # In a thread: Ray pulls the messages one by one, and the rank waits for nobody to do so.
         threading.Thread(target=work, daemon=True).start()
         while (message := messages.get()) is not end:
             yield message
@@ -104,6 +106,7 @@ def run_gang_on_ray(
         ]
         supervise(RayRanks(actors, streams), num_ranks, parent)
     finally:
+        # An actor whose rank hangs in a collective does not end by itself.
         for actor in actors:
             ray.kill(actor)
 

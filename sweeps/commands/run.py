@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from analysis.objects.bucket import StoreAway
-from sweeps.cluster.shared import require_seen_by_nodes
 from sweeps.commands import COMMANDS
 from sweeps.plan import sweep_record, tried_report
 from sweeps.plan.pricing import Prices
@@ -127,18 +126,18 @@ def _run(asked: Request, sweeps: list[SweepPlan], store: Store) -> tuple[list[Sw
     """
     if not _missing(sweeps):
         return sweeps, False
-    from sweeps.cluster.connection import cluster
+    from sweeps.cluster.connection import cluster, require_seen_by_nodes
 
     # Ray installs its signal handlers when it starts; `stopping` replaces them after that.
     with cluster() as folder, stopping(SAYS) as asked_to_stop:
         # Tune is large: it is imported while Ray's processes start.
         from sweeps.cluster.driver import run_trials
-        from sweeps.cluster.work import Work
-        from sweeps.view.console import DriverConsole
+        from sweeps.cluster.queue import WorkList
         from sweeps.view.display import Display
+        from sweeps.view.render import DriverConsole
 
         require_seen_by_nodes(store)
-        work = Work(store.trials())
+        work = WorkList(store.trials())
         work.add(_missing(sweeps))
         while len(work) and not asked_to_stop():
             num_left = len(work)

@@ -15,9 +15,8 @@ from statistics import fmean
 from typing import Any
 
 from sweeps.plan.tried import Choice, TriedSetting, at, value
-from sweeps.request.expand import Point
-from sweeps.request.schema import Sweep
-from sweeps.request.search import Axis, Search
+from sweeps.request.expand import GridPoint
+from sweeps.request.schema import Axis, Search, Sweep
 from trainer.base.errors import BadInput
 
 METRIC = "loss"
@@ -70,14 +69,14 @@ class Sampler:
         }
 
 
-def check_space(search: Search, points: Iterable[Point]) -> None:
+def check_space(search: Search, points: Iterable[GridPoint]) -> None:
     """Raise BadInput for a key that no arm of a point has, or a value that no trial can have."""
     for point in points:
         for corner in _corners(_space_at(point, search)):
             at(point, corner).trials(search.seeds[:1])
 
 
-def try_settings(sweep: Sweep, search: Search, point: Point) -> Choice:
+def try_settings(sweep: Sweep, search: Search, point: GridPoint) -> Choice:
     """Return what the sampler proposes at a point, by the store's results, and the best of it."""
     sampler = Sampler(_space_at(point, search), search.sampler_seed)
     tried: list[TriedSetting] = []
@@ -112,12 +111,12 @@ def best(tried: Sequence[TriedSetting]) -> dict[str, TriedSetting]:
     return chosen
 
 
-def _space_at(point: Point, search: Search) -> Space:
+def _space_at(point: GridPoint, search: Search) -> Space:
     """Return the space at a point, in values; raises BadInput for a key that no arm has there."""
     return {key: _axis(key, axis, point) for key, axis in search.space.items()}
 
 
-def _axis(key: str, axis: Axis, point: Point) -> tuple[float, float, bool] | list[Any]:
+def _axis(key: str, axis: Axis, point: GridPoint) -> tuple[float, float, bool] | list[Any]:
     where = f"sweep.search.space.{key}"
     in_arms = (value(config, key) for config in point.configs.values())
     own = next((own for own in in_arms if own is not None), None)
@@ -147,6 +146,6 @@ def _corners(space: Space) -> list[dict[str, Any]]:
     ]
 
 
-def _setting(point: Point, values: Mapping[str, Any], seeds: Sequence[int]) -> TriedSetting:
+def _setting(point: GridPoint, values: Mapping[str, Any], seeds: Sequence[int]) -> TriedSetting:
     there = at(point, values)
     return TriedSetting(dict(values), there, there.trials(seeds))

@@ -69,15 +69,25 @@ def advice(results: Path, plan: SweepPlan) -> Iterator[str]:
     from analysis.table.load import load
     from analysis.table.records import records
 
-    pipeline = {"stages": question.stages, "microbatches": question.microbatches}
+    stages, microbatches = question.stages, question.microbatches
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the report has said the same
         trials = load(results, [trial.plan.trial_id for trial in plan.planned])
         for optimizer in sorted({*trials["optimizer"].dropna()}):
             yield headline(
-                advise(trials, optimizer=optimizer, records=records(results), **pipeline)
+                advise(
+                    trials,
+                    optimizer=optimizer,
+                    stages=stages,
+                    microbatches=microbatches,
+                    records=records(results),
+                )
             )
     if not trials.empty:
-        last = {"optimizer": trials["optimizer"].iloc[-1], **pipeline, "results": named(results)}
-        words = shlex.join(f"{key}={value}" for key, value in last.items())
-        yield f"what this rests on: python -m analysis advise {words}"
+        words = [
+            f"optimizer={trials['optimizer'].iloc[-1]}",
+            f"stages={stages}",
+            f"microbatches={microbatches}",
+            f"results={named(results)}",
+        ]
+        yield f"what this rests on: python -m analysis advise {shlex.join(words)}"

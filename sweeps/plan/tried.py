@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from sweeps.request.expand import Point, Trial
+from sweeps.request.expand import GridPoint, Trial
 from sweeps.request.schema import Config
 from sweeps.store.results import final_loss
 from trainer.config.schema import validate
@@ -22,7 +22,7 @@ class TriedSetting:
     """Values of dotted keys that are tried at a point."""
 
     values: dict[str, Any]
-    point: Point
+    point: GridPoint
     """The point with these values, in every arm."""
     trials: list[Trial]
     """The trials by which the values are judged."""
@@ -43,7 +43,7 @@ class TriedSetting:
 class Choice:
     """A point, the settings that were tried there, and those that were chosen."""
 
-    point: Point
+    point: GridPoint
     tried: list[TriedSetting]
     """Ascending by value where keys are tuned, else in the order in which they were proposed."""
     settled: bool
@@ -54,7 +54,7 @@ class Choice:
     arms: list[Trial]
     """The trials of all arms and seeds at the chosen settings; an estimate until these are settled.
     Empty if sync completed at none of the settings."""
-    leader: Point | None = None
+    leader: GridPoint | None = None
     """The point at which the settings were chosen, if that is another one."""
 
     @property
@@ -73,7 +73,7 @@ class Choice:
         return [*self.choosing, *self.arms]
 
 
-def untried(point: Point) -> Choice:
+def untried(point: GridPoint) -> Choice:
     """Return the choice at a point where nothing has been tried."""
     return Choice(point, [], settled=False, chosen={}, arms=[])
 
@@ -86,7 +86,7 @@ def value(config: Config, key: str) -> Any:
     return node
 
 
-def at(point: Point, values: Mapping[str, Any]) -> Point:
+def at(point: GridPoint, values: Mapping[str, Any]) -> GridPoint:
     """Return the point with these values of dotted keys, in every arm that has the key.
 
     Raises BadInput for a value that no trial can have.

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from sweeps.plan.tried import Choice, TriedSetting
-from sweeps.request.expand import Point, Trial
-from sweeps.request.schema import Sweep
-from sweeps.request.search import Search
+from sweeps.request.expand import GridPoint, Trial
+from sweeps.request.schema import Search, Sweep
 
 
 def remarks(sweep: Sweep, choices: Sequence[Choice]) -> list[str]:
@@ -182,7 +181,7 @@ def _loss(setting: TriedSetting) -> str:
     return "diverged" if loss is None else f"{loss:.4f}"
 
 
-def _name(sweep: Sweep, point: Point) -> str:
+def _name(sweep: Sweep, point: GridPoint) -> str:
     """Return the point's overrides without the keys that are tuned."""
     words = [word for word in point.overrides if word.split("=")[0] not in sweep.tune]
     return " ".join(words) or "every trial"

@@ -18,9 +18,8 @@ from dataclasses import replace
 from itertools import product
 
 from sweeps.plan.tried import Choice, TriedSetting, at, value
-from sweeps.request.expand import Point
-from sweeps.request.overrides import keys, overrides
-from sweeps.request.schema import Sweep
+from sweeps.request.expand import GridPoint
+from sweeps.request.schema import Sweep, keys, overrides
 from sweeps.store.results import final_loss
 from trainer.base.errors import BadInput
 
@@ -33,7 +32,7 @@ Losses = Mapping[Values, float | None]
 """Values → final validation loss: infinite if the trial diverged, None if it has to run."""
 
 
-def check_reach(sweep: Sweep, points: Iterable[Point]) -> None:
+def check_reach(sweep: Sweep, points: Iterable[GridPoint]) -> None:
     """Raise BadInput if tuning may try values that no trial can have."""
     if not sweep.tune:
         return
@@ -64,7 +63,7 @@ def tune_all(sweep: Sweep, choices: Sequence[Choice]) -> list[Choice]:
     ]
 
 
-def _leaders(sweep: Sweep, points: Sequence[Point]) -> list[int]:
+def _leaders(sweep: Sweep, points: Sequence[GridPoint]) -> list[int]:
     """Return, for each point, the index of the point at which its values are chosen."""
     if sweep.shared is None:
         return [*range(len(points))]
@@ -79,14 +78,14 @@ def _leaders(sweep: Sweep, points: Sequence[Point]) -> list[int]:
     return [i if {*keys(words)} & {*sweep.tune} else shared[rest[i]] for i, words in enumerate(own)]
 
 
-def _follow(sweep: Sweep, point: Point, leader: Choice) -> Choice:
+def _follow(sweep: Sweep, point: GridPoint, leader: Choice) -> Choice:
     """Return the choice at a point that takes the values of another one."""
     settings = [*leader.chosen.values()] if leader.settled else [_middle(leader.tried)]
     arms = [t for setting in settings for t in at(point, setting.values).trials(sweep.seeds)]
     return Choice(point, [], leader.settled, leader.chosen, arms, leader.point)
 
 
-def tune(sweep: Sweep, point: Point) -> Choice:
+def tune(sweep: Sweep, point: GridPoint) -> Choice:
     """Return what is tried at a point and the best of it, by the store's results."""
     if not sweep.tune:
         return Choice(point, [], settled=True, chosen={}, arms=point.trials(sweep.seeds))
@@ -109,7 +108,7 @@ def tune(sweep: Sweep, point: Point) -> Choice:
     return Choice(point, ascending, settled=True, chosen={"sync": tried[winner]}, arms=arms)
 
 
-def _setting(sweep: Sweep, point: Point, values: Values) -> TriedSetting:
+def _setting(sweep: Sweep, point: GridPoint, values: Values) -> TriedSetting:
     sync = _at(sweep, replace(point, configs={"sync": point.configs["sync"]}), values)
     return TriedSetting(_by_key(sweep, values), sync, sync.trials(sweep.seeds[:1]))
 
@@ -162,7 +161,7 @@ def _times(factors: Iterable[float], start: Values) -> Values:
     return tuple(factor * value for factor, value in zip(factors, start, strict=True))
 
 
-def _start(sweep: Sweep, point: Point) -> Values:
+def _start(sweep: Sweep, point: GridPoint) -> Values:
     """Return the values of the tuned keys in the point's sync arm.
 
     Raises BadInput for a value that is no number, or 0, of which every multiple is 0.
@@ -179,6 +178,6 @@ def _by_key(sweep: Sweep, values: Values) -> dict[str, float]:
     return dict(zip(sweep.tune, values, strict=True))
 
 
-def _at(sweep: Sweep, point: Point, values: Values) -> Point:
+def _at(sweep: Sweep, point: GridPoint, values: Values) -> GridPoint:
     """Return the point with these values of the tuned keys in every arm."""
     return at(point, _by_key(sweep, values))

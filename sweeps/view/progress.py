@@ -45,7 +45,7 @@ class Progress:
     def __init__(self, trials: Sequence[Trial], before: Progress | None = None) -> None:
         known: Mapping[str, State] = {} if before is None else before.states
         self.trials = {trial.plan.trial_id: trial for trial in trials}
-        self.states: dict[str, State] = {of: known.get(of, State()) for of in self.trials}
+        self.states: dict[str, State] = {key: known.get(key, State()) for key in self.trials}
 
     def refresh(self, trial_ids: Iterable[str]) -> None:
         """Reads the states of these trials from the store, unless they are final."""
@@ -65,7 +65,7 @@ class Progress:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all running trials together."""
+        """The sum over all running trials."""
         return sum(state.tokens_per_second for _, state in self.of(*ACTIVE))
 
     @property

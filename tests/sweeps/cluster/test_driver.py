@@ -26,11 +26,10 @@ from tests.support.records import leave_finished
 OWN_CLUSTER = """
 import os, signal, sys, time
 from pathlib import Path
-from types import SimpleNamespace
 import ray
 from sweeps.cluster.connection import cluster
-from sweeps.cluster.stop import StopWhenAsked
 from sweeps.cluster.stop_flag import stop_requested
+from sweeps.cluster.tune_hooks import StopWhenAsked
 
 def pids(of):
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -66,7 +65,7 @@ with cluster() as folder:
     assert sockets != "127.0.0.1:1", sockets
     session = Path(ray._private.worker._global_node.get_session_dir_path())
     assert session.parent == folder, session
-    stop = StopWhenAsked(lambda: asked, SimpleNamespace(running={"one"}))
+    stop = StopWhenAsked(lambda: asked, {"one"})
     assert not stop_requested(stop.flag)
     kill(stop.flag)
     for _ in range(100):
@@ -222,7 +221,7 @@ def stopped(
 
     monkeypatch.setattr(connection.ray, "init", init)
     monkeypatch.setattr(connection.ray, "shutdown", lambda: None)
-    monkeypatch.setattr("sweeps.commands.run.require_seen_by_nodes", ask)
+    monkeypatch.setattr(connection, "require_seen_by_nodes", ask)
     words = small.overrides(folder, "sweep=main,momentum", "scale=micro", "seeds=[0]")
     return [word for word in words if not word.startswith("optimizer")]
 

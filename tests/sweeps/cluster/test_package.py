@@ -11,8 +11,16 @@ from ray._private.runtime_env.packaging import create_package
 
 from sweeps.__main__ import main
 from sweeps.cluster.jobs import job_name
-from sweeps.cluster.own import OWN_CODE, Own, take_along
-from sweeps.cluster.package import CODE, EXCLUDES, code_digest, runtime_env, sent_with
+from sweeps.cluster.package import (
+    CODE,
+    EXCLUDES,
+    OWN_CODE,
+    Own,
+    code_digest,
+    runtime_env,
+    sent_with,
+    take_along,
+)
 from sweeps.request.command_line import parse_request
 from sweeps.request.expand import points
 from sweeps.store.results import require_writable

@@ -259,7 +259,7 @@ def test_every_tried_value_is_in_the_file(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert rows[0]["point"] == "optimizer=adamw"
     assert [row["loss"] for row in rows][-1] == ""
-    assert [row[KEY] for row in rows if row["chosen"] == "True"] == ["0.001"]
+    assert [row[KEY] for row in rows if row["chosen"] == "True"] == [*map(str, chosen(found) or ())]
     assert len(rows) == len(found.tried)
 
 

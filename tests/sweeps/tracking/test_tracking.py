@@ -19,8 +19,8 @@ from tensorboard.backend.event_processing.io_wrapper import GetLogdirSubdirector
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from sweeps.tracking import choice
-from sweeps.tracking.store_ids import read_store_id
 from sweeps.tracking.tracker import numbers
+from sweeps.tracking.wandb_tracker import read_store_id
 from tests.support import small
 from tests.support.tracked import chosen, folder, plain, rows, runs, tracked, untimed
 from trainer.base.errors import BadInput, Stopped
