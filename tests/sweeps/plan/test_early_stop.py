@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sweeps.__main__ import main
 from sweeps.plan.early_stop import JudgedPoint, judge, remarks
+from sweeps.plan.sweep_plan import plan_sweeps
 from sweeps.plan.tuning import tune
 from sweeps.request.checks import check_sweep
+from sweeps.request.command_line import parse_request
 from sweeps.request.expand import points
 from sweeps.request.schema import Sweep
 from tests.support import small
 from tests.support.records import leave_loss
+from trainer.trial import run_trial
 
 LR = "optimizer.lr"
 Loss = Callable[[dict[str, Any]], float | None]
@@ -91,7 +93,7 @@ def test_a_loss_at_the_margin_goes_on(tmp_path: Path) -> None:
 
 
 def test_only_losses_of_one_optimizer_and_model_are_compared(tmp_path: Path) -> None:
-    """Of muon every point is far worse than adamw's; its own best goes on."""
+    """Every point of Muon is far worse than those of AdamW; its own best goes on."""
 
     def loss(config: dict[str, Any]) -> float:
         worse = 5.0 if config["optimizer"]["_target_"].endswith("muon") else 0.0
@@ -109,7 +111,7 @@ def test_where_every_point_diverged_none_goes_on(tmp_path: Path) -> None:
 
 
 def test_nothing_is_decided_while_a_sync_arm_has_to_run(tmp_path: Path) -> None:
-    """Of one optimizer, that is: the other one's points go on."""
+    """The points of the other optimizer go on."""
     *first, last = [point.first[0] for point in look(sweep(), tmp_path)]
     for trial in first:
         leave_loss(trial.folder, GOOD(trial.config))
@@ -161,8 +163,10 @@ def test_a_bad_margin_is_refused(margin: object) -> None:
         sweep(early_stop={"margin": margin})
 
 
-@pytest.mark.slow
-def test_a_sweep_stops_early_reports_why_and_is_done(tmp_path: Path) -> None:
+def test_a_sweep_that_stopped_early_reports_why_and_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its trials are run one by one, without a cluster; the command finds nothing left to run."""
     path = tmp_path / "early.yaml"
     path.write_text(
         "grid: {optimizer.lr: [0.01, 1.0e-9]}\n"
@@ -170,13 +174,16 @@ def test_a_sweep_stops_early_reports_why_and_is_done(tmp_path: Path) -> None:
         "seeds: [0]\nearly_stop: {margin: 0.1}\nverdict: none\n"
     )
     given = [word for word in small.overrides(tmp_path) if not word.startswith(LR)]
-    command = [sys.executable, "-m", "sweeps", f"sweep={path}", "scale=micro", *given]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "4 asked, 4 unique, 0 done, 4 to do" in done.stdout
-    assert "optimizer.lr=1e-09 is left out: its sync arm ended at" in done.stdout
-    assert len(list((tmp_path / "results" / "trials").iterdir())) == 3
+    words = [f"sweep={path}", "scale=micro", *given]
+    [plan] = plan_sweeps(parse_request(words))
+    assert len(plan.planned) == 4
+    while todo := [trial for trial in plan.runnable if not trial.folder.exists()]:
+        for trial in todo:
+            run_trial(trial.config)
+        plan = plan.refreshed()
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "3 asked, 3 unique, 3 done, 0 to do" in said
+    assert "optimizer.lr=1e-09 is left out: its sync arm ended at" in said
     notes = (tmp_path / "results" / "reports" / "early-micro" / "gaps.md").read_text()
     assert "optimizer.lr=1e-09 is left out" in notes
-    again = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert "3 asked, 3 unique, 3 done, 0 to do" in again.stdout

@@ -119,16 +119,3 @@ def test_a_store_without_room_for_it_is_refused(tmp_path: Path) -> None:
     (asked.results / "sweeps").write_text("in its place")
     with pytest.raises(BadInput, match="results"):
         sweep_record.write(asked, [plan], FileStore(asked.results))
-
-
-@pytest.mark.slow
-def test_the_last_command_has_the_last_word(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A run writes it, and one with other words in its place."""
-    assert main(words(tmp_path)) == 0
-    assert len(read(tmp_path)["trials"]) == 8
-    assert main([*words(tmp_path), "seeds=[3]"]) == 0
-    assert len(read(tmp_path)["trials"]) == 4
-    assert read(tmp_path)["words"][-1] == "seeds=[3]"
-    assert {trial["seconds"] is None for trial in read(tmp_path)["trials"].values()} == {False}

@@ -8,48 +8,54 @@ import pytest
 
 from tests.support.sweep_file import Malformed, refusal_of_file
 
-BAD: dict[str, Malformed] = {
-    "sharing where nothing is tuned": (
-        "early_stop",
-        "shared: adamw\nearly_stop",
-        ["sweep.shared=adamw", "sweep.tune"],
-    ),
+ADDED: dict[str, tuple[str, list[str]]] = {
+    "sharing where nothing is tuned": ("shared: adamw", ["sweep.shared=adamw", "sweep.tune"]),
     "sharing of an optimizer that is not in the grid": (
-        "early_stop",
-        "tune: {clip_norm: [1, 2]}\nshared: lion\nearly_stop",
+        "tune: {clip_norm: [1, 2]}\nshared: lion",
         ["sweep.shared=lion", "sweep.grid.optimizer"],
     ),
-    "tune of one factor": ("early_stop", "tune: {clip_norm: [1]}\nearly_stop", ["at least 2"]),
+    "tune of one factor": ("tune: {clip_norm: [1]}", ["at least 2"]),
     "tune factors that descend": (
-        "early_stop",
-        "tune: {clip_norm: [2, 1]}\nearly_stop",
+        "tune: {clip_norm: [2, 1]}",
         ["sweep.tune.clip_norm", "ascending"],
     ),
     "a tune factor of 0": (
-        "early_stop",
-        "tune: {clip_norm: [0, 1]}\nearly_stop",
+        "tune: {clip_norm: [0, 1]}",
         ["sweep.tune.clip_norm.0=0", "a number from"],
     ),
     "a tune factor that is text": (
-        "early_stop",
-        "tune: {clip_norm: ['1e-3', 1]}\nearly_stop",
+        "tune: {clip_norm: ['1e-3', 1]}",
         ["sweep.tune.clip_norm.0=1e-3", "a number from 1e-06 to 1e+06"],
     ),
     "a tune factor without an end": (
-        "early_stop",
-        "tune: {clip_norm: [1, .inf]}\nearly_stop",
+        "tune: {clip_norm: [1, .inf]}",
         ["sweep.tune.clip_norm.1=inf", "a number from"],
     ),
-    "tune of an axis": (
-        "early_stop",
-        "tune: {optimizer.lr: [1, 2]}\nearly_stop",
-        ["sweep.tune=optimizer.lr", "axis"],
+    "tune of an axis": ("tune: {optimizer.lr: [1, 2]}", ["sweep.tune=optimizer.lr", "axis"]),
+    "tune of no number": ("tune: {dtype: [1, 2]}", ["sweep.tune=dtype", "number"]),
+    "advice on an unknown arm": (
+        "advice: {stages: 4, microbatches: 8, arms: [late]}",
+        ["sweep.advice.arms=late", "among delay, delay_ef"],
     ),
-    "tune of no number": (
-        "early_stop",
-        "tune: {dtype: [1, 2]}\nearly_stop",
-        ["sweep.tune=dtype", "number"],
+    "advice on sync": (
+        "advice: {stages: 4, microbatches: 8, arms: [sync]}",
+        ["sweep.advice.arms=sync", "among delay, delay_ef"],
     ),
+    "advice without a number": (
+        "advice: {stages: 4, arms: [delay]}",
+        ["sweep.advice.microbatches=missing", "required"],
+    ),
+    "advice on too few microbatches": (
+        "advice: {stages: 4, microbatches: 2, arms: [delay]}",
+        ["sweep.advice.microbatches=2", "stages - 1 = 3"],
+    ),
+    "a typo in advice": (
+        "advice: {stage: 4, microbatches: 8, arms: [delay]}",
+        ["sweep.advice.stage=4", "known: stages"],
+    ),
+}
+"""What the good file gets as a further line, and words of the message."""
+CHANGED: dict[str, Malformed] = {
     "a negative margin": ("margin: 0.5", "margin: -0.5", ["sweep.early_stop.margin=-0.5"]),
     "a margin that is no number": ("0.5}", "wide}", ["sweep.early_stop.margin=wide", "number"]),
     "typo in early_stop": ("margin:", "margn:", ["sweep.early_stop.margn", "known: margin"]),
@@ -87,31 +93,10 @@ BAD: dict[str, Malformed] = {
     "an unknown scale": ("{few_updates:", "{huge:", ["sweep.scales", "huge", "among"]),
     "an empty verdict": ("verdict: none\n", "verdict: ''\n", ["sweep.verdict", "at least 1"]),
     "a verdict that is no text": ("verdict: none", "verdict: 3", ["sweep.verdict=3", "string"]),
-    "advice on an unknown arm": (
-        "verdict:",
-        "advice: {stages: 4, microbatches: 8, arms: [late]}\nverdict:",
-        ["sweep.advice.arms=late", "among delay, delay_ef"],
-    ),
-    "advice on sync": (
-        "verdict:",
-        "advice: {stages: 4, microbatches: 8, arms: [sync]}\nverdict:",
-        ["sweep.advice.arms=sync", "among delay, delay_ef"],
-    ),
-    "advice without a number": (
-        "verdict:",
-        "advice: {stages: 4, arms: [delay]}\nverdict:",
-        ["sweep.advice.microbatches=missing", "required"],
-    ),
-    "advice on too few microbatches": (
-        "verdict:",
-        "advice: {stages: 4, microbatches: 2, arms: [delay]}\nverdict:",
-        ["sweep.advice.microbatches=2", "stages - 1 = 3"],
-    ),
-    "a typo in advice": (
-        "verdict:",
-        "advice: {stage: 4, microbatches: 8, arms: [delay]}\nverdict:",
-        ["sweep.advice.stage=4", "known: stages"],
-    ),
+}
+BAD = {
+    **{name: ("verdict:", f"{line}\nverdict:", said) for name, (line, said) in ADDED.items()},
+    **CHANGED,
 }
 
 
