@@ -36,17 +36,17 @@ their paths."""
 
 
 def temporary_base() -> Path:
-    """Where Ray's and Tune's files of this driver may lie."""
+    """Return where Ray's and Tune's files of this driver may lie."""
     base = Path(os.environ.get("RAY_TMPDIR") or gettempdir())
     return base if len(str(base)) <= LONGEST_BASE else Path("/tmp")  # the folder's name is random
 
 
 @contextmanager
 def cluster() -> Iterator[Path]:
-    """Connects to the cluster of RAY_ADDRESS, or starts one here that listens on loopback only.
+    """Connect to the cluster of RAY_ADDRESS, or start one here that listens on loopback only.
 
-    Without RAY_ADDRESS it is one of this driver's own, whatever other clusters this machine has.
-    Yields the driver's temporary folder. Raises Unavailable if Ray does not start or answer.
+    Without RAY_ADDRESS the cluster is this driver's own, whatever others this machine has. Yields
+    the driver's temporary folder. Raises Unavailable if Ray does not start or answer.
     """
     with scratch(temporary_base(), "pipegap-ray-") as folder:
         address = os.environ.get("RAY_ADDRESS") or "local"

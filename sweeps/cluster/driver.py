@@ -107,7 +107,7 @@ def _record_deaths(trials: Sequence[Trial], died: Mapping[str, Exception], store
 
 
 def _payload(trial: Trial, needed: Bundles) -> Row:
-    """What Tune hands to a worker for one trial."""
+    """Return what Tune hands to a worker for one trial."""
     return {
         "id": trial.plan.trial_id,
         "arm": trial.arm,
@@ -119,7 +119,7 @@ def _payload(trial: Trial, needed: Bundles) -> Row:
 
 
 def _name(trial: Any) -> str:
-    """Tune's name of a trial: its id, so that its logs can be found."""
+    """Return Tune's name of a trial: its id, so that its logs can be found."""
     name: str = trial.config["trial"]["id"]
     return name
 

@@ -30,7 +30,7 @@ class RankActor:
         self._store: Any = None
 
     def open_store(self) -> Address:
-        """Opens the store by which the ranks find each other; returns its host and port.
+        """Open the store by which the ranks find each other; return its host and port.
 
         It listens on the address that Ray itself listens on.
         """
@@ -79,7 +79,7 @@ class RankActor:
             yield message
 
     def liveness(self) -> tuple[float, bool]:
-        """Seconds since the rank made progress; whether it waits for another one."""
+        """Return the seconds since the rank made progress, and whether it waits for another."""
         beat = self._beats[self._index]
         return monotonic() - abs(beat), beat < 0
 

@@ -34,14 +34,14 @@ class StartedTrials(Protocol):
     """What a queue asks of a store."""
 
     def started(self) -> Collection[str]:
-        """Ids of the trials that a driver has started, whatever became of them."""
+        """Return the ids of the trials that a driver has started, whatever became of them."""
 
     def look(self, trial_id: str) -> Look:
-        """What the folder of a started trial says."""
+        """Return what the folder of a started trial says."""
 
 
 def in_order(flops: Mapping[str, float], driver: str) -> list[str]:
-    """The ids in `flops` (id → length of the trial) in the order of a driver.
+    """Return the ids in `flops` (id → length of the trial) in the order of a driver.
 
     Long trials come first, so that none of them starts last; those that differ by less than a
     factor of two come in an order that `driver`, any text, decides.
@@ -70,7 +70,7 @@ class TrialQueue:
         self._ready: str | None = None
 
     def __len__(self) -> int:
-        """How many trials are left, those of other drivers included."""
+        """Return how many trials are left, those of other drivers included."""
         return (self._ready is not None) + len(self._turns) + len(self._elsewhere)
 
     def __contains__(self, trial_id: str) -> bool:
@@ -78,7 +78,7 @@ class TrialQueue:
         return trial_id in self._known
 
     def __iter__(self) -> Iterator[str]:
-        """The ids of the trials that are left."""
+        """Yield the ids of the trials that are left."""
         yield from filter(None, (self._ready, *self._turns, *self._elsewhere))
 
     @property
@@ -87,7 +87,7 @@ class TrialQueue:
         return bool(self._turns)
 
     def add(self, trial_ids: Iterable[str]) -> None:
-        """Appends trials, in this order, unless they were added before."""
+        """Append trials, in this order, unless they were added before."""
         new = [trial_id for trial_id in trial_ids if trial_id not in self._known]
         self._turns.extend(new)
         self._known.update(new)
@@ -168,7 +168,7 @@ class WorkList:
         return self._known[trial_id]
 
     def __len__(self) -> int:
-        """How many trials are left, those that other drivers run included."""
+        """Return how many trials are left, those that other drivers run included."""
         return len(self.queue)
 
     @property
@@ -177,7 +177,7 @@ class WorkList:
         return [self[trial_id] for trial_id in self.queue]
 
     def add(self, trials: Iterable[Trial]) -> None:
-        """Adds trials that have to run, unless they were added before."""
+        """Add trials that have to run, unless they were added before."""
         new = {t.plan.trial_id: t for t in trials if t.plan.trial_id not in self.queue}
         for trial in new.values():
             self._known.add(trial)

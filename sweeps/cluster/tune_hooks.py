@@ -87,7 +87,7 @@ class StopWhenAsked(Stopper):
         self._waits_for: set[str] = set()
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Stops no single trial."""
+        """Return False: no single trial is stopped."""
         return False
 
     def stop_all(self) -> bool:

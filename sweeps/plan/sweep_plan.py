@@ -48,7 +48,7 @@ class SweepPlan:
         return [*(trial for point in self.points for trial in point.planned), *longer]
 
     def _longer(self, point: JudgedPoint) -> list[Trial]:
-        """The longer runs at a point; none without a question or where 2BW gains no time."""
+        """Return the longer runs at a point; none without a question or where 2BW gains no time."""
         question = self.sweep.advice
         if question is None:
             return []
@@ -85,7 +85,7 @@ class SweepPlan:
         return [*tried, *early_stop.remarks(self.sweep, self.points)]
 
     def refreshed(self) -> SweepPlan:
-        """The plan by the results that the store has now."""
+        """Return the plan by the results that the store has now."""
         if self.settled:
             return self
         return replace(self, points=judge(self.sweep, choose(self.sweep, self.choices)))

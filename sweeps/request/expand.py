@@ -67,7 +67,7 @@ class GridPoint:
         return " ".join(word for word in self.overrides if word.split("=")[0] != "optimizer")
 
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
-        """Every arm at every seed; raises BadInput for a trial that cannot be."""
+        """Return every arm at every seed; raises BadInput for an impossible trial."""
         trials = []
         for arm, config in self.configs.items():
             for seed in seeds:

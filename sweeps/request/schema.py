@@ -25,7 +25,7 @@ PREFIXES = "+~"
 
 
 def refuse_reserved(words: Iterable[str]) -> None:
-    """Raises BadInput for an override of a reserved key."""
+    """Raise BadInput for an override of a reserved key."""
     for word in words:
         key, _, value = word.partition("=")
         if (plain := key.lstrip(PREFIXES)) in RESERVED:
@@ -33,19 +33,19 @@ def refuse_reserved(words: Iterable[str]) -> None:
 
 
 def keys(words: Iterable[str]) -> list[str]:
-    """The keys that these overrides set, without Hydra's prefixes."""
+    """Return the keys that these overrides set, without Hydra's prefixes."""
     return [word.split("=")[0].lstrip(PREFIXES) for word in words]
 
 
 def overrides(key: str, value: Value) -> list[str]:
-    """The overrides that a value of the grid's axis `key` stands for."""
+    """Return the overrides that a value of the grid's axis `key` stands for."""
     if isinstance(value, dict):
         return [override for name, part in value.items() for override in overrides(name, part)]
     return [f"{key}={'null' if value is None else value}"]
 
 
 def _must(allowed: str, holds: Callable[[Any], bool]) -> Callable[[Any], Any]:
-    """A validator that raises ValueError with the message `allowed` unless `holds(value)`."""
+    """Return a validator that raises ValueError(allowed) unless `holds(value)`."""
 
     def check(value: Any) -> Any:
         if not holds(value):
@@ -103,7 +103,7 @@ Axis = dict[str, list[float]] | list[Any]
 
 
 def _axis(given: Any) -> Axis:
-    """`given`, if it says how a key may be chosen; raises ValueError."""
+    """Return `given` if it says how a key may be chosen; raises ValueError."""
     if isinstance(given, list) and _are_choices(given):
         return given
     if isinstance(given, dict) and len(given) == 1:

@@ -60,7 +60,7 @@ class Background:
         """Why the trial is not tracked completely, in one line; None if it is."""
 
     def log(self, row: Row) -> None:
-        """Passes a row on, soon. Returns at once, whatever the tracker does."""
+        """Pass a row on, soon. Return at once, whatever the tracker does."""
         if self._num_given - self._num_taken >= CAPACITY:
             self._dropped += 1
             self.trouble = self.trouble or f"it is too slow: {CAPACITY} rows wait for it"
@@ -129,7 +129,7 @@ class Tracking:
         setting: str = "",
         sweeps: Sequence[str],
     ) -> Background:
-        """The background tracker of one attempt at a trial; the rest is described in `About`."""
+        """Return the background tracker of one attempt at a trial: see `About`."""
         about = About(trial_id, tuple(sweeps), arm, setting, config, self.wait)
         return Background(partial(build, self.node, about), self.wait)
 
@@ -140,7 +140,7 @@ def known() -> list[str]:
 
 
 def take(given: dict[str, str]) -> Tracking:
-    """Removes `tracking` and `tracking.KEY` from `given`; returns the tracker that they choose.
+    """Remove `tracking` and `tracking.KEY` from `given`; return the tracker that they choose.
 
     Raises BadInput for an unknown name or key, or a value that the tracker does not allow.
     """
@@ -153,7 +153,7 @@ def take(given: dict[str, str]) -> Tracking:
 
 
 def make_tracking(node: dict[str, Any]) -> Tracking:
-    """The tracker of a node with `_target_`, `wait` and the target's keys; raises BadInput."""
+    """Return the tracker of a node: `_target_`, its keys, and `wait`; raises BadInput."""
     keys = dict(node)
     wait = keys.pop("wait")
     try:

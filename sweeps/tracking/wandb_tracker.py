@@ -89,7 +89,7 @@ class WandbTracker:
 
 
 def _ignore() -> None:
-    """Does not stop a run that is stopped on the web: only the driver stops trials."""
+    """Ignore that a run is stopped on the web: only the driver stops trials."""
 
 
 def read_store_id(store: Path) -> str:

@@ -75,7 +75,7 @@ class Display(Callback):
             self._live.stop()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Nothing: Tune pickles its callbacks for a restore that we never make."""
+        """Return nothing: Tune pickles its callbacks for a restore that we never make."""
         return {}
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: object) -> None:

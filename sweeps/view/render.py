@@ -115,7 +115,7 @@ class Throttled:
         self._next = clock()
 
     def __call__(self) -> None:
-        """Calls `work` if it is time."""
+        """Call `work` if it is time."""
         started = self._clock()
         if started < self._next:
             return
