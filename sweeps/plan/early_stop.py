@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sweeps.plan.tried import Choice
@@ -56,13 +56,12 @@ def judge(sweep: Sweep, choices: Sequence[Choice]) -> list[JudgedPoint]:
     """Return every point of the sweep, judged by the results that the store has."""
     if sweep.early_stop is None:
         return [JudgedPoint(choice, [], choice.settled, None) for choice in choices]
-    unjudged = [_unjudged(choice) for choice in choices]
-    groups: dict[str, list[JudgedPoint]] = {}
-    for point in unjudged:
-        groups.setdefault(_group(point.choice), []).append(point)
+    groups: dict[str, list[Choice]] = {}
+    for choice in choices:
+        groups.setdefault(_group(choice), []).append(choice)
     best = {key: _best(group) for key, group in groups.items()}
     margin = sweep.early_stop.margin
-    return [_judged(point, best[_group(point.choice)], margin) for point in unjudged]
+    return [_judged(choice, best[_group(choice)], margin) for choice in choices]
 
 
 def estimate(sweep: Sweep, points: Sequence[JudgedPoint]) -> list[str]:
@@ -90,9 +89,10 @@ def remarks(sweep: Sweep, points: Sequence[JudgedPoint]) -> list[str]:
     return [rule, *left_out]
 
 
-def _unjudged(choice: Choice) -> JudgedPoint:
+def _first(choice: Choice) -> list[Trial]:
+    """Return the sync trial of the first seed, once the choice is settled."""
     sync = [trial for trial in choice.arms if trial.arm == "sync"]
-    return JudgedPoint(choice, sync[:1] if choice.settled else [], False, None)
+    return sync[:1] if choice.settled else []
 
 
 def _group(choice: Choice) -> str:
@@ -102,24 +102,24 @@ def _group(choice: Choice) -> str:
     return json.dumps([label(config["optimizer"]), *comparable], sort_keys=True)
 
 
-def _best(group: Sequence[JudgedPoint]) -> float | None:
+def _best(group: Sequence[Choice]) -> float | None:
     """Return the lowest loss of a group; infinite if all of its points diverged.
 
     None, so that nothing is decided, while a point of the group has to run.
     """
-    losses = [final_loss(trial) for point in group for trial in point.first]
-    if None in losses or not all(point.choice.settled for point in group):
+    losses = [final_loss(trial) for choice in group for trial in _first(choice)]
+    if None in losses or not all(choice.settled for choice in group):
         return None
     return min((loss for loss in losses if loss is not None), default=math.inf)
 
 
-def _judged(point: JudgedPoint, best: float | None, margin: float) -> JudgedPoint:
+def _judged(choice: Choice, best: float | None, margin: float) -> JudgedPoint:
+    first = _first(choice)
     if best is None:
-        return point
-    reasons = [
-        _why(own, best, margin) for trial in point.first if (own := final_loss(trial)) is not None
-    ]
-    return replace(point, settled=True, stopped=next(iter(reasons), None))
+        return JudgedPoint(choice, first, settled=False, stopped=None)
+    losses = [loss for trial in first if (loss := final_loss(trial)) is not None]
+    stopped = _why(losses[0], best, margin) if losses else None
+    return JudgedPoint(choice, first, settled=True, stopped=stopped)
 
 
 def _why(own: float, best: float, margin: float) -> str | None:
