@@ -45,11 +45,11 @@ def run_to_the_end(swept: Sweep, store: Path, loss: Loss) -> tuple[list[JudgedPo
     """The judged points, and the ids of the trials that ran, in rounds of all that can run."""
     order: list[str] = []
     while True:
-        found = look(swept, store)
-        known = {t.plan.trial_id: t for point in found for t in point.runnable}
+        judged = look(swept, store)
+        known = {t.plan.trial_id: t for point in judged for t in point.runnable}
         todo = [trial for key, trial in known.items() if key not in order]
         if not todo:
-            return found, order
+            return judged, order
         for trial in todo:
             leave_loss(trial.folder, loss(trial.config))
             order.append(trial.plan.trial_id)
@@ -63,20 +63,20 @@ GOOD = by_lr(at_0_1=2.0, at_0_2=2.6, at_0_4=None)
 
 
 def test_first_the_sync_arm_runs_at_the_first_seed_of_every_point(tmp_path: Path) -> None:
-    found = look(sweep(), tmp_path)
-    assert [[(t.arm, t.config["seed"]) for t in point.runnable] for point in found] == [
+    judged = look(sweep(), tmp_path)
+    assert [[(t.arm, t.config["seed"]) for t in point.runnable] for point in judged] == [
         [("sync", 3)]
     ] * 6
-    assert not any(point.settled for point in found)
-    assert sum(len(point.planned) for point in found) == 6 * 4
+    assert not any(point.settled for point in judged)
+    assert sum(len(point.planned) for point in judged) == 6 * 4
 
 
 def test_a_point_far_above_the_best_or_diverged_is_run_in_no_arm(tmp_path: Path) -> None:
-    found, order = run_to_the_end(sweep(), tmp_path, GOOD)
-    assert [point.stopped is None for point in found] == [True, False, False] * 2
+    judged, order = run_to_the_end(sweep(), tmp_path, GOOD)
+    assert [point.stopped is None for point in judged] == [True, False, False] * 2
     assert len(order) == 2 * (4 + 1 + 1)
-    assert [len(point.arms) for point in found] == [4, 0, 0] * 2
-    lines = remarks(sweep(), found)
+    assert [len(point.arms) for point in judged] == [4, 0, 0] * 2
+    lines = remarks(sweep(), judged)
     assert "more than 0.5 nats" in lines[0]
     assert "seed 3" in lines[0]
     assert lines[1] == (
@@ -88,8 +88,8 @@ def test_a_point_far_above_the_best_or_diverged_is_run_in_no_arm(tmp_path: Path)
 
 
 def test_a_loss_at_the_margin_goes_on(tmp_path: Path) -> None:
-    points, _ = run_to_the_end(sweep(), tmp_path, by_lr(at_0_1=2.0, at_0_2=2.5, at_0_4=2.25))
-    assert all(point.stopped is None for point in points)
+    judged, _ = run_to_the_end(sweep(), tmp_path, by_lr(at_0_1=2.0, at_0_2=2.5, at_0_4=2.25))
+    assert all(point.stopped is None for point in judged)
 
 
 def test_only_losses_of_one_optimizer_and_model_are_compared(tmp_path: Path) -> None:
@@ -100,13 +100,13 @@ def test_only_losses_of_one_optimizer_and_model_are_compared(tmp_path: Path) -> 
         return worse + config["model"]["num_layers"] + config["optimizer"]["lr"]
 
     grid = {"optimizer": ["adamw", "muon"], "model.num_layers": [2, 4], LR: [0.1, 0.9]}
-    found, _ = run_to_the_end(sweep(grid=grid), tmp_path, loss)
-    assert [point.stopped is None for point in found] == [True, False] * 4
+    judged, _ = run_to_the_end(sweep(grid=grid), tmp_path, loss)
+    assert [point.stopped is None for point in judged] == [True, False] * 4
 
 
 def test_where_every_point_diverged_none_goes_on(tmp_path: Path) -> None:
-    found, order = run_to_the_end(sweep(), tmp_path, lambda config: None)
-    assert all(point.stopped for point in found)
+    judged, order = run_to_the_end(sweep(), tmp_path, lambda config: None)
+    assert all(point.stopped for point in judged)
     assert len(order) == 6
 
 
@@ -117,9 +117,9 @@ def test_nothing_is_decided_while_a_sync_arm_has_to_run(tmp_path: Path) -> None:
         leave_loss(trial.folder, GOOD(trial.config))
     (last.folder).mkdir(parents=True)
     (last.folder / "result.json").write_text(json.dumps({"status": "failed"}))
-    found = look(sweep(), tmp_path)
-    assert [point.settled for point in found] == [True] * 3 + [False] * 3
-    assert [bool(point.stopped) for point in found] == [False, True, True] + [False] * 3
+    judged = look(sweep(), tmp_path)
+    assert [point.settled for point in judged] == [True] * 3 + [False] * 3
+    assert [bool(point.stopped) for point in judged] == [False, True, True] + [False] * 3
 
 
 def test_any_order_of_results_decides_the_same(tmp_path: Path) -> None:
@@ -129,8 +129,8 @@ def test_any_order_of_results_decides_the_same(tmp_path: Path) -> None:
     for point in points(sweep(), store)[::2]:
         leave_loss(point.trials([5])[0].folder, 9.0)
         leave_loss(point.trials([3])[1].folder, GOOD(point.trials([3])[1].config))
-    found, _ = run_to_the_end(sweep(), store, GOOD)
-    assert [point.stopped for point in found] == [point.stopped for point in expected]
+    judged, _ = run_to_the_end(sweep(), store, GOOD)
+    assert [point.stopped for point in judged] == [point.stopped for point in expected]
 
 
 def test_a_tuned_point_is_judged_at_its_chosen_value(tmp_path: Path) -> None:
@@ -141,20 +141,20 @@ def test_a_tuned_point_is_judged_at_its_chosen_value(tmp_path: Path) -> None:
         return None if momentum > 0.95 else 2 + abs(lr - 0.2) + (momentum > 0.5)
 
     swept = sweep(base=[f"{LR}=0.1"], grid=grid, tune={LR: [1, 2, 4]})
-    found, _ = run_to_the_end(swept, tmp_path, loss)
-    assert [[s.values for s in point.choice.chosen.values()] for point in found] == [
+    judged, _ = run_to_the_end(swept, tmp_path, loss)
+    assert [[s.values for s in point.choice.chosen.values()] for point in judged] == [
         [{LR: 0.2}],
         [{LR: 0.2}],
         [],
     ]
-    assert [len(point.arms) for point in found] == [4, 0, 0]
-    assert "ended at 3.0000, the best at 2.0000" in remarks(swept, found)[1]
+    assert [len(point.arms) for point in judged] == [4, 0, 0]
+    assert "ended at 3.0000, the best at 2.0000" in remarks(swept, judged)[1]
 
 
 def test_without_it_all_points_run(tmp_path: Path) -> None:
-    found = look(sweep(early_stop=None), tmp_path)
-    assert all(point.settled and len(point.runnable) == 4 for point in found)
-    assert remarks(sweep(early_stop=None), found) == []
+    judged = look(sweep(early_stop=None), tmp_path)
+    assert all(point.settled and len(point.runnable) == 4 for point in judged)
+    assert remarks(sweep(early_stop=None), judged) == []
 
 
 @pytest.mark.parametrize("margin", [0, -1, float("nan"), "wide"])

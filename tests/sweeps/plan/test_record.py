@@ -58,19 +58,20 @@ def finish(trial: Trial, loss: float) -> None:
 def read(folder: Path) -> dict[str, Any]:
     [path] = (folder / "results" / "sweeps").iterdir()
     assert path.name == "mine-micro.json"
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    record: dict[str, Any] = json.loads(path.read_text())
+    return record
 
 
 def test_it_holds_what_was_asked_and_every_trial(tmp_path: Path) -> None:
-    found = recorded(tmp_path, *look_at(tmp_path))
-    assert found["sweep"] == "mine"
-    assert (found["scale"], found["label"], found["verdict"]) == ("micro", "mine-micro", "the rule")
-    assert found["words"] == words(tmp_path)
-    assert (found["arms"], found["seeds"]) == (["sync", "delay"], [3, 5])
-    assert (found["settled"], found["remarks"]) == (True, [])
-    trials = found["trials"]
-    assert found["compared"] == sorted(trials)
+    record = recorded(tmp_path, *look_at(tmp_path))
+    assert record["sweep"] == "mine"
+    assert (record["scale"], record["label"]) == ("micro", "mine-micro")
+    assert record["verdict"] == "the rule"
+    assert record["words"] == words(tmp_path)
+    assert (record["arms"], record["seeds"]) == (["sync", "delay"], [3, 5])
+    assert (record["settled"], record["remarks"]) == (True, [])
+    trials = record["trials"]
+    assert record["compared"] == sorted(trials)
     assert sorted((t["arm"], t["seed"]) for t in trials.values()) == sorted(
         [(arm, seed) for arm in ("sync", "delay") for seed in (3, 5)] * 2
     )
