@@ -29,9 +29,9 @@ from trainer.models.split import Split
 from trainer.models.start import start_from
 from trainer.optimizers.routing import Parameters, buffers, is_entrywise
 from trainer.optimizers.sharded import Make, sharded
-from trainer.optimizers.stacks import for_stacks
 from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Schedule
+from trainer.stages.in_parts import for_stacks
 from trainer.stages.stage import Stage
 from trainer.tracing.clock import Clock
 

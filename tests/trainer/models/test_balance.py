@@ -25,8 +25,8 @@ from trainer.models.export import load_final
 from trainer.models.loss import cross_entropy
 from trainer.models.qwen3_moe import Qwen3Moe
 from trainer.optimizers.routing import is_entrywise, kinds
-from trainer.optimizers.stacks import for_stacks
 from trainer.schedules.recipes import pipedream_2bw
+from trainer.stages.in_parts import for_stacks
 from trainer.stages.stage import Stage
 from trainer.trial import run_trial
 

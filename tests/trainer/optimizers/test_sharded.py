@@ -16,8 +16,8 @@ from trainer.optimizers.averaging import evaluated
 from trainer.optimizers.observing import Observer
 from trainer.optimizers.routing import Kind, Parameters, buffers, is_entrywise
 from trainer.optimizers.sharded import Sharded, owners, sharded
-from trainer.optimizers.stacks import for_stacks
 from trainer.optimizers.state import by_weight
+from trainer.stages.in_parts import for_stacks
 
 SHAPES: list[tuple[Kind, tuple[int, ...]]] = [
     ("embedding", (65, 24)),

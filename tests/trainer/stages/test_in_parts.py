@@ -18,7 +18,7 @@ from trainer.optimizers import state
 from trainer.optimizers.averaging import evaluated
 from trainer.optimizers.observing import Observer
 from trainer.optimizers.routing import Kind, is_entrywise
-from trainer.optimizers.stacks import for_stacks
+from trainer.stages.in_parts import for_stacks
 from trainer.stages.update import dry_update
 
 every = pytest.mark.parametrize("name", NAMES)
