@@ -31,7 +31,7 @@ from trainer.optimizers.routing import Parameters, buffers, is_entrywise
 from trainer.optimizers.sharded import Make, sharded
 from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Schedule
-from trainer.stages.in_parts import for_stacks
+from trainer.stages.in_parts import optimizer_in_parts
 from trainer.stages.stage import Stage
 from trainer.tracing.clock import Clock
 
@@ -202,7 +202,7 @@ def _names(module: nn.Module) -> frozenset[str]:
 def optimizer_of(node: Mapping[str, Any]) -> Callable[[Parameters], torch.optim.Optimizer]:
     """Makes the chosen optimizer of weights of all kinds."""
     make, by_entry = partial(build, node), is_entrywise(locate(node["_target_"]))
-    return lambda parameters: for_stacks(make, parameters, is_entrywise=by_entry)
+    return lambda parameters: optimizer_in_parts(make, parameters, is_entrywise=by_entry)
 
 
 def _correction_of(

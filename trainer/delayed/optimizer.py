@@ -15,14 +15,14 @@ from trainer.base.build import build
 from trainer.base.ranges import MAX_COUNT
 from trainer.corrections.none import NoCorrection
 from trainer.delayed import checks, packing
-from trainer.delayed.alike import CorrectionOfEach
 from trainer.delayed.arm import correction_node, pipeline_node, schedule_of
 from trainer.delayed.keeper import Gradient, Keeper, Waiting
 from trainer.delayed.kept_gradients import KeptGradients
-from trainer.delayed.kept_weights import KeptWeights
+from trainer.delayed.kept_weights import KeptWeights, alike
 from trainer.delayed.update import make_update, options_of, stepping
 from trainer.optimizers import state as optimizer_state
 from trainer.optimizers.averaging import evaluated
+from trainer.stages.in_parts import CorrectionInParts
 
 SAME = ("delay", "keep", "pipeline", "correction")
 """Attributes that a state must have been saved with."""
@@ -232,7 +232,10 @@ class DelayedOptimizer(Optimizer):
         """The keeper, made at the first step: until then weights may be loaded, moved, sharded."""
         if self._keeper is None:
             weights = [weight for group in self.param_groups for weight in group["params"]]
-            self._correction = CorrectionOfEach(weights, self.delay, self._make_correction)
+            lags: list[int] = [self.delay] * len(weights)
+            self._correction = CorrectionInParts(
+                self._make_correction, lags, alike(weights), [None] * len(weights)
+            )
             version, lag, ahead = self._version, self.delay, self._correction.reads_ahead
             self._keeper = (
                 KeptGradients(weights, version, lag)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from trainer.delayed.alike import CorrectionOfEach
 from trainer.delayed.keeper import Gradient, Options
+from trainer.stages.in_parts import CorrectionInParts
 from trainer.stages.probe import NoProbe
 from trainer.stages.update import corrected_update
 
@@ -30,7 +30,7 @@ def options_of(optimizer: Optimizer) -> Options:
 
 def make_update(
     optimizer: Optimizer,
-    correction: CorrectionOfEach,
+    correction: CorrectionInParts,
     weights: Sequence[nn.Parameter],
     gradient: Gradient,
     clip_norm: float | None,
@@ -79,7 +79,7 @@ def _using(optimizer: Optimizer, options: Options, factor: float) -> Iterator[No
 
 
 def _correct(
-    correction: CorrectionOfEach,
+    correction: CorrectionInParts,
     weights: Sequence[nn.Parameter],
     gradients: Sequence[Tensor | None],
     delays: Sequence[int],

@@ -18,11 +18,16 @@ def by_weight(optimizer: Optimizer) -> dict[nn.Parameter, State]:
     return {
         weight: {
             "state": dict(optimizer.state.get(weight, {})),
-            "options": {key: value for key, value in group.items() if key != "params"},
+            "options": options(group),
         }
         for group in optimizer.param_groups
         for weight in group["params"]
     }
+
+
+def options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a parameter group without its parameters."""
+    return {key: value for key, value in group.items() if key != "params"}
 
 
 def restore(optimizer: Optimizer, saved: Mapping[nn.Parameter, State]) -> None:

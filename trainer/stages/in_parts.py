@@ -1,32 +1,36 @@
-"""Stacks of matrices, vectors that look like matrices, and balance biases: none of them need be
-known to an optimizer.
+"""Weights that are computed with in parts, so that no optimizer and no correction need know them.
 
-Handed a stack [experts, rows, columns], an optimizer does to each matrix what it would do to that
-matrix as a weight of its own, to the last bit. Many optimizers would silently do another thing:
-some flatten a stack, some normalise it as a whole. Handed a vector with two dimensions, as a
-convolution has, it does what it would do to its entries in one dimension. MARS would take it for a
-matrix.
+A stack [experts, rows, columns] is stepped and corrected matrix by matrix: each matrix as a weight
+of its own, to the last bit. Many optimizers would silently do another thing with a stack: some
+flatten it, some normalise it as a whole. Handed a vector with two dimensions, as a convolution has,
+an optimizer sees its entries in one dimension: MARS would take it for a matrix. Balance biases have
+a rule of their own and no correction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from trainer.corrections.none import NoCorrection, State
 from trainer.optimizers.averaging import Averages
 from trainer.optimizers.observing import Observer
 from trainer.optimizers.routing import BALANCE, EXPERTS, VECTOR, Group, Kind, Parameters
+from trainer.optimizers.state import options
 
+MakeCorrection = Callable[[Sequence[int]], NoCorrection]
+"""Makes a correction from the lag of each of its weights."""
 PARTS = "parts"
 """Key of the state of a weight that is seen in parts: a list with the state of each of them."""
 
 
-def for_stacks(
+def optimizer_in_parts(
     make: Callable[[Parameters], Optimizer], parameters: Parameters, *, is_entrywise: bool
 ) -> Optimizer:
     """The optimizer that `make` returns for matrices, embeddings and vectors, for all kinds.
@@ -37,15 +41,127 @@ def for_stacks(
     if is_entrywise and not has_biases:
         return make([("matrix" if kind == EXPERTS else kind, p) for kind, p in parameters])
     if has_biases or any(_is_seen_in_parts(kind, weight) for kind, weight in parameters):
-        return InParts(make, parameters, is_entrywise=is_entrywise)
+        return OptimizerInParts(make, parameters, is_entrywise=is_entrywise)
     return make(parameters)
+
+
+def correction_in_parts(
+    make: MakeCorrection, lags: Sequence[int], kinds: Sequence[Kind], shapes: Sequence[Size]
+) -> NoCorrection:
+    """The correction that `make` returns for these lags, for weights of all kinds."""
+    if not {EXPERTS, BALANCE} & set(kinds):
+        return make(lags)
+    corrected = [i for i, kind in enumerate(kinds) if kind != BALANCE]
+    pairs = zip(kinds, shapes, strict=True)
+    num_parts = [shape[0] if kind == EXPERTS else None for kind, shape in pairs]
+    return CorrectionInParts(make, lags, [corrected], num_parts)
+
+
+class CorrectionInParts(NoCorrection):
+    """Has one correction of `make` for each of `groups`, which are numbers of weights.
+
+    A correction computes with all its weights in one call, so a group must be of one device and
+    dtype. In place of the stack i a correction sees its `num_parts[i]` matrices; None stands for a
+    weight that is seen as a whole. Weights in no group are not corrected.
+    """
+
+    def __init__(
+        self,
+        make: MakeCorrection,
+        lags: Sequence[int],
+        groups: Iterable[Sequence[int]],
+        num_parts: Sequence[int | None],
+    ) -> None:
+        self._num_parts = num_parts
+        self._groups = [(group, make(self._parts(group, lags))) for group in groups]
+        self._first = self._groups[0][1]
+        super().__init__(self._first.num_updates, lags)
+        self.needs_update = self._first.needs_update  # type: ignore[misc]
+        self.reads_ahead = self._first.reads_ahead  # type: ignore[misc]
+
+    @property
+    def changes_gradients(self) -> bool:
+        """Whether `gradient` does anything."""
+        return type(self._first).gradient is not NoCorrection.gradient
+
+    @override
+    def gradient(
+        self, gradients: Sequence[Tensor], weights: Sequence[Tensor], delays: Sequence[int]
+    ) -> None:
+        for correction, *parts in self._each(gradients, weights, delays):
+            correction.gradient(*parts)
+
+    @override
+    def lr_factor(self, update: int, delay: int) -> float:
+        return self._first.lr_factor(update, delay)
+
+    @override
+    def apply(
+        self, weights: Sequence[Tensor], update: Sequence[Tensor], delays: Sequence[int]
+    ) -> None:
+        for correction, *parts in self._each(weights, update, delays):
+            correction.apply(*parts)
+
+    @override
+    def ahead(self, weights: Sequence[Tensor], update: Sequence[Tensor]) -> Sequence[Tensor]:
+        if not self.reads_ahead:
+            return weights
+        parts = [correction.ahead(*parts) for correction, *parts in self._each(weights, update)]
+        predicted = self._joined(parts, torch.stack)
+        return [predicted.get(i, weight) for i, weight in enumerate(weights)]
+
+    @override
+    def state(self) -> list[State]:
+        """The state of each weight; that of a stack has the stacks of its matrices' tensors."""
+        states = self._joined([correction.state() for _, correction in self._groups], _stacked)
+        return [states.get(i, {}) for i in range(len(self.lags))]
+
+    @override
+    def restore(self, state: Sequence[State]) -> None:
+        for correction, parts in self._each(state):
+            correction.restore(parts)
+
+    def _each(self, *lists: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+        """Each correction with its parts of each list, which has an item per weight or is empty."""
+        for group, correction in self._groups:
+            yield correction, *(self._parts(group, items) if items else [] for items in lists)
+
+    def _parts(self, group: Sequence[int], items: Sequence[Any]) -> list[Any]:
+        return [part for i in group for part in _parts_of(items[i], self._num_parts[i])]
+
+    def _joined(
+        self, results: Sequence[Sequence[Any]], join: Callable[[list[Any]], Any]
+    ) -> dict[int, Any]:
+        """What the corrections returned for each weight, by its number; `join` makes one stack."""
+        joined = {}
+        for (group, _), parts in zip(self._groups, results, strict=True):
+            rest = iter(parts)
+            for i in group:
+                num = self._num_parts[i]
+                joined[i] = next(rest) if num is None else join([*islice(rest, num)])
+        return joined
+
+
+def _parts_of(item: Any, num_parts: int | None) -> Sequence[Any]:
+    """The parts of a weight's tensor or state; any other item counts for each part."""
+    if num_parts is None:
+        return [item]
+    if isinstance(item, Tensor):
+        return item.unbind()
+    if isinstance(item, Mapping):
+        return [{name: of[i].clone() for name, of in item.items()} for i in range(num_parts)]
+    return [item] * num_parts
+
+
+def _stacked(states: Sequence[State]) -> State:
+    return {name: torch.stack([state[name] for state in states]) for name in states[0]}
 
 
 def _is_seen_in_parts(kind: Kind, weight: Tensor) -> bool:
     return kind == EXPERTS or (kind == VECTOR and weight.ndim > 1)
 
 
-class InParts(Optimizer):
+class OptimizerInParts(Optimizer):
     """Has the weights of `parameters`, and steps the optimizer of `make` on matrices and vectors.
 
     Balance biases b have a rule of their own: b ← b − sign(gradient), whatever the learning rate.
@@ -60,12 +176,11 @@ class InParts(Optimizer):
         self._biases = [weight for kind, weight in parameters if kind == BALANCE]
         self._inner = make(list(self._seen_by_inner(parameters, is_entrywise)))
         weight_of = {view: weight for weight, of in self._views.items() for view in of}
-        groups: list[Group] = [
-            {**options(group), "params": list(dict.fromkeys(weight_of.get(p, p) for p in weights))}
-            for group in self._inner.param_groups
-            for weights in [group["params"]]
-        ]
-        self._others = [p for of in groups for p in of["params"] if p not in self._views]
+        groups: list[Group] = []
+        for group in self._inner.param_groups:
+            weights = dict.fromkeys(weight_of.get(seen, seen) for seen in group["params"])
+            groups.append({**options(group), "params": list(weights)})
+        self._others = [p for group in groups for p in group["params"] if p not in self._views]
         if self._biases:  # every group has a learning rate; these biases do not use theirs
             groups.append({"params": self._biases, "lr": 0.0})
         super().__init__(groups, {})
@@ -161,8 +276,3 @@ def _replace_options(group: Group, by: Group) -> None:
     weights = group["params"]
     group.clear()
     group.update({**options(by), "params": weights})
-
-
-def options(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter group without its parameters."""
-    return {key: value for key, value in group.items() if key != "params"}

@@ -28,8 +28,8 @@ from trainer.stages.backward import (
     sum_of,
     take_gradient,
 )
-from trainer.stages.by_matrix import for_stacks
 from trainer.stages.choices import Choices, Counts, NoChoices
+from trainer.stages.in_parts import correction_in_parts
 from trainer.stages.probe import Found, NoProbe, Probe
 from trainer.stages.update import corrected_update, dry_update
 from trainer.stages.versions import Versions
@@ -68,7 +68,7 @@ class Stage:
         self.lags = [tied_lag if is_tied else lag for is_tied in self.is_tied]
         shapes = [weight.shape for weight in module.parameters()]
         self._kinds = [kinds[name] for name in names]
-        self._correction = for_stacks(make_correction, self.lags, self._kinds, shapes)
+        self._correction = correction_in_parts(make_correction, self.lags, self._kinds, shapes)
         self.versions = Versions(module, self.lags, dtype, reads_ahead=self._correction.reads_ahead)
         self.optimizer = make_optimizer(list(zip(self._kinds, self.versions.master, strict=True)))
         self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]

@@ -17,7 +17,7 @@ from trainer.optimizers.observing import Observer
 from trainer.optimizers.routing import Kind, Parameters, buffers, is_entrywise
 from trainer.optimizers.sharded import Sharded, owners, sharded
 from trainer.optimizers.state import by_weight
-from trainer.stages.in_parts import for_stacks
+from trainer.stages.in_parts import optimizer_in_parts
 
 SHAPES: list[tuple[Kind, tuple[int, ...]]] = [
     ("embedding", (65, 24)),
@@ -93,7 +93,7 @@ class Replicas:
 
 def undivided(name: str) -> Callable[[Parameters], Optimizer]:
     make = maker(name)
-    return lambda of: for_stacks(make, of, is_entrywise=is_entrywise(make.func))
+    return lambda of: optimizer_in_parts(make, of, is_entrywise=is_entrywise(make.func))
 
 
 def size(of: Any) -> int:
