@@ -22,9 +22,8 @@ from trainer.executors.emulated import Emulated
 from trainer.executors.gradients import Clip
 from trainer.executors.passes import Loss
 from trainer.executors.pipelined import Pipelined
-from trainer.models.compiled import compiled, compiled_stage
 from trainer.models.loss import loss_by
-from trainer.models.recipe import Recipe
+from trainer.models.recipe import Recipe, compiled, compiled_stage
 from trainer.models.split import Split
 from trainer.models.start import start_from
 from trainer.optimizers.routing import Parameters, buffers, is_entrywise

@@ -20,8 +20,7 @@ from trainer.executors.passes import (
     Pass,
 )
 from trainer.schedules.operations import Op, Schedule
-from trainer.stages.choices import Counts
-from trainer.stages.probe import Found
+from trainer.stages.probe import Comparison, Counts
 from trainer.stages.stage import Stage
 
 OnUpdate = Callable[[Update], None]
@@ -102,7 +101,7 @@ class Executor(ABC):
         """Returns in every process the value that the recording process passes as `mine`."""
         return mine
 
-    def take_comparison(self) -> Found:
+    def take_comparison(self) -> Comparison:
         """How the last update compares with the probe's, by weight; tied weights count once."""
         return {name: of for stage in self._stages for name, of in stage.take_comparison().items()}
 

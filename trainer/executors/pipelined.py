@@ -20,8 +20,7 @@ from trainer.executors.passes import Loss
 from trainer.executors.reduction import Reduced, Reducer
 from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Op, Schedule, completes, horizon
-from trainer.stages.choices import Counts
-from trainer.stages.probe import Found
+from trainer.stages.probe import Comparison, Counts
 from trainer.stages.stage import Stage
 from trainer.tracing.clock import Clock
 from trainer.tracing.trace import leave
@@ -74,7 +73,7 @@ class Pipelined(Executor):
         return first
 
     @override
-    def take_comparison(self) -> Found:
+    def take_comparison(self) -> Comparison:
         """The same of the whole model, on the recording rank; other ranks get an empty dict."""
         return self._gathered(dict(super().take_comparison()))
 

@@ -1,4 +1,4 @@
-"""Checkpoints: complete, written atomically, verified when they are read."""
+"""Checkpoints: complete, written atomically, here or in a thread, verified when they are read."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import errno
 import hashlib
 import re
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from trainer.base.atomic import always, partial, publish, rename
 from trainer.base.errors import BadInput
@@ -126,7 +128,7 @@ def rows_digest(path: Path, trial_id: str) -> str | None:
 
 
 def _load_whole(path: Path) -> State:
-    """The same of a trial's whole state."""
+    """The state in a checkpoint of a trial. Raises as `load` does, and BadInput if a part lacks."""
     state = load(path)
     try:
         wellformed.check(state, wellformed.STATE)
@@ -186,3 +188,51 @@ def _differs(before: Any, now: Any) -> bool:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+class Writer:
+    """A thread that writes one checkpoint after another; errors are raised by the next call."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._last: Future[None] | None = None
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Starts this work, after what was started before."""
+        self.wait()
+        self._last = self._thread.submit(work)
+
+    def wait(self) -> None:
+        """Returns when nothing is left to do."""
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()
+
+    def close(self) -> None:
+        """Waits until nothing is left to do, and ends the thread."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+
+
+def copied(state: Any) -> Any:
+    """A copy of a state, mappings and lists of tensors and plain values, in the CPU's memory.
+
+    Tensors that share memory, as the master and its newest version may, share it in the copy.
+    """
+    return _copied(state, {})
+
+
+def _copied(node: Any, known: dict[int, torch.UntypedStorage]) -> Any:
+    if isinstance(node, Tensor):
+        storage = node.untyped_storage()
+        if (key := storage.data_ptr()) not in known:
+            known[key] = storage.cpu() if storage.is_cuda else storage.clone()
+        empty = torch.empty(0, dtype=node.dtype)
+        return empty.set_(known[key], node.storage_offset(), node.size(), node.stride())
+    if isinstance(node, dict):
+        return {key: _copied(of, known) for key, of in node.items()}
+    if isinstance(node, list | tuple):
+        return type(node)(_copied(of, known) for of in node)
+    return node

@@ -16,7 +16,7 @@ from trainer.base.atomic import clean, partials, write_atomically, write_json
 from trainer.base.errors import BadInput
 from trainer.base.status import Status
 from trainer.folder import checkpoint, metrics, wellformed
-from trainer.folder.background import Writer, copied
+from trainer.folder.checkpoint import Writer, copied
 from trainer.folder.lease import attempts, holder, leased, read, trained
 from trainer.folder.metrics import Metrics, Row
 from trainer.folder.wellformed import Damaged

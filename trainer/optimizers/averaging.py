@@ -21,7 +21,6 @@ class Averages(Protocol):
 
     def evaluation_weights(self) -> Mapping[Tensor, Tensor]:
         """Weight → tensor to evaluate and export in its place; changes nothing."""
-        ...
 
 
 def evaluated(optimizer: Optimizer, weights: Sequence[Tensor]) -> list[Tensor]:

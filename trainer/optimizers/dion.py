@@ -12,9 +12,8 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import NonNegative, Positive
-from trainer.optimizers.batched import Batched
 from trainer.optimizers.routing import Decay, Group, Parameters
-from trainer.optimizers.together import auxiliary, beside_adamw
+from trainer.optimizers.together import Batched, auxiliary, beside_adamw
 
 
 def dion_update(

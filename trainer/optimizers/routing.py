@@ -70,7 +70,6 @@ class KnowsKinds(Protocol):
 
     def kind(self, name: str) -> Kind:
         """The kind of its parameter `name`."""
-        ...
 
 
 def kinds(module: nn.Module) -> dict[str, Kind]:

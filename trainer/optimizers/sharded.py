@@ -17,9 +17,8 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.optimizers.averaging import Averages
-from trainer.optimizers.observing import Observer
 from trainer.optimizers.routing import Kind, Parameters
-from trainer.optimizers.state import State
+from trainer.optimizers.state import Observer, State
 
 Make = Callable[[Parameters], Optimizer]
 Share = Callable[[Sequence[tuple[int, Tensor]]], None]

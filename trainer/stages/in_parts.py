@@ -20,9 +20,8 @@ from typing_extensions import override
 
 from trainer.corrections.none import NoCorrection, State
 from trainer.optimizers.averaging import Averages
-from trainer.optimizers.observing import Observer
 from trainer.optimizers.routing import BALANCE, EXPERTS, VECTOR, Group, Kind, Parameters
-from trainer.optimizers.state import options
+from trainer.optimizers.state import Observer, options
 
 MakeCorrection = Callable[[Sequence[int]], NoCorrection]
 """Makes a correction from the lag of each of its weights."""

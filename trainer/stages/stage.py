@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 from trainer.corrections.none import NoCorrection
 from trainer.optimizers import state as optimizer_state
 from trainer.optimizers.averaging import evaluated
-from trainer.optimizers.observing import Observer
 from trainer.optimizers.routing import BALANCE, Kind, Parameters
 from trainer.optimizers.sharded import Sharded, owned
+from trainer.optimizers.state import Observer
 from trainer.schedules.operations import Op
 from trainer.stages.backward import (
     Halfway,
@@ -28,9 +28,8 @@ from trainer.stages.backward import (
     sum_of,
     take_gradient,
 )
-from trainer.stages.choices import Choices, Counts, NoChoices
 from trainer.stages.in_parts import correction_in_parts
-from trainer.stages.probe import Found, NoProbe, Probe
+from trainer.stages.probe import Comparison, Counts, NoProbe, NoRoutingProbe, Probe, RoutingProbe
 from trainer.stages.update import corrected_update, dry_update
 from trainer.stages.versions import Versions
 
@@ -74,7 +73,7 @@ class Stage:
         self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.dtype, self.eval_dtype = dtype, eval_dtype or self.versions.master[0].dtype
         self._lr_factor, self._module, self._run = lr_factor, module, run(module)
-        self._probe, self._choices = NoProbe(), NoChoices()
+        self._probe, self._choices = NoProbe(), NoRoutingProbe()
         self._splits_backward, self._in_place = splits_backward, in_place
         self._in_flight: dict[tuple[int, int, int], InFlight] = {}
         self._halfway: dict[tuple[int, int, int], Halfway] = {}
@@ -189,13 +188,12 @@ class Stage:
         self._probe = Probe(dry_update(self.optimizer, self.versions.master, gradients))
 
     def watch(self, batch: int) -> None:
-        """From now on compares the experts that this batch visits, as `Choices` does, on the first
-        replica; until `take_choices`."""
-        self._choices = Choices(self._module, batch)
+        """Compares the experts that this batch visits on the first replica: see `RoutingProbe`."""
+        self._choices = RoutingProbe(self._module, batch)
 
     def take_choices(self) -> dict[str, Counts]:
-        """What was found of them, by layer."""
-        choices, self._choices = self._choices, NoChoices()
+        """The counts of the watched batch, by layer; ends the watch."""
+        choices, self._choices = self._choices, NoRoutingProbe()
         return choices.found()
 
     @property
@@ -210,7 +208,7 @@ class Stage:
         assert isinstance(self.optimizer, Observer)
         self.optimizer.observe(dict(zip(self.versions.master, gradients, strict=True)))
 
-    def take_comparison(self) -> Found:
+    def take_comparison(self) -> Comparison:
         """How the last update compares with the probe's, by weight; empty if it had no probe."""
         probe, self._probe = self._probe, NoProbe()
         found = zip(self.versions.names, self._kinds, probe.found(), strict=False)

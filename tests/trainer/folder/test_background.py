@@ -18,7 +18,7 @@ import torch
 from tests.support.records import finished, state
 from trainer.base.errors import LeaseLost
 from trainer.folder import checkpoint, lease
-from trainer.folder.background import copied
+from trainer.folder.checkpoint import copied
 from trainer.folder.record import TrialFolder
 
 WAIT = 30.0
