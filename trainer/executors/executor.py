@@ -16,7 +16,7 @@ from trainer.executors.passes import (
     TRAINING,
     Loss,
     LossOfOutput,
-    Part,
+    MicrobatchPlace,
     Pass,
 )
 from trainer.schedules.operations import Op, Schedule
@@ -63,7 +63,7 @@ class Executor(ABC):
 
     @property
     def stages(self) -> Sequence[Stage]:
-        """Those of this process, in the order of the model."""
+        """The stages of this process, in the order of the model."""
         return self._stages
 
     @property
@@ -142,8 +142,8 @@ class Executor(ABC):
 
     def _loss_of(self, op: Op, replica: int) -> LossOfOutput:
         _, targets = self._microbatch(op, replica)
-        part = Part(op.batch, op.microbatch, replica, self._num_parts)
-        return self._pass.loss(self._loss, targets, part)
+        place = MicrobatchPlace(op.batch, op.microbatch, replica, self._num_parts)
+        return self._pass.loss(self._loss, targets, place)
 
     @abstractmethod
     def evaluate(self, batches: Iterable[Tensor]) -> float:
@@ -151,7 +151,7 @@ class Executor(ABC):
 
     @abstractmethod
     def usage(self) -> dict[str, Any]:
-        """Of all ranks: share of the time without work, share waiting for updates, peak memory."""
+        """The share of time without work, that of waits for updates, and peak memory, by rank."""
 
     @abstractmethod
     def _execute(self, operations: Sequence[Sequence[Op]], on_update: OnUpdate) -> None: ...

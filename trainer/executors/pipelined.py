@@ -74,18 +74,18 @@ class Pipelined(Executor):
 
     @override
     def take_comparison(self) -> Comparison:
-        """The same of the whole model, on the recording rank; other ranks get an empty dict."""
+        """The comparison of the whole model, on the recording rank; empty on other ranks."""
         return self._gathered(dict(super().take_comparison()))
 
     @override
     def take_choices(self) -> dict[str, Counts]:
-        """The same of the whole model, on the recording rank; other ranks get an empty dict."""
+        """The counts of the whole model, on the recording rank; empty on other ranks."""
         return self._gathered(super().take_choices())
 
     @override
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Tensor]) -> float:
-        """Mean loss of the newest weights, nats per token, on every rank; like `Emulated`'s."""
+        """Mean loss of the newest weights, in nats per token, on every rank."""
         total, num_tokens = torch.zeros((), dtype=torch.float64, device=self._gang.device), 0
         for batch in batches:
             self._gang.heartbeat.beat()
@@ -100,31 +100,31 @@ class Pipelined(Executor):
                     total += self._loss(output, targets).double() * targets.numel()
             num_tokens += targets.numel()
         self._channels.flush()
-        self._gang.wait(
-            self._gang.all_reduce(total, self._gang.pipeline)
-        )  # 0 but on the last stage
+        # Only the rank of the last stage has a loss: the others add 0.
+        self._gang.wait(self._gang.all_reduce(total, self._gang.pipeline))
         return float(total / num_tokens)
 
     @override
     def state(self) -> dict[str, dict[str, Any]]:
-        """The same of the whole model, on the recording rank; other ranks get an empty dict."""
+        """The state of the whole model, on the recording rank; empty on other ranks."""
         mine = super().state()
         if self._gang.replica > 0:
-            mine = {name: of for stage in self._stages for name, of in stage.owned_state().items()}
+            mine = {k: v for stage in self._stages for k, v in stage.owned_state().items()}
+        # Ranks come in order, so an owner's optimizer state replaces the empty one of replica 0.
         whole: dict[str, dict[str, Any]] = {}
-        for of_rank in self._gang.gather(mine):
-            for name, of in of_rank.items():
-                whole[name] = {**whole.get(name, {}), **of}
+        for state_of_rank in self._gang.gather(mine):
+            for name, state in state_of_rank.items():
+                whole[name] = {**whole.get(name, {}), **state}
         return whole
 
     @override
     def weights(self) -> dict[str, Tensor]:
-        """The same of the whole model, on the recording rank; other ranks get an empty dict."""
+        """The weights of the whole model, on the recording rank; empty on other ranks."""
         return self._gathered(super().weights())
 
     @override
     def usage(self) -> dict[str, Any]:
-        """Of all ranks: share of the time without work, share waiting for updates, peak memory."""
+        """The share of time without work, that of waits for updates, and peak memory, by rank."""
         clock = self._clock
         mine = clock.bubble, clock.share("wait U"), peak_memory_bytes(self._gang.device)
         bubbles, waits, peaks = zip(*self._gang.all_gather(mine), strict=True)
@@ -144,31 +144,24 @@ class Pipelined(Executor):
 
     def _gathered(self, mine: dict[str, Any]) -> dict[str, Any]:
         is_first_replica = self._gang.replica == 0
-        return {
-            k: v
-            for of in self._gang.gather(mine if is_first_replica else {})
-            for k, v in of.items()
-        }
-
-    def _let_others_notice(self, rest: Sequence[Op], horizon: int) -> None:
-        """Sends after a divergence the empty messages that other ranks still wait for.
-
-        These are of batches up to `horizon`. So the others, too, reach the reduced gradient and see
-        that it is not finite.
-        """
-        self._channels.exchange_empty([op for op in rest if op.batch <= horizon])
+        of_ranks = self._gang.gather(mine if is_first_replica else {})
+        return {name: value for of_rank in of_ranks for name, value in of_rank.items()}
 
     @override
     def _execute(self, lists: Sequence[Sequence[Op]], on_update: OnUpdate) -> None:
         operations = lists[self._gang.place]
         with self._clock.between_drains():
+            # Receives are posted in the order of the schedule, ahead of the operations that read.
             self._channels.expect(operations)
             for position, op in enumerate(operations):
                 self._gang.heartbeat.beat()
                 try:
                     done = self._do[op.kind](op)
                 except Diverged:
-                    self._let_others_notice(operations[position + 1 :], horizon(lists, op.batch))
+                    # Nobody stops alone: other ranks still wait for messages. They get empty ones,
+                    # so that they too reach the reduced gradient and see that it is not finite.
+                    last, rest = horizon(lists, op.batch), operations[position + 1 :]
+                    self._channels.exchange_empty([op for op in rest if op.batch <= last])
                     raise
                 if done is not None:
                     on_update(done)
@@ -189,6 +182,7 @@ class Pipelined(Executor):
     def _backward(self, op: Op) -> None:
         gradient = self._take(op)
         with self._clock.span(op):
+            # The input's gradient leaves first: the stage before waits for it, nobody for weights.
             self._pass_back(op, gradient)
             self._at[op.stage].backward_weights(op)
         self._note(op)
@@ -229,7 +223,8 @@ class Pipelined(Executor):
         if not (isfinite(reduced.loss) and isfinite(reduced.norm)):
             raise Diverged(op.batch)
         with self._clock.span(op):
-            self._pass.use(self._at[op.stage], op.batch, reduced.gradients.pop(0))
+            # In training `finish` is `Stage.update`, W(t) → W(t + 1).
+            self._pass.finish(self._at[op.stage], op.batch, reduced.gradients.pop(0))
         if reduced.gradients:
             return None
         self._pending = None

@@ -61,21 +61,26 @@ class Reducer:
         gradients = [stage.take_gradients() for stage in self._stages]
         loss = torch.stack(list(losses)).mean() if losses else gradients[0][0].new_zeros(())
         if self._stream is not None:
+            # The sums must not start before the backward has written the gradients.
             self._stream.wait_stream(torch.cuda.current_stream())
         return self._thread.submit(self._reduce, op, gradients, loss, kind)
 
     def _reduce(self, op: Op, gradients: list[list[Tensor]], loss: Tensor, kind: Pass) -> Reduced:
         with torch.cuda.stream(self._stream), self._clock.span(op, "reduce"):  # None: no stream
             gang = self._gang
+            # The loss travels with the gradients: one message fewer per batch.
             loss = loss.to(gradients[0][0].dtype)
             if gang.num_replicas > 1:
                 self._sum([*chain.from_iterable(gradients), loss], gang.replicas)
             for of_stage in gradients:
                 torch._foreach_div_(of_stage, self._divisor)
+            # Before the correction and the norm, which must see one gradient per tied weight.
             self._sum_tied(gradients)
             if kind.is_corrected:
                 for stage, of_stage in zip(self._stages, gradients, strict=True):
                     stage.correct(op.batch, of_stage)
+            # One slot per weight of the model: the sum over ranks adds zeros and so rounds nothing,
+            # and the norm of the vector is the same number for any cut into stages.
             norms = [s.norms(of) for s, of in zip(self._slots, gradients, strict=True)]
             vector = torch.cat((sum(norms[1:], norms[0]), loss.reshape(1) / gang.num_replicas))
             self._sum([vector], gang.pipeline)
@@ -83,7 +88,8 @@ class Reducer:
             if kind.is_clipped:
                 for stage, of_stage in zip(self._stages, gradients, strict=True):
                     self._clip(stage.clipped(of_stage), norm)
-            values = torch.stack((vector[-1], norm)).double().tolist()  # on CUDA the one wait
+            # The one wait for the device, in this thread: the rank computes on meanwhile.
+            values = torch.stack((vector[-1], norm)).double().tolist()
         return Reduced(gradients, *values)
 
     def _sum_tied(self, gradients: list[list[Tensor]]) -> None:

@@ -13,7 +13,7 @@ from itertools import takewhile
 from math import ceil
 from typing import NamedTuple
 
-from trainer.schedules.orders import Kind, Order, Place, Placement, Step, in_turns
+from trainer.schedules.orders import Kind, Order, OrderStep, Place, Placement, in_turns
 
 
 class Op(NamedTuple):
@@ -131,7 +131,7 @@ class Schedule:
         for step in self.order(self._place(rank), len(batches) * m):
             yield self._pass(step, stages[step.chunk], batches.start)
 
-    def _pass(self, step: Step, stage: int, first: int) -> Op:
+    def _pass(self, step: OrderStep, stage: int, first: int) -> Op:
         batch, microbatch = divmod(step.flat, self.num_microbatches)
         batch += first
         if self.in_place:

@@ -87,7 +87,7 @@ class Stage:
         return [None if kind == BALANCE else name for name, kind in named]
 
     def clipped(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Those of a gradient per weight that the clip scales: not the pseudo-gradients."""
+        """The gradients that the clip scales: all but the pseudo-gradients of balance biases."""
         return [g for g, kind in zip(gradients, self._kinds, strict=True) if kind != BALANCE]
 
     def train(self, is_training: bool) -> None:
@@ -110,6 +110,7 @@ class Stage:
 
         `replica` tells data-parallel replicas apart that share these weights (emulation).
         """
+        # Kept until the update: the delay of each gradient is counted from what was read.
         self._read[op.batch] = self._versions_of(op)
         leaves = self.versions.bind(self._read[op.batch], op.batch)
         x = x.detach().requires_grad_(x.is_floating_point())
@@ -130,6 +131,7 @@ class Stage:
         x, output, leaves, later, overwritten = self._in_flight.pop(
             (op.batch, op.microbatch, replica)
         )
+        # Recomputation of activations reads the module again, and must find this version there.
         now = self.versions.bind(self._versions_of(op), op.batch)
         if overwritten:
             overwritten.now = now
@@ -146,6 +148,7 @@ class Stage:
             sum_of(leaf, gradient, late.get(leaf))
             for leaf, gradient in zip(leaves, early, strict=True)
         ]
+        # The first microbatch's gradients become the sum: bf16 gradients are added up in fp32.
         if replica in self._sums:
             torch._foreach_add_(self._sums[replica], gradients)
         else:
@@ -157,6 +160,7 @@ class Stage:
     def take_gradients(self) -> list[Tensor]:
         """Returns the finished batch's gradients, summed over microbatches, then over replicas."""
         replicas, self._sums = self._sums, {}
+        # In a fixed order, so that a run repeats to the bit.
         total = replicas.pop(0)
         for replica in sorted(replicas):
             torch._foreach_add_(total, replicas[replica])
@@ -172,13 +176,10 @@ class Stage:
     def update(self, batch: int, gradients: Sequence[Tensor]) -> None:
         """Makes W(t+1) from W(t) and the clipped gradients of batch t, one tensor per weight."""
         delays = self._start_update(batch)
+        # The master is stepped where version t + 1 will be read: version t stays as it was.
+        weights = self.versions.open()
         ahead = corrected_update(
-            self.optimizer,
-            self._correction,
-            self.versions.open(),
-            gradients,
-            delays,
-            self._probe,
+            self.optimizer, self._correction, weights, gradients, delays, self._probe
         )
         self.versions.close(ahead)
 
@@ -211,13 +212,14 @@ class Stage:
     def take_comparison(self) -> Comparison:
         """How the last update compares with the probe's, by weight; empty if it had no probe."""
         probe, self._probe = self._probe, NoProbe()
-        found = zip(self.versions.names, self._kinds, probe.found(), strict=False)
-        return {name: (kind, sums) for name, kind, sums in found if kind != BALANCE}
+        products = zip(self.versions.names, self._kinds, probe.found(), strict=False)
+        return {name: (kind, sums) for name, kind, sums in products if kind != BALANCE}
 
     def _start_update(self, batch: int) -> list[int]:
         """Sets the learning rates of a batch's update; returns the delays of its gradients."""
         delays = self._delays(batch)
         del self._read[batch]
+        # A group has one learning rate, so it counts as late as its latest weight.
         late = dict(zip(self.versions.master, delays, strict=True))
         for group, peak in zip(self.optimizer.param_groups, self._peak_lrs, strict=True):
             delay = max(late[weight] for weight in group["params"])
@@ -234,9 +236,7 @@ class Stage:
 
     @torch.no_grad()
     def evaluate(self, x: Tensor) -> Tensor:
-        """The output for `x` of W(t+1), or of what the optimizer evaluates in its place, in
-        `eval_dtype`.
-        """
+        """Returns the output for `x`, [batch, …], of the weights to evaluate, in `eval_dtype`."""
         tensors = evaluated(self.optimizer, self.versions.master)
         self.versions.bind_others(tensors, self.eval_dtype)
         return self._run(x)
