@@ -150,7 +150,8 @@ class KeptGradients(Keeper):
     @override
     def waiting(self) -> Waiting:
         waiting = list(self._waiting)
-        return Waiting([of.delay for of in waiting], [of.options for of in waiting])
+        delays = [gradient.delay for gradient in waiting]
+        return Waiting(delays, [gradient.options for gradient in waiting])
 
     @override
     def restore(

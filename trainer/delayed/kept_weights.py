@@ -133,13 +133,15 @@ class KeptWeights(Keeper):
         self, num_taken: int, state: Sequence[Mapping[str, Tensor]], waiting: Waiting
     ) -> None:
         self._num_taken, self._read = num_taken, num_taken - waiting.delays[0]
-        _copy(self.newest, [of["newest"] for of in state])
-        self._loaded = [of["read"] for of in state]
+        _copy(self.newest, [saved["newest"] for saved in state])
+        self._loaded = [saved["read"] for saved in state]
         _copy(self.weights, self._loaded)
         if "late" in state[0]:
-            self._late = [of["late"].clone() for of in state]
+            self._late = [saved["late"].clone() for saved in state]
         ages = range(1, min(self._lag, waiting.delays[0]))
-        self._kept = {num_taken - age: [of[f"kept_{age}"].clone() for of in state] for age in ages}
+        self._kept = {
+            num_taken - age: [saved[f"kept_{age}"].clone() for saved in state] for age in ages
+        }
         self._note_writes()
 
 

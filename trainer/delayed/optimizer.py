@@ -178,7 +178,7 @@ class DelayedOptimizer(Optimizer):
 
     @property
     def state(self) -> Any:
-        """Of each weight, the state of the wrapped optimizer and, as `delay_…`, of the delay."""
+        """The state of each weight: the wrapped optimizer's, and the delay's as `delay_…`."""
         keeper = self._keeper
         if keeper is None:
             return dict(self.optimizer.state)
@@ -233,7 +233,7 @@ class DelayedOptimizer(Optimizer):
 
     @override
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's, before the first step; raises RuntimeError afterwards."""
+        """Adds a group as torch does. Raises RuntimeError after the first step."""
         if self._keeper is not None:
             raise RuntimeError("weights can be added before the first step only")
         if param_group not in self.optimizer.param_groups:

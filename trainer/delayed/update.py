@@ -67,15 +67,15 @@ def stepping(optimizer: Optimizer, weights: Sequence[nn.Parameter]) -> Iterator[
 def _using(optimizer: Optimizer, options: Options, factor: float) -> Iterator[None]:
     """The groups have these options, and `factor` times the learning rate, for one update."""
     current = options_of(optimizer)
-    for group, of in zip(optimizer.param_groups, options, strict=True):
-        group.update(of)
+    for group, scheduled in zip(optimizer.param_groups, options, strict=True):
+        group.update(scheduled)
         if factor != 1.0:
             group["lr"] = group["lr"] * factor
     try:
         yield
     finally:
-        for group, of in zip(optimizer.param_groups, current, strict=True):
-            group.update(of)
+        for group, scheduled in zip(optimizer.param_groups, current, strict=True):
+            group.update(scheduled)
 
 
 def _correct(

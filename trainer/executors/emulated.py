@@ -123,7 +123,7 @@ class Emulated(Executor):
             for stage, of_stage in zip(self._stages, gradients, strict=True):
                 stage.correct(batch, of_stage)
         norms = zip(self._slots, gradients, strict=True)
-        norm = torch.linalg.vector_norm(sum(slots.norms(of) for slots, of in norms))
+        norm = torch.linalg.vector_norm(sum(slots.norms(of_stage) for slots, of_stage in norms))
         if self._pass.is_clipped:
             for stage, of_stage in zip(self._stages, gradients, strict=True):
                 self._clip(stage.clipped(of_stage), norm)

@@ -81,7 +81,7 @@ class Reducer:
                     stage.correct(op.batch, of_stage)
             # One slot per weight of the model: the sum over ranks adds zeros and so rounds nothing,
             # and the norm of the vector is the same number for any cut into stages.
-            norms = [s.norms(of) for s, of in zip(self._slots, gradients, strict=True)]
+            norms = [s.norms(of_stage) for s, of_stage in zip(self._slots, gradients, strict=True)]
             vector = torch.cat((sum(norms[1:], norms[0]), loss.reshape(1) / gang.num_replicas))
             self._sum([vector], gang.pipeline)
             norm = torch.linalg.vector_norm(vector[:-1])
@@ -100,10 +100,11 @@ class Reducer:
             for name, is_tied, gradient in columns:
                 if is_tied:
                     copies.setdefault(name, []).append(gradient)
-        apart = [of[0] for of in copies.values() if len(of) == 1]
+        apart = [same[0] for same in copies.values() if len(same) == 1]
         if apart:
             self._sum(apart, self._gang.tied)
-        for first, last in (of for of in copies.values() if len(of) == 2):  # this rank has both
+        # Where this rank has both copies, the sum needs no message.
+        for first, last in (same for same in copies.values() if len(same) == 2):
             last.copy_(first.add_(last))
 
     def _sum(self, tensors: Sequence[Tensor], group: Any) -> None:
@@ -120,6 +121,6 @@ class Reducer:
 def _agree_on_slots(gang: Gang, stages: dict[int, Stage], num_stages: int) -> list[Slots]:
     """The slots of this rank's stages, which follow from the names of all ranks' weights."""
     mine = {index: stage.slots for index, stage in stages.items()}
-    names = {index: of for rank in gang.all_gather(mine) for index, of in rank.items()}
+    names = {index: names for rank in gang.all_gather(mine) for index, names in rank.items()}
     every = slots([names[index] for index in range(num_stages)])
     return [every[index] for index in stages]

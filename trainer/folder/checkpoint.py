@@ -35,7 +35,7 @@ class Checkpoint(NamedTuple):
     path: Path
 
 
-def found(folder: Path) -> list[Checkpoint]:
+def newest_first(folder: Path) -> list[Checkpoint]:
     """The checkpoints of a trial's folder, the newest first."""
     matches = [(NAME.fullmatch(path.name), path) for path in folder.glob(f"{PREFIX}*.pt")]
     return sorted(
@@ -67,7 +67,7 @@ def save(
             raise (error.__context__ or error) from None
     path = folder / _name(num_updates, attempt, _digest(filled))
     publish(filled, path, permit)
-    for old in found(folder):
+    for old in newest_first(folder):
         if old.attempt <= attempt and old.path != path:
             old.path.unlink(missing_ok=True)
 
@@ -232,7 +232,7 @@ def _copied(node: Any, known: dict[int, torch.UntypedStorage]) -> Any:
         empty = torch.empty(0, dtype=node.dtype)
         return empty.set_(known[key], node.storage_offset(), node.size(), node.stride())
     if isinstance(node, dict):
-        return {key: _copied(of, known) for key, of in node.items()}
+        return {key: _copied(item, known) for key, item in node.items()}
     if isinstance(node, list | tuple):
-        return type(node)(_copied(of, known) for of in node)
+        return type(node)(_copied(item, known) for item in node)
     return node

@@ -41,7 +41,7 @@ class SigmoidGate(NoGate):
         self.weight = nn.Parameter(torch.empty(size, hidden_size))
 
     def kind(self, name: str) -> Kind:
-        """That of the map."""
+        """The map is a hidden matrix."""
         return "matrix"
 
     @override
@@ -101,7 +101,7 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def in_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The same with all scores in memory, and their softmax in fp32."""
+    """`causal` with all scores in memory, and their softmax in fp32."""
     seq_len, scale = q.shape[2], q.shape[3] ** -0.5
     future = torch.full((seq_len, seq_len), -math.inf, device=q.device).triu(1)
     rows = (q * scale).unflatten(1, (k.shape[1], -1)).flatten(2, 3)  # heads that share a key

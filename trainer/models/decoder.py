@@ -44,7 +44,7 @@ class LayerSize(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder(ABC):
-    """A recipe of such a model. It implements `Recipe` but for its layers and its export."""
+    """The recipe of a decoder: all of `Recipe` but its layers and its export."""
 
     vocab_size: Rows
     hidden_size: Rows
@@ -93,7 +93,7 @@ class Decoder(ABC):
 
     @property
     def num_active_parameters(self) -> int:
-        """The same without the experts that one token does not visit."""
+        """Parameters of the whole model without the experts that one token does not visit."""
         layers = sum(size.matrices + size.vectors for size in self._sizes())
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
         return layers + embeddings + self.hidden_size
@@ -121,10 +121,10 @@ class Decoder(ABC):
         return balanced(self._work(seq_len), num_stages, head=self._head_work)
 
     def work(self, split: Split, seq_len: int) -> list[float]:
-        """What `split` balances: of each stage, that of its layers, and of the last the head's."""
+        """The work of each stage: that of its layers, and on the last stage that of the head."""
         by_layer = self._work(seq_len)
-        found = [float(sum(by_layer[layer] for layer in layers)) for layers in split]
-        return [*found[:-1], found[-1] + self._head_work]
+        by_stage = [float(sum(by_layer[layer] for layer in layers)) for layers in split]
+        return [*by_stage[:-1], by_stage[-1] + self._head_work]
 
     def stage(self, index: int, split: Split) -> nn.Module:
         """The stage numbered `index`; its weights are undefined before `initialise`."""

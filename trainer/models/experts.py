@@ -82,7 +82,7 @@ class Router(nn.Module):
         self.weight, self._kind = nn.Parameter(torch.empty(num_experts, hidden_size)), kind
 
     def kind(self, name: str) -> Kind:
-        """That of the map."""
+        """The kind of the map, which the recipe chooses."""
         return self._kind
 
     def forward(self, tokens: Tensor) -> Tensor:

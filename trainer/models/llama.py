@@ -54,7 +54,7 @@ class Llama(Decoder):
         return LayerSize(matrices, vectors=2 * d, attention=d)
 
     def pretrained(self, weights: Mapping[str, Tensor]) -> Pretrained:
-        """As LlamaForCausalLM, whose names the weights have already."""
+        """The model as LlamaForCausalLM, whose names the weights have already."""
         config = {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",

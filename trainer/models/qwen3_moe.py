@@ -53,7 +53,7 @@ class Qwen3Moe(MixtureDecoder):
         )
 
     def pretrained(self, weights: Mapping[str, Tensor]) -> Pretrained:
-        """As Qwen3MoeForCausalLM, which joins the gate and up matrices of an expert."""
+        """The model as Qwen3MoeForCausalLM, which joins the gate and up matrices of an expert."""
         config = {
             "architectures": ["Qwen3MoeForCausalLM"],
             "model_type": "qwen3_moe",

@@ -79,18 +79,19 @@ def _whole(recipe: Recipe) -> dict[str, Tensor]:
 
 def _read(checkpoint: str, expected: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
     """The checkpoint's tensors, of those expected that are not on the meta device."""
-    found: dict[str, Path] = {}
+    file_of: dict[str, Path] = {}
     for file in weight_files(checkpoint):
         with safe_open(file, "pt") as content:
-            found.update(dict.fromkeys(content.keys(), file))
-    for has, lacks, whose in ((found, expected, "this model"), (expected, found, "the checkpoint")):
+            file_of.update(dict.fromkeys(content.keys(), file))
+    pairs = ((file_of, expected, "this model"), (expected, file_of, "the checkpoint"))
+    for has, lacks, whose in pairs:
         if others := sorted(has.keys() - lacks.keys()):
             raise BadInput(KEY, checkpoint, f"{others[0]} is not in {whose}: choose its model")
     tensors = []
     for name, entries in expected.items():
         if entries.is_meta:
             continue
-        with safe_open(found[name], "pt") as content:
+        with safe_open(file_of[name], "pt") as content:
             tensor = content.get_tensor(name)
         if tensor.shape != entries.shape:
             allowed = f"has {name} of {[*tensor.shape]}, this model of {[*entries.shape]}"

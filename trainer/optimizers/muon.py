@@ -100,16 +100,16 @@ def _halves(parameters: Parameters, adamw: Group, weight_decay: float) -> list[G
 
 
 def adamuon_update(
-    gradient: Tensor,
-    momentum: Tensor,
-    variance: Tensor,
+    gradient: Tensor,  # [matrices, rows, columns]
+    momentum: Tensor,  # like the gradient, changed in place
+    variance: Tensor,  # like the gradient, changed in place
     decay: float,
     variance_decay: float,
     nesterov: bool,
     steps: int,
     eps: float,
 ) -> Tensor:
-    """The update, with a root mean square of 0.2; all tensors are [matrices, rows, columns].
+    """Returns the update, of the gradient's shape, with a root mean square of 0.2 per matrix.
 
     M ← decay M + G and V ← variance_decay V + (1 − variance_decay) O², in place, where O is sign(M)
     (or of G + decay M: Nesterov) orthogonalised by Newton-Schulz. The update is O / (√V + eps),

@@ -74,11 +74,11 @@ class KnowsKinds(Protocol):
 
 def kinds(module: nn.Module) -> dict[str, Kind]:
     """The kind of every parameter of `module`, by name; a tied weight is an embedding."""
-    found: dict[str, Kind] = {}
+    by_name: dict[str, Kind] = {}
     for path, submodule in module.named_modules():
         for name, weight in submodule.named_parameters(path, recurse=False):
-            found[name] = _kind(submodule, path, name, weight)
-    return {name: found[name] for name, _ in module.named_parameters()}
+            by_name[name] = _kind(submodule, path, name, weight)
+    return {name: by_name[name] for name, _ in module.named_parameters()}
 
 
 def _kind(submodule: nn.Module, path: str, name: str, weight: nn.Parameter) -> Kind:

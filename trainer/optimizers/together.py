@@ -80,15 +80,20 @@ class Batched(Optimizer):
         super().__init__(groups, dict(defaults))
 
     @abstractmethod
-    def start(self, matrix: Tensor) -> dict[str, Tensor]:
+    def start(
+        self,
+        matrix: Tensor,  # [rows, columns]
+    ) -> dict[str, Tensor]:
         """The state of a matrix before its first update."""
 
     @abstractmethod
-    def update(self, group: Group, gradient: Tensor, state: dict[str, Tensor]) -> Tensor:
-        """The update of a batch of matrices; changes `state` in place.
-
-        All tensors are [matrices, rows, columns] unless the optimizer says otherwise.
-        """
+    def update(
+        self,
+        group: Group,
+        gradient: Tensor,  # [matrices, rows, columns]
+        state: dict[str, Tensor],  # [matrices, …], each as `start` made it
+    ) -> Tensor:
+        """Returns the update of a batch of matrices, of the gradient's shape; changes `state`."""
 
     @override
     @torch.no_grad()
@@ -113,8 +118,8 @@ class Batched(Optimizer):
 
 
 def _by_shape(weights: Iterable[Tensor]) -> list[list[Tensor]]:
-    found = defaultdict(list)
+    by_shape = defaultdict(list)
     for weight in weights:
         if weight.grad is not None:
-            found[weight.shape].append(weight)
-    return list(found.values())
+            by_shape[weight.shape].append(weight)
+    return list(by_shape.values())

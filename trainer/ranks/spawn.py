@@ -80,14 +80,14 @@ class Spawned:
     memory: Memory
 
     def receive(self, timeout: float) -> Iterator[tuple[int, object]]:
-        """See `Ranks`."""
+        """Yields (rank, message) as `Ranks.receive` says."""
         running = {rank.link: rank for rank in self.ranks if not rank.is_done}
         for link in wait(list(running), timeout):
             assert isinstance(link, Connection)
             yield running[link].index, running[link].receive()
 
     def liveness(self) -> list[Liveness]:
-        """See `Ranks`."""
+        """Returns one entry per rank."""
         now = monotonic()
         return [
             Liveness(now - abs(beat), now - alive, beat < 0)
@@ -95,7 +95,7 @@ class Spawned:
         ]
 
     def ask_to_stop(self) -> None:
-        """See `Ranks`."""
+        """Asks all ranks to stop at their next drain."""
         self.memory.stop[0] = 1
 
 

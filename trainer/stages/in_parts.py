@@ -207,11 +207,11 @@ class OptimizerInParts(Optimizer):
             return {weight: weight for group in self.param_groups for weight in group["params"]}
         self._lend()
         averages = self._inner.evaluation_weights()
-        found: dict[Tensor, Tensor] = {bias: bias for bias in self._biases}
-        found.update({weight: averages[weight] for weight in self._others})
+        shown: dict[Tensor, Tensor] = {bias: bias for bias in self._biases}
+        shown.update({weight: averages[weight] for weight in self._others})
         for weight, views in self._views.items():
-            found[weight] = torch.stack([averages[view] for view in views]).view_as(weight)
-        return found
+            shown[weight] = torch.stack([averages[view] for view in views]).view_as(weight)
+        return shown
 
     @override
     @torch.no_grad()

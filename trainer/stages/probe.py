@@ -47,7 +47,7 @@ class NoProbe:
     def applied(self, weights: Sequence[Tensor]) -> None:
         """Sees W(t+1)."""
 
-    def found(self) -> list[Sums]:
+    def results(self) -> list[Sums]:
         """The inner products of each weight, in order; empty if the probe records nothing."""
         return []
 
@@ -93,7 +93,7 @@ class Probe(NoProbe):
         self._products[f"{name} error²"] = _dots(error, error)
 
     @override
-    def found(self) -> list[Sums]:
+    def results(self) -> list[Sums]:
         columns = {name: products.tolist() for name, products in self._products.items()}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
@@ -166,7 +166,7 @@ class NoRoutingProbe:
     def seen(self, part: Seen) -> None:
         """Sees the layers just after their forward on a microbatch."""
 
-    def found(self) -> dict[str, Counts]:
+    def results(self) -> dict[str, Counts]:
         """By layer: `pairs` of a token and an expert, those that `changed`, and the `least` and
         the `most` loaded expert as multiples of the mean load. Empty if nothing was seen.
         """
@@ -206,7 +206,7 @@ class RoutingProbe(NoRoutingProbe):
         self._changed[name] = self._changed.get(name, 0) + changed
         self._loads[name] = self._loads.get(name, 0) + loads
 
-    def found(self) -> dict[str, Counts]:
+    def results(self) -> dict[str, Counts]:
         """The counts of the compared batch, by layer."""
         return {
             name: {

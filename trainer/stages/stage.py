@@ -102,11 +102,11 @@ class Stage:
     def forward(
         self,
         op: Op,
-        x: Tensor,
+        x: Tensor,  # tokens [batch, seq], or hidden states [batch, seq, hidden]
         loss: Callable[[Tensor], Tensor] | None = None,
         replica: int = 0,
     ) -> Tensor:
-        """Runs the op's version on `x`, [batch, …]; the last stage returns `loss` of its output.
+        """Runs the op's version on `x`; the last stage returns `loss` of its output.
 
         `replica` tells data-parallel replicas apart that share these weights (emulation).
         """
@@ -126,8 +126,13 @@ class Stage:
         )
         return output.detach()
 
-    def backward_input(self, op: Op, gradient: Tensor | None, replica: int = 0) -> Tensor | None:
-        """Returns the gradient of the loss with respect to this microbatch's input."""
+    def backward_input(
+        self,
+        op: Op,
+        gradient: Tensor | None,  # of the output, [batch, seq, hidden]; None on the last stage
+        replica: int = 0,
+    ) -> Tensor | None:
+        """Returns the gradient of the loss by this microbatch's input; None for tokens."""
         x, output, leaves, later, overwritten = self._in_flight.pop(
             (op.batch, op.microbatch, replica)
         )
@@ -195,7 +200,7 @@ class Stage:
     def take_choices(self) -> dict[str, Counts]:
         """The counts of the watched batch, by layer; ends the watch."""
         choices, self._choices = self._choices, NoRoutingProbe()
-        return choices.found()
+        return choices.results()
 
     @property
     def observe_every(self) -> int | None:
@@ -212,7 +217,7 @@ class Stage:
     def take_comparison(self) -> Comparison:
         """How the last update compares with the probe's, by weight; empty if it had no probe."""
         probe, self._probe = self._probe, NoProbe()
-        products = zip(self.versions.names, self._kinds, probe.found(), strict=False)
+        products = zip(self.versions.names, self._kinds, probe.results(), strict=False)
         return {name: (kind, sums) for name, kind, sums in products if kind != BALANCE}
 
     def _start_update(self, batch: int) -> list[int]:
@@ -270,10 +275,12 @@ class Stage:
         mine = [state[name] for name in self.versions.names]
         masters = self.versions.master
         self.versions.restore(mine)
-        saved = {master: of["optimizer"] for master, of in zip(masters, mine, strict=True)}
+        saved = {
+            master: saved_of["optimizer"] for master, saved_of in zip(masters, mine, strict=True)
+        }
         optimizer_state.restore(self.optimizer, owned(self.optimizer, saved))
         device = masters[0].device
-        self._correction.restore([_on(device, of["correction"]) for of in mine])
+        self._correction.restore([_on(device, state_of["correction"]) for state_of in mine])
 
 
 def _on(device: torch.device, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -65,7 +65,9 @@ def dry_update(optimizer: Optimizer, weights: Weights, gradients: Sequence[Tenso
     """What `update_of` would return; restores weights, optimizer and generators exactly."""
     device = weights[0].device
     randomness = random_state(device)
-    state = {w: deepcopy(of) for w, of in optimizer_state.by_weight(optimizer).items()}
+    state = {
+        weight: deepcopy(saved) for weight, saved in optimizer_state.by_weight(optimizer).items()
+    }
     start = [weight.detach().clone() for weight in weights]
     update = update_of(optimizer, weights, gradients)
     with torch.no_grad():
