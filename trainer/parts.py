@@ -22,10 +22,10 @@ from trainer.executors.emulated import Emulated
 from trainer.executors.gradients import Clip
 from trainer.executors.passes import Loss
 from trainer.executors.pipelined import Pipelined
+from trainer.models.export import start_from
 from trainer.models.loss import loss_by
 from trainer.models.recipe import Recipe, compiled, compiled_stage
 from trainer.models.split import Split
-from trainer.models.start import start_from
 from trainer.optimizers.routing import Parameters, buffers, is_entrywise
 from trainer.optimizers.sharded import Make, sharded
 from trainer.ranks.groups import Gang

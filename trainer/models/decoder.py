@@ -14,9 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.base.errors import BadInput
 from trainer.base.ranges import Few, Positive, Rows
-from trainer.models.attention import rotation
 from trainer.models.initial import initialise
-from trainer.models.layers import RMSNorm
+from trainer.models.layers import RMSNorm, rotation
 from trainer.models.loss import Output, Unprojected
 from trainer.models.recipe import Pretrained
 from trainer.models.split import Split, balanced

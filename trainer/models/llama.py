@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from trainer.base.errors import BadInput
 from trainer.base.ranges import Rows
-from trainer.models.attention import Attention
 from trainer.models.decoder import Decoder, LayerSize
-from trainer.models.layers import Layer, SwiGLU
+from trainer.models.layers import Attention, Layer, SwiGLU
 from trainer.models.recipe import Pretrained
 
 

@@ -12,10 +12,9 @@ from functools import partial
 from torch import Tensor, nn
 
 from trainer.base.errors import BadInput
-from trainer.models.attention import Attention
 from trainer.models.decoder import LayerSize
 from trainer.models.experts import MixtureOfExperts
-from trainer.models.layers import Layer, RMSNorm
+from trainer.models.layers import Attention, Layer, RMSNorm
 from trainer.models.mixture import MixtureDecoder, joined
 from trainer.models.recipe import Pretrained
 

@@ -16,11 +16,10 @@ from typing_extensions import override
 
 from trainer.base.errors import BadInput
 from trainer.base.ranges import Few, Rows
-from trainer.models.attention import Attention, SigmoidGate
 from trainer.models.decoder import LayerSize
 from trainer.models.delta import GatedDeltaNet
 from trainer.models.experts import MixtureWithSharedExpert
-from trainer.models.layers import CentredRMSNorm, Layer, SwiGLU
+from trainer.models.layers import Attention, CentredRMSNorm, Layer, SigmoidGate, SwiGLU
 from trainer.models.mixture import MixtureDecoder, joined
 from trainer.models.recipe import Pretrained
 
