@@ -31,8 +31,6 @@ from trainer.ranks.supervisor import (
     supervise,
 )
 
-Send = Callable[[object], None]
-
 PRELOAD = ["torch", "torch._dynamo", "trainer.parts"]
 """What a process without threads imports once, of which every rank is then a fork. torch takes 2 s
 of a core, and torch._dynamo, which its optimizers import when they are made, another 2 s. None

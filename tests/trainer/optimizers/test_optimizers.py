@@ -145,17 +145,14 @@ def test_bf16_leaves_stay_finite(name: str) -> None:
 
 
 @every
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)]
-)
-def test_a_resumed_run_goes_on_to_the_last_bit(name: str, dtype: torch.dtype) -> None:
+def test_a_resumed_run_goes_on_to_the_last_bit(name: str) -> None:
     """Through a file that holds plain data and tensors alone."""
     schedule = schedules.pipedream_2bw(8, **ONE_STAGE)
     optimizer = maker(name, precondition_every=3)
 
     def fresh() -> toy.Emulated:
         correction = partial(ErrorFeedback, coefficient=1.0, lag=1)
-        return toy.emulated(schedule, optimizer, correction, clip_norm=0.5, dtype=dtype)
+        return toy.emulated(schedule, optimizer, correction, clip_norm=0.5, dtype=torch.float32)
 
     whole, stopped, resumed = fresh(), fresh(), fresh()
     updates = toy.run(whole, (0, 4, 8))
