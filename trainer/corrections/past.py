@@ -35,7 +35,7 @@ class Past:
         return tensor if age == self._past[weight].maxlen else tensor.clone()
 
     def record(self, tensors: Sequence[Tensor]) -> None:
-        """Adds one tensor per weight, and drops those that have become too old."""
+        """Adds one tensor per weight, and drops tensors that have become too old."""
         for past, tensor in zip(self._past, tensors, strict=True):
             past.append(tensor)
 

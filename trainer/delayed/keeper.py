@@ -54,12 +54,12 @@ class Keeper(ABC):
     ) -> None:
         """Takes the gradient of `batch`, the next one, and makes the updates that are due.
 
-        Afterwards the loop's weights are those that the next batch reads.
+        Afterwards the loop has the weights that the next batch reads.
         """
 
     @abstractmethod
     def show(self, weights: Sequence[Tensor]) -> None:
-        """Puts `weights`, those to evaluate, into the loop's own until `hide`."""
+        """Puts the `weights` to evaluate into the loop's own until `hide`."""
 
     @abstractmethod
     def hide(self) -> None:
@@ -88,7 +88,7 @@ class Keeper(ABC):
 class KeptGradients(Keeper):
     """Gradients wait until the loop's next batch must read a version that they make.
 
-    The updates are those of `KeptWeights`, to the bit, since update t uses the options that came
+    The updates equal those of `KeptWeights`, to the bit, since update t uses the options that came
     with the gradient of batch t. But they are made up to τ steps later, so that the loop's weights
     are those of τ steps before, and the last τ gradients wait for `finish`. A delay of τ takes τ
     sets of gradients, and a delay of 0 nothing.

@@ -137,7 +137,7 @@ class DelayedOptimizer(Optimizer):
         return result
 
     def eval(self) -> None:
-        """Puts the weights to evaluate into the model, those of W(t + 1); see `train`.
+        """Puts the weights to evaluate, of W(t + 1), into the model; see `train`.
 
         For most optimizers these are the newest weights, for Schedule-Free its average. With
         `keep="gradients"` the model keeps the newest weights that are made.

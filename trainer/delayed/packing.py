@@ -33,7 +33,7 @@ def add_delayed(
 ) -> None:
     """Adds to the groups of a state `settings`, what waits, and the names of the weights' states.
 
-    Each group keeps its own options of those that wait.
+    Each group keeps its own options of the gradients that wait.
     """
     for i, group in enumerate(packed["param_groups"]):
         group[GROUP] = {

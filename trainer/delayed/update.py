@@ -17,7 +17,7 @@ from trainer.stages.probe import NoProbe
 from trainer.stages.update import corrected_update
 
 SCHEDULED = ("lr", "betas", "momentum", "weight_decay")
-"""Options of a group that schedulers set: a gradient that waits keeps those that it came with."""
+"""Options of a group that schedulers set. A gradient that waits keeps those of its own batch."""
 
 
 def options_of(optimizer: Optimizer) -> Options:

@@ -106,8 +106,8 @@ class Executor(ABC):
         return {name: of for stage in self._stages for name, of in stage.take_comparison().items()}
 
     def take_choices(self) -> dict[str, Counts]:
-        """How the experts that the last update's tokens visit compare with those by the newest
-        weights, by layer; of the first replica's tokens."""
+        """How the choice of experts in the last update differs from the newest weights' choice, by
+        layer; of the first replica's tokens."""
         return {name: of for stage in self._stages for name, of in stage.take_choices().items()}
 
     def state(self) -> dict[str, dict[str, Any]]:
@@ -151,7 +151,7 @@ class Executor(ABC):
 
     @abstractmethod
     def usage(self) -> dict[str, Any]:
-        """The share of time without work, that of waits for updates, and peak memory, by rank."""
+        """The shares of time without work and of waits for updates, and peak memory, by rank."""
 
     @abstractmethod
     def _execute(self, operations: Sequence[Sequence[Op]], on_update: OnUpdate) -> None: ...

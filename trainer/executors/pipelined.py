@@ -29,7 +29,7 @@ from trainer.tracing.trace import leave
 class Pipelined(Executor):
     """This rank's stages of the pipeline; every rank of the gang makes the same calls.
 
-    The arguments are those of `Emulated`, except that `stages` are those of this rank. `message` is
+    The arguments are as in `Emulated`, but `stages` are of this rank alone. `message` is
     the shape of a microbatch's hidden states, [rows, length, width], which stages send each other.
     """
 
@@ -124,7 +124,7 @@ class Pipelined(Executor):
 
     @override
     def usage(self) -> dict[str, Any]:
-        """The share of time without work, that of waits for updates, and peak memory, by rank."""
+        """The shares of time without work and of waits for updates, and peak memory, by rank."""
         clock = self._clock
         mine = clock.bubble, clock.share("wait U"), peak_memory_bytes(self._gang.device)
         bubbles, waits, peaks = zip(*self._gang.all_gather(mine), strict=True)

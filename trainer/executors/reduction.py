@@ -56,7 +56,7 @@ class Reducer:
     def launch(self, op: Op, losses: Sequence[Tensor], kind: Pass) -> Future[Reduced]:
         """Starts to reduce the gradients of the batch that `op` completed.
 
-        `losses` are those of the batch's microbatches; they are empty except on the last stage.
+        `losses` has the loss of each microbatch, on the last stage; elsewhere it is empty.
         """
         gradients = [stage.take_gradients() for stage in self._stages]
         loss = torch.stack(list(losses)).mean() if losses else gradients[0][0].new_zeros(())

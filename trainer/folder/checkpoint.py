@@ -55,7 +55,8 @@ def save(
     attempt: int,
     permit: Callable[[], None] = always,
 ) -> None:
-    """Writes the state after `num_updates` updates, then drops those of this and older attempts.
+    """Writes the state after `num_updates` updates, then drops the other checkpoints of this
+    attempt and of older ones.
 
     The digest in the file's name makes a truncated or altered file known when it is read. `permit`:
     see `trainer.base.atomic.rename`.
@@ -73,7 +74,7 @@ def save(
 
 
 def adopt(path: Path, attempt: int, permit: Callable[[], None]) -> None:
-    """Makes a checkpoint that of `attempt`, so that no earlier attempt deletes it any more.
+    """Gives a checkpoint to `attempt`, so that no earlier attempt deletes it any more.
 
     An earlier attempt may be a process that does not know yet that it was taken over: it deletes by
     the name that it knows.

@@ -1,8 +1,8 @@
 """Which files of a store hold what they should: JSON objects whose keys have their types.
 
 We write each of them as a whole, so that any other content was torn by a crash or changed by hand.
-A form lists the keys that are read somewhere: an object may lack those that are not required, which
-older code did not write, and may have others, which newer code wrote.
+A form lists the keys that are read somewhere. An object may lack keys that are not required, which
+older code did not write, and may have other keys, which newer code wrote.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def read(path: Path, form: Form) -> Content:
 
 
 def damage(path: Path, error: Damaged | OSError) -> Damaged:
-    """What is wrong with a file, for those who leave out what they cannot read."""
+    """What is wrong with a file, for readers that leave out what they cannot read."""
     if isinstance(error, Damaged):
         return error
     return Damaged(path, f"cannot be read ({error.strerror})")

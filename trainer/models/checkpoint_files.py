@@ -15,7 +15,7 @@ KEY = "from_pretrained"
 
 
 def checkpoint_folder(word: str) -> Path:
-    """The folder of a checkpoint; that of `org/name[@revision]` is downloaded, or in the cache.
+    """The folder of a checkpoint; `org/name[@revision]` is downloaded unless it is in the cache.
 
     Raises BadInput if there is none.
     """

@@ -110,8 +110,8 @@ class Decoder(ABC):
     def split(self, num_stages: int, seq_len: int) -> Split:
         """The layers of each stage, balanced by counted work.
 
-        Work is the multiplications of the matrices, of causal attention and those without a
-        parameter; the embedding's lookup has none. A loss that is fused with the head counts as
+        Work counts multiplications: of the matrices, of causal attention, and without a parameter.
+        The embedding's lookup has none. A loss that is fused with the head counts as
         LOSS more per logit. Raises BadInput for more stages than layers.
         """
         if num_stages > self.num_layers:
@@ -120,7 +120,7 @@ class Decoder(ABC):
         return balanced(self._work(seq_len), num_stages, head=self._head_work)
 
     def work(self, split: Split, seq_len: int) -> list[float]:
-        """The work of each stage: that of its layers, and on the last stage that of the head."""
+        """The work of each stage: of its layers, and on the last stage of the head too."""
         by_layer = self._work(seq_len)
         by_stage = [float(sum(by_layer[layer] for layer in layers)) for layers in split]
         return [*by_stage[:-1], by_stage[-1] + self._head_work]

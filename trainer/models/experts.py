@@ -151,7 +151,7 @@ class Experts(nn.Module):
 def multiplied(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     """Each row times its expert's matrix: [rows, in] and [experts, out, in] to [rows, out].
 
-    Rows are sorted by expert; `ends` is that of `Routes`.
+    Rows are sorted by expert; `ends` is as in `Routes`.
     """
     if rows.dtype != torch.float64:
         return F.grouped_mm(rows, matrices.mT, offs=ends)

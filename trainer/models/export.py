@@ -1,4 +1,4 @@
-"""Weights in files: those that a training starts from, and final ones, as transformers stores them.
+"""Weights in files, as transformers stores them: what a training starts from and what it leaves.
 
 A recipe's export only moves entries: `pretrained` of tensors that hold the numbers of entries says
 which entry of the checkpoint is which of ours. So every recipe that can be exported can be loaded.
@@ -45,7 +45,7 @@ def save_final(weights: Mapping[str, Tensor], recipe: Recipe, folder: Path) -> N
 
 
 def load_final(folder: Path, recipe: Recipe, module: nn.Module) -> None:
-    """Sets the weights of the whole model, one stage, to those that `save_final` wrote.
+    """Sets the weights of the whole model, one stage, to what `save_final` wrote.
 
     Raises BadInput if they are not this model's.
     """
@@ -127,7 +127,7 @@ def _whole(recipe: Recipe) -> dict[str, Tensor]:
 
 
 def _read(checkpoint: str, expected: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
-    """The checkpoint's tensors, of those expected that are not on the meta device."""
+    """The checkpoint's tensors by name: all that are expected and not on the meta device."""
     file_of: dict[str, Path] = {}
     for file in weight_files(checkpoint):
         with safe_open(file, "pt") as content:

@@ -15,7 +15,7 @@ class Streams(Protocol):
     """The random streams of one parameter, one for each name of a part of it."""
 
     def __call__(self, *part: str) -> Generator:
-        """The generator of a part; without a name, that of the whole parameter."""
+        """The generator of a part; without a name, the generator of the whole parameter."""
 
 
 @runtime_checkable

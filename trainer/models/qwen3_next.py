@@ -162,5 +162,5 @@ class Qwen3Next(MixtureDecoder):
 
 
 def by_head(matrices: list[Tensor], num_heads: int) -> Tensor:
-    """The rows of the first head of each matrix, those of the second head, and so on."""
+    """The rows of the first head of each matrix, then the rows of the second head, and so on."""
     return torch.cat([matrix.unflatten(0, (num_heads, -1)) for matrix in matrices], 1).flatten(0, 1)

@@ -99,7 +99,7 @@ its own, and does not make the training's one slower."""
 class LayerByLayer(Protocol):
     """A stage that is compiled in parts.
 
-    Layers of one shape share one graph, those of other stages too. A graph per stage would be
+    Layers of one shape share one graph, in whichever stage they are. A graph per stage would be
     compiled for as long as the model is deep, would depend on where the model is cut, and beyond
     eight stages torch would run the others uncompiled.
     """

@@ -14,7 +14,7 @@ Split = tuple[range, ...]
 def balanced(work: tuple[float, ...], num_stages: int, head: float) -> Split:
     """The layers of each stage; the slowest stage is as fast as possible.
 
-    `work` has the work of each layer, `head` is that of the last stage beside its layers. Of
+    `work` has the work of each layer, `head` is the work of the last stage beside its layers. Of
     equally good splits this is the one with more layers on the last stage; the stages before it
     are split by the same rule, as a model of their own without a head. So the first stages, which
     keep the activations of more microbatches, have fewer layers. The last stage may have none.

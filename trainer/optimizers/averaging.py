@@ -1,4 +1,4 @@
-"""Optimizers that are evaluated at weights other than those at which gradients are taken."""
+"""Optimizers that take gradients at some weights and are evaluated at others."""
 
 from __future__ import annotations
 

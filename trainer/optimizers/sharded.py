@@ -62,7 +62,7 @@ def sharded(
 class Sharded(Optimizer):
     """The optimizer `inner` of `weights`, of which replica `owned_by[i]` steps the i-th.
 
-    Groups and state are those of `inner`: a weight of another replica has its options and no state.
+    Groups and state belong to `inner`: a weight of another replica has options and no state.
     """
 
     def __init__(

@@ -31,9 +31,9 @@ def sophia_update(
 class Sophia(Optimizer):
     """W ← (1 − lr · weight_decay) W − lr · `sophia_update`.
 
-    m is the running average of the gradients. h is that of the squares of the gradients that
-    `observe` gets (see `Observer` in observing.py); it estimates the diagonal of the Gauss-Newton
-    matrix.
+    m is the running average of the gradients. h is the running average of the squares of the
+    gradients that `observe` gets (see `Observer` in state.py): it estimates the diagonal of the
+    Gauss-Newton matrix.
     """
 
     def __init__(

@@ -41,8 +41,8 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Memory(NamedTuple):
-    """Arrays that all processes share: those of `Heartbeat`, and the times (`time.monotonic`) at
-    which each rank's process last gave a sign of life, one per rank.
+    """Arrays that all processes share: `beats` and `stop` of `Heartbeat`, and as `alive` the times
+    (`time.monotonic`) at which each rank's process last gave a sign of life, one per rank.
     """
 
     beats: Any
@@ -130,7 +130,7 @@ def _started(
     store: Path,
     memory: Memory,
 ) -> Iterator[Spawned]:
-    """Yields the started ranks; kills those that are left at exit."""
+    """Yields the started ranks; at exit, kills the ranks that are left."""
     ranks: list[Rank] = []
     try:
         for index in range(len(memory.beats)):
@@ -157,7 +157,7 @@ def _started(
 def _without_stops() -> Iterator[None]:
     """Processes started in the context do not get `STOPS` before they can ignore them.
 
-    This process gets those that come meanwhile at the end of the context.
+    Signals that come meanwhile reach this process at the end of the context.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:

@@ -144,8 +144,8 @@ def zero_bubble_v(at: Place, num_microbatches: int) -> Iterator[OrderStep]:
     follows one that left it, so that the rank keeps 2p chunks of activations at most. Where no
     forwards are left, r weight halves of each chunk are put off, to fill the waits for the last
     backwards. With 2p − 1 microbatches or more, and forwards and halves that take equally long, no
-    rank is idle between its first and its last step. With fewer microbatches the order is that of
-    2p − 1, without the steps of those that are not there.
+    rank is idle between its first and its last step. With fewer microbatches the order is as
+    for 2p − 1, without the steps of microbatches that are not there.
     """
     p, r = at.num_ranks, at.rank
     num = max(num_microbatches, 2 * p - 1)
@@ -194,8 +194,8 @@ def dualpipe_v(at: Place, num_microbatches: int) -> Iterator[OrderStep]:
 
 
 def _numbered(names: Iterable[str], num_microbatches: int) -> Iterator[OrderStep]:
-    """The steps of these names, the n-th of a name being that of microbatch n; none of those that
-    are not there."""
+    """The steps of these names. The n-th step of a name is of microbatch n; steps of microbatches
+    that are not there are left out."""
     done: Counter[str] = Counter()
     for name in names:
         kind, chunk = HALVES[name]

@@ -1,4 +1,4 @@
-"""A backward in two halves: first the input's gradient, later those of the weights."""
+"""A backward in two halves: first the input's gradient, later the weights' gradients."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class CorrectionInParts(NoCorrection):
 
     @override
     def state(self) -> list[State]:
-        """The state of each weight; that of a stack has the stacks of its matrices' tensors."""
+        """The state of each weight; a stack's state has the stacks of its matrices' tensors."""
         states = self._joined([correction.state() for _, correction in self._groups], _stacked)
         return [states.get(i, {}) for i in range(len(self.lags))]
 
@@ -190,7 +190,7 @@ class OptimizerInParts(Optimizer):
         return self._inner.observe_every if isinstance(self._inner, Observer) else None
 
     def observe(self, gradients: Mapping[Tensor, Tensor]) -> None:
-        """Shows the inner optimizer the gradients of those of its weights that have one."""
+        """Shows the inner optimizer the gradients of its weights, where there are any."""
         assert isinstance(self._inner, Observer)
         self._lend()
         shown = {weight: gradients[weight] for weight in self._others if weight in gradients}

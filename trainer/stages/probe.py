@@ -167,8 +167,10 @@ class NoRoutingProbe:
         """Sees the layers just after their forward on a microbatch."""
 
     def results(self) -> dict[str, Counts]:
-        """By layer: `pairs` of a token and an expert, those that `changed`, and the `least` and
-        the `most` loaded expert as multiples of the mean load. Empty if nothing was seen.
+        """By layer: the number of `pairs` of a token and an expert, how many of them `changed`, and
+        the loads of the `least` and the `most` loaded expert as multiples of the mean load.
+
+        Empty if nothing was seen.
         """
         return {}
 

@@ -27,7 +27,7 @@ def corrected_update(
     delays: Sequence[int],
     probe: NoProbe,
 ) -> Sequence[Tensor]:
-    """Turns `weights` from W(t) into W(t + 1), in place; `delays` are those of the gradients.
+    """Turns `weights` from W(t) into W(t + 1), in place; the gradients have these `delays`.
 
     Returns what late reads of version t + 1 see, if the correction `reads_ahead`.
     """
