@@ -44,8 +44,8 @@ class Pipelined(Executor):
         clock: Clock,
         message: torch.Size,
     ) -> None:
-        mine = schedule.stages(gang.place)
-        super().__init__(stages, mine, schedule, batch, loss, gang.num_replicas)
+        indices = schedule.stages(gang.place)
+        super().__init__(stages, indices, schedule, batch, loss, gang.num_replicas)
         self._gang, self._clock = gang, clock
         self._reducer = Reducer(
             gang, self._at, schedule.num_stages, schedule.num_microbatches, clip, clock
@@ -125,8 +125,8 @@ class Pipelined(Executor):
     @override
     def usage(self) -> dict[str, Any]:
         """The shares of time without work and of waits for updates, and peak memory, by rank."""
-        clock = self._clock
-        mine = clock.bubble, clock.share("wait U"), peak_memory_bytes(self._gang.device)
+        peak = peak_memory_bytes(self._gang.device)
+        mine = self._clock.bubble, self._clock.share("wait U"), peak
         bubbles, waits, peaks = zip(*self._gang.all_gather(mine), strict=True)
         return {
             "bubble": sum(bubbles) / len(bubbles),
@@ -211,10 +211,7 @@ class Pipelined(Executor):
 
     @override
     def _update(self, op: Op) -> Update | None:
-        """Applies the pending update, then launches the next reduction if its gradient is complete.
-
-        Returns the update once all stages of this rank have applied it, else None.
-        """
+        """Applies the pending update. Returns it once all stages here have done so, else None."""
         assert self._pending is not None
         with self._clock.span(op, f"wait {op.kind}"):
             self._gang.heartbeat.beat(waiting=True)
