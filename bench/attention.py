@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bench.timing import medians
 from trainer.base.resources import reproducible
-from trainer.models.attention import in_products
+from trainer.models.layers import in_products
 
 TOKENS, HEADS, KEY_HEADS, SIZE = 2_048, 3, 1, 32
 LENGTHS = (64, 128, 256, 512)

@@ -22,16 +22,15 @@ from trainer.executors.emulated import Emulated
 from trainer.executors.gradients import Clip
 from trainer.executors.passes import Loss
 from trainer.executors.pipelined import Pipelined
-from trainer.models.compiled import compiled, compiled_stage
+from trainer.models.export import start_from
 from trainer.models.loss import loss_by
-from trainer.models.recipe import Recipe
+from trainer.models.recipe import Recipe, compiled, compiled_stage
 from trainer.models.split import Split
-from trainer.models.start import start_from
 from trainer.optimizers.routing import Parameters, buffers, is_entrywise
 from trainer.optimizers.sharded import Make, sharded
-from trainer.optimizers.stacks import for_stacks
 from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Schedule
+from trainer.stages.in_parts import optimizer_in_parts
 from trainer.stages.stage import Stage
 from trainer.tracing.clock import Clock
 
@@ -202,7 +201,7 @@ def _names(module: nn.Module) -> frozenset[str]:
 def optimizer_of(node: Mapping[str, Any]) -> Callable[[Parameters], torch.optim.Optimizer]:
     """Makes the chosen optimizer of weights of all kinds."""
     make, by_entry = partial(build, node), is_entrywise(locate(node["_target_"]))
-    return lambda parameters: for_stacks(make, parameters, is_entrywise=by_entry)
+    return lambda parameters: optimizer_in_parts(make, parameters, is_entrywise=by_entry)
 
 
 def _correction_of(

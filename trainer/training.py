@@ -31,8 +31,7 @@ from trainer.models.export import save_final
 from trainer.parts import Parts
 from trainer.ranks.supervisor import AskedToStop
 from trainer.schedules.operations import delays
-from trainer.stages.choices import summary as choices_summary
-from trainer.stages.probe import summary
+from trainer.stages.probe import routing_summary, summary
 
 Config = Mapping[str, Any]
 Report = Callable[[Row], None]
@@ -159,7 +158,7 @@ class Training:
         for row in held:
             if compares:
                 compared, choices = self._executor.take_comparison(), self._executor.take_choices()
-                row["diagnostics"] = summary(compared) | choices_summary(choices)
+                row["diagnostics"] = summary(compared) | routing_summary(choices)
             if evaluates:
                 self._evaluate(row)
             else:

@@ -121,7 +121,7 @@ def _require_start(config: Config, folder: TrialFolder, executor: Executor) -> N
 
     A trial that has a checkpoint of its own does not need it any more.
     """
-    if not checkpoint.found(folder.path):
+    if not checkpoint.newest_first(folder.path):
         restored_other(config, executor)
 
 

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.models.attention import rotation
 from trainer.models.decoder import Decoder
 from trainer.models.export import save_final
+from trainer.models.layers import rotation
 
 
 def theirs(recipe: Decoder, weights: Mapping[str, Tensor], folder: Path) -> tuple[Any, Any]:

@@ -11,14 +11,11 @@ Node = Mapping[str, Any]
 
 _PUBLISHED: Mapping[str, tuple[str, ...]] = {
     "trainer.optimizers.adam": ("adamw", "adan", "ademamix", "adopt", "mars", "nadamw"),
-    "trainer.optimizers.adamuon": ("adamuon",),
     "trainer.optimizers.averaging": ("schedule_free_adamw",),
     "trainer.optimizers.dion": ("dion",),
     "trainer.optimizers.kronecker": ("kron", "shampoo", "soap"),
-    "trainer.optimizers.muon": ("muon", "normuon"),
-    "trainer.optimizers.scion": ("scion",),
-    "trainer.optimizers.sgd": ("sgd", "sgdw"),
-    "trainer.optimizers.sign": ("lion", "signum"),
+    "trainer.optimizers.muon": ("adamuon", "muon", "normuon", "scion"),
+    "trainer.optimizers.sgd": ("lion", "sgd", "sgdw", "signum"),
     "trainer.optimizers.sophia": ("sophia",),
     "trainer.schedules.recipes": (
         *("constant_delay", "gpipe", "interleaved_1f1b", "pipedream", "pipedream_2bw", "sync"),

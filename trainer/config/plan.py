@@ -21,8 +21,8 @@ from trainer.config.identity import trial_id
 from trainer.config.memory import FP32, largest_rank, loss_bytes
 from trainer.corrections.none import NoCorrection
 from trainer.data.tokens import Source
+from trainer.models.export import check_start
 from trainer.models.recipe import Recipe, require_recipe
-from trainer.models.start import check_start
 from trainer.optimizers.routing import OF_ADAM
 from trainer.schedules.operations import Schedule
 from trainer.schedules.proof import check

@@ -69,7 +69,9 @@ class AdaptiveErrorFeedback(ErrorFeedback):
     @override
     def restore(self, state: Sequence[State]) -> None:
         super().restore(state)
-        self._averages = {i: of["agreement"] for i, of in enumerate(state) if "agreement" in of}
+        self._averages = {
+            i: saved["agreement"] for i, saved in enumerate(state) if "agreement" in saved
+        }
 
 
 def _squares(tensors: list[Tensor]) -> Tensor:

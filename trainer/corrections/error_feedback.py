@@ -55,14 +55,15 @@ class ErrorFeedback(NoCorrection):
         self._updates.record(update)
 
     def _correct(
-        self, late: Late, weights: list[Tensor], update: list[Tensor], earlier: list[Tensor]
+        self,
+        late: Late,
+        weights: list[Tensor],  # of the late weights alone, like the other two
+        update: list[Tensor],
+        earlier: list[Tensor],  # u_{t−lag}, overwritten
     ) -> None:
-        """Adds λ (u_{t−lag} − u_t) to the `late` weights, without a host sync.
-
-        Overwrites `earlier`, the updates u_{t−lag}: a tensor more per weight would be another set
-        of weights while the update lasts.
-        """
+        """Adds λ (u_{t−lag} − u_t) to the `late` weights, without a host sync."""
         sizes = self._sizes(update, earlier)
+        # In place: a new tensor per weight would be another set of weights in memory.
         torch._foreach_sub_(earlier, update)
         torch._foreach_mul_(earlier, list(self._factors(late, sizes, earlier).unbind()))
         torch._foreach_add_(weights, earlier)
@@ -76,7 +77,7 @@ class ErrorFeedback(NoCorrection):
         return torch.stack(torch._foreach_norm(earlier, 1))
 
     def _factors(self, late: Late, sizes: Tensor, difference: list[Tensor]) -> Tensor:
-        """λ of each weight, or 0 where there was no earlier update."""
+        """λ of each late weight, [weights], or 0 where there was no earlier update."""
         return (sizes != 0) * torch.tensor(self.coefficient, dtype=sizes.dtype)
 
     @override

@@ -30,32 +30,36 @@ class NoCorrection:
         self.num_updates, self.lags = num_updates, lags
 
     def gradient(
-        self, gradients: Sequence[Tensor], weights: Sequence[Tensor], delays: Sequence[int]
+        self,
+        gradients: Sequence[Tensor],  # fp32, each of its weight's shape
+        weights: Sequence[Tensor],  # W(t), fp32
+        delays: Sequence[int],
     ) -> None:
-        """Changes in place the raw gradients of batch t, averaged and not yet clipped.
-
-        `weights` are W(t), fp32.
-        """
+        """Changes in place the raw gradients of batch t, averaged and not yet clipped."""
 
     def lr_factor(self, update: int, delay: int) -> float:
         """Factor on the learning rate of weights whose gradient is `delay` updates old."""
         return 1.0
 
     def apply(
-        self, weights: Sequence[Tensor], update: Sequence[Tensor], delays: Sequence[int]
+        self,
+        weights: Sequence[Tensor],  # W(t) − u_t, fp32
+        update: Sequence[Tensor],  # u_t, each of its weight's shape
+        delays: Sequence[int],
     ) -> None:
-        """Turns `weights`, which are W(t) − u_t in fp32, into W(t+1), in place.
+        """Turns `weights` from W(t) − u_t into W(t+1), in place.
 
         `update` is u_t, the whole change that the optimizer made, learning rate and decay included.
         It may be kept but must not be changed before the next update. It may be empty if
         `needs_update` is false.
         """
 
-    def ahead(self, weights: Sequence[Tensor], update: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The tensors that late reads of version t + 1 see, if the correction `reads_ahead`.
-
-        `weights` are W(t+1), which must not be changed, and `update` is that of `apply`.
-        """
+    def ahead(
+        self,
+        weights: Sequence[Tensor],  # W(t+1), which must not be changed
+        update: Sequence[Tensor],  # u_t, as in `apply`
+    ) -> Sequence[Tensor]:
+        """The tensors that late reads of version t + 1 see, if the correction `reads_ahead`."""
         return weights
 
     def num_buffers(self, lag: int) -> int:

@@ -30,12 +30,12 @@ class Past:
         return self._past[weight][-age]
 
     def take(self, weight: int, age: int) -> Tensor:
-        """The same, to be overwritten before the next `record`: a copy if that one keeps it."""
+        """The tensor of that age, which the caller may overwrite: a copy if it stays kept."""
         tensor = self.get(weight, age)
         return tensor if age == self._past[weight].maxlen else tensor.clone()
 
     def record(self, tensors: Sequence[Tensor]) -> None:
-        """Adds one tensor per weight, and drops those that have become too old."""
+        """Adds one tensor per weight, and drops tensors that have become too old."""
         for past, tensor in zip(self._past, tensors, strict=True):
             past.append(tensor)
 

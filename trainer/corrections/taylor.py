@@ -76,4 +76,4 @@ class Taylor(NoCorrection):
     @override
     def restore(self, state: Sequence[State]) -> None:
         self._weights.restore(state)
-        self._diagonal = [of["diagonal"] for of in state if "diagonal" in of]
+        self._diagonal = [saved["diagonal"] for saved in state if "diagonal" in saved]

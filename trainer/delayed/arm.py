@@ -1,4 +1,4 @@
-"""The arm of a delayed loop: the same pipeline and correction, as a trial's config names them."""
+"""What a delayed optimizer may be made of: its pipeline and correction, as a config names them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from torch.optim import Optimizer
+
 from trainer.base.build import build, published
 from trainer.base.errors import BadInput
 from trainer.base.ranges import MAX_COUNT
 from trainer.config.schema import check_choice
 from trainer.corrections.error_feedback import ErrorFeedback
 from trainer.corrections.none import NoCorrection
+from trainer.optimizers.averaging import Averages
+from trainer.optimizers.state import Observer
 from trainer.schedules.operations import Schedule
 
 Node = dict[str, Any]
@@ -83,3 +87,46 @@ def _check_phase(name: str, value: object) -> None:
     if not is_count and not (isinstance(value, float) and 0 <= value <= 1):
         allowed = "must be a number of updates (an int) or a share of all updates (0.0 to 1.0)"
         raise BadInput(name, value, allowed)
+
+
+def require_plain(optimizer: object, wrapper: type[Optimizer]) -> None:
+    """Raises BadInput unless it is a plain torch optimizer: no `wrapper` of one, and one that takes
+    all its gradients in `step`."""
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, Optimizer):
+        raise BadInput("optimizer", name, "must be a torch.optim.Optimizer")
+    if isinstance(optimizer, wrapper):
+        raise BadInput("optimizer", name, "is delayed already: pass the optimizer that it wraps")
+    if isinstance(optimizer, Observer):
+        allowed = "takes gradients of its own beside those of step(): only trials can delay it"
+        raise BadInput("optimizer", name, allowed)
+    if hasattr(optimizer, "eval") and not isinstance(optimizer, Averages):
+        allowed = (
+            "moves its weights in eval(): wrap it by trainer.optimizers.averaging.ScheduleFree"
+        )
+        raise BadInput("optimizer", name, allowed)
+
+
+def require_options(
+    keep: str, clip_norm: float | None, correction: object, num_updates: int | None
+) -> None:
+    """Raises BadInput for an option of `DelayedOptimizer` that is not allowed."""
+    if keep not in ("weights", "gradients"):
+        raise BadInput("keep", keep, "must be 'weights' or 'gradients'")
+    if clip_norm is not None and not clip_norm > 0:
+        raise BadInput("clip_norm", clip_norm, "must be larger than 0, or None to clip nothing")
+    if correction is not None and num_updates is None:
+        allowed = "is required with a correction, which is made for a number of updates"
+        raise BadInput("num_updates", None, allowed)
+
+
+def require_fitting(
+    correction: NoCorrection, optimizer: Optimizer, keep: str, coefficient: object
+) -> None:
+    """Raises BadInput if the correction does not go with the optimizer or with `keep`."""
+    if correction.needs_update and isinstance(optimizer, Averages):
+        allowed = "must be 0 with an optimizer that averages its weights, not its updates"
+        raise BadInput("error_feedback", coefficient, allowed)
+    if correction.reads_ahead and keep == "gradients":
+        allowed = "must be 'weights' with a correction that predicts them"
+        raise BadInput("keep", keep, allowed)

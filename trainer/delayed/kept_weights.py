@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from trainer.delayed.alike import copy, local
 from trainer.delayed.keeper import Gradient, Keeper, Options, Update, Waiting
 
 
@@ -51,15 +50,15 @@ class KeptWeights(Keeper):
         following = max(self._version(batch + 1), self._read)  # after a drain it is newer
         delay = batch - self._read
         if following == batch:
-            copy(self.weights, self._late)
+            _copy(self.weights, self._late)
         elif following < batch:
             self._keep(batch)
         if self._read < following < batch:
-            copy(self.weights, self._kept[following])
+            _copy(self.weights, self._kept[following])
         ahead = update(Gradient(batch, gradient, options, delay))
         self._late = ahead if self._reads_ahead else self.newest
         if following > batch:
-            copy(self.weights, self.newest)
+            _copy(self.weights, self.newest)
         self._read, self._num_taken = following, batch + 1
         self._kept = {v: tensors for v, tensors in self._kept.items() if v > following}
         self._loaded = []
@@ -91,19 +90,19 @@ class KeptWeights(Keeper):
     def show(self, weights: Sequence[Tensor]) -> None:
         self._refuse_writes_of_others()
         self._hidden = [weight.detach().clone() for weight in self.weights]
-        copy(self.weights, weights)
+        _copy(self.weights, weights)
         self._note_writes()
 
     @override
     def hide(self) -> None:
         self._refuse_writes_of_others()
-        copy(self.weights, self._hidden)
+        _copy(self.weights, self._hidden)
         self._hidden = []
         self._note_writes()
 
     @override
     def finish(self, update: Update) -> None:
-        copy(self.weights, self.newest)
+        _copy(self.weights, self.newest)
         self._read, self._kept = self._num_taken, {}
         self._note_writes()
 
@@ -134,16 +133,42 @@ class KeptWeights(Keeper):
         self, num_taken: int, state: Sequence[Mapping[str, Tensor]], waiting: Waiting
     ) -> None:
         self._num_taken, self._read = num_taken, num_taken - waiting.delays[0]
-        copy(self.newest, [of["newest"] for of in state])
-        self._loaded = [of["read"] for of in state]
-        copy(self.weights, self._loaded)
+        _copy(self.newest, [saved["newest"] for saved in state])
+        self._loaded = [saved["read"] for saved in state]
+        _copy(self.weights, self._loaded)
         if "late" in state[0]:
-            self._late = [of["late"].clone() for of in state]
+            self._late = [saved["late"].clone() for saved in state]
         ages = range(1, min(self._lag, waiting.delays[0]))
-        self._kept = {num_taken - age: [of[f"kept_{age}"].clone() for of in state] for age in ages}
+        self._kept = {
+            num_taken - age: [saved[f"kept_{age}"].clone() for saved in state] for age in ages
+        }
         self._note_writes()
+
+
+def alike(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Return the numbers of the tensors, grouped by device or mesh and dtype."""
+    groups: dict[object, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        key = (tensor.device, tensor.dtype, getattr(tensor, "device_mesh", None))
+        groups.setdefault(key, []).append(i)
+    return list(groups.values())
+
+
+@torch.no_grad()
+def _copy(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Copies the content of each tensor into its counterpart, which is sharded alike."""
+    for numbers in alike(into):
+        torch._foreach_copy_(
+            [_local(into[i]) for i in numbers], [_local(tensors[i]) for i in numbers]
+        )
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor (DTensor), in the same memory; any other as it is."""
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
 
 
 def _are_equal(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     pairs = zip(tensors, others, strict=True)
-    return all(torch.equal(local(a), local(b)) for a, b in pairs)
+    return all(torch.equal(_local(a), _local(b)) for a, b in pairs)

@@ -14,15 +14,28 @@ from typing_extensions import override
 from trainer.base.build import build
 from trainer.base.ranges import MAX_COUNT
 from trainer.corrections.none import NoCorrection
-from trainer.delayed import checks, packing
-from trainer.delayed.alike import CorrectionOfEach
-from trainer.delayed.arm import correction_node, pipeline_node, schedule_of
-from trainer.delayed.keeper import Gradient, Keeper, Waiting
-from trainer.delayed.kept_gradients import KeptGradients
-from trainer.delayed.kept_weights import KeptWeights
+from trainer.delayed.arm import (
+    correction_node,
+    pipeline_node,
+    require_fitting,
+    require_options,
+    require_plain,
+    schedule_of,
+)
+from trainer.delayed.keeper import Gradient, Keeper, KeptGradients, Waiting
+from trainer.delayed.kept_weights import KeptWeights, alike
+from trainer.delayed.packing import (
+    add_delayed,
+    delayed_of,
+    joined,
+    require_alike,
+    take_apart,
+    without_delayed,
+)
 from trainer.delayed.update import make_update, options_of, stepping
 from trainer.optimizers import state as optimizer_state
 from trainer.optimizers.averaging import evaluated
+from trainer.stages.in_parts import CorrectionInParts
 
 SAME = ("delay", "keep", "pipeline", "correction")
 """Attributes that a state must have been saved with."""
@@ -73,8 +86,8 @@ class DelayedOptimizer(Optimizer):
         synchronous_cooldown: float = 0,
         num_updates: int | None = None,
     ) -> None:
-        checks.require_plain(optimizer, DelayedOptimizer)
-        checks.require_options(keep, clip_norm, correction, num_updates)
+        require_plain(optimizer, DelayedOptimizer)
+        require_options(keep, clip_norm, correction, num_updates)
         self.optimizer, self.delay, self.keep = optimizer, delay, keep
         self.pipeline = pipeline_node(delay, synchronous_start, synchronous_cooldown)
         self.correction = correction_node(error_feedback, correction)
@@ -83,7 +96,7 @@ class DelayedOptimizer(Optimizer):
         self.num_updates, self._clip_norm = num_updates, clip_norm
         self._schedule = schedule_of(self.pipeline, num_updates)
         made, coefficient = self._make_correction([delay]), self.correction.get("coefficient")
-        checks.require_fitting(made, optimizer, keep, coefficient)
+        require_fitting(made, optimizer, keep, coefficient)
         self.num_taken = 0
         """Batches whose gradient was taken: calls of `step`."""
         self.largest_delay = 0
@@ -124,7 +137,7 @@ class DelayedOptimizer(Optimizer):
         return result
 
     def eval(self) -> None:
-        """Puts the weights to evaluate into the model, those of W(t + 1); see `train`.
+        """Puts the weights to evaluate, of W(t + 1), into the model; see `train`.
 
         For most optimizers these are the newest weights, for Schedule-Free its average. With
         `keep="gradients"` the model keeps the newest weights that are made.
@@ -165,14 +178,14 @@ class DelayedOptimizer(Optimizer):
 
     @property
     def state(self) -> Any:
-        """Of each weight, the state of the wrapped optimizer and, as `delay_…`, of the delay."""
+        """The state of each weight: the wrapped optimizer's, and the delay's as `delay_…`."""
         keeper = self._keeper
         if keeper is None:
             return dict(self.optimizer.state)
         own = zip(keeper.state(), self._correction.state(), strict=True)
         inner = self.optimizer.state
         return {
-            weight: packing.joined(inner.get(newest, {}), of)
+            weight: joined(inner.get(newest, {}), of)
             for weight, newest, of in zip(keeper.weights, keeper.newest, own, strict=True)
         }
 
@@ -186,7 +199,7 @@ class DelayedOptimizer(Optimizer):
         packed = super().state_dict()
         waiting = Waiting([], []) if self._keeper is None else self._keeper.waiting
         names = {name for of in self.state.values() for name in of}
-        packing.add_delayed(packed, names, self._attributes(SAME + COUNTED), waiting)
+        add_delayed(packed, names, self._attributes(SAME + COUNTED), waiting)
         return packed
 
     @override
@@ -197,18 +210,18 @@ class DelayedOptimizer(Optimizer):
         The state of a bare optimizer is taken too: then the delay begins with the next step. Raises
         BadInput for a state with another delay or `keep`, and ValueError as torch does.
         """
-        packing.require_alike(state_dict, self.param_groups, self._attributes(SAME))
+        require_alike(state_dict, self.param_groups, self._attributes(SAME))
         self._keeper, self._is_shown = None, False
         for name in COUNTED:
-            setattr(self, name, packing.delayed_of(state_dict).get(name, 0))
+            setattr(self, name, delayed_of(state_dict).get(name, 0))
         if self.num_taken:
             self._restore(state_dict)
         else:
-            self.optimizer.load_state_dict(packing.without_delayed(state_dict))
+            self.optimizer.load_state_dict(without_delayed(state_dict))
         self.param_groups = self.optimizer.param_groups  # it made new ones
 
     def _restore(self, state_dict: Mapping[str, Any]) -> None:
-        saved, keeper = packing.take_apart(state_dict), self._begin()
+        saved, keeper = take_apart(state_dict), self._begin()
         with stepping(self.optimizer, keeper.newest):
             wrapped = dict(zip(keeper.newest, saved.wrapped, strict=True))
             optimizer_state.restore(self.optimizer, wrapped)
@@ -220,7 +233,7 @@ class DelayedOptimizer(Optimizer):
 
     @override
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's, before the first step; raises RuntimeError afterwards."""
+        """Adds a group as torch does. Raises RuntimeError after the first step."""
         if self._keeper is not None:
             raise RuntimeError("weights can be added before the first step only")
         if param_group not in self.optimizer.param_groups:
@@ -232,7 +245,10 @@ class DelayedOptimizer(Optimizer):
         """The keeper, made at the first step: until then weights may be loaded, moved, sharded."""
         if self._keeper is None:
             weights = [weight for group in self.param_groups for weight in group["params"]]
-            self._correction = CorrectionOfEach(weights, self.delay, self._make_correction)
+            lags: list[int] = [self.delay] * len(weights)
+            self._correction = CorrectionInParts(
+                self._make_correction, lags, alike(weights), [None] * len(weights)
+            )
             version, lag, ahead = self._version, self.delay, self._correction.reads_ahead
             self._keeper = (
                 KeptGradients(weights, version, lag)

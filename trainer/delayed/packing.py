@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trainer.base.errors import BadInput
 from trainer.delayed.keeper import Waiting
+from trainer.optimizers.state import options
 
 OWN = "delay_"
 """What the names of the delay's tensors begin with."""
@@ -23,7 +24,8 @@ GROUP = "delayed"
 
 def joined(wrapped: Mapping[str, Any], own: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
     """The state of a weight, from the wrapped optimizer's and the delay's."""
-    return {**wrapped, **{f"{OWN}{name}": tensor for of in own for name, tensor in of.items()}}
+    named = [(name, tensor) for tensors in own for name, tensor in tensors.items()]
+    return {**wrapped, **{f"{OWN}{name}": tensor for name, tensor in named}}
 
 
 def add_delayed(
@@ -31,14 +33,14 @@ def add_delayed(
 ) -> None:
     """Adds to the groups of a state `settings`, what waits, and the names of the weights' states.
 
-    Each group keeps its own options of those that wait.
+    Each group keeps its own options of the gradients that wait.
     """
     for i, group in enumerate(packed["param_groups"]):
         group[GROUP] = {
             **settings,
             "names": sorted(names),
             "delays": waiting.delays,
-            "options": [of[i] for of in waiting.options],
+            "options": [by_group[i] for by_group in waiting.options],
         }
 
 
@@ -58,22 +60,25 @@ def take_apart(packed: Mapping[str, Any]) -> Saved:
     _require_names(ours[0]["names"], states)
     wrapped, own = [], []
     for group in groups:
-        options = {name: of for name, of in group.items() if name != "params"}
         for id_ in group["params"]:
             state = states.get(id_, {})
-            theirs = {name: of for name, of in state.items() if not name.startswith(OWN)}
-            wrapped.append({"state": theirs, "options": options})
+            theirs = {name: value for name, value in state.items() if not name.startswith(OWN)}
+            wrapped.append({"state": theirs, "options": options(group)})
             own.append(
-                {name.removeprefix(OWN): of for name, of in state.items() if name.startswith(OWN)}
+                {
+                    name.removeprefix(OWN): value
+                    for name, value in state.items()
+                    if name.startswith(OWN)
+                }
             )
-    waiting = [list(of) for of in zip(*(of["options"] for of in ours), strict=True)]
-    return Saved(wrapped, own, Waiting(ours[0]["delays"], waiting))
+    waiting = zip(*(group["options"] for group in ours), strict=True)
+    return Saved(wrapped, own, Waiting(ours[0]["delays"], [list(by_group) for by_group in waiting]))
 
 
 def without_delayed(packed: Mapping[str, Any]) -> dict[str, Any]:
     """A state as the wrapped optimizer takes it."""
     groups = [
-        {name: of for name, of in group.items() if name != GROUP}
+        {name: value for name, value in group.items() if name != GROUP}
         for group in packed["param_groups"]
     ]
     return {**packed, "param_groups": groups}
@@ -81,17 +86,18 @@ def without_delayed(packed: Mapping[str, Any]) -> dict[str, Any]:
 
 def delayed_of(packed: Mapping[str, Any]) -> Mapping[str, Any]:
     """What `add_delayed` added; empty for the state of a bare optimizer."""
-    found: Mapping[str, Any] = packed["param_groups"][0].get(GROUP, {})
-    return found
+    settings: Mapping[str, Any] = packed["param_groups"][0].get(GROUP, {})
+    return settings
 
 
 def require_alike(
     packed: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
 ) -> None:
     """Raises ValueError for a state of other groups, BadInput for one of other settings."""
-    sizes = [[len(group["params"]) for group in of] for of in (packed["param_groups"], groups)]
-    if sizes[0] != sizes[1]:
-        raise ValueError(f"the state has groups of {sizes[0]} weights, not of {sizes[1]}")
+    saved_sizes = [len(group["params"]) for group in packed["param_groups"]]
+    sizes = [len(group["params"]) for group in groups]
+    if saved_sizes != sizes:
+        raise ValueError(f"the state has groups of {saved_sizes} weights, not of {sizes}")
     saved = delayed_of(packed)
     for name, value in settings.items():
         if saved.get(name, value) != value:
@@ -100,7 +106,7 @@ def require_alike(
 
 def _require_names(names: Sequence[str], states: Mapping[int, Mapping[str, Any]]) -> None:
     for name in names:
-        if not any(name in of for of in states.values()):
+        if not any(name in state for state in states.values()):
             raise ValueError(
                 f"the state lacks {name}, which was saved: torch.distributed.checkpoint loads "
                 "what an optimizer has after one step; load the state by torch.load instead"

@@ -53,7 +53,7 @@ class Recorder:
         if batch != self._num_recorded:
             raise RuntimeError(f"update() recorded {self._num_recorded} steps of {batch + 1}")
         self._num_recorded, self._val_loss = batch + 1, val_loss
-        is_bad = not all(math.isfinite(of) for of in (train_loss, val_loss or 0.0))
+        is_bad = not all(math.isfinite(loss) for loss in (train_loss, val_loss or 0.0))
         now = time.monotonic()
         row = {
             "update": batch,
@@ -92,7 +92,7 @@ class Recorder:
         self.folder.fail({**self._result(Status.FAILED, None, None), "error": error})
 
     def _result(self, status: Status, loss: float | None, diverged_at: int | None) -> Row:
-        weights = [weight for of in self._delayed.param_groups for weight in of["params"]]
+        weights = [weight for group in self._delayed.param_groups for weight in group["params"]]
         device = weights[0].device
         seconds = time.monotonic() - self._started
         num_timed = self._num_recorded - self._first

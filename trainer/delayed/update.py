@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from trainer.delayed.alike import CorrectionOfEach
 from trainer.delayed.keeper import Gradient, Options
+from trainer.stages.in_parts import CorrectionInParts
 from trainer.stages.probe import NoProbe
 from trainer.stages.update import corrected_update
 
 SCHEDULED = ("lr", "betas", "momentum", "weight_decay")
-"""Options of a group that schedulers set: a gradient that waits keeps those that it came with."""
+"""Options of a group that schedulers set. A gradient that waits keeps those of its own batch."""
 
 
 def options_of(optimizer: Optimizer) -> Options:
@@ -30,7 +30,7 @@ def options_of(optimizer: Optimizer) -> Options:
 
 def make_update(
     optimizer: Optimizer,
-    correction: CorrectionOfEach,
+    correction: CorrectionInParts,
     weights: Sequence[nn.Parameter],
     gradient: Gradient,
     clip_norm: float | None,
@@ -67,19 +67,19 @@ def stepping(optimizer: Optimizer, weights: Sequence[nn.Parameter]) -> Iterator[
 def _using(optimizer: Optimizer, options: Options, factor: float) -> Iterator[None]:
     """The groups have these options, and `factor` times the learning rate, for one update."""
     current = options_of(optimizer)
-    for group, of in zip(optimizer.param_groups, options, strict=True):
-        group.update(of)
+    for group, scheduled in zip(optimizer.param_groups, options, strict=True):
+        group.update(scheduled)
         if factor != 1.0:
             group["lr"] = group["lr"] * factor
     try:
         yield
     finally:
-        for group, of in zip(optimizer.param_groups, current, strict=True):
-            group.update(of)
+        for group, scheduled in zip(optimizer.param_groups, current, strict=True):
+            group.update(scheduled)
 
 
 def _correct(
-    correction: CorrectionOfEach,
+    correction: CorrectionInParts,
     weights: Sequence[nn.Parameter],
     gradients: Sequence[Tensor | None],
     delays: Sequence[int],

@@ -105,7 +105,8 @@ class Emulated(Executor):
         if op.batch not in self._reduced:
             self._reduced[op.batch] = self._reduce(op.batch)
         gradients = self._gradients[op.batch].pop(op.stage)
-        self._pass.use(self._stages[op.stage], op.batch, gradients)
+        # In training `finish` is `Stage.update`, W(t) → W(t + 1).
+        self._pass.finish(self._stages[op.stage], op.batch, gradients)
         if self._gradients[op.batch]:
             return None
         del self._gradients[op.batch]
@@ -122,14 +123,15 @@ class Emulated(Executor):
             for stage, of_stage in zip(self._stages, gradients, strict=True):
                 stage.correct(batch, of_stage)
         norms = zip(self._slots, gradients, strict=True)
-        norm = torch.linalg.vector_norm(sum(slots.norms(of) for slots, of in norms))
+        norm = torch.linalg.vector_norm(sum(slots.norms(of_stage) for slots, of_stage in norms))
         if self._pass.is_clipped:
             for stage, of_stage in zip(self._stages, gradients, strict=True):
                 self._clip(stage.clipped(of_stage), norm)
         replicas = range(self._num_replicas)
         losses = [torch.stack(self._losses.pop((batch, replica))).mean() for replica in replicas]
         loss = sum(losses[1:], losses[0]) / self._num_replicas
-        values = torch.stack([loss.double(), norm.double()]).tolist()  # the only wait for a batch
+        # The only wait for the device in a batch.
+        values = torch.stack([loss.double(), norm.double()]).tolist()
         if not all(isfinite(value) for value in values):
             raise Diverged(batch)
         return values[0], values[1]

@@ -16,12 +16,11 @@ from trainer.executors.passes import (
     TRAINING,
     Loss,
     LossOfOutput,
-    Part,
+    MicrobatchPlace,
     Pass,
 )
 from trainer.schedules.operations import Op, Schedule
-from trainer.stages.choices import Counts
-from trainer.stages.probe import Found
+from trainer.stages.probe import Comparison, Counts
 from trainer.stages.stage import Stage
 
 OnUpdate = Callable[[Update], None]
@@ -64,7 +63,7 @@ class Executor(ABC):
 
     @property
     def stages(self) -> Sequence[Stage]:
-        """Those of this process, in the order of the model."""
+        """The stages of this process, in the order of the model."""
         return self._stages
 
     @property
@@ -102,13 +101,13 @@ class Executor(ABC):
         """Returns in every process the value that the recording process passes as `mine`."""
         return mine
 
-    def take_comparison(self) -> Found:
+    def take_comparison(self) -> Comparison:
         """How the last update compares with the probe's, by weight; tied weights count once."""
         return {name: of for stage in self._stages for name, of in stage.take_comparison().items()}
 
     def take_choices(self) -> dict[str, Counts]:
-        """How the experts that the last update's tokens visit compare with those by the newest
-        weights, by layer; of the first replica's tokens."""
+        """How the choice of experts in the last update differs from the newest weights' choice, by
+        layer; of the first replica's tokens."""
         return {name: of for stage in self._stages for name, of in stage.take_choices().items()}
 
     def state(self) -> dict[str, dict[str, Any]]:
@@ -143,8 +142,8 @@ class Executor(ABC):
 
     def _loss_of(self, op: Op, replica: int) -> LossOfOutput:
         _, targets = self._microbatch(op, replica)
-        part = Part(op.batch, op.microbatch, replica, self._num_parts)
-        return self._pass.loss(self._loss, targets, part)
+        place = MicrobatchPlace(op.batch, op.microbatch, replica, self._num_parts)
+        return self._pass.loss(self._loss, targets, place)
 
     @abstractmethod
     def evaluate(self, batches: Iterable[Tensor]) -> float:
@@ -152,7 +151,7 @@ class Executor(ABC):
 
     @abstractmethod
     def usage(self) -> dict[str, Any]:
-        """Of all ranks: share of the time without work, share waiting for updates, peak memory."""
+        """The shares of time without work and of waits for updates, and peak memory, by rank."""
 
     @abstractmethod
     def _execute(self, operations: Sequence[Sequence[Op]], on_update: OnUpdate) -> None: ...

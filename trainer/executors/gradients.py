@@ -58,8 +58,9 @@ class Slots:
 
 
 def slots(names: Sequence[Sequence[str | None]]) -> list[Slots]:
-    """The slots of each stage; `names[s]` are the names of stage s's weights, None for those that
-    have no slot.
+    """Return the slots of each stage.
+
+    `names[s]` has the name of each weight of stage s, or None for a weight without a slot.
     """
     seen: dict[str, None] = {}
     starts, owned = [], []

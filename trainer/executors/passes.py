@@ -18,7 +18,7 @@ Loss = Callable[[Output, Tensor], Tensor]
 LossOfOutput = Callable[[Output], Tensor]
 
 
-class Part(NamedTuple):
+class MicrobatchPlace(NamedTuple):
     """The place of a microbatch in its batch, which replicas and microbatches divide into
     `num_parts` equal parts.
     """
@@ -29,20 +29,21 @@ class Part(NamedTuple):
     num_parts: int
 
 
-def against_targets(loss: Loss, targets: Tensor, part: Part) -> LossOfOutput:
+def against_targets(loss: Loss, targets: Tensor, place: MicrobatchPlace) -> LossOfOutput:
     """The loss against the data's own targets: the one that is trained."""
     return lambda output: loss(output, targets)
 
 
-def against_samples(loss: Loss, targets: Tensor, part: Part) -> LossOfOutput:
+def against_samples(loss: Loss, targets: Tensor, place: MicrobatchPlace) -> LossOfOutput:
     """sqrt(B) times the loss against labels that are drawn from the model's own predictions.
 
     B is the number of tokens of the batch. The square of its mean gradient estimates the diagonal
-    of the Gauss-Newton matrix (Sophia, arXiv 2305.14342, algorithm 2). Each part draws, by the
-    Gumbel-max trick, from a stream of its own: the same in every executor.
+    of the Gauss-Newton matrix (Sophia, arXiv 2305.14342, algorithm 2). Each
+    microbatch draws, by the Gumbel-max trick, from a stream of its own, which is the same in every
+    executor.
     """
-    num_tokens = targets.numel() * part.num_parts
-    seed = stream_seed(torch.initial_seed(), "labels", *map(str, part))
+    num_tokens = targets.numel() * place.num_parts
+    seed = stream_seed(torch.initial_seed(), "labels", *map(str, place))
 
     def loss_of(output: Output) -> Tensor:
         generator = torch.Generator(targets.device).manual_seed(seed)
@@ -64,16 +65,17 @@ def _drawn(logits: Tensor, generator: torch.Generator) -> Tensor:
 class Pass:
     """One way to go forwards and backwards through a batch, and what is done with the gradients.
 
-    `use(stage, batch, gradients)` gets each stage's gradients of `loss`. It is called where the
-    schedule has the batch's update. Only a pass that `is_training` has in its gradients what the
-    model adds to the loss.
+    `finish(stage, batch, gradients)` gets each stage's gradients of `loss`. Executors call it where
+    the schedule has the batch's update. Only a pass that `is_training` has in its gradients what
+    the model adds to the loss.
     """
 
-    use: Callable[[Stage, int, Sequence[Tensor]], None]
+    # In training this is `Stage.update`: the delayed update itself.
+    finish: Callable[[Stage, int, Sequence[Tensor]], None]
     is_corrected: bool
     is_clipped: bool
     is_training: bool
-    loss: Callable[[Loss, Tensor, Part], LossOfOutput] = against_targets
+    loss: Callable[[Loss, Tensor, MicrobatchPlace], LossOfOutput] = against_targets
 
 
 TRAINING = Pass(Stage.update, is_corrected=True, is_clipped=True, is_training=True)

@@ -20,8 +20,7 @@ from trainer.executors.passes import Loss
 from trainer.executors.reduction import Reduced, Reducer
 from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Op, Schedule, completes, horizon
-from trainer.stages.choices import Counts
-from trainer.stages.probe import Found
+from trainer.stages.probe import Comparison, Counts
 from trainer.stages.stage import Stage
 from trainer.tracing.clock import Clock
 from trainer.tracing.trace import leave
@@ -30,7 +29,7 @@ from trainer.tracing.trace import leave
 class Pipelined(Executor):
     """This rank's stages of the pipeline; every rank of the gang makes the same calls.
 
-    The arguments are those of `Emulated`, except that `stages` are those of this rank. `message` is
+    The arguments are as in `Emulated`, but `stages` are of this rank alone. `message` is
     the shape of a microbatch's hidden states, [rows, length, width], which stages send each other.
     """
 
@@ -45,8 +44,8 @@ class Pipelined(Executor):
         clock: Clock,
         message: torch.Size,
     ) -> None:
-        mine = schedule.stages(gang.place)
-        super().__init__(stages, mine, schedule, batch, loss, gang.num_replicas)
+        indices = schedule.stages(gang.place)
+        super().__init__(stages, indices, schedule, batch, loss, gang.num_replicas)
         self._gang, self._clock = gang, clock
         self._reducer = Reducer(
             gang, self._at, schedule.num_stages, schedule.num_microbatches, clip, clock
@@ -74,19 +73,19 @@ class Pipelined(Executor):
         return first
 
     @override
-    def take_comparison(self) -> Found:
-        """The same of the whole model, on the recording rank; other ranks get an empty dict."""
+    def take_comparison(self) -> Comparison:
+        """The comparison of the whole model, on the recording rank; empty on other ranks."""
         return self._gathered(dict(super().take_comparison()))
 
     @override
     def take_choices(self) -> dict[str, Counts]:
-        """The same of the whole model, on the recording rank; other ranks get an empty dict."""
+        """The counts of the whole model, on the recording rank; empty on other ranks."""
         return self._gathered(super().take_choices())
 
     @override
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Tensor]) -> float:
-        """Mean loss of the newest weights, nats per token, on every rank; like `Emulated`'s."""
+        """Mean loss of the newest weights, in nats per token, on every rank."""
         total, num_tokens = torch.zeros((), dtype=torch.float64, device=self._gang.device), 0
         for batch in batches:
             self._gang.heartbeat.beat()
@@ -101,33 +100,33 @@ class Pipelined(Executor):
                     total += self._loss(output, targets).double() * targets.numel()
             num_tokens += targets.numel()
         self._channels.flush()
-        self._gang.wait(
-            self._gang.all_reduce(total, self._gang.pipeline)
-        )  # 0 but on the last stage
+        # Only the rank of the last stage has a loss: the others add 0.
+        self._gang.wait(self._gang.all_reduce(total, self._gang.pipeline))
         return float(total / num_tokens)
 
     @override
     def state(self) -> dict[str, dict[str, Any]]:
-        """The same of the whole model, on the recording rank; other ranks get an empty dict."""
+        """The state of the whole model, on the recording rank; empty on other ranks."""
         mine = super().state()
         if self._gang.replica > 0:
-            mine = {name: of for stage in self._stages for name, of in stage.owned_state().items()}
+            mine = {k: v for stage in self._stages for k, v in stage.owned_state().items()}
+        # Ranks come in order, so an owner's optimizer state replaces the empty one of replica 0.
         whole: dict[str, dict[str, Any]] = {}
-        for of_rank in self._gang.gather(mine):
-            for name, of in of_rank.items():
-                whole[name] = {**whole.get(name, {}), **of}
+        for state_of_rank in self._gang.gather(mine):
+            for name, state in state_of_rank.items():
+                whole[name] = {**whole.get(name, {}), **state}
         return whole
 
     @override
     def weights(self) -> dict[str, Tensor]:
-        """The same of the whole model, on the recording rank; other ranks get an empty dict."""
+        """The weights of the whole model, on the recording rank; empty on other ranks."""
         return self._gathered(super().weights())
 
     @override
     def usage(self) -> dict[str, Any]:
-        """Of all ranks: share of the time without work, share waiting for updates, peak memory."""
-        clock = self._clock
-        mine = clock.bubble, clock.share("wait U"), peak_memory_bytes(self._gang.device)
+        """The shares of time without work and of waits for updates, and peak memory, by rank."""
+        peak = peak_memory_bytes(self._gang.device)
+        mine = self._clock.bubble, self._clock.share("wait U"), peak
         bubbles, waits, peaks = zip(*self._gang.all_gather(mine), strict=True)
         return {
             "bubble": sum(bubbles) / len(bubbles),
@@ -145,31 +144,24 @@ class Pipelined(Executor):
 
     def _gathered(self, mine: dict[str, Any]) -> dict[str, Any]:
         is_first_replica = self._gang.replica == 0
-        return {
-            k: v
-            for of in self._gang.gather(mine if is_first_replica else {})
-            for k, v in of.items()
-        }
-
-    def _let_others_notice(self, rest: Sequence[Op], horizon: int) -> None:
-        """Sends after a divergence the empty messages that other ranks still wait for.
-
-        These are of batches up to `horizon`. So the others, too, reach the reduced gradient and see
-        that it is not finite.
-        """
-        self._channels.exchange_empty([op for op in rest if op.batch <= horizon])
+        of_ranks = self._gang.gather(mine if is_first_replica else {})
+        return {name: value for of_rank in of_ranks for name, value in of_rank.items()}
 
     @override
     def _execute(self, lists: Sequence[Sequence[Op]], on_update: OnUpdate) -> None:
         operations = lists[self._gang.place]
         with self._clock.between_drains():
+            # Receives are posted in the order of the schedule, ahead of the operations that read.
             self._channels.expect(operations)
             for position, op in enumerate(operations):
                 self._gang.heartbeat.beat()
                 try:
                     done = self._do[op.kind](op)
                 except Diverged:
-                    self._let_others_notice(operations[position + 1 :], horizon(lists, op.batch))
+                    # Nobody stops alone: other ranks still wait for messages. They get empty ones,
+                    # so that they too reach the reduced gradient and see that it is not finite.
+                    last, rest = horizon(lists, op.batch), operations[position + 1 :]
+                    self._channels.exchange_empty([op for op in rest if op.batch <= last])
                     raise
                 if done is not None:
                     on_update(done)
@@ -190,6 +182,7 @@ class Pipelined(Executor):
     def _backward(self, op: Op) -> None:
         gradient = self._take(op)
         with self._clock.span(op):
+            # The input's gradient leaves first: the stage before waits for it, nobody for weights.
             self._pass_back(op, gradient)
             self._at[op.stage].backward_weights(op)
         self._note(op)
@@ -218,10 +211,7 @@ class Pipelined(Executor):
 
     @override
     def _update(self, op: Op) -> Update | None:
-        """Applies the pending update, then launches the next reduction if its gradient is complete.
-
-        Returns the update once all stages of this rank have applied it, else None.
-        """
+        """Applies the pending update. Returns it once all stages here have done so, else None."""
         assert self._pending is not None
         with self._clock.span(op, f"wait {op.kind}"):
             self._gang.heartbeat.beat(waiting=True)
@@ -230,7 +220,8 @@ class Pipelined(Executor):
         if not (isfinite(reduced.loss) and isfinite(reduced.norm)):
             raise Diverged(op.batch)
         with self._clock.span(op):
-            self._pass.use(self._at[op.stage], op.batch, reduced.gradients.pop(0))
+            # In training `finish` is `Stage.update`, W(t) → W(t + 1).
+            self._pass.finish(self._at[op.stage], op.batch, reduced.gradients.pop(0))
         if reduced.gradients:
             return None
         self._pending = None

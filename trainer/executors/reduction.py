@@ -56,34 +56,40 @@ class Reducer:
     def launch(self, op: Op, losses: Sequence[Tensor], kind: Pass) -> Future[Reduced]:
         """Starts to reduce the gradients of the batch that `op` completed.
 
-        `losses` are those of the batch's microbatches; they are empty except on the last stage.
+        `losses` has the loss of each microbatch, on the last stage; elsewhere it is empty.
         """
         gradients = [stage.take_gradients() for stage in self._stages]
         loss = torch.stack(list(losses)).mean() if losses else gradients[0][0].new_zeros(())
         if self._stream is not None:
+            # The sums must not start before the backward has written the gradients.
             self._stream.wait_stream(torch.cuda.current_stream())
         return self._thread.submit(self._reduce, op, gradients, loss, kind)
 
     def _reduce(self, op: Op, gradients: list[list[Tensor]], loss: Tensor, kind: Pass) -> Reduced:
         with torch.cuda.stream(self._stream), self._clock.span(op, "reduce"):  # None: no stream
             gang = self._gang
+            # The loss travels with the gradients: one message fewer per batch.
             loss = loss.to(gradients[0][0].dtype)
             if gang.num_replicas > 1:
                 self._sum([*chain.from_iterable(gradients), loss], gang.replicas)
             for of_stage in gradients:
                 torch._foreach_div_(of_stage, self._divisor)
+            # Before the correction and the norm, which must see one gradient per tied weight.
             self._sum_tied(gradients)
             if kind.is_corrected:
                 for stage, of_stage in zip(self._stages, gradients, strict=True):
                     stage.correct(op.batch, of_stage)
-            norms = [s.norms(of) for s, of in zip(self._slots, gradients, strict=True)]
+            # One slot per weight of the model: the sum over ranks adds zeros and so rounds nothing,
+            # and the norm of the vector is the same number for any cut into stages.
+            norms = [s.norms(of_stage) for s, of_stage in zip(self._slots, gradients, strict=True)]
             vector = torch.cat((sum(norms[1:], norms[0]), loss.reshape(1) / gang.num_replicas))
             self._sum([vector], gang.pipeline)
             norm = torch.linalg.vector_norm(vector[:-1])
             if kind.is_clipped:
                 for stage, of_stage in zip(self._stages, gradients, strict=True):
                     self._clip(stage.clipped(of_stage), norm)
-            values = torch.stack((vector[-1], norm)).double().tolist()  # on CUDA the one wait
+            # The one wait for the device, in this thread: the rank computes on meanwhile.
+            values = torch.stack((vector[-1], norm)).double().tolist()
         return Reduced(gradients, *values)
 
     def _sum_tied(self, gradients: list[list[Tensor]]) -> None:
@@ -94,10 +100,11 @@ class Reducer:
             for name, is_tied, gradient in columns:
                 if is_tied:
                     copies.setdefault(name, []).append(gradient)
-        apart = [of[0] for of in copies.values() if len(of) == 1]
+        apart = [same[0] for same in copies.values() if len(same) == 1]
         if apart:
             self._sum(apart, self._gang.tied)
-        for first, last in (of for of in copies.values() if len(of) == 2):  # this rank has both
+        # Where this rank has both copies, the sum needs no message.
+        for first, last in (same for same in copies.values() if len(same) == 2):
             last.copy_(first.add_(last))
 
     def _sum(self, tensors: Sequence[Tensor], group: Any) -> None:
@@ -114,6 +121,6 @@ class Reducer:
 def _agree_on_slots(gang: Gang, stages: dict[int, Stage], num_stages: int) -> list[Slots]:
     """The slots of this rank's stages, which follow from the names of all ranks' weights."""
     mine = {index: stage.slots for index, stage in stages.items()}
-    names = {index: of for rank in gang.all_gather(mine) for index, of in rank.items()}
+    names = {index: names for rank in gang.all_gather(mine) for index, names in rank.items()}
     every = slots([names[index] for index in range(num_stages)])
     return [every[index] for index in stages]

@@ -1,4 +1,4 @@
-"""Checkpoints: complete, written atomically, verified when they are read."""
+"""Checkpoints: complete, written atomically, here or in a thread, verified when they are read."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import errno
 import hashlib
 import re
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from trainer.base.atomic import always, partial, publish, rename
 from trainer.base.errors import BadInput
@@ -33,7 +35,7 @@ class Checkpoint(NamedTuple):
     path: Path
 
 
-def found(folder: Path) -> list[Checkpoint]:
+def newest_first(folder: Path) -> list[Checkpoint]:
     """The checkpoints of a trial's folder, the newest first."""
     matches = [(NAME.fullmatch(path.name), path) for path in folder.glob(f"{PREFIX}*.pt")]
     return sorted(
@@ -53,7 +55,8 @@ def save(
     attempt: int,
     permit: Callable[[], None] = always,
 ) -> None:
-    """Writes the state after `num_updates` updates, then drops those of this and older attempts.
+    """Writes the state after `num_updates` updates, then drops the other checkpoints of this
+    attempt and of older ones.
 
     The digest in the file's name makes a truncated or altered file known when it is read. `permit`:
     see `trainer.base.atomic.rename`.
@@ -65,13 +68,13 @@ def save(
             raise (error.__context__ or error) from None
     path = folder / _name(num_updates, attempt, _digest(filled))
     publish(filled, path, permit)
-    for old in found(folder):
+    for old in newest_first(folder):
         if old.attempt <= attempt and old.path != path:
             old.path.unlink(missing_ok=True)
 
 
 def adopt(path: Path, attempt: int, permit: Callable[[], None]) -> None:
-    """Makes a checkpoint that of `attempt`, so that no earlier attempt deletes it any more.
+    """Gives a checkpoint to `attempt`, so that no earlier attempt deletes it any more.
 
     An earlier attempt may be a process that does not know yet that it was taken over: it deletes by
     the name that it knows.
@@ -126,7 +129,7 @@ def rows_digest(path: Path, trial_id: str) -> str | None:
 
 
 def _load_whole(path: Path) -> State:
-    """The same of a trial's whole state."""
+    """The state in a checkpoint of a trial. Raises as `load` does, and BadInput if a part lacks."""
     state = load(path)
     try:
         wellformed.check(state, wellformed.STATE)
@@ -186,3 +189,51 @@ def _differs(before: Any, now: Any) -> bool:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+class Writer:
+    """A thread that writes one checkpoint after another; errors are raised by the next call."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._last: Future[None] | None = None
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Starts this work, after what was started before."""
+        self.wait()
+        self._last = self._thread.submit(work)
+
+    def wait(self) -> None:
+        """Returns when nothing is left to do."""
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()
+
+    def close(self) -> None:
+        """Waits until nothing is left to do, and ends the thread."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+
+
+def copied(state: Any) -> Any:
+    """A copy of a state, mappings and lists of tensors and plain values, in the CPU's memory.
+
+    Tensors that share memory, as the master and its newest version may, share it in the copy.
+    """
+    return _copied(state, {})
+
+
+def _copied(node: Any, known: dict[int, torch.UntypedStorage]) -> Any:
+    if isinstance(node, Tensor):
+        storage = node.untyped_storage()
+        if (key := storage.data_ptr()) not in known:
+            known[key] = storage.cpu() if storage.is_cuda else storage.clone()
+        empty = torch.empty(0, dtype=node.dtype)
+        return empty.set_(known[key], node.storage_offset(), node.size(), node.stride())
+    if isinstance(node, dict):
+        return {key: _copied(item, known) for key, item in node.items()}
+    if isinstance(node, list | tuple):
+        return type(node)(_copied(item, known) for item in node)
+    return node

@@ -58,6 +58,7 @@ class Lease:
 
     def require(self) -> None:
         """Raises LeaseLost if another process holds the trial now."""
+        # Whoever takes the trial over creates the next attempt: that file is the only sign of it.
         if self._next.exists():
             raise LeaseLost(f"{self._path.parent} was taken over by another process")
 
@@ -116,8 +117,8 @@ def leased(
 def attempts(folder: Path) -> list[Path]:
     """The files of all attempts at the trial of `folder`, the newest last."""
     with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-        found = (folder / name for name in os.listdir(folder) if NAME.fullmatch(name))
-        return sorted(found, key=_number)
+        files = (folder / name for name in os.listdir(folder) if NAME.fullmatch(name))
+        return sorted(files, key=_number)
     return []
 
 
@@ -145,12 +146,10 @@ def read(path: Path) -> Attempt:
 
 
 def trained(folder: Path) -> list[Attempt]:
-    """The attempts whose updates are in the record of the trial, each from its `from_update` on.
-
-    An attempt does again what an earlier one did beyond that update.
-    """
+    """The attempts whose updates are in the record of the trial, each from its `from_update` on."""
     kept: list[Attempt] = []
     for attempt in filter(lambda attempt: "from_update" in attempt, map(read, attempts(folder))):
+        # What an earlier attempt did beyond this update is done again, and so does not count.
         while kept and kept[-1]["from_update"] >= attempt["from_update"]:
             kept.pop()
         kept.append(attempt)
@@ -182,6 +181,7 @@ def _held_by(newest: Path | None) -> Attempt | None:
     if newest is None:
         return None
     attempt = read(newest)
+    # Three signs that nobody runs it; the last one alone works between machines.
     if "ended" in attempt or is_dead(attempt) or _age(newest) > STALE_AFTER:
         return None
     return attempt
@@ -192,7 +192,8 @@ def _take(folder: Path, made_by: Mapping[str, object]) -> Lease:
     while True:
         newest = _newest(folder)
         if (other := _held_by(newest)) is None:
-            # The number after the attempt that was found to have ended, not after a newer one.
+            # The number after the attempt that was seen to have ended, not after a newer one: of
+            # two processes that saw the same end, only one can create the file.
             with suppress(FileExistsError):
                 return _create(folder, 1 if newest is None else _number(newest) + 1, made_by)
         elif time.monotonic() > deadline:
@@ -259,6 +260,7 @@ def _process_started(pid: int) -> str | None:
 
 def _age(path: Path) -> float:
     """Seconds since the file was changed, by the clock of the file system."""
+    # A file made now has the file system's time: the clock of this machine may go wrong.
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".clock-", suffix=SUFFIX) as probe:
             now = os.fstat(probe.fileno()).st_mtime

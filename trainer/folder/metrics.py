@@ -31,11 +31,11 @@ def read(path: Path) -> dict[int, Line]:
     What a crash tore or filled with zeros is no line.
     """
     content = path.read_bytes() if path.exists() else b""
-    found: dict[int, Line] = {}
+    lines: dict[int, Line] = {}
     for line in content.splitlines(keepends=True):
         if (row := row_of(line)) is not None:
-            found[row["update"]] = Line(line, row.get("wall_seconds", 0.0))
-    return dict(sorted(found.items()))
+            lines[row["update"]] = Line(line, row.get("wall_seconds", 0.0))
+    return dict(sorted(lines.items()))
 
 
 def row_of(line: bytes) -> Row | None:

@@ -16,7 +16,7 @@ from trainer.base.atomic import clean, partials, write_atomically, write_json
 from trainer.base.errors import BadInput
 from trainer.base.status import Status
 from trainer.folder import checkpoint, metrics, wellformed
-from trainer.folder.background import Writer, copied
+from trainer.folder.checkpoint import Writer, copied
 from trainer.folder.lease import attempts, holder, leased, read, trained
 from trainer.folder.metrics import Metrics, Row
 from trainer.folder.wellformed import Damaged
@@ -70,7 +70,12 @@ class TrialFolder:
 
     def _refuse_another(self) -> None:
         marker = self.path / "trial_id"
-        held = _content(marker) if marker.exists() else self._trial_id
+        try:
+            held = marker.read_bytes().decode().strip()
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except (IsADirectoryError, UnicodeDecodeError):
+            held = ""
         if not held.isalnum():
             raise Damaged(marker, f"names no trial: delete it if this is {self._trial_id}'s folder")
         if held != self._trial_id:
@@ -102,8 +107,10 @@ class TrialFolder:
     def _checkpoints(self) -> Iterator[tuple[Path, str]]:
         """The checkpoints, the newest first, each with the words that say why it cannot be resumed
         from: rows before it are lost or altered. They are empty if it can."""
-        lines, start = metrics.read(self._rows), self._start()
-        for _, num_updates, path in checkpoint.found(self.path):
+        lines, tried = metrics.read(self._rows), map(read, attempts(self.path))
+        # Not 0 if the trial went on from another one's checkpoint.
+        start = min((noted["from_update"] for noted in tried if "from_update" in noted), default=0)
+        for _, num_updates, path in checkpoint.newest_first(self.path):
             num_there = sum(start <= update < num_updates for update in lines)
             if num_lost := num_updates - start - num_there:
                 first = next(update for update in range(start, num_updates) if update not in lines)
@@ -130,11 +137,6 @@ class TrialFolder:
                 checkpoint.load_own(newest, self._trial_id)
             elif config["resume_from"] is not None:
                 checkpoint.load_other(Path(config["resume_from"]), config)
-
-    def _start(self) -> int:
-        """The update that the trial began with: not 0 if it went on from another one's."""
-        tried = [read(path) for path in attempts(self.path)]
-        return min((one["from_update"] for one in tried if "from_update" in one), default=0)
 
     def resume(self, num_updates: int, path: Path | None) -> float:
         """Records that training starts after `num_updates`, and drops the rows of later updates.
@@ -192,7 +194,7 @@ class TrialFolder:
         self._write(result)
 
     def _write(self, result: Row) -> Row:
-        made_by = [{key: one.get(key) for key in OF_ATTEMPT} for one in trained(self.path)]
+        made_by = [{key: attempt.get(key) for key in OF_ATTEMPT} for attempt in trained(self.path)]
         whole = {**result, "attempts": made_by, "finished_at": time.time()}
         write_json(self.path / "result.json", whole, self._lease.require)
         return whole
@@ -210,20 +212,12 @@ def tidy(folder: Path) -> None:
 
 
 def _strays(folder: Path) -> list[Path]:
-    return [*partials(folder), *(saved.path for saved in checkpoint.found(folder))]
+    return [*partials(folder), *(saved.path for saved in checkpoint.newest_first(folder))]
 
 
 def _delete(files: Iterable[Path]) -> None:
     for path in files:
         path.unlink(missing_ok=True)
-
-
-def _content(marker: Path) -> str:
-    """The id in a file `trial_id`; empty if it is none."""
-    try:
-        return marker.read_bytes().decode().strip()
-    except (IsADirectoryError, UnicodeDecodeError):
-        return ""
 
 
 def read_result(folder: Path) -> Row | None:

@@ -1,8 +1,8 @@
 """Which files of a store hold what they should: JSON objects whose keys have their types.
 
 We write each of them as a whole, so that any other content was torn by a crash or changed by hand.
-A form lists the keys that are read somewhere: an object may lack those that are not required, which
-older code did not write, and may have others, which newer code wrote.
+A form lists the keys that are read somewhere. An object may lack keys that are not required, which
+older code did not write, and may have other keys, which newer code wrote.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def read(path: Path, form: Form) -> Content:
 
 
 def damage(path: Path, error: Damaged | OSError) -> Damaged:
-    """What is wrong with a file, for those who leave out what they cannot read."""
+    """What is wrong with a file, for readers that leave out what they cannot read."""
     if isinstance(error, Damaged):
         return error
     return Damaged(path, f"cannot be read ({error.strerror})")
@@ -61,15 +61,15 @@ def damage(path: Path, error: Damaged | OSError) -> Damaged:
 def parse(content: bytes, form: Form) -> Content:
     """The JSON object in `content`. Raises ValueError, which says in a line why it is none."""
     try:
-        found: Content = json.loads(
+        parsed: Content = json.loads(
             content.decode(), parse_constant=_refuse, parse_int=_integer, parse_float=_float
         )
         if b"\\u" in content:
-            json.dumps(found, ensure_ascii=False).encode()  # half a character is no text
+            json.dumps(parsed, ensure_ascii=False).encode()  # half a character is no text
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is not whole JSON ({error})") from None
-    check(found, form)
-    return found
+    check(parsed, form)
+    return parsed
 
 
 def check(content: object, form: Form) -> None:
@@ -206,7 +206,7 @@ def _depth(value: object, at_most: int) -> int:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     if at_most < 0 or not isinstance(value, dict | list):
         return 0
-    return 1 + max((_depth(of, at_most - 1) for of in inner), default=0)
+    return 1 + max((_depth(value, at_most - 1) for value in inner), default=0)
 
 
 @with_config(KEYS)

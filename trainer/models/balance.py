@@ -76,7 +76,7 @@ class Bias(NoBalance):
         self.bias = nn.Parameter(torch.empty(num_experts))
 
     def kind(self, name: str) -> Kind:
-        """Of its own rule."""
+        """The biases have a rule of their own."""
         return "balance"
 
     def initial(self, name: str, shape: torch.Size, std: float, streams: Streams) -> Tensor:

@@ -15,7 +15,7 @@ KEY = "from_pretrained"
 
 
 def checkpoint_folder(word: str) -> Path:
-    """The folder of a checkpoint; that of `org/name[@revision]` is downloaded, or in the cache.
+    """The folder of a checkpoint; `org/name[@revision]` is downloaded unless it is in the cache.
 
     Raises BadInput if there is none.
     """
@@ -46,12 +46,12 @@ def published_config(word: str) -> dict[str, Any]:
     """The content of config.json; raises BadInput if there is none."""
     folder = checkpoint_folder(word)
     try:
-        found = json.loads((folder / "config.json").read_text())
+        config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise BadInput(KEY, word, f"must hold a config.json ({error})") from None
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise BadInput(KEY, word, "must hold a config.json of keys and values")
-    return found
+    return config
 
 
 def weights_digest(word: str) -> str:

@@ -14,9 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.base.errors import BadInput
 from trainer.base.ranges import Few, Positive, Rows
-from trainer.models.attention import rotation
 from trainer.models.initial import initialise
-from trainer.models.layers import RMSNorm
+from trainer.models.layers import RMSNorm, rotation
 from trainer.models.loss import Output, Unprojected
 from trainer.models.recipe import Pretrained
 from trainer.models.split import Split, balanced
@@ -44,7 +43,7 @@ class LayerSize(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder(ABC):
-    """A recipe of such a model. It implements `Recipe` but for its layers and its export."""
+    """The recipe of a decoder: all of `Recipe` but its layers and its export."""
 
     vocab_size: Rows
     hidden_size: Rows
@@ -93,7 +92,7 @@ class Decoder(ABC):
 
     @property
     def num_active_parameters(self) -> int:
-        """The same without the experts that one token does not visit."""
+        """Parameters of the whole model without the experts that one token does not visit."""
         layers = sum(size.matrices + size.vectors for size in self._sizes())
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
         return layers + embeddings + self.hidden_size
@@ -111,8 +110,8 @@ class Decoder(ABC):
     def split(self, num_stages: int, seq_len: int) -> Split:
         """The layers of each stage, balanced by counted work.
 
-        Work is the multiplications of the matrices, of causal attention and those without a
-        parameter; the embedding's lookup has none. A loss that is fused with the head counts as
+        Work counts multiplications: of the matrices, of causal attention, and without a parameter.
+        The embedding's lookup has none. A loss that is fused with the head counts as
         LOSS more per logit. Raises BadInput for more stages than layers.
         """
         if num_stages > self.num_layers:
@@ -121,10 +120,10 @@ class Decoder(ABC):
         return balanced(self._work(seq_len), num_stages, head=self._head_work)
 
     def work(self, split: Split, seq_len: int) -> list[float]:
-        """What `split` balances: of each stage, that of its layers, and of the last the head's."""
+        """The work of each stage: of its layers, and on the last stage of the head too."""
         by_layer = self._work(seq_len)
-        found = [float(sum(by_layer[layer] for layer in layers)) for layers in split]
-        return [*found[:-1], found[-1] + self._head_work]
+        by_stage = [float(sum(by_layer[layer] for layer in layers)) for layers in split]
+        return [*by_stage[:-1], by_stage[-1] + self._head_work]
 
     def stage(self, index: int, split: Split) -> nn.Module:
         """The stage numbered `index`; its weights are undefined before `initialise`."""

@@ -82,7 +82,7 @@ class Router(nn.Module):
         self.weight, self._kind = nn.Parameter(torch.empty(num_experts, hidden_size)), kind
 
     def kind(self, name: str) -> Kind:
-        """That of the map."""
+        """The kind of the map, which the recipe chooses."""
         return self._kind
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ class Experts(nn.Module):
 def multiplied(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     """Each row times its expert's matrix: [rows, in] and [experts, out, in] to [rows, out].
 
-    Rows are sorted by expert; `ends` is that of `Routes`.
+    Rows are sorted by expert; `ends` is as in `Routes`.
     """
     if rows.dtype != torch.float64:
         return F.grouped_mm(rows, matrices.mT, offs=ends)

@@ -15,8 +15,7 @@ class Streams(Protocol):
     """The random streams of one parameter, one for each name of a part of it."""
 
     def __call__(self, *part: str) -> Generator:
-        """The generator of a part; without a name, that of the whole parameter."""
-        ...
+        """The generator of a part; without a name, the generator of the whole parameter."""
 
 
 @runtime_checkable
@@ -25,7 +24,6 @@ class InitialisesItself(Protocol):
 
     def initial(self, name: str, shape: torch.Size, std: float, streams: Streams) -> Tensor:
         """Initial values of the parameter `name`; `std` is the model's standard deviation."""
-        ...
 
 
 @torch.no_grad()

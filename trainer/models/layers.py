@@ -1,7 +1,8 @@
-"""Parts that every decoder has: norm, feed-forward part, and a layer made of them."""
+"""Parts that every decoder has: norm, attention with rotary positions, feed-forward part, layer."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -10,6 +11,11 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from trainer.models.initial import Streams
+from trainer.optimizers.routing import Kind
+
+SHORT = 256
+"""Tokens up to which, in bf16 on a CPU, matrix products are faster than torch's kernel, which does
+not use the processor's bf16 products (bench/README.md)."""
 
 
 class Layer(nn.Module):
@@ -26,7 +32,7 @@ class Layer(nn.Module):
         self.mlp = mlp
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[batch, seq, hidden] to the same; `cos` and `sin` as in `attention.rotate`."""
+        """[batch, seq, hidden] to the same; `cos` and `sin` as in `rotate`."""
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -82,3 +88,121 @@ def normalised(x: Tensor, eps: float) -> Tensor:
 def wide(x: Tensor) -> Tensor:
     """x in fp32, if its dtype is narrower."""
     return x if x.dtype.itemsize >= 4 else x.float()
+
+
+def no_norm(size: int) -> nn.Module:
+    """Leaves queries and keys as they are."""
+    return nn.Identity()
+
+
+class NoGate(nn.Module):
+    """Leaves what the heads return as it is; the interface of a gate."""
+
+    def __init__(self, hidden_size: int, size: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """[batch, seq, hidden] and the heads' averages [batch, seq, size] to such averages."""
+        return mixed
+
+
+class SigmoidGate(NoGate):
+    """Multiplies what the heads return by the sigmoid of a linear map of the token."""
+
+    def __init__(self, hidden_size: int, size: int) -> None:
+        super().__init__(hidden_size, size)
+        self.weight = nn.Parameter(torch.empty(size, hidden_size))
+
+    def kind(self, name: str) -> Kind:
+        """The map is a hidden matrix."""
+        return "matrix"
+
+    @override
+    def forward(self, x: Tensor, mixed: Tensor) -> Tensor:
+        return mixed * F.linear(x, self.weight).sigmoid()
+
+
+class Attention(nn.Module):
+    """Softmax attention of `num_heads` heads; groups of them share one of `num_kv_heads` keys and
+    values. `norm(head_size)` makes the norms of queries and keys, each over one head, and
+    `gate(hidden_size, num_heads · head_size)` what comes after the heads.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        norm: Callable[[int], nn.Module] = no_norm,
+        gate: Callable[[int, int], nn.Module] = NoGate,
+    ) -> None:
+        super().__init__()
+        d, q, kv = hidden_size, num_heads * head_size, num_kv_heads * head_size
+        self._head_size = head_size
+        self.q_proj = nn.Linear(d, q, bias=False)
+        self.k_proj = nn.Linear(d, kv, bias=False)
+        self.v_proj = nn.Linear(d, kv, bias=False)
+        self.o_proj = nn.Linear(q, d, bias=False)
+        self.q_norm, self.k_norm = norm(head_size), norm(head_size)
+        self.gate_proj = gate(d, q)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[batch, seq, hidden] to the same; `cos` and `sin` as in `rotate`."""
+        return self.o_proj(self.gate_proj(x, self.mixed(x, cos, sin)))
+
+    def mixed(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """The heads' averages of values, side by side: [batch, seq, num_heads · head_size]."""
+        q = rotate(self.q_norm(self._heads(self.q_proj(x))).transpose(1, 2), cos, sin)
+        k = rotate(self.k_norm(self._heads(self.k_proj(x))).transpose(1, 2), cos, sin)
+        v = self._heads(self.v_proj(x)).transpose(1, 2)
+        return causal(q, k, v).transpose(1, 2).flatten(2)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self._head_size))
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Each token's average of the values up to it, weighted by softmax(q kᵀ / √size).
+
+    q and what is returned are [batch, heads, seq, size], k and v [batch, heads of keys, seq, size].
+    """
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.shape[2] <= SHORT:
+        return in_products(q, k, v)
+    is_grouped = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
+
+
+def in_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """`causal` with all scores in memory, and their softmax in fp32."""
+    seq_len, scale = q.shape[2], q.shape[3] ** -0.5
+    future = torch.full((seq_len, seq_len), -math.inf, device=q.device).triu(1)
+    rows = (q * scale).unflatten(1, (k.shape[1], -1)).flatten(2, 3)  # heads that share a key
+    scores = (rows @ k.mT).unflatten(2, (-1, seq_len)).float() + future
+    weights = scores.softmax(-1).to(v.dtype).flatten(2, 3)
+    return (weights @ v).unflatten(2, (-1, seq_len)).flatten(1, 2)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE (arXiv 2104.09864) on the first `size` of [batch, heads, seq, head]: pairs are
+    (i, i + size / 2).
+
+    `cos` and `sin` are [seq, size]. `sin` is negative in its first half, so rolling by half the
+    size gives the rotation by 90°.
+    """
+    size = cos.shape[-1]
+    if size < x.shape[-1]:
+        return torch.cat((rotate(x[..., :size], cos, sin), x[..., size:]), -1)
+    return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
+
+
+def rotation(x: Tensor, size: int, theta: float) -> tuple[Tensor, Tensor]:
+    """The cosines and signed sines of RoPE with base `theta` for [batch, seq, …], made in fp32.
+
+    Both are [seq, size], in x's dtype.
+    """
+    exponents = torch.arange(0, size, 2, device=x.device, dtype=torch.float32) / size
+    positions = torch.arange(x.shape[1], device=x.device, dtype=torch.float32)
+    angles = torch.outer(positions, theta**-exponents)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), -1).to(x.dtype), torch.cat((-sin, sin), -1).to(x.dtype)

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from trainer.base.errors import BadInput
 from trainer.base.ranges import Rows
-from trainer.models.attention import Attention
 from trainer.models.decoder import Decoder, LayerSize
-from trainer.models.layers import Layer, SwiGLU
+from trainer.models.layers import Attention, Layer, SwiGLU
 from trainer.models.recipe import Pretrained
 
 
@@ -54,7 +53,7 @@ class Llama(Decoder):
         return LayerSize(matrices, vectors=2 * d, attention=d)
 
     def pretrained(self, weights: Mapping[str, Tensor]) -> Pretrained:
-        """As LlamaForCausalLM, whose names the weights have already."""
+        """The model as LlamaForCausalLM, whose names the weights have already."""
         config = {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",

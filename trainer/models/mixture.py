@@ -25,7 +25,7 @@ BALANCES: Mapping[str, Callable[[float, int], NoBalance]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureDecoder(Decoder):
-    """A recipe of such a model: keys of its experts and of attention with heads of any size."""
+    """The recipe of a decoder with experts in every layer and attention heads of any size."""
 
     head_size: Rows
     num_experts: Few
@@ -51,7 +51,7 @@ class MixtureDecoder(Decoder):
         return self._balance().not_exported
 
     def mixture_parts(self) -> tuple[Router, Experts, NoBalance, int]:
-        """Of what a mixture of experts is made."""
+        """The arguments of `MixtureOfExperts`: router, experts, balance, experts per token."""
         n, d = self.num_experts, self.hidden_size
         experts = Experts(n, d, self.intermediate_size)
         return Router(d, n, self.router), experts, self._balance(), self.experts_per_token
@@ -87,12 +87,12 @@ class MixtureDecoder(Decoder):
 
 def joined(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights with each pair of gate and up stacks as one stack, as transformers has them."""
-    found = {}
+    tensors = {}
     for name, weight in weights.items():
         experts, _, part = name.rpartition(".experts.")
         if part == "gate_proj":
             up = weights[f"{experts}.experts.up_proj"]
-            found[f"{experts}.experts.gate_up_proj"] = torch.cat((weight, up), 1)
+            tensors[f"{experts}.experts.gate_up_proj"] = torch.cat((weight, up), 1)
         elif part != "up_proj":
-            found[name] = weight
-    return found
+            tensors[name] = weight
+    return tensors

@@ -12,10 +12,9 @@ from functools import partial
 from torch import Tensor, nn
 
 from trainer.base.errors import BadInput
-from trainer.models.attention import Attention
 from trainer.models.decoder import LayerSize
 from trainer.models.experts import MixtureOfExperts
-from trainer.models.layers import Layer, RMSNorm
+from trainer.models.layers import Attention, Layer, RMSNorm
 from trainer.models.mixture import MixtureDecoder, joined
 from trainer.models.recipe import Pretrained
 
@@ -53,7 +52,7 @@ class Qwen3Moe(MixtureDecoder):
         )
 
     def pretrained(self, weights: Mapping[str, Tensor]) -> Pretrained:
-        """As Qwen3MoeForCausalLM, which joins the gate and up matrices of an expert."""
+        """The model as Qwen3MoeForCausalLM, which joins the gate and up matrices of an expert."""
         config = {
             "architectures": ["Qwen3MoeForCausalLM"],
             "model_type": "qwen3_moe",

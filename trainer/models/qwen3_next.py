@@ -16,16 +16,15 @@ from typing_extensions import override
 
 from trainer.base.errors import BadInput
 from trainer.base.ranges import Few, Rows
-from trainer.models.attention import Attention, SigmoidGate
 from trainer.models.decoder import LayerSize
 from trainer.models.delta import GatedDeltaNet
 from trainer.models.experts import MixtureWithSharedExpert
-from trainer.models.layers import CentredRMSNorm, Layer, SwiGLU
+from trainer.models.layers import Attention, CentredRMSNorm, Layer, SigmoidGate, SwiGLU
 from trainer.models.mixture import MixtureDecoder, joined
 from trainer.models.recipe import Pretrained
 
 MIXER = ".self_attn."
-"""Of the name of each weight of attention or a Gated DeltaNet, behind its layer's."""
+"""What follows the layer in the name of each weight of attention or of a Gated DeltaNet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +64,7 @@ class Qwen3Next(MixtureDecoder):
         return Layer(self.norm, mixer, MixtureWithSharedExpert(*self.mixture_parts(), shared))
 
     def layer_size(self, index: int) -> LayerSize:
-        """That of one of two kinds of layer."""
+        """The size of a layer with attention, or of one with a Gated DeltaNet."""
         mixer = self._attention_size() if self._is_full(index) else self._delta_net_size()
         d, mixture = self.hidden_size, self.mixture_size()
         shared = 3 * d * self.shared_intermediate_size
@@ -81,7 +80,7 @@ class Qwen3Next(MixtureDecoder):
         return CentredRMSNorm(self.hidden_size, self.rms_norm_eps)
 
     def pretrained(self, weights: Mapping[str, Tensor]) -> Pretrained:
-        """As Qwen3NextForCausalLM, which joins matrices that read the same hidden states."""
+        """The model as Qwen3NextForCausalLM, which joins matrices of the same hidden states."""
         is_full = [self._is_full(index) for index in range(self.num_layers)]
         config = {
             "architectures": ["Qwen3NextForCausalLM"],
@@ -149,19 +148,19 @@ class Qwen3Next(MixtureDecoder):
         return tensors
 
     def _of_attention(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found, joins = dict(parts), ("q_proj.weight", "gate_proj.weight")
-        found["q_proj.weight"] = by_head([found.pop(name) for name in joins], self.num_heads)
-        return found
+        renamed, joins = dict(parts), ("q_proj.weight", "gate_proj.weight")
+        renamed["q_proj.weight"] = by_head([renamed.pop(name) for name in joins], self.num_heads)
+        return renamed
 
     def _of_delta_net(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = dict(parts)
+        renamed = dict(parts)
         for letters in ("qkvz", "ba"):
-            matrices = [found.pop(f"{letter}_proj.weight") for letter in letters]
-            found[f"in_proj_{letters}.weight"] = by_head(matrices, self.num_key_heads)
-        found["conv1d.weight"] = found["conv1d.weight"].unsqueeze(1)
-        return found
+            matrices = [renamed.pop(f"{letter}_proj.weight") for letter in letters]
+            renamed[f"in_proj_{letters}.weight"] = by_head(matrices, self.num_key_heads)
+        renamed["conv1d.weight"] = renamed["conv1d.weight"].unsqueeze(1)
+        return renamed
 
 
 def by_head(matrices: list[Tensor], num_heads: int) -> Tensor:
-    """The rows of the first head of each matrix, those of the second head, and so on."""
+    """The rows of the first head of each matrix, then the rows of the second head, and so on."""
     return torch.cat([matrix.unflatten(0, (num_heads, -1)) for matrix in matrices], 1).flatten(0, 1)

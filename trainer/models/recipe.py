@@ -1,10 +1,12 @@
-"""What the trainer asks of a model, whatever its architecture."""
+"""What the trainer asks of a model, whatever its architecture, and how its stages are compiled."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from trainer.base.errors import BadInput
@@ -35,60 +37,47 @@ class Recipe(Protocol):
     @property
     def vocab_size(self) -> int:
         """Number of tokens in the vocabulary, which must be the data's."""
-        ...
 
     @property
     def hidden_size(self) -> int:
         """Width of the hidden states that stages send each other."""
-        ...
 
     @property
     def activation_checkpointing(self) -> bool:
         """Whether layers are recomputed in their backward."""
-        ...
 
     @property
     def num_parameters(self) -> int:
         """Parameters of the whole model; tied weights count once."""
-        ...
 
     @property
     def num_active_parameters(self) -> int:
-        """The same without the experts that one token does not visit."""
-        ...
+        """Parameters of the whole model without the experts that one token does not visit."""
 
     @property
     def not_exported(self) -> str | None:
         """Why transformers cannot hold this model; None if `pretrained` can be called."""
-        ...
 
     def flops_per_token(self, seq_len: int) -> float:
         """FLOPs of forward and backward per token, in sequences of `seq_len` tokens."""
-        ...
 
     def split(self, num_stages: int, seq_len: int) -> Split:
         """The layers of each stage. Raises BadInput if there cannot be that many stages."""
-        ...
 
     def work(self, split: Split, seq_len: int) -> list[float]:
         """Multiplications per token of each stage in a forward; their ratios count."""
-        ...
 
     def stage(self, index: int, split: Split) -> nn.Module:
         """The stage numbered `index`; its weights are undefined before `initialise`."""
-        ...
 
     def initialise(self, module: nn.Module, seed: int) -> None:
         """Sets the initial weights of a stage: functions of the seed and of their names alone."""
-        ...
 
     def kinds(self, module: nn.Module) -> dict[str, Kind]:
         """The kind of every weight of a stage, by name; optimizers treat a weight by its kind."""
-        ...
 
     def pretrained(self, weights: Mapping[str, Tensor]) -> Pretrained:
         """The model with these weights, all of them by name, as transformers store it."""
-        ...
 
 
 MEMBERS = [name for name in vars(Recipe) if not name.startswith("_")]
@@ -99,3 +88,31 @@ def require_recipe(model: object, address: str) -> None:
     if lacking := [name for name in MEMBERS if not hasattr(model, name)]:
         allowed = "must make a Recipe (trainer/models/recipe.py), this one lacks"
         raise BadInput("model._target_", address, f"{allowed} {', '.join(lacking)}")
+
+
+compiled: Callable[..., Any] = partial(torch.compile, dynamic=False)
+"""`torch.compile` for shapes that do not change: the last batch of an evaluation gets a graph of
+its own, and does not make the training's one slower."""
+
+
+@runtime_checkable
+class LayerByLayer(Protocol):
+    """A stage that is compiled in parts.
+
+    Layers of one shape share one graph, in whichever stage they are. A graph per stage would be
+    compiled for as long as the model is deep, would depend on where the model is cut, and beyond
+    eight stages torch would run the others uncompiled.
+    """
+
+    def layers(self) -> list[nn.Module]:
+        """The parts that are compiled, each by itself."""
+
+
+def compiled_stage(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The module with its layers compiled, or compiled as a whole if it is not `LayerByLayer`."""
+    if not isinstance(module, LayerByLayer):
+        whole: Callable[[Tensor], Tensor] = compiled(module)
+        return whole
+    for layer in module.layers():
+        layer.compile(dynamic=False)
+    return module

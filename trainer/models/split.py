@@ -14,7 +14,7 @@ Split = tuple[range, ...]
 def balanced(work: tuple[float, ...], num_stages: int, head: float) -> Split:
     """The layers of each stage; the slowest stage is as fast as possible.
 
-    `work` has the work of each layer, `head` is that of the last stage beside its layers. Of
+    `work` has the work of each layer, `head` is the work of the last stage beside its layers. Of
     equally good splits this is the one with more layers on the last stage; the stages before it
     are split by the same rule, as a model of their own without a head. So the first stages, which
     keep the activations of more microbatches, have fewer layers. The last stage may have none.
@@ -39,13 +39,13 @@ def _slowest(done: Sequence[float], num_stages: int) -> list[list[float]]:
     `done[n]` is the work of these layers. With a later last cut the last stage has less work and
     the stages before it have more, so the best cut is where the two cross, or one before.
     """
-    found = [[float("inf")] * len(done), list(done)]
+    slowest = [[float("inf")] * len(done), list(done)]
     for k in range(2, num_stages + 1):
-        before, row, cut = found[-1], [float("inf")] * len(done), k - 1
+        before, row, cut = slowest[-1], [float("inf")] * len(done), k - 1
         for n in range(k, len(done)):
             while cut < n - 1 and before[cut] < done[n] - done[cut]:
                 cut += 1
             cuts = range(max(k - 1, cut - 1), cut + 1)
             row[n] = min(max(before[at], done[n] - done[at]) for at in cuts)
-        found.append(row)
-    return found
+        slowest.append(row)
+    return slowest

@@ -1,4 +1,4 @@
-"""Optimizers that are evaluated at weights other than those at which gradients are taken."""
+"""Optimizers that take gradients at some weights and are evaluated at others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ class Averages(Protocol):
 
     def evaluation_weights(self) -> Mapping[Tensor, Tensor]:
         """Weight → tensor to evaluate and export in its place; changes nothing."""
-        ...
 
 
 def evaluated(optimizer: Optimizer, weights: Sequence[Tensor]) -> list[Tensor]:

@@ -8,36 +8,36 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Count, NonNegative, Positive
-from trainer.optimizers.batched import Batched
 from trainer.optimizers.routing import Decay, Group, Parameters
-from trainer.optimizers.together import auxiliary, beside_adamw
+from trainer.optimizers.together import Batched, auxiliary, beside_adamw
 
 
 def adam_update(
-    rotated: Tensor,
-    momentum: Tensor,
-    variance: Tensor,
+    rotated: Tensor,  # [matrices, rows, columns]
+    momentum: Tensor,  # like the gradient, changed in place
+    variance: Tensor,  # like the gradient, changed in place
     step: int,
     decay: float,
     variance_decay: float,
     eps: float,
 ) -> Tensor:
-    """Adam's update of a rotated gradient, number `step` from 1; changes the moments in place."""
+    """Returns Adam's update of a rotated gradient; `step` is the update's number, from 1."""
     momentum.lerp_(rotated, 1 - decay)
     variance.mul_(variance_decay).addcmul_(rotated, rotated, value=1 - variance_decay)
     root = (variance / (1 - variance_decay**step)).sqrt_().add_(eps)
     return momentum / (1 - decay**step) / root
 
 
-def turned(basis: Tensor, average: Tensor, momentum: Tensor) -> Tensor:
-    """The momentum, given by its rows in `basis`, by its rows in the eigenbasis of `average`.
-
-    All are [matrices, n, …]; `basis`, whose columns are the vectors, becomes the new one in place.
-    """
+def turned(
+    basis: Tensor,  # [matrices, n, n], whose columns are the vectors; becomes the new basis
+    average: Tensor,  # [matrices, n, n], symmetric
+    momentum: Tensor,  # [matrices, n, …], with rows in `basis`
+) -> Tensor:
+    """Returns the momentum with rows in the eigenbasis of `average`, and of the same shape."""
     new = torch.linalg.eigh(average).eigenvectors
-    found = new.mT @ (basis @ momentum)
+    rotated = new.mT @ (basis @ momentum)
     basis.copy_(new)
-    return found
+    return rotated
 
 
 class BasisRotation(Batched):

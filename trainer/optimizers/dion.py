@@ -12,15 +12,18 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import NonNegative, Positive
-from trainer.optimizers.batched import Batched
 from trainer.optimizers.routing import Decay, Group, Parameters
-from trainer.optimizers.together import auxiliary, beside_adamw
+from trainer.optimizers.together import Batched, auxiliary, beside_adamw
 
 
 def dion_update(
-    gradient: Tensor, momentum: Tensor, basis: Tensor, decay: float, eps: float
+    gradient: Tensor,  # [matrices, rows, columns]
+    momentum: Tensor,  # [matrices, rows, columns], changed in place
+    basis: Tensor,  # [matrices, columns, rank], changed in place
+    decay: float,
+    eps: float,
 ) -> Tensor:
-    """The update; gradient and momentum are [matrices, rows, columns], basis [.., columns, rank].
+    """Returns the update, of the gradient's shape.
 
     One power iteration: P = orthonormal(B Q) and R = Bᵀ P with B = M + G. Then, in place,
     M ← B − (1 − decay) P Rᵀ and Q ← R with columns of norm 1. The update is √(rows / columns) P Qᵀ.

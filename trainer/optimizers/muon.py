@@ -1,14 +1,21 @@
-"""Orthogonalised momentum: Muon and NorMuon, with the library's own AdamW for other weights."""
+"""Orthogonalised momentum: Muon, NorMuon, AdaMuon and Scion; AdamW for the other weights."""
 
 from __future__ import annotations
 
 from typing import Literal
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from trainer.base.ranges import Count, NonNegative, Positive
 from trainer.optimizers.routing import Decay, Group, Parameters, grouped, holds
-from trainer.optimizers.together import auxiliary
+from trainer.optimizers.together import Batched, Together, auxiliary, beside_adamw
+
+SPECTRAL, SIGN = 2, 4
+"""The library's numbers of Scion's norms; its enumeration would not be plain data in a checkpoint.
+"""
 
 
 @holds(1)
@@ -90,3 +97,115 @@ def _halves(parameters: Parameters, adamw: Group, weight_decay: float) -> list[G
         embedding={**other, "weight_decay": weight_decay},
         vector={**other, "weight_decay": 0.0},
     )
+
+
+def adamuon_update(
+    gradient: Tensor,  # [matrices, rows, columns]
+    momentum: Tensor,  # like the gradient, changed in place
+    variance: Tensor,  # like the gradient, changed in place
+    decay: float,
+    variance_decay: float,
+    nesterov: bool,
+    steps: int,
+    eps: float,
+) -> Tensor:
+    """Returns the update, of the gradient's shape, with a root mean square of 0.2 per matrix.
+
+    M ← decay M + G and V ← variance_decay V + (1 − variance_decay) O², in place, where O is sign(M)
+    (or of G + decay M: Nesterov) orthogonalised by Newton-Schulz. The update is O / (√V + eps),
+    scaled.
+    """
+    from pytorch_optimizer.optimizer.utils import matrix
+
+    momentum.mul_(decay).add_(gradient)
+    ahead = gradient.add(momentum, alpha=decay) if nesterov else momentum
+    orthogonal = matrix.zero_power_via_newton_schulz_5(ahead.sign(), steps).to(gradient.dtype)
+    variance.mul_(variance_decay).addcmul_(orthogonal, orthogonal, value=1 - variance_decay)
+    update = orthogonal / (variance.sqrt() + eps)
+    rms = update.square().mean((-2, -1), keepdim=True).sqrt()
+    return update * (0.2 / (rms + eps))
+
+
+class AdaMuon(Batched):
+    """Applies `adamuon_update` to hidden matrices."""
+
+    @override
+    def start(self, matrix: Tensor) -> dict[str, Tensor]:
+        return {"momentum": torch.zeros_like(matrix), "variance": torch.zeros_like(matrix)}
+
+    @override
+    def update(self, group: Group, gradient: Tensor, state: dict[str, Tensor]) -> Tensor:
+        keys = ("decay", "variance_decay", "nesterov", "steps", "eps")
+        options = {key: group[key] for key in keys}
+        return adamuon_update(gradient, state["momentum"], state["variance"], **options)
+
+
+def adamuon(
+    parameters: Parameters,
+    *,
+    lr: Positive,
+    momentum: Decay,
+    nesterov: bool,
+    newton_schulz_steps: Count,
+    auxiliary_lr: Positive | None,
+    auxiliary_momentum: Decay,
+    variance_decay: Decay,
+    eps: Positive,
+    weight_decay: NonNegative,
+) -> Optimizer:
+    """AdaMuon (arXiv 2507.11005) for hidden matrices, AdamW for the rest.
+
+    Muon of the momentum's sign, divided by a second moment.
+    """
+    return beside_adamw(
+        parameters,
+        lambda groups: AdaMuon(
+            groups,
+            lr=lr,
+            decay=momentum,
+            variance_decay=variance_decay,
+            nesterov=nesterov,
+            steps=newton_schulz_steps,
+            eps=eps,
+        ),
+        auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps),
+        weight_decay,
+    )
+
+
+def scion(
+    parameters: Parameters,
+    *,
+    lr: Positive,
+    momentum: Decay,
+    radius: Positive,
+    embedding_radius: Positive,
+    auxiliary_lr: Positive,
+    auxiliary_momentum: Decay,
+    variance_decay: Decay,
+    eps: Positive,
+) -> Optimizer:
+    """Scion (arXiv 2502.07529), pytorch_optimizer's, for matrices; AdamW for vectors.
+
+    Each weight moves towards a corner of the norm ball of its kind: W ← (1 − lr) W − lr · radius ·
+    corner(M). The corner is √(rows / columns) times M orthogonalised (Newton-Schulz in bf16) for a
+    hidden matrix, and sign(M) / columns for embeddings and head. The paper's models have no
+    vectors.
+    """
+    from pytorch_optimizer import SCION
+
+    groups = grouped(
+        parameters,
+        matrix={"norm_type": SPECTRAL, "scale": radius},
+        embedding={"norm_type": SIGN, "scale": embedding_radius},
+        vector={},
+    )
+    vectors = [group for group in groups if "scale" not in group]
+    others = [group for group in groups if "scale" in group]
+    adamw = auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps)
+    parts: list[Optimizer] = []
+    if others:  # the library calls the share of the new gradient its momentum
+        parts.append(SCION(others, lr=lr, momentum=1 - momentum, constraint=True))
+    if vectors:
+        parts.append(torch.optim.AdamW(vectors, **adamw, weight_decay=0.0))
+    return Together(parts)

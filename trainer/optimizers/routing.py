@@ -13,7 +13,7 @@ Kind = Literal["matrix", "embedding", "vector", "experts", "balance"]
 """Weight of a hidden nn.Linear; of an nn.Embedding or the head; of the rest (norms, biases, rows
 and columns, convolutions). Optimizers get these three, a vector in one dimension. `experts` is a
 stack of hidden matrices, `balance` biases of a router that have their own rule;
-`trainer.optimizers.stacks` takes care of both.
+`trainer.stages.in_parts` takes care of both.
 """
 
 VECTOR: Kind = "vector"
@@ -70,16 +70,15 @@ class KnowsKinds(Protocol):
 
     def kind(self, name: str) -> Kind:
         """The kind of its parameter `name`."""
-        ...
 
 
 def kinds(module: nn.Module) -> dict[str, Kind]:
     """The kind of every parameter of `module`, by name; a tied weight is an embedding."""
-    found: dict[str, Kind] = {}
+    by_name: dict[str, Kind] = {}
     for path, submodule in module.named_modules():
         for name, weight in submodule.named_parameters(path, recurse=False):
-            found[name] = _kind(submodule, path, name, weight)
-    return {name: found[name] for name, _ in module.named_parameters()}
+            by_name[name] = _kind(submodule, path, name, weight)
+    return {name: by_name[name] for name, _ in module.named_parameters()}
 
 
 def _kind(submodule: nn.Module, path: str, name: str, weight: nn.Parameter) -> Kind:

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent with momentum."""
+"""Descent by momentum alone: SGD, and updates whose entries all have one size."""
 
 from __future__ import annotations
 
@@ -44,4 +44,37 @@ def sgdw(
     optimizer: Optimizer = SGDW(
         decaying(parameters, weight_decay), lr=lr, momentum=momentum, nesterov=nesterov
     )
+    return optimizer
+
+
+@entrywise
+def lion(
+    parameters: Parameters,
+    *,
+    lr: Positive,
+    momentum: Decay,
+    interpolation: Decay,
+    weight_decay: NonNegative,
+) -> Optimizer:
+    """Lion (arXiv 2302.06675), pytorch_optimizer's.
+
+    `momentum` is the decay of the momentum m, the paper's β2. The update is the sign of
+    interpolation · m + (1 − interpolation) · gradient, where `interpolation` is the paper's β1.
+    """
+    from pytorch_optimizer import Lion
+
+    optimizer: Optimizer = Lion(
+        decaying(parameters, weight_decay), lr=lr, betas=(interpolation, momentum)
+    )
+    return optimizer
+
+
+@entrywise
+def signum(
+    parameters: Parameters, *, lr: Positive, momentum: Decay, weight_decay: NonNegative
+) -> Optimizer:
+    """Signum (arXiv 1802.04434) with decoupled decay, pytorch_optimizer's."""
+    from pytorch_optimizer import SignSGD
+
+    optimizer: Optimizer = SignSGD(decaying(parameters, weight_decay), lr=lr, momentum=momentum)
     return optimizer

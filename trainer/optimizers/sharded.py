@@ -17,9 +17,8 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.optimizers.averaging import Averages
-from trainer.optimizers.observing import Observer
 from trainer.optimizers.routing import Kind, Parameters
-from trainer.optimizers.state import State
+from trainer.optimizers.state import Observer, State
 
 Make = Callable[[Parameters], Optimizer]
 Share = Callable[[Sequence[tuple[int, Tensor]]], None]
@@ -32,11 +31,11 @@ def owners(sizes: Sequence[int], num_replicas: int) -> list[int]:
     `sizes`: entries of the state of each weight, as far as they are known.
     """
     loads = [0] * num_replicas
-    found = [0] * len(sizes)
+    owned_by = [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        found[index] = loads.index(min(loads))
-        loads[found[index]] += sizes[index]
-    return found
+        owned_by[index] = loads.index(min(loads))
+        loads[owned_by[index]] += sizes[index]
+    return owned_by
 
 
 def sharded(
@@ -46,8 +45,10 @@ def sharded(
     num_replicas: int,
     share: Share,
 ) -> Make:
-    """Makes the same optimizer, divided; this process is `replica`. `num_buffers`: see `buffers` in
-    routing.py."""
+    """Divides the states of the optimizers that `make` returns; this process is `replica`.
+
+    `num_buffers` says how many tensors the optimizer keeps of a kind: `buffers` in routing.py.
+    """
 
     def divided(parameters: Parameters) -> Optimizer:
         sizes = [weight.numel() * num_buffers(kind) for kind, weight in parameters]
@@ -61,7 +62,7 @@ def sharded(
 class Sharded(Optimizer):
     """The optimizer `inner` of `weights`, of which replica `owned_by[i]` steps the i-th.
 
-    Groups and state are those of `inner`: a weight of another replica has its options and no state.
+    Groups and state belong to `inner`: a weight of another replica has options and no state.
     """
 
     def __init__(
@@ -80,12 +81,12 @@ class Sharded(Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Those of the inner optimizer."""
+        """The groups of the inner optimizer."""
         return self._inner.param_groups
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """That of the inner optimizer."""
+        """The state of the inner optimizer."""
         return self._inner.state
 
     @property
@@ -96,17 +97,17 @@ class Sharded(Optimizer):
     def observe(self, gradients: Mapping[Tensor, Tensor]) -> None:
         """Shows the inner optimizer the gradients of the weights of this replica."""
         assert isinstance(self._inner, Observer)
-        self._inner.observe({w: of for w, of in gradients.items() if w in self.owned})
+        self._inner.observe({w: g for w, g in gradients.items() if w in self.owned})
 
     @torch.no_grad()
     def evaluation_weights(self) -> Mapping[Tensor, Tensor]:
         """Weight → tensor to evaluate in its place, on every replica as on its owner."""
         if not isinstance(self._inner, Averages):
             return {weight: weight for weight in self._weights}
-        found = self._inner.evaluation_weights()
-        if any(found[weight] is not weight for weight in self._weights):
-            self._exchange([found[weight] for weight in self._weights])
-        return found
+        averages = self._inner.evaluation_weights()
+        if any(averages[weight] is not weight for weight in self._weights):
+            self._exchange([averages[weight] for weight in self._weights])
+        return averages
 
     @override
     @torch.no_grad()

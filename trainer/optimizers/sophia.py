@@ -14,9 +14,12 @@ from trainer.optimizers.routing import Decay, Group, Parameters, decaying, entry
 
 
 def sophia_update(
-    momenta: Sequence[Tensor], curvatures: Sequence[Tensor], rho: float, eps: float
+    momenta: Sequence[Tensor],  # m, each of its weight's shape
+    curvatures: Sequence[Tensor],  # h, each of its weight's shape
+    rho: float,
+    eps: float,
 ) -> list[Tensor]:
-    """clip(m / max(rho h, eps), −1, 1), entry by entry, for each weight; one tensor per weight."""
+    """Returns clip(m / max(rho h, eps), −1, 1), entry by entry, for each weight."""
     scale = torch._foreach_mul(list(curvatures), rho)
     torch._foreach_clamp_min_(scale, eps)
     update = list(torch._foreach_div(list(momenta), scale))
@@ -28,9 +31,9 @@ def sophia_update(
 class Sophia(Optimizer):
     """W ← (1 − lr · weight_decay) W − lr · `sophia_update`.
 
-    m is the running average of the gradients. h is that of the squares of the gradients that
-    `observe` gets (see `Observer` in observing.py); it estimates the diagonal of the Gauss-Newton
-    matrix.
+    m is the running average of the gradients. h is the running average of the squares of the
+    gradients that `observe` gets (see `Observer` in state.py): it estimates the diagonal of the
+    Gauss-Newton matrix.
     """
 
     def __init__(

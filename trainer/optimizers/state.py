@@ -1,11 +1,11 @@
-"""An optimizer's state by weight, so that another stage, with other groups, can take it back."""
+"""What a stage asks of an optimizer beside its steps: state by weight, and curvature."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -18,11 +18,16 @@ def by_weight(optimizer: Optimizer) -> dict[nn.Parameter, State]:
     return {
         weight: {
             "state": dict(optimizer.state.get(weight, {})),
-            "options": {key: value for key, value in group.items() if key != "params"},
+            "options": options(group),
         }
         for group in optimizer.param_groups
         for weight in group["params"]
     }
+
+
+def options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a parameter group without its parameters."""
+    return {key: value for key, value in group.items() if key != "params"}
 
 
 def restore(optimizer: Optimizer, saved: Mapping[nn.Parameter, State]) -> None:
@@ -57,3 +62,19 @@ def _exactly(saved: Any, loaded: Any) -> Any:
     if isinstance(saved, list | tuple):
         return type(saved)(_exactly(a, b) for a, b in zip(saved, loaded, strict=True))
     return saved
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """An optimizer that estimates curvature from gradients against sampled labels.
+
+    It gets such gradients before every `observe_every`-th update, taken at the same weights as the
+    gradient of that update. Each observation costs one more gradient and a drain.
+    """
+
+    @property
+    def observe_every(self) -> int | None:
+        """Updates between observations; None: it wants none."""
+
+    def observe(self, gradients: Mapping[Tensor, Tensor]) -> None:
+        """Gets the batch's mean gradient, not clipped, of each parameter."""

@@ -1,12 +1,15 @@
-"""Several optimizers behind one: a rule for hidden matrices, AdamW for the rest."""
+"""What optimizers of hidden matrices are made of: AdamW beside them, and batches of one shape."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
@@ -68,3 +71,55 @@ def beside_adamw(
     if rest:
         parts.append(torch.optim.AdamW(decaying(rest, weight_decay), **adamw))
     return into(parts)
+
+
+class Batched(Optimizer):
+    """W ← (1 − lr · weight_decay) W − lr · `update`; each matrix has a state of named tensors."""
+
+    def __init__(self, groups: list[Group], **defaults: float | bool) -> None:
+        super().__init__(groups, dict(defaults))
+
+    @abstractmethod
+    def start(
+        self,
+        matrix: Tensor,  # [rows, columns]
+    ) -> dict[str, Tensor]:
+        """The state of a matrix before its first update."""
+
+    @abstractmethod
+    def update(
+        self,
+        group: Group,
+        gradient: Tensor,  # [matrices, rows, columns]
+        state: dict[str, Tensor],  # [matrices, …], each as `start` made it
+    ) -> Tensor:
+        """Returns the update of a batch of matrices, of the gradient's shape; changes `state`."""
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for weights in _by_shape(group["params"]):
+                self._step(group, weights)
+
+    def _step(self, group: Group, weights: list[Tensor]) -> None:
+        for weight in weights:
+            if not self.state[weight]:
+                self.state[weight].update(self.start(weight))
+        states = [self.state[weight] for weight in weights]
+        batch = {key: torch.stack([state[key] for state in states]) for key in states[0]}
+        update = self.update(
+            group, torch.stack([w.grad for w in weights if w.grad is not None]), batch
+        )
+        for key, values in batch.items():
+            torch._foreach_copy_([state[key] for state in states], list(values.unbind()))
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(weights, list(update.unbind()), alpha=-group["lr"])
+
+
+def _by_shape(weights: Iterable[Tensor]) -> list[list[Tensor]]:
+    by_shape = defaultdict(list)
+    for weight in weights:
+        if weight.grad is not None:
+            by_shape[weight.shape].append(weight)
+    return list(by_shape.values())

@@ -102,7 +102,7 @@ class Gang:
             self.wait(self.all_reduce(torch.zeros(1, device=self.device), group))
 
     def connect(self, edges: Sequence[Edge]) -> dict[Edge, Any]:
-        """The groups of those of the pipeline's `edges` that begin or end at this place.
+        """The groups of the pipeline's `edges` that begin or end at this place.
 
         Every rank of the gang makes this call, with the same edges. Raises PeerLost.
         """

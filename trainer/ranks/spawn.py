@@ -31,8 +31,6 @@ from trainer.ranks.supervisor import (
     supervise,
 )
 
-Send = Callable[[object], None]
-
 PRELOAD = ["torch", "torch._dynamo", "trainer.parts"]
 """What a process without threads imports once, of which every rank is then a fork. torch takes 2 s
 of a core, and torch._dynamo, which its optimizers import when they are made, another 2 s. None
@@ -43,8 +41,8 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Memory(NamedTuple):
-    """Arrays that all processes share: those of `Heartbeat`, and the times (`time.monotonic`) at
-    which each rank's process last gave a sign of life, one per rank.
+    """Arrays that all processes share: `beats` and `stop` of `Heartbeat`, and as `alive` the times
+    (`time.monotonic`) at which each rank's process last gave a sign of life, one per rank.
     """
 
     beats: Any
@@ -80,14 +78,14 @@ class Spawned:
     memory: Memory
 
     def receive(self, timeout: float) -> Iterator[tuple[int, object]]:
-        """See `Ranks`."""
+        """Yields (rank, message) as `Ranks.receive` says."""
         running = {rank.link: rank for rank in self.ranks if not rank.is_done}
         for link in wait(list(running), timeout):
             assert isinstance(link, Connection)
             yield running[link].index, running[link].receive()
 
     def liveness(self) -> list[Liveness]:
-        """See `Ranks`."""
+        """Returns one entry per rank."""
         now = monotonic()
         return [
             Liveness(now - abs(beat), now - alive, beat < 0)
@@ -95,7 +93,7 @@ class Spawned:
         ]
 
     def ask_to_stop(self) -> None:
-        """See `Ranks`."""
+        """Asks all ranks to stop at their next drain."""
         self.memory.stop[0] = 1
 
 
@@ -132,7 +130,7 @@ def _started(
     store: Path,
     memory: Memory,
 ) -> Iterator[Spawned]:
-    """Yields the started ranks; kills those that are left at exit."""
+    """Yields the started ranks; at exit, kills the ranks that are left."""
     ranks: list[Rank] = []
     try:
         for index in range(len(memory.beats)):
@@ -159,7 +157,7 @@ def _started(
 def _without_stops() -> Iterator[None]:
     """Processes started in the context do not get `STOPS` before they can ignore them.
 
-    This process gets those that come meanwhile at the end of the context.
+    Signals that come meanwhile reach this process at the end of the context.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:

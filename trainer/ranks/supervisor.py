@@ -142,8 +142,8 @@ def _of(kind: type[T] | tuple[type[T], ...], exits: Mapping[int, object]) -> lis
 def _require_progress(liveness: Sequence[Liveness], timeout: float) -> None:
     """Raises GangFailed if no rank made progress for `timeout` seconds.
 
-    The message blames the ranks that do not wait for another one, and those whose process is silent
-    although they do.
+    The message blames the ranks that do not wait for another one, and ranks that wait but whose
+    process is silent.
     """
     if min(rank.idle for rank in liveness) <= timeout:
         return

@@ -13,16 +13,16 @@ from itertools import takewhile
 from math import ceil
 from typing import NamedTuple
 
-from trainer.schedules.orders import Kind, Order, Place, Placement, Step, in_turns
+from trainer.schedules.orders import Kind, Order, OrderStep, Place, Placement, in_turns
 
 
 class Op(NamedTuple):
     """One operation of one stage.
 
     F is a forward, B a backward. I and W are the two halves of a backward: the gradient of the
-    input, and those of the weights. U is an update. `version` is the version that F, B, I and W
-    read, or that U makes. `tied_version` is the version that they read of weights that another
-    stage holds too (tied embeddings): the copies share the larger delay.
+    input, and the gradients of the weights. U is an update. `version` is the version that F, B,
+    I and W read, or that U makes. `tied_version` is the version that they read of weights that
+    another stage holds too (tied embeddings): the copies share the larger delay.
 
     It prints as stage, kind, batch, microbatch and version: 1F0.3@v7 is stage 1's forward of
     batch 0, microbatch 3, at version 7. An update is of a whole batch: 1U0@v1 makes version 1.
@@ -131,7 +131,7 @@ class Schedule:
         for step in self.order(self._place(rank), len(batches) * m):
             yield self._pass(step, stages[step.chunk], batches.start)
 
-    def _pass(self, step: Step, stage: int, first: int) -> Op:
+    def _pass(self, step: OrderStep, stage: int, first: int) -> Op:
         batch, microbatch = divmod(step.flat, self.num_microbatches)
         batch += first
         if self.in_place:
@@ -187,8 +187,8 @@ def _singles(first: int, last: int) -> list[range]:
 
 
 def delays(operations: Iterable[Op]) -> dict[int, list[int]]:
-    """Counts, for each stage and update in the list, how many updates old its gradient is: that of
-    its oldest microbatch, by the forwards."""
+    """Counts, for each stage and update in the list, how many updates old its gradient is: as
+    old as its oldest microbatch, by the forwards."""
     read: dict[tuple[int, int], int] = {}
     counted: dict[int, list[int]] = {}
     for op in operations:

@@ -16,7 +16,7 @@ Kind = Literal["F", "B", "I", "W", "U"]
 """Forward; backward, whole or its input and weight halves; update."""
 
 
-class Step(NamedTuple):
+class OrderStep(NamedTuple):
     """One forward or backward; `flat` numbers the microbatches of all batches consecutively."""
 
     kind: Kind
@@ -32,7 +32,7 @@ class Place(NamedTuple):
     num_chunks: int
 
 
-Order = Callable[[Place, int], Iterator[Step]]
+Order = Callable[[Place, int], Iterator[OrderStep]]
 """(place, number of microbatches) → steps."""
 Placement = Callable[[Place], tuple[int, ...]]
 """place → the stages that this rank holds, by chunk."""
@@ -48,12 +48,12 @@ def in_a_v(at: Place) -> tuple[int, ...]:
     return at.rank, 2 * at.num_ranks - 1 - at.rank
 
 
-def one_forward_one_backward(at: Place, num_microbatches: int) -> Iterator[Step]:
+def one_forward_one_backward(at: Place, num_microbatches: int) -> Iterator[OrderStep]:
     """1F1B (arXiv 2006.09503): one forward for each later rank, then one forward, one backward."""
     return _by_turns(at.num_ranks - 1 - at.rank, num_microbatches)
 
 
-def with_slack(at: Place, num_microbatches: int) -> Iterator[Step]:
+def with_slack(at: Place, num_microbatches: int) -> Iterator[OrderStep]:
     """1F1B with two forwards for each later rank: a message that takes up to half as long as a
     forward and a backward keeps nobody waiting.
 
@@ -63,23 +63,23 @@ def with_slack(at: Place, num_microbatches: int) -> Iterator[Step]:
     return _by_turns(2 * (at.num_ranks - 1 - at.rank), num_microbatches)
 
 
-def _by_turns(ahead: int, num_microbatches: int) -> Iterator[Step]:
+def _by_turns(ahead: int, num_microbatches: int) -> Iterator[OrderStep]:
     """So many forwards, then one backward and one forward by turns, then the last backwards."""
     for step in range(num_microbatches + ahead):
         if step < num_microbatches:
-            yield Step("F", 0, step)
+            yield OrderStep("F", 0, step)
         if step >= ahead:
-            yield Step("B", 0, step - ahead)
+            yield OrderStep("B", 0, step - ahead)
 
 
-def forwards_first(at: Place, num_microbatches: int) -> Iterator[Step]:
+def forwards_first(at: Place, num_microbatches: int) -> Iterator[OrderStep]:
     """GPipe (arXiv 1811.06965): all forwards, then all backwards."""
     for kind in ("F", "B"):
         for flat in range(num_microbatches):
-            yield Step(kind, 0, flat)
+            yield OrderStep(kind, 0, flat)
 
 
-def interleaved(at: Place, num_microbatches: int) -> Iterator[Step]:
+def interleaved(at: Place, num_microbatches: int) -> Iterator[OrderStep]:
     """Interleaved 1F1B (arXiv 2104.04473): groups of p microbatches go through one chunk at a time.
 
     The number of microbatches must be divisible by p.
@@ -96,29 +96,29 @@ def interleaved(at: Place, num_microbatches: int) -> Iterator[Step]:
     for step in range(total + ahead):
         if step < total:
             chunk, flat = nth(step)
-            yield Step("F", chunk, flat)
+            yield OrderStep("F", chunk, flat)
         if step >= ahead:
             chunk, flat = nth(step - ahead)
-            yield Step("B", v - 1 - chunk, flat)
+            yield OrderStep("B", v - 1 - chunk, flat)
 
 
-def two_groups(at: Place, num_microbatches: int, *, per_batch: int) -> Iterator[Step]:
+def two_groups(at: Place, num_microbatches: int, *, per_batch: int) -> Iterator[OrderStep]:
     """WPipe (Yang et al., ICLR 2022): chunk 0 is of the first group, chunk 1 of the second.
 
     The forwards of the next batch through the first group come before the backwards of this one; in
     the second group a batch is finished before the next one starts.
     """
-    yield from (Step("F", 0, flat) for flat in range(min(per_batch, num_microbatches)))
+    yield from (OrderStep("F", 0, flat) for flat in range(min(per_batch, num_microbatches)))
     for first in range(0, num_microbatches, per_batch):
         for step in one_forward_one_backward(at, per_batch):
-            yield Step(step.kind, 1, first + step.flat)
+            yield OrderStep(step.kind, 1, first + step.flat)
         for flat in range(first, first + per_batch):
             if flat + per_batch < num_microbatches:
-                yield Step("F", 0, flat + per_batch)
-            yield Step("B", 0, flat)
+                yield OrderStep("F", 0, flat + per_batch)
+            yield OrderStep("B", 0, flat)
 
 
-def zero_bubble_h1(at: Place, num_microbatches: int) -> Iterator[Step]:
+def zero_bubble_h1(at: Place, num_microbatches: int) -> Iterator[OrderStep]:
     """ZB-H1 (arXiv 2401.10241): rank r delays each weight half by r microbatches.
 
     So the weight halves fill what 1F1B leaves idle, while no rank keeps more than p microbatches.
@@ -131,11 +131,11 @@ def zero_bubble_h1(at: Place, num_microbatches: int) -> Iterator[Step]:
         yield step._replace(kind="I")
         put_off.append(step.flat)
         if len(put_off) > at.rank:
-            yield Step("W", 0, put_off.pop(0))
-    yield from (Step("W", 0, flat) for flat in put_off)
+            yield OrderStep("W", 0, put_off.pop(0))
+    yield from (OrderStep("W", 0, flat) for flat in put_off)
 
 
-def zero_bubble_v(at: Place, num_microbatches: int) -> Iterator[Step]:
+def zero_bubble_v(at: Place, num_microbatches: int) -> Iterator[OrderStep]:
     """ZB-V (arXiv 2401.10241, section 6), for two chunks per rank that are placed `in_a_v`.
 
     While the first microbatch goes from rank r down to the last rank and back, rank r has time for
@@ -144,8 +144,8 @@ def zero_bubble_v(at: Place, num_microbatches: int) -> Iterator[Step]:
     follows one that left it, so that the rank keeps 2p chunks of activations at most. Where no
     forwards are left, r weight halves of each chunk are put off, to fill the waits for the last
     backwards. With 2p − 1 microbatches or more, and forwards and halves that take equally long, no
-    rank is idle between its first and its last step. With fewer microbatches the order is that of
-    2p − 1, without the steps of those that are not there.
+    rank is idle between its first and its last step. With fewer microbatches the order is as
+    for 2p − 1, without the steps of microbatches that are not there.
     """
     p, r = at.num_ranks, at.rank
     num = max(num_microbatches, 2 * p - 1)
@@ -164,7 +164,7 @@ def zero_bubble_v(at: Place, num_microbatches: int) -> Iterator[Step]:
     yield from _numbered(names, num_microbatches)
 
 
-def dualpipe_v(at: Place, num_microbatches: int) -> Iterator[Step]:
+def dualpipe_v(at: Place, num_microbatches: int) -> Iterator[OrderStep]:
     """DualPipeV (DeepSeek's DualPipe, arXiv 2412.19437, cut in half), for two chunks per rank that
     are placed `in_a_v`; the number of microbatches must be 2p or more.
 
@@ -193,14 +193,14 @@ def dualpipe_v(at: Place, num_microbatches: int) -> Iterator[Step]:
     yield from _numbered(chain.from_iterable(names), num_microbatches)
 
 
-def _numbered(names: Iterable[str], num_microbatches: int) -> Iterator[Step]:
-    """The steps of these names, the n-th of a name being that of microbatch n; none of those that
-    are not there."""
+def _numbered(names: Iterable[str], num_microbatches: int) -> Iterator[OrderStep]:
+    """The steps of these names. The n-th step of a name is of microbatch n; steps of microbatches
+    that are not there are left out."""
     done: Counter[str] = Counter()
     for name in names:
         kind, chunk = HALVES[name]
         if done[name] < num_microbatches:
-            yield Step(kind, chunk, done[name])
+            yield OrderStep(kind, chunk, done[name])
         done[name] += 1
 
 

@@ -69,7 +69,7 @@ def steady(
 ) -> tuple[float, Timeline]:
     """What one more batch adds to a long run without phases, and the start of that run.
 
-    The arguments are those of `simulate`, but for the schedule in place of its operations.
+    The arguments are as in `simulate`, with the schedule in place of its operations.
     """
     whole = replace(schedule, num_updates=2 * SETTLED, first_delayed=0, first_cooldown=2 * SETTLED)
     start, longer = (

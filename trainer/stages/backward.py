@@ -1,4 +1,4 @@
-"""A backward in two halves: first the input's gradient, later those of the weights."""
+"""A backward in two halves: first the input's gradient, later the weights' gradients."""
 
 from __future__ import annotations
 
@@ -56,14 +56,22 @@ class _Linear(torch.autograd.Function):
     """`F.linear` without bias; its backward computes only the gradient of the input."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: nn.Parameter, products: list[Any]) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,  # [batch, seq, in]
+        weight: nn.Parameter,  # [out, in]
+        products: list[Any],
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
         # The leaf itself: autograd may unpack a saved tensor as another object.
         ctx.weight, ctx.products = weight, products
         return F.linear(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(
+        ctx: Any,
+        gradient: Tensor,  # [batch, seq, out]
+    ) -> tuple[Tensor, None, None]:
         x, weight = ctx.saved_tensors
         ctx.products.append((ctx.weight, gradient, x))
         return gradient @ weight, None, None
@@ -136,5 +144,5 @@ def sum_of(leaf: nn.Parameter, *parts: Tensor | None) -> Tensor:
 
     None stands for no gradient; if every half gave None, the sum is zero.
     """
-    found = [part for part in parts if part is not None]
-    return sum(found[1:], found[0]) if found else torch.zeros_like(leaf)
+    gradients = [part for part in parts if part is not None]
+    return sum(gradients[1:], gradients[0]) if gradients else torch.zeros_like(leaf)

@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 from trainer.corrections.none import NoCorrection
 from trainer.optimizers import state as optimizer_state
 from trainer.optimizers.averaging import evaluated
-from trainer.optimizers.observing import Observer
 from trainer.optimizers.routing import BALANCE, Kind, Parameters
 from trainer.optimizers.sharded import Sharded, owned
+from trainer.optimizers.state import Observer
 from trainer.schedules.operations import Op
 from trainer.stages.backward import (
     Halfway,
@@ -28,9 +28,8 @@ from trainer.stages.backward import (
     sum_of,
     take_gradient,
 )
-from trainer.stages.by_matrix import for_stacks
-from trainer.stages.choices import Choices, Counts, NoChoices
-from trainer.stages.probe import Found, NoProbe, Probe
+from trainer.stages.in_parts import correction_in_parts
+from trainer.stages.probe import Comparison, Counts, NoProbe, NoRoutingProbe, Probe, RoutingProbe
 from trainer.stages.update import corrected_update, dry_update
 from trainer.stages.versions import Versions
 
@@ -68,13 +67,13 @@ class Stage:
         self.lags = [tied_lag if is_tied else lag for is_tied in self.is_tied]
         shapes = [weight.shape for weight in module.parameters()]
         self._kinds = [kinds[name] for name in names]
-        self._correction = for_stacks(make_correction, self.lags, self._kinds, shapes)
+        self._correction = correction_in_parts(make_correction, self.lags, self._kinds, shapes)
         self.versions = Versions(module, self.lags, dtype, reads_ahead=self._correction.reads_ahead)
         self.optimizer = make_optimizer(list(zip(self._kinds, self.versions.master, strict=True)))
         self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.dtype, self.eval_dtype = dtype, eval_dtype or self.versions.master[0].dtype
         self._lr_factor, self._module, self._run = lr_factor, module, run(module)
-        self._probe, self._choices = NoProbe(), NoChoices()
+        self._probe, self._choices = NoProbe(), NoRoutingProbe()
         self._splits_backward, self._in_place = splits_backward, in_place
         self._in_flight: dict[tuple[int, int, int], InFlight] = {}
         self._halfway: dict[tuple[int, int, int], Halfway] = {}
@@ -88,7 +87,7 @@ class Stage:
         return [None if kind == BALANCE else name for name, kind in named]
 
     def clipped(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Those of a gradient per weight that the clip scales: not the pseudo-gradients."""
+        """The gradients that the clip scales: all but the pseudo-gradients of balance biases."""
         return [g for g, kind in zip(gradients, self._kinds, strict=True) if kind != BALANCE]
 
     def train(self, is_training: bool) -> None:
@@ -103,14 +102,15 @@ class Stage:
     def forward(
         self,
         op: Op,
-        x: Tensor,
+        x: Tensor,  # tokens [batch, seq], or hidden states [batch, seq, hidden]
         loss: Callable[[Tensor], Tensor] | None = None,
         replica: int = 0,
     ) -> Tensor:
-        """Runs the op's version on `x`, [batch, …]; the last stage returns `loss` of its output.
+        """Runs the op's version on `x`; the last stage returns `loss` of its output.
 
         `replica` tells data-parallel replicas apart that share these weights (emulation).
         """
+        # Kept until the update: the delay of each gradient is counted from what was read.
         self._read[op.batch] = self._versions_of(op)
         leaves = self.versions.bind(self._read[op.batch], op.batch)
         x = x.detach().requires_grad_(x.is_floating_point())
@@ -126,11 +126,17 @@ class Stage:
         )
         return output.detach()
 
-    def backward_input(self, op: Op, gradient: Tensor | None, replica: int = 0) -> Tensor | None:
-        """Returns the gradient of the loss with respect to this microbatch's input."""
+    def backward_input(
+        self,
+        op: Op,
+        gradient: Tensor | None,  # of the output, [batch, seq, hidden]; None on the last stage
+        replica: int = 0,
+    ) -> Tensor | None:
+        """Returns the gradient of the loss by this microbatch's input; None for tokens."""
         x, output, leaves, later, overwritten = self._in_flight.pop(
             (op.batch, op.microbatch, replica)
         )
+        # Recomputation of activations reads the module again, and must find this version there.
         now = self.versions.bind(self._versions_of(op), op.batch)
         if overwritten:
             overwritten.now = now
@@ -147,6 +153,7 @@ class Stage:
             sum_of(leaf, gradient, late.get(leaf))
             for leaf, gradient in zip(leaves, early, strict=True)
         ]
+        # The first microbatch's gradients become the sum: bf16 gradients are added up in fp32.
         if replica in self._sums:
             torch._foreach_add_(self._sums[replica], gradients)
         else:
@@ -158,6 +165,7 @@ class Stage:
     def take_gradients(self) -> list[Tensor]:
         """Returns the finished batch's gradients, summed over microbatches, then over replicas."""
         replicas, self._sums = self._sums, {}
+        # In a fixed order, so that a run repeats to the bit.
         total = replicas.pop(0)
         for replica in sorted(replicas):
             torch._foreach_add_(total, replicas[replica])
@@ -173,13 +181,10 @@ class Stage:
     def update(self, batch: int, gradients: Sequence[Tensor]) -> None:
         """Makes W(t+1) from W(t) and the clipped gradients of batch t, one tensor per weight."""
         delays = self._start_update(batch)
+        # The master is stepped where version t + 1 will be read: version t stays as it was.
+        weights = self.versions.open()
         ahead = corrected_update(
-            self.optimizer,
-            self._correction,
-            self.versions.open(),
-            gradients,
-            delays,
-            self._probe,
+            self.optimizer, self._correction, weights, gradients, delays, self._probe
         )
         self.versions.close(ahead)
 
@@ -189,14 +194,13 @@ class Stage:
         self._probe = Probe(dry_update(self.optimizer, self.versions.master, gradients))
 
     def watch(self, batch: int) -> None:
-        """From now on compares the experts that this batch visits, as `Choices` does, on the first
-        replica; until `take_choices`."""
-        self._choices = Choices(self._module, batch)
+        """Compares the experts that this batch visits on the first replica: see `RoutingProbe`."""
+        self._choices = RoutingProbe(self._module, batch)
 
     def take_choices(self) -> dict[str, Counts]:
-        """What was found of them, by layer."""
-        choices, self._choices = self._choices, NoChoices()
-        return choices.found()
+        """The counts of the watched batch, by layer; ends the watch."""
+        choices, self._choices = self._choices, NoRoutingProbe()
+        return choices.results()
 
     @property
     def observe_every(self) -> int | None:
@@ -210,16 +214,17 @@ class Stage:
         assert isinstance(self.optimizer, Observer)
         self.optimizer.observe(dict(zip(self.versions.master, gradients, strict=True)))
 
-    def take_comparison(self) -> Found:
+    def take_comparison(self) -> Comparison:
         """How the last update compares with the probe's, by weight; empty if it had no probe."""
         probe, self._probe = self._probe, NoProbe()
-        found = zip(self.versions.names, self._kinds, probe.found(), strict=False)
-        return {name: (kind, sums) for name, kind, sums in found if kind != BALANCE}
+        products = zip(self.versions.names, self._kinds, probe.results(), strict=False)
+        return {name: (kind, sums) for name, kind, sums in products if kind != BALANCE}
 
     def _start_update(self, batch: int) -> list[int]:
         """Sets the learning rates of a batch's update; returns the delays of its gradients."""
         delays = self._delays(batch)
         del self._read[batch]
+        # A group has one learning rate, so it counts as late as its latest weight.
         late = dict(zip(self.versions.master, delays, strict=True))
         for group, peak in zip(self.optimizer.param_groups, self._peak_lrs, strict=True):
             delay = max(late[weight] for weight in group["params"])
@@ -236,9 +241,7 @@ class Stage:
 
     @torch.no_grad()
     def evaluate(self, x: Tensor) -> Tensor:
-        """The output for `x` of W(t+1), or of what the optimizer evaluates in its place, in
-        `eval_dtype`.
-        """
+        """Returns the output for `x`, [batch, …], of the weights to evaluate, in `eval_dtype`."""
         tensors = evaluated(self.optimizer, self.versions.master)
         self.versions.bind_others(tensors, self.eval_dtype)
         return self._run(x)
@@ -272,10 +275,12 @@ class Stage:
         mine = [state[name] for name in self.versions.names]
         masters = self.versions.master
         self.versions.restore(mine)
-        saved = {master: of["optimizer"] for master, of in zip(masters, mine, strict=True)}
+        saved = {
+            master: saved_of["optimizer"] for master, saved_of in zip(masters, mine, strict=True)
+        }
         optimizer_state.restore(self.optimizer, owned(self.optimizer, saved))
         device = masters[0].device
-        self._correction.restore([_on(device, of["correction"]) for of in mine])
+        self._correction.restore([_on(device, state_of["correction"]) for state_of in mine])
 
 
 def _on(device: torch.device, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

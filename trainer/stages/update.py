@@ -27,7 +27,7 @@ def corrected_update(
     delays: Sequence[int],
     probe: NoProbe,
 ) -> Sequence[Tensor]:
-    """Turns `weights` from W(t) into W(t + 1), in place; `delays` are those of the gradients.
+    """Turns `weights` from W(t) into W(t + 1), in place; the gradients have these `delays`.
 
     Returns what late reads of version t + 1 see, if the correction `reads_ahead`.
     """
@@ -65,7 +65,9 @@ def dry_update(optimizer: Optimizer, weights: Weights, gradients: Sequence[Tenso
     """What `update_of` would return; restores weights, optimizer and generators exactly."""
     device = weights[0].device
     randomness = random_state(device)
-    state = {w: deepcopy(of) for w, of in optimizer_state.by_weight(optimizer).items()}
+    state = {
+        weight: deepcopy(saved) for weight, saved in optimizer_state.by_weight(optimizer).items()
+    }
     start = [weight.detach().clone() for weight in weights]
     update = update_of(optimizer, weights, gradients)
     with torch.no_grad():

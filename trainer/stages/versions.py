@@ -47,10 +47,12 @@ class Versions:
         self.newest = 0
         self._places = _places(module)
         dtypes = _dtypes(weights, self._places, dtype)
-        self._shares_master = [w.dtype == of for w, of in zip(weights, dtypes, strict=True)]
+        self._shares_master = [
+            w.dtype == read_in for w, read_in in zip(weights, dtypes, strict=True)
+        ]
         self._rings = [
-            [nn.Parameter(weight.to(of, copy=slot > 0)) for slot in range(lag + 1)]
-            for weight, lag, of in zip(weights, lags, dtypes, strict=True)
+            [nn.Parameter(weight.to(read_in, copy=slot > 0)) for slot in range(lag + 1)]
+            for weight, lag, read_in in zip(weights, lags, dtypes, strict=True)
         ]
         self._ahead = [
             [nn.Parameter(leaf.detach().clone()) for leaf in ring] if reads_ahead and lag else ring
@@ -79,7 +81,7 @@ class Versions:
     def bind_others(self, weights: Sequence[Tensor], dtype: torch.dtype) -> None:
         """Makes the module read these tensors, one per weight, in `dtype` until the next `bind`."""
         dtypes = _dtypes(weights, self._places, dtype)
-        self._set([weight.to(of) for weight, of in zip(weights, dtypes, strict=True)])
+        self._set([weight.to(read_in) for weight, read_in in zip(weights, dtypes, strict=True)])
 
     @torch.no_grad()
     def open(self) -> list[nn.Parameter]:
@@ -156,8 +158,8 @@ def _dtypes(
 ) -> list[torch.dtype]:
     """What each weight is read in: `dtype`, or its own where its module reads the master."""
     return [
-        weight.dtype if _reads_master(of) else dtype
-        for weight, of in zip(weights, places, strict=True)
+        weight.dtype if _reads_master(held_by) else dtype
+        for weight, held_by in zip(weights, places, strict=True)
     ]
 
 

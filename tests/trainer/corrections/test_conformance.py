@@ -19,7 +19,6 @@ from tests.support.every_correction import (
     error,
     maker,
     reference,
-    settings,
     variants,
 )
 from tests.support.records import state
@@ -80,7 +79,7 @@ def test_it_survives_drains_and_a_restart(name: str, tmp_path: Path) -> None:
         updates = toy.run(straight, (0, 1, T))
         first = toy.run(drained, (0, 1, 3, 5))
         checkpoint.save(tmp_path, 5, {"stages": [stage.state() for stage in drained._stages]}, 1)
-        path = checkpoint.found(tmp_path)[0].path
+        path = checkpoint.newest_first(tmp_path)[0].path
         for stage, saved in zip(other._stages, checkpoint.load(path)["stages"], strict=True):
             stage.restore(saved)
         assert first + toy.run(other, (5, 7, T)) == updates
@@ -103,23 +102,13 @@ def test_it_keeps_as_many_tensors_as_it_declares(name: str) -> None:
                 assert set(shapes) <= {shape, torch.Size([2])}, "a few numbers may come on top"
 
 
-def test_a_copy_of_the_weights_is_made_only_where_the_update_is_read() -> None:
-    """Of a correction that does not, the plain update costs no memory and no time."""
-    reads = {name: maker(settings(name))(T, [1]).needs_update for name in NAMES}
-    assert {name for name, needs in reads.items() if needs} == {
-        "adaptive_error_feedback",
-        "error_feedback",
-        "matched_error_feedback",
-        "weight_prediction",
-    }
-    seen: list[int] = []
-
-    class Looks(NoCorrection):
-        def apply(self, weights: Any, update: Any, delays: Any) -> None:
-            seen.append(len(update))
-
-    toy.run(toy.emulated(sync(1, num_stages=1, num_microbatches=1), ADAMW, Looks), (0, 1))
-    assert seen == [0]
+@every
+def test_only_what_reads_the_update_asks_for_it(name: str) -> None:
+    """It costs a copy of the weights; test_delayed_update.py has that others cost nothing."""
+    for node in variants(name):
+        made = maker(node)(T, [1])
+        methods = (type(made).apply, NoCorrection.apply), (type(made).ahead, NoCorrection.ahead)
+        assert not made.needs_update or any(own is not plain for own, plain in methods)
 
 
 def test_a_checkpoint_of_other_code_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -135,7 +124,7 @@ def test_a_checkpoint_of_other_code_is_refused_in_one_line(tmp_path: Path) -> No
         run_trial(config)
     assert "\n" not in str(caught.value)
     assert not (folder / "result.json").exists()
-    path = checkpoint.found(folder)[0].path
+    path = checkpoint.newest_first(folder)[0].path
     other = small.config(tmp_path, f"out={tmp_path / 'other'}", f"resume_from={path}")
     with pytest.raises(BadInput, match="delete it"):
         run_trial(other)

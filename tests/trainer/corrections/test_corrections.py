@@ -1,4 +1,4 @@
-"""Corrections by hand on small examples, and how they relate to each other."""
+"""Corrections by hand, and how they relate to each other; test_conformance.py has the equations."""
 
 from __future__ import annotations
 
@@ -35,22 +35,6 @@ def test_error_feedback_by_hand() -> None:
     correction, weight = ErrorFeedback(T, [1], coefficient=0.5, lag=1), torch.tensor([10.0])
     steps = [(1.0, 1), (3.0, 1), (2.0, 1)]
     assert [apply(correction, weight, *step) for step in steps] == [9.0, 5.0, 3.5]
-
-
-def test_error_feedback_with_the_lag_of_the_delay_by_hand() -> None:
-    """u = 1, 2, 4, 3; delay 2 from t = 2 on: 10 − 1, −2 − (2 − 1), −4 − (4 − 1), −3 − (3 − 2)."""
-    correction = ErrorFeedback(T, [2], coefficient=1.0, lag="delay")
-    weight = torch.tensor([10.0])
-    steps = [(1.0, 0), (2.0, 1), (4.0, 2), (3.0, 2)]
-    assert [apply(correction, weight, *step) for step in steps] == [9.0, 6.0, -1.0, -5.0]
-    assert [of.keys() for of in correction.state()] == [{"update_1", "update_2"}]
-
-
-def test_an_update_is_recorded_while_there_is_no_delay() -> None:
-    correction, weight = FEEDBACK(T, [1]), torch.tensor([10.0])
-    assert apply(correction, weight, 1.0, delay=0) == 9.0
-    assert apply(correction, weight, 2.0, delay=0) == 7.0, "no delay, no correction"
-    assert apply(correction, weight, 3.0, delay=1) == 7.0 - 3.0 - (3.0 - 2.0)
 
 
 def test_no_correction_after_an_update_of_nothing() -> None:
@@ -94,58 +78,6 @@ def test_only_delayed_weights_are_corrected() -> None:
         torch._foreach_sub_(weights, update)
         correction.apply(weights, [torch.full_like(weight, update) for weight in weights], [0, 1])
     assert [float(weight) for weight in weights] == [7.0, 6.0]
-
-
-def test_adaptive_error_feedback_by_hand() -> None:
-    """No memory (decay 0): λ is ⟨u_t, u_{t−1}⟩ / ‖u_{t−1}‖², between 0 and 1."""
-    correction = AdaptiveErrorFeedback(T, [1], coefficient=1.0, decay=0.0)
-    weight = torch.zeros(2)
-    found = []
-    for update in ([1.0, 0.0], [0.5, 2.0], [-1.0, 0.0], [-3.0, 1.0]):
-        weight -= torch.tensor(update)
-        correction.apply([weight], [torch.tensor(update)], [1])
-        found.append(weight.clone())
-    first = torch.tensor([-1.0, 0.0])
-    second = first - torch.tensor([0.5, 2.0]) - 0.5 * torch.tensor([-0.5, 2.0])
-    third = second - torch.tensor([-1.0, 0.0])  # they disagree: ⟨u, v⟩ < 0, λ = 0
-    fourth = third - torch.tensor([-3.0, 1.0]) - 1.0 * torch.tensor([-2.0, 1.0])  # λ = 3 → 1
-    torch.testing.assert_close(found, [first, second, third, fourth])
-
-
-def test_the_agreement_is_averaged() -> None:
-    """a, b: (2, 1), then 0.5 (2, 1) + 0.5 (−4, 4) = (−1, 2.5) → 0, then (7.5, 3.25)/… → 1."""
-    correction = AdaptiveErrorFeedback(T, [1], coefficient=0.5, decay=0.5)
-    weight = torch.tensor([0.0])
-    steps = [(1.0, 1), (2.0, 1), (-2.0, 1), (-1.0, 1)]
-    # λ = 0.5, 0, and 0.5 · clamp((0.5 · −1 + 0.5 · 2) / (0.5 · 2.5 + 0.5 · 4)) = 0.5 · 0.5 / 3.25
-    last = -1.5 + 1.0 - 0.25 / 3.25 * (-1.0 + 2.0)
-    found = [apply(correction, weight, *step) for step in steps]
-    assert found == pytest.approx([-1.0, -3.5, -1.5, last])
-
-
-def test_gradient_feedback_by_hand() -> None:
-    """1; 3 + 0.5 (3 − 1) = 4; 2 + 0.5 (2 − 3) = 1.5: raw gradients are what is stored."""
-    correction, weight = GradientErrorFeedback(T, [1], coefficient=0.5), torch.tensor([0.0])
-    found = []
-    for value, delay in ((1.0, 0), (3.0, 1), (2.0, 1)):
-        gradient = torch.tensor([value])
-        correction.gradient([gradient], [weight], [delay])
-        found.append(float(gradient))
-    assert found == [1.0, 4.0, 1.5]
-
-
-@pytest.mark.parametrize(
-    ("decay", "second"), [(0.0, 2 + 0.1 * 4 * -3), (0.75, 2 + 0.1 * 1.75 * -3)]
-)
-def test_taylor_by_hand(decay: float, second: float) -> None:
-    """g = 1, then 2 at W(0) = 10 for W(1) = 7: 2 + 0.1 D (7 − 10), D = 4 or 0.75 · 1 + 0.25 · 4."""
-    correction = Taylor(T, [1], coefficient=0.1, decay=decay)
-    found = []
-    for value, weight, delay in ((1.0, 10.0, 0), (2.0, 7.0, 1)):
-        gradient, weights = torch.tensor([value]), [torch.tensor([weight])]
-        correction.gradient([gradient], weights, [delay])
-        found.append(float(gradient))
-    assert found == pytest.approx([1.0, second])
 
 
 def test_weight_prediction_by_hand() -> None:

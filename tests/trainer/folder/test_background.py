@@ -18,7 +18,7 @@ import torch
 from tests.support.records import finished, state
 from trainer.base.errors import LeaseLost
 from trainer.folder import checkpoint, lease
-from trainer.folder.background import copied
+from trainer.folder.checkpoint import copied
 from trainer.folder.record import TrialFolder
 
 WAIT = 30.0
@@ -71,7 +71,7 @@ def held_up(monkeypatch: pytest.MonkeyPatch) -> tuple[Event, Event]:
 
 
 def saved(path: Path) -> list[int]:
-    return [one.num_updates for one in checkpoint.found(path)]
+    return [one.num_updates for one in checkpoint.newest_first(path)]
 
 
 def test_the_trial_goes_on_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_the_trial_goes_on_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyP
         folder.append({"update": 2, "wall_seconds": 2.0})
         assert saved(tmp_path) == [1]
         allowed.set()
-    [one] = checkpoint.found(tmp_path)
+    [one] = checkpoint.newest_first(tmp_path)
     assert one.num_updates == 2
     assert torch.equal(checkpoint.load(one.path)["executor"]["w"], torch.zeros(3))
     assert TrialFolder(tmp_path, "a").newest_checkpoint() == one.path

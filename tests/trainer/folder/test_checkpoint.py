@@ -18,7 +18,7 @@ from trainer.folder import checkpoint
 
 def names(folder: Path) -> list[tuple[int, int]]:
     """Attempt and updates of each, the newest first."""
-    return [(saved.attempt, saved.num_updates) for saved in checkpoint.found(folder)]
+    return [(saved.attempt, saved.num_updates) for saved in checkpoint.newest_first(folder)]
 
 
 def test_the_newest_is_that_of_the_last_attempt_then_of_the_last_update(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_the_newest_is_that_of_the_last_attempt_then_of_the_last_update(tmp_path
 
 def test_an_older_attempt_deletes_none_of_a_newer_one(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, 5, state(5), 1)
-    [(_, _, path)] = checkpoint.found(tmp_path)
+    [(_, _, path)] = checkpoint.newest_first(tmp_path)
     checkpoint.adopt(path, 2, always)
     assert names(tmp_path) == [(2, 5)]
     checkpoint.save(tmp_path, 30, state(30), 1)
@@ -46,8 +46,8 @@ def test_an_older_attempt_deletes_none_of_a_newer_one(tmp_path: Path) -> None:
 
 def test_an_adopted_one_is_still_verified(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, 5, state(5), 1)
-    checkpoint.adopt(checkpoint.found(tmp_path)[0].path, 2, always)
-    [(_, _, path)] = checkpoint.found(tmp_path)
+    checkpoint.adopt(checkpoint.newest_first(tmp_path)[0].path, 2, always)
+    [(_, _, path)] = checkpoint.newest_first(tmp_path)
     assert checkpoint.load(path)["num_updates"] == 5
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match="truncated or altered"):
@@ -59,7 +59,7 @@ def test_who_was_taken_over_saves_and_adopts_nothing(tmp_path: Path) -> None:
         raise LeaseLost
 
     checkpoint.save(tmp_path, 5, state(5), 1)
-    [(_, _, path)] = checkpoint.found(tmp_path)
+    [(_, _, path)] = checkpoint.newest_first(tmp_path)
     with pytest.raises(LeaseLost):
         checkpoint.save(tmp_path, 10, state(10), 1, refuse)
     with pytest.raises(LeaseLost):
@@ -69,7 +69,7 @@ def test_who_was_taken_over_saves_and_adopts_nothing(tmp_path: Path) -> None:
 
 def test_one_of_another_trial_is_refused_by_name(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, 5, state(5, "theirs"), 1)
-    [(_, _, path)] = checkpoint.found(tmp_path)
+    [(_, _, path)] = checkpoint.newest_first(tmp_path)
     with pytest.raises(BadInput, match=f"{path.name}: is of trial theirs, not ours; delete it"):
         checkpoint.load_own(path, "ours")
     assert checkpoint.load_own(path, "theirs")["num_updates"] == 5

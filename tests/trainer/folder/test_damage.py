@@ -68,17 +68,17 @@ def folder_instead(path: Path) -> Path:
 
 def other_state(folder: Path, **changes: Any) -> Path:
     """A checkpoint that its digest says is whole."""
-    [(_, _, path)] = checkpoint.found(folder)
+    [(_, _, path)] = checkpoint.newest_first(folder)
     held = checkpoint.load(path) | changes
     path.unlink()
     checkpoint.save(folder, 5, held, 1, always)
-    [(_, _, path)] = checkpoint.found(folder)
+    [(_, _, path)] = checkpoint.newest_first(folder)
     return path
 
 
 def not_pickled(folder: Path, content: bytes = b"[]") -> Path:
     other_state(folder)
-    [(_, _, path)] = checkpoint.found(folder)
+    [(_, _, path)] = checkpoint.newest_first(folder)
     path.write_bytes(content)
     digest = checkpoint._digest(path)
     return path.rename(path.with_name(f"checkpoint-000000005-000001-{digest}.pt"))
@@ -91,7 +91,7 @@ def marker(folder: Path) -> Path:
 
 REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a checkpoint cut off": (
-        lambda folder: other_bytes(checkpoint.found(folder)[0].path),
+        lambda folder: other_bytes(checkpoint.newest_first(folder)[0].path),
         "is truncated or altered; delete it",
     ),
     "a checkpoint of something else": (not_pickled, "is no checkpoint; delete it"),
@@ -102,6 +102,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a checkpoint of a wrong type": (
         lambda folder: other_state(folder, delays="x"),
         "is no checkpoint (is not what was written (delays: ",
+    ),
+    "a checkpoint of another trial": (
+        lambda folder: other_state(folder, trial_id="theirs"),
+        "is of trial theirs, not ",
     ),
     "an id that is no text": (marker, "names no trial: delete it if this is"),
     "metrics in a folder": (
@@ -134,11 +138,7 @@ LEFT_ASIDE: dict[str, tuple[str, str]] = {
     "an attempt from a text": ("attempt-000001.json", '{"from_update": "0", "ended": "x"}'),
     "an attempt without a number": ("attempt-x.json", "{}"),
     "an attempt of seven digits": ("attempt-1000000.json", "{}"),
-    "a result that is empty": ("result.json", "{}"),
-    "a result that is a list": ("result.json", "[1]"),
     "a result without its loss": ("result.json", '{"status": "completed"}'),
-    "a result of another type": ("result.json", json.dumps(finished(final_val_loss="1"))),
-    "a result of no number": ("result.json", json.dumps(finished(final_val_loss=float("nan")))),
     "a config that is a list": ("config.json", "[1]"),
 }
 
@@ -159,7 +159,7 @@ def test_it_is_left_aside_and_the_trial_ends_as_it_would_have(
 
 
 def test_a_checkpoint_of_an_update_that_never_was_costs_no_time(stopped: Path) -> None:
-    [(_, _, path)] = checkpoint.found(stopped)
+    [(_, _, path)] = checkpoint.newest_first(stopped)
     path.rename(path.with_name(f"checkpoint-{10**15}-000001-aa.pt"))
     result = run_trial(small.config(stopped.parent, f"out={stopped}"))
     assert result["status"] == "completed"

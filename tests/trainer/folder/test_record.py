@@ -61,7 +61,7 @@ def updates(path: Path) -> list[int]:
 
 def saved(path: Path) -> list[tuple[int, int]]:
     """Attempt and updates of each checkpoint."""
-    return [(one.attempt, one.num_updates) for one in checkpoint.found(path)]
+    return [(one.attempt, one.num_updates) for one in checkpoint.newest_first(path)]
 
 
 def blind(folder: TrialFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +245,7 @@ def test_an_older_checkpoint_whose_rows_are_there_is_taken(tmp_path: Path) -> No
     path = tmp_path / "metrics.jsonl"
     with attempt(tmp_path) as first:
         train(first, 3)
-        kept = checkpoint.found(tmp_path)[0].path
+        kept = checkpoint.newest_first(tmp_path)[0].path
         content = kept.read_bytes()
         for update in range(3, 5):
             first.append(row(update))
@@ -302,7 +302,14 @@ def test_a_result_names_the_attempts_that_made_it(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "result.json").read_text()) == result
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[1]", "null", '"completed"', '{"seed": 1}', "{"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{}", "[1]", "null", '"completed"', '{"seed": 1}', "{", '{"status": "completed"}'),
+        json.dumps(finished(final_val_loss="1")),
+        json.dumps(finished(final_val_loss=float("nan"))),
+    ],
+)
 def test_a_damaged_result_is_none(tmp_path: Path, content: str) -> None:
     """The trial is not finished, and no command that reads the store fails."""
     (tmp_path / "result.json").write_text(content)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import pytest
 from sweeps.__main__ import main
 from tests.support import small
 from tests.support.trials import rows, untimed
-from trainer.base.errors import BadInput
 from trainer.trial import run_trial
 
 
@@ -86,27 +84,3 @@ def test_a_read_only_store_is_refused(
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert f"results={tiny_disk / 'results'}: must be a folder that can be written" in said
-
-
-def test_a_result_that_is_not_whole_is_made_again(tmp_path: Path) -> None:
-    config = small.config(tmp_path, f"out={tmp_path / 'trial'}")
-    expected = run_trial(config)
-    path = tmp_path / "trial" / "result.json"
-    path.write_text(path.read_text()[:100])
-    assert untimed(run_trial(config)) == untimed(expected)
-    assert untimed(json.loads(path.read_text())) == untimed(expected)
-
-
-def test_a_corrupt_checkpoint_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.training.STOP_WITHIN", 0.0)  # a run of updates is a short one
-    config = small.config(tmp_path, f"out={tmp_path / 'trial'}")
-    stop = iter([False, True])
-    with pytest.raises(Exception, match="stopped after update"):
-        run_trial(config, asked_to_stop=lambda: next(stop))
-    [checkpoint] = (tmp_path / "trial").glob("checkpoint-*.pt")
-    checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
-    with pytest.raises(BadInput, match=f"{checkpoint.name}: is truncated or altered; delete it"):
-        run_trial(config)
-    assert not (tmp_path / "trial" / "result.json").exists()
-    checkpoint.unlink()
-    assert run_trial(config)["status"] == "completed"

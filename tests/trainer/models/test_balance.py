@@ -25,8 +25,8 @@ from trainer.models.export import load_final
 from trainer.models.loss import cross_entropy
 from trainer.models.qwen3_moe import Qwen3Moe
 from trainer.optimizers.routing import is_entrywise, kinds
-from trainer.optimizers.stacks import for_stacks
 from trainer.schedules.recipes import pipedream_2bw
+from trainer.stages.in_parts import optimizer_in_parts
 from trainer.stages.stage import Stage
 from trainer.trial import run_trial
 
@@ -65,7 +65,7 @@ def trained(recipe: Qwen3Moe, num_stages: int, num_replicas: int) -> tuple[Emula
             Stage(
                 module.double(),
                 recipe.kinds(module),
-                partial(for_stacks, ADAMW, is_entrywise=is_entrywise(ADAMW.func)),
+                partial(optimizer_in_parts, ADAMW, is_entrywise=is_entrywise(ADAMW.func)),
                 partial(ErrorFeedback, T, coefficient=1.0, lag=1),
                 toy.lr_factor,
                 lag=lag,

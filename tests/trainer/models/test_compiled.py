@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.steps import executor
-from trainer.models.compiled import compiled_stage
+from trainer.models.recipe import compiled_stage
 
 WORDS = (
     *("model.num_layers=8", "model.hidden_size=24", "model.intermediate_size=24"),

@@ -1,4 +1,4 @@
-"""What holds for every family with experts: sizes of its presets, stages, ways to go backward."""
+"""What holds for every family: it is transformers' model, however it is cut and run."""
 
 from __future__ import annotations
 
@@ -8,26 +8,107 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.support import gangs, hybrid, moe, small
 from tests.support.hybrid import HYBRID
+from tests.support.llama import SMALL
 from tests.support.moe import MOE, TOKENS
+from tests.support.pretrained import assert_equal, in_float64, theirs
 from tests.support.whole import whole
 from trainer.base.build import build
 from trainer.base.errors import BadInput
 from trainer.config.compose import compose_node
+from trainer.models.decoder import Decoder
+from trainer.models.llama import Llama
 from trainer.models.loss import cross_entropy
-from trainer.models.mixture import MixtureDecoder
+from trainer.models.qwen3_moe import Qwen3Moe
+from trainer.models.qwen3_next import Qwen3Next
 
 transformers = pytest.importorskip("transformers")
 
 INPUTS, TARGETS = TOKENS[:, :-1], TOKENS[:, 1:]
-every_family = pytest.mark.parametrize("recipe", [MOE, HYBRID], ids=["moe", "hybrid"])
+EVERY: dict[str, Decoder] = {
+    "llama": SMALL,
+    "llama, untied": replace(SMALL, tied_embeddings=False),
+    "llama, a key for each query": replace(SMALL, num_kv_heads=6),
+    "llama, one key": replace(SMALL, num_kv_heads=1),
+    "moe": MOE,
+    "moe, untied": replace(MOE, tied_embeddings=False, num_kv_heads=4),
+    "moe, one expert per token": replace(MOE, experts_per_token=1, num_experts=5),
+    "hybrid": HYBRID,
+    "hybrid, untied": replace(
+        HYBRID, tied_embeddings=False, num_kv_heads=4, partial_rotary_factor=1.0
+    ),
+    "hybrid, as many keys as values": replace(
+        HYBRID, num_key_heads=4, key_head_size=16, conv_size=3
+    ),
+    "hybrid, half of the layers": replace(HYBRID, full_attention_every=2, num_value_heads=6),
+}
+COUNTERPART: dict[type[Decoder], tuple[str, float, float]] = {
+    Llama: ("LlamaForCausalLM", 1e-5, 1e-12),
+    Qwen3Moe: ("Qwen3MoeForCausalLM", 1e-5, 1e-12),
+    Qwen3Next: ("Qwen3NextForCausalLM", 1e-4, 1e-11),
+}
+"""Transformers' class, and how far logits and gradients may be apart in float32 and in float64.
+Norms of the heads' outputs of a hybrid, which start small, amplify what float32 rounds."""
+FAMILIES = [SMALL, MOE, HYBRID]
+every_recipe = pytest.mark.parametrize("recipe", EVERY.values(), ids=EVERY)
+every_family = pytest.mark.parametrize("recipe", FAMILIES, ids=["llama", "moe", "hybrid"])
+
+
+def moved(recipe: Decoder) -> nn.Module:
+    """The initial model with other vectors: norms, gates and convolutions that start equal."""
+    module = whole(recipe)
+    for i, (name, kind) in enumerate(recipe.kinds(module).items()):
+        if kind == "vector":
+            weight = module.get_parameter(name).data
+            weight += 0.2 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(i))
+    return module
+
+
+@every_recipe
+def test_it_is_the_model_of_transformers(
+    recipe: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transformers finds every weight and no other; logits and gradients are equal. In float64,
+    with the same rotary angles, far below any difference that a float32 could hide."""
+    name, near, nearer = COUNTERPART[type(recipe)]
+    ours = moved(recipe)
+    model, report = theirs(recipe, dict(ours.named_parameters()), tmp_path)
+    assert type(model).__name__ == name
+    assert not any(report.values())
+    assert model.num_parameters() == recipe.num_parameters
+    assert model.config.tie_word_embeddings == recipe.tied_embeddings
+    assert_equal(recipe, ours, model, TOKENS, logits=near, gradients=near)
+    for module in (ours, model):
+        module.zero_grad()
+    model = in_float64(model, recipe, INPUTS.shape[1], monkeypatch)
+    assert_equal(recipe, ours.double(), model, TOKENS, logits=nearer, gradients=nearer)
+
+
+@every_family
+def test_every_size_of_the_recipe_reaches_the_config(recipe: Decoder, tmp_path: Path) -> None:
+    odd = replace(recipe, rope_theta=12345.0, rms_norm_eps=3e-4, initializer_range=0.07)
+    model, _ = theirs(odd, dict(whole(odd).named_parameters()), tmp_path)
+    assert model.config.rope_parameters["rope_theta"] == odd.rope_theta
+    assert model.config.rms_norm_eps == odd.rms_norm_eps
+    assert model.config.initializer_range == odd.initializer_range
+    # 2 would be an ordinary byte.
+    assert (model.config.bos_token_id, model.config.eos_token_id) == (None, None)
+    near = COUNTERPART[type(recipe)][1]
+    expected = model(INPUTS, use_cache=False).logits
+    torch.testing.assert_close(whole(odd)(INPUTS), expected, rtol=0, atol=near)
 
 
 @pytest.mark.parametrize(
     ("preset", "parameters", "active"),
     [
+        ("smollm2_135m", 134_515_008, 134_515_008),
+        ("smollm2_360m", 361_821_120, 361_821_120),
+        ("nano", 108_928, 108_928),
+        ("tiny", 418_752, 418_752),
+        ("tiny_deep", 812_736, 812_736),
         ("moe_2b", 1_915_784_192, 506_498_048),
         ("tiny_moe", 2_507_968, 443_584),
         ("micro_moe", 1_306_816, 422_080),
@@ -44,13 +125,17 @@ def test_presets_have_their_number_of_parameters(preset: str, parameters: int, a
     assert recipe.num_parameters == parameters == sum(p.numel() for p in module.parameters())
     assert model.num_parameters() == parameters
     idle = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
-    share = recipe.experts_per_token / recipe.num_experts
-    assert recipe.num_active_parameters == active == parameters - idle * (1 - share)
+    if idle:
+        idle *= 1 - recipe.experts_per_token / recipe.num_experts
+    assert recipe.num_active_parameters == active == parameters - idle
 
 
 @pytest.mark.parametrize(
     ("recipe", "key", "sizes"),
     [
+        (SMALL, "num_heads", {"num_heads": 5, "num_kv_heads": 1}),
+        (SMALL, "num_heads", {"num_heads": 16}),
+        (SMALL, "num_kv_heads", {"num_kv_heads": 4}),
         (MOE, "head_size", {"head_size": 15}),
         (MOE, "hidden_size", {"hidden_size": 44}),
         (MOE, "intermediate_size", {"intermediate_size": 20}),
@@ -63,14 +148,14 @@ def test_presets_have_their_number_of_parameters(preset: str, parameters: int, a
     ],
 )
 def test_sizes_that_do_not_go_together_are_bad_input(
-    recipe: MixtureDecoder, key: str, sizes: dict[str, Any]
+    recipe: Decoder, key: str, sizes: dict[str, Any]
 ) -> None:
     with pytest.raises(BadInput, match=f"model.{key}"):
         replace(recipe, **sizes)
 
 
 @every_family
-def test_the_work_of_stages_is_that_of_the_model(recipe: MixtureDecoder) -> None:
+def test_the_work_of_stages_is_that_of_the_model(recipe: Decoder) -> None:
     """However it is cut. FLOPs count all of attention, work its causal half and no vectors."""
     seq_len = 1000
     whole_one = sum(recipe.work(recipe.split(1, seq_len), seq_len))
@@ -83,25 +168,32 @@ def test_the_work_of_stages_is_that_of_the_model(recipe: MixtureDecoder) -> None
 
 
 @every_family
-@pytest.mark.parametrize("num_stages", [2, 4])
-def test_stages_in_turn_are_the_whole_model(recipe: MixtureDecoder, num_stages: int) -> None:
-    split, x = recipe.split(num_stages, 8), TOKENS
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
+def test_stages_in_turn_are_the_whole_model(recipe: Decoder, num_stages: int, tied: bool) -> None:
+    recipe = replace(recipe, tied_embeddings=tied)
+    model, x, names = whole(recipe), TOKENS, []
+    split = recipe.split(num_stages, 8)
     for index in range(num_stages):
         stage = recipe.stage(index, split)
         recipe.initialise(stage, 0)
+        names += [name for name, _ in stage.named_parameters()]
         x = stage(x)
-    assert torch.equal(x, whole(recipe)(TOKENS))
+    assert torch.equal(x, model(TOKENS))
+    assert set(names) == {name for name, _ in model.named_parameters()}
+    assert len(names) == len(set(names)) + tied
 
 
-@every_family
-def test_activation_checkpointing_changes_no_number(recipe: MixtureDecoder) -> None:
-    for balance in ("none", "loss", "bias"):
-        recipe = replace(recipe, balance=balance)
-        plain, saving = whole(recipe), whole(replace(recipe, activation_checkpointing=True))
-        for module in (plain, saving):
-            cross_entropy(module(INPUTS), TARGETS).backward()
-        for a, b in zip(plain.parameters(), saving.parameters(), strict=True):
-            assert torch.equal(a.grad, b.grad)
+@pytest.mark.parametrize(
+    "recipe",
+    [SMALL, *(replace(of, balance=by) for of in (MOE, HYBRID) for by in ("none", "loss", "bias"))],
+)
+def test_activation_checkpointing_changes_no_number(recipe: Decoder) -> None:
+    plain, saving = whole(recipe), whole(replace(recipe, activation_checkpointing=True))
+    for module in (plain, saving):
+        cross_entropy(module(INPUTS), TARGETS).backward()
+    for a, b in zip(plain.parameters(), saving.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
 
 
 @pytest.mark.parametrize("family", [moe.WORDS, hybrid.WORDS], ids=["moe", "hybrid"])

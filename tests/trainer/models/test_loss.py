@@ -17,7 +17,7 @@ from trainer.base.build import build
 from trainer.config.compose import compose
 from trainer.config.memory import loss_bytes
 from trainer.config.plan import plan_trial
-from trainer.executors.passes import Part, against_samples
+from trainer.executors.passes import MicrobatchPlace, against_samples
 from trainer.models.decoder import LOSS
 from trainer.models.loss import Unprojected, cross_entropy, loss_by
 
@@ -116,7 +116,7 @@ def test_parts_may_be_replaced() -> None:
 def test_labels_are_drawn_in_chunks() -> None:
     """Sophia's: the same as of all logits at once."""
     hidden, head, targets = inputs(torch.float32)
-    of = partial(against_samples, cross_entropy, targets, Part(0, 0, 0, 1))
+    of = partial(against_samples, cross_entropy, targets, MicrobatchPlace(0, 0, 0, 1))
     torch.manual_seed(0)
     whole = of()(hidden @ head.T)
     for chunk in (10, 1000):

@@ -1,64 +1,18 @@
-"""The mixture of experts is Hugging Face's Qwen3-MoE: same weights, same logits and gradients."""
+"""What is said of the mixture of experts alone; the rest is in test_families.py."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.support.moe import MOE, TOKENS
-from tests.support.pretrained import assert_equal, in_float64, theirs
 from tests.support.whole import whole
 from trainer.models.experts import Routes, _Permuted, _ToExperts, multiplied
-from trainer.models.qwen3_moe import Qwen3Moe
-
-transformers = pytest.importorskip("transformers")
 
 INPUTS = TOKENS[:, :-1]
-RECIPES = {
-    "tied": MOE,
-    "untied": replace(MOE, tied_embeddings=False, num_kv_heads=4),
-    "one expert per token": replace(MOE, experts_per_token=1, num_experts=5),
-}
-every_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
-
-
-@every_recipe
-def test_transformers_finds_every_weight_and_no_other(recipe: Qwen3Moe, tmp_path: Path) -> None:
-    model, report = theirs(recipe, dict(whole(recipe).named_parameters()), tmp_path)
-    assert type(model) is transformers.Qwen3MoeForCausalLM
-    assert not any(report.values())
-    assert model.num_parameters() == recipe.num_parameters
-
-
-def test_every_size_of_the_recipe_reaches_the_config(tmp_path: Path) -> None:
-    odd = replace(MOE, rope_theta=12345.0, rms_norm_eps=3e-4, initializer_range=0.07)
-    config = theirs(odd, dict(whole(odd).named_parameters()), tmp_path)[0].config
-    assert config.rope_parameters["rope_theta"] == odd.rope_theta
-    assert config.rms_norm_eps == odd.rms_norm_eps
-    assert config.initializer_range == odd.initializer_range
-    assert (config.bos_token_id, config.eos_token_id) == (None, None)
-
-
-@every_recipe
-def test_equals_transformers(recipe: Qwen3Moe, tmp_path: Path) -> None:
-    ours = whole(recipe)
-    model, _ = theirs(recipe, dict(ours.named_parameters()), tmp_path)
-    assert_equal(recipe, ours, model, TOKENS, logits=1e-5, gradients=1e-6)
-
-
-@every_recipe
-def test_equals_transformers_in_float64(
-    recipe: Qwen3Moe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Far below any difference that a float32 could hide; with the same rotary angles."""
-    ours = whole(recipe)
-    model, _ = theirs(recipe, dict(ours.named_parameters()), tmp_path)
-    model = in_float64(model, recipe, INPUTS.shape[1], monkeypatch)
-    assert_equal(recipe, ours.double(), model, TOKENS, logits=1e-12, gradients=1e-12)
 
 
 def test_biases_are_parameters() -> None:

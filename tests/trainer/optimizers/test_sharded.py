@@ -13,11 +13,10 @@ from torch.optim import Optimizer
 from tests.support.every_optimizer import NAMES, maker
 from trainer.config.combinations import NOT_SHARDED
 from trainer.optimizers.averaging import evaluated
-from trainer.optimizers.observing import Observer
 from trainer.optimizers.routing import Kind, Parameters, buffers, is_entrywise
 from trainer.optimizers.sharded import Sharded, owners, sharded
-from trainer.optimizers.stacks import for_stacks
-from trainer.optimizers.state import by_weight
+from trainer.optimizers.state import Observer, by_weight
+from trainer.stages.in_parts import optimizer_in_parts
 
 SHAPES: list[tuple[Kind, tuple[int, ...]]] = [
     ("embedding", (65, 24)),
@@ -93,7 +92,7 @@ class Replicas:
 
 def undivided(name: str) -> Callable[[Parameters], Optimizer]:
     make = maker(name)
-    return lambda of: for_stacks(make, of, is_entrywise=is_entrywise(make.func))
+    return lambda of: optimizer_in_parts(make, of, is_entrywise=is_entrywise(make.func))
 
 
 def size(of: Any) -> int:

@@ -15,7 +15,7 @@ from tests.support.delayed import PHASES
 from tests.support.every_optimizer import maker
 from tests.support.trials import rows
 from trainer.base.randomness import stream_seed
-from trainer.executors.passes import Part, against_samples
+from trainer.executors.passes import MicrobatchPlace, against_samples
 from trainer.parts import build_emulated, build_parts
 from trainer.schedules.recipes import pipedream_2bw
 from trainer.trial import run_trial
@@ -52,7 +52,7 @@ def test_squares_of_sampled_gradients_estimate_the_gauss_newton_diagonal() -> No
     targets, num_draws = torch.zeros(2, 3, dtype=torch.int64), 4000
     total = torch.zeros(4, 3)
     for draw in range(num_draws):
-        of = against_samples(toy.loss, targets, Part(draw, 0, 0, num_parts=1))
+        of = against_samples(toy.loss, targets, MicrobatchPlace(draw, 0, 0, num_parts=1))
         logits = F.linear(x, weight).view(2, 3, 4)
         total += torch.autograd.grad(of(logits), weight)[0] ** 2
     chances = F.linear(x, weight).detach().softmax(-1)

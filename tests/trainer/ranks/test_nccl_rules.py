@@ -8,28 +8,24 @@ from typing import Any
 import pytest
 
 from tests.support import gangs, small
+from trainer.base.places import CONF
 
 SHAPE = ("batch_size=8", "num_updates=4", "pipeline.num_microbatches=4")
-SCHEDULES = {
-    "sync": (),
-    "gpipe": (),
-    "zero_bubble_h1": (),
-    "zero_bubble_v": (),
+SCHEDULES = sorted(path.stem for path in (CONF / "pipeline").glob("*.yaml"))
+WORDS = {
     "dualpipe_v": ("pipeline.num_microbatches=8",),  # which four ranks need
     "pipedream_2bw": ("correction=error_feedback",),
-    "paci": (),
-    "pipedream": (),
-    "wpipe": (),
     "constant_delay": ("pipeline.delay=2",),
     "interleaved_1f1b": ("pipeline.num_chunks=2",),
 }
+"""What a schedule is given beside the shape."""
 
 
 def config(folder: Path, schedule: str, p: int, *words: str) -> dict[str, Any]:
     microbatches = ["pipeline.num_microbatches=6", "batch_size=6"] if p == 3 else []
     layers = f"model.num_layers={2 * p}"  # some schedules have two parts of the model per rank
-    of = (f"pipeline={schedule}", f"pipeline.num_stages={p}", *SCHEDULES[schedule], *microbatches)
-    return small.config(folder, *SHAPE, layers, *of, *words)
+    stages = (f"pipeline={schedule}", f"pipeline.num_stages={p}", *WORDS.get(schedule, ()))
+    return small.config(folder, *SHAPE, layers, *stages, *microbatches, *words)
 
 
 @pytest.mark.parametrize("p", [2, 3, 4])

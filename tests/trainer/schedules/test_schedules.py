@@ -56,7 +56,9 @@ def counted(schedule: Schedule) -> list[list[int]]:
 def test_flushed_schedules_have_no_delay(p: int, m: int) -> None:
     for schedule in (sync, gpipe, zero_bubble_h1):
         assert counted(schedule(T, num_stages=p, num_microbatches=m)) == [[0] * T] * p
-    assert counted(zero_bubble_v(T, num_stages=p, num_microbatches=m)) == [[0] * T] * (2 * p)
+    in_a_v = zero_bubble_v(T, num_stages=p, num_microbatches=m)
+    assert counted(in_a_v) == [[0] * T] * (2 * p)
+    assert in_a_v.ranks == (*range(p), *reversed(range(p)))
 
 
 @settings(max_examples=20)
@@ -65,15 +67,6 @@ def test_pairs_in_a_v_have_no_delay(p: int, more: int) -> None:
     schedule = dualpipe_v(2, num_stages=p, num_microbatches=2 * p + more)
     assert counted(schedule) == [[0] * 2] * (2 * p)
     assert schedule.ranks == (*range(p), *reversed(range(p)))
-
-
-@given(p=STAGES, m=MICROBATCHES)
-def test_stages_go_down_the_ranks_and_up_again(p: int, m: int) -> None:
-    schedule = zero_bubble_v(T, num_stages=p, num_microbatches=m)
-    assert schedule.ranks == (*range(p), *reversed(range(p)))
-    assert [sorted(schedule.stages(rank)) for rank in range(p)] == [
-        [rank, 2 * p - 1 - rank] for rank in range(p)
-    ]
 
 
 ZB_V = (ScheduleZBVZeroBubble, zero_bubble_v)
@@ -170,14 +163,11 @@ def test_constant_delay(p: int, m: int, tau: int) -> None:
 
 
 @given(p=STAGES, m=MICROBATCHES)
-def test_every_microbatch_runs_once_and_at_most_one_update_is_pending(p: int, m: int) -> None:
+def test_at_most_one_update_is_pending(p: int, m: int) -> None:
     schedule = pipedream(
         T, num_stages=p, num_microbatches=m, synchronous_start=0, synchronous_cooldown=0
     )
     for ops in schedule.operations(0, T):
-        for kind in "FB":
-            ran = [(op.batch, op.microbatch) for op in ops if op.kind == kind]
-            assert ran == [(t, i) for t in range(T) for i in range(m)]
         complete = updated = 0
         for op in ops:
             assert complete - updated <= (2 if op.kind == "U" else 1)

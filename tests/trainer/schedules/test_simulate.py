@@ -62,20 +62,16 @@ def test_gpipe_takes_as_long_as_1f1b_and_keeps_every_activation(p: int, m: int) 
 
 
 @given(p=STAGES, groups=st.integers(1, 4), v=st.integers(1, 4))
-def test_chunks_divide_the_bubble(p: int, groups: int, v: int) -> None:
-    """A bubble of (p − 1)(tf + tb) / v per batch, where tf and tb are times of a whole stage."""
+def test_chunks_divide_the_bubble_and_cost_activations(p: int, groups: int, v: int) -> None:
+    """A bubble of (p − 1)(tf + tb) / v per batch, where tf and tb are times of a whole stage.
+
+    Rank 0 keeps the activations of p microbatches (p · v chunks) and (p − 1) / (p · v) more of them
+    (arXiv 2104.04473, 2.2); the p − 1 ranks after it keep two chunks fewer each.
+    """
     m = groups * p
     schedule = interleaved_1f1b(2, num_stages=p, num_chunks=v, num_microbatches=m)
     found = timeline(schedule)
     assert found.makespan == 2 * (m * v + p - 1) * (FORWARD + BACKWARD)
-
-
-@given(p=STAGES, groups=st.integers(1, 4), v=st.integers(1, 4))
-def test_chunks_cost_activations(p: int, groups: int, v: int) -> None:
-    """Rank 0 keeps those of p microbatches (p · v chunks) and (p − 1) / (p · v) more of them
-    (arXiv 2104.04473, 2.2); the p − 1 ranks after it two chunks fewer each."""
-    m = groups * p
-    found = timeline(interleaved_1f1b(2, num_stages=p, num_chunks=v, num_microbatches=m))
     kept = [min(m * v, p * v + p - 1 - 2 * rank) for rank in range(p)]
     assert [found.peak_activations(rank) for rank in range(p)] == kept
 

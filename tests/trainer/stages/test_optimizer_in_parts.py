@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 from tests.support.every_optimizer import NAMES, maker
 from trainer.optimizers import state
 from trainer.optimizers.averaging import evaluated
-from trainer.optimizers.observing import Observer
 from trainer.optimizers.routing import Kind, is_entrywise
-from trainer.optimizers.stacks import for_stacks
+from trainer.optimizers.state import Observer
+from trainer.stages.in_parts import optimizer_in_parts
 from trainer.stages.update import dry_update
 
 every = pytest.mark.parametrize("name", NAMES)
@@ -46,7 +46,7 @@ def stacked(name: str, with_bias: bool = False) -> tuple[Named, Optimizer]:
     weights: Named = [(kind, nn.Parameter(w)) for kind, w in drawn(99).items()]
     if with_bias:
         weights.append(("balance", nn.Parameter(torch.zeros(4))))
-    optimizer = for_stacks(factory, weights, is_entrywise=is_entrywise(factory.func))
+    optimizer = optimizer_in_parts(factory, weights, is_entrywise=is_entrywise(factory.func))
     return weights, optimizer
 
 
@@ -140,20 +140,18 @@ def gradients(weights: Named, t: int) -> list[Tensor]:
     return [found.get(kind, torch.ones(4)) for kind, _ in weights]
 
 
-def test_which_optimizers_need_no_matrices() -> None:
+@every
+def test_entrywise_optimizers_are_declared_so(name: str) -> None:
     """A stack of an entrywise optimizer is one weight: half the time of an update, or less."""
-    matrixwise = {name for name in NAMES if not is_entrywise(maker(name).func)}
-    assert matrixwise == {
-        *(
-            "adamuon",
-            "basis_rotation",
-            "dion",
-            "kron",
-            "mars",
-            "muon",
-            "normuon",
-            "scion",
-            "shampoo",
-            "soap",
-        ),
-    }
+    stack, tall = drawn(99)["experts"], nn.Parameter(drawn(99)["experts"].flatten(0, 1))
+    matrices = [nn.Parameter(matrix.clone()) for matrix in stack]
+    factory = maker(name, precondition_every=3)
+    for weights in (matrices, [tall]):
+        optimizer = factory([("matrix", weight) for weight in weights])
+        for t in range(UPDATES):
+            parts = drawn(t)["experts"].flatten(0, 1).chunk(len(weights))
+            gradients = dict(zip(weights, parts, strict=True))
+            for weight, gradient in gradients.items():
+                weight.grad = gradient.clone()
+            step_at(optimizer, t, gradients)
+    assert is_entrywise(factory.func) == torch.equal(torch.cat(matrices), tall)

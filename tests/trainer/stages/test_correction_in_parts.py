@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from torch import Tensor
 from tests.support.every_correction import NAMES, maker, variants
 from trainer.corrections.none import NoCorrection
 from trainer.optimizers.routing import Kind
-from trainer.stages.by_matrix import for_stacks
+from trainer.stages.in_parts import correction_in_parts
 
 T, SHAPE = 8, (3, 4, 16)
 KINDS: list[Kind] = ["vector", "experts", "balance"]
@@ -54,15 +56,8 @@ def train(
     return seen
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_memory_is_planned_as_that_of_the_correction(name: str) -> None:
-    for node in variants(name):
-        make = maker(node)
-        stacked = for_stacks(lambda lags, make=make: make(T, lags), LAGS, KINDS, SHAPES)
-        plain = make(T, LAGS)
-        for lag in (0, 1, 2):
-            assert stacked.num_buffers(lag) == plain.num_buffers(lag)
-            assert stacked.num_leaves_ahead(lag) == plain.num_leaves_ahead(lag)
+def stacked(node: Mapping[str, Any]) -> NoCorrection:
+    return correction_in_parts(partial(maker(node), T), LAGS, KINDS, SHAPES)
 
 
 def flat(seen: list[Tensor]) -> list[Tensor]:
@@ -74,14 +69,10 @@ def flat(seen: list[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_stack_is_corrected_matrix_by_matrix(name: str) -> None:
     for node in variants(name):
-        make = maker(node)
-        stacked = for_stacks(lambda lags, make=make: make(T, lags), LAGS, KINDS, SHAPES)
-        plain = make(T, [2, 1, 1, 1])
-        assert (stacked.needs_update, stacked.reads_ahead) == (
-            plain.needs_update,
-            plain.reads_ahead,
-        )
-        seen = train(stacked, together, drawn(0, 0))
+        whole, plain = stacked(node), maker(node)(T, [2, 1, 1, 1])
+        assert whole.needs_update == plain.needs_update
+        assert whole.reads_ahead == plain.reads_ahead
+        seen = train(whole, together, drawn(0, 0))
         expected = train(plain, apart, apart(drawn(0, 0)))
         assert all(map(torch.equal, flat(seen), expected)), node
         biases = drawn(0, 0)[2] - sum(drawn(t, 2)[2] for t in range(T))
@@ -92,10 +83,7 @@ def test_a_stack_is_corrected_matrix_by_matrix(name: str) -> None:
 def test_it_keeps_its_state_by_weight(name: str) -> None:
     """A tensor of a stack's state has one part per matrix, and the state can be taken back."""
     for node in variants(name):
-        make = maker(node)
-        one, other = (
-            for_stacks(lambda lags, make=make: make(T, lags), LAGS, KINDS, SHAPES) for _ in range(2)
-        )
+        one, other = stacked(node), stacked(node)
         train(one, together, drawn(0, 0), range(4))
         vector, stack, bias = deepcopy(one.state())
         assert bias == {}
