@@ -1,7 +1,7 @@
 """The power audit of a verdict: simulated stores in which the claim is false, true, and not to be
 decided, are judged by its own rule.
 
-A simulated store has the rows, seeds and noise of the one in hand (`rules.rule`). The parts of a
+A simulated store has the rows, seeds and noise of the one in hand (`claims.rule`). The parts of a
 claim are drawn independently of each other. Draws depend on nothing but the claim's name.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from analysis.claims.claim import Verdict, against
 from analysis.claims.comparison import Comparison
 from analysis.claims.rates import MOST_SEEDS, Audit, Rate
-from analysis.claims.rules.rule import CONTRADICTED, REPRODUCED, Codes, Means
+from analysis.claims.rule import CONTRADICTED, REPRODUCED, Codes, Means
 from analysis.statistics.power import POWER
 
 ERRORS, SEARCH = 2_000, 400

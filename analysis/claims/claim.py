@@ -10,7 +10,7 @@ import pandas as pd
 
 from analysis.claims.comparison import Comparison, Estimate
 from analysis.claims.rates import MOST_SEEDS, Audit
-from analysis.claims.rules.rule import CONTRADICTED, REPRODUCED
+from analysis.claims.rule import CONTRADICTED, REPRODUCED
 from analysis.statistics.intervals import CONFIDENCE
 from analysis.statistics.power import POWER
 

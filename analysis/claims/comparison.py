@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.claims.rules.rule import Rule
+from analysis.claims.rule import Rule
 from analysis.statistics.intervals import Values, mean_interval
 
 

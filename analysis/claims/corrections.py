@@ -7,10 +7,10 @@ import pandas as pd
 from analysis.claims.claim import Claim
 from analysis.claims.comparison import Comparison, Row
 from analysis.claims.measure import PAPER, measured, of_delay, of_points, row
+from analysis.claims.rule import SAME
 from analysis.claims.rules.diverges import Diverges
 from analysis.claims.rules.near_best import near_best
 from analysis.claims.rules.no_help import NoHelp
-from analysis.claims.rules.rule import SAME
 from trainer.base.status import Status
 
 

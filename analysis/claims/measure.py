@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from analysis.claims.above import Above, Contrast
 from analysis.claims.comparison import Comparison, Row
-from analysis.claims.rules.above import Above, Contrast
 from analysis.claims.rules.at_best import AtBest
 from analysis.statistics.pairs import VARIANT, pairs
 from analysis.table.points import settings

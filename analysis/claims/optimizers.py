@@ -7,6 +7,7 @@ from itertools import product
 
 import pandas as pd
 
+from analysis.claims.above import Above, Contrast
 from analysis.claims.claim import Claim
 from analysis.claims.comparison import Comparison
 from analysis.claims.measure import (
@@ -20,9 +21,8 @@ from analysis.claims.measure import (
     of_points,
     row,
 )
-from analysis.claims.rules.above import Above, Contrast
+from analysis.claims.rule import Rule
 from analysis.claims.rules.removed import removes
-from analysis.claims.rules.rule import Rule
 
 SHARED = ("shared_rate", "tuned_shared")
 """The sweeps of all optimizers at AdamW's learning rate and weight decay, as in the paper."""

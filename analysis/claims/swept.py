@@ -8,9 +8,9 @@ import pandas as pd
 from analysis.claims.claim import Claim
 from analysis.claims.comparison import Comparison, Row
 from analysis.claims.measure import PAPER, Column, ends, measured, more, row, with_key
+from analysis.claims.rule import SAME
 from analysis.claims.rules.best_below import BestBelow
 from analysis.claims.rules.removed import removes
-from analysis.claims.rules.rule import SAME
 from analysis.statistics.best import Grid, grids
 from analysis.statistics.regime import MEMORIES, TOLERANCE
 

@@ -8,12 +8,12 @@ from functools import partial
 
 import pandas as pd
 
+from analysis.claims.above import Above, Contrast
 from analysis.claims.claim import Claim
 from analysis.claims.comparison import Comparison, Row
 from analysis.claims.measure import DELAY, PAPER, Column, measured, more, row, with_key, words
-from analysis.claims.rules.above import Above, Contrast
+from analysis.claims.rule import SAME
 from analysis.claims.rules.either import Either
-from analysis.claims.rules.rule import SAME
 from analysis.statistics.spikes import WINDOW, spikes
 
 ARM = ["optimizer", "setting", "arm"]

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.claims.above import Above, Contrast
 from analysis.claims.comparison import Comparison, Row
-from analysis.claims.rules.above import Above, Contrast
+from analysis.claims.rule import Rule
 from analysis.claims.rules.diverges import Diverges
-from analysis.claims.rules.rule import Rule
 
 Values = NDArray[np.float64]
 STORES = 4_000

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.claims.rules.above import Above
-from analysis.claims.rules.rule import Codes, Means, Number, number
+from analysis.claims.above import Above
+from analysis.claims.rule import Codes, Means, Number, number
 from analysis.statistics.intervals import Values
 
 

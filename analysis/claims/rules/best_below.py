@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.claims.rules.rule import Codes, Means, Normal, Number, codes_of
+from analysis.claims.rule import Codes, Means, Normal, Number, codes_of
 from analysis.statistics.best import held_out_gaps, interval_of_best
 from analysis.statistics.intervals import CONFIDENCE, Values
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.random import Generator
 from scipy import stats
 
-from analysis.claims.rules.rule import Codes, Means, Number, codes_of
+from analysis.claims.rule import Codes, Means, Number, codes_of
 from analysis.statistics.intervals import CONFIDENCE, Values
 
 HALF = 0.5

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.claims.rules.rule import SAME, Codes, Means, Normal, Number, codes_of, number
+from analysis.claims.rule import SAME, Codes, Means, Normal, Number, codes_of, number
 from analysis.statistics.intervals import Values, mean_intervals
 
 

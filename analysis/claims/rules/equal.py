@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.random import Generator
 
-from analysis.claims.rules.rule import Codes, Means, Number, codes_of
+from analysis.claims.rule import Codes, Means, Number, codes_of
 from analysis.statistics.crossed import Noise, intervals, safe_intervals
 from analysis.statistics.intervals import Values
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.claims.rules.above import Above, Contrast
-from analysis.claims.rules.rule import REPRODUCED, SAME, Codes
+from analysis.claims.above import Above, Contrast
+from analysis.claims.rule import REPRODUCED, SAME, Codes
 from analysis.statistics.intervals import Values
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.claims.rule import SAME, Codes, Means, Normal, Number, codes_of
 from analysis.claims.rules.removed import share
-from analysis.claims.rules.rule import SAME, Codes, Means, Normal, Number, codes_of
 from analysis.statistics.intervals import Values, mean_intervals
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from analysis.claims.rules.above import Above, Contrast
-from analysis.claims.rules.rule import Number
+from analysis.claims.above import Above, Contrast
+from analysis.claims.rule import Number
 from analysis.statistics.intervals import Values, ratio_interval
 
 PLAIN = Contrast("the gap of the plain delay", (1.0, 0.0), 0)

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analysis.claims.above import Above
 from analysis.claims.audit import audit
 from analysis.claims.claim import against
-from analysis.claims.rules.above import Above
+from analysis.claims.rule import CONTRADICTED, REPRODUCED, Rule
 from analysis.claims.rules.diverges import Diverges
 from analysis.claims.rules.near_best import NearBest, near_best
 from analysis.claims.rules.no_help import NoHelp
 from analysis.claims.rules.removed import removes
-from analysis.claims.rules.rule import CONTRADICTED, REPRODUCED, Rule
 from analysis.statistics.intervals import mean_intervals
 from analysis.statistics.spikes import WINDOW, measure
 from tests.support.simulated_claims import (

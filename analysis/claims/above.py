@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.claims.rules.rule import Codes, Mask, Means, Normal, Number, codes_of, number
+from analysis.claims.rule import Codes, Mask, Means, Normal, Number, codes_of, number
 from analysis.statistics.intervals import Values, mean_intervals, moments
 
 
