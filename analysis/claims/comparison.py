@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.claims.rule import Rule
+from analysis.claims.rule import ClaimRule
 from analysis.statistics.intervals import Values, mean_interval
 
 
@@ -70,7 +70,7 @@ class Comparison:
 
     what: str
     rows: Sequence[Row]
-    rule: Rule
+    rule: ClaimRule
     counts: bool = True
     """Whether it judges the paper: comparisons of other optimizers do not."""
     reason: str = ""

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from analysis.claims.above import Above, Contrast
 from analysis.claims.comparison import Comparison, Row
-from analysis.claims.rule import Rule
-from analysis.claims.rules.diverges import Diverges
+from analysis.claims.corrections import Diverges
+from analysis.claims.rule import ClaimRule
 
 Values = NDArray[np.float64]
 STORES = 4_000
@@ -23,13 +23,13 @@ SLACK = 3 * np.sqrt(MOST * (1 - MOST) / STORES)
 
 GAP = Above((Contrast("gap", (1.0,), 0),))
 LARGER = Above((Contrast("difference", (-1.0, 1.0), 1),))
-Part = tuple[Rule, Sequence[float]]
+Part = tuple[ClaimRule, Sequence[float]]
 """The rule of a part of a claim, with means of its rows at which it is true."""
 ORDER: list[Part] = [(LARGER, [0.1, 0.3])] * 8
 """The claim of the most parts."""
 
 
-def stored(rule: Rule, means: Sequence[float], n: int, seed: int) -> Comparison:
+def stored(rule: ClaimRule, means: Sequence[float], n: int, seed: int) -> Comparison:
     """A store in hand: rows with n seeds and noise that is partly common to them."""
     rng = np.random.default_rng([n, seed])
     noise = rng.normal(0, 0.01, n) + rng.normal(0, 0.01, (len(means), n))

@@ -9,16 +9,14 @@ from __future__ import annotations
 import pytest
 
 from analysis.claims import CLAIMS
+from analysis.claims.above import near_best, near_best_of_arm, removes
 from analysis.claims.audit import audit
 from analysis.claims.claim import against
-from analysis.claims.rules.at_best import AtBest
-from analysis.claims.rules.best_below import BestBelow
-from analysis.claims.rules.diverges import Diverges
-from analysis.claims.rules.either import Either
-from analysis.claims.rules.equal import Equal
-from analysis.claims.rules.near_best import near_best, near_best_of_arm
-from analysis.claims.rules.no_help import NoHelp
-from analysis.claims.rules.removed import removes
+from analysis.claims.corrections import Diverges, NoHelp
+from analysis.claims.downstream import Equal
+from analysis.claims.measure import AtBest
+from analysis.claims.swept import BestBelow
+from analysis.claims.switches import Either
 from analysis.statistics.crossed import Noise
 from tests.support.simulated_claims import (
     GAP,
