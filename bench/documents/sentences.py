@@ -12,7 +12,7 @@ from functools import cache
 import pandas as pd
 
 from analysis import advise, load
-from analysis.advice.text import break_even
+from analysis.advice.advice import break_even
 from analysis.claims import CLAIMS, Outcome, Verdict, audited, judged
 from analysis.claims.claim import ClaimPart
 from analysis.report.recommendation import MICROBATCHES, STAGES
