@@ -74,7 +74,8 @@ def advise(
     speeds = {name: at.batch_time / own.batch_time for name, at in others.items()}
     trials = _trials(df, optimizer)
     by_length = _at_length(evidence(trials, gaps(trials)), updates)
-    answers = [_answer(each, speeds, rival) for each in by_length or [None]]
+    answers = [_answer(each, speeds, rival) for each in by_length]
+    answers = answers or [_answer(None, speeds, rival)]
     chosen = next((each for each in answers if each["verdict"].word != UNDECIDED), answers[0])
     return Advice(
         optimizer,

@@ -28,7 +28,7 @@ Row = Mapping[Any, Any]
 
 
 @dataclass(frozen=True)
-class Rank:
+class RankCorrelation:
     """Spearman's rank correlation of n pairs, with its 95 % interval.
 
     The interval is that of Fisher's z with the variance of Bonett and Wright (2000); unknown for
@@ -43,7 +43,7 @@ class Rank:
     n: int
 
 
-def rank_correlation(predicted: Sequence[float], measured: Sequence[float]) -> Rank:
+def rank_correlation(predicted: Sequence[float], measured: Sequence[float]) -> RankCorrelation:
     """Of 2 to MOST pairs; ties have their mean rank. Raises ValueError for other numbers of them,
     and where all values of a side are equal, which ranks nothing."""
     one, other = (stats.rankdata(values) for values in (predicted, measured))
@@ -54,7 +54,7 @@ def rank_correlation(predicted: Sequence[float], measured: Sequence[float]) -> R
     rho = float(one @ other / n)
     orders = np.array(list(permutations(other))) @ one / n
     p = float(np.mean(np.abs(orders) >= abs(rho) - 1e-9))
-    return Rank(rho, *_interval(rho, n), p, n)
+    return RankCorrelation(rho, *_interval(rho, n), p, n)
 
 
 def _interval(rho: float, n: int) -> Interval:
