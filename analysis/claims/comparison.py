@@ -58,7 +58,7 @@ class Row(NamedTuple):
 
     @property
     def estimate(self) -> Estimate:
-        """Of the seeds that did not diverge, unless all of them did."""
+        """The mean over the seeds that did not diverge, or over all seeds if none completed."""
         values = self.by_seed.to_numpy(dtype=float)
         finite = values[np.isfinite(values)]
         return estimate(finite if len(finite) else values, self.name)

@@ -12,8 +12,8 @@ from analysis.claims.claim import Claim
 from analysis.claims.comparison import Comparison, Row
 from analysis.claims.measure import PAPER, Column, ends, measured, more, row, with_key
 from analysis.claims.rule import SAME, ClaimRule, Codes, Means, MeansAt, Number, codes_of
-from analysis.statistics.best import Grid, grids, held_out_gaps, interval_of_best
-from analysis.statistics.intervals import CONFIDENCE, Values
+from analysis.statistics.best import Grid, grids
+from analysis.statistics.intervals import CONFIDENCE, Values, held_out_gaps, interval_of_best
 from analysis.statistics.regime import MEMORIES, TOLERANCE
 
 NEAR = 0.01  # nats per token
