@@ -160,27 +160,21 @@ def _grid(group: pd.DataFrame) -> Grid:
 def _chosen(
     df: pd.DataFrame, choice: Collection[int], words: dict[str, str]
 ) -> list[dict[str, Any]]:
-    """The rows of `best` for arms whose settings the seeds `choice` choose: see there.
-
-    An arm stands for all of its coefficients, of which each may be a setting. `words`: the setting of
-    each point.
-    """
+    """The rows of `best` where the seeds of `choice` choose the settings; `words`: of each point.
+    An arm stands for all of its coefficients, of which each may be a setting."""
     paired = _paired(df)
     family = df.set_index("trial_id")["family"]
     paired = paired.assign(family=paired["trial_id"].map(family))
     return [
-        {
-            **dict(zip([*CHOSEN_ROW[:2], "arm", *VARIANT], key, strict=True)),
-            **_row_of_choice(group, choice, words),
-        }
+        {**dict(zip(ROW, key, strict=True)), **_row_of_choice(group, choice, words)}
         for key, group in paired.groupby(CHOSEN_ROW)
         if group["seed"].isin(choice).any()
     ]
 
 
 class _Settings(NamedTuple):
-    """Mean losses at the seeds of choice, infinite if one diverged: of the arm by SETTING, of sync by
-    point; and how many settings are left out."""
+    """Mean losses at the seeds of choice, infinite if one diverged: of the arm by SETTING, of sync
+    by point; and how many settings are left out."""
 
     arm: pd.Series
     sync: pd.Series
@@ -193,12 +187,9 @@ def _row_of_choice(
 ) -> dict[str, Any]:
     known = _settings(group[group["seed"].isin(choice)])
     counts = {
-        "n": 0,
-        "pairs": 0,
-        "num_points": len(known.arm),
+        **{"n": 0, "pairs": 0, "num_points": len(known.arm)},
         "arm_diverged": int(np.isinf(known.arm).sum()),
-        "sync_diverged": known.sync_diverged,
-        "incomplete": known.incomplete,
+        **{"sync_diverged": known.sync_diverged, "incomplete": known.incomplete},
     }
     if known.arm.empty or np.isinf(known.arm.min()):
         return counts
