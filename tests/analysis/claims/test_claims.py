@@ -9,6 +9,7 @@ import pytest
 
 from analysis import load
 from analysis.claims import Outcome, judged
+from tests.analysis.claims.test_error_rates import AUDITED
 from tests.support.claim_stores import (
     BY_NAME,
     COOLED,
@@ -175,6 +176,7 @@ def test_known_answers(name: str, outcome: Outcome, tmp_path: Path) -> None:
     store(tmp_path, CASES[name][outcome])
     found = verdict(name, tmp_path)
     assert found.outcome == outcome, found
+    assert {type(comparison.rule) for comparison in found.comparisons} <= AUDITED
     if outcome != OPEN:
         assert all(part.numbers for part in found.parts)
     else:
