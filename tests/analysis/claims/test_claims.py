@@ -9,7 +9,6 @@ import pytest
 
 from analysis import load
 from analysis.claims import Outcome, judged
-from tests.analysis.claims.test_error_rates import AUDITED
 from tests.support.claim_stores import (
     BY_NAME,
     COOLED,
@@ -35,6 +34,7 @@ from tests.support.claim_stores import (
     swept,
     verdict,
 )
+from tests.support.simulated_claims import AUDITED
 from tests.support.synthetic_store import config, result, write
 
 CASES: dict[str, dict[Outcome, list[Group]]] = {
