@@ -78,6 +78,9 @@ def half_delayed(num_updates: int, *, num_stages: Few, num_microbatches: Few) ->
     late = num_stages // 2
     return replace(flushed, lags=(1,) * late + (0,) * (num_stages - late))
 '''
+CORRECTION_YAML = example(
+    "mine/correction/smaller_steps.yaml", smaller_steps="trainer.corrections"
+)
 SWEEP = """
 grid: {optimizer: [lion]}
 arms: {sync: [pipeline=sync], delay: [pipeline=pipedream_2bw]}
@@ -106,9 +109,7 @@ ADDITIONS = {
         {
             "trainer/corrections/smaller_steps.py": [Edit(EXAMPLES["mine/smaller_steps.py"])],
             "conf/correction/smaller_steps.yaml": [
-                Edit(
-                    example("mine/correction/smaller_steps.yaml", smaller_steps="trainer.corrections")
-                )
+                Edit(CORRECTION_YAML)
             ],
             "tests/oracles/corrections.py": [
                 Edit(SMALLER_STEPS, "def _average"),
@@ -137,7 +138,7 @@ ADDITIONS = {
                     '    "interleaved_1f1b": lambda',
                 )
             ],
-            "docs/trial.md": [Edit("| `half_delayed` | for theory | 1 |\n", "| `constant_delay` |")],
+            "docs/trial.md": [Edit("| `half_delayed` | theory | 1 |\n", "| `constant_delay` |")],
         },
         [
             *("tests/trainer/schedules", "tests/trainer/config/test_config.py"),

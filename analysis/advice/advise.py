@@ -1,16 +1,16 @@
-"""Advice: a verdict on one optimizer and pipeline, with what it rests on."""
+"""May this optimizer train in this pipeline with a delay? The verdict, from a store of trials."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
+from analysis.advice.advice import Advice
 from analysis.advice.evidence import Evidence, Gap, evidence
-from analysis.advice.race import SameTime, after, same_time
-from analysis.advice.remedy import command
+from analysis.advice.race import after, same_time
 from analysis.advice.speed import (
     TWO_BUFFERED,
     Costs,
@@ -19,49 +19,30 @@ from analysis.advice.speed import (
     flushed_speeds,
     speed,
 )
-from analysis.advice.text import text
-from analysis.advice.verdict import GO, UNDECIDED, Verdict, recommended, sound, verdict, without_gap
+from analysis.advice.verdict import (
+    BY_UPDATES,
+    GO,
+    UNDECIDED,
+    Decision,
+    recommended,
+    sound,
+    verdict,
+    without_gap,
+)
 from analysis.statistics.gaps import gaps
 from analysis.table.records import Record
 from trainer.base.errors import BadInput
 
 MOST = 16_384
 """Stages times microbatches: simulating more takes minutes and changes nothing."""
-
-
-@dataclass(frozen=True)
-class Advice:
-    """A verdict with its evidence; as a string it is text for people."""
-
-    optimizer: str
-    stages: int
-    microbatches: int
-    costs: Costs
-    speed_ups: dict[str, float]
-    """For each synchronous pipeline, how many batches 2BW makes in the time of one."""
-    activations: dict[str, float]
-    """For each of them, of how many microbatches a rank keeps activations."""
-    most_activations: float
-    """Of how many microbatches a rank may keep them."""
-    rival: str
-    """The fastest synchronous pipeline that keeps no more."""
-    evidence: Evidence | None
-    """None if the store has no pair of the delay."""
-    gap: Gap | None
-    """The gap and the token tax of the recommended arm; None if no arm can be recommended."""
-    same_time: dict[str, SameTime]
-    """The delay, at each seed with the λ that is best on the others, against each synchronous
-    pipeline; empty without an arm."""
-    verdicts: dict[str, Verdict]
-    """The verdict against each synchronous pipeline; empty without an arm."""
-    verdict: Verdict
-    """The verdict against the rival."""
-    command: str
-    """What runs the trials that would decide it; empty if it is decided, or if no sweep of the
-    store ran such trials."""
-
-    def __str__(self) -> str:
-        return text(self)
+MAIN, COEFFICIENT = "main", "coefficient"
+TRIED_BY_MAIN = (0, 1)
+"""Coefficients of Error Feedback in the sweep `main`."""
+OF_ONE_SWEEP = (
+    *("sweep", "scale", "seeds", "grid", "tune", "search", "advice"),
+    *("dry_run", "tracking"),
+)
+"""Words of a command line, or what they begin with, that say nothing of its trials' setting."""
 
 
 def advise(
@@ -91,10 +72,11 @@ def advise(
     most = own.activations if activations is None else activations
     rival = fastest(others, most)
     speeds = {name: at.batch_time / own.batch_time for name, at in others.items()}
-    trials = _of(df, optimizer)
-    found = _long(evidence(trials, gaps(trials)), updates)
-    answers = [_answer(one, speeds, rival) for one in found] or [_answer(None, speeds, rival)]
-    chosen = next((one for one in answers if one["verdict"].word != UNDECIDED), answers[0])
+    trials = _trials(df, optimizer)
+    by_length = _at_length(evidence(trials, gaps(trials)), updates)
+    answers = [_answer(each, speeds, rival) for each in by_length]
+    answers = answers or [_answer(None, speeds, rival)]
+    chosen = next((each for each in answers if each["verdict"].word != UNDECIDED), answers[0])
     return Advice(
         optimizer,
         stages,
@@ -105,27 +87,28 @@ def advise(
         most,
         rival,
         **chosen,
-        command=command(optimizer, chosen["evidence"], chosen["gap"], chosen["verdict"], records),
+        command=_command(optimizer, chosen["evidence"], chosen["gap"], chosen["verdict"], records),
     )
 
 
-def _answer(found: Evidence | None, speeds: Mapping[str, float], rival: str) -> dict[str, Any]:
+def _answer(evidence: Evidence | None, speeds: Mapping[str, float], rival: str) -> dict[str, Any]:
     """The fields of an advice that depend on the length of training."""
-    gap = recommended(found) if found is not None else None
-    if found is None or gap is None:
+    gap = recommended(evidence) if evidence is not None else None
+    if evidence is None or gap is None:
         nothing: dict[str, Any] = {"same_time": {}, "verdicts": {}}
-        return {"evidence": found, "gap": gap, **nothing, "verdict": without_gap(found)}
-    arms = [one.arm for one in sound(found)]
-    equal = after(found, arms, found.updates, found.updates)
-    at = {name: same_time(found, arms, speed_up) for name, speed_up in speeds.items()}
+        return {"evidence": evidence, "gap": gap, **nothing, "verdict": without_gap(evidence)}
+    arms = [sound_gap.arm for sound_gap in sound(evidence)]
+    updates = evidence.updates
+    equal = after(evidence, arms, updates, updates)
+    at = {name: same_time(evidence, arms, speed_up) for name, speed_up in speeds.items()}
     verdicts = {
-        name: verdict(equal, at[name], speed_up, found.updates) for name, speed_up in speeds.items()
+        name: verdict(equal, at[name], speed_up, updates) for name, speed_up in speeds.items()
     }
     if verdicts[rival].word == GO:  # what beats the rival beats all that are slower
         slower = [name for name, speed_up in speeds.items() if speed_up >= speeds[rival]]
         verdicts |= dict.fromkeys(slower, verdicts[rival])
     return {
-        "evidence": found,
+        "evidence": evidence,
         "gap": gap,
         "same_time": at,
         "verdicts": verdicts,
@@ -145,7 +128,8 @@ def _check(stages: int, microbatches: int) -> None:
         raise BadInput("microbatches", microbatches, f"must be {MOST // stages} at most")
 
 
-def _of(df: pd.DataFrame, optimizer: str) -> pd.DataFrame:
+def _trials(df: pd.DataFrame, optimizer: str) -> pd.DataFrame:
+    """The rows of an optimizer; raises BadInput if there are none."""
     known = sorted({*df["optimizer"].dropna()})
     if optimizer not in known:
         names = ", ".join(known) or "none: python -m sweeps runs some"
@@ -154,11 +138,63 @@ def _of(df: pd.DataFrame, optimizer: str) -> pd.DataFrame:
     return df[df["optimizer"] == optimizer]
 
 
-def _long(found: list[Evidence], updates: int | None) -> list[Evidence]:
-    lengths = [one.updates for one in found]
-    if updates is None or not found:
-        return found
-    if updates not in lengths:
-        known = ", ".join(map(str, lengths))
+def _at_length(by_length: list[Evidence], updates: int | None) -> list[Evidence]:
+    """The evidence of one length of training, or of all of them; raises BadInput without any."""
+    if updates is None or not by_length:
+        return by_length
+    chosen = [each for each in by_length if each.updates == updates]
+    if not chosen:
+        known = ", ".join(str(each.updates) for each in by_length)
         raise BadInput("updates", updates, f"must be a length that there are gaps at ({known})")
-    return [one for one in found if one.updates == updates]
+    return chosen
+
+
+def _command(
+    optimizer: str,
+    evidence: Evidence | None,
+    gap: Gap | None,
+    decision: Decision,
+    records: Sequence[Record],
+) -> str:
+    """A sweep at the scale, and with the words, of the one that ran the trials of `evidence`.
+
+    Without evidence the first of the `records` counts. Empty if there is nothing to settle, or if
+    no record has these trials: then nobody knows how to make more of them.
+    """
+    made = _made_by(evidence, records)
+    if made is None or not decision.settle:
+        return ""
+    sweep = MAIN if gap is None or gap.coefficient in TRIED_BY_MAIN else COEFFICIENT
+    words: dict[str, object] = {"sweep": sweep, "scale": made.scale}
+    words |= {"grid.optimizer": f"[{optimizer}]", **_of_setting(made)}
+    if evidence is not None:
+        words |= {key: "null" if value is None else value for key, value in evidence.keys.items()}
+        words |= _length(made, sweep, evidence, decision.settle)
+    words |= {**decision.settle, "advice": "null"}
+    return f"python -m sweeps {shlex.join(map(_word, words.items()))}"
+
+
+def _made_by(evidence: Evidence | None, records: Sequence[Record]) -> Record | None:
+    if evidence is None:
+        return next(iter(records), None)
+    return next((record for record in records if {*evidence.trials} & {*record.trials}), None)
+
+
+def _of_setting(made: Record) -> Mapping[str, str]:
+    """The words of the sweep's command line that every trial got."""
+    split = (word.partition("=") for word in made.words)
+    return {key: value for key, _, value in split if key.split(".")[0] not in OF_ONE_SWEEP}
+
+
+def _length(
+    made: Record, sweep: str, evidence: Evidence, settle: Mapping[str, object]
+) -> Mapping[str, object]:
+    """The length of the trials, if another sweep than their own is to make more of them."""
+    if made.sweep == sweep or {"num_updates", "grid.num_updates"} & {*settle}:
+        return {}
+    return {"num_updates": evidence.updates, **BY_UPDATES}
+
+
+def _word(item: tuple[str, object]) -> str:
+    key, value = item
+    return f"{key}={value}".replace(" ", "")

@@ -14,8 +14,7 @@ from math import ceil, floor
 import numpy as np
 
 from analysis.advice.evidence import Evidence
-from analysis.statistics.best import folds_share
-from analysis.statistics.intervals import Interval, mean_interval
+from analysis.statistics.intervals import Interval, folds_share, mean_interval
 from analysis.statistics.lengths import loss_after
 from analysis.statistics.tax import Finals
 

@@ -17,7 +17,7 @@ MOST_SEEDS = 20
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Decision:
     """One of GO, STAY and UNDECIDED, and why."""
 
     word: str
@@ -26,7 +26,7 @@ class Verdict:
     """Keys of the sweep that would decide it; empty if it is decided."""
 
 
-def recommended(found: Evidence) -> Gap | None:
+def recommended(evidence: Evidence) -> Gap | None:
     """The plain delay, or Error Feedback with the coefficient λ that the evidence favours.
 
     That is the λ of the smallest mean gap if the interval of the share that it removes of the plain
@@ -34,31 +34,31 @@ def recommended(found: Evidence) -> Gap | None:
     arm that is not sound is not recommended. None if no arm is left. λ is chosen on all seeds: no
     verdict is made of this arm's own gap, but see `race.after`.
     """
-    found_sound = sound(found)
-    if not found_sound:
+    sound_gaps = sound(evidence)
+    if not sound_gaps:
         return None
-    smallest = min(found_sound, key=lambda gap: gap.gap)
-    plain = next((gap for gap in found_sound if gap.coefficient == 0), smallest)
+    smallest = min(sound_gaps, key=lambda gap: gap.gap)
+    plain = next((gap for gap in sound_gaps if gap.coefficient == 0), smallest)
     return smallest if smallest.removes else plain
 
 
-def sound(found: Evidence) -> list[Gap]:
-    """Those of at least two pairs that did not diverge where sync did not."""
-    return [gap for gap in found.gaps if gap.n >= 2 and not gap.diverged]
+def sound(evidence: Evidence) -> list[Gap]:
+    """The gaps of at least two pairs, at which no run diverged where sync did not."""
+    return [gap for gap in evidence.gaps if gap.n >= 2 and not gap.diverged]
 
 
-def without_gap(found: Evidence | None) -> Verdict:
+def without_gap(evidence: Evidence | None) -> Decision:
     """The verdict where no arm can be recommended: stay if the delay diverged and sync did not."""
-    gaps = found.gaps if found is not None else ()
+    gaps = evidence.gaps if evidence is not None else ()
     if diverged := [gap for gap in gaps if gap.diverged]:
         counts = ", ".join(f"{gap.arm} in {gap.diverged} of {gap.pairs}" for gap in diverged)
-        return Verdict(STAY, f"the delayed runs diverged where sync did not: {counts}")
+        return Decision(STAY, f"the delayed runs diverged where sync did not: {counts}")
     num_pairs = max((gap.n for gap in gaps), default=0)
     why = f"a gap has an interval from two pairs of runs on, and there are {num_pairs}"
-    return Verdict(UNDECIDED, why, {"seeds": [0, 1, 2]})
+    return Decision(UNDECIDED, why, {"seeds": [0, 1, 2]})
 
 
-def verdict(same_updates: SameTime, at: SameTime, speed_up: float, updates: int) -> Verdict:
+def verdict(same_updates: SameTime, at: SameTime, speed_up: float, updates: int) -> Decision:
     """In this order, with 95 % intervals of numbers paired by seed:
 
     1. If 2BW is not faster: stay.
@@ -69,19 +69,19 @@ def verdict(same_updates: SameTime, at: SameTime, speed_up: float, updates: int)
     4. Else not enough data: delayed runs longer by the speed-up would decide it.
     """
     if speed_up <= 1 + 1e-9:
-        return Verdict(STAY, "2BW is no faster here")
+        return Decision(STAY, "2BW is no faster here")
     if at.is_lower or at.is_higher:
-        return Verdict(GO if at.is_lower else STAY, _by_time(at))
+        return Decision(GO if at.is_lower else STAY, _by_time(at))
     if same_updates.interval[1] <= 0:
-        return Verdict(GO, "after as many updates its loss is no higher, and they take less time")
+        return Decision(GO, "after as many updates its loss is no higher, and they take less time")
     if at.interval[0] <= 0 <= at.interval[1]:
-        return Verdict(UNDECIDED, _by_time(at), _more_seeds(at))
+        return Decision(UNDECIDED, _by_time(at), _more_seeds(at))
     why = (
         f"in the same time there are {speed_up:.3g} times the updates; whether these make up for "
         f"the gap, no runs of that length say"
     )
     longer = {"num_updates": ceil(updates * speed_up - NEARLY), **BY_UPDATES}
-    return Verdict(UNDECIDED, why, longer)
+    return Decision(UNDECIDED, why, longer)
 
 
 BY_UPDATES = {"tokens_per_parameter": "null"}
@@ -96,6 +96,6 @@ def _by_time(at: SameTime) -> str:
 
 
 def _more_seeds(at: SameTime) -> dict[str, Any]:
-    """As many seeds as make the interval around such a mean exclude 0 at this spread."""
+    """The seeds with which the interval around such a mean excludes 0 at this spread."""
     num_seeds = min(seeds_needed(at.spread, abs(at.gap)), MOST_SEEDS) if at.gap else MOST_SEEDS
     return {"grid.num_updates": at.lengths, **BY_UPDATES, "seeds": [*range(num_seeds)]}

@@ -1,15 +1,22 @@
 """The paper's claims: each is judged by its own rule, which was written before the runs."""
 
 from importlib import import_module
+from pkgutil import iter_modules
 
-from analysis.claims.audit import audited
-from analysis.claims.claim import ALL_PARTS, Claim, Outcome, Verdict, judged, not_run
+from analysis.claims.claim import ALL_PARTS, Claim, Outcome, Verdict, audited, judged, not_run
 
-MODULES = ("optimizers", "swept", "architectures", "corrections", "switches", "downstream")
-"""Modules of this package that hold CLAIMS, in the order of the report."""
+ORDER = ("optimizers", "swept", "architectures", "corrections", "switches", "downstream")
+"""Modules whose claims come first in a report. Those of any other module here follow by name."""
 
-CLAIMS: tuple[Claim, ...] = tuple(
-    claim for name in MODULES for claim in import_module(f"{__name__}.{name}").CLAIMS
-)
+
+def _claims() -> tuple[Claim, ...]:
+    """The CLAIMS of every module of this package that has some."""
+    names = [module.name for module in iter_modules(__path__)]
+    others = sorted({*names} - {*ORDER})
+    modules = [import_module(f"{__name__}.{name}") for name in (*ORDER, *others)]
+    return tuple(claim for module in modules for claim in getattr(module, "CLAIMS", ()))
+
+
+CLAIMS = _claims()
 
 __all__ = ["ALL_PARTS", "CLAIMS", "Claim", "Outcome", "Verdict", "audited", "judged", "not_run"]

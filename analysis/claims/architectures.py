@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from analysis.claims.above import near_best_of_arm, removes
 from analysis.claims.claim import Claim
 from analysis.claims.comparison import Comparison, Row
 from analysis.claims.measure import PAPER, Column, measured, more, row, with_key, words
-from analysis.claims.rules.near_best import near_best_of_arm
-from analysis.claims.rules.removed import removes
-from analysis.claims.rules.rule import SAME
+from analysis.claims.rule import SAME
 from analysis.claims.swept import at_longest_horizon
 from analysis.statistics.best import Grid, grids
 

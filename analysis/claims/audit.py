@@ -1,68 +1,102 @@
 """The power audit of a verdict: simulated stores in which the claim is false, true, and not to be
 decided, are judged by its own rule.
 
-A simulated store has the rows, seeds and noise of the one in hand (`rules.rule`). The parts of a
-claim are drawn independently of each other. Draws depend on nothing but the claim's name.
+A simulated store has the rows, seeds and noise of the one in hand (`claims.rule`). The parts of a
+claim are drawn independently of each other. Draws depend on nothing but the seed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from zlib import crc32
+from typing import NamedTuple
 
 import numpy as np
+from scipy import stats
 
-from analysis.claims.claim import Verdict, against
 from analysis.claims.comparison import Comparison
-from analysis.claims.rates import MOST_SEEDS, Audit, Rate
-from analysis.claims.rules.rule import CONTRADICTED, REPRODUCED, Codes, Means
+from analysis.claims.rule import CONTRADICTED, REPRODUCED, Codes, Means
+from analysis.statistics.intervals import CONFIDENCE, Interval
 from analysis.statistics.power import POWER
 
 ERRORS, SEARCH = 2_000, 400
 """Simulated stores for a rate of errors, and for each step of the search for seeds."""
+MOST_SEEDS = 128
+"""The most seeds that are tried."""
 
 
-def audited(verdict: Verdict) -> Verdict:
-    """The verdict with its audit; without one if no part of it can be simulated."""
-    parts = [one for one in verdict.comparisons if not one.flaw and np.isfinite(one.values).all()]
-    if not parts:
-        return verdict
-    left_out = len(verdict.comparisons) - len(parts)
-    seed = crc32(verdict.claim.name.encode())
-    confidence = against(verdict.comparisons)
-    return verdict._replace(audit=audit(parts, confidence, seed)._replace(num_left_out=left_out))
+class Rate(NamedTuple):
+    """So many of so many simulated stores."""
+
+    num: int
+    total: int
+
+    @property
+    def share(self) -> float:
+        """The number over the total."""
+        return self.num / self.total
+
+    @property
+    def interval(self) -> Interval:
+        """The exact 95 % interval of the share (Clopper, Pearson)."""
+        ends = stats.binomtest(self.num, self.total).proportion_ci(CONFIDENCE)
+        return float(ends.low), float(ends.high)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{100 * self.share:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+class Audit(NamedTuple):
+    """What a claim's rule says of simulated stores with the arms, seeds and noise of one store."""
+
+    reproduced_if_false: Rate
+    """The claim is just false: at the margin of its rule."""
+    contradicted_if_true: Rate
+    """The claim is just true."""
+    decided_if_placebo: Rate
+    """There is no effect, and so nothing to decide."""
+    power: Rate
+    """Reproduced, if the claim is true by as much as was observed."""
+    decided: Rate
+    """Decided, at the means that were observed."""
+    seeds: int | None
+    """Seeds that decide with a probability of POWER at these means; None: more than
+    MOST_SEEDS."""
+    num_left_out: int = 0
+    """Parts that cannot be simulated: without two seeds, or where trials diverged."""
 
 
 def audit(parts: Sequence[Comparison], confidence: float, seed: int, stores: int = ERRORS) -> Audit:
     """How often the rules of a claim's parts err; `confidence`: of a contradiction.
 
-    A claim is just false in the hardest way if one part is just false and nothing is wrong with the
-    others: the rate is the highest of all parts, and of all ways in which each can be false.
+    The rate for a claim that is just false is the highest over all parts and all ways in which each
+    part can be false: one part is just false, and nothing is wrong with the others.
     """
-    draws = _Stores(parts, confidence, seed)
-    errors = [draws.of_part(index, _erring(one), stores) for index, one in enumerate(parts)]
+    simulated = _Stores(parts, confidence, seed)
+    at = [part.rule.means_at(_means(part)) for part in parts]
+    errors = [
+        simulated.of_part(index, [each.just_true, each.placebo, *each.just_false], stores)
+        for index, each in enumerate(at)
+    ]
     falsely = max(_count(codes, REPRODUCED) for of_part in errors for codes in of_part[2:])
     true, placebo = _together([of_part[:2] for of_part in errors])
-    by_as_much, observed = draws.of_claim(lambda one: [one.rule.true(_means(one)), _means(one)])
+    observed = [_means(part) for part in parts]
+    as_much, as_seen = simulated.of_claim(
+        [[each.true, means] for each, means in zip(at, observed, strict=True)]
+    )
 
-    def decides(n: int) -> bool:
-        [codes] = draws.of_claim(lambda one: [_means(one)], n)
+    def decides(num_seeds: int) -> bool:
+        [codes] = simulated.of_claim([[means] for means in observed], num_seeds)
         return bool(np.mean(codes != 0) >= POWER)
 
     return Audit(
         Rate(falsely, stores),
         Rate(_count(true, CONTRADICTED), stores),
         Rate(int(np.count_nonzero(placebo)), stores),
-        Rate(_count(by_as_much, REPRODUCED), SEARCH),
-        Rate(int(np.count_nonzero(observed)), SEARCH),
+        Rate(_count(as_much, REPRODUCED), SEARCH),
+        Rate(int(np.count_nonzero(as_seen)), SEARCH),
         _seeds(decides),
     )
-
-
-def _erring(one: Comparison) -> list[Means]:
-    """Where rules err: a claim that is just true, a placebo, and each way of being just false."""
-    rule, means = one.rule, _means(one)
-    return [rule.just_true(means), rule.placebo(means), *rule.just_false(means)]
 
 
 def _seeds(decides: Callable[[int], bool]) -> int | None:
@@ -88,22 +122,21 @@ class _Stores:
         self.seed = seed
 
     def of_part(
-        self, index: int, means: Sequence[Means], stores: int, n: int | None = None
+        self, index: int, means: Sequence[Means], stores: int, num_seeds: int | None = None
     ) -> Codes:
-        """Shape (means, stores), all means with the same draws; `n` seeds, or as many as there
+        """Shape (means, stores), all means with the same draws; by default as many seeds as there
         are."""
-        one = self.parts[index]
+        part = self.parts[index]
         rng = np.random.default_rng([self.seed, index])
-        shape = stores, n or one.values.shape[1]
-        values = one.rule.draw(np.array(means), one.values, shape, rng)
-        return one.rule.decide(values, self.confidence)
+        shape = stores, num_seeds or part.values.shape[1]
+        values = part.rule.draw(np.array(means), part.values, shape, rng)
+        return part.rule.decide(values, self.confidence)
 
-    def of_claim(
-        self, means: Callable[[Comparison], Sequence[Means]], n: int | None = None
-    ) -> Codes:
-        """The same of all parts together, in SEARCH stores."""
-        parts = enumerate(self.parts)
-        return _together([self.of_part(index, means(one), SEARCH, n) for index, one in parts])
+    def of_claim(self, means: Sequence[Sequence[Means]], num_seeds: int | None = None) -> Codes:
+        """Codes of the claim in SEARCH stores, from the means of each part: (means, stores)."""
+        return _together(
+            [self.of_part(index, each, SEARCH, num_seeds) for index, each in enumerate(means)]
+        )
 
 
 def _together(of_parts: Sequence[Codes]) -> Codes:
@@ -113,8 +146,8 @@ def _together(of_parts: Sequence[Codes]) -> Codes:
     return np.where((codes == CONTRADICTED).any(axis=0), CONTRADICTED, reproduced)
 
 
-def _means(one: Comparison) -> Means:
-    return one.values.mean(axis=1)
+def _means(part: Comparison) -> Means:
+    return part.values.mean(axis=1)
 
 
 def _count(codes: Codes, code: int) -> int:

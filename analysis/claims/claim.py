@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
+from zlib import crc32
 
+import numpy as np
 import pandas as pd
 
+from analysis.claims.audit import MOST_SEEDS, Audit, audit
 from analysis.claims.comparison import Comparison, Estimate
-from analysis.claims.rates import MOST_SEEDS, Audit
-from analysis.claims.rules.rule import CONTRADICTED, REPRODUCED
+from analysis.claims.rule import CONTRADICTED, REPRODUCED
 from analysis.statistics.intervals import CONFIDENCE
 from analysis.statistics.power import POWER
 
@@ -30,7 +32,7 @@ OF_CODE = {REPRODUCED: Outcome.REPRODUCED, CONTRADICTED: Outcome.CONTRADICTED}
 """Outcomes by the numbers that rules give; any other number is undecided."""
 
 
-class Part(NamedTuple):
+class ClaimPart(NamedTuple):
     """One comparison: what was compared, its outcome, its numbers, and why it is undecided."""
 
     what: str
@@ -56,13 +58,13 @@ class Verdict(NamedTuple):
 
     claim: Claim
     outcome: Outcome
-    parts: Sequence[Part]
-    others: Sequence[Part] = ()
-    """The same of optimizers that are not in the paper: they do not judge it."""
+    parts: Sequence[ClaimPart]
+    others: Sequence[ClaimPart] = ()
+    """Parts about optimizers that are not in the paper: they do not judge the claim."""
     comparisons: Sequence[Comparison] = ()
     """What `parts` were decided from."""
     audit: Audit | None = None
-    """How often its rule errs; None before it was audited, or if nothing can be simulated."""
+    """How often the claim's rule errs; None before the audit, or if nothing can be simulated."""
 
     @property
     def summary(self) -> str:
@@ -74,13 +76,14 @@ class Verdict(NamedTuple):
 
     @property
     def doubt(self) -> str:
-        """How often the rule would say so wrongly, or how many seeds would decide it."""
+        """How often the rule would give this verdict wrongly: reproduced where the claim is just
+        false, or contradicted where it is just true. Undecided: how many seeds would decide."""
         if self.audit is None:
             return ""
         if self.outcome == Outcome.REPRODUCED:
-            return f"were it just false, the rule would say so in {self.audit.reproduced_if_false}"
+            return f"false alarm rate {self.audit.reproduced_if_false}"
         if self.outcome == Outcome.CONTRADICTED:
-            return f"were it just true, the rule would say so in {self.audit.contradicted_if_true}"
+            return f"false alarm rate {self.audit.contradicted_if_true}"
         seeds = self.audit.seeds or f"more than {MOST_SEEDS}"
         of_parts = ", for its parts that have data" if self.audit.num_left_out else ""
         return f"{seeds} seeds would decide it with a probability of {POWER:.0%}{of_parts}"
@@ -105,15 +108,24 @@ def judged(claim: Claim, trials: pd.DataFrame) -> Verdict:
     if 0 < longest < ENOUGH_UPDATES:
         why = f"the longest trial has {longest} updates, {ENOUGH_UPDATES} decide something"
         return _undecided(claim, "length of the trials", why)
-    compared = claim.compare(trials) if len(trials) else []
-    counted = [one for one in compared if one.counts]
-    others = [one for one in compared if not one.counts]
+    comparisons = claim.compare(trials) if len(trials) else []
+    counted = [comparison for comparison in comparisons if comparison.counts]
+    others = _parts([comparison for comparison in comparisons if not comparison.counts])
     if not counted:
         verdict = _undecided(claim, "trials", "no trial of the arms that it is about")
-        return verdict._replace(others=_parts(others))
+        return verdict._replace(others=others)
     parts = _parts(counted)
-    outcome = together([part.outcome for part in parts])
-    return Verdict(claim, outcome, parts, _parts(others), counted)
+    return Verdict(claim, _together([part.outcome for part in parts]), parts, others, counted)
+
+
+def audited(verdict: Verdict) -> Verdict:
+    """The verdict with its audit; without one if no part of it can be simulated."""
+    comparisons = verdict.comparisons
+    parts = [part for part in comparisons if not part.flaw and np.isfinite(part.values).all()]
+    if not parts:
+        return verdict
+    made = audit(parts, against(comparisons), seed=crc32(verdict.claim.name.encode()))
+    return verdict._replace(audit=made._replace(num_left_out=len(comparisons) - len(parts)))
 
 
 def not_run(claim: Claim, command: str) -> Verdict:
@@ -121,30 +133,32 @@ def not_run(claim: Claim, command: str) -> Verdict:
     return _undecided(claim, "trials", f"not run: {command}")
 
 
-def together(outcomes: Sequence[Outcome]) -> Outcome:
+def against(comparisons: Sequence[Comparison]) -> float:
+    """The confidence of an interval that may contradict a claim of these parts (Bonferroni)."""
+    return 1 - (1 - CONFIDENCE) / sum(each.rule.num_refuting for each in comparisons)
+
+
+def _together(outcomes: Sequence[Outcome]) -> Outcome:
     """The outcome of a claim from those of its parts."""
     if Outcome.CONTRADICTED in outcomes:
         return Outcome.CONTRADICTED
     return Outcome.REPRODUCED if {*outcomes} == {Outcome.REPRODUCED} else Outcome.UNDECIDED
 
 
-def against(compared: Sequence[Comparison]) -> float:
-    """The confidence of an interval that may contradict a claim of these parts (Bonferroni)."""
-    return 1 - (1 - CONFIDENCE) / sum(one.rule.num_refuting for one in compared)
+def _parts(comparisons: Sequence[Comparison]) -> list[ClaimPart]:
+    confidence = against(comparisons) if comparisons else CONFIDENCE
+    return [_part(comparison, confidence) for comparison in comparisons]
 
 
-def _parts(compared: Sequence[Comparison]) -> list[Part]:
-    confidence = against(compared) if compared else CONFIDENCE
-    return [_part(one, confidence) for one in compared]
-
-
-def _part(one: Comparison, confidence: float) -> Part:
-    if one.flaw:
-        return Part(one.what, Outcome.UNDECIDED, one.numbers, one.flaw)
-    outcome = OF_CODE.get(int(one.rule.decide(one.values, confidence)), Outcome.UNDECIDED)
-    why = one.rule.why(one.values) if outcome == Outcome.UNDECIDED else ""
-    return Part(one.what, outcome, one.numbers, why)
+def _part(comparison: Comparison, confidence: float) -> ClaimPart:
+    what, rule, numbers = comparison.what, comparison.rule, comparison.numbers
+    if comparison.flaw:
+        return ClaimPart(what, Outcome.UNDECIDED, numbers, comparison.flaw)
+    code = int(rule.decide(comparison.values, confidence))
+    outcome = OF_CODE.get(code, Outcome.UNDECIDED)
+    why = rule.why(comparison.values) if outcome == Outcome.UNDECIDED else ""
+    return ClaimPart(what, outcome, numbers, why)
 
 
 def _undecided(claim: Claim, what: str, why: str) -> Verdict:
-    return Verdict(claim, Outcome.UNDECIDED, [Part(what, Outcome.UNDECIDED, why=why)])
+    return Verdict(claim, Outcome.UNDECIDED, [ClaimPart(what, Outcome.UNDECIDED, why=why)])

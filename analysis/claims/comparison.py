@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.claims.rules.rule import Rule
+from analysis.claims.rule import ClaimRule
 from analysis.statistics.intervals import Values, mean_interval
 
 
@@ -58,7 +58,7 @@ class Row(NamedTuple):
 
     @property
     def estimate(self) -> Estimate:
-        """Of the seeds that did not diverge, unless all of them did."""
+        """The mean over the seeds that did not diverge, or over all seeds if none completed."""
         values = self.by_seed.to_numpy(dtype=float)
         finite = values[np.isfinite(values)]
         return estimate(finite if len(finite) else values, self.name)
@@ -70,7 +70,7 @@ class Comparison:
 
     what: str
     rows: Sequence[Row]
-    rule: Rule
+    rule: ClaimRule
     counts: bool = True
     """Whether it judges the paper: comparisons of other optimizers do not."""
     reason: str = ""

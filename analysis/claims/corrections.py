@@ -2,16 +2,114 @@
 
 from __future__ import annotations
 
-import pandas as pd
+from dataclasses import dataclass
 
+import numpy as np
+import pandas as pd
+from numpy.random import Generator
+from scipy import stats
+
+from analysis.claims.above import near_best, share
 from analysis.claims.claim import Claim
 from analysis.claims.comparison import Comparison, Row
 from analysis.claims.measure import PAPER, measured, of_delay, of_points, row
-from analysis.claims.rules.diverges import Diverges
-from analysis.claims.rules.near_best import near_best
-from analysis.claims.rules.no_help import NoHelp
-from analysis.claims.rules.rule import SAME
+from analysis.claims.rule import SAME, ClaimRule, Codes, Mask, Means, MeansAt, Number, codes_of
+from analysis.statistics.intervals import CONFIDENCE, Values, mean_intervals
 from trainer.base.status import Status
+
+HALF = 0.5
+
+
+@dataclass(frozen=True)
+class NoHelp(ClaimRule):
+    """Reproduced where each row surely removes less than SAME of the first row, although the last
+    one changes it; contradicted where one surely removes something and its neighbours do in the
+    mean. Rows: the gap of the plain delay, and that of each coefficient, ascending."""
+
+    coefficients: tuple[float, ...]
+
+    @property
+    def num_refuting(self) -> int:
+        """How many coefficients there are."""
+        return len(self.coefficients)
+
+    def decide(self, values: Values, confidence: float) -> Codes:
+        """Whether every coefficient removes little, or one of them removes something."""
+        removed = _removed(values)
+        low, high = mean_intervals(removed[..., -1, :])
+        changed = (low > 0) | (high < 0)
+        positive = removed.mean(axis=-1) > 0
+        beside = np.ones_like(positive)
+        beside[..., 1:] &= positive[..., :-1]
+        beside[..., :-1] &= positive[..., 1:]
+        helps = (mean_intervals(removed, confidence)[0] > 0) & beside
+        needed = mean_intervals(values[..., 0, :])[0] > 0
+        return codes_of(_is_small(values).all(axis=-1) & changed, helps.any(axis=-1), needed)
+
+    def why(self, values: Values) -> str:
+        """That there may be no gap, which coefficients may help, or that none changes the loss."""
+        if not mean_intervals(values[0])[0] > 0:
+            return "the gap of the plain delay may be 0"
+        small = zip(self.coefficients, _is_small(values), strict=True)
+        large = [f"{coefficient:g}" for coefficient, is_small in small if not is_small]
+        if large:
+            return f"λ={', '.join(large)} may remove {SAME:.0%} or more"
+        return "the largest coefficient is not shown to change the loss"
+
+    def numbers(self, values: Values) -> list[Number]:
+        """The share that each coefficient removes."""
+        lefts = values[0] - _removed(values)
+        return [
+            share(f"share removed at λ={coefficient:g}", left, values[0])
+            for coefficient, left in zip(self.coefficients, lefts, strict=True)
+        ]
+
+    def means_at(self, means: Means) -> MeansAt:
+        """False: one coefficient removes SAME of the gap. Just true: none removes anything. True:
+        none does, and the largest one harms by as much as the gap."""
+        nothing = np.full_like(means, means[0])
+        true = np.append(nothing[:-1], 2 * means[0])
+        rows = np.arange(len(means))
+        just_false = [np.where(rows == row, (1 - SAME) * means[0], true) for row in rows[1:]]
+        return MeansAt(just_false, nothing, true, placebo=np.zeros_like(means))
+
+
+def _removed(values: Values) -> Values:
+    """What each coefficient removes of the plain gap: [..., coefficients, seeds]."""
+    return values[..., :1, :] - values[..., 1:, :]
+
+
+def _is_small(values: Values) -> Mask:
+    """Whether a coefficient surely removes less than SAME of the plain gap: [..., coefficients]."""
+    return mean_intervals(SAME * values[..., :1, :] - _removed(values))[0] > 0
+
+
+@dataclass(frozen=True)
+class Diverges(ClaimRule):
+    """Reproduced where more than half of the trials surely diverge, contradicted where fewer do, by
+    exact binomial tests of all rows together. Rows: 1 where a trial diverged, else 0."""
+
+    def decide(self, values: Values, confidence: float) -> Codes:
+        """Whether more than half diverge, or fewer."""
+        total, count = values.shape[-2] * values.shape[-1], values.sum(axis=(-2, -1))
+        more = stats.binom.sf(count - 1, total, HALF) <= (1 - CONFIDENCE) / 2
+        fewer = stats.binom.cdf(count, total, HALF) <= (1 - confidence) / 2
+        return codes_of(more, fewer)
+
+    def why(self, values: Values) -> str:
+        """How many diverged."""
+        return f"{values.sum():.0f} of {values.size} diverged: too few, or about half"
+
+    def means_at(self, means: Means) -> MeansAt:
+        """True: all trials diverge; else half of them."""
+        half = np.full_like(means, HALF)
+        return MeansAt([half], half, true=np.ones_like(means), placebo=half)
+
+    def draw(self, means: Means, values: Values, shape: tuple[int, int], rng: Generator) -> Values:
+        """Trials that diverge or not, each by itself."""
+        stores, num_seeds = shape
+        uniform = rng.random((stores, means.shape[-1], num_seeds))
+        return (uniform < means[..., None, :, None]).astype(float)
 
 
 def _near_one(trials: pd.DataFrame) -> list[Comparison]:

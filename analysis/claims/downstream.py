@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import pandas as pd
+from numpy.random import Generator
 
 from analysis.claims.claim import Claim
 from analysis.claims.comparison import Comparison, Row
 from analysis.claims.measure import PAPER, words
-from analysis.claims.rules.equal import Equal
-from analysis.statistics.crossed import noise
-from analysis.statistics.downstream import Asked, asked
+from analysis.claims.rule import ClaimRule, Codes, Means, MeansAt, Number, codes_of
+from analysis.statistics.crossed import Noise, intervals, noise, safe_intervals
+from analysis.statistics.downstream import TaskScores, task_scores
 from analysis.statistics.intervals import Values
 from analysis.table import names
 from analysis.table.answers import ACCURACY, BITS, CHANCE
@@ -20,31 +23,88 @@ from analysis.table.answers import ACCURACY, BITS, CHANCE
 ARM = "delay_ef"
 MARGINS = {ACCURACY: 0.01, BITS: 0.01}
 """Differences that would not matter."""
+ABOVE, DIFFERENCE = 0, 1
+"""Rows: what sync scores above a guess, and the arm's score minus sync's, both means over the
+questions, one value per seed."""
+
+
+@dataclass(frozen=True)
+class Equal(ClaimRule):
+    """Reproduced where the difference is surely within the margin, contradicted where it is surely
+    outside. Nothing is decided unless sync is surely better than a guess: guesses are all equal.
+
+    `noises`: how uncertain the questions make each row, see `analysis.statistics.crossed`.
+    """
+
+    margin: float
+    noises: tuple[Noise, Noise]
+
+    def decide(self, values: Values, confidence: float) -> Codes:
+        """Whether the difference lies within the margin, or outside of it."""
+        low, high = self._interval(values, DIFFERENCE)
+        refuting = safe_intervals(values[..., DIFFERENCE, :], self.noises[DIFFERENCE], confidence)
+        known = self._interval(values, ABOVE)[0] > 0
+        within = (low > -self.margin) & (high < self.margin)
+        outside = (refuting[0] > self.margin) | (refuting[1] < -self.margin)
+        return codes_of(within, outside, known)
+
+    def why(self, values: Values) -> str:
+        """That sync may guess, or that the difference may lie on either side of the margin."""
+        if not self._interval(values, ABOVE)[0] > 0:
+            return "sync may answer by chance: guesses are all equal"
+        return f"the difference may be more or less than {self.margin:g}"
+
+    def numbers(self, values: Values) -> list[Number]:
+        """The difference, with its interval over seeds and questions."""
+        low, high = self._interval(values, DIFFERENCE)
+        mean = float(values[DIFFERENCE].mean())
+        return [("difference", mean, float(low), float(high), values.shape[-1])]
+
+    def means_at(self, means: Means) -> MeansAt:
+        """False: a difference of the margin, up or down, which is just true as well. True: no
+        difference. Placebo: all guess."""
+        up, down, none = (np.array([means[ABOVE], at * self.margin]) for at in (1, -1, 0))
+        return MeansAt([up, down], up, none, placebo=np.zeros_like(means))
+
+    def draw(self, means: Means, values: Values, shape: tuple[int, int], rng: Generator) -> Values:
+        """Seeds with their covariance, and questions drawn anew for each store, which are the same
+        for its seeds: [..., stores, rows, seeds]."""
+        stores, num_seeds = shape
+        n = values.shape[1]
+        residuals = (values - values.mean(axis=1, keepdims=True)) / np.sqrt(n - 1)
+        by_seed = residuals @ rng.standard_normal((stores, n, num_seeds))
+        spread = np.sqrt([[each.questions] for each in self.noises])
+        by_question = spread * rng.standard_normal((stores, len(spread), 1))
+        return means[..., None, :, None] + by_seed + by_question
+
+    def _interval(self, values: Values, row: int) -> tuple[Values, Values]:
+        return intervals(values[..., row, :], self.noises[row])
 
 
 def _equal(trials: pd.DataFrame, measure: str) -> Sequence[Comparison]:
     """One part per optimizer, point and task."""
-    return [_part(one, measure) for one in asked(trials) if one.arm == ARM]
+    return [_part(scores, measure) for scores in task_scores(trials) if scores.arm == ARM]
 
 
-def _part(one: Asked, measure: str) -> Comparison:
-    scores = [_above_a_guess(one, measure), one.difference(measure)]
+def _part(scores: TaskScores, measure: str) -> Comparison:
+    by_question = [_above_a_guess(scores, measure), scores.difference(measure)]
     rows = [
-        Row(name, pd.Series(of_question.mean(axis=1), index=[*one.seeds]), shown=False)
-        for name, of_question in zip(("above a guess", "difference"), scores, strict=True)
+        Row(name, pd.Series(values.mean(axis=1), index=[*scores.seeds]), shown=False)
+        for name, values in zip(("above a guess", "difference"), by_question, strict=True)
     ]
-    above, difference = map(noise, scores)
+    above, difference = map(noise, by_question)
     return Comparison(
-        words(names.optimizer(one.optimizer), one.task),
+        words(names.optimizer(scores.optimizer), scores.task),
         rows,
         Equal(MARGINS[measure], (above, difference)),
-        one.optimizer in PAPER,
+        scores.optimizer in PAPER,
     )
 
 
-def _above_a_guess(one: Asked, measure: str) -> Values:
+def _above_a_guess(scores: TaskScores, measure: str) -> Values:
     """[seeds, questions]. What sees right answers in a guess is known without a guess."""
-    return one.sync[ACCURACY] - one.sync[CHANCE] if measure == ACCURACY else one.sync[measure]
+    sync = scores.sync
+    return sync[ACCURACY] - sync[CHANCE] if measure == ACCURACY else sync[measure]
 
 
 def _rule(measure: str, quantity: str, unless: str = "") -> str:

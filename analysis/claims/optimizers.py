@@ -7,6 +7,7 @@ from itertools import product
 
 import pandas as pd
 
+from analysis.claims.above import Above, Contrast, removes
 from analysis.claims.claim import Claim
 from analysis.claims.comparison import Comparison
 from analysis.claims.measure import (
@@ -20,9 +21,7 @@ from analysis.claims.measure import (
     of_points,
     row,
 )
-from analysis.claims.rules.above import Above, Contrast
-from analysis.claims.rules.removed import removes
-from analysis.claims.rules.rule import Rule
+from analysis.claims.rule import ClaimRule
 
 SHARED = ("shared_rate", "tuned_shared")
 """The sweeps of all optimizers at AdamW's learning rate and weight decay, as in the paper."""
@@ -84,7 +83,7 @@ def _most(trials: pd.DataFrame) -> list[Comparison]:
     return _shares(trials, removes(0.5, 0.9))
 
 
-def _shares(trials: pd.DataFrame, rule: Rule) -> list[Comparison]:
+def _shares(trials: pd.DataFrame, rule: ClaimRule) -> list[Comparison]:
     found = measured(trials)
     plain, left = found[found["arm"] == "delay"], found[found["arm"] == "delay_ef"]
     plain_at = dict(iter(plain.groupby("point")))

@@ -2,19 +2,70 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 
+from analysis.claims.above import removes
 from analysis.claims.claim import Claim
 from analysis.claims.comparison import Comparison, Row
 from analysis.claims.measure import PAPER, Column, ends, measured, more, row, with_key
-from analysis.claims.rules.best_below import BestBelow
-from analysis.claims.rules.removed import removes
-from analysis.claims.rules.rule import SAME
+from analysis.claims.rule import SAME, ClaimRule, Codes, Means, MeansAt, Number, codes_of
 from analysis.statistics.best import Grid, grids
+from analysis.statistics.intervals import CONFIDENCE, Values, held_out_gaps, interval_of_best
 from analysis.statistics.regime import MEMORIES, TOLERANCE
 
 NEAR = 0.01  # nats per token
+
+
+@dataclass(frozen=True)
+class BestBelow(ClaimRule):
+    """Reproduced where the best of an arm is surely less than `margin` above sync's best,
+    contradicted where it surely is more; each best chosen for each seed on the others, and the
+    interval encloses that of the same seeds. Rows: sync at each point, then the arm."""
+
+    margin: float
+    name: str
+    num_sync: int
+    """How many rows are sync's."""
+
+    def decide(self, values: Values, confidence: float) -> Codes:
+        """Whether the difference of the bests lies below the margin, or above it."""
+        high, low = self._ends(values, CONFIDENCE)[1], self._ends(values, confidence)[0]
+        return codes_of(high < self.margin, low > self.margin)
+
+    def why(self, values: Values) -> str:
+        """That the interval holds the margin."""
+        return f"holds values on both sides of {self.margin:g}"
+
+    def numbers(self, values: Values) -> list[Number]:
+        """The difference of the bests."""
+        low, high = self._ends(values, CONFIDENCE)
+        gaps = held_out_gaps(*self._arms(values))
+        return [(self.name, float(gaps.mean()), float(low), float(high), len(gaps))]
+
+    def means_at(self, means: Means) -> MeansAt:
+        """True: the bests are alike. Else they differ by the margin: without any gap, the claim
+        would be true, and so no placebo."""
+        sync, arm = self._arms(means[:, None])
+        is_arm = np.arange(len(means)) >= self.num_sync
+        margin = means + (self.margin - (arm.min() - sync.min())) * is_arm
+        return MeansAt([margin], margin, true=margin - self.margin * is_arm, placebo=margin)
+
+    def _ends(self, values: Values, confidence: float) -> tuple[Values, Values]:
+        sync, arm = self._arms(values)
+        same_seeds = _at_best(arm) - _at_best(sync)
+        return interval_of_best(same_seeds, held_out_gaps(sync, arm), confidence)
+
+    def _arms(self, values: Values) -> tuple[Values, Values]:
+        return values[..., : self.num_sync, :], values[..., self.num_sync :, :]
+
+
+def _at_best(losses: Values) -> Values:
+    """The row of the lowest mean: [..., rows, seeds] → [..., seeds]."""
+    chosen = losses.mean(axis=-1).argmin(axis=-1)[..., None, None]
+    return np.take_along_axis(losses, chosen, axis=-2)[..., 0, :]
 
 
 def _momentum(trials: pd.DataFrame) -> list[Comparison]:

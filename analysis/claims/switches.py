@@ -4,19 +4,65 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import pandas as pd
 
+from analysis.claims.above import Above, Contrast
 from analysis.claims.claim import Claim
 from analysis.claims.comparison import Comparison, Row
 from analysis.claims.measure import DELAY, PAPER, Column, measured, more, row, with_key, words
-from analysis.claims.rules.above import Above, Contrast
-from analysis.claims.rules.either import Either
-from analysis.claims.rules.rule import SAME
+from analysis.claims.rule import (
+    SAME,
+    ClaimRule,
+    Codes,
+    Means,
+    MeansAt,
+    Number,
+    codes_of,
+    number,
+)
+from analysis.statistics.intervals import Values, mean_intervals
 from analysis.statistics.spikes import WINDOW, spikes
 
 ARM = ["optimizer", "setting", "arm"]
+
+
+@dataclass(frozen=True)
+class Either(ClaimRule):
+    """Reproduced where a change is shown, up or down; contradicted where it is surely within SAME
+    of the first row. Rows: the quantity at one end, and at the other."""
+
+    name: str
+
+    def decide(self, values: Values, confidence: float) -> Codes:
+        """Whether there is a change, or only a small one."""
+        first, change = values[..., 0, :], _change(values)
+        low, high = mean_intervals(change)
+        within = [mean_intervals(SAME * first + sign * change, confidence)[0] for sign in (1, -1)]
+        shown = (low > 0) | (high < 0)
+        return codes_of(shown, np.all(np.greater(within, 0), axis=0) & ~shown)
+
+    def why(self, values: Values) -> str:
+        """That the change may be nothing, or not small."""
+        return f"{self.name}: may be 0, or more than {SAME:.0%}"
+
+    def numbers(self, values: Values) -> list[Number]:
+        """The change."""
+        return [number(self.name, _change(values))]
+
+    def means_at(self, means: Means) -> MeansAt:
+        """False: no change. Just true: a change of SAME. True: as observed."""
+        first = means[0]
+        just_true = np.array([first, (1 + SAME) * first])
+        return MeansAt([np.array([first, first])], just_true, means, placebo=np.zeros_like(means))
+
+
+def _change(values: Values) -> Values:
+    with np.errstate(invalid="ignore"):
+        return values[..., 1, :] - values[..., 0, :]
 
 
 def spike(trials: pd.DataFrame, heights: pd.DataFrame) -> list[Comparison]:

@@ -29,7 +29,7 @@ def main(given: Given) -> None:
     delay, tokens = _count(given, "delay", 1, MOST_DELAY), _count(given, "tokens", 2048, MOST)
     every = _count(given, "every", 0, MOST)
     config = _synchronous(given)
-    from analysis.theory.sharpness import beside_limits
+    from analysis.theory.score import beside_limits
     from trainer.config.plan import plan_trial
     from trainer.sharpness.measure import measured
     from trainer.sharpness.preconditioner import require_covered
@@ -61,14 +61,14 @@ def _synchronous(given: Given) -> dict[str, Any]:
 
 
 def _text(rows: Iterable[Any], delay: int) -> None:
-    from analysis.theory.sharpness import head, line, verdict
+    from analysis.theory.score import standing_head, standing_row, where_it_stands
 
-    print(head(delay), flush=True)
-    found = []
-    for row in rows:
-        found.append(row)
-        print(line(row), flush=True)
-    print(verdict(found, delay))
+    print(standing_head(delay), flush=True)
+    standings = []
+    for standing in rows:
+        standings.append(standing)
+        print(standing_row(standing), flush=True)
+    print(where_it_stands(standings, delay))
 
 
 def _json(rows: Iterable[Any], delay: int) -> None:

@@ -85,7 +85,7 @@ def _chosen(
 
 
 def _text(found: Sequence[Any]) -> str:
-    from analysis.theory.text import table, title
+    from analysis.theory.stability import table, title
 
     return f"{title(found[0])}\n{table(found)}"
 

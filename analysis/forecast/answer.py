@@ -7,14 +7,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from analysis.forecast.forecast import Forecaster, Form, Point
+from analysis.forecast.forecast import Forecast, Forecaster, Form
 from analysis.forecast.ladder import Ladder, Rung
-from analysis.forecast.laws import left_out
-from analysis.forecast.support import why_not
+from analysis.forecast.laws import FORMS, REGRESSORS, SyncLaw, TaxLaw, left_out, scale_of
 from analysis.statistics.intervals import Interval
 
 Target = tuple[int, int, int]
 """Updates, tokens per update, parameters."""
+FEWEST_LENGTHS = 3
+"""Two lengths do not show how sync's loss bends."""
+REACH = 1.0
+"""How far beyond its ends a ladder carries, as a share of its own span, in logarithms."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Foretold:
     """A rung of the ladder, and what the shorter rungs say of it."""
 
     rung: Rung
-    point: Point
+    point: Forecast
 
     @property
     def is_inside(self) -> bool:
@@ -38,7 +41,7 @@ class Answer:
     ladder: Ladder
     target: Target
     seeds: int
-    point: Point | None = None
+    point: Forecast | None = None
     why: str = ""
     forms: Sequence[Form] = ()
     """The chosen one first."""
@@ -87,3 +90,35 @@ def _longest(ladder: Ladder) -> list[Foretold]:
         Foretold(rung, *forecaster.at(np.array([rung.settings], dtype=float), len(rung.gaps)))
         for rung in rungs
     ]
+
+
+def why_not(ladder: Ladder, target: Target) -> str:
+    """Why the ladder supports no forecast at a target (updates, tokens per update, parameters);
+    empty if it does."""
+    if not ladder.rungs:
+        return "no rung: " + ("; ".join(ladder.dropped) or "no pair of this arm and sync")
+    settings = ladder.settings
+    num_lengths, needed = len(set(settings[:, 0])), _needed(ladder)
+    if num_lengths < FEWEST_LENGTHS:
+        return f"{num_lengths} lengths, {FEWEST_LENGTHS} are needed to see how sync's loss falls"
+    if len(settings) < needed:
+        return f"{len(settings)} rungs, {needed} are needed for what varies among them"
+    constant = left_out(settings)
+    for name, column, value in zip(REGRESSORS, settings.T, target, strict=True):
+        low, high = column.min(), column.max()
+        if name in constant and value != low:
+            return f"every rung has {name}={low:.0f}: nothing is known of {name}={value}"
+        reach = (high / low) ** REACH
+        if not low / reach <= value <= high * reach:
+            return (
+                f"{name}={value} is too far from the rungs' {low:.0f} to {high:.0f}: they carry "
+                f"from {low / reach:.0f} to {high * reach:.0f}"
+            )
+    return ""
+
+
+def _needed(ladder: Ladder) -> int:
+    """One rung more than the larger law has parameters."""
+    scale, settings = scale_of(ladder.settings), ladder.settings
+    taxes = [TaxLaw(scale, settings, has).num_parameters for has in FORMS.values()]
+    return 1 + max(SyncLaw(scale, settings).num_parameters, *taxes)

@@ -14,13 +14,13 @@ Model = Callable[[Values], tuple[Values, Values]]
 
 ROUNDS = 60
 SMALLEST, LARGEST = 1e-9, 1e9
-"""Of the damping."""
+"""The smallest and the largest damping."""
 CLOSE = 1e-10
 """Relative gain of a round that ends the search."""
 
 
 class Bounds(NamedTuple):
-    """Of each parameter, [k]."""
+    """The lowest and the highest value of each parameter, [k]."""
 
     low: Values
     high: Values

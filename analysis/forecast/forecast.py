@@ -25,8 +25,8 @@ ENDS = (1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2
 SEED = 0
 REFUTED = 0.01
 """A form without a floor does not count if its likelihood of the rungs, each foretold from the
-others, is below this share of both forms' together. The form with a floor always counts: a floor of
-nearly 0 is none."""
+others, is below this share of both forms' together. The form with a floor always counts, because
+its floor may be nearly 0."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Means:
 
 
 def means(ladder: Ladder) -> Means:
-    """Of its rungs. The variance of the gap of a rung is the mean of its own and of that of all
-    rungs: its own has few degrees of freedom."""
+    """The means of a ladder's rungs. The variance of a rung's gap is the mean of its own variance,
+    which has few degrees of freedom, and of that of all rungs together."""
     counts = np.array([len(rung.gaps) for rung in ladder.rungs], dtype=float)
     own = np.array([rung.gaps.var(ddof=1) for rung in ladder.rungs])
     weights = (counts - 1) / (counts - 1).sum()
@@ -72,7 +72,7 @@ class Form:
     held_out: float
     """Root mean square of the error of each rung foretold from the others, in nats per token."""
     likelihood: float
-    """Of the rungs, each foretold from the others, as a share of both forms'."""
+    """Likelihood of the rungs, each foretold from the others, as a share of both forms'."""
 
     @property
     def counts(self) -> bool:
@@ -81,7 +81,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Point:
+class Forecast:
     """A forecast at one setting; gaps in nats per token."""
 
     gap: float
@@ -92,7 +92,7 @@ class Point:
 
 
 class Forecaster:
-    """The laws of one ladder, which must support what is asked (`support.why_not`). `seed`: of the
+    """The laws of one ladder, which must support what is asked (`answer.why_not`). `seed`: of the
     draws."""
 
     def __init__(self, ladder: Ladder, seed: int = SEED, draws: int = DRAWS) -> None:
@@ -108,10 +108,14 @@ class Forecaster:
     def _held_out(self) -> dict[str, Values]:
         """For each form the errors of rungs foretold from the others, in nats, [rungs]."""
         others = 1.0 - np.eye(len(self.ladder.rungs))
-        slopes = self._slopes(self._repeated(self.means.losses), others)
+        losses, gaps = (
+            np.tile(values, (len(others), 1)) for values in (self.means.losses, self.means.gaps)
+        )
+        sync = self.sync.fit(losses, others * self._loss_weights)
+        slopes = self.sync.slopes(sync, self.ladder.settings)
+        weights = others * self._gap_weights
         return {
-            name: self.means.gaps
-            - np.diag(law.model(slopes)(law.fit(*self._gap_data(others), slopes))[0])
+            name: self.means.gaps - np.diag(law.model(slopes)(law.fit(gaps, weights, slopes))[0])
             for name, law in self.taxes.items()
         }
 
@@ -149,7 +153,7 @@ class Forecaster:
             name: _around([np.quantile(of_form[name], ENDS)[:, None] for of_form in drawn])[0]
             for name in drawn[0]
         }
-        return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
+        return {name: _interval(of_name) for name, of_name in ends.items()}
 
     @cached_property
     def _best_slopes(self) -> Values:
@@ -191,7 +195,7 @@ class Forecaster:
         noise = self.random.standard_normal((self.draws, len(seen))) / np.sqrt(chi)
         return np.asarray(seen + np.sqrt(misfit) * errors * noise)
 
-    def at(self, settings: Values, seeds: int) -> list[Point]:
+    def at(self, settings: Values, seeds: int) -> list[Forecast]:
         """Forecasts at settings [m, 3] (updates, tokens per update, parameters) for a mean of so
         many seeds."""
         chosen = self.forms[0].form
@@ -202,12 +206,7 @@ class Forecaster:
             for of_forms in self._outcomes(settings, seeds)
         )
         return [
-            Point(
-                float(gap),
-                (float(of_gap[0]), float(of_gap[1])),
-                float(tax),
-                (float(of_tax[0]), float(of_tax[1])),
-            )
+            Forecast(float(gap), _interval(of_gap), float(tax), _interval(of_tax))
             for gap, of_gap, tax, of_tax in zip(
                 slope * np.log1p(excess), gap_ends, 1 + excess, tax_ends, strict=True
             )
@@ -234,19 +233,13 @@ class Forecaster:
     def _loss_weights(self) -> Values:
         return np.asarray(self.means.loss_errors**-2.0)
 
-    def _repeated(self, values: Values) -> Values:
-        return np.tile(values, (len(values), 1))
-
-    def _gap_data(self, others: Values) -> tuple[Values, Values]:
-        return self._repeated(self.means.gaps), others * self._gap_weights
-
-    def _slopes(self, losses: Values, others: Values) -> Values:
-        """s at every rung, [rungs, rungs], from the rungs but one."""
-        parameters = self.sync.fit(losses, others * self._loss_weights)
-        return self.sync.slopes(parameters, self.ladder.settings)
-
 
 def _around(ends: Sequence[Values]) -> Values:
     """[m, 2]: the lowest lower and the highest upper of several pairs of ends [2, m]."""
     low, high = np.array(ends).transpose(1, 0, 2)
     return np.stack([low.min(axis=0), high.max(axis=0)], axis=-1)
+
+
+def _interval(ends: Values) -> Interval:
+    low, high = map(float, ends)
+    return low, high

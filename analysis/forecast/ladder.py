@@ -71,7 +71,7 @@ class Ladder:
 
     @property
     def trial_ids(self) -> frozenset[str]:
-        """Of all rungs."""
+        """The trials of all rungs."""
         return frozenset(name for rung in self.rungs for name in rung.trial_ids)
 
     def below(self, updates: int) -> Ladder:

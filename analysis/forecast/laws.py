@@ -46,7 +46,7 @@ class Scale:
 
 
 def scale_of(settings: Values) -> Scale:
-    """Of a ladder's rungs, [n, 3]."""
+    """The scale of a ladder's rungs, [n, 3]."""
     logarithms = np.log(settings)
     varied = [i for i in range(len(REGRESSORS)) if len(np.unique(settings[:, i])) > 1]
     return Scale(logarithms.mean(axis=0), tuple(varied))
@@ -58,7 +58,7 @@ class SyncLaw:
 
     scale: Scale
     settings: Values
-    """Of the rungs, [n, 3]."""
+    """Settings of the rungs, [n, 3]."""
 
     def _terms(self, settings: Values) -> Values:
         """[n, 2 or 3]: what a, α and β are multiplied by."""
@@ -68,7 +68,7 @@ class SyncLaw:
 
     @property
     def num_parameters(self) -> int:
-        """Of the fit."""
+        """How many parameters are fitted."""
         return self._terms(self.settings).shape[1] + len(np.unique(self.settings[:, 2]))
 
     def model(self) -> Model:
@@ -123,7 +123,7 @@ class TaxLaw:
 
     @property
     def num_parameters(self) -> int:
-        """Of the fit."""
+        """How many parameters are fitted."""
         return 1 + len(self.scale.varied) + self.has_floor
 
     def model(self, slopes: Values) -> Model:

@@ -112,8 +112,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check(forecast: Mapping[str, Any], trials: pd.DataFrame) -> Check:
-    """Of several ladders that reach the target, the one counts that has the most trials that the
-    forecast was made from, then the largest."""
+    """The forecast beside the runs of its target. If several ladders reach the target, the ladder
+    with the most of the trials that the forecast was made from counts, then the largest ladder."""
     chosen = fulfilling(trials, forecast.get("conditions", {}))
     target = tuple(forecast[key] for key in ("updates", "batch", "parameters"))
     reached = [

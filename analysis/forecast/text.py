@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from analysis.forecast.answer import Answer, Foretold
-from analysis.forecast.forecast import Form, Point
+from analysis.forecast.forecast import Forecast, Form
 from analysis.forecast.ladder import Ladder, name_of
 from analysis.table.text import some
 
@@ -47,13 +47,13 @@ def _cells(of: Answer) -> list[str]:
     ]
 
 
-def gap_text(point: Point) -> str:
+def gap_text(point: Forecast) -> str:
     """`+0.0129 [+0.0070, +0.0190]`."""
     low, high = point.gap_interval
     return f"{point.gap:+.4f} [{low:+.4f}, {high:+.4f}]"
 
 
-def tax_text(point: Point) -> str:
+def tax_text(point: Forecast) -> str:
     """`1.060 [1.031, 1.094]`."""
     low, high = point.tax_interval
     return f"{point.tax:.3f} [{low:.3f}, {high:.3f}]"
@@ -133,7 +133,7 @@ def plain(of: Answer) -> dict[str, Any]:
     }
 
 
-def _point(point: Point) -> dict[str, Any]:
+def _point(point: Forecast) -> dict[str, Any]:
     gap_low, gap_high = point.gap_interval
     tax_low, tax_high = point.tax_interval
     return {

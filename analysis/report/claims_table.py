@@ -10,7 +10,7 @@ from analysis.claims import Verdict
 from analysis.report.page.page import Chapter
 
 RATES = ("reproduced_if_false", "contradicted_if_true", "decided_if_placebo", "power", "decided")
-"""Rates of an audit (`analysis.claims.rates`), each with the ends of its 95 % interval."""
+"""Rates of an audit (`analysis.claims.audit`), each with the ends of its 95 % interval."""
 COLUMNS = [
     *("scale", "claim", "place", "verdict", "part", "counts", "says", "numbers", "why"),
     *(f"{name}{end}" for name in RATES for end in ("", "_low", "_high")),

@@ -25,8 +25,7 @@ from analysis.report.provenance import makers, provenance
 from analysis.report.recommendation import recommendations
 from analysis.report.running import running
 from analysis.report.scopes import Scope, Views, of_record, scopes
-from analysis.statistics.notes import notes
-from analysis.statistics.text import gap_table, printed_gaps, taxes_text
+from analysis.statistics.text import gap_table, notes, printed_gaps, taxes_text
 from analysis.table.load import DamagedRows, load
 from analysis.table.points import settings
 from analysis.table.records import Record, records

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.chosen import chosen
 from analysis.statistics.intervals import (
-    CONFIDENCE,
     Interval,
     Values,
+    held_out_gaps,
+    interval_of_best,
     mean_intervals,
 )
 from analysis.statistics.pairs import VARIANT, pairs
@@ -22,6 +22,8 @@ from analysis.table.schema import BEST
 from analysis.table.tasks import tasks
 
 ROW = ["optimizer", "task", "arm", *VARIANT]
+CHOSEN_ROW = ["optimizer", "task", "family", *VARIANT]
+SETTING = ["point", "arm"]
 Losses = NDArray[np.float64]
 """Final losses, shape (points, seeds); infinite where the trial diverged."""
 
@@ -47,17 +49,22 @@ def best(df: pd.DataFrame, choice: Collection[int] = ()) -> pd.DataFrame:
         return _table([])
     words = settings(df)
     if choice:
-        return _table(chosen(df, choice, tasks(df), words))
-    rows = [{**dict(zip(ROW, key, strict=True)), **_row(found, words)} for key, found in grids(df)]
+        return _table(_chosen(df, choice, words))
+    rows = [{**dict(zip(ROW, key, strict=True)), **_row(grid, words)} for key, grid in grids(df)]
     return _table(rows)
 
 
 def grids(df: pd.DataFrame) -> Iterator[tuple[tuple[Any, ...], Grid]]:
     """The grid of each ROW that has a pair, from `load`'s table, which is not empty."""
-    found = pairs(df)
-    found = found[found["status_sync"].notna()]
-    for key, group in found.assign(task=found["point"].map(tasks(df))).groupby(ROW):
+    for key, group in _paired(df).groupby(ROW):
         yield key, _grid(group)
+
+
+def _paired(df: pd.DataFrame) -> pd.DataFrame:
+    """The pairs that have a sync trial, with their task."""
+    paired = pairs(df)
+    paired = paired[paired["status_sync"].notna()]
+    return paired.assign(task=paired["point"].map(tasks(df)))
 
 
 def _table(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -75,22 +82,22 @@ def _row(grid: Grid, words: dict[str, str]) -> dict[str, Any]:
         "arm_diverged": int(np.isinf(grid.arm).any(axis=1).sum()),
         "n": 0,
     }
-    found = compare(grid.sync, grid.arm)
-    if found is None:
+    compared = compare(grid.sync, grid.arm)
+    if compared is None:
         return counts
     return {
         **counts,
-        "n": len(found.held_out),
-        "gap": found.held_out.mean() if len(found.held_out) else np.nan,
-        "low": found.interval[0],
-        "high": found.interval[1],
-        "gap_same_seeds": found.same_seeds.mean(),
-        "loss_sync": grid.sync[found.sync].mean(),
-        "loss": grid.arm[found.arm].mean(),
-        "point_sync": grid.points[found.sync],
-        "point": grid.points[found.arm],
-        "setting_sync": words[grid.points[found.sync]],
-        "setting": words[grid.points[found.arm]],
+        "n": len(compared.held_out),
+        "gap": compared.held_out.mean() if len(compared.held_out) else np.nan,
+        "low": compared.interval[0],
+        "high": compared.interval[1],
+        "gap_same_seeds": compared.same_seeds.mean(),
+        "loss_sync": grid.sync[compared.sync].mean(),
+        "loss": grid.arm[compared.arm].mean(),
+        "point_sync": grid.points[compared.sync],
+        "point": grid.points[compared.arm],
+        "setting_sync": words[grid.points[compared.sync]],
+        "setting": words[grid.points[compared.arm]],
     }
 
 
@@ -113,64 +120,14 @@ def compare(sync: Losses, arm: Losses) -> Compared | None:
     same_seeds = arm[chosen] - sync[chosen_sync]
     gaps = held_out_gaps(sync, arm)
     held_out = gaps[np.isfinite(gaps)]
-    interval = _interval(same_seeds, held_out)
-    return Compared(chosen_sync, chosen, same_seeds, held_out, interval)
-
-
-def _interval(same_seeds: Values, held_out: Values) -> Interval:
-    low, high = interval_of_best(same_seeds, held_out)
-    return float(low), float(high)
+    low, high = map(float, interval_of_best(same_seeds, held_out))
+    return Compared(chosen_sync, chosen, same_seeds, held_out, (low, high))
 
 
 def _lowest(losses: Losses) -> int | None:
     """The row of the lowest mean; None if every row holds a divergence, or there is none."""
     means = losses.mean(axis=1) if losses.size else np.array([np.inf])
     return int(means.argmin()) if np.isfinite(means).any() else None
-
-
-def held_out_gaps(sync: Losses, arm: Losses) -> Values:
-    """For losses of shape (..., points, seeds), the gap at each seed of the settings that are best
-    on the others, shape (..., seeds); infinite if the arm diverged there, if it diverged on the
-    others at every setting, or if there are no others."""
-    base = at_best_on_others(sync, sync)
-    known = np.isfinite(base)
-    return np.where(known, at_best_on_others(arm, arm) - np.where(known, base, 0.0), np.inf)
-
-
-def interval_of_best(
-    same_seeds: Values, held_out: Values, confidence: float = CONFIDENCE
-) -> tuple[Values, Values]:
-    """Ends of the interval of the difference of two bests, from gaps of shape (..., n) at settings
-    chosen on all seeds, and for each seed on the others.
-
-    It encloses Student's t-intervals of both, the latter with the variance of `folds_share`.
-    """
-    of_same = mean_intervals(same_seeds, confidence)
-    low, high = mean_intervals(held_out, confidence)
-    middle, half = (low + high) / 2, np.sqrt(folds_share(held_out.shape[-1])) * (high - low) / 2
-    return np.minimum(of_same[0], middle - half), np.maximum(of_same[1], middle + half)
-
-
-def folds_share(n: int) -> float:
-    """By how much the variance of a mean over n seeds exceeds s²/n, if each seed has the setting
-    that is best on the others: (1/n + 1/(n - 1)) / (1/n) (Nadeau, Bengio 2003)."""
-    return 1 + n / max(1, n - 1)
-
-
-def at_best_on_others(losses: Losses, values: Losses) -> Values:
-    """For each seed, the value at the point of the lowest mean loss on the other seeds.
-
-    Both have the shape (..., points, seeds), the result (..., seeds); it is infinite where there is
-    no such point.
-    """
-    diverged = np.isinf(losses)
-    finite = np.where(diverged, 0.0, losses)
-    others = finite.sum(axis=-1, keepdims=True) - finite
-    lost = diverged.sum(axis=-1, keepdims=True) > diverged
-    others = np.where(lost | (losses.shape[-1] < 2), np.inf, others)
-    chosen = others.argmin(axis=-2)[..., None, :]
-    taken = np.take_along_axis(values, chosen, axis=-2)[..., 0, :]
-    return np.where(np.isinf(others.min(axis=-2)), np.inf, taken)
 
 
 class Grid(NamedTuple):
@@ -198,3 +155,94 @@ def _grid(group: pd.DataFrame) -> Grid:
     points = [point for point, kept in zip(whole, fair, strict=True) if kept]
     incomplete = len(seeds_by_point) - len(whole)
     return Grid(points, seeds, sync[fair], arm[fair], int((~fair).sum()), incomplete)
+
+
+def _chosen(
+    df: pd.DataFrame, choice: Collection[int], words: dict[str, str]
+) -> list[dict[str, Any]]:
+    """The rows of `best` where the seeds of `choice` choose the settings; `words`: of each point.
+    An arm stands for all of its coefficients, of which each may be a setting."""
+    paired = _paired(df)
+    family = df.set_index("trial_id")["family"]
+    paired = paired.assign(family=paired["trial_id"].map(family))
+    return [
+        {**dict(zip(ROW, key, strict=True)), **_row_of_choice(group, choice, words)}
+        for key, group in paired.groupby(CHOSEN_ROW)
+        if group["seed"].isin(choice).any()
+    ]
+
+
+class _Settings(NamedTuple):
+    """Mean losses at the seeds of choice, infinite if one diverged: of the arm by SETTING, of sync
+    by point; and how many settings are left out."""
+
+    arm: pd.Series
+    sync: pd.Series
+    sync_diverged: int
+    incomplete: int
+
+
+def _row_of_choice(
+    group: pd.DataFrame, choice: Collection[int], words: dict[str, str]
+) -> dict[str, Any]:
+    known = _settings(group[group["seed"].isin(choice)])
+    counts = {
+        **{"n": 0, "pairs": 0, "num_points": len(known.arm)},
+        "arm_diverged": int(np.isinf(known.arm).sum()),
+        **{"sync_diverged": known.sync_diverged, "incomplete": known.incomplete},
+    }
+    if known.arm.empty or np.isinf(known.arm.min()):
+        return counts
+    at, arm = _lowest_setting(known.arm)
+    at_sync = str(known.sync.idxmin())
+    rest = group[~group["seed"].isin(choice)]
+    own = rest[(rest["point"] == at) & (rest["arm"] == arm)].set_index("seed")
+    base = rest[rest["point"] == at_sync].drop_duplicates("seed").set_index("seed")
+    seeds = own.index.intersection(base.index[base["final_val_loss_sync"].notna()])
+    sync = base.loc[seeds, "final_val_loss_sync"]
+    gaps = (own.loc[seeds, "final_val_loss"] - sync).dropna()
+    low, high = mean_intervals(gaps.to_numpy(dtype=float))
+    return {
+        **counts,
+        "n": len(gaps),
+        "pairs": len(seeds),
+        "gap": gaps.mean(),
+        "low": float(low),
+        "high": float(high),
+        "loss_sync": sync[gaps.index].mean(),
+        "loss": own.loc[gaps.index, "final_val_loss"].mean(),
+        "point_sync": at_sync,
+        "point": at,
+        "setting_sync": words[at_sync],
+        "setting": _in_words(words[at], arm, group["family"].iloc[0]),
+    }
+
+
+def _settings(tried: pd.DataFrame) -> _Settings:
+    """The settings that have every seed of choice, and at which sync completed."""
+    seeds = tried.groupby(SETTING)["seed"].nunique()
+    whole = seeds[seeds == tried["seed"].nunique()].index
+    losses = tried.assign(
+        arm_loss=tried["final_val_loss"].fillna(np.inf),
+        sync_loss=tried["final_val_loss_sync"].fillna(np.inf),
+    ).groupby(SETTING)[["arm_loss", "sync_loss"]]
+    means = losses.mean().loc[whole].sort_index()
+    fair = means[np.isfinite(means["sync_loss"])]
+    sync = fair["sync_loss"].droplevel("arm")
+    return _Settings(
+        fair["arm_loss"],
+        sync[~sync.index.duplicated()],
+        len(means) - len(fair),
+        len(seeds) - len(whole),
+    )
+
+
+def _lowest_setting(losses: pd.Series) -> tuple[str, str]:
+    """The point and the arm of the lowest loss."""
+    point, arm = losses.index[int(losses.to_numpy().argmin())]
+    return str(point), str(arm)
+
+
+def _in_words(setting: str, arm: str, family: str) -> str:
+    """The setting, with the arm's name where that says a coefficient."""
+    return ", ".join(word for word in (setting, "" if arm == family else arm) if word)

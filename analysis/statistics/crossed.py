@@ -36,7 +36,7 @@ class Noise(NamedTuple):
 
 
 def noise(scores: Values) -> Noise:
-    """Of scores [seeds, questions], estimated; of one seed, all is put down to the questions."""
+    """The noise of scores [seeds, questions]; one seed's is put down to the questions alone."""
     num_seeds, num_questions = scores.shape
     if num_questions < 2:
         return Noise(math.nan, math.nan, num_questions)
@@ -66,7 +66,7 @@ def intervals(
 
 
 def safe_intervals(by_seed: Values, noise: Noise, confidence: float) -> tuple[Values, Values]:
-    """The same for two seeds or more, wider: each part of the variance with its own quantile.
+    """Wider `intervals`, for two seeds or more: each part of the variance has its own quantile.
 
     At confidences far above 95 % Satterthwaite's degrees of freedom are too many if the spread of
     few seeds is small by chance.
@@ -95,7 +95,8 @@ def _variance(by_seed: Values, noise: Noise) -> tuple[Values, Values]:
 
 
 def _of_spread(spread: Values, num_seeds: int | Values, noise: Noise) -> tuple[Values, Values]:
-    """The same for seeds whose means have the variance `spread`."""
+    """Variance of the mean, and its degrees of freedom, if the seeds' means have the variance
+    `spread`."""
     of_seeds, of_rest = spread / num_seeds, noise.rest / num_seeds
     of_questions = noise.questions + of_rest
     # At least what the questions alone would say: the spread of few seeds may be small by chance.

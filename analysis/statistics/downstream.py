@@ -27,9 +27,9 @@ HALF_WIDTH = 0.005
 """Of the accuracy: as small as the differences of the paper's table 4."""
 
 
-class Asked(NamedTuple):
-    """What an arm and its sync partners answered to one task: scores by measure, [seeds,
-    questions], of the same seeds in the same order."""
+class TaskScores(NamedTuple):
+    """Scores of an arm and its sync partners in one task by measure, [seeds, questions]: of the
+    same seeds and questions, in the same order."""
 
     optimizer: str
     point: str
@@ -46,10 +46,14 @@ class Asked(NamedTuple):
         return self.own[measure] - self.sync[measure]
 
 
-def asked(trials: pd.DataFrame) -> list[Asked]:
-    """Every arm and task of which a pair answered the same questions, from `load`'s table.
+KEYS = TaskScores._fields[:6]
 
-    A task that was asked in several ways counts as the one that most pairs answered.
+
+def task_scores(trials: pd.DataFrame) -> list[TaskScores]:
+    """The scores of every arm and task of which a pair answered the same questions.
+
+    `trials`: `load`'s table. Of a task that was asked in several ways, the way counts that most
+    pairs answered.
     """
     if not any(map(was_asked, trials["folder"])):  # a store may have many thousands of trials
         return []
@@ -60,7 +64,7 @@ def asked(trials: pd.DataFrame) -> list[Asked]:
     folders = dict(zip(trials["trial_id"], trials["folder"], strict=True))
     known = {of: answered(folders[of]) for of in {*both["trial_id"], *both["trial_id_sync"]}}
     return [
-        Asked(*map(_plain, key), *of_task)
+        TaskScores(*map(_plain, key), *of_task)
         for key, rows in both.groupby(SAME_ARM)
         for of_task in _tasks(rows, known)
     ]
@@ -97,25 +101,25 @@ def downstream(trials: pd.DataFrame) -> pd.DataFrame:
     """
     words = settings(trials) if len(trials) else {}
     rows = [
-        {**dict(zip(Asked._fields[:6], one, strict=False)), "setting": words[one.point], **scored}
-        for one in asked(trials)
-        for scored in _measures(one)
+        {**dict(zip(KEYS, scores, strict=False)), "setting": words[scores.point], **of_measure}
+        for scores in task_scores(trials)
+        for of_measure in _measures(scores)
     ]
     table = pd.DataFrame(rows, columns=[*DOWNSTREAM])
     return table.astype({name: dtype for name, (dtype, _) in DOWNSTREAM.items()})
 
 
-def _measures(one: Asked) -> Iterator[dict[str, Any]]:
-    num_seeds, num_questions = one.own[ACCURACY].shape
+def _measures(scores: TaskScores) -> Iterator[dict[str, Any]]:
+    num_seeds, num_questions = scores.own[ACCURACY].shape
     for measure in MEASURES:
-        difference = one.difference(measure)
+        difference = scores.difference(measure)
         low, high = crossed_interval(difference)
         yield {
             "measure": measure,
             "n": num_seeds,
             "questions": num_questions,
-            "sync": one.sync[measure].mean(),
-            "value": one.own[measure].mean(),
+            "sync": scores.sync[measure].mean(),
+            "value": scores.own[measure].mean(),
             "difference": difference.mean(),
             "low": low,
             "high": high,
@@ -134,18 +138,18 @@ def _mcnemar(difference: Values) -> float:
 def precision(results: Path) -> str:
     """Lines on the differences in accuracy that the answers in a store can show: those detected
     with a probability of 80 %, and the seeds that HALF_WIDTH to each side needs."""
-    found = asked(load(results)) if (results / "trials").is_dir() else []
-    lines = [_precision(one) for one in found if one.difference(ACCURACY)[1:].any()]
+    tasks = task_scores(load(results)) if (results / "trials").is_dir() else []
+    lines = [_precision(scores) for scores in tasks if scores.difference(ACCURACY)[1:].any()]
     none = "no task has two pairs of answers here yet: no difference can be told from chance"
     return "\n".join(lines or [f"power     {none}"])
 
 
-def _precision(one: Asked) -> str:
-    difference = one.difference(ACCURACY)
+def _precision(scores: TaskScores) -> str:
+    difference = scores.difference(ACCURACY)
     needed = seeds_needed(difference, HALF_WIDTH)
     words = f"{needed} seeds for ±{HALF_WIDTH:g}" if needed else "too few questions"
     return (
-        f"power     {one.task}, {one.optimizer} {one.arm}: {len(one.seeds)} seeds and "
+        f"power     {scores.task}, {scores.optimizer} {scores.arm}: {len(scores.seeds)} seeds and "
         f"{difference.shape[1]:,} questions detect a difference in accuracy of "
         f"{detectable_difference(difference):.2g} (80 % power); {words}"
         + ("" if needed else f" for ±{HALF_WIDTH:g}, whatever the seeds")

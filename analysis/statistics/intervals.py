@@ -1,4 +1,4 @@
-"""95 % intervals of a mean and of a ratio of two means over the same seeds."""
+"""95 % intervals: of a mean, of a ratio of two means, and of the difference of two bests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def mean_intervals(values: Values, confidence: float = CONFIDENCE) -> tuple[Valu
 
 
 class Moments(NamedTuple):
-    """Of n values: mean and standard deviation (n − 1), both of shape (...)."""
+    """Mean and standard deviation (n − 1) of n values, both of shape (...)."""
 
     mean: Values
     std: Values
@@ -42,8 +42,8 @@ class Moments(NamedTuple):
 
 
 def moments(values: Values) -> Moments:
-    """Those of values of shape (..., n). The same infinity n times has a standard deviation of 0;
-    for n < 2 both are NaN."""
+    """The moments of values of shape (..., n). The same infinity n times has a standard deviation
+    of 0; for n < 2 both moments are NaN."""
     n = values.shape[-1]
     if n < 2:
         unknown = np.full(values.shape[:-1], np.nan)
@@ -75,6 +75,51 @@ def ratio_interval(numerator: Values, denominator: Values) -> Interval:
         return UNKNOWN
     root = np.sqrt(max(b**2 - a * c, 0.0))
     return float((b - root) / a), float((b + root) / a)
+
+
+def held_out_gaps(sync: Values, arm: Values) -> Values:
+    """For losses of shape (..., points, seeds), the gap at each seed of the settings that are best
+    on the others, shape (..., seeds); infinite if the arm diverged there, if it diverged on the
+    others at every setting, or if there are no others."""
+    base = at_best_on_others(sync, sync)
+    known = np.isfinite(base)
+    return np.where(known, at_best_on_others(arm, arm) - np.where(known, base, 0.0), np.inf)
+
+
+def interval_of_best(
+    same_seeds: Values, held_out: Values, confidence: float = CONFIDENCE
+) -> tuple[Values, Values]:
+    """Ends of the interval of the difference of two bests, from gaps of shape (..., n) at settings
+    chosen on all seeds, and for each seed on the others.
+
+    It encloses Student's t-intervals of both, the latter with the variance of `folds_share`.
+    """
+    of_same = mean_intervals(same_seeds, confidence)
+    low, high = mean_intervals(held_out, confidence)
+    middle, half = (low + high) / 2, np.sqrt(folds_share(held_out.shape[-1])) * (high - low) / 2
+    return np.minimum(of_same[0], middle - half), np.maximum(of_same[1], middle + half)
+
+
+def folds_share(n: int) -> float:
+    """By how much the variance of a mean over n seeds exceeds s²/n, if each seed has the setting
+    that is best on the others: (1/n + 1/(n - 1)) / (1/n) (Nadeau, Bengio 2003)."""
+    return 1 + n / max(1, n - 1)
+
+
+def at_best_on_others(losses: Values, values: Values) -> Values:
+    """For each seed, the value at the point of the lowest mean loss on the other seeds.
+
+    Both have the shape (..., points, seeds), the result (..., seeds); it is infinite where there is
+    no such point.
+    """
+    diverged = np.isinf(losses)
+    finite = np.where(diverged, 0.0, losses)
+    others = finite.sum(axis=-1, keepdims=True) - finite
+    lost = diverged.sum(axis=-1, keepdims=True) > diverged
+    others = np.where(lost | (losses.shape[-1] < 2), np.inf, others)
+    chosen = others.argmin(axis=-2)[..., None, :]
+    taken = np.take_along_axis(values, chosen, axis=-2)[..., 0, :]
+    return np.where(np.isinf(others.min(axis=-2)), np.inf, taken)
 
 
 def excludes_zero(interval: Interval) -> bool:

@@ -43,7 +43,8 @@ def detectable_gap(sd: float, n: int) -> float:
 
 @cache
 def detectable_shift(freedom: float) -> float:
-    """The same in standard errors of a mean, which are known with these degrees of freedom."""
+    """The smallest true mean that is detected with a probability of 80 %, in standard errors that
+    are known with these degrees of freedom."""
     critical = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
 
     def excess(shift: float) -> float:

@@ -1,42 +1,38 @@
 """Names as people write them, for figures, tables and prose; keys and CSVs keep those of conf/.
 
-They are made of the columns of the table of trials, and whatever has no name here keeps its own.
+They are made of the columns of the table of trials, and whatever has no name here keeps its own. An
+optimizer is called by its YAML's name in title case, unless that YAML begins with `# name: …`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from analysis.table.points import varied
+from trainer.config.names import yamls
 
-OPTIMIZERS = {
-    "adamh": "AdamH",
-    "adamuon": "AdaMuon",
-    "adamw": "AdamW",
-    "adan": "Adan",
-    "ademamix": "AdEMAMix",
-    "adopt": "ADOPT",
-    "basis_rotation": "basis rotation",
-    "dion": "Dion",
-    "kron": "Kron",
-    "lion": "Lion",
-    "mars": "MARS",
-    "muon": "Muon",
-    "nadamw": "NAdamW",
-    "normuon": "NorMuon",
-    "schedule_free_adamw": "Schedule-Free AdamW",
-    "scion": "Scion",
-    "sgd": "SGD",
-    "sgdw": "SGDW",
-    "shampoo": "Shampoo",
-    "signum": "Signum",
-    "soap": "SOAP",
-    "sophia": "Sophia",
-}
+NAME = re.compile(r"# name: (.+)")
+"""The first line of a choice's YAML whose name is not its file's in title case."""
+
+
+def title_case(name: str) -> str:
+    """`Schedule Free Mine` for `schedule_free_mine`; capital letters stay as they are."""
+    return " ".join(word[:1].upper() + word[1:] for word in name.split("_"))
+
+
+def _of_choice(path: Path) -> str:
+    """What the YAML of a choice says that it is called, else its title case."""
+    said = NAME.match(path.read_text())
+    return said[1] if said else title_case(path.stem)
+
+
+OPTIMIZERS = {path.stem: _of_choice(path) for path in yamls("optimizer")} | {"adamh": "AdamH"}
+"""The optimizers of conf/ and those that only others report numbers of."""
 PIPELINES = {
     "constant_delay": "delay of {delay}",
     "paci": "PACI",
@@ -87,8 +83,8 @@ NEGATIVE = re.compile(r"(?<![\w.\-])-(?=[\d.])")
 
 
 def optimizer(name: object) -> str:
-    """As its authors write it."""
-    return OPTIMIZERS.get(str(name), str(name))
+    """Its name as its authors write it; of one that conf/ does not have, its title case."""
+    return OPTIMIZERS.get(str(name)) or title_case(str(name))
 
 
 def key(name: object) -> str:

@@ -1,7 +1,7 @@
-"""Every correction of conf/correction/ as linear filters around the optimizer, or why it is none.
+"""Corrections of conf/correction/ as linear filters around the optimizer, or why they are none.
 
-They stand where the hooks of `trainer.corrections.none.NoCorrection` stand: before the optimizer
-(`gradient`), after it (`apply`), and where the weights are read (`ahead`).
+The filters stand where the hooks of `trainer.corrections.none.NoCorrection` stand: before the
+optimizer (`gradient`), after it (`apply`), and where the weights are read (`ahead`).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ LINEAR: Mapping[str, Callable[[Settings, int], Hooks]] = {
 }
 """Published address of a correction → its filters under a positive delay."""
 
-UNKNOWN = "has no linear recursion in analysis/theory/corrections.py"
+UNKNOWN = "is not covered by the theory"
 NOT_LINEAR: Mapping[str, str] = {
     f"{_HERE}.adaptive_error_feedback.AdaptiveErrorFeedback": (
         "is not linear: its coefficient follows the updates"
@@ -95,6 +95,6 @@ NOT_LINEAR: Mapping[str, str] = {
         "has no fixed recursion: its factor changes during the run"
     ),
 }
-"""Published address → why there are no such filters."""
+"""Published address → why there are no such filters, where the reason is known."""
 STRENGTHS = ("coefficient", "horizon")
 """The settings that say how much is done about the delay; a correction has at most one of them."""

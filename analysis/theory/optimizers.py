@@ -1,11 +1,12 @@
-"""Every optimizer of conf/optimizer/ as a linear filter of its gradients, or why it is none.
+"""Optimizers of conf/optimizer/ as linear filters of their gradients, or why they are none.
 
-The filter is what the optimizer does with its gradients in time: its momentum, Nesterov's
-look-ahead, differences of gradients. What it does with them in space (a division by second moments,
-a rotation, an orthogonalisation, a sign) is held fixed, as one preconditioner. For momentum alone
-that is exact; for orthogonalisation and sign it is an analogy. Decay of the weights is left out:
-lr · weight_decay is below 0.001 in conf/. Constants depend on the update where an optimizer has a
-schedule of its own; `updates` says how many updates are over, infinity that the schedule is.
+The theory covers the optimizers that have an entry here. A filter is what the optimizer does with
+its gradients in time: its momentum, Nesterov's look-ahead, differences of gradients. What the
+optimizer does with gradients in space (a division by second moments, a rotation, an
+orthogonalisation, a sign) is held fixed, as one preconditioner. For momentum alone that is exact;
+for orthogonalisation and sign it is an analogy. Decay of the weights is left out: lr · weight_decay
+is below 0.001 in conf/. Constants depend on the update where an optimizer has a schedule of its
+own; `updates` says how many updates are over, infinity that the schedule is.
 """
 
 from __future__ import annotations
@@ -115,11 +116,11 @@ LINEAR: Mapping[str, Linear] = {
 }
 """Published address of an optimizer → its filter, for matrices."""
 
-UNKNOWN = "has no linear recursion in analysis/theory/optimizers.py"
+UNKNOWN = "is not covered by the theory"
 NOT_LINEAR: Mapping[str, str] = {
     f"{_HERE}.adamuon": "is not linear: it orthogonalises the sign of its momentum",
     f"{_HERE}.dion": "is not linear: its momentum forgets only what it applied, of low rank",
     f"{_HERE}.kron": "is not linear: random vectors change its preconditioner at every update",
     f"{_HERE}.schedule_free_adamw": "has no fixed recursion: it averages over the whole run",
 }
-"""Published address → why there is no such filter."""
+"""Published address → why there is no such filter, where the reason is known."""

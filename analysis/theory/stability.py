@@ -1,9 +1,9 @@
-"""Edges of stability and noise of one optimizer: synchronous, delayed, and corrected."""
+"""Edges of stability and noise of an optimizer: synchronous, delayed, and corrected; as a table."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from scipy.optimize import minimize_scalar
@@ -15,13 +15,19 @@ from analysis.theory.recursion import Loop
 from trainer.base.build import Node
 
 START, SMALLEST = 0.01, 1e-9
-"""The first k that is looked at, and the last one if none is stable."""
+"""The first k that is tried, and the smallest one, below which no k counts as stable."""
 FACTOR = 1.25
-"""Between two of the k that are looked at from small to large, until one is not stable."""
+"""From each k to the next one that is tried, until one is not stable."""
 PRECISION = 1e-6
-"""Of a largest stable k, relative."""
+"""Relative precision of a largest stable k."""
 GRID = 0.25
-"""Of strengths that are tried, before the best of them is refined."""
+"""Step between the strengths that are tried, before the best of them is refined."""
+
+
+HEADS = (
+    *("optimizer", "sync", "delay", "corrected", "sync / delay", "corrected / delay"),
+    *("best coefficient", "noise of the delay", "corrected", "removed"),
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,7 @@ def stability(
     k: float,
     updates: float = math.inf,
 ) -> Stability:
-    """For an optimizer and a correction with these settings, whose `names` are only passed on.
+    """The stability of an optimizer and a correction; their `names` are only passed on.
 
     `delay` is in updates, and `updates` says how many are over. Raises BadInput for what is not
     linear.
@@ -145,7 +151,43 @@ def _highest(function: Callable[[float], float], most: float) -> tuple[float, fl
     grid = [i * GRID for i in range(round(most / GRID) + 1)]
     best = max(grid, key=function)
     around = (max(best - GRID, 0.0), min(best + GRID, most))
-    found = minimize_scalar(lambda x: -function(x), bounds=around, options={"xatol": 1e-3})
-    refined = float(found.x)
+    minimum = minimize_scalar(lambda x: -function(x), bounds=around, options={"xatol": 1e-3})
+    refined = float(minimum.x)
     best = refined if function(refined) > function(best) else best
     return best, function(best)
+
+
+def title(row: Stability) -> str:
+    """The title of a table with this row."""
+    return (
+        f"largest stable k = lr x curvature under a delay of {row.delay}, with {row.correction}; "
+        f"variance of the weights at k = {row.k:g}, as a multiple of sync's"
+    )
+
+
+def table(rows: Sequence[Stability]) -> str:
+    """A Markdown table with one row per optimizer."""
+    lines = [HEADS, ["---"] * len(HEADS), *map(cells, rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def cells(row: Stability) -> list[str]:
+    """The cells of a row: limits and ratios with three digits, unknown values as a dash."""
+    limits = [row.sync, row.delayed, row.corrected]
+    ratios = [row.sync_over_delayed, row.corrected_over_delayed]
+    return [
+        row.optimizer,
+        *map(three_digits, [*limits, *ratios]),
+        "—" if math.isnan(row.best_strength) else f"{row.best_strength:.2f}",
+        *map(_noise, [row.noise_delayed, row.noise_corrected]),
+        "—" if not math.isfinite(row.noise_removed) else f"{100 * row.noise_removed:.0f} %",
+    ]
+
+
+def three_digits(value: float) -> str:
+    """`26.9`; `—` for a value that is unknown."""
+    return f"{value:#.3g}".rstrip(".") if math.isfinite(value) else "—"
+
+
+def _noise(value: float) -> str:
+    return "unstable" if value == math.inf else "—" if math.isnan(value) else f"{value:.3f}"

@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.table.names import minus
 from analysis.table.names import optimizer as name
-from analysis.theory.score import FEEDBACK, Rank, rank_correlation, settings
+from analysis.theory.score import FEEDBACK, RankCorrelation, rank_correlation, settings
 from analysis.theory.stability import Stability, stability
 from bench.documents.cells import gap, removed, rows_of, table
 from bench.documents.published import of_sweep
@@ -20,7 +20,7 @@ from bench.documents.published import of_sweep
 K = 0.1
 """At which noise is compared."""
 REMOVED = f"removed of the noise at k = {K:g}"
-Ranked = tuple[str, str, Rank]
+Ranked = tuple[str, str, RankCorrelation]
 """What is ranked, by what of the theory, and how well."""
 Settings = Mapping[str, Any]
 
@@ -123,7 +123,7 @@ def _coefficient(of: Beside) -> float:
     return float(of.fed["coefficient"])
 
 
-def rank(predicted: Iterable[float], measured: Iterable[float]) -> Rank:
+def rank(predicted: Iterable[float], measured: Iterable[float]) -> RankCorrelation:
     """Spearman's correlation of two columns."""
     return rank_correlation(list(predicted), list(measured))
 

@@ -10,10 +10,9 @@ import pandas as pd
 
 from analysis.statistics.reported import reported_taxes
 from analysis.table.names import optimizer as name
-from analysis.theory.score import Rank, predictions, settings
-from analysis.theory.stability import Stability
-from analysis.theory.text import table as limits_table
-from analysis.theory.text import three_digits
+from analysis.theory.score import RankCorrelation, predictions, settings
+from analysis.theory.stability import Stability, three_digits
+from analysis.theory.stability import table as limits_table
 from bench.documents import noise
 from bench.documents.cells import gap, removed, table
 from bench.documents.noise import rank
@@ -70,7 +69,7 @@ def ranks() -> str:
     return table(heads, [[cell.replace("-", "−") for cell in row] for row in rows])
 
 
-def with_interval(rank: Rank) -> str:
+def with_interval(rank: RankCorrelation) -> str:
     """Its ρ with the interval, where that is known."""
     if math.isnan(rank.low):
         return f"{rank.rho:+.2f}"

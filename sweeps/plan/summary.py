@@ -64,8 +64,8 @@ def advice(results: Path, plan: SweepPlan) -> Iterator[str]:
     question = plan.sweep.advice
     if question is None or not (results / "trials").is_dir():
         return
+    from analysis.advice.advice import headline
     from analysis.advice.advise import advise
-    from analysis.advice.text import headline
     from analysis.table.load import load
     from analysis.table.records import records
 

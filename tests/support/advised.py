@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis import advise, load
-from analysis.advice.advise import Advice
+from analysis.advice.advice import Advice
 from tests.support.synthetic_store import config, result, write
 
 

@@ -8,10 +8,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.claims.above import Above, Contrast, near_best, near_best_of_arm, removes
 from analysis.claims.comparison import Comparison, Row
-from analysis.claims.rules.above import Above, Contrast
-from analysis.claims.rules.diverges import Diverges
-from analysis.claims.rules.rule import Rule
+from analysis.claims.corrections import Diverges, NoHelp
+from analysis.claims.downstream import Equal
+from analysis.claims.measure import AtBest
+from analysis.claims.rule import ClaimRule
+from analysis.claims.swept import BestBelow
+from analysis.claims.switches import Either
+from analysis.statistics.crossed import Noise
 
 Values = NDArray[np.float64]
 STORES = 4_000
@@ -23,13 +28,50 @@ SLACK = 3 * np.sqrt(MOST * (1 - MOST) / STORES)
 
 GAP = Above((Contrast("gap", (1.0,), 0),))
 LARGER = Above((Contrast("difference", (-1.0, 1.0), 1),))
-Part = tuple[Rule, Sequence[float]]
+Part = tuple[ClaimRule, Sequence[float]]
 """The rule of a part of a claim, with means of its rows at which it is true."""
 ORDER: list[Part] = [(LARGER, [0.1, 0.3])] * 8
 """The claim of the most parts."""
+FLAT = [2.0] * 6
+NOISE = Noise(questions=1e-5, rest=1e-5, num_questions=500)
+PARTS: dict[str, list[Part]] = {
+    "delay_costs": [(GAP, [0.1])] * 7,
+    "adamw_over_muon": [(LARGER, [0.1, 0.3])],
+    "adamw_over_muon_own": [(LARGER, [0.1, 0.3])],
+    "robust_three": [(LARGER, [0.1, 0.3])] * 2,
+    "order": ORDER,
+    "lion_between": [(LARGER, [0.1, 0.2])] * 6,
+    "ef_helps": [(removes(0.0), [0.4, 0.1])] * 7,
+    "ef_most": [(removes(0.5, 0.9), [0.4, 0.1])] * 7,
+    "momentum": [(LARGER, [0.1, 0.4])] * 2,
+    "depth": [(LARGER, [0.1, 0.4])] * 2,
+    "best_over_grid": [(BestBelow(0.01, "best", 6), FLAT * 2)],
+    "large_batches": [
+        (
+            AtBest(LARGER.contrasts, points=(3, 6), names=("8", "64")),
+            [2.0] * 3 + [0.1] * 3 + FLAT + [0.4] * 6,
+        )
+    ],
+    "horizon": [(removes(0.8), [0.1, 0.005])] * 2,
+    "moe_horizon": [(removes(0.8), [0.1, 0.005])] * 2,
+    "moe_rate": [(near_best_of_arm("abcd", 1), [0.5, 0.4, 0.42, 0.6])] * 6,
+    "families_muon": [(LARGER, [0.1, 0.3])] * 3,
+    "families_ef": [(removes(0.0), [0.4, 0.1])] * 6,
+    "coefficient": [(near_best([0.5, 0.75, 1.0, 1.25, 1.5]), [0.4, 0.2, 0.15, 0.1, 0.1, 0.12])] * 2,
+    "taylor": [(NoHelp((1e2, 1e3, 1e4)), [0.4, 0.4, 0.4, 0.6])] * 2,
+    "gradient_feedback": [(Diverges(), [1.0, 1.0])],
+    "start": [(LARGER, [0.1, 0.3])] * 7,
+    "spike": [(GAP, [0.3])] * 8,
+    "spike_by_decay": [(Either("change"), [0.3, 0.5])],
+    "cooldown": [(LARGER, [0.1, 0.3])] * 8,
+    "downstream": [(Equal(0.03, (NOISE, NOISE)), [0.3, 0.002])] * 4,
+    "downstream_bits": [(Equal(0.03, (NOISE, Noise(0.0, 1e-5, 500))), [3.0, 0.002])] * 4,
+}
+"""Parts of claims, by a name; a claim of rules that are here already needs none."""
+AUDITED = {type(rule) for parts in PARTS.values() for rule, _ in parts}
 
 
-def stored(rule: Rule, means: Sequence[float], n: int, seed: int) -> Comparison:
+def stored(rule: ClaimRule, means: Sequence[float], n: int, seed: int) -> Comparison:
     """A store in hand: rows with n seeds and noise that is partly common to them."""
     rng = np.random.default_rng([n, seed])
     noise = rng.normal(0, 0.01, n) + rng.normal(0, 0.01, (len(means), n))

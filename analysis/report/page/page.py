@@ -11,7 +11,7 @@ import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from analysis.claims import ALL_PARTS, Outcome, Verdict
-from analysis.claims.rates import MOST_SEEDS
+from analysis.claims.audit import MOST_SEEDS
 from analysis.figures import Figure, Plot, panels
 from analysis.figures.draw.fonts import faces
 from analysis.report.overview import Overview

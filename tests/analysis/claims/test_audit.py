@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.claims.audit import audit, audited
-from analysis.claims.claim import Outcome, Verdict
+from analysis.claims.audit import audit
+from analysis.claims.claim import Outcome, Verdict, audited
 from analysis.claims.comparison import Comparison, Row
 from tests.support.claim_stores import BY_NAME
 from tests.support.simulated_claims import LARGER, ORDER, stored, stored_parts

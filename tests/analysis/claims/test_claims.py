@@ -34,6 +34,7 @@ from tests.support.claim_stores import (
     swept,
     verdict,
 )
+from tests.support.simulated_claims import AUDITED
 from tests.support.synthetic_store import config, result, write
 
 CASES: dict[str, dict[Outcome, list[Group]]] = {
@@ -175,6 +176,7 @@ def test_known_answers(name: str, outcome: Outcome, tmp_path: Path) -> None:
     store(tmp_path, CASES[name][outcome])
     found = verdict(name, tmp_path)
     assert found.outcome == outcome, found
+    assert {type(comparison.rule) for comparison in found.comparisons} <= AUDITED
     if outcome != OPEN:
         assert all(part.numbers for part in found.parts)
     else:

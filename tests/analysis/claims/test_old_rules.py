@@ -9,14 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analysis.claims.above import Above, NearBest, near_best, removes
 from analysis.claims.audit import audit
 from analysis.claims.claim import against
-from analysis.claims.rules.above import Above
-from analysis.claims.rules.diverges import Diverges
-from analysis.claims.rules.near_best import NearBest, near_best
-from analysis.claims.rules.no_help import NoHelp
-from analysis.claims.rules.removed import removes
-from analysis.claims.rules.rule import CONTRADICTED, REPRODUCED, Rule
+from analysis.claims.corrections import Diverges, NoHelp
+from analysis.claims.rule import CONTRADICTED, REPRODUCED, ClaimRule
 from analysis.statistics.intervals import mean_intervals
 from analysis.statistics.spikes import WINDOW, measure
 from tests.support.simulated_claims import (
@@ -95,12 +92,12 @@ NEAR: NearBest = near_best([0.5, 1.0, 1.5])
     ids=["holds 0", "overlap", "not shown", "two of three"],
 )
 def test_the_old_rules_call_what_is_false_reproduced(
-    old: Any, rule: Rule, means: list[float], n: int
+    old: Any, rule: ClaimRule, means: list[float], n: int
 ) -> None:
     """On the same simulated stores on which the rule in use errs in at most 5 %."""
     one = stored(rule, means, n, 0)
     worst, of_rule = 0.0, 0.0
-    for at in rule.just_false(np.array(means)):
+    for at in rule.means_at(np.array(means)).just_false:
         values = rule.draw(at, one.values, (STORES, n), np.random.default_rng(5))
         worst = max(worst, float(np.mean(old.decide(values, 0.95) == REPRODUCED)))
         of_rule = max(of_rule, float(np.mean(rule.decide(values, 0.95) == REPRODUCED)))
@@ -118,7 +115,7 @@ def test_eight_parts_at_95_percent_contradict_what_is_true() -> None:
     assert rates[1] > 2 * MOST
 
 
-def _like(rule: Rule, decide: Callable[[Values, float], Any]) -> Any:
+def _like(rule: ClaimRule, decide: Callable[[Values, float], Any]) -> Any:
     class Mutant(Above):
         def decide(self, values: Values, confidence: float) -> Any:
             return decide(values, confidence)

@@ -198,7 +198,7 @@ def test_each_verdict_says_how_often_its_rule_errs(tmp_path: Path) -> None:
     write_arms(store, {"sync": [1.0] * 3, "delay": [1.1, 1.2, 1.5]}, optimizer="muon")
     record(store, "main", "tiny", ids(store))
     text = page(store, tmp_path / "out")
-    assert re.search(r"were it just false, the rule would say so in \d\.\d% \[", text)
+    assert re.search(r"false alarm rate \d\.\d % \[", text)
     assert re.search(r"\d+ seeds would decide it with a probability of 80%", text)
     assert "not in the paper, does not count: <b>NAdamW</b>" in text
     claims = pd.read_csv(tmp_path / "out" / "claims.csv")

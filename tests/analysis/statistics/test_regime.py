@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from analysis import gaps, load
-from analysis.statistics.notes import notes
 from analysis.statistics.regime import INACTIVE, SHORT, regimes
+from analysis.statistics.text import notes
 from tests.support.synthetic_store import put
 
 BOTH = f"{SHORT}, {INACTIVE}"

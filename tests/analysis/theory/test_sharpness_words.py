@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.theory.sharpness import Standing, beside_limits, line, verdict
+from analysis.theory.score import Standing, beside_limits, standing_row, where_it_stands
 from tests.support import every_optimizer
 
 
@@ -24,12 +24,14 @@ def test_the_limits_are_those_of_the_optimizer_as_it_stands() -> None:
 
 def test_the_sharpest_moment_decides() -> None:
     below = [standing(0.2), standing(0.9, 20), standing(0.5, 30)]
-    assert "0.90 of the limit of a delay of 1" in verdict(below, 1)
-    assert "after 20 updates" in verdict(below, 1)
-    assert not verdict(below, 1).startswith("warning")
-    assert verdict([*below, standing(7.6, 40)], 1).startswith("warning: your run sits at 7.60")
-    assert "diverged" in verdict([], 1)
+    assert "0.90 of the limit of a delay of 1" in where_it_stands(below, 1)
+    assert "after 20 updates" in where_it_stands(below, 1)
+    assert not where_it_stands(below, 1).startswith("warning")
+    assert where_it_stands([*below, standing(7.6, 40)], 1).startswith(
+        "warning: your run sits at 7.60"
+    )
+    assert "diverged" in where_it_stands([], 1)
 
 
 def test_a_row_has_both_shares() -> None:
-    assert line(standing(1.9, 1600)) == "| 1,600 | 2.000 | 0.002 | 1.90 | 0.05 | 1.90 |"
+    assert standing_row(standing(1.9, 1600)) == "| 1,600 | 2.000 | 0.002 | 1.90 | 0.05 | 1.90 |"

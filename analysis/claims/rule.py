@@ -1,13 +1,14 @@
 """What a rule is: a function of numbers that are paired by seed.
 
 Values have the shape (..., rows, seeds), so that a rule judges one store or thousands of simulated
-ones by the same lines. Each rule also says at which means a claim is just false, just true, or not
-to be decided: the audit simulates stores there.
+ones by the same lines. Each rule also says at which means a claim is just false, just true, or
+without any effect: the audit simulates stores there.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import numpy as np
 from numpy.random import Generator
@@ -28,47 +29,51 @@ Means = NDArray[np.float64]
 """Shape (rows,)."""
 
 
-class Rule(Protocol):
-    """How values become a verdict."""
+class MeansAt(NamedTuple):
+    """Means of the rows at which the audit simulates stores."""
+
+    just_false: list[Means]
+    """The claim is false, and lies at the margin of its rule: one entry per way to be false."""
+    just_true: Means
+    """The claim is true, and lies at the margin of its rule."""
+    true: Means
+    """The claim is true by as much as was observed, in whichever direction that was."""
+    placebo: Means
+    """There is no effect."""
+
+
+class ClaimRule(ABC):
+    """How values become a verdict.
+
+    The rows are losses or gaps unless a rule says otherwise: normal, with the covariance that the
+    rows have over the seeds of a store. So the difference of any two rows has its paired standard
+    deviation.
+    """
 
     @property
     def num_refuting(self) -> int:
         """How many comparisons could contradict the claim."""
+        return 1
 
+    @abstractmethod
     def decide(self, values: Values, confidence: float) -> Codes:
         """Codes of shape (...); `confidence`: of the intervals that may contradict."""
 
+    @abstractmethod
     def why(self, values: Values) -> str:
         """Why values of shape (rows, seeds) are undecided."""
 
+    @abstractmethod
+    def means_at(self, means: Means) -> MeansAt:
+        """Where the audit simulates stores, from the means that were observed."""
+
     def numbers(self, values: Values) -> list[Number]:
-        """The paired numbers that decide."""
-
-    def just_false(self, means: Means) -> list[Means]:
-        """Means at which the claim is false by nothing, each the hardest in its way."""
-
-    def just_true(self, means: Means) -> Means:
-        """Means at which it is true by nothing."""
-
-    def placebo(self, means: Means) -> Means:
-        """Means at which nothing is there to be found."""
-
-    def true(self, means: Means) -> Means:
-        """Means at which it is true by as much as was observed, whichever way round that was."""
+        """The paired numbers that decide, beside the rows themselves."""
+        return []
 
     def draw(self, means: Means, values: Values, shape: tuple[int, int], rng: Generator) -> Values:
         """Values of (stores, seeds) simulated stores, with the noise of `values`: for means of the
         shape (..., rows) that of (..., stores, rows, seeds), all of them with the same draws."""
-
-
-class Normal:
-    """Rows of losses: normal, with the covariance of the rows over the seeds of a store.
-
-    That covariance has the paired standard deviation of every comparison of the rows.
-    """
-
-    def draw(self, means: Means, values: Values, shape: tuple[int, int], rng: Generator) -> Values:
-        """As in `Rule`."""
         stores, num_seeds = shape
         n = values.shape[1]
         residuals = (values - values.mean(axis=1, keepdims=True)) / np.sqrt(n - 1)
@@ -83,7 +88,7 @@ def number(name: str, values: Values) -> Number:
     return name, float(values.mean()), float(low), float(high), len(values)
 
 
-def codes_of(found: Mask, refuted: Mask, known: Mask | bool = True) -> Codes:
-    """CONTRADICTED where refuted, else REPRODUCED where found; undecided where not known."""
-    codes = np.where(refuted, CONTRADICTED, np.where(found, REPRODUCED, 0))
+def codes_of(shown: Mask, refuted: Mask, known: Mask | bool = True) -> Codes:
+    """CONTRADICTED where refuted, else REPRODUCED where shown; undecided where not known."""
+    codes = np.where(refuted, CONTRADICTED, np.where(shown, REPRODUCED, 0))
     return np.where(known, codes, 0).astype(np.int8)

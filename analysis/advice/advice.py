@@ -1,41 +1,66 @@
-"""An advice in words."""
+"""An advice: a verdict on one optimizer and pipeline with what it rests on, in words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import isnan
-from typing import TYPE_CHECKING
 
-from analysis.advice.speed import equal_stages
-from analysis.advice.verdict import BY_UPDATES
+from analysis.advice.evidence import Evidence, Gap
+from analysis.advice.race import SameTime
+from analysis.advice.speed import Costs, equal_stages
+from analysis.advice.verdict import BY_UPDATES, Decision
 from analysis.statistics.intervals import Interval
+from analysis.statistics.tax import Tax
 from analysis.statistics.text import tax_text
-
-if TYPE_CHECKING:
-    from analysis.advice.advise import Advice
-    from analysis.advice.evidence import Evidence, Gap
-    from analysis.advice.race import SameTime
-    from analysis.advice.speed import Costs
-    from analysis.statistics.tax import Tax
-
 
 UNEVEN = 0.05
 """How much longer than the mean the slowest stage takes before the text says so."""
 
 
-def text(advice: Advice) -> str:
-    """The verdict first, then its evidence."""
-    found = advice.evidence
-    parts = [_verdict(advice), _gaps(advice, found) if found else [], [*_speed(advice)]]
-    if found and advice.gap:
-        parts += [[*_tax(advice, advice.gap, found)], [*_race(advice, advice.gap)]]
-    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+@dataclass(frozen=True)
+class Advice:
+    """A verdict with its evidence; as a string it is text for people, the verdict first."""
+
+    optimizer: str
+    stages: int
+    microbatches: int
+    costs: Costs
+    speed_ups: dict[str, float]
+    """For each synchronous pipeline, how many batches 2BW makes in the time of one."""
+    activations: dict[str, float]
+    """For each synchronous pipeline, of how many microbatches a rank keeps activations."""
+    most_activations: float
+    """Of how many microbatches a rank may keep activations."""
+    rival: str
+    """The fastest synchronous pipeline that keeps no more."""
+    evidence: Evidence | None
+    """None if the store has no pair of the delay."""
+    gap: Gap | None
+    """The gap and the token tax of the recommended arm; None if no arm can be recommended."""
+    same_time: dict[str, SameTime]
+    """The delay, at each seed with the λ that is best on the others, against each synchronous
+    pipeline; empty without an arm."""
+    verdicts: dict[str, Decision]
+    """The verdict against each synchronous pipeline; empty without an arm."""
+    verdict: Decision
+    """The verdict against the rival."""
+    command: str
+    """The command of the trials that would decide; empty if the verdict is decided, or if no sweep
+    of the store ran such trials."""
+
+    def __str__(self) -> str:
+        found = self.evidence
+        parts = [_verdict(self), _gaps(self, found) if found else [], [*_speed(self)]]
+        if found and self.gap:
+            parts += [[*_tax(self, self.gap, found)], [*_race(self, self.gap)]]
+        return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
 def _verdict(advice: Advice) -> list[str]:
-    asked = f"{advice.optimizer}, {advice.stages} stages, {advice.microbatches} microbatches"
+    question = f"{advice.optimizer}, {advice.stages} stages, {advice.microbatches} microbatches"
     against = f" (against {advice.rival})" if advice.verdicts else ""
-    lines = [f"{asked}: {advice.verdict.word}{against}", f"  {advice.verdict.why}"]
+    lines = [f"{question}: {advice.verdict.word}{against}", f"  {advice.verdict.why}"]
     if advice.command:
         lines.append(f"  to settle it: {advice.command}")
     elif advice.verdict.settle:
@@ -44,7 +69,7 @@ def _verdict(advice: Advice) -> list[str]:
 
 
 def _settings(advice: Advice) -> str:
-    """What they have to be, where no sweep of the store can make them."""
+    """The settings that these trials need, where no sweep of the store can make them."""
     shown = {k: of for k, of in advice.verdict.settle.items() if k not in BY_UPDATES}
     return ", ".join(f"{key.removeprefix('grid.')}={value}" for key, value in shown.items())
 
@@ -146,7 +171,6 @@ def _at_that_time(at: SameTime) -> str:
     lengths = f"{at.updates:.0f} updates to {at.sync_updates:.0f}"
     if isnan(at.gap):
         return f"{lengths}, no delayed runs are that long"
-    interpolated = at.flatters_delay or at.flatters_sync
-    between = ", between runs of other lengths" if interpolated else ""
+    between = ", between runs of other lengths" if at.is_interpolated else ""
     gap = f"{at.gap:+.4f}{_interval(at.interval, '+.4f')} n={at.n}"
     return f"{lengths}, loss {gap} from sync's{between}"
