@@ -55,13 +55,13 @@ def example(path: str, **renamed: str) -> str:
     return text
 
 
-ORACLE = '''
+ORACLE = """
 
 def sign_descent(w: Tensor, batches: Batches, o: Settings, place: int) -> Tensor:
     for g, factor in batches:
         w = w * (1 - o.lr * factor * o.weight_decay) - o.lr * factor * g.sign()
     return w
-'''
+"""
 SMALLER_STEPS = '''class SmallerSteps(Plain):
     """W(t+1) = W(t) − share · u_t where the gradient is late."""
 
@@ -78,9 +78,7 @@ def half_delayed(num_updates: int, *, num_stages: Few, num_microbatches: Few) ->
     late = num_stages // 2
     return replace(flushed, lags=(1,) * late + (0,) * (num_stages - late))
 '''
-CORRECTION_YAML = example(
-    "mine/correction/smaller_steps.yaml", smaller_steps="trainer.corrections"
-)
+CORRECTION_YAML = example("mine/correction/smaller_steps.yaml", smaller_steps="trainer.corrections")
 SWEEP = """
 grid: {optimizer: [lion]}
 arms: {sync: [pipeline=sync], delay: [pipeline=pipedream_2bw]}
@@ -108,9 +106,7 @@ ADDITIONS = {
     "correction": Addition(
         {
             "trainer/corrections/smaller_steps.py": [Edit(EXAMPLES["mine/smaller_steps.py"])],
-            "conf/correction/smaller_steps.yaml": [
-                Edit(CORRECTION_YAML)
-            ],
+            "conf/correction/smaller_steps.yaml": [Edit(CORRECTION_YAML)],
             "tests/oracles/corrections.py": [
                 Edit(SMALLER_STEPS, "def _average"),
                 Edit('    "smaller_steps": SmallerSteps,\n', '    "taylor": Taylor'),
