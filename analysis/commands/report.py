@@ -21,4 +21,4 @@ def main(given: Given) -> None:
     results, out = pulled(places["results"]), Path(places["out"])
     from analysis.report.report import report
 
-    print(report(results, out))
+    print(report(results, out, store=places["results"]))

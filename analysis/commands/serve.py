@@ -31,7 +31,7 @@ def main(given: Given) -> None:
     from analysis.report.server import Server
 
     with _stopped_by_signals(), tempfile.TemporaryDirectory(prefix="pipegap-report-") as folder:
-        report = LiveReport(store, Path(folder))
+        report = LiveReport(store, Path(folder), results)
         server = Server(report, port)
         print(report.look(), flush=True)
         with server.serving():

@@ -220,13 +220,13 @@ def _report(asked: Request, plan: SweepPlan, prices: Prices, store: Store) -> st
         return f"{text}\nnothing has changed since this report was made"
     from analysis.report.report import report
 
-    lines = [report(asked.results, out, plan.label)]
+    lines = [report(asked.results, out, plan.label, asked.where)]
     if plan.sweep.tune:
         lines.append(tuning_report.write(plan.sweep, plan.tuned, out))
     if (search := plan.sweep.search) is not None:
         lines.append(search_report.write(search, [*plan.sweep.arms], plan.searched, out))
         lines += search_report.compare(asked.results, search, plan.planned, out)
-    text = "\n".join([*lines, *advice(asked.results, plan)])
+    text = "\n".join([*lines, *advice(asked.results, plan, asked.where)])
     drawn.note(out, now, text)
     store.push(out)
     return text

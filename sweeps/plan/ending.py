@@ -7,15 +7,15 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from analysis.objects.places import named
 from sweeps.plan.sweep_plan import SweepPlan
 from sweeps.request.schema import Question
 
 
-def advice(results: Path, plan: SweepPlan) -> Iterator[str]:
+def advice(results: Path, plan: SweepPlan, store: str) -> Iterator[str]:
     """The verdict for each optimizer, and the command that shows what it rests on.
 
-    Nothing for a sweep without a question, or without a finished trial.
+    `store`: the name of the store `results` in that command. Nothing for a sweep without a
+    question, or without a finished trial.
     """
     if plan.sweep.advice is None or not (results / "trials").is_dir():
         return
@@ -39,14 +39,14 @@ def advice(results: Path, plan: SweepPlan) -> Iterator[str]:
                 )
             )
     if not trials.empty:
-        yield f"what this rests on: {_command(results, asked, trials['optimizer'].iloc[-1])}"
+        yield f"what this rests on: {_command(store, asked, trials['optimizer'].iloc[-1])}"
 
 
-def _command(results: Path, asked: Question, optimizer: str) -> str:
+def _command(store: str, asked: Question, optimizer: str) -> str:
     words = [
         f"optimizer={optimizer}",
         f"stages={asked.stages}",
         f"microbatches={asked.microbatches}",
-        f"results={named(results)}",
+        f"results={store}",
     ]
     return f"python -m analysis advise {shlex.join(words)}"
