@@ -14,14 +14,14 @@ from uuid import uuid4
 
 from analysis.objects import register
 from analysis.objects.bucket import Bucket, Changed, StoreAway
+from analysis.objects.lease import Claim, edit, is_free, see
 from analysis.objects.mirror import ARCHIVED, AT_ONCE, Mirror, fetch
 from analysis.objects.register import Register
+from analysis.objects.working import CHECKPOINT, RESULT, Working
 from sweeps.request.expand import Trial
 from sweeps.store.again import STAYS
-from sweeps.store.claim import Claim, edit, is_free, see
 from sweeps.store.look import Look
 from sweeps.store.store import Config, Running, Spare, never
-from sweeps.store.working import CHECKPOINT, RESULT, Working
 from trainer.base.errors import BadInput, LeaseLost
 from trainer.base.scratch import scratch
 from trainer.base.status import FINAL, Status

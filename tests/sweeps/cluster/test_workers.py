@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from analysis.objects import bucket as requests
+from analysis.objects.lease import Claim
 from bench import s3_server
 from sweeps.cluster import driver
 from sweeps.request.expand import Trial
-from sweeps.store.claim import Claim
 from sweeps.store.objects import ObjectStore
 from sweeps.tracking import choice
 from tests.support import small

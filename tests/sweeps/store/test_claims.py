@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from analysis.objects import bucket as requests
+from analysis.objects import lease as claims
 from analysis.objects import register
 from analysis.objects.bucket import Bucket, Changed, StoreAway
+from analysis.objects.lease import Claim, edit, is_free, see
 from bench import s3_server
-from sweeps.store import claim as claims
-from sweeps.store.claim import Claim, edit, is_free, see
 from tests.support.bucket import served
 from trainer.base.errors import LeaseLost
 from trainer.folder.lease import Held

@@ -11,9 +11,10 @@ import pytest
 
 import analysis
 from analysis.objects import bucket as requests
+from analysis.objects import lease as claim
+from analysis.objects import working
 from analysis.objects.bucket import StoreAway
 from bench import s3_server
-from sweeps.store import claim, working
 from sweeps.store.look import Look
 from sweeps.store.objects import ObjectStore
 from sweeps.store.opened import open_store

@@ -17,9 +17,9 @@ from typing import IO, Any
 
 from analysis.objects import register
 from analysis.objects.bucket import Bucket, StoreAway, StoreRefuses
+from analysis.objects.lease import Claim, see
 from analysis.objects.mirror import ARCHIVED, fetch
 from analysis.objects.register import File
-from sweeps.store.claim import Claim, see
 from trainer.base.errors import LeaseLost
 from trainer.base.repeat import repeated
 from trainer.folder.lease import HEARTBEAT_EVERY, NAME
