@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from analysis.objects.places import pulled
+from analysis.objects.mirror import pulled
 from trainer.base.build import build
 from trainer.base.cli import Given, number, take_choice
 from trainer.base.errors import BadInput

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.objects.places import pulled
+from analysis.objects.mirror import pulled
 from trainer.base.cli import Given, number, take_choice
 from trainer.base.errors import BadInput
 from trainer.base.paths import require_folder

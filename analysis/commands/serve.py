@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from analysis.objects.bucket import StoreAway
-from analysis.objects.places import pulled
+from analysis.objects.mirror import pulled
 from trainer.base.cli import Given, number
 from trainer.base.errors import BadInput
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.objects.places import pulled
 from analysis.table.index import index_path
 from analysis.table.points import with_one_name
 from analysis.table.published import is_published, read_published
@@ -19,7 +18,6 @@ from analysis.table.schema import TRIAL
 from analysis.table.text import in_a_line
 from analysis.table.trials import read_if_there, read_trials
 from trainer.base.errors import BadInput
-from trainer.base.paths import is_url
 from trainer.folder.metrics import row_of
 from trainer.folder.wellformed import CONFIG
 
@@ -37,7 +35,7 @@ def load(results_dir: str | Path, trial_ids: Collection[str] | None = None) -> p
     if its config is damaged. Raises BadInput if there is no such folder or CSV, Unavailable if the
     object store does not answer.
     """
-    path = pulled(results_dir) if is_url(str(results_dir)) else Path(results_dir)
+    path = Path(results_dir)
     if is_published(path):
         rows = [
             row for row in read_published(path) if trial_ids is None or row["trial_id"] in trial_ids

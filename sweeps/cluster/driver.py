@@ -28,7 +28,7 @@ from sweeps.cluster.stop_flag import stop_requested
 from sweeps.cluster.work import Work
 from sweeps.plan.bundles import bundles
 from sweeps.request.expand import Trial
-from sweeps.store.store import Running, Store
+from sweeps.store.store import RunningTrial, SweepStore
 from sweeps.tracking.choice import Tracking
 from sweeps.tracking.untracked import Untracked
 from sweeps.view.display import Display
@@ -54,7 +54,7 @@ def run_trials(
     asked_to_stop: AskedToStop,
     tracking: Tracking,
     folder: Path,
-    store: Store,
+    store: SweepStore,
 ) -> None:
     """Runs those trials that nobody else runs; each that ends leaves a result in the store.
 
@@ -100,7 +100,9 @@ def _each(grid: ResultGrid) -> Iterator[Result]:
     return (grid[i] for i in range(len(grid)))
 
 
-def _record_deaths(trials: Sequence[Trial], died: Mapping[str, Exception], store: Store) -> None:
+def _record_deaths(
+    trials: Sequence[Trial], died: Mapping[str, Exception], store: SweepStore
+) -> None:
     """Records the trials whose process died at every attempt, and could not record it itself."""
     for trial in trials:
         trial_id = trial.plan.trial_id
@@ -131,7 +133,7 @@ def _name(trial: Any) -> str:
     return name
 
 
-def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking, store: Store) -> None:
+def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking, store: SweepStore) -> None:
     """Runs one trial in a worker, by the same function as `python -m trainer`.
 
     After an error Tune calls it again, in a new process, and the trial resumes. A trial that
@@ -154,7 +156,7 @@ def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking, store: Sto
             last_report = time.monotonic()
             send(Status.RUNNING, **{key: row[key] for key in SHOWN})
 
-    def run(running: Running) -> Row:
+    def run(running: RunningTrial) -> Row:
         def asked_to_stop() -> bool:
             return running.is_lost() or stop_requested(flag)
 

@@ -13,7 +13,7 @@ from hashlib import sha256
 from math import frexp
 from typing import Protocol
 
-from sweeps.store.look import Look
+from sweeps.store.store import TrialState
 
 LOOK_EVERY = 2.0
 """Seconds between two looks at trials that others hold. A look is about ten operations of the file
@@ -33,7 +33,7 @@ class Store(Protocol):
     def started(self) -> Collection[str]:
         """Ids of the trials that a driver has started, whatever became of them."""
 
-    def look(self, trial_id: str) -> Look:
+    def look(self, trial_id: str) -> TrialState:
         """What the folder of a started trial says."""
 
 
@@ -118,12 +118,12 @@ class TrialQueue:
             trial_id = self._turns.popleft()
             if trial_id not in started:
                 return trial_id
-            found = Look.HELD
+            found = TrialState.HELD
             if trial_id in self._started_before:
                 found, looks = self._store.look(trial_id), looks + 1
-            if found == Look.FREE:
+            if found == TrialState.FREE:
                 return trial_id
-            if found == Look.HELD:
+            if found == TrialState.HELD:
                 self._elsewhere.append(trial_id)
         return None
 
@@ -136,9 +136,9 @@ class TrialQueue:
         for _ in range(min(LOOKS_AT_ONCE, len(self._elsewhere))):
             trial_id = self._elsewhere.popleft()
             found = self._store.look(trial_id)
-            if found == Look.FREE:
+            if found == TrialState.FREE:
                 return trial_id
-            if found == Look.HELD:
+            if found == TrialState.HELD:
                 self._elsewhere.append(trial_id)
                 wait = LOOK_EVERY
                 break

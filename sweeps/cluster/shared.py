@@ -11,7 +11,7 @@ import yaml
 
 from sweeps.request.command_line import Request
 from sweeps.request.overrides import overrides
-from sweeps.store.store import Store
+from sweeps.store.store import SweepStore
 from trainer.base.errors import BadInput
 from trainer.base.places import CONF
 
@@ -64,7 +64,7 @@ def _words(asked: Request) -> Iterator[tuple[str, str]]:
             yield key, value
 
 
-def require_seen_by_nodes(store: Store) -> None:
+def require_seen_by_nodes(store: SweepStore) -> None:
     """Raises BadInput if a node does not see the store, or another one under its name.
 
     Every other node must see what the driver has made, and fail to create it exclusively. Nodes

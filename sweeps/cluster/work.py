@@ -7,13 +7,13 @@ from uuid import uuid4
 
 from sweeps.cluster.queue import TrialQueue, in_order
 from sweeps.request.expand import Trial
-from sweeps.store.store import Trials
+from sweeps.store.store import KnownTrials
 
 
 class Work:
-    """The trials of one driver, in an order of its own. `known`: see `Store.trials`."""
+    """The trials of one driver, in an order of its own. `known`: see `SweepStore.trials`."""
 
-    def __init__(self, known: Trials) -> None:
+    def __init__(self, known: KnownTrials) -> None:
         self._driver, self._known = uuid4().hex, known
         self.queue = TrialQueue(known)
         """Ids of the trials that are left."""

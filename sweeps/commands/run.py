@@ -23,7 +23,7 @@ from sweeps.request.files import ALL, PAPER, known
 from sweeps.store import drawn
 from sweeps.store.opened import open_store
 from sweeps.store.results import failed, finished
-from sweeps.store.store import Store
+from sweeps.store.store import SweepStore
 from sweeps.tracking import choice
 from trainer.base.cli import DONE, FAILED, parser
 from trainer.base.errors import BadInput, Stopped
@@ -87,7 +87,7 @@ def _asked_words(words: Sequence[str]) -> list[str]:
     return asked
 
 
-def require_ready(store: Store, planned: Sequence[Trial]) -> None:
+def require_ready(store: SweepStore, planned: Sequence[Trial]) -> None:
     """Raises BadInput if the store, this machine or the data does not fit the planned trials.
 
     It names everything that is missing: people should not fetch a GPU to learn that data is not
@@ -120,7 +120,9 @@ def _needs(config: Mapping[str, Any]) -> str:
     return json.dumps([config[key] for key in ("device", "data", "seq_len", "model")])
 
 
-def _run(asked: Request, sweeps: list[SweepPlan], store: Store) -> tuple[list[SweepPlan], bool]:
+def _run(
+    asked: Request, sweeps: list[SweepPlan], store: SweepStore
+) -> tuple[list[SweepPlan], bool]:
     """Runs the trials that can run, in rounds: those that decide which others do, then the others.
 
     This driver tries each trial once at most. Trials that another driver runs are waited for, and
@@ -160,7 +162,7 @@ def _run(asked: Request, sweeps: list[SweepPlan], store: Store) -> tuple[list[Sw
 def _refreshed(
     asked: Request,
     sweeps: list[SweepPlan],
-    store: Store,
+    store: SweepStore,
     asked_to_stop: Callable[[], bool],
 ) -> list[SweepPlan]:
     """The plans by the results that the store has now; what has changed is recorded. While the
@@ -190,7 +192,7 @@ def _say_what_is_left(asked: Request, sweeps: Sequence[SweepPlan]) -> None:
     print(f"a report of what is done: python -m analysis results={where} out=report")
 
 
-def _end(asked: Request, plan: SweepPlan, prices: Prices, store: Store) -> int:
+def _end(asked: Request, plan: SweepPlan, prices: Prices, store: SweepStore) -> int:
     """Prints what became of a sweep, its report and its advice; returns an exit code."""
     if len(asked.sweeps) > 1:
         print(f"\nsweep {plan.label}")
@@ -207,7 +209,7 @@ def _end(asked: Request, plan: SweepPlan, prices: Prices, store: Store) -> int:
     return FAILED if lost or left else DONE
 
 
-def _report(asked: Request, plan: SweepPlan, prices: Prices, store: Store) -> str:
+def _report(asked: Request, plan: SweepPlan, prices: Prices, store: SweepStore) -> str:
     """Writes the report of the arms at the chosen values, unless it is there; returns its text.
 
     The other values that tuning tried are in tuned.csv.

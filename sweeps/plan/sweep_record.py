@@ -18,8 +18,8 @@ from sweeps.plan.pricing import Prices
 from sweeps.plan.sweep_plan import SweepPlan, all_planned
 from sweeps.request.command_line import Request
 from sweeps.request.expand import Trial
-from sweeps.store.leftovers import clean_old
-from sweeps.store.store import Store
+from sweeps.store.results import clean_old
+from sweeps.store.store import SweepStore
 from trainer.base.atomic import SUFFIX, write_json
 from trainer.base.errors import BadInput
 from trainer.folder.wellformed import Damaged, read
@@ -27,7 +27,7 @@ from trainer.folder.wellformed import Damaged, read
 FOLDER = "sweeps"
 
 
-def write(asked: Request, sweeps: Sequence[SweepPlan], store: Store) -> None:
+def write(asked: Request, sweeps: Sequence[SweepPlan], store: SweepStore) -> None:
     """Replaces the record of each sweep; raises BadInput if the store cannot be written."""
     prices = Prices.measured(asked.results, all_planned(sweeps))
     for sweep in sweeps:

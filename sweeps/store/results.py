@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
 from sweeps.request.expand import Trial
-from sweeps.store.leftovers import clean_old
 from trainer.base.errors import BadInput
 from trainer.base.status import Status
+from trainer.folder.lease import STALE_AFTER
 from trainer.folder.record import Row, TrialFolder, read_result
 
 PROBE = ".probe-"
@@ -71,3 +71,16 @@ def creates(path: Path) -> bool:
             return True
     except FileExistsError:
         return False
+
+
+def clean_old(folder: Path, pattern: str, newest: Path) -> None:
+    """Delete the files of `folder` that match `pattern`, unless a living process may write them.
+
+    Such a file lives for less than a second. It is old if it is STALE_AFTER older than the file
+    `newest`, which was written just now: the clock is that of the file system.
+    """
+    with suppress(OSError):  # another driver cleans too
+        now = newest.stat().st_mtime
+        for left in folder.glob(pattern):
+            if left.stat().st_mtime < now - STALE_AFTER:
+                left.unlink(missing_ok=True)

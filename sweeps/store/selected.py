@@ -6,7 +6,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING
 
-from analysis.objects.places import pulled
+from analysis.objects.mirror import pulled
 from trainer.base.cli import Given
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ import pytest
 from analysis.objects import bucket as requests
 from analysis.objects import lease as claims
 from analysis.objects import register
-from analysis.objects.bucket import Bucket, Changed, StoreAway
-from analysis.objects.lease import Claim, edit, is_free, see
+from analysis.objects.bucket import BucketClient, Changed, StoreAway
+from analysis.objects.lease import RegisterLease, edit, is_free
+from analysis.objects.register import see
 from bench import s3_server
 from tests.support.bucket import served
 from trainer.base.errors import LeaseLost
@@ -42,14 +43,14 @@ def stored(server: s3_server.Bucket) -> dict:
 
 
 def test_of_many_that_want_a_trial_at_once_one_gets_it(server: s3_server.Bucket) -> None:
-    got: list[Claim] = []
+    got: list[RegisterLease] = []
     start = threading.Barrier(8)
 
     def want() -> None:
-        own = Bucket(URL)
+        own = BucketClient(URL)
         start.wait()
         with suppress(Held):
-            got.append(Claim(own, None, ID))
+            got.append(RegisterLease(own, None, ID))
 
     threads = [threading.Thread(target=want) for _ in range(8)]
     for thread in threads:
@@ -65,13 +66,13 @@ def test_of_many_that_want_a_trial_at_once_one_gets_it(server: s3_server.Bucket)
 def test_who_was_taken_over_writes_nothing_more(
     server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bucket = Bucket(URL)
+    bucket = BucketClient(URL)
     elsewhere(monkeypatch)
-    zombie = Claim(bucket, None, ID)
+    zombie = RegisterLease(bucket, None, ID)
     assert not is_free(bucket, see(bucket, ID))
     monkeypatch.setattr(claims, "STALE_AFTER", -1.0)
     assert is_free(bucket, see(bucket, ID))
-    heir = Claim(bucket, see(bucket, ID), ID)
+    heir = RegisterLease(bucket, see(bucket, ID), ID)
     with pytest.raises(LeaseLost):
         zombie.swap(files={"result.json": {"text": "{}"}})
     assert zombie.is_lost()
@@ -87,10 +88,10 @@ def test_a_trial_is_stale_by_the_servers_clock_alone(
     elapsed = 0.0
     server.clock = lambda: time.time() + skew + elapsed
     elsewhere(monkeypatch)
-    Claim(Bucket(URL), None, ID)
-    assert not is_free(Bucket(URL), see(Bucket(URL), ID))
+    RegisterLease(BucketClient(URL), None, ID)
+    assert not is_free(BucketClient(URL), see(BucketClient(URL), ID))
     elapsed = claims.STALE_AFTER + 5
-    assert is_free(Bucket(URL), see(Bucket(URL), ID))
+    assert is_free(BucketClient(URL), see(BucketClient(URL), ID))
     assert [key for key in server.objects if requests.CLOCK in key] == []
 
 
@@ -99,9 +100,9 @@ def test_a_holder_that_is_known_to_be_dead_is_not_waited_for(
 ) -> None:
     mine = claims.new_attempt
     monkeypatch.setattr(claims, "new_attempt", lambda n: {**mine(n), "process_started": "0"})
-    Claim(Bucket(URL), None, ID)
+    RegisterLease(BucketClient(URL), None, ID)
     before = server.requests.copy()
-    assert is_free(Bucket(URL), see(Bucket(URL), ID))
+    assert is_free(BucketClient(URL), see(BucketClient(URL), ID))
     assert server.requests - before == {"GET": 1}
 
 
@@ -110,7 +111,7 @@ def test_an_answer_that_is_lost_is_found_out(server: s3_server.Bucket, fault: st
     """The write may have had its effect: then the process must see that it was its own."""
     first = once(fault, "PUT")
     server.fault = first
-    claim = Claim(Bucket(URL), None, ID)
+    claim = RegisterLease(BucketClient(URL), None, ID)
     server.fault = once(fault, "PUT")
     swapped = tried(lambda: claim.swap(files={"a": {"text": "b"}}))
     assert swapped
@@ -147,7 +148,7 @@ def test_a_holder_without_network_counts_itself_out_before_others_may_take_over(
     monkeypatch.setattr(claims, "HEARTBEAT_EVERY", 0.1)
     monkeypatch.setattr(claims, "POLL_EVERY", 0.05)
     monkeypatch.setattr(requests, "NUM_TRIES", 0)
-    claim = Claim(Bucket(URL), None, ID)
+    claim = RegisterLease(BucketClient(URL), None, ID)
     with claim.heartbeat():
         time.sleep(1.0)
         assert not claim.is_lost()
@@ -169,7 +170,7 @@ def test_no_heartbeat_follows_the_end(
 ) -> None:
     monkeypatch.setattr(claims, "HEARTBEAT_EVERY", 0.0)
     monkeypatch.setattr(claims, "POLL_EVERY", 0.01)
-    claim = Claim(Bucket(URL), None, ID)
+    claim = RegisterLease(BucketClient(URL), None, ID)
     with claim.heartbeat():
         claim.swap(holder=None)
         ended = stored(server)
@@ -178,8 +179,8 @@ def test_no_heartbeat_follows_the_end(
 
 
 def test_a_trial_that_runs_is_not_edited(server: s3_server.Bucket) -> None:
-    bucket = Bucket(URL)
-    claim = Claim(bucket, None, ID)
+    bucket = BucketClient(URL)
+    claim = RegisterLease(bucket, None, ID)
     assert not edit(bucket, ID, lambda now: now)
     claim.swap(holder=None, files={"a": {"text": "b"}})
     assert edit(bucket, ID, lambda now: register.Register(ID, now.attempt))
@@ -191,7 +192,7 @@ def test_large_objects_come_back_whole(
     server: s3_server.Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "CHUNK", 1 << 18)
-    bucket, content = Bucket(URL), bytes(range(256)) * (2 * requests.CHUNK // 256) + b"end"
+    bucket, content = BucketClient(URL), bytes(range(256)) * (2 * requests.CHUNK // 256) + b"end"
     (tmp_path / "large").write_bytes(content)
     with (tmp_path / "large").open("rb") as file:
         bucket.upload("a/large", file)

@@ -9,7 +9,7 @@ from pathlib import Path
 from sweeps.plan import sweep_record
 from sweeps.plan.sweep_plan import plan_sweeps
 from sweeps.request.command_line import parse_request
-from sweeps.store.files import FileStore
+from sweeps.store.opened import FileStore
 from sweeps.store.results import require_writable
 from tests.support import small
 from trainer.folder.lease import STALE_AFTER

@@ -15,10 +15,9 @@ from analysis.objects import lease as claim
 from analysis.objects import working
 from analysis.objects.bucket import StoreAway
 from bench import s3_server
-from sweeps.store.look import Look
 from sweeps.store.objects import ObjectStore
 from sweeps.store.opened import open_store
-from sweeps.store.store import Store
+from sweeps.store.store import SweepStore, TrialState
 from tests.support import small
 from tests.support.stored import URL, after, rows, run, trial_of
 from trainer.base.errors import BadInput, LeaseLost, Stopped
@@ -28,12 +27,12 @@ from trainer.trial import run_trial
 
 
 @pytest.fixture
-def objects(server: s3_server.Bucket) -> Store:
+def objects(server: s3_server.Bucket) -> SweepStore:
     return ObjectStore(URL)
 
 
 def test_what_the_store_says_names_no_folder_of_a_machine(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket
+    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket
 ) -> None:
     trial = trial_of(objects, tmp_path)
     run(objects, trial)
@@ -47,7 +46,7 @@ def test_what_the_store_says_names_no_folder_of_a_machine(
 
 
 def test_a_killed_process_costs_what_it_did_after_its_last_upload(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
+    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a kill leaves it: no end, uploads that no register names, a folder full of files."""
     monkeypatch.setattr(working, "HEARTBEAT_EVERY", 0.01)
@@ -89,7 +88,7 @@ def slowly(ask: Callable[[], bool]) -> Callable[[], bool]:
 
 
 def test_what_was_saved_outlives_an_attempt_that_could_not_fetch_it(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
+    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial = trial_of(objects, tmp_path)
     with pytest.raises(Stopped):
@@ -107,7 +106,7 @@ def test_what_was_saved_outlives_an_attempt_that_could_not_fetch_it(
 
 
 def test_a_zombies_result_is_rejected(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
+    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial, heirs = trial_of(objects, tmp_path), []
 
@@ -127,7 +126,7 @@ def test_a_zombies_result_is_rejected(
 
 
 def test_a_network_that_is_cut_for_long_ends_the_trial_and_loses_nothing(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
+    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claim, "STOP_AFTER", 0.3)
     monkeypatch.setattr(requests, "NUM_TRIES", 0)
@@ -149,7 +148,7 @@ def _cut(server: s3_server.Bucket) -> bool:
 
 
 def test_a_store_that_is_throttled_now_and_then_is_no_trouble(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
+    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "NUM_TRIES", 5)
     asked = iter(range(10**6))
@@ -161,7 +160,7 @@ def test_a_store_that_is_throttled_now_and_then_is_no_trouble(
 
 
 def test_a_pull_asks_only_for_what_changed(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket
+    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket
 ) -> None:
     trial = trial_of(objects, tmp_path)
     run(objects, trial)
@@ -177,7 +176,7 @@ def test_a_pull_asks_only_for_what_changed(
 
 
 def test_a_long_result_ends_a_trial_too(
-    objects: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    objects: SweepStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It grows with the number of attempts."""
     monkeypatch.setattr(working, "SMALL", 1)
@@ -185,12 +184,12 @@ def test_a_long_result_ends_a_trial_too(
     first = run(objects, trial)
     known = objects.trials()
     known.add(trial)
-    assert known.look(trial.plan.trial_id) == Look.ENDED
+    assert known.look(trial.plan.trial_id) == TrialState.ENDED
     assert run(objects, trial) == first
 
 
 def test_a_result_is_told_last(
-    objects: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    objects: SweepStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With all that belongs to it: others take its trial for ended."""
     monkeypatch.setattr(working, "HEARTBEAT_EVERY", 0.01)
@@ -207,19 +206,19 @@ def test_a_result_is_told_last(
             assert time.monotonic() < deadline
             objects.pull()
         assert not (trial.folder / "result.json").exists()
-        assert known.look(trial.plan.trial_id) == Look.HELD
-    assert known.look(trial.plan.trial_id) == Look.ENDED
+        assert known.look(trial.plan.trial_id) == TrialState.HELD
+    assert known.look(trial.plan.trial_id) == TrialState.ENDED
 
 
 def test_a_trial_costs_few_requests(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket
+    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket
 ) -> None:
     run(objects, trial_of(objects, tmp_path))
     assert server.requests == {"GET": 1, "PUT": 3}, "register: read, taken, given back; rows"
 
 
 def test_a_damaged_register_is_told_and_stops_nobody_else(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket
+    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket
 ) -> None:
     trial, other = trial_of(objects, tmp_path), trial_of(objects, tmp_path, "seed=1")
     server.write(f"a/store/registers/{trial.plan.trial_id}.json", b"{")
@@ -231,7 +230,7 @@ def test_a_damaged_register_is_told_and_stops_nobody_else(
         run(objects, trial)
 
 
-def test_no_name_leads_out_of_the_copy(objects: Store, server: s3_server.Bucket) -> None:
+def test_no_name_leads_out_of_the_copy(objects: SweepStore, server: s3_server.Bucket) -> None:
     now = {"format": 1, "trial_id": "a", "attempt": 1, "writer": "", "beat": 1, "holder": None}
     now["files"] = {"../../evil": {"text": "x"}}
     server.write("a/store/registers/a.json", json.dumps(now).encode())
@@ -258,7 +257,7 @@ def test_an_address_that_cannot_be_used_is_refused(
 
 
 def test_a_provider_without_conditional_writes_is_refused(
-    objects: Store, server: s3_server.Bucket
+    objects: SweepStore, server: s3_server.Bucket
 ) -> None:
     server.conditional = False
     with pytest.raises(BadInput, match="conditional writes"):

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from sweeps.__main__ import main
-from sweeps.store.again import ArchivedOutput, recorded
+from sweeps.commands.rerun import recorded
+from sweeps.store.opened import ArchivedOutput
 from tests.support import small
 from tests.support.synthetic_store import config, write, write_arms
 from trainer.base.errors import BadInput

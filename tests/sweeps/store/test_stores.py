@@ -10,10 +10,9 @@ import pytest
 
 import analysis
 from bench import s3_server
-from sweeps.store.again import recorded
-from sweeps.store.look import Look
+from sweeps.commands.rerun import recorded
 from sweeps.store.opened import open_store
-from sweeps.store.store import Store
+from sweeps.store.store import SweepStore, TrialState
 from tests.support import small
 from tests.support.stored import URL, after, rows, run, trial_of
 from trainer.base.errors import Stopped
@@ -24,11 +23,11 @@ from trainer.trial import run_trial
 
 
 @pytest.fixture(params=["folder", "objects"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, server: s3_server.Bucket) -> Store:
+def store(request: pytest.FixtureRequest, tmp_path: Path, server: s3_server.Bucket) -> SweepStore:
     return open_store({"folder": str(tmp_path / "results"), "objects": URL}[request.param])
 
 
-def test_a_trial_runs_stops_goes_on_and_is_read(store: Store, tmp_path: Path) -> None:
+def test_a_trial_runs_stops_goes_on_and_is_read(store: SweepStore, tmp_path: Path) -> None:
     store.require_usable()
     trial = trial_of(store, tmp_path)
     known = store.trials()
@@ -39,11 +38,11 @@ def test_a_trial_runs_stops_goes_on_and_is_read(store: Store, tmp_path: Path) ->
     known = store.trials()
     known.add(trial)
     assert {*known.started()} == {trial.plan.trial_id}
-    assert known.look(trial.plan.trial_id) == Look.FREE
+    assert known.look(trial.plan.trial_id) == TrialState.FREE
     store.pull()
     assert [*analysis.load(store.folder)["status"]] == ["unfinished"]
     result = run(store, trial)
-    assert known.look(trial.plan.trial_id) == Look.ENDED
+    assert known.look(trial.plan.trial_id) == TrialState.ENDED
     assert run(store, trial)["final_val_loss"] == result["final_val_loss"]
     store.pull()
     [row] = analysis.load(store.folder).to_dict("records")
@@ -57,7 +56,7 @@ def test_a_trial_runs_stops_goes_on_and_is_read(store: Store, tmp_path: Path) ->
     assert rows(tmp_path / "whole") == rows(trial.folder)
 
 
-def test_a_trial_that_runs_is_held(store: Store, tmp_path: Path) -> None:
+def test_a_trial_that_runs_is_held(store: SweepStore, tmp_path: Path) -> None:
     trial = trial_of(store, tmp_path)
     seen: list[Any] = []
 
@@ -71,10 +70,10 @@ def test_a_trial_that_runs_is_held(store: Store, tmp_path: Path) -> None:
         return False
 
     run(store, trial, look)
-    assert seen == [Look.HELD]
+    assert seen == [TrialState.HELD]
 
 
-def test_a_failure_is_recorded_and_what_it_saved_is_kept(store: Store, tmp_path: Path) -> None:
+def test_a_failure_is_recorded_and_what_it_saved_is_kept(store: SweepStore, tmp_path: Path) -> None:
     trial = trial_of(store, tmp_path)
     calls = after(2)
 
@@ -91,14 +90,14 @@ def test_a_failure_is_recorded_and_what_it_saved_is_kept(store: Store, tmp_path:
     assert found["status"] == "failed"
     known = store.trials()
     known.add(trial)
-    assert known.look(trial.plan.trial_id) == Look.FREE
+    assert known.look(trial.plan.trial_id) == TrialState.FREE
     [spare] = store.spare([trial.folder])
     assert spare.num_files == 1
     assert spare.num_bytes > 1000
     assert run(store, trial)["status"] == "completed"
 
 
-def test_what_is_spare_is_deleted_and_nothing_else(store: Store, tmp_path: Path) -> None:
+def test_what_is_spare_is_deleted_and_nothing_else(store: SweepStore, tmp_path: Path) -> None:
     trial = trial_of(store, tmp_path)
     with pytest.raises(Stopped):
         run(store, trial, after(1))
@@ -109,7 +108,7 @@ def test_what_is_spare_is_deleted_and_nothing_else(store: Store, tmp_path: Path)
     assert run(store, trial)["status"] == "completed"
 
 
-def test_a_finished_trial_runs_again_from_the_start(store: Store, tmp_path: Path) -> None:
+def test_a_finished_trial_runs_again_from_the_start(store: SweepStore, tmp_path: Path) -> None:
     trial = trial_of(store, tmp_path)
     first = run(store, trial)
     store.pull()
@@ -129,7 +128,7 @@ def test_a_finished_trial_runs_again_from_the_start(store: Store, tmp_path: Path
     )
 
 
-def test_records_and_reports_reach_others(store: Store, tmp_path: Path) -> None:
+def test_records_and_reports_reach_others(store: SweepStore, tmp_path: Path) -> None:
     path = store.folder / "sweeps" / "main.json"
     path.parent.mkdir(parents=True)
     path.write_text("{}")
@@ -139,7 +138,7 @@ def test_records_and_reports_reach_others(store: Store, tmp_path: Path) -> None:
     assert path.read_text() == "{}"
 
 
-def test_another_machine_sees_a_probe(store: Store) -> None:
+def test_another_machine_sees_a_probe(store: SweepStore) -> None:
     store.require_usable()
     with store.probe() as sees:
         assert sees()
