@@ -43,7 +43,7 @@ def write(asked: Request, sweeps: Sequence[SweepPlan], store: SweepStore) -> Non
             raise BadInput("results", asked.results, allowed) from None
 
 
-def _keep_former(path: Path, store: Store) -> None:
+def _keep_former(path: Path, store: SweepStore) -> None:
     """Copies the record at `path` to its label of today, if a scale has the label's name since.
 
     `main-tiny` of a store from before version 0.2 would be lost to the `main-tiny` of today.
