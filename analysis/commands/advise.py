@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from analysis.commands.words import count, having, plain
 from analysis.objects.mirror import pulled
 from trainer.base.build import build
 from trainer.base.cli import Given, number, take_choice
@@ -42,7 +42,7 @@ LONGEST = 1e9
 """The largest time, in any unit."""
 FORMATS: Mapping[str, Callable[[Any], str]] = {
     "text": str,
-    "json": lambda advice: json.dumps(_plain(asdict(advice)), indent=1, ensure_ascii=False),
+    "json": lambda advice: json.dumps(plain(asdict(advice)), indent=1, ensure_ascii=False),
 }
 
 
@@ -53,10 +53,13 @@ def main(given: Given) -> None:
     from analysis.table.records import records
     from analysis.table.selection import fulfilling
 
-    stages, microbatches = (_count(given, key) for key in ("stages", "microbatches"))
-    updates = _count(given, "updates") if "updates" in given else None
+    stages, microbatches = (
+        count(having(given, key, KEYS), key, 0, MOST[key]) for key in ("stages", "microbatches")
+    )
+    updates = count(given, "updates", 0, MOST["updates"])
     form = take_choice(given, "format", [*FORMATS])
-    optimizer, store = _required(given, "optimizer"), pulled(given.get("results", "results"))
+    optimizer = having(given, "optimizer", KEYS)["optimizer"]
+    store = pulled(given.get("results", "results"))
     conditions = {key: value for key, value in given.items() if key not in KEYS}
     costs, activations = _costs(given, stages), _times(given, "activations", 1)
     with warnings.catch_warnings(record=True) as caught:
@@ -67,7 +70,7 @@ def main(given: Given) -> None:
             optimizer=optimizer,
             stages=stages,
             microbatches=microbatches,
-            updates=updates,
+            updates=updates or None,
             costs=costs,
             activations=activations[0] if activations else None,
             records=records(store),
@@ -75,20 +78,6 @@ def main(given: Given) -> None:
     for warning in caught:
         print(f"warning: {warning.message}", file=sys.stderr)
     print(FORMATS[form](advice))
-
-
-def _required(given: Mapping[str, str], key: str) -> str:
-    if key not in given:
-        raise BadInput(key, "", f"is missing: {KEYS[key]}")
-    return given[key]
-
-
-def _count(given: Mapping[str, str], key: str) -> int:
-    value = _required(given, key)
-    count, most = number(value), MOST[key]
-    if not 1 <= count <= most or not count.is_integer():
-        raise BadInput(key, value, f"must be a whole number from 1 to {most:,}")
-    return int(count)
 
 
 def _costs(given: Mapping[str, str], stages: int) -> Any:
@@ -126,12 +115,3 @@ def _times(given: Mapping[str, str], key: str, num: int) -> tuple[float, ...]:
         allowed += f", or {num}, one per stage" if num > 1 else ""
         raise BadInput(key, given[key], allowed)
     return times * num if len(times) == 1 else times
-
-
-def _plain(node: Any) -> Any:
-    """`node` with None for NaN, which JSON does not have."""
-    if isinstance(node, dict):
-        return {key: _plain(value) for key, value in node.items()}
-    if isinstance(node, list | tuple):
-        return [_plain(value) for value in node]
-    return None if isinstance(node, float) and not math.isfinite(node) else node

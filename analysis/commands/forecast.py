@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.commands.words import count, having
 from analysis.objects.mirror import pulled
-from trainer.base.cli import Given, number, take_choice
+from trainer.base.cli import Given, take_choice
 from trainer.base.errors import BadInput
 from trainer.base.paths import require_folder
 
@@ -38,12 +39,10 @@ SIZES = ("batch", "parameters")
 def main(given: Given) -> None:
     """Prints one row per arm; raises BadInput."""
     form = take_choice(given, "format", [*FORMATS])
-    optimizer, updates = (
-        _required(given, "optimizer"),
-        _count("updates", _required(given, "updates")),
-    )
-    seeds = _count("seeds", given.get("seeds", "3"))
-    sizes = {key: _count(key, given[key]) for key in SIZES if key in given}
+    optimizer = having(given, "optimizer", KEYS)["optimizer"]
+    updates = count(having(given, "updates", KEYS), "updates", 0, LARGEST)
+    seeds = count(given, "seeds", 3, LARGEST)
+    sizes = {key: count(given, key, 0, LARGEST) for key in SIZES if key in given}
     for key in {"record", "out"} & {*given}:
         require_folder(key, given[key])
     results = pulled(given.get("results", "results"))
@@ -56,19 +55,6 @@ def main(given: Given) -> None:
     ]
     print(FORMATS[form](answers))
     _write([each for each in answers if each.point], given, conditions)
-
-
-def _required(given: Mapping[str, str], key: str) -> str:
-    if key not in given:
-        raise BadInput(key, "", f"is missing: {KEYS[key]}")
-    return given[key]
-
-
-def _count(key: str, text: str) -> int:
-    value = number(text)
-    if not 1 <= value <= LARGEST or not value.is_integer():
-        raise BadInput(key, text, f"must be a whole number from 1 to {LARGEST:.0e}")
-    return int(value)
 
 
 def _ladders(
