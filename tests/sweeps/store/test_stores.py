@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,17 @@ import pytest
 import analysis
 from bench import s3_server
 from sweeps.commands.rerun import recorded
-from sweeps.store.opened import open_store
+from sweeps.plan import sweep_record
+from sweeps.plan.sweep_plan import plan_sweeps
+from sweeps.request.command_line import parse_request
+from sweeps.store.opened import FileStore, open_store
+from sweeps.store.results import require_writable
 from sweeps.store.store import SweepStore, TrialState
 from tests.support import small
 from tests.support.stored import URL, after, rows, run, trial_of
 from trainer.base.errors import Stopped
 from trainer.folder import lease
-from trainer.folder.lease import Held
+from trainer.folder.lease import STALE_AFTER, Held
 from trainer.folder.record import read_result
 from trainer.trial import run_trial
 
@@ -143,3 +149,32 @@ def test_another_machine_sees_a_probe(store: SweepStore) -> None:
     with store.probe() as sees:
         assert sees()
     assert not sees()
+
+
+def left(folder: Path, name: str, age: float) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.touch()
+    os.utime(path, (time.time() - age,) * 2)
+    return path
+
+
+def test_partial_records_of_killed_drivers_are_deleted(tmp_path: Path) -> None:
+    records = tmp_path / "results" / "sweeps"
+    old = left(records, ".main-micro.json.123.partial", 2 * STALE_AFTER)
+    written_now = left(records, ".main-micro.json.456.partial", 0)
+    record = left(records, "old.json", 2 * STALE_AFTER)
+    words = small.overrides(tmp_path, "sweep=main", "scale=micro", "seeds=[0]")
+    asked = parse_request(words)
+    sweep_record.write(asked, plan_sweeps(asked), FileStore(asked.results))
+    assert not old.exists()
+    assert written_now.exists()
+    assert record.exists()
+
+
+def test_probes_of_killed_drivers_are_deleted(tmp_path: Path) -> None:
+    old = left(tmp_path / "trials", ".probe-1", 2 * STALE_AFTER)
+    written_now = left(tmp_path / "trials", ".probe-2", 0)
+    require_writable(tmp_path)
+    assert not old.exists()
+    assert written_now.exists()
