@@ -11,7 +11,7 @@ import pytest
 
 import analysis
 from analysis.objects import bucket as requests
-from analysis.objects import lease as claim
+from analysis.objects import lease as leases
 from analysis.objects import working
 from analysis.objects.bucket import StoreAway
 from bench import s3_server
@@ -53,8 +53,7 @@ def test_a_killed_process_costs_what_it_did_after_its_last_upload(
     trial, copies = trial_of(objects, tmp_path), dict(server.objects)
 
     def kill() -> bool:
-        named = [key for key in server.objects if "checkpoint-" in key]
-        if named and not copies:
+        if checkpoints(server) and not copies:
             copies.update(server.objects)
         return False
 
@@ -77,6 +76,10 @@ def test_a_killed_process_costs_what_it_did_after_its_last_upload(
     assert not [*(tmp_path / "cache").rglob("work/trial-*")]
 
 
+def checkpoints(server: s3_server.Bucket) -> dict[str, bytes]:
+    return {key: of.content for key, of in server.objects.items() if "checkpoint-" in key}
+
+
 def slowly(ask: Callable[[], bool]) -> Callable[[], bool]:
     """Gives the thread that uploads its turn between two updates."""
 
@@ -93,15 +96,14 @@ def test_what_was_saved_outlives_an_attempt_that_could_not_fetch_it(
     trial = trial_of(objects, tmp_path)
     with pytest.raises(Stopped):
         run(objects, trial, after(1))
-    before = {key: of.content for key, of in server.objects.items() if "checkpoint-" in key}
+    before = checkpoints(server)
     assert before
     monkeypatch.setattr(requests, "NUM_TRIES", 0)
     server.fault = lambda method, key: "503" if "checkpoint-" in key else None
     with pytest.raises(StoreAway):
         run(objects, trial)
     server.fault = lambda method, key: None
-    after_it = {key: of.content for key, of in server.objects.items() if "checkpoint-" in key}
-    assert after_it == before
+    assert checkpoints(server) == before
     assert run(objects, trial)["attempts"][0]["attempt"] == 1
 
 
@@ -113,7 +115,7 @@ def test_a_zombies_result_is_rejected(
     def taken_over() -> bool:
         if not heirs:
             with monkeypatch.context() as patched:
-                patched.setattr(claim, "is_dead", lambda holder: True)
+                patched.setattr(leases, "is_dead", lambda holder: True)
                 heirs.append(None)
                 heirs[0] = run(objects, trial)
         return False
@@ -128,23 +130,22 @@ def test_a_zombies_result_is_rejected(
 def test_a_network_that_is_cut_for_long_ends_the_trial_and_loses_nothing(
     objects: SweepStore, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim, "STOP_AFTER", 0.3)
+    def cut() -> bool:
+        server.fault = lambda method, key: "cut"
+        return False
+
+    monkeypatch.setattr(leases, "STOP_AFTER", 0.3)
     monkeypatch.setattr(requests, "NUM_TRIES", 0)
     trial = trial_of(objects, tmp_path)
     with pytest.raises(LeaseLost):
-        run(objects, trial, slowly(lambda: _cut(server)))
+        run(objects, trial, slowly(cut))
     server.fault = lambda method, key: None
-    monkeypatch.setattr(claim, "STOP_AFTER", 60.0)
+    monkeypatch.setattr(leases, "STOP_AFTER", 60.0)
     with pytest.raises(Held):
         run(objects, trial)
-    monkeypatch.setattr(claim, "STALE_AFTER", -1.0)
-    monkeypatch.setattr(claim, "is_dead", lambda holder: False)
+    monkeypatch.setattr(leases, "STALE_AFTER", -1.0)
+    monkeypatch.setattr(leases, "is_dead", lambda holder: False)
     assert run(objects, trial)["status"] == "completed"
-
-
-def _cut(server: s3_server.Bucket) -> bool:
-    server.fault = lambda method, key: "cut"
-    return False
 
 
 def test_a_store_that_is_throttled_now_and_then_is_no_trouble(
