@@ -93,7 +93,8 @@ def _costs(given: Mapping[str, str], stages: int) -> Any:
 
 
 def _work(given: Mapping[str, str], stages: int) -> tuple[float, ...]:
-    """The work of each stage of the model that `forward` names, over the mean; empty if none."""
+    """Return the work of each stage of the model that `forward` names over the mean; empty if it
+    names none."""
     path = CONF / "model" / f"{given.get('forward')}.yaml"
     if path not in yamls("model"):
         return ()
@@ -102,11 +103,11 @@ def _work(given: Mapping[str, str], stages: int) -> tuple[float, ...]:
         work = model.work(model.split(stages, LENGTH), LENGTH)
     except BadInput as error:
         raise BadInput("stages", stages, error.allowed) from None
-    return tuple(stages * of / sum(work) for of in work)
+    return tuple(stages * stage / sum(work) for stage in work)
 
 
 def _times(given: Mapping[str, str], key: str, num: int) -> tuple[float, ...]:
-    """`num` times, all alike if a single number is given; empty if the key is not given."""
+    """Return `num` times, all alike if one number is given; empty if the key is not given."""
     if key not in given:
         return ()
     times = tuple(map(number, given[key].split(",")))

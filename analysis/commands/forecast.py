@@ -71,24 +71,24 @@ def _ladders(
     if optimizer not in known:
         allowed = f"must be in the store, which has {', '.join(known) or 'no such trial'}"
         raise BadInput("optimizer", optimizer, allowed)
-    found = ladders(trials, optimizer)
-    arms = [ladder.arm for ladder in found]
-    if not found or (arm is not None and arm not in arms):
+    of_all_arms = ladders(trials, optimizer)
+    arms = [ladder.arm for ladder in of_all_arms]
+    if not arms or (arm is not None and arm not in arms):
         allowed = f"must have trials beside sync's: the store has {', '.join(arms) or 'none'}"
         raise BadInput("arm", arm or "", allowed)
-    return [ladder for ladder in found if arm in (None, ladder.arm)]
+    return [ladder for ladder in of_all_arms if arm in (None, ladder.arm)]
 
 
-def _sizes(ladder: Ladder, asked: Mapping[str, int]) -> tuple[int, int]:
-    """Tokens per update and parameters of the target."""
+def _sizes(ladder: Ladder, given: Mapping[str, int]) -> tuple[int, int]:
+    """Return tokens per update and parameters of the target."""
     batch, parameters = (
-        asked.get(key) or _only(key, {getattr(rung, key) for rung in ladder.rungs}) for key in SIZES
+        given.get(key) or _only(key, {getattr(rung, key) for rung in ladder.rungs}) for key in SIZES
     )
     return batch, parameters
 
 
 def _only(key: str, there: set[int]) -> int:
-    """The one size that the rungs have; 1 without rungs, of which nothing is forecast."""
+    """Return the one size that the rungs have; 1 without rungs, of which nothing is forecast."""
     if len(there) > 1:
         has = ", ".join(map(str, sorted(there)))
         raise BadInput(key, "", f"is missing: {KEYS[key]}; the rungs have {has}")
@@ -98,7 +98,7 @@ def _only(key: str, there: set[int]) -> int:
 def _write(
     answers: Sequence[Answer], given: Mapping[str, str], conditions: Mapping[str, str]
 ) -> None:
-    """The record and the figure of the forecasts that there are, if they are asked for."""
+    """Write the record and the figure of the forecasts if they are asked for."""
     from analysis.figures.forecast import draw
     from analysis.forecast.register import record
 

@@ -42,7 +42,7 @@ def main(given: Given) -> None:
 
 
 def _synchronous(given: Given) -> dict[str, Any]:
-    """The config of the run that is asked for."""
+    """Return the config of the run."""
     from trainer.config.compose import compose
 
     words = {key: value for key, value in given.items() if key not in KEYS}
@@ -56,11 +56,11 @@ def _text(rows: Iterable[Any], delay: int) -> None:
     from analysis.theory.sharpness import head, line, verdict
 
     print(head(delay), flush=True)
-    found = []
+    shown = []
     for row in rows:
-        found.append(row)
+        shown.append(row)
         print(line(row), flush=True)
-    print(verdict(found, delay))
+    print(verdict(shown, delay))
 
 
 def _json(rows: Iterable[Any], delay: int) -> None:

@@ -36,11 +36,11 @@ def main(given: Given) -> None:
     form = take_choice(given, "format", [*FORMATS])
     correction = given.get("correction", "error_feedback")
     settings = [f"{key}={value}" for key, value in given.items() if key not in KEYS]
-    found = [
+    rows = [
         stability((name, correction), *nodes, delay=delay, k=k, updates=updates)
         for name, nodes in _chosen(given.get("optimizer"), correction, settings)
     ]
-    print(FORMATS[form](found))
+    print(FORMATS[form](rows))
 
 
 def _k(given: Given) -> float:
@@ -53,7 +53,7 @@ def _k(given: Given) -> float:
 def _chosen(
     optimizer: str | None, correction: str, settings: Sequence[str]
 ) -> list[tuple[str, tuple[Any, Any]]]:
-    """Name of each optimizer, and its settings with those of the correction, as trials get them."""
+    """Return each optimizer with its settings and those of the correction, as trials get them."""
     from analysis.theory.optimizers import LINEAR
     from trainer.config.compose import Composer
 
@@ -73,16 +73,16 @@ def _chosen(
     return nodes
 
 
-def _text(found: Sequence[Any]) -> str:
+def _text(rows: Sequence[Any]) -> str:
     from analysis.theory.text import table, title
 
-    return f"{title(found[0])}\n{table(found)}"
+    return f"{title(rows[0])}\n{table(rows)}"
 
 
-def _json(found: Sequence[Any]) -> str:
+def _json(stabilities: Sequence[Any]) -> str:
     """Return the fields of each row and what follows from them."""
     follows = ("sync_over_delayed", "corrected_over_delayed", "noise_removed")
-    rows = [{**asdict(row), **{key: getattr(row, key) for key in follows}} for row in found]
+    rows = [{**asdict(row), **{key: getattr(row, key) for key in follows}} for row in stabilities]
     return json.dumps(plain(rows), indent=1)
 
 

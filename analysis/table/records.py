@@ -124,8 +124,9 @@ def _record(content: Mapping[str, Any]) -> Record:
         trial_id: RecordedTrial(**{key: trial[key] for key in _Trial.__annotations__})
         for trial_id, trial in content["trials"].items()
     }
-    values = {
+    values: dict[str, Any] = {
         key: tuple(content[key]) if isinstance(content[key], list) else content[key]
         for key in Record.__annotations__
     }
-    return Record(**{**values, "compared": frozenset(content["compared"]), "trials": trials})
+    values |= {"compared": frozenset(content["compared"]), "trials": trials}
+    return Record(**values)

@@ -55,7 +55,7 @@ def main(words: Sequence[str]) -> int:
     return _run(evaluation, asked) if left else DONE
 
 
-class Words(NamedTuple):
+class EvaluationWords(NamedTuple):
     """What the words of the command ask for."""
 
     tasks: list[str]
@@ -65,14 +65,14 @@ class Words(NamedTuple):
     request: Request
 
 
-def parse_words(words: Sequence[str]) -> Words:
+def parse_words(words: Sequence[str]) -> EvaluationWords:
     """Raises BadInput for words that nothing can be asked by."""
     given = parse(words, "python -m sweeps evaluate", __doc__ or "", KEYS)
     tasks, benchmarks = _take_tasks(given), given.pop("benchmarks", str(FOLDER))
     limit, max_length = (_take_count(given, key) for key in ("limit", "max_length"))
     request = parse_request([f"{key}={value}" for key, value in given.items()])
     require_folder("results", request.where)  # weights of an object store stay there
-    return Words(tasks, benchmarks, limit, max_length, request)
+    return EvaluationWords(tasks, benchmarks, limit, max_length, request)
 
 
 def _take_tasks(given: Given) -> list[str]:

@@ -22,10 +22,10 @@ def state(record: Mapping[str, Any], folders: Iterable[Path], version: str | Non
     trials, and the `version` of the code, which counts as another one each time if it is not that
     of a commit or a release."""
     costs = ("trials", "words")
-    asked = {key: value for key, value in record.items() if key not in costs}
+    plan = {key: value for key, value in record.items() if key not in costs}
     results = sorted((folder.name, _modified(folder / "result.json")) for folder in folders)
     code = token_hex() if version is None or version.endswith("-dirty") else version
-    whole = json.dumps([asked, sorted(record["trials"]), results, code], default=str)
+    whole = json.dumps([plan, sorted(record["trials"]), results, code], default=str)
     return hashlib.sha256(whole.encode()).hexdigest()
 
 

@@ -18,27 +18,27 @@ PROBE = ".probe-"
 
 
 def finished(trial: Trial) -> Row | None:
-    """The result of a trial; None if it has to run: it has not finished, or failed."""
+    """Return the result of a trial; None if it has to run: it has not finished, or failed."""
     return TrialFolder(trial.folder, trial.plan.trial_id).result()
 
 
 def final_loss(trial: Trial) -> float | None:
-    """Final validation loss: infinite if the trial diverged, None if it has to run."""
+    """Return the final validation loss: infinite if the trial diverged, None if it has to run."""
     result = finished(trial)
     if result is None:
         return None
-    found: float | None = result["final_val_loss"]
-    return math.inf if found is None else found
+    loss: float | None = result["final_val_loss"]
+    return math.inf if loss is None else loss
 
 
 def failed(trial: Trial) -> bool:
-    """Whether the trial ran and failed."""
+    """Return whether the trial ran and failed."""
     result = read_result(trial.folder)
     return result is not None and result["status"] == Status.FAILED
 
 
 def require_writable(results: Path) -> None:
-    """Raises BadInput if `results` cannot be written, or its file system cannot hold a lease."""
+    """Raise BadInput if `results` cannot be written, or its file system cannot hold a lease."""
     trials = results / "trials"
     try:
         trials.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def require_writable(results: Path) -> None:
 
 @contextmanager
 def probe(folder: Path) -> Iterator[Path]:
-    """Yields a new file in `folder`, which is deleted afterwards."""
+    """Yield a new file in `folder`, which is deleted afterwards."""
     path = folder / f"{PROBE}{uuid4().hex}"
     path.touch(exist_ok=False)
     try:
@@ -65,7 +65,7 @@ def probe(folder: Path) -> Iterator[Path]:
 
 
 def creates(path: Path) -> bool:
-    """Whether exclusive creation of a file that exists succeeds, which would break the leases."""
+    """Return whether exclusive creation of an existing file succeeds: that would break leases."""
     try:
         with path.open("x"):
             return True
