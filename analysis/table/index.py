@@ -22,7 +22,6 @@ from uuid import uuid4
 import pyarrow as pa
 from pyarrow import parquet
 
-import analysis.table.arms
 import analysis.table.points
 import analysis.table.rows
 import analysis.table.schema
@@ -36,7 +35,7 @@ from trainer.folder.wellformed import CONFIG, RESULT, Damaged, damage, read
 
 MADE_BY = b"made_by"
 MAKERS = (
-    *(analysis.table.rows, analysis.table.arms, analysis.table.points, analysis.table.schema),
+    *(analysis.table.rows, analysis.table.points, analysis.table.schema),
     *(trainer.base.build, trainer.config.identity, trainer.config.names),
     trainer.folder.wellformed,
 )
