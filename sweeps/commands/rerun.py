@@ -6,11 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sweeps.commands.run import SAYS, require_ready
+from sweeps.commands import SAYS
 from sweeps.request.command_line import parse_gpus
 from sweeps.request.expand import Trial, placed
 from sweeps.store.opened import open_store
-from sweeps.store.results import finished
+from sweeps.store.results import finished, require_ready
 from sweeps.store.selected import KEYS, select
 from sweeps.store.store import SweepStore
 from sweeps.tracking import choice

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from analysis.objects.bucket import StoreAway
 from sweeps.cluster.shared import require_seen_by_nodes
-from sweeps.commands import COMMANDS
+from sweeps.commands import COMMANDS, SAYS
 from sweeps.plan import search_report, sweep_record, tuning_report
 from sweeps.plan.ending import advice
 from sweeps.plan.pricing import Prices
@@ -20,22 +23,20 @@ from sweeps.plan.sweep_plan import SweepPlan, all_planned, plan_sweeps
 from sweeps.request.command_line import Request, parse_request
 from sweeps.request.expand import Trial, unique
 from sweeps.request.files import ALL, PAPER, known
-from sweeps.store import drawn
 from sweeps.store.opened import open_store
-from sweeps.store.results import failed, finished
+from sweeps.store.results import failed, finished, require_ready
 from sweeps.store.store import SweepStore
 from sweeps.tracking import choice
+from trainer.base.atomic import write_json
 from trainer.base.cli import DONE, FAILED, parser
-from trainer.base.errors import BadInput, Stopped
-from trainer.base.resources import require_device
+from trainer.base.errors import Stopped
 from trainer.base.stopping import stopping
 from trainer.config.version import code_version
-from trainer.parts import open_data
 
 POLL_EVERY = 0.5
 """Seconds between two questions to the queue, which limits the looks into the store itself."""
-SAYS = "running trials save a checkpoint and stop"
-"""What a driver says when a signal asks it to stop."""
+MADE_OF, PAGE = ".made_of.json", "index.html"
+"""Files of a report: what the last one was made of, and what it printed; its page."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -85,39 +86,6 @@ def _asked_words(words: Sequence[str]) -> list[str]:
         .keys
     )
     return asked
-
-
-def require_ready(store: SweepStore, planned: Sequence[Trial]) -> None:
-    """Raises BadInput if the store, this machine or the data does not fit the planned trials.
-
-    It names everything that is missing: people should not fetch a GPU to learn that data is not
-    there.
-    """
-    store.require_usable()
-    todo = [trial for trial in planned if finished(trial) is None]
-    distinct = {_needs(trial.config): trial.config for trial in todo}
-    missing = {str(error): error for config in distinct.values() for error in _missing_of(config)}
-    if missing:
-        first, *others = missing.values()
-        also = "".join(f"; also {error}" for error in others)
-        raise BadInput(first.key, first.value, f"{first.allowed}{also}")
-
-
-def _missing_of(config: Mapping[str, Any]) -> Iterator[BadInput]:
-    """What this machine lacks for a trial."""
-    checks: list[Callable[[], object]] = [lambda: open_data(config)]
-    if not os.environ.get("RAY_ADDRESS"):  # else the driver checks the cluster's resources
-        checks.insert(0, lambda: require_device(config["device"]))
-    for check in checks:
-        try:
-            check()
-        except BadInput as error:
-            yield error
-
-
-def _needs(config: Mapping[str, Any]) -> str:
-    """The keys that say which device and data a trial needs, as JSON."""
-    return json.dumps([config[key] for key in ("device", "data", "seq_len", "model")])
 
 
 def _run(
@@ -216,8 +184,8 @@ def _report(asked: Request, plan: SweepPlan, prices: Prices, store: SweepStore) 
     """
     out = asked.results / "reports" / plan.label
     folders = [trial.folder for trial in unique(plan.planned)]
-    now = drawn.state(sweep_record.record(asked, plan, prices), folders, code_version())
-    text = drawn.printed(out, now)
+    now = state(sweep_record.record(asked, plan, prices), folders, code_version())
+    text = printed(out, now)
     if text is not None:
         return f"{text}\nnothing has changed since this report was made"
     from analysis.report.report import report
@@ -229,6 +197,40 @@ def _report(asked: Request, plan: SweepPlan, prices: Prices, store: SweepStore) 
         lines.append(search_report.write(search, [*plan.sweep.arms], plan.searched, out))
         lines += search_report.compare(asked.results, search, plan.planned, out)
     text = "\n".join([*lines, *advice(asked.results, plan, asked.where)])
-    drawn.note(out, now, text)
+    note(out, now, text)
     store.push(out)
     return text
+
+
+def state(record: Mapping[str, Any], folders: Iterable[Path], version: str | None) -> str:
+    """Return a hash of what a report is made of.
+
+    That is the sweep's record without its costs, the results of its trials, and the `version` of
+    the code. A version that is not of a commit or a release counts as another one each time.
+    """
+    costs = ("trials", "words")
+    plan = {key: value for key, value in record.items() if key not in costs}
+    results = sorted((folder.name, _modified(folder / "result.json")) for folder in folders)
+    code = token_hex() if version is None or version.endswith("-dirty") else version
+    whole = json.dumps([plan, sorted(record["trials"]), results, code], default=str)
+    return hashlib.sha256(whole.encode()).hexdigest()
+
+
+def _modified(path: Path) -> int:
+    with suppress(OSError):
+        return path.stat().st_mtime_ns
+    return 0
+
+
+def printed(out: Path, now: str) -> str | None:
+    """Return what the report in `out` printed; None unless it is made of the state `now`."""
+    with suppress(OSError, ValueError, LookupError):
+        last = json.loads((out / MADE_OF).read_text())
+        if (out / PAGE).is_file() and last["state"] == now:
+            return str(last["printed"])
+    return None
+
+
+def note(out: Path, now: str, text: str) -> None:
+    """Note what the report in `out` was made of, and what it printed."""
+    write_json(out / MADE_OF, {"state": now, "printed": text})

@@ -1,18 +1,24 @@
-"""The results that a store holds of a sweep's trials."""
+"""The results that a store holds of a sweep's trials, and whether the others can run."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from sweeps.request.expand import Trial
+from sweeps.store.store import SweepStore
 from trainer.base.errors import BadInput
+from trainer.base.resources import require_device
 from trainer.base.status import Status
 from trainer.folder.lease import STALE_AFTER
 from trainer.folder.record import Row, TrialFolder, read_result
+from trainer.parts import open_data
 
 PROBE = ".probe-"
 
@@ -84,3 +90,36 @@ def clean_old(folder: Path, pattern: str, newest: Path) -> None:
         for left in folder.glob(pattern):
             if left.stat().st_mtime < now - STALE_AFTER:
                 left.unlink(missing_ok=True)
+
+
+def require_ready(store: SweepStore, planned: Sequence[Trial]) -> None:
+    """Raise BadInput if the store, this machine or the data does not fit the planned trials.
+
+    It names everything that is missing: people should not fetch a GPU to learn that data is not
+    there.
+    """
+    store.require_usable()
+    todo = [trial for trial in planned if finished(trial) is None]
+    distinct = {_needs(trial.config): trial.config for trial in todo}
+    missing = {str(error): error for config in distinct.values() for error in _missing_of(config)}
+    if missing:
+        first, *others = missing.values()
+        also = "".join(f"; also {error}" for error in others)
+        raise BadInput(first.key, first.value, f"{first.allowed}{also}")
+
+
+def _missing_of(config: Mapping[str, Any]) -> Iterator[BadInput]:
+    """Yield what this machine lacks for a trial."""
+    checks: list[Callable[[], object]] = [lambda: open_data(config)]
+    if not os.environ.get("RAY_ADDRESS"):  # else the driver checks the cluster's resources
+        checks.insert(0, lambda: require_device(config["device"]))
+    for check in checks:
+        try:
+            check()
+        except BadInput as error:
+            yield error
+
+
+def _needs(config: Mapping[str, Any]) -> str:
+    """Return the keys that say which device and data a trial needs, as JSON."""
+    return json.dumps([config[key] for key in ("device", "data", "seq_len", "model")])
