@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WIKI := data/wiki/manifest.json
 
-.PHONY: help setup data-% sweep-% figures docs submit test test-slow fuzz check wheel clean
+.PHONY: help setup data-% sweep-% figures docs site submit test test-slow fuzz check wheel clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -56,6 +56,9 @@ figures: $(READY) $(call corpus,$(FIGURE_SCALES))  ## every figure and table of 
 docs: $(READY)  ## the tables, verdicts and figures of README.md and docs/, from the trials published there
 	$(BIN)/python -m bench.documents
 
+site: $(READY)  ## the documentation as a site, in site/; REPO_URL=<URL> links to the code
+	$(BIN)/python -m mkdocs build
+
 submit: $(READY)  ## a sweep on a Ray cluster: SWEEP=main SCALE=135m ARGS="results=/… data.path=/…"
 	$(BIN)/python -m sweeps submit sweep=$(or $(SWEEP),main) scale=$(or $(SCALE),tiny) $(ARGS)
 
@@ -79,4 +82,4 @@ wheel: $(READY)  ## dist/*.whl: every command and conf/, to install where there 
 	$(BIN)/python -m pip wheel -q --no-deps --wheel-dir dist .
 
 clean:  ## remove the environment and caches; data and results stay
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) site .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist *.egg-info

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.gpu.setting import Setting
-from sweeps.plan.devices import known
-from sweeps.plan.step_time import of_update_and_forward
+from sweeps.plan.devices import known_devices, of_update_and_forward
 from trainer.base.resources import require_device
 from trainer.config.compose import compose
 
@@ -148,7 +147,7 @@ ROWS = (
 def counted(row: Measured) -> float:
     """Tokens/s that a plan counts with."""
     config = compose(row.words)
-    device = replace(known(row.device), **row.more)
+    device = replace(known_devices()[row.device], **row.more)
     of_update, of_forward = of_update_and_forward(config, 1, device)
     seconds = of_forward if row.evaluates else of_update
     return config["batch_size"] * config["seq_len"] / seconds

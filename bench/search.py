@@ -18,10 +18,10 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from sweeps.plan.searching import Setting, best, search
-from sweeps.plan.settings import at
+from sweeps.plan.searching import best, try_settings
+from sweeps.plan.tried import TriedSetting, at
 from sweeps.request.command_line import parse_request
-from sweeps.request.expand import Point, Trial, points
+from sweeps.request.expand import GridPoint, Trial, points
 from sweeps.request.schema import Sweep
 from sweeps.store.results import final_loss
 from trainer.trial import run_trial
@@ -59,23 +59,23 @@ def _rows(results: Path, samplers: int, optimizers: str) -> Iterator[Sequence[st
             yield _row(f"{name}, search {seed}", by_search(sweep, point, seed))
 
 
-def on_grid(point: Point) -> list[Setting]:
+def on_grid(point: GridPoint) -> list[TriedSetting]:
     """Every setting of the grid, trained."""
     found = []
     for size in SIZES:
         for rate in RATES:
             values = {"optimizer.lr": rate, "batch_size": size}
             there = at(point, values)
-            found.append(Setting(values, there, there.trials(CHOICE)))
+            found.append(TriedSetting(values, there, there.trials(CHOICE)))
             train(found[-1].trials)
     return found
 
 
-def by_search(sweep: Sweep, point: Point, seed: int) -> list[Setting]:
+def by_search(sweep: Sweep, point: GridPoint, seed: int) -> list[TriedSetting]:
     """As many settings that a sampler proposes, trained."""
     assert sweep.search is not None
     asked = sweep.search.model_copy(update={"sampler_seed": seed})
-    while not (found := search(sweep, asked, point)).settled:
+    while not (found := try_settings(sweep, asked, point)).settled:
         train(found.choosing)
     return found.tried
 
@@ -88,14 +88,14 @@ def train(trials: Collection[Trial]) -> list[float]:
     return [loss for trial in trials if (loss := final_loss(trial)) is not None]
 
 
-def _row(name: str, tried: Sequence[Setting]) -> Sequence[str]:
+def _row(name: str, tried: Sequence[TriedSetting]) -> Sequence[str]:
     lowest = min(fmean(found.values()) for setting in tried if (found := setting.losses))
     chosen = best(tried)
     held_out = (_held_out(arm, chosen[arm].point) for arm in ("sync", "delay"))
     return [name, str(len(tried)), f"{lowest:.4f}", *held_out]
 
 
-def _held_out(arm: str, point: Point) -> str:
+def _held_out(arm: str, point: GridPoint) -> str:
     """The mean loss of an arm at the seeds that chose nothing."""
     losses = train([trial for trial in point.trials(SEEDS) if trial.arm == arm])
     return f"{fmean(losses):.4f}"

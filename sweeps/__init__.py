@@ -1,14 +1,41 @@
 """Many trials: expands a sweep into unique trials and runs what is missing on Ray Tune."""
 
 import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sweeps.__main__ import main
+    from sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
+    from sweeps.request.command_line import parse_request
+    from sweeps.request.expand import Trial
+    from sweeps.request.schema import Sweep
+
+__all__ = ["Sweep", "SweepPlan", "Trial", "main", "parse_request", "plan_sweeps"]
+
+PLACES = {
+    "Sweep": "sweeps.request.schema",
+    "SweepPlan": "sweeps.plan.sweep_plan",
+    "Trial": "sweeps.request.expand",
+    "main": "sweeps.__main__",
+    "parse_request": "sweeps.request.command_line",
+    "plan_sweeps": "sweeps.plan.sweep_plan",
+}
+"""Name → its module, which is imported when the name is used: a worker needs few of them."""
 
 # Ray reads these when it is imported. Without a cluster to join, its servers listen on loopback
 # only (the switch is named for the systems on which that is Ray's own default).
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # Tune's own tables, in place of our display
-os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "1000")  # offers.py has the limit, by slots
-os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # trials save a checkpoint first: stop.py
+os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "1000")  # tune_hooks.py has the limit
+os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # trials save a checkpoint first
 if not os.environ.get("RAY_ADDRESS"):
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     # Where the driver is killed, what is left of its cluster looks for the rest so many seconds.
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
+
+
+def __getattr__(name: str) -> Any:
+    if name in PLACES:
+        return getattr(import_module(PLACES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -57,6 +57,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "view": {"request"},
         "cluster": {"plan", "request", "store", "tracking", "view"},
         "commands": {"cluster", "plan", "request", "store", "tracking", "view"},
+        "__init__": {"__main__", "plan", "request"},
         "__main__": {"commands"},
     },
     "analysis": {

@@ -18,9 +18,8 @@ import pytest
 import ray.autoscaler
 import yaml
 
-from sweeps.cluster.package import STOP_WAIT
-from sweeps.cluster.shared import require_shared
-from sweeps.cluster.stop import GRACE
+from sweeps.cluster.package import STOP_WAIT, require_shared
+from sweeps.cluster.tune_hooks import GRACE
 from sweeps.request.command_line import parse_request
 from tests.support import small
 from tests.support.ray_head import ended_by_mark, marked

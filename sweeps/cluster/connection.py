@@ -1,23 +1,30 @@
-"""The Ray cluster of a driver: the one of RAY_ADDRESS, or one of its own on this machine."""
+"""The Ray cluster of a driver: the one of RAY_ADDRESS, or one of its own on this machine.
+
+All nodes of a cluster must share the store.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from trainer.base.errors import Unavailable
+from sweeps.store.store import SweepStore
+from trainer.base.errors import BadInput, Unavailable
 from trainer.base.scratch import scratch
 
 CONNECT_WITHIN = 20.0
 """Seconds that the cluster of RAY_ADDRESS has to accept a connection."""
+ANSWER_WITHIN = 60.0
+"""Seconds that a node has to say whether it sees the store."""
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 """Variables of the workers. A worker runs each of its trials in a new thread, for which glibc would
@@ -29,17 +36,17 @@ their paths."""
 
 
 def temporary_base() -> Path:
-    """Where Ray's and Tune's files of this driver may lie."""
+    """Return where Ray's and Tune's files of this driver may lie."""
     base = Path(os.environ.get("RAY_TMPDIR") or gettempdir())
     return base if len(str(base)) <= LONGEST_BASE else Path("/tmp")  # the folder's name is random
 
 
 @contextmanager
 def cluster() -> Iterator[Path]:
-    """Connects to the cluster of RAY_ADDRESS, or starts one here that listens on loopback only.
+    """Connect to the cluster of RAY_ADDRESS, or start one here that listens on loopback only.
 
-    Without RAY_ADDRESS it is one of this driver's own, whatever other clusters this machine has.
-    Yields the driver's temporary folder. Raises Unavailable if Ray does not start or answer.
+    Without RAY_ADDRESS the cluster is this driver's own, whatever others this machine has. Yields
+    the driver's temporary folder. Raises Unavailable if Ray does not start or answer.
     """
     with scratch(temporary_base(), "pipegap-ray-") as folder:
         address = os.environ.get("RAY_ADDRESS") or "local"
@@ -68,3 +75,34 @@ def _require_listening(address: str) -> None:
     if port.isdigit():
         with socket.create_connection((host.strip("[]"), int(port)), CONNECT_WITHIN):
             pass
+
+
+def require_seen_by_nodes(store: SweepStore) -> None:
+    """Raise BadInput if a node does not see the store, or sees another one under its name.
+
+    Every other node must see what the driver has made, and fail to create it exclusively. Nodes
+    that join later are not checked.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    others = [n for n in ray.nodes() if n["Alive"] and n["NodeID"] != here]
+    if not others:
+        return
+    task: Any = ray.remote(_sees)
+    with store.probe() as sees:
+        answers = {
+            node["NodeManagerAddress"]: task.options(
+                num_cpus=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+            ).remote(sees)
+            for node in others
+        }
+        for address, answer in answers.items():
+            with suppress(ray.exceptions.RayError):  # the node has left, or is busy
+                if not ray.get(answer, timeout=ANSWER_WITHIN):
+                    allowed = "must be storage that all nodes share: node"
+                    raise BadInput("results", store.name, f"{allowed} {address} does not see it")
+
+
+def _sees(sees: Callable[[], bool]) -> bool:
+    """Whether this node sees what the driver made."""
+    return sees()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,6 @@ from ray import tune
 from ray.tune import (
     FailureConfig,
     PlacementGroupFactory,
-    Result,
-    ResultGrid,
     RunConfig,
     TuneConfig,
     Tuner,
@@ -22,15 +20,13 @@ from ray.tune import (
 
 from analysis.objects.bucket import StoreAway
 from sweeps.cluster.gang import run_gang_on_ray
-from sweeps.cluster.offers import Bundles, Offers, num_slots
-from sweeps.cluster.stop import StopWhenAsked
+from sweeps.cluster.queue import WorkList
 from sweeps.cluster.stop_flag import stop_requested
-from sweeps.cluster.work import Work
-from sweeps.plan.bundles import bundles
+from sweeps.cluster.tune_hooks import Bundles, Offers, StopWhenAsked, Untracked, num_slots
+from sweeps.plan.devices import bundles
 from sweeps.request.expand import Trial
 from sweeps.store.store import RunningTrial, SweepStore
 from sweeps.tracking.choice import Tracking
-from sweeps.tracking.untracked import Untracked
 from sweeps.view.display import Display
 from trainer.base.errors import BadInput, LeaseLost, Stopped
 from trainer.base.status import Status
@@ -48,7 +44,7 @@ RETRIES = 2
 
 
 def run_trials(
-    work: Work,
+    work: WorkList,
     gpus_per_trial: float,
     display: Display,
     asked_to_stop: AskedToStop,
@@ -56,19 +52,18 @@ def run_trials(
     folder: Path,
     store: SweepStore,
 ) -> None:
-    """Runs those trials that nobody else runs; each that ends leaves a result in the store.
+    """Run those trials that nobody else runs; each that ends leaves a result in the store.
 
-    Call it within `cluster`, which yields `folder`. A process runs trials one after the other,
-    except on GPUs, where its CUDA context would stay. Once `asked_to_stop` is true, running trials
+    Call it within `cluster`, which yields `folder`. Once `asked_to_stop` is true, running trials
     save a checkpoint, from which the next call resumes. Raises BadInput if the cluster is too small
-    for one of them.
+    for a trial.
     """
-    asked = work.left
-    needed = {trial.plan.trial_id: bundles(trial, gpus_per_trial) for trial in asked}
+    trials = work.left
+    needed = {trial.plan.trial_id: bundles(trial, gpus_per_trial) for trial in trials}
     for bundle in needed.values():
         _require(bundle)
     smallest = min(needed.values(), key=_amount)
-    stop = StopWhenAsked(asked_to_stop, display)
+    stop = StopWhenAsked(asked_to_stop, display.running)
     train = tune.with_parameters(_train, flag=stop.flag, tracking=tracking, store=store)
     grid = Tuner(
         tune.with_resources(train, _resources),
@@ -80,7 +75,8 @@ def run_trials(
                 asked_to_stop,
             ),
             num_samples=-1,
-            reuse_actors=all(trial.config["device"] == "cpu" for trial in asked),
+            # On a GPU the CUDA context of a trial stays with its process: a new process per trial.
+            reuse_actors=all(trial.config["device"] == "cpu" for trial in trials),
             trial_name_creator=_name,
             trial_dirname_creator=_name,
         ),
@@ -92,18 +88,15 @@ def run_trials(
             failure_config=FailureConfig(max_failures=RETRIES),
         ),
     ).fit()
-    died = {Path(end.path).name: end.error for end in _each(grid) if end.error}
-    _record_deaths([trial for trial in asked if trial.plan.trial_id in died], died, store)
-
-
-def _each(grid: ResultGrid) -> Iterator[Result]:
-    return (grid[i] for i in range(len(grid)))
+    ends = (grid[i] for i in range(len(grid)))
+    died = {Path(end.path).name: end.error for end in ends if end.error}
+    _record_deaths([trial for trial in trials if trial.plan.trial_id in died], died, store)
 
 
 def _record_deaths(
     trials: Sequence[Trial], died: Mapping[str, Exception], store: SweepStore
 ) -> None:
-    """Records the trials whose process died at every attempt, and could not record it itself."""
+    """Record a failure for trials whose process died at every attempt before it could do so."""
     for trial in trials:
         trial_id = trial.plan.trial_id
         with (
@@ -116,7 +109,7 @@ def _record_deaths(
 
 
 def _payload(trial: Trial, needed: Bundles) -> Row:
-    """What Tune hands to a worker for one trial."""
+    """Return what Tune hands to a worker for one trial."""
     return {
         "id": trial.plan.trial_id,
         "arm": trial.arm,
@@ -128,7 +121,7 @@ def _payload(trial: Trial, needed: Bundles) -> Row:
 
 
 def _name(trial: Any) -> str:
-    """Tune's name of a trial: its id, so that its logs can be found."""
+    """Return Tune's name of a trial: its id, so that its logs can be found."""
     name: str = trial.config["trial"]["id"]
     return name
 
@@ -167,7 +160,8 @@ def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking, store: Swe
             return result
         except Held:
             raise
-        except BadInput as error:  # another attempt would raise it too
+        # Another attempt would raise it too: the trial has failed, and Tune does not retry it.
+        except BadInput as error:
             record_failure(running.config, str(error))
             return {"status": Status.FAILED}
 
@@ -197,6 +191,6 @@ def _require(needed: Sequence[Mapping[str, float]]) -> None:
     for key, resource in (("device", "GPU"), ("num_threads", "CPU")):
         amount = sum(bundle.get(resource, 0.0) for bundle in needed)
         if available.get(resource, 0) < amount:
-            of_gang = f" for its {len(needed) - 1} ranks" if len(needed) > 1 else ""
-            allowed = f"a trial needs {amount:g} {resource}{of_gang}, "
+            ranks = f" for its {len(needed) - 1} ranks" if len(needed) > 1 else ""
+            allowed = f"a trial needs {amount:g} {resource}{ranks}, "
             raise BadInput(key, amount, f"{allowed}Ray has {available.get(resource, 0):g}")

@@ -30,7 +30,7 @@ class RankActor:
         self._store: Any = None
 
     def open_store(self) -> Address:
-        """Opens the store by which the ranks find each other; returns its host and port.
+        """Open the store by which the ranks find each other; return its host and port.
 
         It listens on the address that Ray itself listens on.
         """
@@ -59,6 +59,7 @@ class RankActor:
         from trainer.ranks.spawn import stay_on_loopback
 
         os.environ["LOCAL_RANK"] = "0"  # Ray shows a rank its own GPU alone
+        # Ray listens on loopback where a driver has a cluster of its own: so must the ranks.
         host, port = address
         if host.startswith("127."):
             stay_on_loopback()
@@ -72,12 +73,13 @@ class RankActor:
             messages.put(exit_message(self._index, run))
             messages.put(end)
 
+        # In a thread: Ray pulls the messages one by one, and the rank waits for nobody to do so.
         threading.Thread(target=work, daemon=True).start()
         while (message := messages.get()) is not end:
             yield message
 
     def liveness(self) -> tuple[float, bool]:
-        """Seconds since the rank made progress; whether it waits for another one."""
+        """Return the seconds since the rank made progress, and whether it waits for another."""
         beat = self._beats[self._index]
         return monotonic() - abs(beat), beat < 0
 
@@ -104,6 +106,7 @@ def run_gang_on_ray(
         ]
         supervise(RayRanks(actors, streams), num_ranks, parent)
     finally:
+        # An actor whose rank hangs in a collective does not end by itself.
         for actor in actors:
             ray.kill(actor)
 

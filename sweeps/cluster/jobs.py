@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sweeps.cluster.own import Own
-from sweeps.cluster.package import code_digest, runtime_env, sent_with
+from sweeps.cluster.package import Own, code_digest, runtime_env, sent_with
 from trainer.base.errors import BadInput, Stopped
 
 Client = Any
@@ -37,7 +36,7 @@ DETACHED, LOST = 130, 1
 
 @contextmanager
 def jobs_of(address: str) -> Iterator[Client]:
-    """Yields the client of the cluster at `address`, or at that of Ray's variables if it is empty.
+    """Yield the client of the cluster at `address`; if it is empty, Ray's variables say where.
 
     Raises BadInput if there is no address, it does not answer, or the token is wrong.
     """
@@ -59,9 +58,8 @@ def jobs_of(address: str) -> Iterator[Client]:
         allowed = f"must be the token of the cluster at {where}, here or in RAY_AUTH_TOKEN_PATH"
         raise BadInput("RAY_AUTH_TOKEN", "(not shown)", f"{allowed} ({why})") from None
     except (ConnectionError, requests.ConnectionError):
-        raise BadInput(
-            "address", where, "must be a cluster's Jobs API (it no longer answers)"
-        ) from None
+        allowed = "must be a cluster's Jobs API (it no longer answers)"
+        raise BadInput("address", where, allowed) from None
     finally:
         logging.disable(logging.NOTSET)
 
@@ -78,25 +76,24 @@ def _client(where: str) -> Client:
 
 
 def sweep_jobs(client: Client) -> list[Job]:
-    """The cluster's jobs that are sweeps, the oldest first."""
+    """Return the cluster's jobs that are sweeps, the oldest first."""
     jobs = [job for job in client.list_jobs() if LABEL in (job.metadata or {})]
     return sorted(jobs, key=lambda job: job.start_time or 0)
 
 
 def job_name(label: str, words: Sequence[str], own: Own = NOTHING) -> str:
-    """A job's name: equal for equal words, in any order, and equal code, the user's own too."""
-    asked = json.dumps([sorted(words), code_digest(), *own.digests])
-    return f"{label}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
+    """Return a job's name: equal for equal words, in any order, and equal code and own files."""
+    wish = json.dumps([sorted(words), code_digest(), *own.digests])
+    return f"{label}-{hashlib.sha256(wish.encode()).hexdigest()[:12]}"
 
 
 def submit(
     client: Client, label: str, words: Sequence[str], again: bool, own: Own = NOTHING
 ) -> str:
-    """Submits the sweep of `words` with the user's `own` code and files; returns the job's id. At
-    most one job runs it at a time.
+    """Submit the sweep of `words` with the user's `own` code and files; return the job's id.
 
-    A job that runs is returned, and so is one that succeeded unless `again`. After one that failed
-    or was stopped, a new job is submitted.
+    At most one job runs the sweep at a time. A job that runs is returned, and so is a job that
+    succeeded, unless `again`. After a job that failed or was stopped, a new one is submitted.
     """
     name = job_name(label, words, own)
     attempts = {job.submission_id: job for job in sweep_jobs(client)}
@@ -130,7 +127,7 @@ def _succeeded(job: Job) -> bool:
 
 
 def follow(client: Client, job_id: str) -> int:
-    """Prints the job's log until the job ends; returns its exit code.
+    """Print the job's log until the job ends; return its exit code.
 
     Returns DETACHED after Ctrl-C, which leaves the job alone, and LOST if the connection breaks.
     """
@@ -158,14 +155,14 @@ async def _print_log(client: Client, job_id: str) -> None:
 
 
 def wait_for_end(client: Client, job_id: str) -> Job:
-    """Waits until the job has ended; returns its details."""
+    """Wait until the job has ended; return its details."""
     while not (job := client.get_job_info(job_id)).status.is_terminal():
         time.sleep(POLL_EVERY)
     return job
 
 
 def exit_code(job: Job) -> int:
-    """The exit code of the job's command; a stopped job has none, and counts as stopped."""
+    """Return the exit code of the job's command; a stopped job has none, and counts as stopped."""
     from ray.job_submission import JobStatus
 
     without: Mapping[Any, int] = {JobStatus.SUCCEEDED: 0, JobStatus.STOPPED: Stopped.exit_code}

@@ -12,8 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from hashlib import sha256
 from math import frexp
 from typing import Protocol
+from uuid import uuid4
 
-from sweeps.store.store import TrialState
+from sweeps.request.expand import Trial
+from sweeps.store.store import KnownTrials, TrialState
 
 LOOK_EVERY = 2.0
 """Seconds between two looks at trials that others hold. A look is about ten operations of the file
@@ -27,18 +29,18 @@ MAX_RETURNS = 10
 kills its process on one machine while another one cannot see that it is dead."""
 
 
-class Store(Protocol):
-    """What a queue asks of the store."""
+class StartedTrials(Protocol):
+    """What a queue asks of a store."""
 
     def started(self) -> Collection[str]:
-        """Ids of the trials that a driver has started, whatever became of them."""
+        """Return the ids of the trials that a driver has started, whatever became of them."""
 
     def look(self, trial_id: str) -> TrialState:
-        """What the folder of a started trial says."""
+        """Return what the folder of a started trial says."""
 
 
 def in_order(flops: Mapping[str, float], driver: str) -> list[str]:
-    """The ids in `flops` (id → length of the trial) in the order of a driver.
+    """Return the ids in `flops` (id → length of the trial) in the order of a driver.
 
     Long trials come first, so that none of them starts last; those that differ by less than a
     factor of two come in an order that `driver`, any text, decides.
@@ -56,7 +58,7 @@ class TrialQueue:
     It has two parts: trials whose turn comes, and trials that another driver had when it came.
     """
 
-    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, store: StartedTrials, clock: Callable[[], float] = time.monotonic) -> None:
         self._store, self._clock = store, clock
         self._turns: deque[str] = deque()
         self._elsewhere: deque[str] = deque()
@@ -67,7 +69,7 @@ class TrialQueue:
         self._ready: str | None = None
 
     def __len__(self) -> int:
-        """How many trials are left, those of other drivers included."""
+        """Return how many trials are left, those of other drivers included."""
         return (self._ready is not None) + len(self._turns) + len(self._elsewhere)
 
     def __contains__(self, trial_id: str) -> bool:
@@ -75,7 +77,7 @@ class TrialQueue:
         return trial_id in self._known
 
     def __iter__(self) -> Iterator[str]:
-        """The ids of the trials that are left."""
+        """Yield the ids of the trials that are left."""
         yield from filter(None, (self._ready, *self._turns, *self._elsewhere))
 
     @property
@@ -84,7 +86,7 @@ class TrialQueue:
         return bool(self._turns)
 
     def add(self, trial_ids: Iterable[str]) -> None:
-        """Appends trials, in this order, unless they were added before."""
+        """Append trials, in this order, unless they were added before."""
         new = [trial_id for trial_id in trial_ids if trial_id not in self._known]
         self._turns.extend(new)
         self._known.update(new)
@@ -98,8 +100,8 @@ class TrialQueue:
 
     def next(self) -> str | None:
         """Takes the next trial that nobody runs; None if there is none now."""
-        found, self._ready = self._ready or self._in_turn() or self._of_others(), None
-        return found
+        trial_id, self._ready = self._ready or self._in_turn() or self._of_others(), None
+        return trial_id
 
     def put_back(self, trial_id: str) -> None:
         """Returns a trial that another driver was faster to start."""
@@ -108,9 +110,9 @@ class TrialQueue:
             self._elsewhere.append(trial_id)
 
     def _in_turn(self) -> str | None:
-        """A trial that is not in the store yet needs no look, and one listing serves for all.
+        """Take a trial whose turn it is.
 
-        What has appeared there since it was added is run by another driver.
+        A trial that is not in the store yet needs no look, and one listing serves for all.
         """
         started = self._store.started() if self._turns else ()
         looks = 0
@@ -118,30 +120,65 @@ class TrialQueue:
             trial_id = self._turns.popleft()
             if trial_id not in started:
                 return trial_id
-            found = TrialState.HELD
+            # What has appeared in the store since it was added is run by another driver.
+            look = TrialState.HELD
             if trial_id in self._started_before:
-                found, looks = self._store.look(trial_id), looks + 1
-            if found == TrialState.FREE:
+                look, looks = self._store.look(trial_id), looks + 1
+            if look == TrialState.FREE:
                 return trial_id
-            if found == TrialState.HELD:
+            if look == TrialState.HELD:
                 self._elsewhere.append(trial_id)
         return None
 
     def _of_others(self) -> str | None:
-        """Looks at trials of other drivers until one is held; then not again for LOOK_EVERY."""
+        """Take a trial that another driver held; look until one is held, then wait LOOK_EVERY."""
         looked_at = self._clock()
         if self._turns or looked_at < self._next_look:
             return None
         wait = 0.0
         for _ in range(min(LOOKS_AT_ONCE, len(self._elsewhere))):
             trial_id = self._elsewhere.popleft()
-            found = self._store.look(trial_id)
-            if found == TrialState.FREE:
+            look = self._store.look(trial_id)
+            if look == TrialState.FREE:
                 return trial_id
-            if found == TrialState.HELD:
+            if look == TrialState.HELD:
                 self._elsewhere.append(trial_id)
                 wait = LOOK_EVERY
                 break
+        # On a slow file server a look takes long: the next one comes later, so that looks take at
+        # most SHARE of the time.
         now = self._clock()
         self._next_look = now + max(wait, (now - looked_at) / SHARE)
         return None
+
+
+class WorkList:
+    """The trials that one driver may have to run, by id, and the queue of those that are left.
+
+    `known` is what the store's `trials` returns.
+    """
+
+    def __init__(self, known: KnownTrials) -> None:
+        self._driver, self._known = uuid4().hex, known
+        self.queue = TrialQueue(known)
+        """Ids of the trials that are left."""
+
+    def __getitem__(self, trial_id: str) -> Trial:
+        return self._known[trial_id]
+
+    def __len__(self) -> int:
+        """Return how many trials are left, those that other drivers run included."""
+        return len(self.queue)
+
+    @property
+    def left(self) -> list[Trial]:
+        """The trials that are left, those that other drivers run included."""
+        return [self[trial_id] for trial_id in self.queue]
+
+    def add(self, trials: Iterable[Trial]) -> None:
+        """Add trials that have to run, unless they were added before."""
+        new = {t.plan.trial_id: t for t in trials if t.plan.trial_id not in self.queue}
+        for trial in new.values():
+            self._known.add(trial)
+        flops = {trial_id: trial.plan.flops for trial_id, trial in new.items()}
+        self.queue.add(in_order(flops, self._driver))

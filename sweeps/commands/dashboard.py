@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sweeps.request.command_line import parse_request
-from sweeps.request.overrides import overrides
-from sweeps.request.schema import Sweep
+from sweeps.request.schema import Sweep, overrides
 from sweeps.tracking import choice
 from sweeps.tracking.choice import GROUP
 from sweeps.tracking.workspace import build_workspace, save, spec

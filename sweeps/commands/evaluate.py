@@ -10,7 +10,7 @@ from sweeps.request.command_line import Request, parse_request
 from sweeps.request.expand import Trial
 from sweeps.store.opened import open_store
 from sweeps.store.results import finished
-from sweeps.view.throttle import Throttled
+from sweeps.view.render import Throttled
 from trainer.base.cli import DONE, FAILED, Given, parse
 from trainer.base.errors import BadInput, Stopped
 from trainer.base.paths import require_folder
@@ -120,9 +120,8 @@ def _with_weights(asked: Request) -> list[Trial]:
 
 
 def _run(evaluation: Evaluation, asked: Request) -> int:
-    from sweeps.cluster.connection import cluster
+    from sweeps.cluster.connection import cluster, require_seen_by_nodes
     from sweeps.cluster.evaluations import run_evaluation
-    from sweeps.cluster.shared import require_seen_by_nodes
 
     num = evaluation.num_asked()
 

@@ -105,12 +105,12 @@ def _run(
     """
     from sweeps.cluster.connection import cluster
     from sweeps.cluster.driver import run_trials
-    from sweeps.cluster.work import Work
-    from sweeps.view.console import DriverConsole
+    from sweeps.cluster.queue import WorkList
     from sweeps.view.display import Display
+    from sweeps.view.render import DriverConsole
 
     with cluster() as folder, stopping(SAYS) as asked_to_stop:
-        work = Work(store.trials())
+        work = WorkList(store.trials())
         archived = [store.archive(trial) for trial in trials if finished(trial) is not None]
         store.pull()
         work.add(trials)

@@ -13,12 +13,10 @@ from secrets import token_hex
 from typing import Any
 
 from analysis.objects.bucket import StoreAway
-from sweeps.cluster.shared import require_seen_by_nodes
 from sweeps.commands import COMMANDS, SAYS
-from sweeps.plan import search_report, sweep_record, tuning_report
-from sweeps.plan.ending import advice
+from sweeps.plan import sweep_record, tried_report
 from sweeps.plan.pricing import Prices
-from sweeps.plan.summary import summary
+from sweeps.plan.summary import advice, summary
 from sweeps.plan.sweep_plan import SweepPlan, all_planned, plan_sweeps
 from sweeps.request.command_line import Request, parse_request
 from sweeps.request.expand import Trial, unique
@@ -98,18 +96,18 @@ def _run(
     """
     if not _missing(sweeps):
         return sweeps, False
-    from sweeps.cluster.connection import cluster
+    from sweeps.cluster.connection import cluster, require_seen_by_nodes
 
     # Ray installs its signal handlers when it starts; `stopping` replaces them after that.
     with cluster() as folder, stopping(SAYS) as asked_to_stop:
         # Tune is large: it is imported while Ray's processes start.
         from sweeps.cluster.driver import run_trials
-        from sweeps.cluster.work import Work
-        from sweeps.view.console import DriverConsole
+        from sweeps.cluster.queue import WorkList
         from sweeps.view.display import Display
+        from sweeps.view.render import DriverConsole
 
         require_seen_by_nodes(store)
-        work = Work(store.trials())
+        work = WorkList(store.trials())
         work.add(_missing(sweeps))
         while len(work) and not asked_to_stop():
             num_left = len(work)
@@ -191,11 +189,9 @@ def _report(asked: Request, plan: SweepPlan, prices: Prices, store: SweepStore) 
     from analysis.report.report import report
 
     lines = [report(asked.results, out, plan.label, asked.where)]
-    if plan.sweep.tune:
-        lines.append(tuning_report.write(plan.sweep, plan.tuned, out))
+    lines += tried_report.write(plan.sweep, plan.choices, out)
     if (search := plan.sweep.search) is not None:
-        lines.append(search_report.write(search, [*plan.sweep.arms], plan.searched, out))
-        lines += search_report.compare(asked.results, search, plan.planned, out)
+        lines += tried_report.compare(asked.results, search, plan.planned, out)
     text = "\n".join([*lines, *advice(asked.results, plan, asked.where)])
     note(out, now, text)
     store.push(out)

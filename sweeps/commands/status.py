@@ -13,11 +13,9 @@ from analysis.objects.bucket import StoreAway
 from sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from sweeps.request.command_line import Request, parse_request
 from sweeps.store.opened import open_store
-from sweeps.view.console import ReadConsole
 from sweeps.view.gap_table import GapTable
 from sweeps.view.progress import Progress
-from sweeps.view.render import render
-from sweeps.view.throttle import SHARE
+from sweeps.view.render import SHARE, ReadConsole, render
 from trainer.base.cli import DONE, parse, take_flag
 from trainer.base.status import ENDED
 

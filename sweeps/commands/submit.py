@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sweeps.cluster.jobs import ADDRESS, follow, jobs_of, submit
-from sweeps.cluster.own import take_along
-from sweeps.cluster.shared import require_shared
+from sweeps.cluster.package import require_shared, take_along
 from sweeps.request.command_line import parse_request
 from trainer.base.cli import parse, take_choice, take_flag
 from trainer.base.errors import BadInput

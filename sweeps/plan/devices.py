@@ -1,34 +1,80 @@
-"""How fast devices are: the rates in devices.yaml, and what work takes at them."""
+"""Devices: what a trial occupies of them, and the seconds of a trial that nobody has measured.
+
+The seconds are the trial's counted work at the rates of devices.yaml.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from trainer.config.step import Work
+from sweeps.request.expand import Trial
+from trainer.base.build import build
+from trainer.base.code import use_code
+from trainer.config.plan import FORWARD, Plan, which_optimizer
+from trainer.config.step import StageWork, Work, step, traffic
+from trainer.models.recipe import Recipe
+from trainer.schedules.operations import Schedule
+from trainer.schedules.simulate import steady
+
+if TYPE_CHECKING:
+    from trainer.corrections.none import NoCorrection
 
 TABLE = Path(__file__).with_name("devices.yaml")
 CORE = "core"
+KEYS = (
+    *("model", "optimizer", "pipeline", "correction", "code", "runner", "num_replicas", "device"),
+    *("batch_size", "seq_len", "dtype", "eval_dtype", "compile"),
+)
+"""What the seconds of an update and of an evaluation depend on; of the optimizer, which it is."""
+
+Config = Mapping[str, Any]
+
+
+def bundles(trial: Trial, gpus_per_trial: float) -> list[dict[str, float]]:
+    """Return the placement group of a trial: its process and, for a gang, one bundle per rank.
+
+    The process that supervises a gang takes nothing. A rank has a whole GPU: two ranks on one would
+    wait for each other.
+    """
+    cpus = {"CPU": float(trial.config["num_threads"])}
+    on_gpus = trial.config["device"] != "cpu"
+    if trial.config["runner"] == "emulated":
+        return [{**cpus, "GPU": gpus_per_trial} if on_gpus else cpus]
+    return [{}, *[{**cpus, "GPU": 1.0} if on_gpus else cpus] * trial.plan.num_processes]
+
+
+def unit(trial: Trial) -> str:
+    """Return the resource that the price of the trial counts: GPU or core."""
+    return CORE if trial.config["device"] == "cpu" else "GPU"
+
+
+def occupied(trial: Trial, gpus_per_trial: float) -> float:
+    """Return how many units the trial occupies, all ranks together."""
+    resource = {CORE: "CPU", "GPU": "GPU"}[unit(trial)]
+    return sum(bundle.get(resource, 0.0) for bundle in bundles(trial, gpus_per_trial))
 
 
 @dataclass(frozen=True)
 class Device:
-    """Peak rates per second, the share of each that trials achieve, and the seconds of the host per
-    layer and microbatch. By dtype: the peak of products, and the share of it in attention.
-    """
+    """Peak rates per second, and the share of each that trials achieve."""
 
     name: str
     products: Mapping[str, float]
+    """Peak FLOP/s of matrix products, by dtype."""
     bytes: float
     link: float
     achieved: Mapping[str, float]
     attention: Mapping[str, float]
+    """The share of the products' peak that attention achieves, by dtype."""
     host: float
+    """Seconds of the host per layer and microbatch."""
 
     @property
     def is_gpu(self) -> bool:
@@ -36,7 +82,7 @@ class Device:
         return self.name != CORE
 
     def seconds(self, parts: Iterable[Work], dtype: str) -> float:
-        """What kernels of these works take, one after the other, in `dtype`."""
+        """Return the seconds of these kernels in `dtype`, one after the other."""
         peak, share = self.products[dtype], self.achieved
         return sum(
             work.products / (peak * share["products"])
@@ -46,25 +92,28 @@ class Device:
         )
 
     def transfer(self, num_bytes: float) -> float:
-        """Seconds until so many bytes are at another rank."""
+        """Return the seconds until so many bytes are at another rank."""
         return num_bytes / (self.link * self.achieved["link"])
 
     def with_host(self, kernels: float, launches: float) -> float:
-        """Seconds of kernels that the host launches layer by layer."""
+        """Return the seconds of kernels that the host launches layer by layer."""
         host = launches * self.host
         return max(kernels, host) if self.is_gpu else kernels + host
 
 
-def known(name: str) -> Device:
-    """The device of the table with this name."""
-    return _devices()[name]
+@cache
+def known_devices() -> dict[str, Device]:
+    """Return the devices of the table, by name."""
+    rows: dict[str, Any] = yaml.safe_load(TABLE.read_text())
+    return {name: Device(name, **row) for name, row in rows.items()}
 
 
-def device_of(config: Mapping[str, Any]) -> Device:
-    """What the trial of a config runs on, as far as it is known here: a core, the GPU of this
-    machine, or without one the first of the table.
+def device_of(config: Config) -> Device:
+    """Return what the trial of a config runs on, as far as this machine knows.
+
+    A core, the GPU of this machine, or without one the first GPU of the table.
     """
-    return known(CORE if config["device"] == "cpu" else _gpu())
+    return known_devices()[CORE if config["device"] == "cpu" else _gpu()]
 
 
 @cache
@@ -72,12 +121,66 @@ def _gpu() -> str:
     import torch
 
     here = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    gpus = [name for name in _devices() if name != CORE]
+    gpus = [name for name in known_devices() if name != CORE]
     return next((name for name in gpus if name in here), gpus[0])
 
 
+def counted_seconds(config: Config, plan: Plan) -> float:
+    """Return the seconds of training and evaluation, each process with its own core or GPU."""
+    counted = {key: config[key] for key in KEYS} | which_optimizer(config)
+    update, forward = _counted(json.dumps(counted, sort_keys=True), plan.num_updates)
+    evaluated = plan.evaluation_flops / (FORWARD * plan.flops)  # tokens, over those of training
+    return plan.num_updates * (update + forward * evaluated)
+
+
 @cache
-def _devices() -> dict[str, Device]:
-    """The rows of the table, by name."""
-    rows: dict[str, Any] = yaml.safe_load(TABLE.read_text())
-    return {name: Device(name, **row) for name, row in rows.items()}
+def _counted(node: str, num_updates: int) -> tuple[float, float]:
+    config = json.loads(node)
+    use_code(config["code"])
+    return of_update_and_forward(config, num_updates, device_of(config))
+
+
+def of_update_and_forward(config: Config, num_updates: int, device: Device) -> tuple[float, float]:
+    """Return the seconds of an update, and of a forward in evaluation of as many tokens."""
+    model: Recipe = build(config["model"])
+    schedule: Schedule = build(config["pipeline"], num_updates)
+    correction: NoCorrection = build(config["correction"], num_updates, schedule.lags)
+    evaluates = {**config, "dtype": config["eval_dtype"]}
+    stages, evaluated = (step(given, model, schedule, correction) for given in (config, evaluates))
+    ranks = _stages_by_rank(config, schedule)
+    forward = max(FORWARD * _passes(device, evaluates, evaluated, rank) for rank in ranks)
+    updates = [
+        device.seconds((work for s in rank for work in stages[s].update.values()), "float32")
+        for rank in ranks
+    ]
+    passes = [_passes(device, config, stages, rank) for rank in ranks]
+    if len(ranks) == 1:
+        return passes[0] + updates[0], forward
+    between = traffic(config, model, schedule)
+    operations = schedule.num_microbatches * schedule.num_chunks
+    costs = [_costs(both / operations, u) for both, u in zip(passes, updates, strict=True)]
+    batch, _ = steady(schedule, costs, device.transfer(between.message))
+    return batch + device.transfer(between.sums), forward
+
+
+def _stages_by_rank(config: Config, schedule: Schedule) -> list[Sequence[int]]:
+    """Return the stages of each process of one replica."""
+    if config["runner"] == "emulated":
+        return [range(schedule.num_stages)]
+    return [schedule.stages(rank) for rank in range(schedule.num_ranks)]
+
+
+def _passes(
+    device: Device, config: Config, stages: Sequence[StageWork], rank: Sequence[int]
+) -> float:
+    """Return the seconds of forward and backward through the stages of a rank."""
+    parts = (work for s in rank for work in stages[s].passes.values())
+    launches = sum(stages[s].launches for s in rank)
+    return device.with_host(device.seconds(parts, config["dtype"]), launches)
+
+
+def _costs(both: float, update: float) -> dict[str, float]:
+    """Return the seconds of each kind of operation, given `both` a forward and its backward."""
+    backward = (1 - FORWARD) * both
+    halves = {"I": backward / 2, "W": backward / 2}
+    return {"F": FORWARD * both, "B": backward, **halves, "U": update}

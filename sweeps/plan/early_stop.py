@@ -2,9 +2,9 @@
 
 With `early_stop: {margin: m}` in a sweep, the sync arm is trained to its end at the first seed, at
 every point. A point whose loss ends more than m nats per token above the lowest, or that diverged,
-is not run further, at any seed: the arms of a pair are never stopped independently. Only comparable
-losses are compared: those of the same model, data and context, and of the same optimizer too, so
-that no optimizer is left out because another one is better.
+is not run further, at any seed: the arms of a pair are never stopped independently. Losses are
+compared within the same model, data, context and optimizer, so that no optimizer is left out
+because another one is better.
 The store alone decides all this: a sweep that was killed makes the same decisions when it resumes.
 """
 
@@ -13,10 +13,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from sweeps.plan.choice import Choice
+from sweeps.plan.tried import Choice
 from sweeps.request.expand import Trial
 from sweeps.request.schema import Sweep
 from sweeps.store.results import final_loss
@@ -24,7 +24,7 @@ from trainer.base.build import label
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedPoint:
     """A point, and whether early stopping leaves it out."""
 
     choice: Choice
@@ -52,29 +52,28 @@ class Judged:
         return [*self.choice.choosing, *judged, *self.arms]
 
 
-def judge(sweep: Sweep, points: Sequence[Choice]) -> list[Judged]:
-    """Every point of the sweep, judged by the results that the store has."""
+def judge(sweep: Sweep, choices: Sequence[Choice]) -> list[JudgedPoint]:
+    """Return every point of the sweep, judged by the results that the store has."""
     if sweep.early_stop is None:
-        return [Judged(point, [], point.settled, None) for point in points]
-    unjudged = [_unjudged(point) for point in points]
-    groups: dict[str, list[Judged]] = {}
-    for point in unjudged:
-        groups.setdefault(_group(point.choice), []).append(point)
+        return [JudgedPoint(choice, [], choice.settled, None) for choice in choices]
+    groups: dict[str, list[Choice]] = {}
+    for choice in choices:
+        groups.setdefault(_group(choice), []).append(choice)
     best = {key: _best(group) for key, group in groups.items()}
     margin = sweep.early_stop.margin
-    return [_judged(point, best[_group(point.choice)], margin) for point in unjudged]
+    return [_judged(choice, best[_group(choice)], margin) for choice in choices]
 
 
-def estimate(sweep: Sweep, points: Sequence[Judged]) -> list[str]:
-    """Lines on what a plan cannot know yet."""
+def estimate(sweep: Sweep, points: Sequence[JudgedPoint]) -> list[str]:
+    """Return lines on what a plan cannot know yet."""
     num_open = sum(not point.settled for point in points)
     if sweep.early_stop is None or not num_open:
         return []
     return [f"stop      {num_open} of {len(points)} points are not judged yet: all arms are priced"]
 
 
-def remarks(sweep: Sweep, points: Sequence[Judged]) -> list[str]:
-    """The rule, then one line per point that is left out; nothing without early stopping."""
+def remarks(sweep: Sweep, points: Sequence[JudgedPoint]) -> list[str]:
+    """Return the rule, then one line per point that is left out; nothing without early stopping."""
     if sweep.early_stop is None:
         return []
     rule = (
@@ -90,40 +89,41 @@ def remarks(sweep: Sweep, points: Sequence[Judged]) -> list[str]:
     return [rule, *left_out]
 
 
-def _unjudged(point: Choice) -> Judged:
-    sync = [trial for trial in point.arms if trial.arm == "sync"]
-    return Judged(point, sync[:1] if point.settled else [], False, None)
+def _first(choice: Choice) -> list[Trial]:
+    """Return the sync trial of the first seed, once the choice is settled."""
+    sync = [trial for trial in choice.arms if trial.arm == "sync"]
+    return sync[:1] if choice.settled else []
 
 
-def _group(point: Choice) -> str:
-    """Optimizer, model, data and context: points with equal ones are compared."""
-    config: Mapping[str, Any] = point.point.configs["sync"]
+def _group(choice: Choice) -> str:
+    """Return optimizer, model, data and context as text: points of equal text are compared."""
+    config: Mapping[str, Any] = choice.point.configs["sync"]
     comparable = [config[key] for key in ("model", "data", "seq_len")]
     return json.dumps([label(config["optimizer"]), *comparable], sort_keys=True)
 
 
-def _best(group: Sequence[Judged]) -> float | None:
-    """The lowest loss of a group; infinite if all of its points diverged.
+def _best(group: Sequence[Choice]) -> float | None:
+    """Return the lowest loss of a group; infinite if all of its points diverged.
 
     None, so that nothing is decided, while a point of the group has to run.
     """
-    losses = [final_loss(trial) for point in group for trial in point.first]
-    if None in losses or not all(point.choice.settled for point in group):
+    losses = [final_loss(trial) for choice in group for trial in _first(choice)]
+    if None in losses or not all(choice.settled for choice in group):
         return None
-    return min((found for found in losses if found is not None), default=math.inf)
+    return min((loss for loss in losses if loss is not None), default=math.inf)
 
 
-def _judged(point: Judged, best: float | None, margin: float) -> Judged:
+def _judged(choice: Choice, best: float | None, margin: float) -> JudgedPoint:
+    first = _first(choice)
     if best is None:
-        return point
-    reasons = [
-        _why(own, best, margin) for trial in point.first if (own := final_loss(trial)) is not None
-    ]
-    return replace(point, settled=True, stopped=next(iter(reasons), None))
+        return JudgedPoint(choice, first, settled=False, stopped=None)
+    losses = [loss for trial in first if (loss := final_loss(trial)) is not None]
+    stopped = _why(losses[0], best, margin) if losses else None
+    return JudgedPoint(choice, first, settled=True, stopped=stopped)
 
 
 def _why(own: float, best: float, margin: float) -> str | None:
-    """Why a point with the loss `own` is left out; None if it is not."""
+    """Return why a point with the loss `own` is left out; None if it is not."""
     if own == math.inf:
         return "its sync arm diverged"
     if own > best + margin:

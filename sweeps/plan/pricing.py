@@ -7,10 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sweeps.plan.bundles import occupied, unit
-from sweeps.plan.devices import device_of
-from sweeps.plan.sizes import in_bytes, sizes
-from sweeps.plan.step_time import counted_seconds
+from sweeps.plan.devices import counted_seconds, device_of, occupied, unit
+from sweeps.plan.sizes import sizes, storage
 from sweeps.plan.sweep_plan import SweepPlan, all_planned
 from sweeps.request.command_line import Request
 from sweeps.request.expand import Trial, unique
@@ -32,16 +30,16 @@ class Prices:
 
     @classmethod
     def measured(cls, store: Path, trials: Sequence[Trial]) -> Prices:
-        """By the finished trials; for shapes without one, by others of the store."""
-        found = Throughput()
+        """Return prices by the finished trials; for shapes without one, by others of the store."""
+        throughput = Throughput()
         for trial in trials:
             if (result := finished(trial)) is not None:
-                found.add(trial.config, result)
-        found.add_from(store, (trial.config for trial in trials))
-        return cls(found)
+                throughput.add(trial.config, result)
+        throughput.add_from(store, (trial.config for trial in trials))
+        return cls(throughput)
 
     def measured_seconds(self, trial: Trial) -> float | None:
-        """By trials of its shape; None if none of them has finished."""
+        """Return the seconds by trials of its shape; None if none of them has finished."""
         pace = self.throughput.of(trial.config)
         if pace is None:
             return None
@@ -49,12 +47,12 @@ class Prices:
         return training + trial.plan.num_evaluations * pace.seconds_per_evaluation
 
     def seconds(self, trial: Trial, amount: float) -> float:
-        """The same, or else by its counted work; it occupies this `amount` of units."""
+        """Return the measured seconds, or else those of the counted work on `amount` units."""
         measured = self.measured_seconds(trial)
         if measured is not None:
             return measured
-        of_process = amount / trial.plan.num_processes
-        return ASSUMED_START + counted_seconds(trial.config, trial.plan) / of_process
+        per_process = amount / trial.plan.num_processes
+        return ASSUMED_START + counted_seconds(trial.config, trial.plan) / per_process
 
 
 @dataclass(frozen=True)
@@ -68,54 +66,54 @@ class Cost:
     """Seconds of the longest trial."""
 
     def clock(self, num_units: int) -> float:
-        """Seconds by the clock on so many units, if they are never idle."""
+        """Return the seconds by the clock on so many units, if they are never idle."""
         return max(self.total / num_units, self.longest)
 
 
-class Priced:
+class PricedSweeps:
     """The trials of a request with their prices."""
 
-    def __init__(self, asked: Request, sweeps: Sequence[SweepPlan]) -> None:
-        self._asked, self._sweeps = asked, sweeps
+    def __init__(self, request: Request, sweeps: Sequence[SweepPlan]) -> None:
+        self._request, self._sweeps = request, sweeps
         self.trials = all_planned(sweeps)
-        self._todo = {t.plan.trial_id for t in self.trials if finished(t) is None}
-        self._prices = Prices.measured(asked.results, self.trials)
-        self._amounts = {t.plan.trial_id: occupied(t, asked.gpus_per_trial) for t in self.trials}
-        self._seconds = {
-            trial.plan.trial_id: self._prices.seconds(trial, self._amounts[trial.plan.trial_id])
-            for trial in self.todo
-        }
+        self.todo = [trial for trial in self.trials if finished(trial) is None]
+        """The trials that have to run."""
+        self._prices = Prices.measured(request.results, self.trials)
+        self._amounts, self._seconds = dict[str, float](), dict[str, float]()
+        for trial in self.todo:
+            amount = occupied(trial, request.gpus_per_trial)
+            self._amounts[trial.plan.trial_id] = amount
+            self._seconds[trial.plan.trial_id] = self._prices.seconds(trial, amount)
 
-    @property
-    def todo(self) -> list[Trial]:
-        """Those that have to run."""
-        return [trial for trial in self.trials if trial.plan.trial_id in self._todo]
-
-    @property
-    def costs(self) -> list[Cost]:
-        """What these take, on cores and on GPUs."""
-        return [*self._costs(self.todo)]
+    def costs(self, todo: Sequence[Trial]) -> list[Cost]:
+        """Return what these trials take, on cores and on GPUs."""
+        costs = []
+        for name in dict.fromkeys(map(unit, todo)):
+            ids = [trial.plan.trial_id for trial in todo if unit(trial) == name]
+            total = sum(self._seconds[trial_id] * self._amounts[trial_id] for trial_id in ids)
+            costs.append(Cost(name, total, max(self._seconds[trial_id] for trial_id in ids)))
+        return costs
 
     def lines(self) -> Iterator[str]:
-        """The plan: what is asked for, what is done, what the rest will cost."""
-        todo = self.todo
-        num_asked = sum(len(sweep.planned) for sweep in self._sweeps)
-        num_done = len(self.trials) - len(todo)
-        counts = f"{len(self.trials)} unique, {num_done} done, {len(todo)} to do"
-        yield f"trials    {num_asked} asked, {counts}"
+        """Yield the plan: what is asked for, what is done, what the rest will cost."""
+        num_planned = sum(len(sweep.planned) for sweep in self._sweeps)
+        num_done = len(self.trials) - len(self.todo)
+        counts = f"{len(self.trials)} unique, {num_done} done, {len(self.todo)} to do"
+        yield f"trials    {num_planned} asked, {counts}"
         yield from self._table()
         yield (
-            f"tokens    {sum(t.plan.tokens for t in todo):.3g} to do, "
+            f"tokens    {sum(t.plan.tokens for t in self.todo):.3g} to do, "
             f"{max(t.plan.tokens for t in self.trials):.3g} in the longest trial"
         )
-        yield f"compute   {sum(t.plan.flops for t in todo):.3g} FLOPs to do"
-        yield from self._time(todo)
+        yield f"compute   {sum(t.plan.flops for t in self.todo):.3g} FLOPs to do"
+        if self.todo:
+            yield self._time()
         yield from sizes(self.trials)
-        yield _storage(self.trials, todo)
+        yield storage(self.trials, self.todo)
         yield from _warnings(self.trials)
 
     def _table(self) -> Iterator[str]:
-        """One row per sweep; `shared` are trials that a row above has too."""
+        """Yield one row per sweep; `shared` are trials that a row above has too."""
         rows, seen = [], set[str]()
         for sweep in self._sweeps:
             own = unique(sweep.planned)
@@ -123,81 +121,55 @@ class Priced:
             seen |= {trial.plan.trial_id for trial in new}
             rows.append(self._row(sweep.label, own, new))
         if len(rows) > 1:
-            asked = [trial for sweep in self._sweeps for trial in unique(sweep.planned)]
-            rows.append(self._row("together", asked, self.trials))
+            planned = [trial for sweep in self._sweeps for trial in unique(sweep.planned)]
+            rows.append(self._row("together", planned, self.trials))
         places = ", ".join(dict.fromkeys(f"on {self._where(t)}" for t in self.trials))
         yield from _aligned([("sweep", "trials", "shared", "done", "to do", places), *rows])
 
     def _row(self, label: str, own: Sequence[Trial], new: Sequence[Trial]) -> tuple[str, ...]:
-        todo = [trial for trial in new if trial.plan.trial_id in self._todo]
+        todo = [trial for trial in new if trial.plan.trial_id in self._seconds]
         counts = len(own), len(own) - len(new), len(new) - len(todo), len(todo)
-        clock = sum(cost.clock(self._num_units(cost.unit)) for cost in self._costs(todo))
+        clock = sum(cost.clock(self._num_units(cost.unit)) for cost in self.costs(todo))
         return (label, *(f"{count:,}" for count in counts), duration(clock) if todo else "-")
 
-    def _costs(self, todo: Sequence[Trial]) -> Iterator[Cost]:
-        """One per unit."""
-        for name in dict.fromkeys(map(unit, todo)):
-            mine = [t.plan.trial_id for t in todo if unit(t) == name]
-            total = sum(self._seconds[key] * self._amounts[key] for key in mine)
-            yield Cost(name, total, max(self._seconds[key] for key in mine))
-
     def _num_units(self, name: str) -> int:
-        return num_gpus(self._asked) if name == "GPU" else num_cores()
+        """Return the GPUs that the plan counts with, or the cores that this process may use."""
+        if name != "GPU":
+            return len(os.sched_getaffinity(0))
+        import torch
+
+        return self._request.gpus or torch.cuda.device_count() or NODE
 
     def _where(self, trial: Trial) -> str:
         number = self._num_units(unit(trial))
         return f"{number} {unit(trial)}{'s' * (number > 1)}"
 
-    def _time(self, todo: Sequence[Trial]) -> Iterator[str]:
-        """What all of it takes, and what the estimate rests on."""
-        costs = self.costs
+    def _time(self) -> str:
+        """Return the line on what all of it takes, and what the estimate rests on."""
+        costs = self.costs(self.todo)
         total = " and ".join(f"{duration(cost.total)} of one {cost.unit}" for cost in costs)
-        longest = max((cost.longest for cost in costs), default=0.0)
-        assumed = [t for t in todo if self._prices.measured_seconds(t) is None]
-        devices = dict.fromkeys(device_of(trial.config).name for trial in assumed)
-        sources = [
-            f"{len(todo) - len(assumed)} of {len(todo)} trials by the time that finished ones of "
-            "their shape took"
-        ]
-        rates = " and ".join(devices)
-        counted = f"by counted FLOPs and bytes, at the rates assumed of {rates}"
-        sources += [f"{len(assumed)} {counted}"] * bool(assumed)
-        if todo:
-            yield (
-                f"time      {total}, longest trial {duration(longest)}, start and evaluation "
-                f"included ({'; '.join(sources)})"
-            )
-
-
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def num_gpus(asked: Request) -> int:
-    """The GPUs that a plan counts with: those asked for, else of this machine, else of a node."""
-    import torch
-
-    return asked.gpus or torch.cuda.device_count() or NODE
+        longest = max(cost.longest for cost in costs)
+        assumed = [t for t in self.todo if self._prices.measured_seconds(t) is None]
+        sources = (
+            f"{len(self.todo) - len(assumed)} of {len(self.todo)} trials by the time that finished "
+            "ones of their shape took"
+        )
+        if assumed:
+            rates = " and ".join(dict.fromkeys(device_of(t.config).name for t in assumed))
+            counted = f"by counted FLOPs and bytes, at the rates assumed of {rates}"
+            sources += f"; {len(assumed)} {counted}"
+        return (
+            f"time      {total}, longest trial {duration(longest)}, start and evaluation included "
+            f"({sources})"
+        )
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns as wide as they need: the first to the left, the others to the right."""
+    """Yield columns as wide as they need: the first to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *others in rows:
         cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
         yield "  ".join([first.ljust(widths[0]), *cells])
-
-
-def _storage(trials: Sequence[Trial], todo: Sequence[Trial]) -> str:
-    """The line on storage. A running trial has two checkpoints while it writes the second one."""
-    running = max((2 * trial.plan.checkpoint_bytes for trial in todo), default=0)
-    kept = sum(trial.plan.kept_bytes for trial in trials)
-    while_it_runs = (
-        f", and up to {in_bytes(running)} for each that runs (two checkpoints, estimated from its "
-        "parameters)"
-    )
-    return f"storage   about {in_bytes(kept)} kept of all trials{while_it_runs if todo else ''}"
 
 
 def _warnings(trials: Sequence[Trial]) -> Iterator[str]:

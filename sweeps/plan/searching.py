@@ -10,122 +10,119 @@ The store alone decides all this: a search that was killed asks and is told the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from typing_extensions import override
-
-from sweeps.plan.sampler import Sampler, Space
-from sweeps.plan.settings import Tried, at, value
-from sweeps.request.expand import Point, Trial
-from sweeps.request.schema import Sweep
-from sweeps.request.search import Axis, Search
-from sweeps.store.results import final_loss
+from sweeps.plan.tried import Choice, TriedSetting, at, value
+from sweeps.request.expand import GridPoint
+from sweeps.request.schema import Axis, Search, Sweep
 from trainer.base.errors import BadInput
 
-SYNC = "sync"
+METRIC = "loss"
+DIGITS = 4
+"""Significant digits of a proposed number: a setting is written in full on a command line."""
+
+Space = Mapping[str, tuple[float, float, bool] | Sequence[Any]]
+"""Key → low, high and whether the scale is logarithmic; or the choices."""
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A proposal of the sampler: its values, and its trials, every arm at every seed of choice."""
+class Sampler:
+    """Optuna's TPE over `space`, by Ray Tune's OptunaSearch.
 
-    values: dict[str, Any]
-    point: Point
-    trials: list[Trial]
+    Tune would ask it from a run of its own. A plan asks it again from the start, with the same seed
+    and with the losses that the store has, and gets the same settings.
+    """
 
-    @property
-    def losses(self) -> dict[str, float] | None:
-        """Arm → mean final loss, infinite if it diverged; None while a trial has to run."""
-        found = [(trial.arm, final_loss(trial)) for trial in self.trials]
-        if any(loss is None for _, loss in found):
-            return None
+    def __init__(self, space: Space, seed: int) -> None:
+        try:
+            import optuna
+            from ray.tune.search.optuna import OptunaSearch
+        except ImportError:
+            allowed = "needs the package optuna: pip install 'pipegap[search]'"
+            raise BadInput("search", "optuna", allowed) from None
+        optuna.logging.set_verbosity(optuna.logging.WARNING)  # else it prints on each study
+        distributions: dict[str, optuna.distributions.BaseDistribution] = {
+            key: optuna.distributions.FloatDistribution(axis[0], axis[1], log=axis[2])
+            if isinstance(axis, tuple)
+            else optuna.distributions.CategoricalDistribution(axis)
+            for key, axis in space.items()
+        }
+        self._choices = {key for key, axis in space.items() if not isinstance(axis, tuple)}
+        self._search = OptunaSearch(distributions, metric=METRIC, mode="min", seed=seed)
+        self._num_asked = 0
+
+    def ask(self, number: int) -> dict[str, dict[str, Any]]:
+        """Propose so many settings, by the names under which their losses are told."""
+        names = [str(self._num_asked + index) for index in range(number)]
+        self._num_asked += number
+        return {name: self._rounded(self._search.suggest(name) or {}) for name in names}
+
+    def tell(self, name: str, loss: float) -> None:
+        """Take the loss at a setting that was asked for; infinite if it diverged."""
+        self._search.on_trial_complete(name, {METRIC: loss})
+
+    def _rounded(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            arm: fmean(loss for other, loss in found if other == arm and loss is not None)
-            for arm in self.point.configs
+            key: value if key in self._choices else float(f"{value:.{DIGITS}g}")
+            for key, value in values.items()
         }
 
 
-@dataclass(frozen=True)
-class Searched(Tried):
-    """A point with the settings that were tried."""
-
-    point: Point
-    tried: list[Setting]
-    """In the order in which they were proposed."""
-    settled: bool
-    chosen: dict[str, Setting]
-    """Arm → its best setting, once the budget is spent; empty if sync diverged at all of them."""
-    arms: list[Trial]
-    """The trials of all arms and seeds at the chosen settings, those of sync's first. Until the
-    budget is spent they are at the point's own values, as an estimate."""
-
-    @property
-    @override
-    def choosing(self) -> list[Trial]:
-        return [trial for setting in self.tried for trial in setting.trials]
-
-
-def check_space(asked: Search, points: Iterable[Point]) -> None:
-    """Raises BadInput for a key that no arm of a point has, or a value that no trial can have."""
+def check_space(search: Search, points: Iterable[GridPoint]) -> None:
+    """Raise BadInput for a key that no arm of a point has, or a value that no trial can have."""
     for point in points:
-        space = space_at(point, asked)
-        for ends in _corners(space):
-            at(point, ends).trials(asked.seeds[:1])
+        for corner in _corners(_space_at(point, search)):
+            at(point, corner).trials(search.seeds[:1])
 
 
-def search(sweep: Sweep, asked: Search, point: Point) -> Searched:
-    """What the sampler proposes at `point`, by the store's results, and the best of it."""
-    sampler = Sampler(space_at(point, asked), asked.sampler_seed)
-    tried: list[Setting] = []
-    while len(tried) < asked.budget:
-        proposed = sampler.ask(min(asked.at_once, asked.budget - len(tried)))
-        settings = [_setting(point, values, asked.seeds) for _, values in proposed]
+def try_settings(sweep: Sweep, search: Search, point: GridPoint) -> Choice:
+    """Return what the sampler proposes at a point, by the store's results, and the best of it."""
+    sampler = Sampler(_space_at(point, search), search.sampler_seed)
+    tried: list[TriedSetting] = []
+    while len(tried) < search.budget:
+        proposed = sampler.ask(min(search.at_once, search.budget - len(tried)))
+        settings = [_setting(point, values, search.seeds) for values in proposed.values()]
         tried += settings
-        for (name, _), setting in zip(proposed, settings, strict=True):
+        for name, setting in zip(proposed, settings, strict=True):
             losses = setting.losses
             if losses is None:  # the sampler hears of all that it proposed together, or of none
-                return Searched(point, tried, False, {}, point.trials(sweep.seeds))
+                return Choice(point, tried, False, {}, point.trials(sweep.seeds))
             sampler.tell(name, fmean(losses.values()))
     chosen = best(tried)
     arms = [t for setting in chosen.values() for t in setting.point.trials(sweep.seeds)]
-    return Searched(point, tried, True, chosen, _once(arms))
+    return Choice(point, tried, True, chosen, [*{t.plan.trial_id: t for t in arms}.values()])
 
 
-def best(tried: Sequence[Setting]) -> dict[str, Setting]:
-    """For each arm the setting of its lowest loss, the first of equally good ones, sync's first.
+def best(tried: Sequence[TriedSetting]) -> dict[str, TriedSetting]:
+    """Return, for each arm, the setting of its lowest loss, the first of equally good ones.
 
-    Of those at which sync completed, as everywhere a gap is asked for; an arm that completed at
-    none of them has none.
+    Only settings at which sync completed count, as everywhere a gap is asked for. An arm that
+    completed at none of them is left out. Sync comes first.
     """
-    known = [(setting, setting.losses or {}) for setting in tried]
-    fair = [(setting, found) for setting, found in known if found.get(SYNC, math.inf) < math.inf]
-    arms = sorted(dict.fromkeys(arm for _, found in fair for arm in found), key=_after_sync)
-    chosen = {arm: min(fair, key=_loss_of(arm)) for arm in arms}
-    return {arm: setting for arm, (setting, found) in chosen.items() if found[arm] < math.inf}
+    judged = [(setting, setting.losses or {}) for setting in tried]
+    fair = [pair for pair in judged if pair[1].get("sync", math.inf) < math.inf]
+    arms = dict.fromkeys(arm for _, losses in fair for arm in losses)
+    chosen: dict[str, TriedSetting] = {}
+    for arm in sorted(arms, key=lambda arm: arm != "sync"):
+        setting, losses = min(fair, key=lambda pair: pair[1][arm])
+        if losses[arm] < math.inf:
+            chosen[arm] = setting
+    return chosen
 
 
-def _after_sync(arm: str) -> bool:
-    return arm != SYNC
+def _space_at(point: GridPoint, search: Search) -> Space:
+    """Return the space at a point, in values; raises BadInput for a key that no arm has there."""
+    return {key: _axis(key, axis, point) for key, axis in search.space.items()}
 
 
-def _loss_of(arm: str) -> Callable[[tuple[Setting, Mapping[str, float]]], float]:
-    return lambda one: one[1][arm]
-
-
-def space_at(point: Point, asked: Search) -> Space:
-    """The space at a point, in values; raises BadInput for a key that no arm has there."""
-    return {key: _axis(key, axis, point) for key, axis in asked.space.items()}
-
-
-def _axis(key: str, axis: Axis, point: Point) -> tuple[float, float, bool] | list[Any]:
+def _axis(key: str, axis: Axis, point: GridPoint) -> tuple[float, float, bool] | list[Any]:
     where = f"sweep.search.space.{key}"
-    found = [value(config, key) for config in point.configs.values()]
-    own = next((one for one in found if one is not None), None)
+    in_arms = (value(config, key) for config in point.configs.values())
+    own = next((own for own in in_arms if own is not None), None)
     if own is None or isinstance(own, dict):
-        allowed = f"must be a key that has one value in some arm, and has none at {_name(point)}: "
+        name = " ".join(point.overrides) or "every point"
+        allowed = f"must be a key that has one value in some arm, and has none at {name}: "
         raise BadInput(where, axis, f"{allowed}search.space.{key}=null leaves it out")
     if isinstance(axis, list):
         return axis
@@ -138,23 +135,17 @@ def _axis(key: str, axis: Axis, point: Point) -> tuple[float, float, bool] | lis
 
 
 def _corners(space: Space) -> list[dict[str, Any]]:
-    """Settings at which every end and every choice occurs."""
-    values = {
+    """Return settings at which every end and every choice occurs."""
+    axes = {
         key: [axis[0], axis[1]] if isinstance(axis, tuple) else [*axis]
         for key, axis in space.items()
     }
-    longest = max(map(len, values.values()))
-    return [{key: of[min(i, len(of) - 1)] for key, of in values.items()} for i in range(longest)]
+    longest = max(map(len, axes.values()))
+    return [
+        {key: axis[min(i, len(axis) - 1)] for key, axis in axes.items()} for i in range(longest)
+    ]
 
 
-def _setting(point: Point, values: Mapping[str, Any], seeds: Sequence[int]) -> Setting:
+def _setting(point: GridPoint, values: Mapping[str, Any], seeds: Sequence[int]) -> TriedSetting:
     there = at(point, values)
-    return Setting(dict(values), there, there.trials(seeds))
-
-
-def _once(trials: Sequence[Trial]) -> list[Trial]:
-    return [*{trial.plan.trial_id: trial for trial in trials}.values()]
-
-
-def _name(point: Point) -> str:
-    return " ".join(point.overrides) or "every point"
+    return TriedSetting(dict(values), there, there.trials(seeds))

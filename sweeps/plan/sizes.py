@@ -1,4 +1,4 @@
-"""The lines of a plan on its models: how large they are, what a rank holds, how they are cut."""
+"""The lines of a plan on its models and files: parameters, memory of a rank, cuts, storage."""
 
 from __future__ import annotations
 
@@ -15,30 +15,43 @@ from trainer.config.plan import Plan
 from trainer.models.recipe import Recipe
 
 EVEN = 0.8
-"""Of the speed-up of p equal ranks: below it a plan says how the model is cut."""
+"""The share of the speed-up of p equal ranks below which a plan says how the model is cut."""
 MOST_RANKS, NEARLY = 64, 0.99
 """Ranks that a plan tries; the share of the best speed-up that is as good as it."""
 
 
 def sizes(trials: Sequence[Trial]) -> Iterator[str]:
-    """Parameters of the distinct models, the memory of a rank, and cuts that scale badly."""
+    """Yield parameters of the distinct models, the memory of a rank, and cuts that scale badly."""
     distinct = {(t.plan.num_parameters, t.plan.num_active_parameters): t for t in trials}
     models = [
-        f"{names(trial.config)['model']} {_words(trial.plan)}, {_most(trial.config)}"
+        f"{names(trial.config)['model']} {_parameters(trial.plan)}, {_most(trial.config)}"
         for trial in distinct.values()
     ]
     yield f"models    {some(models)}"
-    most = max(trial.plan.memory_bytes for trial in trials)
-    loss = in_bytes(max(trial.plan.loss_bytes for trial in trials))
+    most = _in_bytes(max(trial.plan.memory_bytes for trial in trials))
+    loss = _in_bytes(max(trial.plan.loss_bytes for trial in trials))
     yield (
-        f"memory    up to {in_bytes(most)} per rank of weights, gradients and states, and {loss} "
-        "in the loss of a microbatch; other activations aside"
+        f"memory    up to {most} per rank of weights, gradients and states, and {loss} in the loss "
+        "of a microbatch; other activations aside"
     )
-    yield from dict.fromkeys(_cut(trial.plan) for trial in trials if _is_uneven(trial.plan))
+    yield from dict.fromkeys(cut for trial in trials if (cut := _uneven_cut(trial.plan)))
 
 
-def in_bytes(number: float) -> str:
-    """A number of bytes with three digits, in the unit that suits it."""
+def storage(trials: Sequence[Trial], todo: Sequence[Trial]) -> str:
+    """Return the line on storage. A running trial has two checkpoints while it writes the second
+    one."""
+    kept = f"about {_in_bytes(sum(trial.plan.kept_bytes for trial in trials))} kept of all trials"
+    if not todo:
+        return f"storage   {kept}"
+    running = _in_bytes(max(2 * trial.plan.checkpoint_bytes for trial in todo))
+    return (
+        f"storage   {kept}, and up to {running} for each that runs (two checkpoints, estimated "
+        "from its parameters)"
+    )
+
+
+def _in_bytes(number: float) -> str:
+    """Return a number of bytes with three digits, in the unit that suits it."""
     for name in ("B", "kB", "MB", "GB"):
         if number < 1000:
             return f"{number:.3g} {name}"
@@ -46,15 +59,15 @@ def in_bytes(number: float) -> str:
     return f"{number:.3g} TB"
 
 
-def _words(plan: Plan) -> str:
-    of_all = f"{plan.num_parameters:,} parameters"
+def _parameters(plan: Plan) -> str:
+    words = f"{plan.num_parameters:,} parameters"
     if plan.num_active_parameters == plan.num_parameters:
-        return of_all
-    return f"{of_all}, {plan.num_active_parameters:,} active per token"
+        return words
+    return f"{words}, {plan.num_active_parameters:,} active per token"
 
 
 def _most(config: Mapping[str, Any]) -> str:
-    """Where layers run out: the speed-up that no number of ranks exceeds, a stage for each."""
+    """Return the speed-up that no number of ranks exceeds, with a stage for each rank."""
     model: Recipe = build(config["model"])
     speed_ups: dict[int, float] = {}
     with suppress(BadInput):  # more stages than layers
@@ -67,29 +80,19 @@ def _most(config: Mapping[str, Any]) -> str:
 
 
 def _over_slowest(work: Sequence[float]) -> float:
+    """Return how much faster than one rank several ranks are at most: all work over the slowest."""
     return sum(work) / max(work)
 
 
-def _speed_up(plan: Plan) -> float:
-    """How much faster than one rank those of the plan are at most: all work over the slowest's."""
-    return _over_slowest(plan.work_by_rank)
-
-
-def _is_uneven(plan: Plan) -> bool:
-    return _speed_up(plan) < EVEN * len(plan.work_by_rank)
-
-
-def _cut(plan: Plan) -> str:
-    layers = ", ".join(map(str, plan.layers_by_stage))
-    found = (
-        f"split     stages of {layers} layers: {len(plan.work_by_rank)} ranks are at most "
-        f"{_speed_up(plan):.3g} times as fast as one"
+def _uneven_cut(plan: Plan) -> str | None:
+    """Return the line on how the model is cut; None if the ranks are nearly equal."""
+    work, layers = plan.work_by_rank, plan.layers_by_stage
+    speed_up = _over_slowest(work)
+    if speed_up >= EVEN * len(work):
+        return None
+    line = (
+        f"split     stages of {', '.join(map(str, layers))} layers: {len(work)} ranks are at most "
+        f"{speed_up:.3g} times as fast as one"
     )
-    return found + ("; so are more: the head alone is the slowest" * _is_head_alone(plan))
-
-
-def _is_head_alone(plan: Plan) -> bool:
-    """Whether the slowest rank has nothing but the head."""
-    has_one_stage = len(plan.work_by_rank) == len(plan.layers_by_stage)
-    is_slowest = plan.work_by_rank[-1] == max(plan.work_by_rank)
-    return has_one_stage and is_slowest and plan.layers_by_stage[-1] == 0
+    is_head_alone = len(work) == len(layers) and work[-1] == max(work) and layers[-1] == 0
+    return line + "; so are more: the head alone is the slowest" * is_head_alone

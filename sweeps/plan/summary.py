@@ -1,11 +1,13 @@
-"""What a plan says before it runs: what the sweeps cost, and which gap their seeds detect."""
+"""What people read of a sweep: its plan before it runs, and the advice that it ends with."""
 
 from __future__ import annotations
 
+import shlex
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sweeps.plan.pricing import Priced
+from sweeps.plan.pricing import PricedSweeps
 from sweeps.plan.sweep_plan import SweepPlan
 from sweeps.request.command_line import Request
 
@@ -14,20 +16,20 @@ HALF_WIDTH = 0.01
 optimizers."""
 
 
-def summary(asked: Request, sweeps: Sequence[SweepPlan]) -> str:
-    """The lines of a plan."""
-    lines = [*Priced(asked, sweeps).lines()]
+def summary(request: Request, sweeps: Sequence[SweepPlan]) -> str:
+    """Return the lines of a plan: what the sweeps cost, and which gap their seeds detect."""
+    lines = [*PricedSweeps(request, sweeps).lines()]
     for sweep in sweeps:
-        told = [*sweep.estimate, *(sweep.remarks if asked.dry_run else [])]
+        told = [*sweep.estimate, *(sweep.remarks if request.dry_run else [])]
         if len(sweeps) == 1:
-            lines += [*_precision(asked.results, sweep), *told]
+            lines += [*_precision(request.results, sweep), *told]
         else:
             lines += [f"{sweep.label}: {' '.join(line.split())}" for line in told]
     return "\n".join(lines)
 
 
 def _precision(results: Path, sweep: SweepPlan) -> Iterator[str]:
-    """The line of a plan on the gap that the sweep's seeds detect.
+    """Yield the line of a plan on the gap that the sweep's seeds detect.
 
     In nats per token, by the spread of its pairs in the store; in units of the spread without any.
     """
@@ -37,9 +39,9 @@ def _precision(results: Path, sweep: SweepPlan) -> Iterator[str]:
     if n < 2:
         yield "power     1 seed gives no interval: no gap can be told from chance"
         return
-    found = spreads(results, sweep.compared) if (results / "trials").is_dir() else {}
+    measured = spreads(results, sweep.compared) if (results / "trials").is_dir() else {}
     in_sd = f"power     {n} seeds detect a mean gap of {detectable_gap(1, n):.3g} sd (80 % power)"
-    if not found:
+    if not measured:
         yield (
             f"{in_sd}; no sd of paired gaps is measured here yet "
             f"(half a sd as the interval's half-width needs {seeds_needed(1, 0.5)} seeds)"
@@ -48,6 +50,44 @@ def _precision(results: Path, sweep: SweepPlan) -> Iterator[str]:
     optimizers = [
         f"{optimizer} {detectable_gap(spread.sd, n):.2g} (sd {spread.sd:.2g} of {spread.num_pairs} "
         f"pairs; {seeds_needed(spread.sd, HALF_WIDTH)} seeds for ±{HALF_WIDTH:g})"
-        for optimizer, spread in found.items()
+        for optimizer, spread in measured.items()
     ]
     yield f"{in_sd}; by what is measured here, in nats per token: {', '.join(optimizers)}"
+
+
+def advice(results: Path, plan: SweepPlan, store: str) -> Iterator[str]:
+    """Yield the verdict for each optimizer, and the command that shows what it rests on.
+
+    `store`: the name of the store `results` in that command. Nothing for a sweep without a
+    question, or without a finished trial.
+    """
+    question = plan.sweep.advice
+    if question is None or not (results / "trials").is_dir():
+        return
+    from analysis.advice.advise import advise
+    from analysis.advice.text import headline
+    from analysis.table.load import load
+    from analysis.table.records import records
+
+    stages, microbatches = question.stages, question.microbatches
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the report has said the same
+        trials = load(results, [trial.plan.trial_id for trial in plan.planned])
+        for optimizer in sorted({*trials["optimizer"].dropna()}):
+            yield headline(
+                advise(
+                    trials,
+                    optimizer=optimizer,
+                    stages=stages,
+                    microbatches=microbatches,
+                    records=records(results),
+                )
+            )
+    if not trials.empty:
+        words = [
+            f"optimizer={trials['optimizer'].iloc[-1]}",
+            f"stages={stages}",
+            f"microbatches={microbatches}",
+            f"results={store}",
+        ]
+        yield f"what this rests on: python -m analysis advise {shlex.join(words)}"

@@ -1,20 +1,30 @@
-"""The plan of each sweep of a request, by the results that the store has."""
+"""The plan of each sweep of a request, by the results that the store has.
+
+A sweep with a question also trains longer runs. In the time in which a synchronous pipeline makes T
+updates, PipeDream-2BW makes more. What it gains is shown by delayed runs of that many updates,
+against sync's runs of T. The advice compares them; the sweep's report does not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from math import ceil
 
-from sweeps.plan import early_stop, search_report, tuning_report
-from sweeps.plan.choice import again, check_choice, choose
-from sweeps.plan.early_stop import Judged, judge
-from sweeps.plan.longer import longer
-from sweeps.plan.searching import Searched
-from sweeps.plan.tuning import Tuned
+from sweeps.plan import early_stop, tried_report
+from sweeps.plan.early_stop import JudgedPoint, judge
+from sweeps.plan.searching import check_space, try_settings
+from sweeps.plan.tried import Choice, untried
+from sweeps.plan.tuning import check_reach, tune_all
 from sweeps.request.command_line import Request
 from sweeps.request.expand import Trial, points, unique
 from sweeps.request.schema import Sweep
 from trainer.config.compose import Composer
+from trainer.config.schema import validate
+
+NEARLY = 1e-6
+"""Updates: the rounding error of a simulated ratio."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +33,7 @@ class SweepPlan:
 
     label: str
     sweep: Sweep
-    points: list[Judged]
+    points: list[JudgedPoint]
 
     @property
     def runnable(self) -> list[Trial]:
@@ -37,21 +47,19 @@ class SweepPlan:
         longer = [trial for point in self.points for trial in self._longer(point)]
         return [*(trial for point in self.points for trial in point.planned), *longer]
 
-    def _longer(self, point: Judged) -> list[Trial]:
-        """The longer runs at a point, which its report does not compare but the advice does."""
-        if self.sweep.advice is None:
+    def _longer(self, point: JudgedPoint) -> list[Trial]:
+        """Return the longer runs at a point; none without a question or where 2BW gains no time."""
+        question = self.sweep.advice
+        if question is None:
             return []
-        return longer(self.sweep.advice, point.arms, point.choice.point.plan)
+        factor = speed_up(question.stages, question.microbatches)
+        trials = [trial for trial in point.arms if trial.arm in question.arms and factor > 1]
+        return [_lengthened(trial, factor, point.choice) for trial in trials]
 
     @property
-    def tuned(self) -> list[Tuned]:
-        """The points with the values that tuning tried; none of a search."""
-        return [point.choice for point in self.points if isinstance(point.choice, Tuned)]
-
-    @property
-    def searched(self) -> list[Searched]:
-        """The points with the settings that a search tried; none without one."""
-        return [point.choice for point in self.points if isinstance(point.choice, Searched)]
+    def choices(self) -> list[Choice]:
+        """The points with the settings that were tried there."""
+        return [point.choice for point in self.points]
 
     @property
     def settled(self) -> bool:
@@ -67,37 +75,67 @@ class SweepPlan:
     @property
     def estimate(self) -> list[str]:
         """Lines on what a plan cannot know yet."""
-        lines = tuning_report.estimate(self.sweep, self.tuned)
-        lines += search_report.estimate(self.sweep, self.searched)
-        return [*lines, *early_stop.estimate(self.sweep, self.points)]
+        tried = tried_report.estimate(self.sweep, self.choices)
+        return [*tried, *early_stop.estimate(self.sweep, self.points)]
 
     @property
     def remarks(self) -> list[str]:
         """Lines on what was chosen and what was left out, and why."""
-        lines = tuning_report.remarks(self.sweep, self.tuned)
-        lines += search_report.remarks(self.sweep, self.searched)
-        return [*lines, *early_stop.remarks(self.sweep, self.points)]
+        tried = tried_report.remarks(self.sweep, self.choices)
+        return [*tried, *early_stop.remarks(self.sweep, self.points)]
 
     def refreshed(self) -> SweepPlan:
-        """The plan by the results that the store has now."""
+        """Return the plan by the results that the store has now."""
         if self.settled:
             return self
-        chosen = again(self.sweep, [point.choice for point in self.points])
-        return replace(self, points=judge(self.sweep, chosen))
+        return replace(self, points=judge(self.sweep, choose(self.sweep, self.choices)))
 
 
-def plan_sweeps(asked: Request) -> list[SweepPlan]:
-    """One plan per sweep. Raises BadInput for everything that can be known to be wrong with one."""
+def plan_sweeps(request: Request) -> list[SweepPlan]:
+    """Return one plan per sweep; raises BadInput for everything that can be known to be wrong."""
     compose = Composer()
-    return [_plan_sweep(label, sweep, asked, compose) for label, sweep in asked.sweeps.items()]
+    return [_plan_sweep(label, sweep, request, compose) for label, sweep in request.sweeps.items()]
 
 
-def _plan_sweep(label: str, sweep: Sweep, asked: Request, compose: Composer) -> SweepPlan:
-    swept = points(sweep, asked.results, compose, label)
-    check_choice(sweep, swept)
-    return SweepPlan(label, sweep, judge(sweep, choose(sweep, swept)))
+def _plan_sweep(label: str, sweep: Sweep, request: Request, compose: Composer) -> SweepPlan:
+    swept = points(sweep, request.results, compose, label)
+    if sweep.search is None:
+        check_reach(sweep, swept)
+    else:
+        check_space(sweep.search, swept)
+    return SweepPlan(label, sweep, judge(sweep, choose(sweep, [*map(untried, swept)])))
+
+
+def choose(sweep: Sweep, choices: Sequence[Choice]) -> list[Choice]:
+    """Return the choices by the results that the store has now; settled ones stay."""
+    if sweep.search is None:
+        return tune_all(sweep, choices)
+    search = sweep.search
+    return [
+        choice if choice.settled else try_settings(sweep, search, choice.point)
+        for choice in choices
+    ]
 
 
 def all_planned(sweeps: Iterable[SweepPlan]) -> list[Trial]:
-    """The planned trials of all sweeps, each once, the longest first."""
+    """Return the planned trials of all sweeps, each once, the longest first."""
     return unique(trial for sweep in sweeps for trial in sweep.planned)
+
+
+@cache
+def speed_up(stages: int, microbatches: int) -> float:
+    """Return how many batches 2BW makes in the time of one of the fastest synchronous pipeline.
+
+    Both keep as many activations, and their stages are equal.
+    """
+    from analysis.advice.speed import equal_stages, speed_up_over_fastest
+
+    return speed_up_over_fastest(equal_stages(stages), microbatches)
+
+
+def _lengthened(trial: Trial, factor: float, choice: Choice) -> Trial:
+    num_updates = ceil(trial.plan.num_updates * factor - NEARLY)
+    length = {"num_updates": num_updates, "tokens_per_parameter": None}
+    config = validate({**trial.config, **length})
+    setting = f"{trial.setting} num_updates={num_updates}".strip()
+    return Trial(trial.arm, config, choice.point.plan(config), setting, trial.sweeps)

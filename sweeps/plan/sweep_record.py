@@ -27,24 +27,24 @@ from trainer.folder.wellformed import Damaged, read
 FOLDER = "sweeps"
 
 
-def write(asked: Request, sweeps: Sequence[SweepPlan], store: SweepStore) -> None:
-    """Replaces the record of each sweep; raises BadInput if the store cannot be written."""
-    prices = Prices.measured(asked.results, all_planned(sweeps))
+def write(request: Request, sweeps: Sequence[SweepPlan], store: SweepStore) -> None:
+    """Replace the record of each sweep; raise BadInput if the store cannot be written."""
+    prices = Prices.measured(request.results, all_planned(sweeps))
     for sweep in sweeps:
-        path = asked.results / FOLDER / f"{sweep.label}.json"
+        path = request.results / FOLDER / f"{sweep.label}.json"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _keep_former(path, store)
-            write_json(path, record(asked, sweep, prices))
+            write_json(path, record(request, sweep, prices))
             clean_old(path.parent, f".*{SUFFIX}", newest=path)
             store.push(path)
         except OSError as error:
             allowed = f"must be a folder that can be written ({error.strerror})"
-            raise BadInput("results", asked.results, allowed) from None
+            raise BadInput("results", request.results, allowed) from None
 
 
 def _keep_former(path: Path, store: SweepStore) -> None:
-    """Copies the record at `path` to its label of today, if a scale has the label's name since.
+    """Copy the record at `path` to its label of today, if a scale has the label's name since.
 
     `main-tiny` of a store from before version 0.2 would be lost to the `main-tiny` of today.
     """
@@ -58,14 +58,14 @@ def _keep_former(path: Path, store: SweepStore) -> None:
         store.push(own)
 
 
-def record(asked: Request, sweep: SweepPlan, prices: Prices) -> dict[str, Any]:
-    """What the record of a sweep holds."""
+def record(request: Request, sweep: SweepPlan, prices: Prices) -> dict[str, Any]:
+    """Return what the record of a sweep holds."""
     return {
         "format": FORMAT,
-        "sweep": sweep.label.removesuffix(f"-{asked.scale}"),
-        "scale": asked.scale,
+        "sweep": sweep.label.removesuffix(f"-{request.scale}"),
+        "scale": request.scale,
         "label": sweep.label,
-        "words": asked.words,
+        "words": request.words,
         "verdict": sweep.sweep.verdict or "",
         "arms": [*sweep.sweep.arms],
         "seeds": sweep.sweep.seeds,

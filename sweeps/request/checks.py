@@ -9,23 +9,24 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from sweeps.request.overrides import keys, overrides, refuse_reserved
+from sweeps.request.files import known
 from sweeps.request.schema import (
     MAX_ITEMS,
     MAX_SIMULATED,
     MAX_TRIALS,
+    AdviceQuestion,
     EarlyStop,
-    Question,
+    Search,
     Sweep,
+    keys,
+    refuse_reserved,
 )
-from sweeps.request.search import Search
 from trainer.base.errors import BadInput
-from trainer.base.places import CONF
 from trainer.config.schema import first_of, in_words
 
 
 def check_sweep(content: Mapping[str, Any]) -> Sweep:
-    """The sweep with this content.
+    """Return the sweep with this content.
 
     Raises BadInput for a key that is unknown, missing, of a wrong type or without effect, for
     repeated values, or if there is no sync arm.
@@ -35,13 +36,12 @@ def check_sweep(content: Mapping[str, Any]) -> Sweep:
     except ValidationError as error:
         raise _refusal(error) from None
     _check_repeats(sweep)
-    scales = sorted(file.stem for file in (CONF / "scale").glob("*.yaml"))
-    if unknown := sorted(set(sweep.scales) - set(scales)):
+    scales = known("scale")
+    if unknown := sorted({*sweep.scales} - {*scales}):
         raise BadInput("sweep.scales", unknown, f"must be among {', '.join(scales)}")
     if "sync" not in sweep.arms:
         raise BadInput("sweep.arms", list(sweep.arms), "must have an arm sync to compare with")
-    for words in (sweep.base, *sweep.arms.values()):
-        refuse_reserved(words)
+    refuse_reserved(sweep.words)
     _check_number(sweep)
     _check_grid(sweep)
     _check_tune(sweep)
@@ -56,7 +56,7 @@ def _refusal(error: ValidationError) -> BadInput:
     given = "missing" if first["type"] == "missing" else first["input"]
     schemas: dict[str, type[BaseModel]] = {
         "early_stop": EarlyStop,
-        "advice": Question,
+        "advice": AdviceQuestion,
         "search": Search,
     }
     schema = schemas.get(str(first["loc"][0]), Sweep) if len(first["loc"]) > 1 else Sweep
@@ -68,10 +68,10 @@ def _check_repeats(sweep: Sweep) -> None:
     for key, values in {**lists, "seeds": sweep.seeds}.items():
         if any(value in values[:i] for i, value in enumerate(values)):
             raise BadInput(f"sweep.{key}", values, "must not repeat a value")
-    for one, other in combinations(sweep.arms, 2):
-        if sorted(sweep.arms[one]) == sorted(sweep.arms[other]):
-            allowed = f"must differ: {one} and {other} have the same overrides"
-            raise BadInput("sweep.arms", sweep.arms[one], allowed)
+    for arm, other in combinations(sweep.arms, 2):
+        if sorted(sweep.arms[arm]) == sorted(sweep.arms[other]):
+            allowed = f"must differ: {arm} and {other} have the same overrides"
+            raise BadInput("sweep.arms", sweep.arms[arm], allowed)
 
 
 def _check_number(sweep: Sweep) -> None:
@@ -79,25 +79,20 @@ def _check_number(sweep: Sweep) -> None:
     tried = sweep.search.budget * len(sweep.search.seeds) if sweep.search else 0
     num_trials = num_points * len(sweep.arms) * (len(sweep.seeds) + tried)
     if num_trials > MAX_TRIALS:
-        asked = f"{num_points} points, {len(sweep.arms)} arms, {len(sweep.seeds)} seeds"
-        asked += f", {tried} tried at each point" if tried else ""
-        raise BadInput("sweep", asked, f"must ask for at most {MAX_TRIALS:,} trials: divide it")
+        counts = f"{num_points} points, {len(sweep.arms)} arms, {len(sweep.seeds)} seeds"
+        counts += f", {tried} tried at each point" if tried else ""
+        raise BadInput("sweep", counts, f"must ask for at most {MAX_TRIALS:,} trials: divide it")
 
 
 def _check_grid(sweep: Sweep) -> None:
-    """Raises BadInput for an axis that another axis or an arm overrides: it has no effect."""
-    set_by: dict[str, set[str]] = {}
-    for axis, values in sweep.grid.items():
-        words = [word for value in values for word in overrides(axis, value)]
-        refuse_reserved(words)
-        set_by[axis] = {*keys(words)}
-    for axis, swept in set_by.items():
-        others = {f"grid.{other}": found for other, found in set_by.items() if other != axis}
-        arms = {f"arms.{arm}": set(keys(words)) for arm, words in sweep.arms.items()}
-        for other, found in {**others, **arms}.items():
-            if both := sorted(swept & found):
+    """Raise BadInput for an axis that another axis or an arm overrides: it has no effect."""
+    axes = {f"grid.{axis}": {*keys(words)} for axis, words in sweep.axes.items()}
+    arms = {f"arms.{arm}": {*keys(words)} for arm, words in sweep.arms.items()}
+    for axis, swept in axes.items():
+        for other, changed in {**axes, **arms}.items():
+            if other != axis and (both := sorted(swept & changed)):
                 allowed = f"must be set in one place: sweep.{other} sets {both[0]} too"
-                raise BadInput(f"sweep.grid.{axis}", both[0], allowed)
+                raise BadInput(f"sweep.{axis}", both[0], allowed)
 
 
 def _check_tune(sweep: Sweep) -> None:
@@ -116,8 +111,8 @@ def _check_tune(sweep: Sweep) -> None:
 def _check_shared(sweep: Sweep, shared: str) -> None:
     if not sweep.tune:
         raise BadInput("sweep.shared", shared, "shares what is tuned: needs sweep.tune")
-    if shared not in (known := sweep.grid.get("optimizer", [])):
-        names = ", ".join(value for value in known if isinstance(value, str))
+    if shared not in (optimizers := sweep.grid.get("optimizer", [])):
+        names = ", ".join(value for value in optimizers if isinstance(value, str))
         raise BadInput("sweep.shared", shared, f"must be among sweep.grid.optimizer ({names})")
 
 
@@ -131,8 +126,8 @@ def _check_search(sweep: Sweep) -> None:
         allowed = "must not be a seed of the sweep: what is chosen is compared on those"
         raise BadInput("sweep.search.seeds", both[0], allowed)
     in_arms = {key for words in sweep.arms.values() for key in keys(words)}
-    for where, found in (("grid", {*sweep.grid}), ("arms", in_arms)):
-        if twice := sorted(found & {*sweep.search.space}):
+    for where, changed in (("grid", {*sweep.grid}), ("arms", in_arms)):
+        if twice := sorted(changed & {*sweep.search.space}):
             allowed = f"must be set in one place: sweep.{where} sets it too"
             raise BadInput("sweep.search.space", twice[0], allowed)
 

@@ -15,18 +15,18 @@ from sweeps.request.files import (
     parse,
     present_scale,
     scale_file,
+    search_file,
     slug,
     sweep_files,
 )
-from sweeps.request.overrides import PREFIXES, keys, overrides, refuse_reserved
-from sweeps.request.schema import Sweep
-from sweeps.request.search import GROUP as SEARCH
-from sweeps.request.search import searched
+from sweeps.request.schema import PREFIXES, Sweep, keys, refuse_reserved
 from sweeps.tracking import choice
 from sweeps.tracking.choice import Tracking
 from trainer.base.cli import number, split_word, take_flag
 from trainer.base.errors import BadInput
 from trainer.base.ranges import MAX_COUNT
+
+SEARCH = "search"
 
 
 @dataclass(frozen=True)
@@ -56,79 +56,68 @@ class Request:
 
 
 def parse_request(arguments: Sequence[str]) -> Request:
-    """The request that the words key=value of a command line stand for; raises BadInput."""
+    """Return the request that the words key=value of a command line make; raises BadInput."""
     given = dict(map(split_word, arguments))
     names, scale = given.pop("sweep", ""), present_scale(given.pop("scale", "few_updates"))
     results, dry_run = given.pop("results", "results"), take_flag(given, "dry_run")
     gpus_per_trial = parse_gpus(given.pop("gpus_per_trial", "1"))
     gpus = _parse_count("gpus", given.pop("gpus", "0"))
-    files = sweep_files(names)
-    labels = [f"{slug(name)}-{scale}" for name, _ in files]
+    files = [(f"{slug(name)}-{scale}", content) for name, content in sweep_files(names)]
+    labels = [label for label, _ in files]
     for label in labels:
         if labels.count(label) > 1:
-            raise BadInput(
-                "sweep", names, f"must name {label} once, since that is the name of its report"
-            )
-    together = f"{names}-{scale}" if names in (ALL, PAPER) else "_".join(labels)
+            allowed = f"must name {label} once, since that is the name of its report"
+            raise BadInput("sweep", names, allowed)
     tracking = choice.take(given)
     words = [f"{key}={value}" for key, value in given.items()]
-    contents = (content for _, content in files)
-    sweeps = {
-        label: _one_of(labels, label, content, scale, words)
-        for label, content in zip(labels, contents, strict=True)
-    }
+    sweeps = {}
+    for label, content in files:
+        try:
+            sweeps[label] = _at_scale(check_sweep(content), scale, words)
+        except BadInput as error:
+            if len(files) == 1:
+                raise
+            raise BadInput(error.key, error.value, f"{error.allowed} (sweep {label})") from None
     return Request(
-        [f"scale={scale}" if word == "scale=long" else word for word in arguments],
-        scale,
-        sweeps,
-        together,
-        place(results),
-        results,
-        dry_run,
-        gpus_per_trial,
-        gpus,
-        tracking,
+        words=[f"scale={scale}" if word == "scale=long" else word for word in arguments],
+        scale=scale,
+        sweeps=sweeps,
+        label=f"{names}-{scale}" if names in (ALL, PAPER) else "_".join(labels),
+        results=place(results),
+        where=results,
+        dry_run=dry_run,
+        gpus_per_trial=gpus_per_trial,
+        gpus=gpus,
+        tracking=tracking,
     )
 
 
-def _one_of(
-    labels: Sequence[str], label: str, content: Mapping[str, Any], scale: str, words: Sequence[str]
-) -> Sweep:
-    """As `_asked`; of several sweeps, an error names the one that it is about."""
-    try:
-        return _asked(content, scale, words)
-    except BadInput as error:
-        if len(labels) == 1:
-            raise
-        raise BadInput(error.key, error.value, f"{error.allowed} (sweep {label})") from None
+def _at_scale(sweep: Sweep, scale: str, words: Sequence[str]) -> Sweep:
+    """Return the sweep at a scale, changed by the `words` of the command line.
 
-
-def _asked(content: Mapping[str, Any], scale: str, words: Sequence[str]) -> Sweep:
-    """The sweep of a file's content at a scale, changed by the `words` of the command line."""
-    sweep = check_sweep(content)
+    The words of its file for other scales are checked too; an error names their scale.
+    """
     sweep = sweep.model_copy(update={"base": [*sweep.base, *scale_file(scale)]})
-    at_scales = {name: _at_scale(sweep, name) for name in [scale, *sweep.scales]}
+    at_scales = {}
+    for name in [scale, *sweep.scales]:
+        try:
+            at_scales[name] = changed(sweep, sweep.scales.get(name, []))
+        except BadInput as error:
+            given = f"{error.key}={error.value}"
+            raise BadInput(f"sweep.scales.{name}", given, error.allowed) from None
     return changed(at_scales[scale], words)
 
 
-def _at_scale(sweep: Sweep, name: str) -> Sweep:
-    """The sweep changed by its file's words for the scale `name`; an error names that scale."""
-    try:
-        return changed(sweep, sweep.scales.get(name, []))
-    except BadInput as error:
-        given = f"{error.key}={error.value}"
-        raise BadInput(f"sweep.scales.{name}", given, error.allowed) from None
-
-
 def changed(sweep: Sweep, words: Sequence[str]) -> Sweep:
-    """The sweep changed by `words`: `seeds=[…]`, `grid.KEY=[…]`, `tune.KEY=[…]`, `shared=…` and
-    `advice.KEY=…` replace its own, `advice=null`, `shared=null` and `tune=null` leave these out;
-    `search=NAME` and `search.KEY=…` search instead (see search.py); every other word is appended to
-    `base`, and so applies to every trial.
+    """Return the sweep changed by the words of a command line, or of its file for a scale.
+
+    `seeds=[…]`, `grid.KEY=[…]`, `tune.KEY=[…]`, `shared=…` and `advice.KEY=…` replace its own.
+    `advice=null`, `shared=null` and `tune=null` leave these out. `search=NAME` and `search.KEY=…`
+    search instead. Every other word is appended to `base`, and so applies to every trial.
 
     Raises BadInput for a word without effect, or if the result is not a valid sweep.
     """
-    content, common = searched(sweep.model_dump(), words), {}
+    content, common = _with_search(sweep.model_dump(), words), {}
     for word in words:
         key, _, value = word.partition("=")
         group, _, inner = key.partition(".")
@@ -146,13 +135,45 @@ def changed(sweep: Sweep, words: Sequence[str]) -> Sweep:
             common[key] = value
     refuse_reserved(f"{key}={value}" for key, value in common.items())
     content["base"] += [f"{key}={value}" for key, value in common.items()]
-    found = check_sweep(content)
-    _refuse_without_effect(found, common)
-    return found
+    new = check_sweep(content)
+    _refuse_without_effect(new, common)
+    return new
+
+
+def _with_search(content: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
+    """Return the content of a sweep with the search that the words ask for.
+
+    `search=NAME` takes a search from a file, and `search=null` none. `search.KEY=…` and
+    `search.space.KEY=…` replace its own, and `search.space.KEY=null` leaves a key as it is. A
+    search takes the place of `tune`, and of those axes of the grid that it chooses.
+
+    Raises BadInput for an unknown file, or a key without a search that it could change.
+    """
+    pairs = (word.split("=", 1) for word in words)
+    given = {key: value for key, value in pairs if key.partition(".")[0] == SEARCH}
+    if not given:
+        return content
+    own = content[SEARCH]
+    if (name := given.pop(SEARCH, None)) is not None:
+        own = None if name == "null" else search_file(name)
+    if own is None:
+        if given:
+            key, value = next(iter(given.items()))
+            raise BadInput(key, value, "changes a search: ask for one by search=optuna")
+        return {**content, SEARCH: None}
+    plain = {key.removeprefix(f"{SEARCH}."): parse(key, text, text) for key, text in given.items()}
+    axes = {key.partition(".")[2]: plain.pop(key) for key in [*plain] if key.startswith("space.")}
+    search, searched_keys = {**own, **plain}, set[str]()
+    if isinstance(search.get("space"), dict):  # anything else is refused when the sweep is checked
+        space = {**search["space"], **axes}
+        search["space"] = {key: axis for key, axis in space.items() if axis is not None or not axes}
+        searched_keys = {*search["space"]}
+    grid = {key: axis for key, axis in content["grid"].items() if key not in searched_keys}
+    return {**content, SEARCH: search, "tune": {}, "shared": None, "grid": grid}
 
 
 def parse_gpus(given: str) -> float:
-    """The share of a GPU that a trial without ranks takes. Raises BadInput unless in (0, 1]."""
+    """Return the share of a GPU for a trial without ranks; raises BadInput unless in (0, 1]."""
     gpus = number(given)
     if not 0 < gpus <= 1:
         raise BadInput("gpus_per_trial", given, "must be a number above 0 and at most 1")
@@ -166,10 +187,9 @@ def _parse_count(key: str, given: str) -> int:
 
 
 def _refuse_without_effect(sweep: Sweep, given: Mapping[str, str]) -> None:
-    """Raises BadInput for a key that the grid sets: it cannot be set for all trials as well."""
+    """Raise BadInput for a key that the grid sets: it cannot be set for all trials as well."""
     plain = {key.lstrip(PREFIXES): value for key, value in given.items()}
-    for axis, values in sweep.grid.items():
-        for value in values:
-            for key in sorted({*keys(overrides(axis, value))} & set(plain)):
-                allowed = f"is set by the sweep's grid: choose its values by grid.{axis}=[…]"
-                raise BadInput(key, plain[key], allowed)
+    for axis, words in sweep.axes.items():
+        for key in sorted({*keys(words)} & {*plain}):
+            allowed = f"is set by the sweep's grid: choose its values by grid.{axis}=[…]"
+            raise BadInput(key, plain[key], allowed)

@@ -10,8 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from sweeps.request.overrides import keys, overrides
-from sweeps.request.schema import Config, Sweep
+from sweeps.request.schema import Config, Sweep, keys, overrides
 from sweeps.tracking.tracker import run_name
 from trainer.base.errors import BadInput
 from trainer.config.compose import Composer
@@ -53,7 +52,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Point:
+class GridPoint:
     """One setting of the swept keys: its overrides, and the config of each arm, seeds aside."""
 
     overrides: list[str]
@@ -68,43 +67,41 @@ class Point:
         return " ".join(word for word in self.overrides if word.split("=")[0] != "optimizer")
 
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
-        """Every arm at every seed; raises BadInput for a trial that cannot be."""
-        seeded = [
-            (arm, {**config, "seed": seed})
-            for arm, config in self.configs.items()
-            for seed in seeds
-        ]
-        return [
-            Trial(arm, config, self.plan(config), self.setting, (self.sweep,))
-            for arm, config in seeded
-        ]
+        """Return every arm at every seed; raises BadInput for an impossible trial."""
+        trials = []
+        for arm, config in self.configs.items():
+            for seed in seeds:
+                seeded = {**config, "seed": seed}
+                plan = self.plan(seeded)
+                trials.append(Trial(arm, seeded, plan, self.setting, (self.sweep,)))
+        return trials
 
 
 def points(
     sweep: Sweep, results: Path, compose: Composer | None = None, label: str = ""
-) -> list[Point]:
-    """Every combination of the grid's values; raises BadInput for one that no trial can have.
+) -> list[GridPoint]:
+    """Return every combination of the grid's values; raises BadInput for an impossible one.
 
-    Paths become absolute: a worker runs in a folder of its own. `compose`: one for several sweeps
+    Paths become absolute: a worker runs in a folder of its own. One `compose` for several sweeps
     composes what they share once. `label`: the sweep's.
     """
     axes = [[overrides(key, value) for value in values] for key, values in sweep.grid.items()]
     compose, plan = compose or Composer(), Planner()
-    found = []
+    swept_points = []
     for combination in product(*axes):
-        swept = [override for of_axis in combination for override in of_axis]
+        swept = [word for words in combination for word in words]
         configs = {}
-        for arm, of_arm in sweep.arms.items():
-            config = compose([*sweep.base, *swept, *of_arm])
+        for arm, arm_words in sweep.arms.items():
+            config = compose([*sweep.base, *swept, *arm_words])
             config = _hold_tokens(compose, config, sweep.base, swept)
             configs[arm] = placed(config, results)
-        found.append(Point(swept, configs, plan, label))
-    _check_arms(found)
-    _check_repeats(found)
-    return found
+        swept_points.append(GridPoint(swept, configs, plan, label))
+    _check_arms(swept_points)
+    _check_repeats(swept_points)
+    return swept_points
 
 
-def _check_arms(points: Iterable[Point]) -> None:
+def _check_arms(points: Iterable[GridPoint]) -> None:
     """Raises BadInput for an arm that differs from sync in more than staleness, or never in it."""
     late: dict[str, bool] = {}
     for point in points:
@@ -120,7 +117,7 @@ def _check_arms(points: Iterable[Point]) -> None:
             raise BadInput("sweep.arms", arm, allowed)
 
 
-def _check_repeats(points: Iterable[Point]) -> None:
+def _check_repeats(points: Iterable[GridPoint]) -> None:
     """Raises BadInput for two points that ask for the same trials, as 1 and '1' do."""
     first: dict[str, list[str]] = {}
     for point in points:
@@ -132,14 +129,14 @@ def _check_repeats(points: Iterable[Point]) -> None:
 
 
 def placed(config: Config, results: Path) -> Config:
-    """The config with absolute paths: a trial may run in another folder."""
+    """Return the config with absolute paths: a trial may run in another folder."""
     data = {key: _absolute(key, value) for key, value in config["data"].items()}
     own = {key: _if_there(config.get(key)) for key in ("code", "from_pretrained")}
     return {**config, "results": str(results.absolute()), "data": data, **own}
 
 
 def _if_there(word: str | None) -> str | None:
-    """The absolute path of a folder; another word, such as a name on a hub, as it is."""
+    """Return the absolute path of a folder; another word, such as a name on a hub, as it is."""
     return str(Path(word).absolute()) if word is not None and os.path.isdir(word) else word
 
 
@@ -150,7 +147,7 @@ def _absolute(key: str, value: Any) -> Any:
 
 
 def unique(trials: Iterable[Trial]) -> list[Trial]:
-    """Each trial once, with the sweeps of all that are the same, the longest first."""
+    """Return each trial once, with all sweeps that ask for it, the longest first."""
     first: dict[str, Trial] = {}
     for trial in trials:
         known = first.setdefault(trial.plan.trial_id, trial)
@@ -163,7 +160,7 @@ def unique(trials: Iterable[Trial]) -> list[Trial]:
 def _hold_tokens(
     compose: Composer, config: Config, base: Sequence[str], swept: Sequence[str]
 ) -> Config:
-    """A point that changes the size of a batch trains on as many tokens as the base does."""
+    """Return the config of as many tokens as the base trains on, if the batch has another size."""
     if config["num_updates"] is None or not {*keys(swept)} & {"batch_size", "seq_len"}:
         return config
     reference = compose(base)

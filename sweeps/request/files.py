@@ -17,30 +17,39 @@ ALL, PAPER = "all", "paper"
 
 
 def slug(name: str) -> str:
-    """`name` for ids, tags and folders: letters, digits and `._-`, with - for all the rest."""
+    """Return `name` for ids, tags and folders: letters, digits and `._-`, with - for the rest."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "sweep"
 
 
 def known(group: str) -> list[str]:
-    """The names of the choices in a group of conf/, sorted."""
+    """Return the names of the choices in a group of conf/, sorted."""
     return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
 
 
-def sweep_file(name: str) -> tuple[str, dict[str, Any]]:
-    """The label of a sweep and the content of its file, which is not checked yet.
+def sweep_files(names: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return the label of each sweep and the content of its file, which is not checked yet.
 
-    `name` is that of a file in conf/sweep, or a path that ends in .yaml, whose stem is the label
-    then. Raises BadInput if there is no such file, or it does not hold keys and values.
+    `names`: sweeps `a,b`, `all` those of conf/sweep, or `paper`, those that answer something that
+    the paper asks. A sweep is the name of a file in conf/sweep, or a path that ends in .yaml, whose
+    stem is the label then. Raises BadInput if a file is not there, or holds no keys and values.
     """
-    if name.endswith(".yaml"):
-        label, path = Path(name).stem, Path(name)
-    else:
-        label, path = name, _named("sweep", name, f", {ALL}, {PAPER}, or path/to/a.yaml")
-    return label, _with_present_scales({"base": [], **_read("sweep", name, path)})
+    if names not in (ALL, PAPER):
+        return [_sweep_file(name) for name in names.split(",")]
+    files = map(_sweep_file, known("sweep"))
+    return [(name, content) for name, content in files if names == ALL or "paper" in content]
+
+
+def _sweep_file(name: str) -> tuple[str, dict[str, Any]]:
+    content = _read("sweep", name, f", {ALL}, {PAPER}, or path/to/a.yaml")
+    label = Path(name).stem if _is_path(name) else name
+    return label, _with_present_scales({"base": [], **content})
 
 
 def _with_present_scales(content: dict[str, Any]) -> dict[str, Any]:
-    """A sweep file with the key `long` is from before version 0.2, and so are its other scales."""
+    """Return a sweep file with the scales' names of today.
+
+    A file with the key `long` is from before version 0.2, and so are its other scales.
+    """
     scales = content.get("scales")
     if not isinstance(scales, dict) or "long" not in scales:
         return content
@@ -50,7 +59,7 @@ def _with_present_scales(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def present_scale(name: str) -> str:
-    """The name of a scale since version 0.2, with a line on standard error if `name` is older."""
+    """Return a scale's name since version 0.2; say so on standard error if `name` is older."""
     if name != "long":
         return name
     _say_renamed("scale=long")
@@ -61,35 +70,29 @@ def _say_renamed(what: str) -> None:
     print(f"{what}: long is called tiny now, and tiny is called few_updates", file=sys.stderr)
 
 
-def sweep_files(names: str) -> list[tuple[str, dict[str, Any]]]:
-    """The same for each of several `names` (`a,b`), for all sweeps of conf/sweep (`all`), or for
-    those that answer something that the paper asks (`paper`)."""
-    if names not in (ALL, PAPER):
-        return [sweep_file(name) for name in names.split(",")]
-    found = map(sweep_file, known("sweep"))
-    return [(name, content) for name, content in found if names == ALL or "paper" in content]
-
-
 def scale_file(name: str) -> list[str]:
-    """The overrides of a scale; raises BadInput if there is none of that name."""
-    overrides: list[str] = _read("scale", name, _named("scale", name))["base"]
+    """Return the overrides of a scale; raises BadInput if there is none of that name."""
+    overrides: list[str] = _read("scale", name)["base"]
     return overrides
 
 
 def search_file(name: str) -> dict[str, Any]:
-    """The content of a search, by its name in conf/search or the path of a file, not checked yet;
-    raises BadInput if there is none."""
-    path = Path(name) if name.endswith(".yaml") else _named("search", name, ", or path/to/a.yaml")
-    return _read("search", name, path)
+    """Return the content of a search, which is not checked yet; raises BadInput if there is none.
+
+    `name` is that of a file in conf/search, or a path that ends in .yaml.
+    """
+    return _read("search", name, ", or path/to/a.yaml")
 
 
-def _named(group: str, name: str, more: str = "") -> Path:
-    if name not in known(group):
-        raise one_of(group, name, known(group), more)
-    return CONF / group / f"{name}.yaml"
+def _is_path(name: str) -> bool:
+    return name.endswith(".yaml")
 
 
-def _read(group: str, name: str, path: Path) -> dict[str, Any]:
+def _read(group: str, name: str, paths: str = "") -> dict[str, Any]:
+    """Return the content of a file. `paths`: what else than a name of the group is allowed."""
+    if not (paths and _is_path(name)) and name not in known(group):
+        raise one_of(group, name, known(group), paths)
+    path = Path(name) if paths and _is_path(name) else CONF / group / f"{name}.yaml"
     try:
         if not path.is_file():
             raise FileNotFoundError("there is none")
@@ -104,7 +107,7 @@ def _read(group: str, name: str, path: Path) -> dict[str, Any]:
 
 
 def parse(key: str, value: str, text: str) -> Any:
-    """The YAML `text` as plain data. Raises BadInput, which names `key` and `value`."""
+    """Return the YAML `text` as plain data; raises BadInput, which names `key` and `value`."""
     try:
         return documents.read(text)
     except documents.NotRead as error:

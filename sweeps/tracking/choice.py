@@ -1,27 +1,114 @@
-"""The tracker of a sweep's trials: conf/tracking/<name>.yaml, changed by the command line."""
+"""The tracker of a sweep's trials: conf/tracking/<name>.yaml, changed by the command line.
+
+It runs in a thread of its own, so that no trial waits for it or fails because of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
+from time import monotonic
+from types import TracebackType
 from typing import Annotated, Any
 
 import yaml
 from annotated_types import Interval
 from pydantic import TypeAdapter, ValidationError
 
-from sweeps.tracking.background import Background
-from sweeps.tracking.tracker import About
+from sweeps.tracking.tracker import About, Tracker
 from trainer.base.build import Node, build
 from trainer.base.cli import one_of
-from trainer.base.errors import BadInput
+from trainer.base.errors import BadInput, LeaseLost, Stopped
 from trainer.base.places import CONF
+from trainer.base.status import Status
 from trainer.config.schema import check_choice
 from trainer.config.words import parse_value
+from trainer.folder.record import Row
 
 GROUP = "tracking"
 Seconds = Annotated[float, Interval(ge=0, le=1e8)]
+CAPACITY = 10_000
+"""Rows that wait for a tracker at most. Further ones are dropped and counted."""
+PASSED_ON_EVERY = 1.0
+"""Seconds between two times that rows are passed on: a thread that wakes for each of them takes a
+fiftieth of a small update."""
+WITHOUT_RESULT = {Stopped: Status.STOPPED, LeaseLost: Status.ELSEWHERE}
+"""Exception that ended an attempt → its status. After any other exception it failed."""
+
+
+class Background:
+    """A context around one attempt at a trial.
+
+    The tracker starts at the first row: an attempt without rows is not tracked. At the end it has
+    `wait` seconds for the rows that are left. After that nobody waits for it: its daemon thread
+    runs on as long as the process does.
+    """
+
+    def __init__(self, start: Callable[[], Tracker], wait: float) -> None:
+        self._start, self._wait = start, wait
+        self._rows: SimpleQueue[list[Row] | None] = SimpleQueue()
+        self._held: list[Row] = []
+        self._next_time = 0.0
+        self._num_given = self._num_taken = self._dropped = 0
+        self._thread: threading.Thread | None = None
+        self.outcome: Row = {"status": Status.FAILED}
+        """What the tracker gets at the end: to be set to the trial's result, if it has one."""
+        self.trouble: str | None = None
+        """Why the trial is not tracked completely, in one line; None if it is."""
+
+    def log(self, row: Row) -> None:
+        """Pass a row on, soon. Return at once, whatever the tracker does."""
+        if self._num_given - self._num_taken >= CAPACITY:
+            self._dropped += 1
+            self.trouble = self.trouble or f"it is too slow: {CAPACITY} rows wait for it"
+            return
+        self._num_given += 1
+        self._held.append(row)
+        if monotonic() >= self._next_time:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        self._next_time = monotonic() + PASSED_ON_EVERY
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="tracker", daemon=True)
+            self._thread.start()
+        self._rows.put(self._held)
+        self._held = []
+
+    def _work(self) -> None:
+        try:
+            tracker = self._start()
+            while (rows := self._rows.get()) is not None:
+                for row in rows:
+                    tracker.log(row)
+                    self._num_taken += 1
+            tracker.finish(self.outcome)
+        except BaseException as error:  # a library may raise anything, SystemExit included
+            self.trouble = f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+    def __enter__(self) -> Background:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._thread is None:
+            return
+        if kind is not None:
+            self.outcome = {"status": WITHOUT_RESULT.get(kind, Status.FAILED)}
+        self._pass_on()
+        self._rows.put(None)
+        self._thread.join(self._wait)
+        if self._thread.is_alive() and self.trouble is None:
+            self.trouble = f"it was not done {self._wait:g} s after the trial's end"
+        if self._dropped:
+            self.trouble = f"{self.trouble} ({self._dropped} rows were dropped)"
 
 
 @dataclass(frozen=True)
@@ -42,18 +129,18 @@ class Tracking:
         setting: str = "",
         sweeps: Sequence[str],
     ) -> Background:
-        """The background tracker of one attempt at a trial; the rest is described in `About`."""
+        """Return the background tracker of one attempt at a trial: see `About`."""
         about = About(trial_id, tuple(sweeps), arm, setting, config, self.wait)
         return Background(partial(build, self.node, about), self.wait)
 
 
 def known() -> list[str]:
-    """The names of all trackers in conf/tracking, sorted."""
+    """Return the names of all trackers in conf/tracking, sorted."""
     return sorted(file.stem for file in (CONF / GROUP).glob("*.yaml"))
 
 
 def take(given: dict[str, str]) -> Tracking:
-    """Removes `tracking` and `tracking.KEY` from `given`; returns the tracker that they choose.
+    """Remove `tracking` and `tracking.KEY` from `given`; return the tracker that they choose.
 
     Raises BadInput for an unknown name or key, or a value that the tracker does not allow.
     """
@@ -66,7 +153,7 @@ def take(given: dict[str, str]) -> Tracking:
 
 
 def make_tracking(node: dict[str, Any]) -> Tracking:
-    """The tracker of a node with `_target_`, `wait` and the target's keys; raises BadInput."""
+    """Return the tracker of a node: `_target_`, its keys, and `wait`; raises BadInput."""
     keys = dict(node)
     wait = keys.pop("wait")
     try:

@@ -69,5 +69,5 @@ class TensorboardTracker:
 
 
 def _text(content: object) -> str:
-    """Markdown, as TensorBoard shows it."""
+    """Return the content as Markdown, which TensorBoard shows."""
     return f"```\n{json.dumps(content, indent=1)}\n```"

@@ -18,7 +18,7 @@ class About:
 
     trial_id: str
     sweeps: tuple[str, ...]
-    """Labels of the sweeps that ask for it, e.g. main-tiny; none of them is empty."""
+    """Labels of the sweeps that ask for the trial, e.g. main-tiny; never empty."""
     arm: str
     setting: str
     """The values of the swept keys, in words, without the optimizer."""
@@ -44,13 +44,13 @@ class About:
 
 
 def run_name(config: Mapping[str, Any], setting: str, arm: str) -> str:
-    """`muon optimizer.lr=0.01 delay_ef seed 2`, where `setting` is what stands in the middle."""
+    """Return `muon optimizer.lr=0.01 delay_ef seed 2`; `setting` stands in the middle."""
     parts = (names(config)["optimizer"], setting, arm, f"seed {config['seed']}")
     return " ".join(filter(None, parts))
 
 
 def hyperparameters(about: About) -> dict[str, str | float | bool]:
-    """The arm, the choices and every number and flag of the config, by dotted keys."""
+    """Return the arm, the choices and every number and flag of the config, by dotted keys."""
     plain = {"arm": about.arm, **about.choices}
     return plain | {key: value for key, value in _leaves(about.config) if key not in plain}
 
@@ -98,7 +98,7 @@ class NoTracker:
 
 
 def numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Pairs of path and number in a row, e.g. diagnostics/all/update_cosine for a nested one."""
+    """Yield path and number of a row, e.g. diagnostics/all/update_cosine for a nested number."""
     for key, value in row.items():
         if isinstance(value, Mapping):
             yield from numbers(value, f"{prefix}{key}/")
@@ -107,7 +107,7 @@ def numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, flo
 
 
 def summary(outcome: Row) -> Row:
-    """The values of a trial's outcome that a tracker shows beside its curves."""
+    """Return the values of a trial's outcome that a tracker shows beside its curves."""
     keys = ("final_val_loss", "diverged_at", "delays", "wall_seconds")
     shown = {key: outcome[key] for key in keys if key in outcome}
     return {"status": str(outcome["status"]), **shown}  # wandb writes the name of an enumeration

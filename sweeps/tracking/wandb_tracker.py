@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Literal
 
 from annotated_types import Gt, MinLen
 
-from sweeps.tracking.store_ids import read_store_id
 from sweeps.tracking.tracker import About, numbers, summary
 from trainer.base.status import Status
 from trainer.folder.record import Row
+
+ID_FILE = "store_id"
+WRITE_TIMEOUT = 5.0
+"""Seconds to wait for the process that created the file to write it."""
 
 
 class WandbTracker:
@@ -82,4 +89,22 @@ class WandbTracker:
 
 
 def _ignore() -> None:
-    """Does not stop a run that is stopped on the web: only the driver stops trials."""
+    """Ignore that a run is stopped on the web: only the driver stops trials."""
+
+
+def read_store_id(store: Path) -> str:
+    """Return the id of a store: 8 hexadecimal digits in a file of it, made if there is none yet.
+
+    By the id wandb tells trials of two stores apart. If several processes make it at once, one of
+    them decides. Raises OSError if the file can be neither read nor written.
+    """
+    path = store / ID_FILE
+    # The leases need exclusive creation as well. Not every file system has hard links.
+    with suppress(FileExistsError), path.open("x") as file:
+        file.write(f"{secrets.token_hex(4)}\n")
+    deadline = time.monotonic() + WRITE_TIMEOUT
+    while not (text := path.read_text()).endswith("\n"):
+        if time.monotonic() > deadline:
+            raise OSError(f"{path} is not whole: delete it")
+        time.sleep(0.01)
+    return text.strip()

@@ -20,8 +20,7 @@ MAX_RUNS = 200
 def build_workspace(
     project: str, entity: str, sweeps: Sequence[str], swept: Sequence[str]
 ) -> ws.Workspace:
-    """A workspace of the runs that have the tag of one of these `sweeps` (name and scale), or of
-    all runs in the project.
+    """Return a workspace of the runs with a tag of these `sweeps`, or of all runs of the project.
 
     Sections: losses by update and arm; final losses by arm and over the keys; training. `swept` are
     dotted keys of the config, further axes of the parallel coordinates.
@@ -47,13 +46,13 @@ def build_workspace(
 
 
 def spec(made: ws.Workspace) -> str:
-    """The workspace as the server stores it, as JSON. The library has no public function for it."""
+    """Return the workspace as the server stores it, as JSON; the library keeps this to itself."""
     json: str = made._to_model().model_dump_json(by_alias=True, indent=1)
     return json
 
 
 def save(made: ws.Workspace) -> str:
-    """Saves the workspace to the server, as a new view; returns its URL.
+    """Save the workspace to the server, as a new view; return its URL.
 
     Raises BadInput without a key in the environment, or if the server refuses it.
     """
@@ -71,7 +70,7 @@ def save(made: ws.Workspace) -> str:
 
 
 def _curves(*names: str) -> list[PanelTypes]:
-    """Curves of means over the runs of each arm, and of each optimizer and arm; not smoothed."""
+    """Return curves of means over the runs of each arm, and of each optimizer and arm."""
     import wandb_workspaces.reports.v2 as wr
 
     groups: dict[str, wr.Metric | wr.Config] = {

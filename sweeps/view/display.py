@@ -16,8 +16,7 @@ from analysis.objects.bucket import StoreAway
 from sweeps.request.expand import Trial
 from sweeps.view.gap_table import LIBRARIES, GapTable
 from sweeps.view.progress import Progress
-from sweeps.view.render import render
-from sweeps.view.throttle import Throttled
+from sweeps.view.render import Throttled, render
 from trainer.base.durations import duration
 from trainer.base.status import Status
 from trainer.ranks.supervisor import AskedToStop
@@ -76,7 +75,7 @@ class Display(Callback):
             self._live.stop()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Nothing: Tune pickles its callbacks for a restore that we never make."""
+        """Return nothing: Tune pickles its callbacks for a restore that we never make."""
         return {}
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: object) -> None:
@@ -131,7 +130,7 @@ class Display(Callback):
         self._gap_table.refresh(self._progress, self._console.width)
 
     def _mark_others(self) -> None:
-        """Of trials that did not start here: who runs them, and which wait for this driver."""
+        """Say of trials that did not start here who runs them, and which wait for this driver."""
         for trial, state in self._progress.of(Status.RUNNING):
             if trial.plan.trial_id not in self._started:
                 state.status = Status.ELSEWHERE

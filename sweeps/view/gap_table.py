@@ -22,8 +22,9 @@ class GapTable:
         self._results, self._num_ended = results, 0
 
     def refresh(self, progress: Progress, width: int | None) -> None:
-        """Makes the table again if trials have ended since, `width` columns wide or, with None, in
-        Markdown. If that fails, the error is the text: a sweep must not end because of its view.
+        """Make the table again if trials have ended since, `width` columns wide; None: in Markdown.
+
+        If that fails, the error is the text: a sweep must not end because of its view.
         """
         num_ended = sum(progress.counts[status] for status in ENDED)
         if num_ended == self._num_ended:
@@ -36,7 +37,7 @@ class GapTable:
 
 
 def _gaps_so_far(results: Path, trial_ids: Collection[str], width: int | None) -> str:
-    """The gaps among these trials of a store; empty while there is no pair.
+    """Return the gaps among these trials of a store; empty while there is no pair.
 
     Raises as `load` and `gaps` do; the report at the end repeats their warnings.
     """

@@ -33,7 +33,7 @@ class State:
     """Host and process id, if it runs."""
 
     def update(self, row: Row) -> None:
-        """Takes the progress from a row of metrics.jsonl."""
+        """Take the progress from a row of metrics.jsonl."""
         self.num_done = row["update"] + 1
         self.tokens_per_second = row.get("tokens_per_second", 0.0)
         self.wall_seconds = row.get("wall_seconds", 0.0)
@@ -45,16 +45,16 @@ class Progress:
     def __init__(self, trials: Sequence[Trial], before: Progress | None = None) -> None:
         known: Mapping[str, State] = {} if before is None else before.states
         self.trials = {trial.plan.trial_id: trial for trial in trials}
-        self.states: dict[str, State] = {of: known.get(of, State()) for of in self.trials}
+        self.states: dict[str, State] = {key: known.get(key, State()) for key in self.trials}
 
     def refresh(self, trial_ids: Iterable[str]) -> None:
-        """Reads the states of these trials from the store, unless they are final."""
+        """Read the states of these trials from the store, unless they are final."""
         for trial_id in trial_ids:
             if self.states[trial_id].status not in FINAL:
                 self.states[trial_id] = read_state(self.trials[trial_id].folder)
 
     def of(self, *statuses: Status) -> Iterator[tuple[Trial, State]]:
-        """The trials with one of these statuses."""
+        """Yield the trials with one of these statuses."""
         pairs = zip(self.trials.values(), self.states.values(), strict=True)
         return ((trial, state) for trial, state in pairs if state.status in statuses)
 
@@ -65,7 +65,7 @@ class Progress:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all running trials together."""
+        """The sum over all running trials."""
         return sum(state.tokens_per_second for _, state in self.of(*ACTIVE))
 
     @property
@@ -93,7 +93,7 @@ class Progress:
 
 
 def _pace(trial: Trial, state: State) -> float:
-    """FLOP/s of a trial so far; 0 if it is not known."""
+    """Return the FLOP/s of a trial so far; 0 if the pace is not known."""
     done = trial.plan.flops * _share(trial, state)
     return done / state.wall_seconds if state.wall_seconds else 0.0
 
@@ -107,7 +107,7 @@ def _flops_left(trial: Trial, state: State) -> float:
 
 
 def read_state(folder: Path) -> State:
-    """The state of the trial in `folder`, which need not exist."""
+    """Return the state of the trial in `folder`, which need not exist."""
     result = read_result(folder)
     if result is not None and result["status"] != Status.FAILED:
         status, num_done = Status(result["status"]), result["num_updates"]

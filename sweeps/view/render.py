@@ -1,11 +1,15 @@
-"""The view of a running sweep."""
+"""The view of a running sweep, the consoles that show it, and how often it may be made."""
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
+import time
+from collections.abc import Callable
+
+from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+from typing_extensions import override
 
 from sweeps.view.progress import STATUSES, Progress
 from trainer.base.durations import duration
@@ -13,11 +17,13 @@ from trainer.base.status import ACTIVE, ENDED, Status
 
 SHOWN = 8
 """How many running trials the view lists; the others are only counted."""
+SHARE = 0.02
+"""The largest share of its caller's time that a view may take."""
 STYLES = {Status.FAILED: "bold red", Status.DIVERGED: "yellow", Status.RUNNING: "green"}
 
 
 def render(title: str, progress: Progress, *, gaps: str = "", note: str = "") -> RenderableType:
-    """The whole view: counts, pace, running trials, gap table, note."""
+    """Return the whole view: counts, pace, running trials, gap table, note."""
     parts: list[RenderableType] = [_head(title, progress), _counts(progress)]
     if any(progress.of(*ACTIVE)):
         parts.append(_running(progress))
@@ -34,7 +40,7 @@ def _head(title: str, progress: Progress) -> RenderableType:
 
 
 def pace(progress: Progress) -> str:
-    """The share that is done, speed and time left: `41%, 9,120 tokens/s, about 4 min left`."""
+    """Return share done, speed and time left: `41%, 9,120 tokens/s, about 4 min left`."""
     words = [f"{progress.share:.0%}"]
     if speed := progress.tokens_per_second:
         words.append(f"{speed:,.0f} tokens/s")
@@ -54,7 +60,7 @@ def _counts(progress: Progress) -> Text:
 
 
 def _running(progress: Progress) -> RenderableType:
-    """A table of the running trials, first those with the fewest updates left."""
+    """Return a table of the running trials, first those with the fewest updates left."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     for column in ("trial", "arm", "optimizer"):
         table.add_column(column)
@@ -77,3 +83,42 @@ def _running(progress: Progress) -> RenderableType:
     if rest := running[SHOWN:]:
         table.add_row(f"and {len(rest)} more")
     return table
+
+
+class ReadConsole(Console):
+    """The console of a command that only shows: the command ends when nobody reads (`… | head`)."""
+
+    @override
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich's own raises SystemExit(1)
+
+
+class DriverConsole(Console):
+    """The console of a driver: it falls silent when nobody reads, and the trials go on."""
+
+    @override
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
+class Throttled:
+    """Calls `work` when it is called itself, unless it did so a moment ago.
+
+    Two calls of `work` start at least `every` seconds apart, or so far that it takes at most SHARE
+    of the time. `clock` returns seconds.
+    """
+
+    def __init__(
+        self, work: Callable[[], None], every: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._work, self._every, self._clock = work, every, clock
+        self._next = clock()
+
+    def __call__(self) -> None:
+        """Call `work` if it is time."""
+        started = self._clock()
+        if started < self._next:
+            return
+        self._work()
+        ended = self._clock()
+        self._next = ended + max(self._every, (ended - started) / SHARE)

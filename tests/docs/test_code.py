@@ -14,8 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sweeps.cluster.own import OWN_CODE, Own
-from sweeps.cluster.package import CODE, sent_with
+from sweeps.cluster.package import CODE, OWN_CODE, Own, sent_with
 from tests.support import small
 from tests.support.markdown import ROOT, shell_lines
 from tests.support.refusals import Refused, name_of

@@ -55,7 +55,6 @@ def test_the_readme_lists_every_page() -> None:
 @pytest.mark.parametrize(
     ("group", "page"),
     [
-        ("sweep", "sweeps"),
         ("pipeline", "trial"),
         ("correction", "semantics"),
         ("tracking", "tracking"),

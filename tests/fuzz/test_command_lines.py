@@ -15,18 +15,13 @@ from tests.support.synthetic_store import LOSSES, write_arms
 from trainer.__main__ import main as trainer
 from trainer.config.schema import TrialConfig
 
-GROUPS = ("model", "data", "optimizer", "pipeline", "correction", "lr_schedule")
 KEYS = (
     *TrialConfig.model_fields,
     *("optimizer.lr", "optimizer.weight_decay", "model.hidden_size", "model.num_layers"),
     *("model.vocab_size", "data.path", "pipeline.num_stages", "pipeline.num_microbatches"),
-    *(
-        "pipeline.synchronous_start",
-        "correction.coefficient",
-        "lr_schedule.warmup",
-        "hydra.run.dir",
-    ),
-    *("optimizer._target_", "+new", "~seed", "++seed", "--cfg", "--config", "--multirun", "-x"),
+    *("pipeline.synchronous_start", "correction.coefficient", "lr_schedule.warmup"),
+    *("hydra.run.dir", "optimizer._target_", "+new", "~seed", "++seed", "--cfg", "--config"),
+    *("--multirun", "-x"),
 )
 TRIALS = (
     ("optimizer=muon", "pipeline=pipedream_2bw", "correction=error_feedback", "seed=1"),
@@ -52,19 +47,8 @@ OF_SWEEPS = (
     *("sweep", "scale", "results", "seeds", "grid.optimizer", "grid.seed", "tune.optimizer.lr"),
     *("gpus_per_trial", "tracking", "tracking.project", "columns", "format", "status", "seed"),
     *("force", "checkpoints", "arm", "optimizer.lr", "final_val_loss", "finished_at", "folder"),
-    *(
-        "num_updates",
-        "optimizer",
-        "pipeline.num_stages",
-        "address",
-        "again",
-        "tasks",
-        "limit",
-        "benchmarks",
-        "-h=",
-        "--help=",
-        "out",
-    ),
+    *("num_updates", "optimizer", "pipeline.num_stages", "address", "again", "tasks", "limit"),
+    *("benchmarks", "-h=", "--help=", "out"),
 )
 ANALYSES = (
     ("advise", "optimizer=adamw", "stages=4", "microbatches=8"),
@@ -75,16 +59,8 @@ ANALYSES = (
 )
 OF_ANALYSES = (
     *("optimizer", "stages", "microbatches", "updates", "forward", "backward", "update", "out"),
-    *(
-        "communication",
-        "format",
-        "batch_size",
-        "num_parameters",
-        "arm",
-        "finished_at",
-        "label",
-        "port",
-    ),
+    *("communication", "format", "batch_size", "num_parameters", "arm", "finished_at", "label"),
+    *("port",),
 )
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sweeps.__main__ import main
+from sweeps.request.schema import Sweep
 from tests.support import fuzzing, odd, small
 from trainer.base.places import CONF
 from trainer.config.schema import TrialConfig
@@ -34,18 +35,6 @@ verdict: none
 QUICK = ("main", "gradient_feedback")
 """Sweeps whose plan is made in a fraction of a second."""
 FILES = [SMALL, *((CONF / "sweep" / f"{name}.yaml").read_text() for name in QUICK)]
-KEYS = (
-    "sweep",
-    "base",
-    "scales",
-    "grid",
-    "arms",
-    "seeds",
-    "tune",
-    "early_stop",
-    "advice",
-    "verdict",
-)
 
 
 @st.composite
@@ -77,14 +66,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def words(folder: Path) -> list[str]:
-    corpus = f"data.path={folder / 'corpus'}"
-    return [
-        f"sweep={folder / 'a.yaml'}",
-        "scale=micro",
-        corpus,
-        f"results={folder}/store",
-        "dry_run=true",
-    ]
+    places = [f"sweep={folder}/a.yaml", f"data.path={folder}/corpus", f"results={folder}/store"]
+    return [*places, "scale=micro", "dry_run=true"]
 
 
 @fuzzing.inputs(40, "sweep files")
@@ -100,7 +83,8 @@ def check(place: Path, content: bytes) -> fuzzing.Ended:
         patch.chdir(place)
         found = fuzzing.run(main, words(place))
     named = {
-        *KEYS,
+        "sweep",
+        *Sweep.model_fields,
         *TrialConfig.model_fields,
         *re.findall(r"[\w.]+", content.decode(errors="replace")),
     }

@@ -42,3 +42,10 @@ def leave_finished(folder: Path, config: dict[str, Any], **result: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "result.json").write_text(json.dumps({**finished(tokens=1000), **result}))
+
+
+def leave_loss(folder: Path, loss: float | None) -> None:
+    """Leaves the result of a trial that ended with this final loss; None: it diverged."""
+    folder.mkdir(parents=True, exist_ok=True)
+    status = "completed" if loss is not None else "diverged"
+    (folder / "result.json").write_text(json.dumps(finished(status=status, final_val_loss=loss)))

@@ -26,8 +26,8 @@ early_stop: {{margin: 0.5}}
 verdict: none
 """
 
-Malformed = tuple[str, str, list[str]]
-"""A text of the good file, what takes its place, and words of the message."""
+Malformed = tuple[str, str, str]
+"""A text of the good file, what takes its place, and parts of the message, with … between."""
 
 
 def refusal_of_file(malformed: Malformed, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:

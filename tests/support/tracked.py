@@ -11,8 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from sweeps.tracking import choice
-from sweeps.tracking.background import Background
-from sweeps.tracking.choice import Tracking
+from sweeps.tracking.choice import Background, Tracking
 from tests.support import small
 from trainer.config.plan import plan_trial
 from trainer.folder.record import Row

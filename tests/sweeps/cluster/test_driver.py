@@ -26,11 +26,10 @@ from tests.support.records import leave_finished
 OWN_CLUSTER = """
 import os, signal, sys, time
 from pathlib import Path
-from types import SimpleNamespace
 import ray
 from sweeps.cluster.connection import cluster
-from sweeps.cluster.stop import StopWhenAsked
 from sweeps.cluster.stop_flag import stop_requested
+from sweeps.cluster.tune_hooks import StopWhenAsked
 
 def pids(of):
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -66,7 +65,7 @@ with cluster() as folder:
     assert sockets != "127.0.0.1:1", sockets
     session = Path(ray._private.worker._global_node.get_session_dir_path())
     assert session.parent == folder, session
-    stop = StopWhenAsked(lambda: asked, SimpleNamespace(running={"one"}))
+    stop = StopWhenAsked(lambda: asked, {"one"})
     assert not stop_requested(stop.flag)
     kill(stop.flag)
     for _ in range(100):
@@ -154,31 +153,27 @@ def test_a_cluster_is_joined_only_by_its_address(
     assert ("_temp_dir" in seen[0]) == (joins == "local")
 
 
-def test_ray_that_does_not_start_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("joins", [False, True])
+def test_ray_that_does_not_start_or_answer_is_one_line_at_once(
+    joins: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def init(**_: object) -> None:
         raise RuntimeError("The current node timed out\nduring startup")
 
+    where, why = "local", "timed out during startup"
     monkeypatch.setattr(connection.ray, "init", init)
-    words = small.overrides(tmp_path, "sweep=main", "scale=micro", "seeds=[0]")
-    assert main(words) == 1
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "Ray does not start or answer" in said
-
-
-def test_an_address_where_nobody_listens_is_one_line_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        address = f"127.0.0.1:{held.getsockname()[1]}"
-    monkeypatch.setenv("RAY_ADDRESS", address)
+    if joins:
+        with socket.create_server(("127.0.0.1", 0)) as held:
+            where, why = f"127.0.0.1:{held.getsockname()[1]}", "refused"
+        monkeypatch.setenv("RAY_ADDRESS", where)
     assert main(small.overrides(tmp_path, "sweep=main", "scale=micro", "seeds=[0]")) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert f"Ray does not start or answer ({address})" in said
-    assert "refused" in said, "it was asked"
+    assert f"Ray does not start or answer ({where})" in said
+    assert why in said
 
 
 def test_nobody_waits_for_a_report_after_a_stop(
@@ -222,7 +217,7 @@ def stopped(
 
     monkeypatch.setattr(connection.ray, "init", init)
     monkeypatch.setattr(connection.ray, "shutdown", lambda: None)
-    monkeypatch.setattr("sweeps.commands.run.require_seen_by_nodes", ask)
+    monkeypatch.setattr(connection, "require_seen_by_nodes", ask)
     words = small.overrides(folder, "sweep=main,momentum", "scale=micro", "seeds=[0]")
     return [word for word in words if not word.startswith("optimizer")]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from ray.job_submission import JobStatus
 
 from sweeps.cluster import jobs
+from sweeps.commands import jobs as command
 
 
 class Client:
@@ -67,3 +69,12 @@ def test_a_job_that_is_no_longer_followed_runs_on(
     assert jobs.follow(client, "one") == code
     heard = capsys.readouterr()
     assert said in heard.out + heard.err
+
+
+def test_a_cluster_without_sweeps_is_said_to_have_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "jobs_of", nullcontext)
+    monkeypatch.setattr(command, "sweep_jobs", lambda client: [])
+    assert command.main([]) == 0
+    assert capsys.readouterr().out == "the cluster has no jobs that are sweeps\n"

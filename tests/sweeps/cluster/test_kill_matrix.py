@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.kills import END_TIMEOUT, GANG, LENGTH, Sweep, check, disturb
+from bench.kills import GANG, LENGTH, Sweep, check, disturb
 from tests.support import small
 
 pytestmark = pytest.mark.slow
@@ -58,20 +58,3 @@ def test_a_sweep_survives(
     assert is_killed
     sweep.finish()
     check(sweep, undisturbed)
-
-
-def test_two_drivers_share_the_trials_though_their_clocks_differ(
-    small_words: tuple[str, ...], whole: Callable[[tuple[str, ...]], Sweep], tmp_path: Path
-) -> None:
-    """The second one's clock is a day ahead."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import time\nclock = time.time\ntime.time = lambda: clock() + 86400\n"
-    )
-    sweep = Sweep(tmp_path, small_words)
-    with sweep.start() as first, sweep.start(PYTHONPATH=str(tmp_path)) as second:
-        for driver in (first, second):
-            said, _ = driver.communicate(timeout=END_TIMEOUT)
-            assert driver.returncode == 0, said
-    check(sweep, whole(small_words))
-    for attempts in sweep.attempts().values():
-        assert sum("from_update" in attempt for attempt in attempts) == 1

@@ -1,4 +1,4 @@
-"""Four drivers share a store while one of them is killed: every trial is completed once."""
+"""Four drivers share a store while one is killed and clocks differ: each trial completes once."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from tests.support.trials import wait_for
 from trainer.base.status import Status
 
 NUM_TRIALS = 3 * 4
+CLOCK = "import time\nclock = time.time\ntime.time = lambda: clock() + 86400\n"
+"""The clock of a machine that is a day ahead."""
 
 
 @pytest.mark.slow
@@ -23,7 +25,9 @@ def test_the_others_take_over_what_a_killed_driver_held(tmp_path: Path) -> None:
     killed, *others = drivers
     with killed.start() as victim:
         wait_for(lambda: _runs_a_trial(killed), END_TIMEOUT)
-        started = [driver.start() for driver in others]
+        (tmp_path / "sitecustomize.py").write_text(CLOCK)
+        ahead, *rest = others
+        started = [ahead.start(PYTHONPATH=str(tmp_path)), *(driver.start() for driver in rest)]
         wait_for(lambda: _num_started(killed) >= 4, END_TIMEOUT)
         victim.send_signal(signal.SIGKILL)
     for process in started:

@@ -11,8 +11,16 @@ from ray._private.runtime_env.packaging import create_package
 
 from sweeps.__main__ import main
 from sweeps.cluster.jobs import job_name
-from sweeps.cluster.own import OWN_CODE, Own, take_along
-from sweeps.cluster.package import CODE, EXCLUDES, code_digest, runtime_env, sent_with
+from sweeps.cluster.package import (
+    CODE,
+    EXCLUDES,
+    OWN_CODE,
+    Own,
+    code_digest,
+    runtime_env,
+    sent_with,
+    take_along,
+)
 from sweeps.request.command_line import parse_request
 from sweeps.request.expand import points
 from sweeps.store.results import require_writable
@@ -171,9 +179,6 @@ def test_variables_are_passed_on_by_name_and_keys_never(monkeypatch: pytest.Monk
         (["results=/store", "grid.data.path=[/data/wiki,data/wiki]"], "data.path=data/wiki"),
         (["results=/store", "data.path=/data", "resume_from=a"], "resume_from=a"),
         (["results=/store", "data.path=/data", "data=text"], "data.shards="),
-        (["results=/store", "data.path=/data", "follow=perhaps"], "follow=perhaps"),
-        (["results=/store", "data.path=/data", "dry_run=true"], "dry_run=true"),
-        (["results=/store", "data.path=/data", "sweep=nowhere"], "sweep=nowhere"),
         (["results=/store", "data.path=/data", "address=http://127.0.0.1:1"], "127.0.0.1:1"),
     ],
 )

@@ -9,9 +9,15 @@ from typing import Any
 import pytest
 
 from bench.drivers import simulate
-from sweeps.cluster.offers import Offers
-from sweeps.cluster.queue import LOOK_EVERY, LOOKS_AT_ONCE, MAX_RETURNS, TrialQueue, in_order
-from sweeps.cluster.work import Work
+from sweeps.cluster.queue import (
+    LOOK_EVERY,
+    LOOKS_AT_ONCE,
+    MAX_RETURNS,
+    TrialQueue,
+    WorkList,
+    in_order,
+)
+from sweeps.cluster.tune_hooks import Offers
 from sweeps.request.command_line import parse_request
 from sweeps.request.expand import points, unique
 from sweeps.store.opened import Folders
@@ -176,7 +182,7 @@ def test_two_drivers_of_which_one_dies(tmp_path: Path) -> None:
         for point in points(sweep, tmp_path / "results")
         for trial in point.trials(sweep.seeds)
     )[:4]
-    mine, other = Work(Folders()), Work(Folders())
+    mine, other = WorkList(Folders()), WorkList(Folders())
     mine.add(trials)
     other.add(trials)
     held = [other[str(other.queue.next())] for _ in range(2)]

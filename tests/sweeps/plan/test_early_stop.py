@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sweeps.plan.early_stop import Judged, judge, remarks
+from sweeps.__main__ import main
+from sweeps.plan.early_stop import JudgedPoint, judge, remarks
+from sweeps.plan.sweep_plan import plan_sweeps
 from sweeps.plan.tuning import tune
 from sweeps.request.checks import check_sweep
-from sweeps.request.expand import Trial, points
+from sweeps.request.command_line import parse_request
+from sweeps.request.expand import points
 from sweeps.request.schema import Sweep
 from tests.support import small
-from tests.support.records import finished
+from tests.support.records import leave_loss
+from trainer.trial import run_trial
 
 LR = "optimizer.lr"
 Loss = Callable[[dict[str, Any]], float | None]
@@ -35,28 +37,21 @@ def sweep(**changes: Any) -> Sweep:
     return check_sweep({**plain, **changes})
 
 
-def look(swept: Sweep, store: Path) -> list[Judged]:
+def look(swept: Sweep, store: Path) -> list[JudgedPoint]:
     return judge(swept, [tune(swept, point) for point in points(swept, store)])
 
 
-def record(trial: Trial, loss: float | None) -> None:
-    trial.folder.mkdir(parents=True, exist_ok=True)
-    status = "completed" if loss is not None else "diverged"
-    result = finished(status=status, final_val_loss=loss)
-    (trial.folder / "result.json").write_text(json.dumps(result))
-
-
-def run_to_the_end(swept: Sweep, store: Path, loss: Loss) -> tuple[list[Judged], list[str]]:
+def run_to_the_end(swept: Sweep, store: Path, loss: Loss) -> tuple[list[JudgedPoint], list[str]]:
     """The judged points, and the ids of the trials that ran, in rounds of all that can run."""
     order: list[str] = []
     while True:
-        found = look(swept, store)
-        known = {t.plan.trial_id: t for point in found for t in point.runnable}
+        judged = look(swept, store)
+        known = {t.plan.trial_id: t for point in judged for t in point.runnable}
         todo = [trial for key, trial in known.items() if key not in order]
         if not todo:
-            return found, order
+            return judged, order
         for trial in todo:
-            record(trial, loss(trial.config))
+            leave_loss(trial.folder, loss(trial.config))
             order.append(trial.plan.trial_id)
 
 
@@ -68,20 +63,20 @@ GOOD = by_lr(at_0_1=2.0, at_0_2=2.6, at_0_4=None)
 
 
 def test_first_the_sync_arm_runs_at_the_first_seed_of_every_point(tmp_path: Path) -> None:
-    found = look(sweep(), tmp_path)
-    assert [[(t.arm, t.config["seed"]) for t in point.runnable] for point in found] == [
+    judged = look(sweep(), tmp_path)
+    assert [[(t.arm, t.config["seed"]) for t in point.runnable] for point in judged] == [
         [("sync", 3)]
     ] * 6
-    assert not any(point.settled for point in found)
-    assert sum(len(point.planned) for point in found) == 6 * 4
+    assert not any(point.settled for point in judged)
+    assert sum(len(point.planned) for point in judged) == 6 * 4
 
 
 def test_a_point_far_above_the_best_or_diverged_is_run_in_no_arm(tmp_path: Path) -> None:
-    found, order = run_to_the_end(sweep(), tmp_path, GOOD)
-    assert [point.stopped is None for point in found] == [True, False, False] * 2
+    judged, order = run_to_the_end(sweep(), tmp_path, GOOD)
+    assert [point.stopped is None for point in judged] == [True, False, False] * 2
     assert len(order) == 2 * (4 + 1 + 1)
-    assert [len(point.arms) for point in found] == [4, 0, 0] * 2
-    lines = remarks(sweep(), found)
+    assert [len(point.arms) for point in judged] == [4, 0, 0] * 2
+    lines = remarks(sweep(), judged)
     assert "more than 0.5 nats" in lines[0]
     assert "seed 3" in lines[0]
     assert lines[1] == (
@@ -93,38 +88,38 @@ def test_a_point_far_above_the_best_or_diverged_is_run_in_no_arm(tmp_path: Path)
 
 
 def test_a_loss_at_the_margin_goes_on(tmp_path: Path) -> None:
-    found, _ = run_to_the_end(sweep(), tmp_path, by_lr(at_0_1=2.0, at_0_2=2.5, at_0_4=2.25))
-    assert all(point.stopped is None for point in found)
+    judged, _ = run_to_the_end(sweep(), tmp_path, by_lr(at_0_1=2.0, at_0_2=2.5, at_0_4=2.25))
+    assert all(point.stopped is None for point in judged)
 
 
 def test_only_losses_of_one_optimizer_and_model_are_compared(tmp_path: Path) -> None:
-    """Of muon every point is far worse than adamw's; its own best goes on."""
+    """Every point of Muon is far worse than those of AdamW; its own best goes on."""
 
     def loss(config: dict[str, Any]) -> float:
         worse = 5.0 if config["optimizer"]["_target_"].endswith("muon") else 0.0
         return worse + config["model"]["num_layers"] + config["optimizer"]["lr"]
 
     grid = {"optimizer": ["adamw", "muon"], "model.num_layers": [2, 4], LR: [0.1, 0.9]}
-    found, _ = run_to_the_end(sweep(grid=grid), tmp_path, loss)
-    assert [point.stopped is None for point in found] == [True, False] * 4
+    judged, _ = run_to_the_end(sweep(grid=grid), tmp_path, loss)
+    assert [point.stopped is None for point in judged] == [True, False] * 4
 
 
 def test_where_every_point_diverged_none_goes_on(tmp_path: Path) -> None:
-    found, order = run_to_the_end(sweep(), tmp_path, lambda config: None)
-    assert all(point.stopped for point in found)
+    judged, order = run_to_the_end(sweep(), tmp_path, lambda config: None)
+    assert all(point.stopped for point in judged)
     assert len(order) == 6
 
 
 def test_nothing_is_decided_while_a_sync_arm_has_to_run(tmp_path: Path) -> None:
-    """Of one optimizer, that is: the other one's points go on."""
+    """The points of the other optimizer go on."""
     *first, last = [point.first[0] for point in look(sweep(), tmp_path)]
     for trial in first:
-        record(trial, GOOD(trial.config))
+        leave_loss(trial.folder, GOOD(trial.config))
     (last.folder).mkdir(parents=True)
     (last.folder / "result.json").write_text(json.dumps({"status": "failed"}))
-    found = look(sweep(), tmp_path)
-    assert [point.settled for point in found] == [True] * 3 + [False] * 3
-    assert [bool(point.stopped) for point in found] == [False, True, True] + [False] * 3
+    judged = look(sweep(), tmp_path)
+    assert [point.settled for point in judged] == [True] * 3 + [False] * 3
+    assert [bool(point.stopped) for point in judged] == [False, True, True] + [False] * 3
 
 
 def test_any_order_of_results_decides_the_same(tmp_path: Path) -> None:
@@ -132,10 +127,10 @@ def test_any_order_of_results_decides_the_same(tmp_path: Path) -> None:
     expected, _ = run_to_the_end(sweep(), tmp_path / "whole", GOOD)
     store = tmp_path / "killed"
     for point in points(sweep(), store)[::2]:
-        record(point.trials([5])[0], 9.0)
-        record(point.trials([3])[1], GOOD(point.trials([3])[1].config))
-    found, _ = run_to_the_end(sweep(), store, GOOD)
-    assert [point.stopped for point in found] == [point.stopped for point in expected]
+        leave_loss(point.trials([5])[0].folder, 9.0)
+        leave_loss(point.trials([3])[1].folder, GOOD(point.trials([3])[1].config))
+    judged, _ = run_to_the_end(sweep(), store, GOOD)
+    assert [point.stopped for point in judged] == [point.stopped for point in expected]
 
 
 def test_a_tuned_point_is_judged_at_its_chosen_value(tmp_path: Path) -> None:
@@ -146,16 +141,20 @@ def test_a_tuned_point_is_judged_at_its_chosen_value(tmp_path: Path) -> None:
         return None if momentum > 0.95 else 2 + abs(lr - 0.2) + (momentum > 0.5)
 
     swept = sweep(base=[f"{LR}=0.1"], grid=grid, tune={LR: [1, 2, 4]})
-    found, _ = run_to_the_end(swept, tmp_path, loss)
-    assert [point.choice.chosen for point in found] == [(0.2,), (0.2,), None]
-    assert [len(point.arms) for point in found] == [4, 0, 0]
-    assert "ended at 3.0000, the best at 2.0000" in remarks(swept, found)[1]
+    judged, _ = run_to_the_end(swept, tmp_path, loss)
+    assert [[s.values for s in point.choice.chosen.values()] for point in judged] == [
+        [{LR: 0.2}],
+        [{LR: 0.2}],
+        [],
+    ]
+    assert [len(point.arms) for point in judged] == [4, 0, 0]
+    assert "ended at 3.0000, the best at 2.0000" in remarks(swept, judged)[1]
 
 
 def test_without_it_all_points_run(tmp_path: Path) -> None:
-    found = look(sweep(early_stop=None), tmp_path)
-    assert all(point.settled and len(point.runnable) == 4 for point in found)
-    assert remarks(sweep(early_stop=None), found) == []
+    judged = look(sweep(early_stop=None), tmp_path)
+    assert all(point.settled and len(point.runnable) == 4 for point in judged)
+    assert remarks(sweep(early_stop=None), judged) == []
 
 
 @pytest.mark.parametrize("margin", [0, -1, float("nan"), "wide"])
@@ -164,8 +163,10 @@ def test_a_bad_margin_is_refused(margin: object) -> None:
         sweep(early_stop={"margin": margin})
 
 
-@pytest.mark.slow
-def test_a_sweep_stops_early_reports_why_and_is_done(tmp_path: Path) -> None:
+def test_a_sweep_that_stopped_early_reports_why_and_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its trials are run one by one, without a cluster; the command finds nothing left to run."""
     path = tmp_path / "early.yaml"
     path.write_text(
         "grid: {optimizer.lr: [0.01, 1.0e-9]}\n"
@@ -173,13 +174,16 @@ def test_a_sweep_stops_early_reports_why_and_is_done(tmp_path: Path) -> None:
         "seeds: [0]\nearly_stop: {margin: 0.1}\nverdict: none\n"
     )
     given = [word for word in small.overrides(tmp_path) if not word.startswith(LR)]
-    command = [sys.executable, "-m", "sweeps", f"sweep={path}", "scale=micro", *given]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "4 asked, 4 unique, 0 done, 4 to do" in done.stdout
-    assert "optimizer.lr=1e-09 is left out: its sync arm ended at" in done.stdout
-    assert len(list((tmp_path / "results" / "trials").iterdir())) == 3
+    words = [f"sweep={path}", "scale=micro", *given]
+    [plan] = plan_sweeps(parse_request(words))
+    assert len(plan.planned) == 4
+    while todo := [trial for trial in plan.runnable if not trial.folder.exists()]:
+        for trial in todo:
+            run_trial(trial.config)
+        plan = plan.refreshed()
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "3 asked, 3 unique, 3 done, 0 to do" in said
+    assert "optimizer.lr=1e-09 is left out: its sync arm ended at" in said
     notes = (tmp_path / "results" / "reports" / "early-micro" / "gaps.md").read_text()
     assert "optimizer.lr=1e-09 is left out" in notes
-    again = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert "3 asked, 3 unique, 3 done, 0 to do" in again.stdout

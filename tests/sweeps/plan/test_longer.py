@@ -6,33 +6,32 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.plan.longer import speed_up
-from sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
+from sweeps.plan.sweep_plan import SweepPlan, plan_sweeps, speed_up
 from sweeps.request.command_line import parse_request
 
 
 def plan(tmp_path: Path, *words: str) -> SweepPlan:
-    [found] = plan_sweeps(parse_request(["sweep=main", f"results={tmp_path}", *words]))
-    return found
+    [made] = plan_sweeps(parse_request(["sweep=main", f"results={tmp_path}", *words]))
+    return made
 
 
-def lengths(found: SweepPlan) -> set[tuple[str, str, int]]:
+def lengths(made: SweepPlan) -> set[tuple[str, str, int]]:
     """Optimizer, arm and updates of the trials that are not compared."""
     return {
         (trial.config["choices"]["optimizer"], trial.arm, trial.plan.num_updates)
-        for trial in found.planned
-        if trial.plan.trial_id not in found.compared
+        for trial in made.planned
+        if trial.plan.trial_id not in made.compared
     }
 
 
 def test_they_are_as_much_longer_as_the_fastest_rival_is_slower(tmp_path: Path) -> None:
     """ZB-V: (6m + p − 1) / 6m, which is 51 / 48 at four stages and eight microbatches."""
     assert speed_up(4, 8) == pytest.approx(51 / 48)
-    found = plan(tmp_path)
-    assert lengths(found) == {("adamw", "delay_ef", 425), ("muon", "delay_ef", 425)}
-    assert len(found.planned) == len(found.runnable) == 24
-    assert len(found.compared) == 18
-    names = {trial.name for trial in found.planned}
+    made = plan(tmp_path)
+    assert lengths(made) == {("adamw", "delay_ef", 425), ("muon", "delay_ef", 425)}
+    assert len(made.planned) == len(made.runnable) == 24
+    assert len(made.compared) == 18
+    names = {trial.name for trial in made.planned}
     assert "muon num_updates=425 delay_ef seed 2" in names
 
 
@@ -49,7 +48,7 @@ def test_another_question_makes_others(tmp_path: Path) -> None:
 
 def test_a_length_in_tokens_becomes_one_in_updates(tmp_path: Path) -> None:
     words = ("num_updates=null", "tokens_per_parameter=2", "grid.optimizer=[muon]", "seeds=[0]")
-    found = plan(tmp_path, *words)
-    [sync] = [trial for trial in found.planned if trial.arm == "sync"]
-    [(_, _, longer)] = lengths(found)
+    made = plan(tmp_path, *words)
+    [sync] = [trial for trial in made.planned if trial.arm == "sync"]
+    [(_, _, longer)] = lengths(made)
     assert longer == -(-sync.plan.num_updates * 51 // 48)

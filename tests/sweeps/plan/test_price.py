@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sweeps.__main__ import main
-from sweeps.plan.pricing import ASSUMED_START, Cost, Priced
-from sweeps.plan.step_time import counted_seconds
+from sweeps.plan.devices import counted_seconds
+from sweeps.plan.pricing import ASSUMED_START, Cost, PricedSweeps
 from sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from sweeps.request.command_line import parse_request
 from sweeps.request.expand import Trial
@@ -44,23 +44,9 @@ def plan(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, str]
 def cost(*words: str) -> Cost:
     """What the trials take that have still to run, all on one kind of machine."""
     asked = parse_request(words)
-    [found] = Priced(asked, plan_sweeps(asked)).costs
-    return found
-
-
-def test_trials_that_sweeps_share_are_counted_and_run_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one = written(tmp_path, "one")
-    other = written(tmp_path, "other", SWEEP.replace("[adamw, muon]", "[sgd, muon]"))
-    words = [f"sweep={one},{other}", f"results={tmp_path / 'store'}"]
-    assert "16 asked, 12 unique, 0 done, 12 to do" in plan(words, capsys)["trials"]
-    assert [sweep.label for sweep in plan_sweeps(parse_request(words))] == [
-        "one-few_updates",
-        "other-few_updates",
-    ]
-    alone = {t.plan.trial_id for path in (one, other) for t in planned(f"sweep={path}", words[1])}
-    assert {trial.plan.trial_id for trial in planned(*words)} == alone
+    priced = PricedSweeps(asked, plan_sweeps(asked))
+    [total] = priced.costs(priced.todo)
+    return total
 
 
 def test_hours_are_those_of_finished_trials_of_the_same_shape(
@@ -130,7 +116,7 @@ def test_start_and_evaluation_count_as_they_were_measured(tmp_path: Path) -> Non
 def test_the_plan_is_a_table_with_a_row_per_sweep(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of 12 trials one row has 8, and the other 4 that are not above it."""
+    """One row has 8 of 12 trials, and the other one 4 that are not above; shared ones run once."""
     one = written(tmp_path, "one")
     other = written(tmp_path, "other", SWEEP.replace("[adamw, muon]", "[sgd, muon]"))
     words = [f"sweep={one},{other}", f"results={tmp_path / 'store'}", "device=cuda", "gpus=3"]
@@ -144,6 +130,9 @@ def test_the_plan_is_a_table_with_a_row_per_sweep(
     ]
     assert len({len(line) for line in lines[1:5]}) == 1
     assert "power" not in "\n".join(lines)
+    assert "16 asked, 12 unique, 0 done, 12 to do" in lines[0]
+    alone = {t.plan.trial_id for path in (one, other) for t in planned(f"sweep={path}", words[1])}
+    assert {trial.plan.trial_id for trial in planned(*words[:2])} == alone
 
 
 def test_every_rank_of_a_gang_is_paid_for(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import subprocess
 import sys
@@ -15,14 +14,15 @@ from typing import Any
 import optuna
 import pytest
 
-from sweeps.plan.choice import check_choice, choose
-from sweeps.plan.search_report import remarks, write
-from sweeps.plan.searching import Searched
+from sweeps.plan.searching import check_space
+from sweeps.plan.sweep_plan import choose
+from sweeps.plan.tried import Choice, untried
+from sweeps.plan.tried_report import remarks, write
 from sweeps.request.checks import check_sweep
-from sweeps.request.expand import Point, Trial, points
+from sweeps.request.expand import points
 from sweeps.request.schema import Sweep
 from tests.support import small
-from tests.support.records import finished
+from tests.support.records import leave_loss
 from trainer.base.errors import BadInput
 
 RATE, DECAY, LAMBDA = "optimizer.lr", "optimizer.weight_decay", "correction.coefficient"
@@ -55,43 +55,30 @@ def bowl(arm: str, config: dict[str, Any]) -> float:
     return 2 + rate + (coefficient - 1.5) ** 2 + config["batch_size"] / 100
 
 
-def record(trial: Trial, loss: float | None) -> None:
-    trial.folder.mkdir(parents=True)
-    status = "completed" if loss is not None else "diverged"
-    result = finished(status=status, final_val_loss=loss)
-    (trial.folder / "result.json").write_text(json.dumps(result))
+def asked(swept: Sweep, store: Path) -> Choice:
+    [choice] = choose(swept, [*map(untried, points(swept, store))])
+    return choice
 
 
-def the_point(swept: Sweep, store: Path) -> Point:
-    [point] = points(swept, store)
-    return point
-
-
-def asked(swept: Sweep, store: Path) -> Searched:
-    [found] = choose(swept, [the_point(swept, store)])
-    assert isinstance(found, Searched)
-    return found
-
-
-def run_to_the_end(swept: Sweep, store: Path, loss: Loss, most: int = 10_000) -> Searched:
+def run_to_the_end(swept: Sweep, store: Path, loss: Loss, most: int = 10_000) -> Choice:
     """The point once it is settled, or after `most` trials; each trial runs once."""
-    while not (found := asked(swept, store)).settled:
-        for trial in found.runnable:
+    while not (choice := asked(swept, store)).settled:
+        for trial in choice.runnable:
             if not trial.folder.exists():
                 if most == 0:
-                    return found
-                record(trial, loss(trial.arm, trial.config))
+                    return choice
+                leave_loss(trial.folder, loss(trial.arm, trial.config))
                 most -= 1
-    return found
+    return choice
 
 
-def values(found: Searched) -> list[dict[str, Any]]:
-    return [setting.values for setting in found.tried]
+def values(choice: Choice) -> list[dict[str, Any]]:
+    return [setting.values for setting in choice.tried]
 
 
 def test_the_settings_are_those_that_optuna_proposes(tmp_path: Path) -> None:
     """The oracle is a study of Optuna's own, which is told the mean over arms and seeds."""
-    found = run_to_the_end(sweep(), tmp_path, bowl)
+    choice = run_to_the_end(sweep(), tmp_path, bowl)
     sampler = optuna.samplers.TPESampler(seed=3)
     study = optuna.create_study(sampler=sampler, direction="minimize")
     expected = []
@@ -113,44 +100,44 @@ def test_the_settings_are_those_that_optuna_proposes(tmp_path: Path) -> None:
             of_sync = bowl("sync", {**config, "correction": {}})
             of_arm = bowl("delay_ef", {**config, "correction": correction})
             study.tell(trial, (of_sync + of_arm) / 2)
-    assert values(found) == expected
+    assert values(choice) == expected
 
 
 def test_every_setting_is_trained_by_every_arm_at_the_seeds_of_choice_alone(
     tmp_path: Path,
 ) -> None:
-    found = run_to_the_end(sweep(), tmp_path, bowl)
-    for setting in found.tried:
+    choice = run_to_the_end(sweep(), tmp_path, bowl)
+    for setting in choice.tried:
         seen = [(trial.arm, trial.config["seed"]) for trial in setting.trials]
         assert seen == [(arm, seed) for arm in ARMS for seed in (1000, 1001)]
         for trial in setting.trials:
             assert trial.config["optimizer"]["lr"] == setting.values[RATE]
         assert "coefficient" not in setting.trials[0].config["correction"]
         assert setting.trials[-1].config["correction"]["coefficient"] == setting.values[LAMBDA]
-    assert len(found.choosing) == 9 * 2 * 2
-    assert {trial.config["seed"] for trial in found.arms} == {3, 5}
+    assert len(choice.choosing) == 9 * 2 * 2
+    assert {trial.config["seed"] for trial in choice.arms} == {3, 5}
 
 
 def test_each_arm_is_compared_at_the_best_setting_of_each(tmp_path: Path) -> None:
-    found = run_to_the_end(sweep(), tmp_path, bowl)
+    choice = run_to_the_end(sweep(), tmp_path, bowl)
     for arm in ARMS:
         losses = [
             next(bowl(arm, t.config) for t in setting.trials if t.arm == arm)
-            for setting in found.tried
+            for setting in choice.tried
         ]
-        assert found.chosen[arm] is found.tried[losses.index(min(losses))]
-    assert [*found.chosen] == [*ARMS]
-    rates = [found.chosen[arm].values[RATE] for arm in ARMS]
+        assert choice.chosen[arm] is choice.tried[losses.index(min(losses))]
+    assert [*choice.chosen] == [*ARMS]
+    rates = [choice.chosen[arm].values[RATE] for arm in ARMS]
     assert rates[0] > rates[1]
     expected = [(rate, arm, seed) for rate in rates for arm in ARMS for seed in (3, 5)]
-    seen = [(t.config["optimizer"]["lr"], t.arm, t.config["seed"]) for t in found.arms]
+    seen = [(t.config["optimizer"]["lr"], t.arm, t.config["seed"]) for t in choice.arms]
     assert seen == expected
 
 
 def test_other_batch_sizes_train_on_as_many_tokens(tmp_path: Path) -> None:
-    found = run_to_the_end(sweep(), tmp_path, bowl)
-    tokens = {trial.plan.tokens for trial in found.choosing}
-    assert len({trial.config["batch_size"] for trial in found.choosing}) == 2
+    choice = run_to_the_end(sweep(), tmp_path, bowl)
+    tokens = {trial.plan.tokens for trial in choice.choosing}
+    assert len({trial.config["batch_size"] for trial in choice.choosing}) == 2
     assert len(tokens) == 1
 
 
@@ -173,7 +160,7 @@ def test_nothing_is_told_and_no_arm_runs_while_a_trial_is_open(tmp_path: Path) -
     assert (len(first.tried), first.settled, first.chosen) == (4, False, {})
     assert first.runnable == first.choosing
     for trial in first.choosing[:-1]:
-        record(trial, 1.0)
+        leave_loss(trial.folder, 1.0)
     assert values(asked(sweep(), tmp_path)) == values(first)
 
 
@@ -186,13 +173,13 @@ def test_where_sync_diverged_nothing_is_chosen_and_a_late_arm_is_left_out(tmp_pa
     def no_sync(arm: str, config: dict[str, Any]) -> float | None:
         return None if arm == "sync" and config["optimizer"]["lr"] > 0.002 else 1.0
 
-    found = run_to_the_end(sweep(), tmp_path / "some", no_sync)
-    assert all(setting.values[RATE] <= 0.002 for setting in found.chosen.values())
-    found = run_to_the_end(sweep(), tmp_path / "none", lambda arm, config: None)
-    assert (found.chosen, found.arms) == ({}, [])
-    assert "optimizer=adamw is left out" in remarks(sweep(), [found])[1]
-    found = run_to_the_end(sweep(), tmp_path / "late", lambda arm, _: 1 if arm == "sync" else None)
-    assert [*found.chosen] == ["sync"]
+    choice = run_to_the_end(sweep(), tmp_path / "some", no_sync)
+    assert all(setting.values[RATE] <= 0.002 for setting in choice.chosen.values())
+    choice = run_to_the_end(sweep(), tmp_path / "none", lambda arm, config: None)
+    assert (choice.chosen, choice.arms) == ({}, [])
+    assert "optimizer=adamw is left out" in remarks(sweep(), [choice])[1]
+    choice = run_to_the_end(sweep(), tmp_path / "late", lambda arm, _: 1 if arm == "sync" else None)
+    assert [*choice.chosen] == ["sync"]
 
 
 @pytest.mark.parametrize(
@@ -232,8 +219,9 @@ def test_a_space_that_no_trial_can_have_is_refused(
     space: dict[str, Any], what: str, tmp_path: Path
 ) -> None:
     swept = sweep({"space": space})
+    assert swept.search is not None
     with pytest.raises(BadInput, match=what):
-        check_choice(swept, points(swept, tmp_path))
+        check_space(swept.search, points(swept, tmp_path))
 
 
 def test_without_optuna_one_line_says_how_to_install_it(
@@ -246,17 +234,17 @@ def test_without_optuna_one_line_says_how_to_install_it(
 
 def test_every_tried_setting_is_in_the_file(tmp_path: Path) -> None:
     swept = sweep()
-    assert swept.search is not None
-    found = run_to_the_end(
+    choice = run_to_the_end(
         swept, tmp_path, lambda arm, c: None if c["optimizer"]["lr"] > 0.01 else bowl(arm, c)
     )
-    write(swept.search, [*ARMS], [found], tmp_path / "out")
+    [line] = write(swept, [choice], tmp_path / "out")
+    assert "searched.csv, every setting that was tried" in line
     with (tmp_path / "out" / "searched.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [float(row[RATE]) for row in rows] == [setting.values[RATE] for setting in found.tried]
+    assert [float(row[RATE]) for row in rows] == [setting.values[RATE] for setting in choice.tried]
     assert all(bool(row["loss sync"]) == (float(row[RATE]) <= 0.01) for row in rows)
     of_sync = [row for row in rows if "sync" in row["best of"].split()]
-    assert [float(row[RATE]) for row in of_sync] == [found.chosen["sync"].values[RATE]]
+    assert [float(row[RATE]) for row in of_sync] == [choice.chosen["sync"].values[RATE]]
 
 
 def command(folder: Path) -> list[str]:

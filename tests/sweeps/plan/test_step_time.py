@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from analysis.advice.speed import Costs, speed_up
-from sweeps.plan.devices import Device, device_of, known
-from sweeps.plan.step_time import of_update_and_forward
+from sweeps.plan.devices import Device, device_of, known_devices, of_update_and_forward
 from trainer.config.compose import Composer
 from trainer.config.step import Work
 
@@ -29,7 +28,7 @@ def test_seconds_are_work_over_achieved_rates() -> None:
 
 
 def test_a_gpu_computes_while_its_host_works_and_a_core_does_not() -> None:
-    gpu, core = known("H100"), known("core")
+    gpu, core = known_devices()["H100"], known_devices()["core"]
     assert gpu.with_host(1.0, 1 / gpu.host) == gpu.with_host(0.5, 1 / gpu.host) == 1
     assert gpu.with_host(2.0, 1 / gpu.host) == 2
     assert core.with_host(1.0, 1 / core.host) == 2

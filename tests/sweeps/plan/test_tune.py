@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import subprocess
 import sys
@@ -14,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from sweeps.plan.tuning import MAX_EXTENSIONS, Tuned, Values, again, best, beyond, tune, tune_all
-from sweeps.plan.tuning_report import remarks, write
+from sweeps.plan.tried import Choice, untried
+from sweeps.plan.tried_report import remarks, write
+from sweeps.plan.tuning import MAX_EXTENSIONS, Values, beyond, tune, tune_all
 from sweeps.request.checks import check_sweep
-from sweeps.request.expand import Trial, points
+from sweeps.request.expand import points
 from sweeps.request.schema import Sweep
 from tests.support import small
-from tests.support.records import finished
+from tests.support.records import leave_loss
 from trainer.base.errors import BadInput
 
 ARMS = {
@@ -41,23 +41,23 @@ def sweep(**changes: Any) -> Sweep:
     )
 
 
-def record(trial: Trial, loss: float | None) -> None:
-    trial.folder.mkdir(parents=True)
-    status = "completed" if loss is not None else "diverged"
-    result = finished(status=status, final_val_loss=loss)
-    (trial.folder / "result.json").write_text(json.dumps(result))
-
-
-def run_to_the_end(swept: Sweep, store: Path, loss: Loss) -> tuple[Tuned, list[Values]]:
+def run_to_the_end(swept: Sweep, store: Path, loss: Loss) -> tuple[Choice, list[Values]]:
     """The settled point, and the values in the order in which they were tried."""
     [point] = points(swept, store)
     order: list[Values] = []
-    while not (found := tune(swept, point)).settled:
-        for values, trial in found.tried.items():
+    while not (choice := tune(swept, point)).settled:
+        for setting in choice.tried:
+            [trial] = setting.trials
             if not trial.folder.exists():
-                record(trial, loss(*values))
+                values = tuple(setting.values.values())
+                leave_loss(trial.folder, loss(*values))
                 order.append(values)
-    return found, order
+    return choice, order
+
+
+def chosen(choice: Choice) -> Values | None:
+    """The chosen values; None if there are none."""
+    return next((tuple(s.values.values()) for s in choice.chosen.values()), None)
 
 
 def bowl(lowest: float) -> Loss:
@@ -65,9 +65,9 @@ def bowl(lowest: float) -> Loss:
 
 
 def test_the_best_inner_value_is_chosen_for_all_arms_and_seeds(tmp_path: Path) -> None:
-    found, order = run_to_the_end(sweep(), tmp_path, bowl(0.004))
-    assert (found.chosen, order) == ((0.004,), [(0.002,), (0.004,), (0.008,)])
-    assert [(t.arm, t.config["seed"], t.config["optimizer"]["lr"]) for t in found.arms] == [
+    choice, order = run_to_the_end(sweep(), tmp_path, bowl(0.004))
+    assert (chosen(choice), order) == ((0.004,), [(0.002,), (0.004,), (0.008,)])
+    assert [(t.arm, t.config["seed"], t.config["optimizer"]["lr"]) for t in choice.arms] == [
         (arm, seed, 0.004) for arm in ("sync", "delay") for seed in (3, 5)
     ]
 
@@ -75,9 +75,9 @@ def test_the_best_inner_value_is_chosen_for_all_arms_and_seeds(tmp_path: Path) -
 def test_tuning_trials_are_sync_trials_of_the_first_seed_and_shared_with_the_arms(
     tmp_path: Path,
 ) -> None:
-    found, _ = run_to_the_end(sweep(), tmp_path, bowl(0.004))
-    assert {(t.arm, t.config["seed"]) for t in found.tried.values()} == {("sync", 3)}
-    assert found.tried[(0.004,)].plan.trial_id == found.arms[0].plan.trial_id
+    choice, _ = run_to_the_end(sweep(), tmp_path, bowl(0.004))
+    assert {(t.arm, t.config["seed"]) for t in choice.choosing} == {("sync", 3)}
+    assert choice.tried[1].trials[0].plan.trial_id == choice.arms[0].plan.trial_id
 
 
 @pytest.mark.parametrize(
@@ -86,22 +86,22 @@ def test_tuning_trials_are_sync_trials_of_the_first_seed_and_shared_with_the_arm
 def test_a_best_value_on_the_edge_extends_the_grid(
     lowest: float, more: list[float], tmp_path: Path
 ) -> None:
-    found, order = run_to_the_end(sweep(), tmp_path, bowl(lowest))
-    assert found.chosen == (lowest,)
+    choice, order = run_to_the_end(sweep(), tmp_path, bowl(lowest))
+    assert chosen(choice) == (lowest,)
     assert order == [(lr,) for lr in (0.002, 0.004, 0.008, *more)]
 
 
 def test_the_extension_is_bounded_and_the_edge_is_named(tmp_path: Path) -> None:
     swept = sweep()
-    found, order = run_to_the_end(swept, tmp_path, bowl(100.0))
+    choice, order = run_to_the_end(swept, tmp_path, bowl(100.0))
     assert len(order) == 3 + MAX_EXTENSIONS
-    assert found.chosen == max(order) == (2.048,)
-    assert "optimizer.lr=2.048, on the edge" in remarks(swept, [found])[1]
+    assert chosen(choice) == max(order) == (2.048,)
+    assert "optimizer.lr=2.048, on the edge" in remarks(swept, [choice])[1]
 
 
 def test_a_diverged_value_is_the_worst(tmp_path: Path) -> None:
-    found, order = run_to_the_end(sweep(), tmp_path, lambda lr: None if lr > 0.003 else 9.0 - lr)
-    assert found.chosen == (0.002,)
+    choice, order = run_to_the_end(sweep(), tmp_path, lambda lr: None if lr > 0.003 else 9.0 - lr)
+    assert chosen(choice) == (0.002,)
     assert order == [(0.002,), (0.004,), (0.008,), (0.001,)]
 
 
@@ -109,31 +109,31 @@ def test_where_every_factor_diverged_smaller_values_are_tried(tmp_path: Path) ->
     def loss(lr: float) -> float | None:
         return None if lr > 0.0006 else bowl(0.00025)(lr)
 
-    found, order = run_to_the_end(sweep(), tmp_path, loss)
-    assert found.chosen == (0.00025,)
+    choice, order = run_to_the_end(sweep(), tmp_path, loss)
+    assert chosen(choice) == (0.00025,)
     assert order[3:] == [(0.001,), (0.0005,), (0.00025,), (0.000125,)]
 
 
 def test_a_point_whose_every_value_diverged_is_left_out(tmp_path: Path) -> None:
     swept = sweep()
-    found, order = run_to_the_end(swept, tmp_path, lambda lr: None)
-    assert (found.chosen, found.arms, len(order)) == (None, [], 3 + MAX_EXTENSIONS)
-    assert "optimizer=adamw is left out" in remarks(swept, [found])[1]
+    choice, order = run_to_the_end(swept, tmp_path, lambda lr: None)
+    assert (chosen(choice), choice.arms, len(order)) == (None, [], 3 + MAX_EXTENSIONS)
+    assert "optimizer=adamw is left out" in remarks(swept, [choice])[1]
 
 
 def test_until_it_is_settled_the_plan_is_an_estimate_and_no_arm_runs(tmp_path: Path) -> None:
     swept = sweep()
     [point] = points(swept, tmp_path)
-    found = tune(swept, point)
-    assert (found.settled, found.chosen) == (False, None)
-    assert {trial.config["optimizer"]["lr"] for trial in found.arms} == {0.004}
-    assert found.runnable == [*found.tried.values()]
-    record(found.tried[(0.008,)], 1.0)
+    choice = tune(swept, point)
+    assert (choice.settled, chosen(choice)) == (False, None)
+    assert {trial.config["optimizer"]["lr"] for trial in choice.arms} == {0.004}
+    assert choice.runnable == choice.choosing
+    leave_loss(choice.choosing[-1].folder, 1.0)
     assert not tune(swept, point).settled
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("losses", "expected"),
     [
         ({1.0: 3.0, 2.0: 2.0, 4.0: 3.0}, []),
         ({1.0: 3.0, 3.0: 2.0}, [9.0]),
@@ -143,8 +143,8 @@ def test_until_it_is_settled_the_plan_is_an_estimate_and_no_arm_runs(tmp_path: P
         ({2.0**n: -n for n in range(2 + MAX_EXTENSIONS)}, []),
     ],
 )
-def test_what_is_tried_next(found: Mapping[float, float | None], expected: list[float]) -> None:
-    in_one_key: dict[Values, float | None] = {(value,): loss for value, loss in found.items()}
+def test_what_is_tried_next(losses: Mapping[float, float | None], expected: list[float]) -> None:
+    in_one_key: dict[Values, float | None] = {(value,): loss for value, loss in losses.items()}
     assert beyond(in_one_key, [2]) == [(value,) for value in expected]
 
 
@@ -172,27 +172,25 @@ def test_of_two_keys_the_lowest_is_found_wherever_it_lies(lowest: Values, tmp_pa
     def loss(lr: float, decay: float) -> float:
         return math.log(lr / lowest[0]) ** 2 + math.log(decay / lowest[1]) ** 2
 
-    found, order = run_to_the_end(sweep(tune=BOTH), tmp_path, loss)
-    assert found.chosen == pytest.approx(lowest)
+    choice, order = run_to_the_end(sweep(tune=BOTH), tmp_path, loss)
+    assert chosen(choice) == pytest.approx(lowest)
     assert len(order) == len({*order}) <= 9 + 3 * 4
     assert {
-        (t.config["optimizer"]["lr"], t.config["optimizer"]["weight_decay"]) for t in found.arms
-    } == {found.chosen}
+        (t.config["optimizer"]["lr"], t.config["optimizer"]["weight_decay"]) for t in choice.arms
+    } == {chosen(choice)}
 
 
-def shared_store(store: Path) -> tuple[Sweep, list[Tuned]]:
+def shared_store(store: Path) -> tuple[Sweep, list[Choice]]:
     """A sweep that shares what is best for AdamW, run to the end. The best rate goes with a key."""
     own = {"optimizer": "lion", KEY: 0.0005}
     grid = {"optimizer": ["muon", "adamw", own], "clip_norm": [1, 2]}
     swept = sweep(grid=grid, shared="adamw")
-    tuned = tune_all(swept, points(swept, store))
-    while not all(found.settled for found in tuned):
-        for found in tuned:
-            loss = bowl(0.008 / found.point.configs["sync"]["clip_norm"])
-            for (lr,), trial in found.tried.items():
-                if not trial.folder.exists():
-                    record(trial, loss(lr))
-        tuned = again(swept, tuned)
+    tuned = tune_all(swept, [*map(untried, points(swept, store))])
+    while not all(choice.settled for choice in tuned):
+        for trial in (trial for choice in tuned for trial in choice.choosing):
+            loss = bowl(0.008 / trial.config["clip_norm"])
+            leave_loss(trial.folder, loss(trial.config["optimizer"]["lr"]))
+        tuned = tune_all(swept, tuned)
     return swept, tuned
 
 
@@ -200,69 +198,45 @@ def test_a_shared_value_is_chosen_at_one_optimizer_for_each_other_setting(tmp_pa
     """Muon tries nothing; Lion sets the key itself and is tuned by itself."""
     swept, tuned = shared_store(tmp_path)
     muon, muon_2, adamw, adamw_2, lion, _ = tuned
-    assert (muon.tried, muon_2.tried) == ({}, {})
+    assert (muon.tried, muon_2.tried) == ([], [])
     assert [muon.leader, muon_2.leader] == [adamw.point, adamw_2.point]
-    assert [one.chosen for one in tuned[:4]] == [(0.008,), (0.004,), (0.008,), (0.004,)]
+    assert [*map(chosen, tuned[:4])] == [(0.008,), (0.004,), (0.008,), (0.004,)]
     assert {t.config["optimizer"]["lr"] for t in muon.arms} == {0.008}
     assert lion.leader is None
-    assert lion.chosen == pytest.approx((0.008,))
+    assert chosen(lion) == pytest.approx((0.008,))
     assert "(as of optimizer=adamw clip_norm=1)" in remarks(swept, tuned)[1]
 
 
-def test_of_equal_losses_the_smallest_value_wins() -> None:
-    assert best({(4.0,): 1.0, (2.0,): 1.0, (1.0,): 2.0}) == (2.0,)
-    assert best({(4.0,): None, (2.0,): math.inf}) is None
+def test_of_equal_losses_the_smallest_value_wins(tmp_path: Path) -> None:
+    choice, _ = run_to_the_end(sweep(), tmp_path, lambda lr: 1.0 if 0.003 < lr < 0.01 else 2.0)
+    assert chosen(choice) == (0.004,)
 
 
-@pytest.mark.parametrize(
-    "tuned",
-    [
-        {KEY: [1, 2], "optimizer.momentum": [1, 0.5]},
-        {"clip_norm": [*range(1, 41)], KEY: [*range(1, 41)]},
-        {KEY: [1]},
-        {KEY: [2, 1]},
-        {KEY: [-1, 1]},
-        {"optimizer": [1, 2]},
-    ],
-    ids=[
-        "one of two keys descending",
-        "too many",
-        "one factor",
-        "descending",
-        "negative",
-        "an axis of the grid",
-    ],
-)
-def test_a_bad_tune_is_refused(tuned: dict[str, list[float]]) -> None:
-    with pytest.raises(BadInput, match=r"sweep\.tune"):
-        sweep(tune=tuned)
-
-
-@pytest.mark.parametrize(
-    ("shared", "tuned"), [("muon", {KEY: [1, 2]}), ("adamw", {})], ids=["not there", "nothing"]
-)
-def test_sharing_what_is_not_tuned_is_refused(shared: str, tuned: dict[str, list[float]]) -> None:
-    with pytest.raises(BadInput, match=r"sweep\.shared"):
-        sweep(tune=tuned, shared=shared)
+def test_too_many_combinations_are_refused() -> None:
+    factors = [*range(1, 41)]
+    with pytest.raises(BadInput, match=r"sweep\.tune.*at most 1,000 combinations"):
+        sweep(tune={"clip_norm": factors, KEY: factors})
 
 
 def test_multiples_of_zero_are_refused(tmp_path: Path) -> None:
     swept = sweep(tune=BOTH, base=[f"{KEY}=0.004", f"{DECAY}=0"])
     with pytest.raises(BadInput, match=r"weight_decay: must be a number other than 0"):
-        tune_all(swept, points(swept, tmp_path))
+        tune(swept, points(swept, tmp_path)[0])
 
 
 def test_every_tried_value_is_in_the_file(tmp_path: Path) -> None:
     swept = sweep()
-    found, _ = run_to_the_end(swept, tmp_path, lambda lr: None if lr > 0.005 else lr)
-    write(swept, [found], tmp_path / "out")
+    choice, _ = run_to_the_end(swept, tmp_path, lambda lr: None if lr > 0.005 else lr)
+    [line] = write(swept, [choice], tmp_path / "out")
+    assert "tuned.csv, every value of optimizer.lr that was tried" in line
     with (tmp_path / "out" / "tuned.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert rows[0]["point"] == "optimizer=adamw"
     assert [row["loss"] for row in rows][-1] == ""
-    assert found.chosen is not None
-    assert [row[KEY] for row in rows if row["chosen"] == "True"] == [f"{found.chosen[0]}"]
-    assert len(rows) == len(found.tried)
+    assert [row[KEY] for row in rows if row["chosen"] == "True"] == [
+        *map(str, chosen(choice) or ())
+    ]
+    assert len(rows) == len(choice.tried)
 
 
 def command(folder: Path) -> list[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import sweeps
 from sweeps.request.checks import check_sweep
 from sweeps.request.expand import points
 from tests.support.sweep_requests import ARMS, asked, content, expand, only
@@ -61,3 +62,10 @@ def test_a_list_of_the_grid_is_replaced_mappings_included(tmp_path: Path) -> Non
     sweep = only("sweep=optimizers", f"grid.optimizer={values}")
     found = [point.configs["sync"]["optimizer"]["lr"] for point in points(sweep, tmp_path)]
     assert found == [0.004, 0.5]
+
+
+def test_the_public_names_plan_a_sweep(tmp_path: Path) -> None:
+    assert all(getattr(sweeps, name) for name in sweeps.__all__)
+    words = ["sweep=main", "scale=micro", "seeds=[0]", "advice=null", f"results={tmp_path}"]
+    [plan] = sweeps.plan_sweeps(sweeps.parse_request(words))
+    assert len({trial.plan.trial_id for trial in plan.planned}) == 2 * 3

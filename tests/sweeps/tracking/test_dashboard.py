@@ -76,20 +76,11 @@ def test_every_swept_key_is_an_axis_that_a_runs_config_has(
     }
 
 
-@pytest.mark.parametrize(
-    ("word", "says"),
-    [
-        ("mode=online", "WANDB_API_KEY"),
-        ("mode=elsewhere", "mode=elsewhere"),
-        ("sweep=nowhere", "sweep=nowhere"),
-        ("sweep", "must be key=value"),
-    ],
-)
-def test_what_cannot_be_is_one_line(
-    word: str, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_saving_without_a_key_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    assert main(["dashboard", word]) == 2
+    assert main(["dashboard", "mode=online"]) == 2
     error = capsys.readouterr().err
-    assert says in error
+    assert "WANDB_API_KEY" in error
     assert error.count("\n") == 1

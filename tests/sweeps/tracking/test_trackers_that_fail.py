@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.tracking import background, choice
+from sweeps.tracking import choice
 from sweeps.tracking.choice import Tracking
 from tests.support import small
 from tests.support.tracked import PATIENT, chosen, plain, runs, tracked, untimed
@@ -50,7 +50,7 @@ def test_rows_that_a_slow_tracker_has_no_room_for_are_counted(tmp_path: Path) ->
     config = small.config(tmp_path)
     tracker = misbehaving("Hangs", "start", 0.0).of("id", "sync", config, sweeps=["main-micro"])
     with tracker:
-        for update in range(background.CAPACITY + 5):
+        for update in range(choice.CAPACITY + 5):
             tracker.log({"update": update})
     assert tracker.trouble == "it is too slow: 10000 rows wait for it (5 rows were dropped)"
 

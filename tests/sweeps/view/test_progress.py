@@ -18,8 +18,7 @@ from sweeps.request.expand import Trial
 from sweeps.view.display import Display
 from sweeps.view.gap_table import GapTable
 from sweeps.view.progress import Progress, State, read_state
-from sweeps.view.render import render
-from sweeps.view.throttle import SHARE, Throttled
+from sweeps.view.render import SHARE, Throttled, render
 from tests.support import small
 from tests.support.synthetic_store import config, result, write, write_arms
 from trainer.base.status import Status

@@ -1,0 +1,145 @@
+"""What Tune asks of a driver, and tells it: the next trial, whether to stop, what is untracked."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Set
+from typing import Any
+
+import ray
+from ray.tune import Callback, Stopper
+from ray.tune.search import Searcher
+
+from sweeps.cluster.queue import TrialQueue
+from sweeps.cluster.stop_flag import StopFlag
+from trainer.base.status import Status
+from trainer.ranks.supervisor import AskedToStop
+from trainer.training import STOP_WITHIN
+
+GRACE = 2 * STOP_WITHIN
+"""Seconds that running trials have to save a checkpoint. Slurm and Kubernetes give 30."""
+NAMED = 3
+"""How many trials the warning about tracking names at the end."""
+
+Payload = Mapping[str, Any]
+Bundles = list[dict[str, float]]
+
+
+class Offers(Searcher):
+    """Suggests the trials of `queue`: see Tune's `Searcher`.
+
+    `payload` makes of an id what Tune hands to a worker. At most one trial more is suggested than
+    Ray has slots for. Tune's run ends when no trial runs here and the queue has none for now.
+    """
+
+    def __init__(
+        self,
+        queue: TrialQueue,
+        payload: Callable[[str], Payload],
+        num_slots: Callable[[], int],
+        asked_to_stop: Callable[[], bool],
+    ) -> None:
+        super().__init__()
+        self._queue, self._payload = queue, payload
+        self._num_slots, self._asked_to_stop = num_slots, asked_to_stop
+        self._live: dict[str, str] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return nothing: Tune pickles its searcher for a restore that we never make."""
+        return {}
+
+    def save(self, checkpoint_path: str) -> None:
+        """Save nothing: the store alone says what is done."""
+
+    def suggest(self, trial_id: str) -> Any:
+        """Called by Tune for a new trial, which it names `trial_id`."""
+        if self._asked_to_stop():
+            return Searcher.FINISHED
+        if len(self._live) > self._num_slots():
+            return None
+        chosen = self._queue.next()
+        if chosen is not None:
+            self._live[trial_id] = chosen
+            return {"trial": self._payload(chosen)}
+        return None if self._live or self._queue.has_turns else Searcher.FINISHED
+
+    def on_trial_complete(
+        self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
+    ) -> None:
+        """Called by Tune when a trial has ended, for the last time if it failed."""
+        chosen = self._live.pop(trial_id)
+        if result is not None and result.get("status") == Status.ELSEWHERE and not error:
+            self._queue.put_back(chosen)
+
+
+class StopWhenAsked(Stopper):
+    """Ends Tune's run when asked to, as soon as running trials have ended or GRACE is over.
+
+    `running` holds the ids of the trials that run now; the display keeps it up to date.
+    """
+
+    def __init__(self, asked_to_stop: AskedToStop, running: Set[str]) -> None:
+        flag: Any = ray.remote(StopFlag)
+        self.flag = flag.options(num_cpus=0, max_restarts=-1).remote()
+        self._asked_to_stop, self._running = asked_to_stop, running
+        self._deadline: float | None = None
+        self._waits_for: set[str] = set()
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Return False: no single trial is stopped."""
+        return False
+
+    def stop_all(self) -> bool:
+        """Whether Tune's run shall end; Tune calls this again and again."""
+        if self._deadline is None:
+            if not self._asked_to_stop():
+                return False
+            self._deadline = time.monotonic() + GRACE
+            self._waits_for = set(self._running)
+        self.flag.set.remote()  # again and again: the actor may have been restarted
+        left = self._waits_for & self._running
+        return not left or time.monotonic() > self._deadline
+
+
+class Untracked(Callback):
+    """Warns of the first trial that is not tracked at once, and of their number at the end."""
+
+    def __init__(self) -> None:
+        self._troubled: set[str] = set()
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: object
+    ) -> None:
+        """Called by Tune for every row of a trial."""
+        trouble = result.get("untracked")
+        if trouble is None:
+            return
+        name = trial.config["trial"]["id"]
+        if not self._troubled:
+            _warn(f"{name}: {trouble} (this does not affect the trials)")
+        self._troubled.add(name)
+
+    def on_experiment_end(self, trials: list[Any], **_: object) -> None:
+        """Called by Tune when all trials have ended."""
+        if len(self._troubled) > 1:
+            troubled = sorted(self._troubled)
+            names = ", ".join(troubled[:NAMED]) + (", …" if len(troubled) > NAMED else "")
+            _warn(f"{len(troubled)} of {len(trials)} trials are not tracked completely: {names}")
+
+
+def _warn(message: str) -> None:
+    print(f"warning: tracking: {message}", file=sys.stderr, flush=True)
+
+
+def num_slots(bundles: Bundles) -> int:
+    """Return how many trials with these bundles the cluster has room for, with its nodes of now."""
+    available = ray.cluster_resources()
+    needed: dict[str, float] = {}
+    for bundle in bundles:
+        for resource, amount in bundle.items():
+            needed[resource] = needed.get(resource, 0.0) + amount
+    return min(
+        (int(available.get(key, 0.0) / amount) for key, amount in needed.items() if amount),
+        default=1,
+    )

@@ -1,0 +1,56 @@
+"""The documentation site builds without a warning, links and anchors included."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.markdown import ROOT
+
+
+class _Tagged(yaml.SafeLoader):
+    """Reads `!ENV […]` as None."""
+
+
+_Tagged.add_constructor("!ENV", lambda loader, node: None)
+
+
+def build(root: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
+    return subprocess.run(command, cwd=root, check=False, capture_output=True, text=True)
+
+
+def test_it_builds_and_links_to_every_page_of_the_repository(tmp_path: Path) -> None:
+    done = build(ROOT, tmp_path)
+    assert done.returncode == 0, done.stderr
+    front = (tmp_path / "index.html").read_text()
+    assert 'href="docs/semantics/"' in front
+    assert "../bench/" in (tmp_path / "docs" / "pipeline" / "index.html").read_text()
+
+
+@pytest.mark.parametrize("link", ["[a](docs/nowhere.md)", "[a](docs/trial.md#nowhere)"])
+def test_a_link_that_leads_nowhere_fails_it(link: str, tmp_path: Path) -> None:
+    root = tmp_path / "copy"
+    for name in ("docs", "bench", "mkdocs.yml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+        path = ROOT / name
+        copy = shutil.copytree if path.is_dir() else shutil.copy
+        root.mkdir(exist_ok=True)
+        copy(path, root / name)
+    (root / "CONTRIBUTING.md").write_text(link)
+    done = build(root, tmp_path / "site")
+    assert done.returncode != 0
+    assert "nowhere" in done.stderr
+
+
+def test_its_three_groups_name_every_page_of_docs() -> None:
+    config = yaml.load((ROOT / "mkdocs.yml").read_text(), _Tagged)
+    groups = {name: pages for entry in config["nav"] for name, pages in entry.items()}
+    assert [*groups] == ["pipegap", "Use", "Understand", "Extend"]
+    pages = [page for group in [*groups.values()][1:] for entry in group for page in entry.values()]
+    assert sorted(pages) == sorted({*pages})
+    assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} <= {*pages}

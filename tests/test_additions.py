@@ -1,0 +1,187 @@
+"""What an addition costs: each is made in a copy of the tree, whose tests then run with it.
+
+The additions are the examples of docs/extending.md, moved into the package. CONTRIBUTING.md tells
+how many files each of them touches.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.markdown import ROOT, blocks
+
+CHANGED = ("analysis", "conf", "docs", "tests", "trainer")
+"""What is copied; the rest of the tree is linked."""
+EXAMPLES = {block.path: block.text for block in blocks(ROOT / "docs" / "extending.md")}
+PROMISED = dict(
+    re.findall(r"^\| an? (\w+) \| (\d+) \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+)
+"""Kind of addition → number of files, as the table of CONTRIBUTING.md has it."""
+
+
+class Edit(NamedTuple):
+    """`new` is put before the first `old` of a file, or at its end; a new file is all `new`."""
+
+    new: str
+    old: str = ""
+
+    def of(self, text: str) -> str:
+        """The text of the edited file."""
+        assert self.old in text
+        at = text.index(self.old) if self.old else len(text)
+        return text[:at] + self.new + text[at:]
+
+
+class Addition(NamedTuple):
+    """The edits of an addition, by path, and words for pytest that choose the tests it needs."""
+
+    edits: Mapping[str, Sequence[Edit]]
+    tests: Sequence[str]
+
+
+def example(path: str, **renamed: str) -> str:
+    """A file of docs/extending.md, with its own address in the package."""
+    text = EXAMPLES[path]
+    for old, new in renamed.items():
+        text = text.replace(f"mine.{old}", f"{new}.{old}")
+    return text
+
+
+ORACLE = '''
+
+def sign_descent(w: Tensor, batches: Batches, o: Settings, place: int) -> Tensor:
+    for g, factor in batches:
+        w = w * (1 - o.lr * factor * o.weight_decay) - o.lr * factor * g.sign()
+    return w
+'''
+SMALLER_STEPS = '''class SmallerSteps(Plain):
+    """W(t+1) = W(t) − share · u_t where the gradient is late."""
+
+    def next(self, h: History, t: int) -> Tensor:
+        return h.W[t] - (self.o.share if h.delay[t] else 1.0) * h.u[t]
+
+
+'''
+HALF_DELAYED = '''
+
+def half_delayed(num_updates: int, *, num_stages: Few, num_microbatches: Few) -> Schedule:
+    """The first half of the stages is one update late; the second half is not."""
+    flushed = sync(num_updates, num_stages=num_stages, num_microbatches=num_microbatches)
+    late = num_stages // 2
+    return replace(flushed, lags=(1,) * late + (0,) * (num_stages - late))
+'''
+SWEEP = """
+grid: {optimizer: [lion]}
+arms: {sync: [pipeline=sync], delay: [pipeline=pipedream_2bw]}
+seeds: [0, 1, 2]
+verdict: A delay costs Lion something if the 95 % interval of the gap lies above 0.
+"""
+ADDITIONS = {
+    "optimizer": Addition(
+        {
+            "trainer/optimizers/sign_descent.py": [Edit(EXAMPLES["mine/sign_descent.py"])],
+            "conf/optimizer/sign_descent.yaml": [
+                Edit(example("mine/optimizer/sign_descent.yaml", sign_descent="trainer.optimizers"))
+            ],
+            "tests/oracles/optimizers.py": [
+                Edit(ORACLE.lstrip() + "\n\n", "Reference = Callable"),
+                Edit("sign_descent, ", "adamw, adan"),
+            ],
+        },
+        [
+            *("tests/trainer/optimizers", "tests/trainer/config/test_config.py"),
+            *("tests/analysis/theory", "tests/analysis/table/test_names.py"),
+            *("-k", "sign_descent or every"),
+        ],
+    ),
+    "correction": Addition(
+        {
+            "trainer/corrections/smaller_steps.py": [Edit(EXAMPLES["mine/smaller_steps.py"])],
+            "conf/correction/smaller_steps.yaml": [
+                Edit(
+                    example("mine/correction/smaller_steps.yaml", smaller_steps="trainer.corrections")
+                )
+            ],
+            "tests/oracles/corrections.py": [
+                Edit(SMALLER_STEPS, "def _average"),
+                Edit('    "smaller_steps": SmallerSteps,\n', '    "taylor": Taylor'),
+            ],
+            "docs/semantics.md": [Edit("\n`smaller_steps`: W(t+1) = W(t) − share · u_t.\n")],
+        },
+        [
+            *("tests/trainer/corrections", "tests/analysis/theory", "tests/docs/test_links.py"),
+            *("tests/analysis/table/test_names.py", "-k", "smaller_steps or every"),
+        ],
+    ),
+    "schedule": Addition(
+        {
+            "trainer/schedules/recipes.py": [Edit(HALF_DELAYED)],
+            "conf/pipeline/half_delayed.yaml": [
+                Edit(
+                    example(
+                        "mine/pipeline/half_delayed.yaml", half_delayed="trainer.schedules.recipes"
+                    ).replace("recipes.half_delayed.half", "recipes.half")
+                )
+            ],
+            "tests/trainer/schedules/test_conformance.py": [
+                Edit(
+                    '    "half_delayed": lambda stage, m: int(stage < STAGES // 2),\n',
+                    '    "interleaved_1f1b": lambda',
+                )
+            ],
+            "docs/trial.md": [Edit("| `half_delayed` | for theory | 1 |\n", "| `constant_delay` |")],
+        },
+        [
+            *("tests/trainer/schedules", "tests/trainer/config/test_config.py"),
+            *("tests/docs/test_links.py", "-k", "half_delayed or every"),
+        ],
+    ),
+    "scale": Addition(
+        {"conf/scale/mine.yaml": [Edit("# Mine.\nbase: [model=nano, num_updates=10]\n")]},
+        ["tests/sweeps/test_sweeps.py", "tests/sweeps/request", "-k", "scale or every"],
+    ),
+    "sweep": Addition(
+        {"conf/sweep/mine.yaml": [Edit(SWEEP)]},
+        ["tests/docs/test_sweeps.py", "tests/docs/test_links.py", "tests/sweeps/request"],
+    ),
+}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of what an addition changes, with its bytecode, and links to the rest."""
+    for path in ROOT.iterdir():
+        if path.name in CHANGED:
+            shutil.copytree(path, tmp_path / path.name)
+        elif path.name != "tmp":
+            (tmp_path / path.name).symlink_to(path)
+    return tmp_path
+
+
+def test_every_addition_is_made() -> None:
+    assert {*ADDITIONS} == {*PROMISED}
+
+
+@pytest.mark.parametrize("kind", ADDITIONS)
+def test_an_addition_touches_as_few_files_as_promised(kind: str, tree: Path) -> None:
+    addition = ADDITIONS[kind]
+    for path, edits in addition.edits.items():
+        file = tree / path
+        text = file.read_text() if file.exists() else ""
+        for edit in edits:
+            text = edit.of(text)
+        file.write_text(text)
+    assert len(addition.edits) == int(PROMISED[kind])
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, *addition.tests], cwd=tree, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
