@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from analysis.advice.advise import advise
     from analysis.statistics.best import best
     from analysis.statistics.downstream import downstream
     from analysis.statistics.gaps import gaps
-    from analysis.table.load import load
 
 __all__ = ["advise", "best", "downstream", "gaps", "load"]
 
@@ -19,10 +22,21 @@ WHERE = {
     "best": "analysis.statistics.best",
     "downstream": "analysis.statistics.downstream",
     "gaps": "analysis.statistics.gaps",
-    "load": "analysis.table.load",
 }
 """Name → its module, which is imported when it is asked for: a trial that talks to a bucket needs
 neither pandas nor scipy."""
+
+
+def load(results: str | Path, trial_ids: Collection[str] | None = None) -> pd.DataFrame:
+    """Return the table of the trials in `results`, as `analysis.table.load.load` does.
+
+    `results` may also be the URL of an object store: what changed there is fetched first. Raises
+    StoreAway if the store does not answer.
+    """
+    from analysis.objects.mirror import pulled
+    from analysis.table.load import load as load_folder
+
+    return load_folder(pulled(results), trial_ids)
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from sweeps.cluster.queue import TrialQueue, in_order
-from sweeps.store.look import Look
+from sweeps.store.store import TrialState
 
 SECONDS, SPREAD = 55.0, 0.05
 START = 1.0
@@ -47,13 +47,13 @@ class Simulation:
         """See `Store`."""
         return self.ends.keys()
 
-    def look(self, trial_id: str) -> Look:
+    def look(self, trial_id: str) -> TrialState:
         """See `Store`."""
         if self.ends[trial_id] > self.now:
             self.num_held += 1
-            return Look.HELD
+            return TrialState.HELD
         self.num_ended += 1
-        return Look.ENDED
+        return TrialState.ENDED
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         """Calls `action` in so many seconds."""

@@ -14,7 +14,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -24,7 +25,7 @@ from obstore.store import MemoryStore
 
 from analysis import load
 from analysis.objects import register
-from analysis.objects.bucket import Bucket, Meta
+from analysis.objects.bucket import BucketClient, Meta
 from analysis.objects.mirror import Mirror
 from analysis.objects.register import Register
 from bench.load import make_store
@@ -33,7 +34,7 @@ ROWS = b'{"update": 0, "train_loss": 1.0}\n' * 1_800
 PAGE = 1_000
 
 
-class Simulated(Bucket):
+class Simulated(BucketClient):
     """A bucket in memory that counts its requests, each of which takes `latency` seconds."""
 
     def __init__(self, url: str, latency: float) -> None:
@@ -41,16 +42,18 @@ class Simulated(Bucket):
         self._latency, self._lock, self.num_requests = latency, threading.Lock(), 0
         self.__dict__["_small"] = self.__dict__["_large"] = MemoryStore()
 
-    def list(self, prefix: str) -> Iterator[Meta]:
-        """As `Bucket.list`."""
-        found = [*super().list(prefix)]
-        for _ in range(ceil(len(found) / PAGE) - 1):
+    def list(self, prefix: str) -> Sequence[Meta]:
+        """Return the objects below `prefix`, after the time of one request per page."""
+        listed = super().list(prefix)
+        for _ in range(ceil(len(listed) / PAGE) - 1):
             self._wait()
-        yield from found
+        return listed
 
-    def _ask(self, request: Callable[[Any], Any]) -> Any:
+    @contextmanager
+    def _request(self, absent: Exception | None = None) -> Iterator[Any]:
         self._wait()
-        return super()._ask(request)
+        with super()._request(absent) as library:
+            yield library
 
     def _wait(self) -> None:
         with self._lock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -12,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from analysis.objects.places import pulled
+from analysis.commands.words import count, having, plain
+from analysis.objects.mirror import pulled
 from trainer.base.build import build
 from trainer.base.cli import Given, number, take_choice
 from trainer.base.errors import BadInput
@@ -42,7 +42,7 @@ LONGEST = 1e9
 """The largest time, in any unit."""
 FORMATS: Mapping[str, Callable[[Any], str]] = {
     "text": str,
-    "json": lambda advice: json.dumps(_plain(asdict(advice)), indent=1, ensure_ascii=False),
+    "json": lambda advice: json.dumps(plain(asdict(advice)), indent=1, ensure_ascii=False),
 }
 
 
@@ -53,10 +53,13 @@ def main(given: Given) -> None:
     from analysis.table.records import records
     from analysis.table.selection import fulfilling
 
-    stages, microbatches = (_count(given, key) for key in ("stages", "microbatches"))
-    updates = _count(given, "updates") if "updates" in given else None
+    stages, microbatches = (
+        count(having(given, key, KEYS), key, 0, MOST[key]) for key in ("stages", "microbatches")
+    )
+    updates = count(given, "updates", 0, MOST["updates"])
     form = take_choice(given, "format", [*FORMATS])
-    optimizer, store = _required(given, "optimizer"), pulled(given.get("results", "results"))
+    optimizer = having(given, "optimizer", KEYS)["optimizer"]
+    store = pulled(given.get("results", "results"))
     conditions = {key: value for key, value in given.items() if key not in KEYS}
     costs, activations = _costs(given, stages), _times(given, "activations", 1)
     with warnings.catch_warnings(record=True) as caught:
@@ -67,7 +70,7 @@ def main(given: Given) -> None:
             optimizer=optimizer,
             stages=stages,
             microbatches=microbatches,
-            updates=updates,
+            updates=updates or None,
             costs=costs,
             activations=activations[0] if activations else None,
             records=records(store),
@@ -75,20 +78,6 @@ def main(given: Given) -> None:
     for warning in caught:
         print(f"warning: {warning.message}", file=sys.stderr)
     print(FORMATS[form](advice))
-
-
-def _required(given: Mapping[str, str], key: str) -> str:
-    if key not in given:
-        raise BadInput(key, "", f"is missing: {KEYS[key]}")
-    return given[key]
-
-
-def _count(given: Mapping[str, str], key: str) -> int:
-    value = _required(given, key)
-    count, most = number(value), MOST[key]
-    if not 1 <= count <= most or not count.is_integer():
-        raise BadInput(key, value, f"must be a whole number from 1 to {most:,}")
-    return int(count)
 
 
 def _costs(given: Mapping[str, str], stages: int) -> Any:
@@ -104,7 +93,8 @@ def _costs(given: Mapping[str, str], stages: int) -> Any:
 
 
 def _work(given: Mapping[str, str], stages: int) -> tuple[float, ...]:
-    """The work of each stage of the model that `forward` names, over the mean; empty if none."""
+    """Return the work of each stage of the model that `forward` names over the mean; empty if it
+    names none."""
     path = CONF / "model" / f"{given.get('forward')}.yaml"
     if path not in yamls("model"):
         return ()
@@ -113,11 +103,11 @@ def _work(given: Mapping[str, str], stages: int) -> tuple[float, ...]:
         work = model.work(model.split(stages, LENGTH), LENGTH)
     except BadInput as error:
         raise BadInput("stages", stages, error.allowed) from None
-    return tuple(stages * of / sum(work) for of in work)
+    return tuple(stages * stage / sum(work) for stage in work)
 
 
 def _times(given: Mapping[str, str], key: str, num: int) -> tuple[float, ...]:
-    """`num` times, all alike if a single number is given; empty if the key is not given."""
+    """Return `num` times, all alike if one number is given; empty if the key is not given."""
     if key not in given:
         return ()
     times = tuple(map(number, given[key].split(",")))
@@ -126,12 +116,3 @@ def _times(given: Mapping[str, str], key: str, num: int) -> tuple[float, ...]:
         allowed += f", or {num}, one per stage" if num > 1 else ""
         raise BadInput(key, given[key], allowed)
     return times * num if len(times) == 1 else times
-
-
-def _plain(node: Any) -> Any:
-    """`node` with None for NaN, which JSON does not have."""
-    if isinstance(node, dict):
-        return {key: _plain(value) for key, value in node.items()}
-    if isinstance(node, list | tuple):
-        return [_plain(value) for value in node]
-    return None if isinstance(node, float) and not math.isfinite(node) else node

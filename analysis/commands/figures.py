@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
-from analysis.objects.places import pulled
+from analysis.objects.mirror import pulled
 from trainer.base.cli import Given, take_choice
 from trainer.base.errors import BadInput
 from trainer.base.paths import require_folder
@@ -37,8 +37,7 @@ def main(given: Given) -> None:
     only = _only(given, [figure.name for figure in FIGURES])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the report says them
-        trials, found = load(store), records(store)
-        for scope in scopes(Views(trials), found):
+        for scope in scopes(Views(load(store)), records(store)):
             own = Path(out) / scope.folder
             own.mkdir(parents=True, exist_ok=True)
             for drawn in figures_of(scope, only):
@@ -47,8 +46,8 @@ def main(given: Given) -> None:
 
 
 def _only(given: Given, known: list[str]) -> list[str]:
-    asked = [name for name in given.get("only", "").split(",") if name] or known
-    for name in asked:
+    names = [name for name in given.get("only", "").split(",") if name] or known
+    for name in names:
         if name not in known:
             raise BadInput("only", name, f"must be among {', '.join(known)}")
-    return asked
+    return names

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.objects.places import pulled
-from trainer.base.cli import Given, number, take_choice
+from analysis.commands.words import count, having
+from analysis.objects.mirror import pulled
+from trainer.base.cli import Given, take_choice
 from trainer.base.errors import BadInput
 from trainer.base.paths import require_folder
 
@@ -38,12 +39,10 @@ SIZES = ("batch", "parameters")
 def main(given: Given) -> None:
     """Prints one row per arm; raises BadInput."""
     form = take_choice(given, "format", [*FORMATS])
-    optimizer, updates = (
-        _required(given, "optimizer"),
-        _count("updates", _required(given, "updates")),
-    )
-    seeds = _count("seeds", given.get("seeds", "3"))
-    sizes = {key: _count(key, given[key]) for key in SIZES if key in given}
+    optimizer = having(given, "optimizer", KEYS)["optimizer"]
+    updates = count(having(given, "updates", KEYS), "updates", 0, LARGEST)
+    seeds = count(given, "seeds", 3, LARGEST)
+    sizes = {key: count(given, key, 0, LARGEST) for key in SIZES if key in given}
     for key in {"record", "out"} & {*given}:
         require_folder(key, given[key])
     results = pulled(given.get("results", "results"))
@@ -56,19 +55,6 @@ def main(given: Given) -> None:
     ]
     print(FORMATS[form](answers))
     _write([each for each in answers if each.point], given, conditions)
-
-
-def _required(given: Mapping[str, str], key: str) -> str:
-    if key not in given:
-        raise BadInput(key, "", f"is missing: {KEYS[key]}")
-    return given[key]
-
-
-def _count(key: str, text: str) -> int:
-    value = number(text)
-    if not 1 <= value <= LARGEST or not value.is_integer():
-        raise BadInput(key, text, f"must be a whole number from 1 to {LARGEST:.0e}")
-    return int(value)
 
 
 def _ladders(
@@ -85,24 +71,24 @@ def _ladders(
     if optimizer not in known:
         allowed = f"must be in the store, which has {', '.join(known) or 'no such trial'}"
         raise BadInput("optimizer", optimizer, allowed)
-    found = ladders(trials, optimizer)
-    arms = [ladder.arm for ladder in found]
-    if not found or (arm is not None and arm not in arms):
+    of_all_arms = ladders(trials, optimizer)
+    arms = [ladder.arm for ladder in of_all_arms]
+    if not arms or (arm is not None and arm not in arms):
         allowed = f"must have trials beside sync's: the store has {', '.join(arms) or 'none'}"
         raise BadInput("arm", arm or "", allowed)
-    return [ladder for ladder in found if arm in (None, ladder.arm)]
+    return [ladder for ladder in of_all_arms if arm in (None, ladder.arm)]
 
 
-def _sizes(ladder: Ladder, asked: Mapping[str, int]) -> tuple[int, int]:
-    """Tokens per update and parameters of the target."""
+def _sizes(ladder: Ladder, given: Mapping[str, int]) -> tuple[int, int]:
+    """Return tokens per update and parameters of the target."""
     batch, parameters = (
-        asked.get(key) or _only(key, {getattr(rung, key) for rung in ladder.rungs}) for key in SIZES
+        given.get(key) or _only(key, {getattr(rung, key) for rung in ladder.rungs}) for key in SIZES
     )
     return batch, parameters
 
 
 def _only(key: str, there: set[int]) -> int:
-    """The one size that the rungs have; 1 without rungs, of which nothing is forecast."""
+    """Return the one size that the rungs have; 1 without rungs, of which nothing is forecast."""
     if len(there) > 1:
         has = ", ".join(map(str, sorted(there)))
         raise BadInput(key, "", f"is missing: {KEYS[key]}; the rungs have {has}")
@@ -112,7 +98,7 @@ def _only(key: str, there: set[int]) -> int:
 def _write(
     answers: Sequence[Answer], given: Mapping[str, str], conditions: Mapping[str, str]
 ) -> None:
-    """The record and the figure of the forecasts that there are, if they are asked for."""
+    """Write the record and the figure of the forecasts if they are asked for."""
     from analysis.figures.forecast import draw
     from analysis.forecast.register import record
 

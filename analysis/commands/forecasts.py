@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
-from analysis.objects.places import pulled
+from analysis.objects.mirror import pulled
 from trainer.base.cli import Given
 from trainer.base.errors import BadInput
 from trainer.base.paths import require_folder

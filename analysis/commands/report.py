@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from analysis.objects.places import pulled
+from analysis.objects.mirror import pulled
 from trainer.base.cli import Given
 from trainer.base.paths import require_folder
 
@@ -21,4 +21,4 @@ def main(given: Given) -> None:
     results, out = pulled(places["results"]), Path(places["out"])
     from analysis.report.report import report
 
-    print(report(results, out))
+    print(report(results, out, store=places["results"]))

@@ -9,21 +9,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from analysis.commands.words import count
 from analysis.objects.bucket import StoreAway
-from analysis.objects.places import pulled
-from trainer.base.cli import Given, number
+from analysis.objects.mirror import pulled
+from trainer.base.cli import Given
 from trainer.base.errors import BadInput
 
 KEYS = {
     "results": "the store (default: results)",
     "port": "of the loopback address; 0: any that is free (default: 8000)",
 }
-PORT, HIGHEST = "8000", 65_535
+PORT, HIGHEST = 8_000, 65_535
 
 
 def main(given: Given) -> None:
     """Until Ctrl-C, which leaves nothing behind; raises BadInput."""
-    results, port = given.get("results", "results"), _port(given.get("port", PORT))
+    results, port = given.get("results", "results"), count(given, "port", PORT, HIGHEST, low=0)
     store = pulled(results)
     if not store.exists():
         raise BadInput("results", results, "must be a folder that holds trials (no such folder)")
@@ -31,7 +32,7 @@ def main(given: Given) -> None:
     from analysis.report.server import Server
 
     with _stopped_by_signals(), tempfile.TemporaryDirectory(prefix="pipegap-report-") as folder:
-        report = LiveReport(store, Path(folder))
+        report = LiveReport(store, Path(folder), results)
         server = Server(report, port)
         print(report.look(), flush=True)
         with server.serving():
@@ -42,13 +43,6 @@ def main(given: Given) -> None:
                     pulled(results)
                 if made := report.look():
                     print(made, flush=True)
-
-
-def _port(text: str) -> int:
-    value = number(text)
-    if not 0 <= value <= HIGHEST or not value.is_integer():
-        raise BadInput("port", text, f"must be a whole number from 0 to {HIGHEST:,}")
-    return int(value)
 
 
 @contextmanager

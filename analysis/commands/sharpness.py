@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from trainer.base.cli import Given, number, take_choice
+from analysis.commands.words import count
+from trainer.base.cli import Given, take_choice
 from trainer.base.errors import BadInput
 
 KEYS = {
@@ -26,8 +27,8 @@ SYNCHRONOUS = ("pipeline=sync", "correction=none", "runner=emulated")
 def main(given: Given) -> None:
     """Prints each measurement when it is made, then what they say; raises BadInput."""
     form = take_choice(given, "format", [*FORMATS])
-    delay, tokens = _count(given, "delay", 1, MOST_DELAY), _count(given, "tokens", 2048, MOST)
-    every = _count(given, "every", 0, MOST)
+    delay, tokens = count(given, "delay", 1, MOST_DELAY), count(given, "tokens", 2048, MOST)
+    every = count(given, "every", 0, MOST)
     config = _synchronous(given)
     from analysis.theory.score import beside_limits
     from trainer.config.plan import plan_trial
@@ -40,17 +41,8 @@ def main(given: Given) -> None:
     FORMATS[form](rows, delay)
 
 
-def _count(given: Mapping[str, str], key: str, default: int, most: int) -> int:
-    if key not in given:
-        return default
-    value = number(given[key])
-    if not value.is_integer() or not 1 <= value <= most:
-        raise BadInput(key, given[key], f"must be a whole number from 1 to {most:,}")
-    return int(value)
-
-
 def _synchronous(given: Given) -> dict[str, Any]:
-    """The config of the run that is asked for."""
+    """Return the config of the run."""
     from trainer.config.compose import compose
 
     words = {key: value for key, value in given.items() if key not in KEYS}

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from trainer.base.cli import Given, number, take_choice
+from analysis.commands.words import amount, count, plain
+from trainer.base.cli import Given, take_choice
 from trainer.base.errors import BadInput
 
 KEYS = {
@@ -30,41 +31,29 @@ def main(given: Given) -> None:
     """Prints one row per optimizer; raises BadInput."""
     from analysis.theory.stability import stability
 
-    delay, k = int(_number(given, "delay", "1", 0, MOST_DELAY, whole=True)), _k(given)
-    updates = _number(given, "updates", "inf", 0, MOST_UPDATES, whole=True)
+    delay, k = count(given, "delay", 1, MOST_DELAY, low=0), _k(given)
+    updates = amount(given, "updates", math.inf, 0, MOST_UPDATES, "a whole")
     form = take_choice(given, "format", [*FORMATS])
     correction = given.get("correction", "error_feedback")
     settings = [f"{key}={value}" for key, value in given.items() if key not in KEYS]
-    found = [
+    rows = [
         stability((name, correction), *nodes, delay=delay, k=k, updates=updates)
         for name, nodes in _chosen(given.get("optimizer"), correction, settings)
     ]
-    print(FORMATS[form](found))
+    print(FORMATS[form](rows))
 
 
 def _k(given: Given) -> float:
-    k = _number(given, "k", "0.1", 0, LARGEST_K)
+    k = amount(given, "k", 0.1, 0, LARGEST_K)
     if k == 0:
         raise BadInput("k", given["k"], "must be above 0")
     return k
 
 
-def _number(
-    given: Mapping[str, str], key: str, default: str, low: float, high: float, whole: bool = False
-) -> float:
-    if key not in given:
-        return float(default)
-    value = number(given[key])
-    if not low <= value <= high or (whole and not value.is_integer()):
-        kind = "a whole number" if whole else "a number"
-        raise BadInput(key, given[key], f"must be {kind} from {low:g} to {high:g}")
-    return value
-
-
 def _chosen(
     optimizer: str | None, correction: str, settings: Sequence[str]
 ) -> list[tuple[str, tuple[Any, Any]]]:
-    """Name of each optimizer, and its settings with those of the correction, as trials get them."""
+    """Return each optimizer with its settings and those of the correction, as trials get them."""
     from analysis.theory.optimizers import LINEAR
     from trainer.config.compose import Composer
 
@@ -84,24 +73,17 @@ def _chosen(
     return nodes
 
 
-def _text(found: Sequence[Any]) -> str:
+def _text(rows: Sequence[Any]) -> str:
     from analysis.theory.stability import table, title
 
-    return f"{title(found[0])}\n{table(found)}"
+    return f"{title(rows[0])}\n{table(rows)}"
 
 
-def _plain(one: Any) -> dict[str, Any]:
-    """Its fields and what follows from them; None for what JSON does not have."""
+def _json(stabilities: Sequence[Any]) -> str:
+    """Return the fields of each row and what follows from them."""
     follows = ("sync_over_delayed", "corrected_over_delayed", "noise_removed")
-    values = {**asdict(one), **{key: getattr(one, key) for key in follows}}
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in values.items()
-    }
-
-
-def _json(found: Sequence[Any]) -> str:
-    return json.dumps([_plain(one) for one in found], indent=1)
+    rows = [{**asdict(row), **{key: getattr(row, key) for key in follows}} for row in stabilities]
+    return json.dumps(plain(rows), indent=1)
 
 
 FORMATS: Mapping[str, Callable[[Sequence[Any]], str]] = {"text": _text, "json": _json}

@@ -7,9 +7,9 @@ the provider's usual variables and roles (see docs/cluster.md): they are never r
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from datetime import datetime, timedelta
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from time import monotonic
@@ -30,7 +30,7 @@ CHUNK = 8 << 20
 REQUEST, ALL_TRIES, NUM_TRIES = timedelta(seconds=8), timedelta(seconds=15), 5
 """Limits of a request without a large object, of all its repetitions together, their number."""
 LARGE_REQUEST, LARGE_TRIES = timedelta(seconds=60), timedelta(seconds=120)
-"""The same of CHUNK bytes of a large one."""
+"""Limits of a request with CHUNK bytes of a large object, and of its repetitions together."""
 CLOCK, CLOCK_HOLDS = ".clock/", 60.0
 """Where the objects lie that ask for the server's time; seconds for which an answer counts."""
 
@@ -53,13 +53,11 @@ class Changed(Exception):
 
 
 class Meta(NamedTuple):
-    """An object, without its content."""
+    """An object in a listing."""
 
     key: str
     e_tag: str
     size: int
-    modified: float
-    """Seconds since 1970, by the server's clock."""
 
 
 class Content(NamedTuple):
@@ -68,12 +66,14 @@ class Content(NamedTuple):
     content: bytes
     version: Version
     modified: float
+    """Seconds since 1970, by the server's clock."""
 
 
-class Bucket:
+class BucketClient:
     """The objects whose keys begin with the path of `url`. It may be sent to other processes.
 
-    Raises BadInput for what is no such address, StoreAway if the provider does not answer.
+    Raises BadInput for what is no such address. Every method raises StoreAway if the provider does
+    not answer.
     """
 
     def __init__(self, url: str) -> None:
@@ -94,68 +94,57 @@ class Bucket:
         return {"url": self.url, "_asked_at": -CLOCK_HOLDS, "_server_time": 0.0}
 
     def read(self, key: str) -> Content:
-        """A small object. Raises FileNotFoundError."""
-        return self._ask(lambda api: self._read(api, key))
-
-    def _read(self, api: Any, key: str) -> Content:
-        found = api.get(self._small, key)
-        content, meta = bytes(found.bytes()), found.meta
-        return Content(content, _version(meta), _seconds(meta["last_modified"]))
+        """Return a small object. Raises FileNotFoundError."""
+        with self._request() as library:
+            response = library.get(self._small, key)
+            content, meta = bytes(response.bytes()), response.meta
+        return Content(content, _version(meta), meta["last_modified"].timestamp())
 
     def create(self, key: str, content: bytes) -> Version:
-        """Writes an object that does not exist. Raises Changed if it does."""
-        try:
-            return self._put(key, content, "create")
-        except FileNotFoundError:
-            raise StoreRefuses(f"results={self.url}: {NO_BUCKET}") from None
+        """Write an object that does not exist. Raises Changed if it does."""
+        return self._put(key, content, "create", self._refusal(NO_BUCKET))
 
     def replace(self, key: str, content: bytes, version: Version) -> Version:
-        """Replaces this version of an object. Raises Changed if it has another one, or is gone."""
-        try:
-            return self._put(key, content, version)
-        except FileNotFoundError:
-            raise Changed(key) from None
+        """Replace this version of an object. Raises Changed if it has another one, or is gone."""
+        return self._put(key, content, version, Changed(key))
 
-    def _put(self, key: str, content: bytes, mode: str | Version) -> Version:
-        def put(api: Any) -> Version:
-            made = api.put(self._small, key, content, mode=mode, use_multipart=False)
-            return _version(made)
-
-        return self._ask(put)
+    def _put(self, key: str, content: bytes, mode: str | Version, absent: Exception) -> Version:
+        with self._request(absent) as library:
+            made = library.put(self._small, key, content, mode=mode, use_multipart=False)
+        return _version(made)
 
     def upload(self, key: str, content: bytes | IO[bytes]) -> None:
-        """Writes an object of any size, whatever it held before."""
-        self._ask(lambda api: api.put(self._large, key, content, chunk_size=CHUNK))
+        """Write an object of any size, whatever it held before."""
+        with self._request() as library:
+            library.put(self._large, key, content, chunk_size=CHUNK)
 
     def download(self, key: str, path: Path, size: int) -> None:
-        """Writes the `size` bytes of an object to a new file. Raises FileNotFoundError."""
+        """Write the `size` bytes of an object to a new file. Raises FileNotFoundError."""
         with path.open("xb") as file:
             for start in range(0, size, CHUNK):
                 length = min(CHUNK, size - start)
-                file.write(self._part(key, start, length))
-
-    def _part(self, key: str, start: int, length: int) -> Any:
-        def get(api: Any) -> Any:
-            return api.get_range(self._large, key, start=start, length=length)
-
-        return self._ask(get)
+                with self._request() as library:
+                    part = library.get_range(self._large, key, start=start, length=length)
+                file.write(part)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Deletes objects, some of which may be gone."""
+        """Delete objects, some of which may be gone."""
         if keys:
-            with suppress(FileNotFoundError):
-                self._ask(lambda api: api.delete(self._small, [*keys]))
+            with suppress(FileNotFoundError), self._request() as library:
+                library.delete(self._small, [*keys])
 
-    def list(self, prefix: str) -> Iterator[Meta]:
-        """The objects whose keys begin with the path `prefix`, by 1,000 in a request."""
-        try:
-            found = self._ask(lambda api: [*_flat(api.list(self._small, prefix, chunk_size=1000))])
-        except FileNotFoundError:
-            raise StoreRefuses(f"results={self.url}: {NO_BUCKET}") from None
-        yield from found
+    def list(self, prefix: str) -> Sequence[Meta]:
+        """Return the objects whose keys begin with the path `prefix`; 1,000 take one request."""
+        with self._request(self._refusal(NO_BUCKET)) as library:
+            pages = library.list(self._small, prefix, chunk_size=1000)
+            return [
+                Meta(meta["path"], meta["e_tag"] or str(meta["last_modified"]), meta["size"])
+                for page in pages
+                for meta in page
+            ]
 
     def now(self) -> float:
-        """The server's time now, in seconds since 1970, by an object that is written for it.
+        """Return the server's time in seconds since 1970, by an object that is written for it.
 
         For a minute after, this process counts the seconds itself.
         """
@@ -163,29 +152,39 @@ class Bucket:
             key, before = f"{CLOCK}{uuid4().hex}", monotonic()
             self.create(key, b"")
             try:
-                made = self._ask(lambda api: api.head(self._small, key))
+                modified = self.read(key).modified
             finally:
                 with suppress(StoreAway):  # `prune` finds it
                     self.delete([key])
-            self._asked_at, self._server_time = before, _seconds(made["last_modified"])
+            self._asked_at, self._server_time = before, modified
         return self._server_time + monotonic() - self._asked_at
 
-    def _ask(self, request: Callable[[Any], Any]) -> Any:
-        """The answer to a request. Raises FileNotFoundError, Changed or StoreAway."""
-        api = _library(self.url)
-        errors = api.exceptions
+    @contextmanager
+    def _request(self, absent: Exception | None = None) -> Iterator[Any]:
+        """Yield the library, and translate what a request raises.
+
+        Raises `absent`, or FileNotFoundError, if there is no such object, Changed if a condition
+        does not hold, StoreRefuses or StoreAway.
+        """
+        library = _library(self.url)
+        errors = library.exceptions
         try:
-            return request(api)
+            yield library
+        except FileNotFoundError as error:
+            raise absent or error from None
         except (errors.AlreadyExistsError, errors.PreconditionError) as error:
             raise Changed(_reason(error)) from None
         except (errors.PermissionDeniedError, errors.UnauthenticatedError) as error:
-            raise StoreRefuses(f"results={self.url}: permission denied ({_code(error)})") from None
+            raise self._refusal(f"permission denied ({_code(error)})") from None
         except errors.BaseError as error:
             if "NoSuchBucket" in str(error):
-                raise StoreRefuses(f"results={self.url}: {NO_BUCKET}") from None
+                raise self._refusal(NO_BUCKET) from None
             if any(host in str(error) for host in METADATA):
-                raise StoreRefuses(f"results={self.url}: {NO_CREDENTIALS}") from None
+                raise self._refusal(NO_CREDENTIALS) from None
             raise StoreAway(f"results={self.url}: {_reason(error)}") from None
+
+    def _refusal(self, why: str) -> StoreRefuses:
+        return StoreRefuses(f"results={self.url}: {why}")
 
     @cached_property
     def _small(self) -> Any:
@@ -223,28 +222,17 @@ def _library(url: str) -> Any:
     return obstore
 
 
-def _flat(pages: Iterable[Sequence[Any]]) -> Iterator[Meta]:
-    for page in pages:
-        for one in page:
-            modified = _seconds(one["last_modified"])
-            yield Meta(one["path"], one["e_tag"] or str(modified), one["size"], modified)
-
-
-def _version(of: Any) -> Version:
-    return {name: of[name] for name in ("e_tag", "version") if of.get(name) is not None}
-
-
-def _seconds(time: datetime) -> float:
-    return time.timestamp()
+def _version(meta: Any) -> Version:
+    return {name: meta[name] for name in ("e_tag", "version") if meta.get(name) is not None}
 
 
 def _reason(error: Exception) -> str:
-    """What a library says, in a line."""
+    """Return what the library says, in a line."""
     text = str(error).partition("\n\nDebug source")[0]
     return short(" ".join(text.partition(": <")[0].split()))
 
 
 def _code(error: Exception) -> str:
-    """A provider's name for what is wrong. The rest of its answer may name a key."""
-    found = re.search(r"<Code>(\w+)</Code>", str(error))
-    return found[1] if found else type(error).__name__
+    """Return the provider's name for the error. The rest of its answer may name a key."""
+    code = re.search(r"<Code>(\w+)</Code>", str(error))
+    return code[1] if code else type(error).__name__

@@ -11,19 +11,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import AfterValidator, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
-from analysis.objects.bucket import Version
+from analysis.objects.bucket import BucketClient, Version
 from trainer.folder.lease import attempt_name
-from trainer.folder.wellformed import KEYS, Count, Form, parse
+from trainer.folder.wellformed import KEYS, Count, Damaged, Form, parse
 
 FOLDER = "registers"
 """Where the registers lie: a listing shows which trials have been started, and which changed."""
 FORMAT = 1
+RESULT, CHECKPOINT, ARCHIVED = "result.json", "checkpoint-", "earlier-"
+"""The file that ends a trial; how the names of checkpoints begin, and those of the folders that
+keep what a trial made before it ran again."""
 
 File = dict[str, Any]
 """`text`, its content, or `key` and `size` of the object that has it."""
@@ -31,7 +35,7 @@ File = dict[str, Any]
 
 @dataclass(frozen=True)
 class Register:
-    """What is true of a trial."""
+    """What is true of a trial. Its fields are the keys of the object, after `format`."""
 
     trial_id: str
     attempt: int = 0
@@ -39,36 +43,28 @@ class Register:
     writer: str = ""
     """The token of the process that wrote this version."""
     beat: int = 0
-    """Grows with each heartbeat, so that a holder that lives is seen to."""
+    """Grows with each write, so that no two writes of a process are the same."""
     holder: Mapping[str, Any] | None = None
     """The process that runs the trial, as in an attempt's file; None if none does."""
     files: Mapping[str, File] = field(default_factory=dict)
     """By their names in the trial's folder."""
 
     def json(self) -> bytes:
-        """Its content. No two writes of a process are the same: they differ in `beat`."""
-        whole = {
-            "format": FORMAT,
-            "trial_id": self.trial_id,
-            "attempt": self.attempt,
-            "writer": self.writer,
-            "beat": self.beat,
-            "holder": self.holder,
-            "files": self.files,
-        }
-        return json.dumps(whole, indent=1).encode()
+        """Return the content of the object."""
+        return json.dumps({"format": FORMAT, **vars(self)}, indent=1).encode()
 
-    def text(self, name: str) -> dict[str, Any] | None:
-        """The JSON object in a document; None if there is none of this name, or it is damaged."""
+    @property
+    def status(self) -> str | None:
+        """The status in the trial's result; None without a result, or if it is damaged."""
         try:
-            found = json.loads(self.files[name]["text"])
-        except (LookupError, ValueError):
+            status: str | None = json.loads(self.files[RESULT]["text"]).get("status")
+        except (LookupError, ValueError, AttributeError):
             return None
-        return found if isinstance(found, dict) else None
+        return status
 
     @property
     def keys(self) -> set[str]:
-        """Of all objects that it names."""
+        """The keys of all objects that it names."""
         return {file["key"] for file in self.files.values() if "key" in file}
 
     @property
@@ -77,7 +73,7 @@ class Register:
         return attempt_name(self.attempt)
 
     def written_by(self, writer: str, **changes: Any) -> Register:
-        """What a process writes next."""
+        """Return what the process `writer` writes next."""
         return replace(self, writer=writer, beat=self.beat + 1, **changes)
 
 
@@ -92,24 +88,34 @@ class Seen:
 
 
 def key(trial_id: str) -> str:
-    """Of a trial's register."""
+    """Return the key of a trial's register."""
     return f"{FOLDER}/{trial_id}.json"
 
 
 def objects(trial_id: str) -> str:
-    """Below which the objects of a trial lie."""
+    """Return the path below which the objects of a trial lie."""
     return f"trials/{trial_id}"
 
 
+def see(bucket: BucketClient, trial_id: str) -> Seen | None:
+    """Return the register of a trial; None if it has none. Raises Damaged, StoreAway."""
+    try:
+        response = bucket.read(key(trial_id))
+        return Seen(read(response.content), response.version, response.modified)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise Damaged(Path(key(trial_id)), str(error)) from None
+
+
 def read(content: bytes) -> Register:
-    """Raises ValueError, which says in a line what is wrong."""
-    found = parse(content, REGISTER)
-    of = ("trial_id", "attempt", "writer", "beat", "holder", "files")
-    return Register(**{name: found[name] for name in of})
+    """Return the register in `content`. Raises ValueError, which says in a line what is wrong."""
+    document = parse(content, REGISTER)
+    return Register(**{field.name: document[field.name] for field in fields(Register)})
 
 
 def _is_inside(name: str) -> str:
-    """The files lie in the trial's folder, wherever that is copied to."""
+    """Refuse a name that leads out of the trial's folder, wherever that is copied to."""
     if name.startswith("/") or "\0" in name or {"", ".", ".."} & {*name.split("/")}:
         raise ValueError("must be a path in the trial's folder")
     return name

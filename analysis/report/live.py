@@ -56,11 +56,11 @@ class Turn:
 
 
 class LiveReport:
-    """The report of the store `results`, in folders below `place`. One thread makes it with
-    `look`; any thread may read it."""
+    """The report of the store `results`, in folders below `place`; `store` is its name in commands.
+    One thread makes the report with `look`; any thread may read it."""
 
-    def __init__(self, results: Path, place: Path) -> None:
-        self._results, self._place = results, place
+    def __init__(self, results: Path, place: Path, store: str = "") -> None:
+        self._results, self._place, self._store = results, place, store
         self._seen: State | None = None
         self._version = 0
         self._to_make, self._to_tell = Turn(), Turn()
@@ -106,7 +106,7 @@ class LiveReport:
         version = self._version + 1
         out = self._place / str(version)
         try:
-            made = write_report(self._results, out)
+            made = write_report(self._results, out, store=self._store)
             write_page(made.page, out, live=str(version))
         except BaseException:
             shutil.rmtree(out, ignore_errors=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from analysis.table.records import Asked, Record
+from analysis.table.records import Record, RecordedTrial
 from trainer.base.durations import duration
 from trainer.base.status import FINAL, Status
 
@@ -74,14 +74,14 @@ def _of_record(record: Record, status: dict[str, str], results: str) -> dict[str
     }
 
 
-def _seconds(asked: Iterable[Asked]) -> float | None:
+def _seconds(asked: Iterable[RecordedTrial]) -> float | None:
     """None if there are trials, and of none it is known."""
     known = [trial.seconds for trial in asked]
     priced = [seconds for seconds in known if seconds is not None]
     return sum(priced) if priced or not known else None
 
 
-def _sum(asked: Iterable[Asked], name: str) -> float:
+def _sum(asked: Iterable[RecordedTrial], name: str) -> float:
     return sum(getattr(trial, name) or 0 for trial in asked)
 
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.objects.places import named
 from analysis.report.claims_table import claims_table
 from analysis.report.contents import EXPECTED, write_chapter
 from analysis.report.details import write_details
@@ -49,15 +48,17 @@ LEGEND = (
 )
 
 
-def report(results: Path, out: Path, label: str | None = None) -> str:
+def report(results: Path, out: Path, label: str | None = None, store: str = "") -> str:
     """Writes index.html, the figures and tables that it shows, trials.csv, gaps.csv, gaps.md,
     claims.csv, missing.csv and provenance.csv to `out`; returns what to print.
 
     It shows the whole store, with one folder per scale, or only the trials that the sweep `label`
-    compares. `trials/` beside the page holds what opens on it for one trial. Raises BadInput for a
-    missing `results`, a `label` without a record, an `out` that cannot be written, or mixed data.
+    compares. `trials/` beside the page holds what opens on it for one trial. `store`: the value of
+    `results=` in the commands that it shows, such as a URL; empty: the path `results`. Raises
+    BadInput for a missing `results`, a `label` without a record, an `out` that cannot be written,
+    or mixed data.
     """
-    written = write_report(results, out, label)
+    written = write_report(results, out, label, store)
     write_page(written.page, out)
     return written.text
 
@@ -65,7 +66,8 @@ def report(results: Path, out: Path, label: str | None = None) -> str:
 class _Found(NamedTuple):
     """The contents of a store that a report is made of."""
 
-    results: Path
+    store: str
+    """Its name in commands."""
     trials: pd.DataFrame
     gaps: pd.DataFrame
     asked: Sequence[Record]
@@ -83,16 +85,16 @@ class Written(NamedTuple):
     trials: pd.DataFrame
 
 
-def write_report(results: Path, out: Path, label: str | None = None) -> Written:
-    """As `report`, but returns the page instead of writing it."""
-    found = _find(results, label)
+def write_report(results: Path, out: Path, label: str | None = None, store: str = "") -> Written:
+    """Writes everything that `report` writes but the page, which it returns."""
+    found = _find(results, label, store or str(results))
     try:
         out.mkdir(parents=True, exist_ok=True)
         with warnings.catch_warnings(record=True) as caught, _worker(found) as worker:
             warnings.simplefilter("ignore", UserWarning)  # those of the gaps are remarks now
             warnings.simplefilter("always", DamagedRows)
-            worker.do(write_details, found.trials, named(results), out)
-            chapters = [write_chapter(scope, out, named(results), worker) for scope in found.parts]
+            worker.do(write_details, found.trials, found.store, out)
+            chapters = [write_chapter(scope, out, found.store, worker) for scope in found.parts]
             found = found._replace(remarks=[*found.remarks, *_said(caught)])
             page = _write(found, chapters, out, worker)
     except OSError as error:
@@ -109,7 +111,7 @@ def _said(caught: Iterable[warnings.WarningMessage]) -> list[str]:
     return [*dict.fromkeys(f"warning: {warning.message}" for warning in caught)]
 
 
-def _find(results: Path, label: str | None) -> _Found:
+def _find(results: Path, label: str | None, store: str) -> _Found:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         views, asked = Views(load(results)), records(results)
@@ -121,8 +123,8 @@ def _find(results: Path, label: str | None) -> _Found:
             parts = [of_record(views, asked[0])]
             trials, table = parts[0].whole()
         remarks = [remark for scope in parts for remark in _remarks(scope)]
-    left = missing(views.store, asked, labels, named(results))
-    return _Found(results, trials, table, asked, parts, [*_said(caught), *remarks], left)
+    left = missing(views.store, asked, labels, store)
+    return _Found(store, trials, table, asked, parts, [*_said(caught), *remarks], left)
 
 
 def write_page(page: Page, out: Path, *, live: str = "") -> None:
@@ -149,7 +151,6 @@ def _of_label(asked: Sequence[Record], label: str) -> Record:
 
 
 def _write(found: _Found, chapters: Sequence[Chapter], out: Path, worker: Worker) -> Page:
-    store = named(found.results)
     made = provenance(found.trials, found.asked)
     tables = {
         "trials": found.trials.drop(columns=PLACES, errors="ignore"),
@@ -162,12 +163,12 @@ def _write(found: _Found, chapters: Sequence[Chapter], out: Path, worker: Worker
     worker.do(_write_tables, tables, found.remarks, out)
     lead, rest = with_lead(chapters)
     return Page(
-        store,
+        found.store,
         datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
         _summary(found.trials),
         [overview(scope.title, scope.whole().trials) for scope in found.parts],
         [*_taxes(found.parts)],
-        recommendations(found.parts[0].asked_for().trials, store) if found.parts else [],
+        recommendations(found.parts[0].asked_for().trials, found.store) if found.parts else [],
         lead,
         running(found.trials),
         found.remarks,
@@ -177,7 +178,7 @@ def _write(found: _Found, chapters: Sequence[Chapter], out: Path, worker: Worker
         listed("Code, machines, data and packages", tables["makers"], "", "makers.csv"),
         listed("Trials", _listed(found.trials, made), TRIALS, "provenance.csv", most=MOST_TRIALS),
         settings_by_trial(found.trials, _specs(chapters)),
-        command(["sweep=main"], store),
+        command(["sweep=main"], found.store),
     )
 
 
@@ -215,9 +216,7 @@ def _summary(trials: pd.DataFrame) -> str:
 
 
 def _text(found: _Found, page: Page, out: Path) -> str:
-    nothing = (
-        f"no trials in {named(found.results)} yet: python -m sweeps or python -m trainer makes them"
-    )
+    nothing = f"no trials in {found.store} yet: python -m sweeps or python -m trainer makes them"
     shown = nothing if found.trials.empty else printed_gaps(found.gaps, _terminal_width())
     parts = [shown, *page.taxes, *_claims_in_words(page.chapters), *found.remarks, page.cost]
     return "\n".join([*filter(None, parts), f"in {out}: index.html, with figures and tables"])

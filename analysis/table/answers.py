@@ -40,40 +40,42 @@ def was_asked(folder: str) -> bool:
 
 
 def answered(folder: str) -> dict[str, Scores]:
-    """The tasks that the trial in `folder` has answered: the stem of each file, whose hash tells
-    tasks apart that were asked otherwise, and its scores. Warns of damaged files, which are left
-    out."""
-    found = {}
+    """Return the scores of each task that the trial in `folder` has answered, by the stem of its
+    file: a hash in the stem tells tasks apart that were asked otherwise.
+
+    Warns of damaged files, which are left out.
+    """
+    scores = {}
     for path in sorted((Path(folder) / FOLDER).glob("*.jsonl")):
         if path.stem.endswith(UNFINISHED):
             continue
         try:
-            found[path.stem] = _scores(str(path), path.stat().st_mtime_ns)
+            scores[path.stem] = _scores(str(path), path.stat().st_mtime_ns)
         except (ValueError, LookupError, OSError):
             said = f"{path} is damaged: delete it, and evaluate its trial again"
             warnings.warn(said, DamagedRows, stacklevel=2)
-    return found
+    return scores
 
 
 def task_of(stem: str) -> str:
-    """The task's name."""
+    """Return the name of the task."""
     return stem.rpartition("-")[0]
 
 
 def title(task: str) -> str:
-    """The task's name as people write it; of one that is no benchmark of ours, lm-eval's."""
+    """Return the task's name as people write it; lm-eval's if it is no benchmark of ours."""
     return BENCHMARKS[task].title if task in BENCHMARKS else task
 
 
 @lru_cache(maxsize=4096)
 def _scores(path: str, changed: int) -> Scores:
-    """Of a file with this time of its last change."""
+    """Return the scores in a file that was last `changed` at this time."""
     rows = [_measured(json.loads(line)) for line in Path(path).read_bytes().splitlines()]
     return dict(zip((*MEASURES, CHANCE), np.array(rows).T, strict=True))
 
 
 def _measured(row: dict[str, Any]) -> tuple[float, ...]:
-    """The measures of one answer, and the chance."""
+    """Return the measures of one answer, and the chance."""
     logs, gold = np.array(row["log_likelihoods"]), row["gold"]
     per_byte = logs / np.log(2) / np.array(row["bytes"])
     right, others = per_byte[gold], np.delete(per_byte, gold)

@@ -1,24 +1,27 @@
-"""An index of a store: the rows of its trials in one file, so that they need not be made again.
+"""The rows of a folder's trials: from an index, or from their files where these changed.
 
-It is derived. A row that is missing, older than its trial's files, damaged or made by other code is
-made from these again; of all others the two files are looked at, not opened.
+The index is one file of a store. It is derived. A row that is missing, older than its trial's
+files, damaged or made by other code is made from these again; of all others the two files are
+looked at, not opened.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Collection, Mapping
+import json
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from uuid import uuid4
 
 import pyarrow as pa
 from pyarrow import parquet
 
-import analysis.table.arms
 import analysis.table.points
 import analysis.table.rows
 import analysis.table.schema
@@ -26,15 +29,30 @@ import trainer.base.build
 import trainer.config.identity
 import trainer.config.names
 import trainer.folder.wellformed
+from analysis.table.rows import Row, row
 from trainer.config.names import GROUPS, yamls
+from trainer.folder.wellformed import CONFIG, RESULT, Damaged, damage, read
 
 MADE_BY = b"made_by"
 MAKERS = (
-    *(analysis.table.rows, analysis.table.arms, analysis.table.points, analysis.table.schema),
+    *(analysis.table.rows, analysis.table.points, analysis.table.schema),
     *(trainer.base.build, trainer.config.identity, trainer.config.names),
     trainer.folder.wellformed,
 )
 """The modules that say what a row holds."""
+NUM_THREADS = 16
+"""Many, since the latency of a network file system dominates."""
+BATCH = 256
+"""Trials per task of a thread: on a local disk, one trial takes only microseconds."""
+WORTH_WRITING = 0.01
+"""The index is written again if more than this share of the trials is new or changed."""
+
+FILES = {"config.json": CONFIG, "result.json": RESULT}
+OF_TRIAL = ("config.json", "trial_id", "metrics.jsonl", "result.json")
+"""None of them is in a folder before a trial's config is; a link that leads nowhere counts."""
+ABSENT, UNKNOWN = (-1, -1), (-2, -2)
+
+_T = TypeVar("_T")
 
 
 class Stamp(NamedTuple):
@@ -53,14 +71,104 @@ class Entry(NamedTuple):
     row: str
 
 
+def read_trials(
+    folder: Path, names: Sequence[str], path: Path | None, *, whole: bool
+) -> tuple[dict[str, Row], list[Damaged]]:
+    """Return the rows of the trials among the folders `names` of `folder`, by these names, and what
+    is wrong with the damaged files.
+
+    `path`: of the trials' index, or None. `whole`: whether `names` are all trials of the index, so
+    that it may be written again. A trial whose result is damaged counts as unfinished; one whose
+    config is damaged or missing has no row.
+    """
+    stamps = {name: stamp for name, stamp in _each(_stamp, folder, names) if stamp is not None}
+    known = read_index(path, None if whole else names) if path is not None and stamps else {}
+    entries = {
+        name: known[name]
+        for name, stamp in stamps.items()
+        if name in known and known[name].stamp == stamp
+    }
+    stale = [name for name in stamps if name not in entries]
+    all_damaged: list[Damaged] = []
+    without_result: dict[str, Entry] = {}
+    for name, (config, result, damaged) in _each(_contents, folder, stale):
+        all_damaged += damaged
+        if config:
+            content = json.dumps(row(name, config, result, stamps[name].result_ns))
+            (without_result if damaged else entries)[name] = Entry(stamps[name], content)
+    if path is not None and whole and entries and len(stale) > WORTH_WRITING * len(stamps):
+        write_index(path, entries)
+    entries |= without_result
+    there = [name for name in stamps if name in entries]
+    # Parsed together, the rows share the strings of their keys.
+    rows = json.loads(f"[{','.join(entries[name].row for name in there)}]")
+    return dict(zip(there, rows, strict=True)), all_damaged
+
+
+def _each(
+    look: Callable[[str], _T], folder: Path, names: Sequence[str]
+) -> Iterator[tuple[str, _T]]:
+    """Yield each name with what `look` says of its folder."""
+
+    def look_at(batch: Sequence[str]) -> list[_T]:
+        return [look(f"{folder}/{name}") for name in batch]
+
+    batches = [names[start : start + BATCH] for start in range(0, len(names), BATCH)]
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        for batch, seen in zip(batches, pool.map(look_at, batches), strict=True):
+            yield from zip(batch, seen, strict=True)
+
+
+def _stamp(folder: str) -> Stamp | None:
+    """Return the stamp of a trial's files; None if there is no trial.
+
+    A process that has just claimed a trial, or was killed then, has written none of OF_TRIAL: there
+    is no trial yet.
+    """
+    config, result = (_looked_at(f"{folder}/{file}") for file in FILES)
+    if config == ABSENT and not any(os.path.lexists(f"{folder}/{file}") for file in OF_TRIAL):
+        return None
+    return Stamp(*config, *result)
+
+
+def _looked_at(path: str) -> tuple[int, int]:
+    try:
+        seen = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return ABSENT
+    except OSError:
+        return UNKNOWN
+    return seen.st_mtime_ns, seen.st_size
+
+
+def _contents(folder: str) -> tuple[Row, Row, list[Damaged]]:
+    """Return config, result and what is wrong with them; a missing or damaged file is empty.
+
+    A missing config is wrong, a missing result is not.
+    """
+    contents: list[Row] = []
+    damaged = []
+    for path, form in ((Path(folder, file), form) for file, form in FILES.items()):
+        try:
+            contents.append(read(path, form))
+        except (Damaged, OSError) as error:
+            contents.append({})
+            if not isinstance(error, FileNotFoundError) or form is CONFIG:
+                damaged.append(damage(path, error))
+    config, result = contents
+    return config, result, damaged
+
+
 def index_path(store: Path) -> Path:
-    """Where the index of a store lies."""
+    """Return where the index of a store lies."""
     return store / ".index" / "trials.parquet"
 
 
-def read(path: Path, names: Collection[str] | None = None) -> dict[str, Entry]:
-    """Entries by the names of the trials' folders, or of `names` alone; none of an index that this
-    code did not write, or not whole."""
+def read_index(path: Path, names: Collection[str] | None = None) -> dict[str, Entry]:
+    """Return entries by the names of the trials' folders, all or those in `names`.
+
+    Empty if other code wrote the index, or not whole.
+    """
     try:
         if parquet.read_schema(path).metadata.get(MADE_BY) != _made_by():
             return {}
@@ -72,9 +180,9 @@ def read(path: Path, names: Collection[str] | None = None) -> dict[str, Entry]:
     return {name: Entry(Stamp(*stamp), row) for name, *stamp, row in zip(*columns, strict=True)}
 
 
-def write(path: Path, entries: Mapping[str, Entry]) -> None:
-    """Replaces the index as a whole, so that it can be read meanwhile and the last of several
-    writers wins; does nothing where the store cannot be written."""
+def write_index(path: Path, entries: Mapping[str, Entry]) -> None:
+    """Replace the index as a whole, so that it can be read meanwhile and the last of several
+    writers wins; do nothing where the store cannot be written."""
     stamps = zip(*(entry.stamp for entry in entries.values()), strict=True)
     columns = {"name": [*entries], **dict(zip(Stamp._fields, map(list, stamps), strict=True))}
     table = pa.table({**columns, "row": [entry.row for entry in entries.values()]})
@@ -95,7 +203,7 @@ def write(path: Path, entries: Mapping[str, Entry]) -> None:
 
 @cache
 def _made_by() -> bytes:
-    """A digest of the code that makes rows, and of the choices that give trials their names."""
+    """Return a digest of the code that makes rows, and of the choices that name trials."""
     sources = "".join(inspect.getsource(module) for module in MAKERS)
     sources += "".join(path.name + path.read_text() for group in GROUPS for path in yamls(group))
     return hashlib.sha256(sources.encode()).hexdigest().encode()

@@ -1,7 +1,8 @@
-"""A results folder, or a published CSV, → one tidy table, with one row per trial."""
+"""A results folder, or a CSV that a report published, → one tidy table, with one row per trial."""
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections.abc import Collection, Iterator, Sequence
@@ -10,72 +11,79 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.objects.places import pulled
-from analysis.table.index import index_path
-from analysis.table.points import with_one_name
-from analysis.table.published import is_published, read_published
+from analysis.table.index import index_path, read_trials
+from analysis.table.points import VERSIONS, group_of, with_one_name
 from analysis.table.rows import Row
 from analysis.table.schema import TRIAL
 from analysis.table.text import in_a_line
-from analysis.table.trials import read_if_there, read_trials
 from trainer.base.errors import BadInput
-from trainer.base.paths import is_url
+from trainer.config.younger import YOUNGER
 from trainer.folder.metrics import row_of
-from trainer.folder.wellformed import CONFIG
+from trainer.folder.wellformed import CONFIG, read
+
+MAY_LACK = ("folder", "num_active_parameters")
+"""Columns of the table that a published CSV may lack: a place on one machine, and what older
+reports did not tell."""
+WORDS = {"True": True, "False": False}
 
 
 class DamagedRows(UserWarning):
     """Lines of a metrics.jsonl are damaged, so that curves lack their updates; or answers are."""
 
 
-def load(results_dir: str | Path, trial_ids: Collection[str] | None = None) -> pd.DataFrame:
-    """Every trial under `results_dir`, its `trials/` folder, or in it; columns: `schema.TRIAL`.
+def load(results: str | Path, trial_ids: Collection[str] | None = None) -> pd.DataFrame:
+    """Return one row per trial in the folder `results`, in its folder `trials`, or of one trial's
+    folder; columns: `schema.TRIAL`.
 
-    `results_dir` may also be the URL of an object store, of which what changed is fetched first, or
-    a CSV that a report wrote (`trials.csv`), which has no curves. `trial_ids`: only those in
-    folders of these names. Warns of damaged files: the trial counts as unfinished, or is left out
-    if its config is damaged. Raises BadInput if there is no such folder or CSV, Unavailable if the
-    object store does not answer.
+    `results` may also be a CSV that a report wrote (`trials.csv`), which has no curves.
+    `trial_ids`: only those in folders of these names. Warns of damaged files: the trial counts as
+    unfinished, or is left out if its config is damaged. Raises BadInput if there is no such folder
+    or CSV.
     """
-    path = pulled(results_dir) if is_url(str(results_dir)) else Path(results_dir)
-    if is_published(path):
-        rows = [
-            row for row in read_published(path) if trial_ids is None or row["trial_id"] in trial_ids
-        ]
+    path = Path(results)
+    if _is_published(path):
+        rows = _read_published(path)
+        rows = [row for row in rows if trial_ids is None or row["trial_id"] in trial_ids]
     else:
         rows = _of_folders(path, trial_ids)
-    columns = dict.fromkeys([*TRIAL, *(name for row in rows for name in row)])
-    found = {name: _column(name, [row.get(name) for row in rows]) for name in columns}
-    return with_one_name(pd.DataFrame(found))
+    names = dict.fromkeys([*TRIAL, *(name for row in rows for name in row)])
+    columns = {name: _column(name, [row.get(name) for row in rows]) for name in names}
+    return with_one_name(pd.DataFrame(columns))
 
 
 def _of_folders(results: Path, trial_ids: Collection[str] | None) -> list[Row]:
     folder, names, index = _places(results)
     if trial_ids is not None:
         names = sorted({*names} & {*trial_ids})
-    trials = read_trials(folder, names, index, whole=trial_ids is None)
-    if trials.damaged:
-        warnings.warn(in_a_line(trials.damaged, "run their trials again"), stacklevel=3)
-    return [{**row, "folder": str(folder / name)} for name, row in trials.rows.items()]
+    rows, damaged = read_trials(folder, names, index, whole=trial_ids is None)
+    if damaged:
+        warnings.warn(in_a_line(damaged, "run their trials again"), stacklevel=3)
+    return [{**row, "folder": str(folder / name)} for name, row in rows.items()]
 
 
 def config_of(folder: str) -> Row:
-    """One trial's resolved config, in which 1 is not 1.0 as it is in a column of floats."""
-    return read_if_there(Path(folder) / "config.json", CONFIG)
+    """Return one trial's resolved config, in which 1 is not 1.0 as it is in a column of floats.
+
+    Empty if there is none. Raises Damaged.
+    """
+    try:
+        return read(Path(folder) / "config.json", CONFIG)
+    except FileNotFoundError:
+        return {}
 
 
 def validation_losses(folder: str) -> pd.DataFrame:
-    """Columns `update` (0-based) and `val_loss` of one trial; a loss that is not finite is NaN."""
+    """Return columns `update` (0-based) and `val_loss` of one trial; NaN if not finite."""
     return _series(folder, "val_loss")
 
 
 def training_losses(folder: str) -> pd.DataFrame:
-    """Columns `update` and `train_loss`, likewise."""
+    """Return columns `update` (0-based) and `train_loss` of one trial; NaN if not finite."""
     return _series(folder, "train_loss")
 
 
 def diagnostics(folder: str, group: str, name: str) -> pd.DataFrame:
-    """Columns `update` and `name`: a diagnostic of a group of parameters, where it was measured."""
+    """Return columns `update` and `name`, a diagnostic of a group of parameters, as measured."""
     rows = [
         {"update": row["update"], name: row["diagnostics"].get(group, {}).get(name)}
         for row in metrics(folder, "diagnostics")
@@ -89,18 +97,20 @@ def _series(folder: str, name: str) -> pd.DataFrame:
 
 
 def metrics(folder: str, key: str) -> Iterator[Row]:
-    """The rows of one trial's metrics.jsonl that have `key`, by update; none if there is no such
-    file. Warns of lines that are damaged: they are left out."""
-    path, named = Path(folder) / "metrics.jsonl", f'"{key}"'.encode()
+    """Return the rows of one trial's metrics.jsonl that have `key`, by update.
+
+    No row if there is no such file. Warns of lines that are damaged, which are left out.
+    """
+    path, quoted = Path(folder) / "metrics.jsonl", f'"{key}"'.encode()
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()  # a running trial may be writing it
-    rows = [row_of(line) for line in lines if named in line or not _looks_whole(line)]
-    found = {row["update"]: row for row in rows if row is not None}
+    rows = [row_of(line) for line in lines if quoted in line or not _looks_whole(line)]
+    by_update = {row["update"]: row for row in rows if row is not None}
     if num_damaged := rows.count(None):
         lost = f"{path} has {num_damaged} damaged lines, which are left out"
         warnings.warn(f"{lost}: run its trial again", DamagedRows, stacklevel=2)
-    return (found[update] for update in sorted(found) if key in found[update])
+    return (by_update[update] for update in sorted(by_update) if key in by_update[update])
 
 
 def _looks_whole(line: bytes) -> bool:
@@ -108,7 +118,7 @@ def _looks_whole(line: bytes) -> bool:
 
 
 def _places(results: Path) -> tuple[Path, list[str], Path | None]:
-    """The folder that holds the trials' folders, their names, and the index if it is a store."""
+    """Return the folder of the trials' folders, their names, and the index if it is a store."""
     if not results.is_dir():
         raise BadInput("results", results, "must be a folder that holds trials (no such folder)")
     if (results / "config.json").exists():
@@ -123,9 +133,47 @@ def _column(name: str, values: Sequence[Any]) -> pd.Series:
 
 
 def _dtype(values: Sequence[Any]) -> str:
-    """The dtype of a column outside the schema: integers stay integers beside missing values."""
+    """Return the dtype of a column outside the schema: integers stay so beside missing values."""
     kinds = {type(value) for value in values if value is not None}
     for allowed, dtype in (({bool}, "boolean"), ({int}, "Int64"), ({int, float}, "float64")):
         if kinds and kinds <= allowed:
             return dtype
     return "string" if kinds == {str} else "object"
+
+
+def _is_published(path: Path) -> bool:
+    """Whether trials are read from one CSV, not from a folder."""
+    return path.suffix == ".csv" and path.is_file()
+
+
+def _read_published(path: Path) -> list[Row]:
+    """Return one row per line, with the values that the table had; a missing value is None.
+
+    There are no curves: `folder` names the line, and no such folder exists. The name of the data
+    stands for its path. Raises BadInput for a file that lacks a column of the table of trials.
+    """
+    table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    if lacking := [name for name in TRIAL if name not in table and name not in MAY_LACK]:
+        allowed = f"must be a trials.csv of a report: it lacks {', '.join(lacking)}"
+        raise BadInput("results", path, allowed)
+    return [
+        dict(YOUNGER)
+        | {str(name): _value(str(name), text) for name, text in line.items()}
+        | {"folder": str(path / line["trial_id"]), "data.path": line["data"]}
+        for line in table.to_dict("records")
+    ]
+
+
+def _value(name: str, text: str) -> Any:
+    """Return the value that `text` stands for in the column `name`; None if it is empty."""
+    if not text:
+        return None
+    dtype = TRIAL.get(name, ("",))[0]
+    if dtype == "string" or group_of(name) == VERSIONS:
+        return text
+    if dtype.startswith("datetime"):
+        return pd.Timestamp(text).value
+    try:
+        return WORDS[text] if text in WORDS else json.loads(text)
+    except ValueError:
+        return text

@@ -83,43 +83,47 @@ NEGATIVE = re.compile(r"(?<![\w.\-])-(?=[\d.])")
 
 
 def optimizer(name: object) -> str:
-    """Its name as its authors write it; of one that conf/ does not have, its title case."""
+    """Return the name that authors give an optimizer; one that conf/ lacks is in title case."""
     return OPTIMIZERS.get(str(name)) or title_case(str(name))
 
 
 def key(name: object) -> str:
-    """What a key of the config is called: `optimizer.lr` is the learning rate."""
+    """Return what a key of the config is called: `optimizer.lr` is the learning rate."""
     return KEYS.get(str(name), str(name).rpartition(".")[2].replace("_", " "))
 
 
-def value(of: Any) -> str:
-    """A value of the config; one that is missing is `none`."""
-    if pd.api.types.is_scalar(of) and pd.isna(of):
+def value(raw: Any) -> str:
+    """Return the text of a value of the config; `none` if it is missing."""
+    if pd.api.types.is_scalar(raw) and pd.isna(raw):
         return "none"
-    if isinstance(of, float):
-        return minus(f"{of:g}")
-    return VALUES.get(str(of), minus(str(of)))
+    if isinstance(raw, float):
+        return minus(f"{raw:g}")
+    return VALUES.get(str(raw), minus(str(raw)))
 
 
 def minus(text: str) -> str:
-    """With the sign for a minus where a number is negative; `2BW-like` and `1e-05` stay."""
+    """Return the text with − where a number is negative; `2BW-like` and `1e-05` stay."""
     return NEGATIVE.sub("−", text)
 
 
 def signed(number: float, digits: int = 3) -> str:
-    """`+0.405` or `−0.012`."""
+    """Return `+0.405` or `−0.012`."""
     return minus(f"{number:+.{digits}f}")
 
 
 def prose(text: object) -> str:
-    """A sentence about keys of conf/ with their names: `muon (optimizer.lr=0.004), delay_ef` is
-    `Muon (learning rate 0.004), delay + EF`."""
-    named = SETTING.sub(lambda of: f"{key(of[1])} {VALUES.get(of[2], of[2])}", str(text))
-    return minus(WORD.sub(lambda found: WORDS.get(found[0], key(found[0])), named))
+    """Return a sentence about keys of conf/ with their names.
+
+    `muon (optimizer.lr=0.004), delay_ef` becomes `Muon (learning rate 0.004), delay + EF`.
+    """
+    named = SETTING.sub(
+        lambda match: f"{key(match[1])} {VALUES.get(match[2], match[2])}", str(text)
+    )
+    return minus(WORD.sub(lambda match: WORDS.get(match[0], key(match[0])), named))
 
 
 def parameters(number: float) -> str:
-    """`135M`: how people write the size of a model; `unknown` where it is missing."""
+    """Return the size of a model as people write it: `135M`; `unknown` where it is missing."""
     if pd.isna(number):
         return "unknown"
     power, letter = next(
@@ -129,12 +133,12 @@ def parameters(number: float) -> str:
 
 
 def in_words(known: pd.Series | Mapping[str, Any]) -> str:
-    """`learning rate 0.004, batch size 16` of keys of the config and their values."""
+    """Return keys of the config and their values: `learning rate 0.004, batch size 16`."""
     return ", ".join(f"{key(name)} {value(of)}" for name, of in known.items())
 
 
 def settings(trials: pd.DataFrame) -> dict[str, str]:
-    """For each point, `in_words` the keys that differ among the points of its optimizer."""
+    """Return for each point, in words, the keys that differ among the points of its optimizer."""
     return {
         str(point): in_words(row)
         for table in varied(trials).values()
@@ -143,31 +147,31 @@ def settings(trials: pd.DataFrame) -> dict[str, str]:
 
 
 def arms(trials: pd.DataFrame) -> dict[str, str]:
-    """For each arm of `load`'s table its name: `delay + EF (λ = 0.5), sync start 10 %`."""
+    """Return the name of each arm of `load`'s table: `delay + EF (λ = 0.5), sync start 10 %`."""
     return _told_apart(
-        {str(row["arm"]): _arm(row, with_coefficient=True) for row in _of_arms(trials, "arm")}
+        {str(row["arm"]): _arm(row, with_coefficient=True) for row in _first_rows(trials, "arm")}
     )
 
 
 def families(trials: pd.DataFrame) -> dict[str, str]:
-    """For each family of arms its name, which is that of the arm without its coefficient."""
+    """Return the name of each family of arms, that of the arm without its coefficient."""
     return _told_apart(
         {
             str(row["family"]): _arm(row, with_coefficient=False)
-            for row in _of_arms(trials, "family")
+            for row in _first_rows(trials, "family")
         }
     )
 
 
-def _of_arms(trials: pd.DataFrame, column: str) -> list[dict[Any, Any]]:
-    """The first rows of a kind, of those whose delay was counted."""
+def _first_rows(trials: pd.DataFrame, column: str) -> list[dict[Any, Any]]:
+    """Return one row for each value of `column`, with a counted delay if there is one."""
     known = trials[[column, "delay"]].sort_values("delay", ascending=False, kind="stable")
     said = [name for name in IN_NAME if name in trials]
     return trials.loc[known.drop_duplicates(column).index, said].to_dict("records")
 
 
 def _told_apart(words: Mapping[str, str]) -> dict[str, str]:
-    """What has the words of another, since an option has no name here, gets its label too."""
+    """Return the names; labels that would share a name, as an option has none, keep theirs too."""
     said = [*words.values()]
     return {
         label: name if said.count(name) == 1 else f"{name} ({label})"
@@ -200,6 +204,6 @@ def _options(row: Mapping[Any, Any], with_coefficient: bool) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _length(of: float) -> str:
-    """A phase: a share of the run below 1, else a number of updates."""
-    return f"{100 * of:g} %" if of < 1 else f"{of:g} updates"
+def _length(phase: float) -> str:
+    """Return the length of a phase: a share of the run below 1, else a number of updates."""
+    return f"{100 * phase:g} %" if phase < 1 else f"{phase:g} updates"

@@ -29,7 +29,7 @@ MEASURES_ONLY = ("diagnostics",)
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves by their dotted names; a list is a leaf."""
+    """Yield the leaves by their dotted names; a list is a leaf."""
     for key, value in config.items():
         if isinstance(value, dict):
             yield from flatten(value, f"{prefix}{key}.")
@@ -38,19 +38,19 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def group_of(key: str) -> str:
-    """`optimizer` of `optimizer.lr`; of a key that is in no group, the key itself."""
+    """Return `optimizer` for `optimizer.lr`, and a key that is in no group itself."""
     return key.partition(".")[0]
 
 
 def versions(trials: pd.DataFrame) -> dict[str, str]:
-    """The columns that hold versions of packages → the packages."""
+    """Return the packages by the columns that hold their versions."""
     names = (name.partition(".") for name in map(str, trials))
     return {f"{group}.{rest}": rest for group, _, rest in names if group == VERSIONS}
 
 
 @cache
 def is_of_point(key: str) -> bool:
-    """Whether a config key belongs to the point.
+    """Return whether a config key belongs to the point.
 
     Those of the arm, the seed and paths do not, nor does the checkpoint that a trial resumed from:
     it goes on exactly as before, on another number of stages.
@@ -63,16 +63,16 @@ def is_of_point(key: str) -> bool:
 
 
 def point_columns(flat_config: Mapping[str, Any], data_hash: str | None) -> dict[str, str]:
-    """`settings_key`: a digest of the settings; `point`: that, a hyphen, and the start of the
-    data's hash (0 where it is not known)."""
-    asked = without_younger(flat_config)
-    shared = {key: value for key, value in asked.items() if is_of_point(key)}
+    """Return `settings_key`, a digest of the settings, and `point`: the digest, a hyphen, and the
+    start of the data's hash (0 where it is not known)."""
+    config = without_younger(flat_config)
+    shared = {key: value for key, value in config.items() if is_of_point(key)}
     digest = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:12]
     return {"settings_key": digest, "point": f"{digest}-{(data_hash or '0')[:8]}"}
 
 
 def with_one_name(trials: pd.DataFrame) -> pd.DataFrame:
-    """The table with one name per point for each choice that the arms of a comparison share.
+    """Return the table with one name per point for each choice that the arms of a pair share.
 
     Two names of the same values are the same setting: the name of most trials of the point counts,
     the first by alphabet if several have as many. Else such trials could not be compared.
@@ -83,15 +83,17 @@ def with_one_name(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def _usual(trials: pd.DataFrame, group: str) -> pd.Series:
-    """For each point, the name that most of its trials have for a choice."""
+    """Return for each point the name that most of its trials have for a choice."""
     counts = trials.groupby(["point", group]).size().sort_values(ascending=False, kind="stable")
     names = counts.index.to_frame(index=False).drop_duplicates("point")
     return names.set_index("point")[group]
 
 
 def varied(trials: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """For each optimizer, its points (the index) and the keys that differ among them (columns), but
-    for those that the name of a choice tells already."""
+    """Return for each optimizer a table of its points (index) and the keys that differ (columns).
+
+    A key that the name of a choice tells already is left out.
+    """
     in_config = [key for key in map(str, trials) if is_of_point(key) and key not in TRIAL]
     keys = [*(key for key in in_config if group_of(key) != VERSIONS), *READ_AS, *CHOICES]
     # An unfinished trial has not recorded its data: its point is not known in full.
@@ -105,8 +107,10 @@ def varied(trials: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def _telling(points: pd.DataFrame, keys: Sequence[str]) -> list[str]:
-    """Those of the keys that tell points apart: of several models their names, and only those of
-    their settings that differ between points of one name."""
+    """Return the keys that tell points apart.
+
+    Of several models these are their names, and settings that differ between points of one name.
+    """
     differing = [key for key in keys if _differs(points[key])]
     by_name = {choice: points.groupby(choice) for choice in CHOICES if choice in differing}
     return [
@@ -119,13 +123,13 @@ def _telling(points: pd.DataFrame, keys: Sequence[str]) -> list[str]:
 
 
 def _differs(values: pd.Series) -> bool:
-    """Whether there are several values. What is missing is one value, however it is held: None and
-    NaN stand beside each other where several tables were put together."""
+    """Return whether there are several values. What is missing is one value: None and NaN stand
+    beside each other where several tables were put together."""
     return int(values.nunique()) + int(values.isna().any()) > 1
 
 
 def settings(trials: pd.DataFrame) -> dict[str, str]:
-    """For each point, in words, the keys that differ among the points of its optimizer."""
+    """Return for each point, as key=value, the keys that differ among its optimizer's points."""
     return {
         str(name): in_words(row)
         for group in varied(trials).values()
@@ -134,8 +138,10 @@ def settings(trials: pd.DataFrame) -> dict[str, str]:
 
 
 def in_words(known: pd.Series | Mapping[str, Any]) -> str:
-    """`optimizer.lr=0.002, batch_size=16` of a row of `varied`, for example; what is missing is
-    None, however a column holds it."""
+    """Return `optimizer.lr=0.002, batch_size=16` for a row of `varied`, for example.
+
+    What is missing is None, however a column holds it.
+    """
     return ", ".join(f"{key}={_or_none(value)}" for key, value in known.items())
 
 

@@ -17,8 +17,8 @@ from trainer.folder.wellformed import KEYS, Amount, Count, Damaged, Form, damage
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One trial of a sweep, done or not; its cost is None where it is not known."""
+class RecordedTrial:
+    """One trial of a sweep, done or not. Its cost is None where it is not known."""
 
     arm: str
     seed: int
@@ -43,28 +43,28 @@ class Record:
     remarks: tuple[str, ...]
     compared: frozenset[str]
     """Ids of the trials that its report compares."""
-    trials: Mapping[str, Asked]
+    trials: Mapping[str, RecordedTrial]
     """All its trials by their ids, also those that tuning tried."""
 
 
 def records(results: Path) -> list[Record]:
-    """The records of a store in the order of their labels; warns of files that are damaged."""
-    found: dict[str, Mapping[str, Any]] = {}
+    """Return the records of a store by their labels. Warns of files that are damaged."""
+    contents: dict[str, Mapping[str, Any]] = {}
     damaged = []
     for path in sorted((results / "sweeps").glob("*.json")):
         try:
             content = with_present_scale(read(path, RECORD))
-            if content["label"] not in found or content["format"] == FORMAT:
-                found[content["label"]] = content
+            if content["label"] not in contents or content["format"] == FORMAT:
+                contents[content["label"]] = content
         except (Damaged, OSError) as error:
             damaged.append(damage(path, error))
     if damaged:
         warnings.warn(in_a_line(damaged, "run their sweeps again"), stacklevel=2)
-    return [_record(found[label]) for label in sorted(found)]
+    return [_record(contents[label]) for label in sorted(contents)]
 
 
 def with_present_scale(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The content of a record whose scale, label and words have the scale's name of today.
+    """Return the content of a record with the present name of its scale in scale, label and words.
 
     A record from before version 0.2 has no `format`, and the names that scales had then.
     """
@@ -82,14 +82,14 @@ def with_present_scale(content: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_name(name: str) -> str:
-    """Reports call folders by it."""
+    """Refuse what cannot be the name of a folder, as reports have one for each label."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise ValueError("must be the name of a folder")
     return name
 
 
 @with_config(KEYS)
-class _Asked(TypedDict):
+class _Trial(TypedDict):
     arm: str
     seed: Count
     tokens: Count | None
@@ -110,7 +110,7 @@ class _Record(TypedDict):
     settled: bool
     remarks: list[str]
     compared: list[str]
-    trials: dict[str, _Asked]
+    trials: dict[str, _Trial]
 
 
 RECORD: Form = TypeAdapter(_Record)
@@ -120,15 +120,13 @@ FORMAT = 2
 
 
 def _record(content: Mapping[str, Any]) -> Record:
-    return Record(
-        **{key: content[key] for key in ("sweep", "scale", "label", "verdict", "settled")},
-        words=tuple(content["words"]),
-        arms=tuple(content["arms"]),
-        seeds=tuple(content["seeds"]),
-        remarks=tuple(content["remarks"]),
-        compared=frozenset(content["compared"]),
-        trials={
-            trial_id: Asked(**{key: asked[key] for key in _Asked.__annotations__})
-            for trial_id, asked in content["trials"].items()
-        },
-    )
+    trials = {
+        trial_id: RecordedTrial(**{key: trial[key] for key in _Trial.__annotations__})
+        for trial_id, trial in content["trials"].items()
+    }
+    values: dict[str, Any] = {
+        key: tuple(content[key]) if isinstance(content[key], list) else content[key]
+        for key in Record.__annotations__
+    }
+    values |= {"compared": frozenset(content["compared"]), "trials": trials}
+    return Record(**values)

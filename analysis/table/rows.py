@@ -1,4 +1,8 @@
-"""One trial's config and result → its row of the table."""
+"""One trial's config and result → its row of the table, with what its arm is called and made of.
+
+The names of arms are labels for people and keys to group by. They are made here and never parsed:
+whoever asks what an arm is made of reads the columns.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +10,53 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.table.arms import arm_columns
 from analysis.table.points import VERSIONS, flatten, point_columns
 from analysis.table.schema import TRIAL
+from trainer.base.build import label
 from trainer.base.status import Status
 from trainer.config.names import names
 from trainer.config.younger import YOUNGER
 from trainer.folder.wellformed import OF_RESULT
 
 Row = dict[str, Any]
+Config = Mapping[str, Any]
 
 LAST = 9e9
 """Seconds since 1970 of the last time that a column of nanoseconds can hold, about."""
 SOURCE = "_source_"
 """Key beside those of a choice from outside the trainer: digest of the source that it ran."""
+SHORT = {
+    "pipedream_2bw": "delay",
+    "error_feedback": "ef",
+    "error_feedback_gradient": "ef_gradient",
+    "adaptive_error_feedback": "adaptive_ef",
+    "matched_error_feedback": "matched_ef",
+}
+USUAL: Mapping[str, Config] = {
+    "error_feedback": {"coefficient": 1, "lag": 1},
+    "error_feedback_gradient": {"coefficient": 1},
+    "adaptive_error_feedback": {"coefficient": 1, "decay": 0.9},
+    "matched_error_feedback": {"coefficient": 1, "lag": 1},
+    "taylor": {"decay": 0},
+    "weight_prediction": {"horizon": 1},
+    "learning_rate": {"anneal": 0.25},
+}
+"""The usual values of a choice, those of its YAML: the name of an arm leaves them out."""
+PRINCIPAL = ("coefficient", "delay")
+"""Options that need no name: `constant_delay(3)`, `delay_ef(0.5)`, `delay_taylor(1000)`."""
+NOT_STALENESS = ("_target_", "num_stages", "num_microbatches", "slack")
+PHASES = {"synchronous_start": "start", "synchronous_cooldown": "cooldown"}
+"""Keys of the pipeline → the columns that hold them, and what the name of an arm calls them."""
 
 
-def row(name: str, config: Mapping[str, Any], result: Mapping[str, Any], written_ns: int) -> Row:
-    """The row of the trial in the folder `name`, that folder's place aside; JSON can hold it.
+def row(name: str, config: Config, result: Config, written_ns: int) -> Row:
+    """Return the row of the trial in the folder `name` but for its place, as JSON can hold it.
 
     `result` is empty of an unfinished trial; else its file was last changed at `written_ns`, which
     counts for when the trial finished if the result does not say that itself, as older ones.
     """
     flat = dict(flatten({**YOUNGER, **config, "choices": {}}))
-    flat |= {f"{group}.{SOURCE}": of for group, of in result.get("sources", {}).items()}
+    flat |= {f"{group}.{SOURCE}": digest for group, digest in result.get("sources", {}).items()}
     return {
         "trial_id": name,
         "status": Status.UNFINISHED,
@@ -45,15 +72,97 @@ def row(name: str, config: Mapping[str, Any], result: Mapping[str, Any], written
 
 
 def _is_column(key: str) -> bool:
-    """Whether a key of a config is a column: no key may take the place of what a trial made."""
+    """Return whether a key of a config is a column: none takes the place of what a trial made."""
     return not key.endswith("._target_") and (key not in TRIAL or key in ("seed", "num_updates"))
 
 
 def _cell(value: Any) -> Any:
-    """A value as a column can hold and group it: a list is its text."""
+    """Return a value as a column can hold and group it: a list is its text."""
     return json.dumps(value) if isinstance(value, list) else value
 
 
-def _finished_ns(result: Mapping[str, Any], written_ns: int) -> int:
+def _finished_ns(result: Config, written_ns: int) -> int:
     said = result.get("finished_at")
     return round(said * 1e9) if isinstance(said, float) and 0 < said < LAST else written_ns
+
+
+def arm_columns(config: Config, result: Config) -> dict[str, Any]:
+    """Return the columns of `schema.TRIAL` that name a trial's arm and say what it is made of.
+
+    `delay` is None without a count; `coefficient` and `lag` are None of a correction without them.
+    """
+    pipeline = config["pipeline"]
+    correction = {**USUAL.get(label(config["correction"]), {}), **config["correction"]}
+    lag = correction.get("lag")
+    return {
+        "arm": arm(config, result),
+        "base_arm": base_arm(config, result),
+        "family": family(config, result),
+        "arm_without_cooldown": arm_without_cooldown(config, result),
+        "schedule": label(pipeline),
+        "method": label(config["correction"]),
+        "delay": max(result.get("delays") or [None]),
+        "coefficient": correction.get("coefficient"),
+        "lag": None if lag is None else str(lag),
+        **{name: pipeline.get(key) or 0 for key, name in PHASES.items()},
+    }
+
+
+def arm(config: Config, result: Config) -> str:
+    """Return `sync` if every counted delay is 0, else pipeline, correction and phases of `config`.
+
+    2BW is `delay`: `delay`, `delay_ef`, `delay_ef(0.5)`, `delay_ef_gradient`, `pipedream`,
+    `constant_delay(3)_ef(lag=delay)`, `delay+start(0.1)`. A trial without a count
+    (unfinished, failed) is named by its config.
+    """
+    if _is_sync(config, result):
+        return "sync"
+    correction = _named(config["correction"])
+    suffix = "" if correction == "none" else f"_{correction}"
+    return _named(config["pipeline"]) + suffix + _phases(config["pipeline"])
+
+
+def base_arm(config: Config, result: Config) -> str:
+    """Return the arm that differs from this one by having no correction; itself if it has none."""
+    return arm({**config, "correction": {"_target_": "none"}}, result)
+
+
+def family(config: Config, result: Config) -> str:
+    """Return the arm without its correction's coefficient: what a line against that is called."""
+    kept = {key: value for key, value in config["correction"].items() if key != "coefficient"}
+    return arm({**config, "correction": kept}, result)
+
+
+def arm_without_cooldown(config: Config, result: Config) -> str:
+    """Return the arm that differs from this one by having no cooldown; itself if it has none."""
+    return arm({**config, "pipeline": {**config["pipeline"], "synchronous_cooldown": 0}}, result)
+
+
+def _is_sync(config: Config, result: Config) -> bool:
+    """Return whether no delay was counted. A trial that diverged in its synchronous start had no
+    time to be delayed."""
+    delays = result.get("delays") or [None]
+    cut_short = result.get("status") == Status.DIVERGED and config["pipeline"].get(
+        "synchronous_start"
+    )
+    return all(delay == 0 for delay in delays) and not cut_short
+
+
+def _named(choice: Config) -> str:
+    name = label(choice)
+    usual = USUAL.get(name, {})
+    options = [
+        _number(value) if key in PRINCIPAL else f"{key}={_number(value)}"
+        for key, value in choice.items()
+        if key not in NOT_STALENESS and key not in PHASES and usual.get(key) != value
+    ]
+    return SHORT.get(name, name) + (f"({','.join(options)})" if options else "")
+
+
+def _phases(pipeline: Config) -> str:
+    return "".join(f"+{name}({pipeline[key]})" for key, name in PHASES.items() if pipeline.get(key))
+
+
+def _number(value: Any) -> str:
+    """Return a float as people write it, in full: 1000.0 is 1000."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -15,7 +15,7 @@ TRIAL: Columns = {
     "pipeline": ("string", "name of the pipeline, as chosen"),
     "correction": ("string", "name of the correction, as chosen"),
     "lr_schedule": ("string", "name of the learning-rate schedule, as chosen"),
-    "arm": ("string", "label of how staleness is made and corrected (see arms.py)"),
+    "arm": ("string", "label of how staleness is made and corrected (see rows.py)"),
     "base_arm": ("string", "label of the arm without its correction"),
     "family": ("string", "label of the arm without its correction's coefficient"),
     "arm_without_cooldown": ("string", "label of the arm without its synchronous cooldown"),

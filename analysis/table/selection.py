@@ -49,18 +49,19 @@ class Selection:
     """One line if no trial fulfils the conditions: the values that there are."""
 
     def rows(self) -> list[Row]:
-        """Columns by name; None for what is missing."""
+        """Return columns by name; None for what is missing."""
         return _records(self.table)
 
     def text(self, columns: Sequence[str], form: str) -> str:
-        """As `text` for people, `csv` or `json`; raises BadInput for an unknown column."""
+        """Return the columns as `text` for people, `csv` or `json`; raises BadInput for an unknown
+        column."""
         for column in columns:
             _require_column(self.table, column, "columns", column)
         return FORMS[form](self.table[[*columns]])
 
 
 def select(results: Path, conditions: Mapping[str, str]) -> Selection:
-    """The trials of a store that fulfil every condition, a value by the name of a column.
+    """Return the trials of a store that fulfil every condition, a value by the name of a column.
 
     Numbers are compared as numbers, words may hold * and ?, several values are separated by commas,
     `none` stands for what is missing. Warns as `load` does, and of attempts that cannot be read
@@ -68,12 +69,12 @@ def select(results: Path, conditions: Mapping[str, str]) -> Selection:
     status that there is not, or a value that is no number where numbers are.
     """
     trials = _now(load(results))
-    found = fulfilling(trials, conditions)
-    return Selection(found, "" if len(found) else _why_empty(trials, conditions))
+    selected = fulfilling(trials, conditions)
+    return Selection(selected, "" if len(selected) else _why_empty(trials, conditions))
 
 
 def fulfilling(table: pd.DataFrame, conditions: Mapping[str, str]) -> pd.DataFrame:
-    """The rows of a table of trials that fulfil every condition; raises as `select` does."""
+    """Return the rows of a table of trials that fulfil every condition; raises as `select` does."""
     if table.empty:
         return table
     for key, value in conditions.items():
@@ -83,7 +84,7 @@ def fulfilling(table: pd.DataFrame, conditions: Mapping[str, str]) -> pd.DataFra
 
 
 def _why_empty(trials: pd.DataFrame, conditions: Mapping[str, str]) -> str:
-    """The values of each key among the trials that fulfil the other conditions, or among all."""
+    """Say which values each key has among trials that fulfil the other conditions, or among all."""
     if trials.empty:
         return "no trial in the store"
     there = []
@@ -151,10 +152,10 @@ def _require_column(table: pd.DataFrame, column: str, key: str, value: str) -> N
 
 def _fulfils(column: pd.Series, key: str, value: str) -> pd.Series:
     words = value.removeprefix("[").removesuffix("]").split(",")
-    found = pd.Series(False, index=column.index)
+    fulfils = pd.Series(False, index=column.index)
     for word in map(str.strip, words):
-        found |= column.isna() if word == "none" else _equal(column, key, word).fillna(False)
-    return found.astype(bool)
+        fulfils |= column.isna() if word == "none" else _equal(column, key, word).fillna(False)
+    return fulfils.astype(bool)
 
 
 def _equal(column: pd.Series, key: str, word: str) -> pd.Series:

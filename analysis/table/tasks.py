@@ -20,23 +20,26 @@ DECAY = "optimizer.weight_decay"
 
 
 def updates_asked(trials: pd.DataFrame) -> pd.Series:
-    """How many updates each trial was asked for, whether or not it got there."""
+    """Return how many updates each trial was asked for, whether or not it got there."""
     tokens = trials["tokens_per_parameter"].astype("Float64") * trials["num_parameters"]
     by_size = (tokens / (trials["batch_size"] * trials["seq_len"])).round().clip(lower=1)
     return trials["num_updates_asked"].astype("Float64").fillna(by_size).astype("Int64")
 
 
 def tokens_asked(trials: pd.DataFrame) -> pd.Series:
-    """Tokens of these updates. Of `tokens_per_parameter` they are not rounded to whole batches, so
-    that settings with batches of several sizes have the same."""
+    """Return how many tokens each trial was asked for.
+
+    Those of `tokens_per_parameter` are not rounded to whole batches: then settings with batches of
+    several sizes have as many.
+    """
     tokens = trials["tokens_per_parameter"].astype("Float64") * trials["num_parameters"]
     by_updates = trials["num_updates_asked"] * trials["batch_size"] * trials["seq_len"]
     return tokens.fillna(by_updates.astype("Float64")).round().astype("Int64")
 
 
 def tasks(trials: pd.DataFrame) -> dict[str, str]:
-    """For each point, its task in words: model, data, tokens and whatever else differs among the
-    points of its optimizer and is not TUNED; empty if nothing does."""
+    """Return for each point its task in words: model, data, tokens and whatever else differs among
+    the points of its optimizer and is not TUNED; empty if nothing does."""
     tokens = tokens_asked(trials.drop_duplicates("point").set_index("point"))
     return {
         point: words
@@ -48,7 +51,7 @@ def tasks(trials: pd.DataFrame) -> dict[str, str]:
 
 
 def kinds(trials: pd.DataFrame) -> dict[str, str]:
-    """For each point, its task in words without how long it trains."""
+    """Return for each point its task in words, but for how long it trains."""
     return {
         point: words
         for group in varied(trials).values()
@@ -61,11 +64,11 @@ class Family(NamedTuple):
 
     words: str
     keys: Mapping[str, Any]
-    """The same as keys of the config; None is null."""
+    """What the points share, by key of the config; None is null."""
 
 
 def families(trials: pd.DataFrame) -> dict[str, Family]:
-    """For each point, its family; points of one family have the same words."""
+    """Return for each point its family; points of one family have the same words."""
     return {
         str(point): Family(in_words(row), _as_config(row))
         for group in varied(trials).values()
@@ -74,8 +77,8 @@ def families(trials: pd.DataFrame) -> dict[str, Family]:
 
 
 def families_by_decay(trials: pd.DataFrame) -> dict[str, str]:
-    """For each point, what it shares with those that differ from it in their length alone, if the
-    weight decay of each update falls as their number grows, so that a run decays as much in all.
+    """Return for each point what it shares with points that differ in their length alone, where the
+    weight decay of an update falls as the updates grow, so that each run decays as much in all.
     """
     updates = updates_asked(trials.drop_duplicates("point").set_index("point"))
     return {
@@ -87,10 +90,10 @@ def families_by_decay(trials: pd.DataFrame) -> dict[str, str]:
 
 
 def _of_whole_runs(group: pd.DataFrame, updates: pd.Series) -> pd.DataFrame:
-    """The settings without their length; the weight decay is that of all updates together."""
+    """Return the settings without their length, with the weight decay of all updates together."""
     decay = group[DECAY].astype(float) * updates[group.index].astype(float)
     kept = [key for key in group if key not in LENGTH]
-    return group.assign(**{DECAY: decay.map(lambda of: float(f"{of:.9g}"))})[kept]
+    return group.assign(**{DECAY: decay.map(lambda total: float(f"{total:.9g}"))})[kept]
 
 
 def _as_config(row: pd.Series) -> dict[str, Any]:

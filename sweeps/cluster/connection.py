@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from sweeps.store.store import Store
+from sweeps.store.store import SweepStore
 from trainer.base.errors import BadInput, Unavailable
 from trainer.base.scratch import scratch
 
@@ -77,7 +77,7 @@ def _require_listening(address: str) -> None:
             pass
 
 
-def require_seen_by_nodes(store: Store) -> None:
+def require_seen_by_nodes(store: SweepStore) -> None:
     """Raise BadInput if a node does not see the store, or sees another one under its name.
 
     Every other node must see what the driver has made, and fail to create it exclusively. Nodes

@@ -25,7 +25,7 @@ from sweeps.cluster.stop_flag import stop_requested
 from sweeps.cluster.tune_hooks import Bundles, Offers, StopWhenAsked, Untracked, num_slots
 from sweeps.plan.devices import bundles
 from sweeps.request.expand import Trial
-from sweeps.store.store import Running, Store
+from sweeps.store.store import RunningTrial, SweepStore
 from sweeps.tracking.choice import Tracking
 from sweeps.view.display import Display
 from trainer.base.errors import BadInput, LeaseLost, Stopped
@@ -50,7 +50,7 @@ def run_trials(
     asked_to_stop: AskedToStop,
     tracking: Tracking,
     folder: Path,
-    store: Store,
+    store: SweepStore,
 ) -> None:
     """Run those trials that nobody else runs; each that ends leaves a result in the store.
 
@@ -93,7 +93,9 @@ def run_trials(
     _record_deaths([trial for trial in trials if trial.plan.trial_id in died], died, store)
 
 
-def _record_deaths(trials: Sequence[Trial], died: Mapping[str, Exception], store: Store) -> None:
+def _record_deaths(
+    trials: Sequence[Trial], died: Mapping[str, Exception], store: SweepStore
+) -> None:
     """Record a failure for trials whose process died at every attempt before it could do so."""
     for trial in trials:
         trial_id = trial.plan.trial_id
@@ -124,7 +126,7 @@ def _name(trial: Any) -> str:
     return name
 
 
-def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking, store: Store) -> None:
+def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking, store: SweepStore) -> None:
     """Runs one trial in a worker, by the same function as `python -m trainer`.
 
     After an error Tune calls it again, in a new process, and the trial resumes. A trial that
@@ -147,7 +149,7 @@ def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking, store: Sto
             last_report = time.monotonic()
             send(Status.RUNNING, **{key: row[key] for key in SHOWN})
 
-    def run(running: Running) -> Row:
+    def run(running: RunningTrial) -> Row:
         def asked_to_stop() -> bool:
             return running.is_lost() or stop_requested(flag)
 

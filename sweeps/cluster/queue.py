@@ -15,8 +15,7 @@ from typing import Protocol
 from uuid import uuid4
 
 from sweeps.request.expand import Trial
-from sweeps.store.look import Look
-from sweeps.store.store import Trials
+from sweeps.store.store import KnownTrials, TrialState
 
 LOOK_EVERY = 2.0
 """Seconds between two looks at trials that others hold. A look is about ten operations of the file
@@ -36,7 +35,7 @@ class StartedTrials(Protocol):
     def started(self) -> Collection[str]:
         """Return the ids of the trials that a driver has started, whatever became of them."""
 
-    def look(self, trial_id: str) -> Look:
+    def look(self, trial_id: str) -> TrialState:
         """Return what the folder of a started trial says."""
 
 
@@ -122,12 +121,12 @@ class TrialQueue:
             if trial_id not in started:
                 return trial_id
             # What has appeared in the store since it was added is run by another driver.
-            look = Look.HELD
+            look = TrialState.HELD
             if trial_id in self._started_before:
                 look, looks = self._store.look(trial_id), looks + 1
-            if look == Look.FREE:
+            if look == TrialState.FREE:
                 return trial_id
-            if look == Look.HELD:
+            if look == TrialState.HELD:
                 self._elsewhere.append(trial_id)
         return None
 
@@ -140,9 +139,9 @@ class TrialQueue:
         for _ in range(min(LOOKS_AT_ONCE, len(self._elsewhere))):
             trial_id = self._elsewhere.popleft()
             look = self._store.look(trial_id)
-            if look == Look.FREE:
+            if look == TrialState.FREE:
                 return trial_id
-            if look == Look.HELD:
+            if look == TrialState.HELD:
                 self._elsewhere.append(trial_id)
                 wait = LOOK_EVERY
                 break
@@ -159,7 +158,7 @@ class WorkList:
     `known` is what the store's `trials` returns.
     """
 
-    def __init__(self, known: Trials) -> None:
+    def __init__(self, known: KnownTrials) -> None:
         self._driver, self._known = uuid4().hex, known
         self.queue = TrialQueue(known)
         """Ids of the trials that are left."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from sweeps.request.command_line import Request, parse_request
@@ -19,6 +18,9 @@ from trainer.base.ranges import MAX_COUNT
 from trainer.base.status import Status
 from trainer.base.stopping import stopping
 from trainer.data.benchmarks import BENCHMARKS, FOLDER
+
+if TYPE_CHECKING:
+    from sweeps.cluster.evaluations import Evaluation
 
 SAYS = "what was answered is kept, and the same command goes on"
 SHOW_EVERY = 10.0
@@ -43,19 +45,21 @@ def main(words: Sequence[str]) -> int:
     from sweeps.cluster.evaluations import Evaluation, lines  # torch and Ray are slow
     from trainer.evaluation.questions import questions
 
-    found = [questions(word, benchmarks, limit) for word in tasks]
-    evaluation = Evaluation(trials, found, max_length)
+    of_tasks = [questions(word, benchmarks, limit) for word in tasks]
+    evaluation = Evaluation(trials, of_tasks, max_length)
     print("\n".join(lines(evaluation)))
     left, num = evaluation.left(), evaluation.num_asked()
     answered = f"{evaluation.num_answered():,} of {num:,} answered"
     print(f"{len(trials)} trials, {len(left)} to ask: {answered}", flush=True)
     if asked.dry_run:
-        _say_precision(asked.results)
+        from analysis.statistics.downstream import precision
+
+        print(precision(asked.results))
         return DONE
     return _run(evaluation, asked) if left else DONE
 
 
-class Words(NamedTuple):
+class EvaluationWords(NamedTuple):
     """What the words of the command ask for."""
 
     tasks: list[str]
@@ -65,14 +69,14 @@ class Words(NamedTuple):
     request: Request
 
 
-def parse_words(words: Sequence[str]) -> Words:
+def parse_words(words: Sequence[str]) -> EvaluationWords:
     """Raises BadInput for words that nothing can be asked by."""
     given = parse(words, "python -m sweeps evaluate", __doc__ or "", KEYS)
     tasks, benchmarks = _take_tasks(given), given.pop("benchmarks", str(FOLDER))
     limit, max_length = (_take_count(given, key) for key in ("limit", "max_length"))
     request = parse_request([f"{key}={value}" for key, value in given.items()])
     require_folder("results", request.where)  # weights of an object store stay there
-    return Words(tasks, benchmarks, limit, max_length, request)
+    return EvaluationWords(tasks, benchmarks, limit, max_length, request)
 
 
 def _take_tasks(given: Given) -> list[str]:
@@ -99,7 +103,9 @@ def _with_weights(asked: Request) -> list[Trial]:
     from trainer.models.export import FINAL
 
     planned = all_planned(plan_sweeps(asked))
-    done = [trial for trial in planned if (of := finished(trial)) and _completed(of["status"])]
+    results = [(trial, finished(trial)) for trial in planned]
+    # A trial that diverged has no final model.
+    done = [trial for trial, row in results if row and row["status"] == Status.COMPLETED]
     kept = [trial for trial in done if (trial.folder / FINAL).is_file()]
     if not kept:
         allowed = (
@@ -113,23 +119,10 @@ def _with_weights(asked: Request) -> list[Trial]:
     return kept
 
 
-def _completed(status: str) -> bool:
-    """A trial that diverged has no final model."""
-    return status == Status.COMPLETED
-
-
-def _say_precision(results: Path) -> None:
-    """Which differences the answers that are there would show."""
-    from analysis.statistics.downstream import precision
-
-    print(precision(results))
-
-
-def _run(evaluation: object, asked: Request) -> int:
+def _run(evaluation: Evaluation, asked: Request) -> int:
     from sweeps.cluster.connection import cluster, require_seen_by_nodes
-    from sweeps.cluster.evaluations import Evaluation, run_evaluation
+    from sweeps.cluster.evaluations import run_evaluation
 
-    assert isinstance(evaluation, Evaluation)
     num = evaluation.num_asked()
 
     def show() -> None:

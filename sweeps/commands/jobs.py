@@ -15,11 +15,11 @@ def main(words: Sequence[str]) -> int:
     address = given.pop("address", "")
     refuse_others(given, "python -m sweeps jobs")
     with jobs_of(address) as client:
-        found = sweep_jobs(client)
-        for job in found:
+        jobs = sweep_jobs(client)
+        for job in jobs:
             started = datetime.fromtimestamp((job.start_time or 0) / 1000).isoformat(" ", "seconds")
             what = job.entrypoint.removeprefix("exec ")
             print(f"{job.submission_id}  {job.status:<9}  {started}  {what}")
-    if not found:
+    if not jobs:
         print("the cluster has no jobs that are sweeps")
     return 0

@@ -6,14 +6,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sweeps.commands.run import SAYS, require_ready
+from sweeps.commands import SAYS
 from sweeps.request.command_line import parse_gpus
-from sweeps.request.expand import Trial
-from sweeps.store.again import recorded
+from sweeps.request.expand import Trial, placed
 from sweeps.store.opened import open_store
-from sweeps.store.results import finished
+from sweeps.store.results import finished, require_ready
 from sweeps.store.selected import KEYS, select
-from sweeps.store.store import Store
+from sweeps.store.store import SweepStore
 from sweeps.tracking import choice
 from sweeps.tracking.choice import Tracking
 from sweeps.view.progress import Progress
@@ -21,7 +20,10 @@ from trainer.base.cli import DONE, FAILED, parse, take_flag
 from trainer.base.errors import BadInput, Stopped
 from trainer.base.status import FINAL, Status
 from trainer.base.stopping import stopping
-from trainer.folder.record import Row
+from trainer.config.plan import plan_trial
+from trainer.config.schema import validate
+from trainer.folder.record import Row, trial_folder
+from trainer.folder.wellformed import CONFIG, read
 
 OPTIONS = f"""\
 {KEYS}
@@ -75,7 +77,28 @@ def _trials(rows: Sequence[Row], results: Path) -> tuple[list[Trial], int]:
     return found, refused
 
 
-def _run(trials: Sequence[Trial], store: Store, gpus_per_trial: float, tracking: Tracking) -> bool:
+def recorded(folder: Path, arm: str, trial_id: str, results: Path) -> Trial:
+    """The trial recorded in a folder of the store `results`, on whatever machine it was made.
+
+    Raises BadInput if on this data and with this trainer its config has another id.
+    """
+    try:
+        config = read(folder / "config.json", CONFIG)
+        config = validate(placed({**config, "out": None}, results))
+        plan = plan_trial(config)
+    except (OSError, ValueError, LookupError) as error:
+        raise BadInput("trial", trial_id, f"has a config that cannot run ({error})") from None
+    if plan.trial_id != trial_id:
+        allowed = f"was made on other data or by another trainer: now it would be {plan.trial_id}"
+        raise BadInput("trial", trial_id, allowed)
+    if trial_folder(config, trial_id) != folder.absolute():
+        config["out"] = str(folder.absolute())
+    return Trial(arm, config, plan, sweeps=("rerun",))
+
+
+def _run(
+    trials: Sequence[Trial], store: SweepStore, gpus_per_trial: float, tracking: Tracking
+) -> bool:
     """Runs the trials; returns whether a signal asked to stop.
 
     Trials that had not started by then get the output of their earlier run back.

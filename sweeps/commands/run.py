@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from analysis.objects.bucket import StoreAway
-from sweeps.commands import COMMANDS
+from sweeps.commands import COMMANDS, SAYS
 from sweeps.plan import sweep_record, tried_report
 from sweeps.plan.pricing import Prices
 from sweeps.plan.summary import advice, summary
@@ -18,22 +21,20 @@ from sweeps.plan.sweep_plan import SweepPlan, all_planned, plan_sweeps
 from sweeps.request.command_line import Request, parse_request
 from sweeps.request.expand import Trial, unique
 from sweeps.request.files import ALL, PAPER, known
-from sweeps.store import drawn
 from sweeps.store.opened import open_store
-from sweeps.store.results import failed, finished
-from sweeps.store.store import Store
+from sweeps.store.results import failed, finished, require_ready
+from sweeps.store.store import SweepStore
 from sweeps.tracking import choice
+from trainer.base.atomic import write_json
 from trainer.base.cli import DONE, FAILED, parser
-from trainer.base.errors import BadInput, Stopped
-from trainer.base.resources import require_device
+from trainer.base.errors import Stopped
 from trainer.base.stopping import stopping
 from trainer.config.version import code_version
-from trainer.parts import open_data
 
 POLL_EVERY = 0.5
 """Seconds between two questions to the queue, which limits the looks into the store itself."""
-SAYS = "running trials save a checkpoint and stop"
-"""What a driver says when a signal asks it to stop."""
+MADE_OF, PAGE = ".made_of.json", "index.html"
+"""Files of a report: what the last one was made of, and what it printed; its page."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -85,40 +86,9 @@ def _asked_words(words: Sequence[str]) -> list[str]:
     return asked
 
 
-def require_ready(store: Store, planned: Sequence[Trial]) -> None:
-    """Raises BadInput if the store, this machine or the data does not fit the planned trials.
-
-    It names everything that is missing: people should not fetch a GPU to learn that data is not
-    there.
-    """
-    store.require_usable()
-    todo = [trial for trial in planned if finished(trial) is None]
-    distinct = {_needs(trial.config): trial.config for trial in todo}
-    missing = {str(error): error for config in distinct.values() for error in _missing_of(config)}
-    if missing:
-        first, *others = missing.values()
-        also = "".join(f"; also {error}" for error in others)
-        raise BadInput(first.key, first.value, f"{first.allowed}{also}")
-
-
-def _missing_of(config: Mapping[str, Any]) -> Iterator[BadInput]:
-    """What this machine lacks for a trial."""
-    checks: list[Callable[[], object]] = [lambda: open_data(config)]
-    if not os.environ.get("RAY_ADDRESS"):  # else the driver checks the cluster's resources
-        checks.insert(0, lambda: require_device(config["device"]))
-    for check in checks:
-        try:
-            check()
-        except BadInput as error:
-            yield error
-
-
-def _needs(config: Mapping[str, Any]) -> str:
-    """The keys that say which device and data a trial needs, as JSON."""
-    return json.dumps([config[key] for key in ("device", "data", "seq_len", "model")])
-
-
-def _run(asked: Request, sweeps: list[SweepPlan], store: Store) -> tuple[list[SweepPlan], bool]:
+def _run(
+    asked: Request, sweeps: list[SweepPlan], store: SweepStore
+) -> tuple[list[SweepPlan], bool]:
     """Runs the trials that can run, in rounds: those that decide which others do, then the others.
 
     This driver tries each trial once at most. Trials that another driver runs are waited for, and
@@ -158,7 +128,7 @@ def _run(asked: Request, sweeps: list[SweepPlan], store: Store) -> tuple[list[Sw
 def _refreshed(
     asked: Request,
     sweeps: list[SweepPlan],
-    store: Store,
+    store: SweepStore,
     asked_to_stop: Callable[[], bool],
 ) -> list[SweepPlan]:
     """The plans by the results that the store has now; what has changed is recorded. While the
@@ -188,7 +158,7 @@ def _say_what_is_left(asked: Request, sweeps: Sequence[SweepPlan]) -> None:
     print(f"a report of what is done: python -m analysis results={where} out=report")
 
 
-def _end(asked: Request, plan: SweepPlan, prices: Prices, store: Store) -> int:
+def _end(asked: Request, plan: SweepPlan, prices: Prices, store: SweepStore) -> int:
     """Prints what became of a sweep, its report and its advice; returns an exit code."""
     if len(asked.sweeps) > 1:
         print(f"\nsweep {plan.label}")
@@ -205,24 +175,58 @@ def _end(asked: Request, plan: SweepPlan, prices: Prices, store: Store) -> int:
     return FAILED if lost or left else DONE
 
 
-def _report(asked: Request, plan: SweepPlan, prices: Prices, store: Store) -> str:
+def _report(asked: Request, plan: SweepPlan, prices: Prices, store: SweepStore) -> str:
     """Writes the report of the arms at the chosen values, unless it is there; returns its text.
 
     The other values that tuning tried are in tuned.csv.
     """
     out = asked.results / "reports" / plan.label
     folders = [trial.folder for trial in unique(plan.planned)]
-    now = drawn.state(sweep_record.record(asked, plan, prices), folders, code_version())
-    text = drawn.printed(out, now)
+    now = state(sweep_record.record(asked, plan, prices), folders, code_version())
+    text = printed(out, now)
     if text is not None:
         return f"{text}\nnothing has changed since this report was made"
     from analysis.report.report import report
 
-    lines = [report(asked.results, out, plan.label)]
+    lines = [report(asked.results, out, plan.label, asked.where)]
     lines += tried_report.write(plan.sweep, plan.choices, out)
     if (search := plan.sweep.search) is not None:
         lines += tried_report.compare(asked.results, search, plan.planned, out)
-    text = "\n".join([*lines, *advice(asked.results, plan)])
-    drawn.note(out, now, text)
+    text = "\n".join([*lines, *advice(asked.results, plan, asked.where)])
+    note(out, now, text)
     store.push(out)
     return text
+
+
+def state(record: Mapping[str, Any], folders: Iterable[Path], version: str | None) -> str:
+    """Return a hash of what a report is made of.
+
+    That is the sweep's record without its costs, the results of its trials, and the `version` of
+    the code. A version that is not of a commit or a release counts as another one each time.
+    """
+    costs = ("trials", "words")
+    plan = {key: value for key, value in record.items() if key not in costs}
+    results = sorted((folder.name, _modified(folder / "result.json")) for folder in folders)
+    code = token_hex() if version is None or version.endswith("-dirty") else version
+    whole = json.dumps([plan, sorted(record["trials"]), results, code], default=str)
+    return hashlib.sha256(whole.encode()).hexdigest()
+
+
+def _modified(path: Path) -> int:
+    with suppress(OSError):
+        return path.stat().st_mtime_ns
+    return 0
+
+
+def printed(out: Path, now: str) -> str | None:
+    """Return what the report in `out` printed; None unless it is made of the state `now`."""
+    with suppress(OSError, ValueError, LookupError):
+        last = json.loads((out / MADE_OF).read_text())
+        if (out / PAGE).is_file() and last["state"] == now:
+            return str(last["printed"])
+    return None
+
+
+def note(out: Path, now: str, text: str) -> None:
+    """Note what the report in `out` was made of, and what it printed."""
+    write_json(out / MADE_OF, {"state": now, "printed": text})

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from analysis.objects.places import named
 from sweeps.plan.pricing import PricedSweeps
 from sweeps.plan.sweep_plan import SweepPlan
 from sweeps.request.command_line import Request
@@ -56,10 +55,11 @@ def _precision(results: Path, sweep: SweepPlan) -> Iterator[str]:
     yield f"{in_sd}; by what is measured here, in nats per token: {', '.join(optimizers)}"
 
 
-def advice(results: Path, plan: SweepPlan) -> Iterator[str]:
+def advice(results: Path, plan: SweepPlan, store: str) -> Iterator[str]:
     """Yield the verdict for each optimizer, and the command that shows what it rests on.
 
-    Nothing for a sweep without a question, or without a finished trial.
+    `store`: the name of the store `results` in that command. Nothing for a sweep without a
+    question, or without a finished trial.
     """
     question = plan.sweep.advice
     if question is None or not (results / "trials").is_dir():
@@ -88,6 +88,6 @@ def advice(results: Path, plan: SweepPlan) -> Iterator[str]:
             f"optimizer={trials['optimizer'].iloc[-1]}",
             f"stages={stages}",
             f"microbatches={microbatches}",
-            f"results={named(results)}",
+            f"results={store}",
         ]
         yield f"what this rests on: python -m analysis advise {shlex.join(words)}"

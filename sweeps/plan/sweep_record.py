@@ -18,8 +18,8 @@ from sweeps.plan.pricing import Prices
 from sweeps.plan.sweep_plan import SweepPlan, all_planned
 from sweeps.request.command_line import Request
 from sweeps.request.expand import Trial
-from sweeps.store.leftovers import clean_old
-from sweeps.store.store import Store
+from sweeps.store.results import clean_old
+from sweeps.store.store import SweepStore
 from trainer.base.atomic import SUFFIX, write_json
 from trainer.base.errors import BadInput
 from trainer.folder.wellformed import Damaged, read
@@ -27,7 +27,7 @@ from trainer.folder.wellformed import Damaged, read
 FOLDER = "sweeps"
 
 
-def write(request: Request, sweeps: Sequence[SweepPlan], store: Store) -> None:
+def write(request: Request, sweeps: Sequence[SweepPlan], store: SweepStore) -> None:
     """Replace the record of each sweep; raise BadInput if the store cannot be written."""
     prices = Prices.measured(request.results, all_planned(sweeps))
     for sweep in sweeps:
@@ -43,7 +43,7 @@ def write(request: Request, sweeps: Sequence[SweepPlan], store: Store) -> None:
             raise BadInput("results", request.results, allowed) from None
 
 
-def _keep_former(path: Path, store: Store) -> None:
+def _keep_former(path: Path, store: SweepStore) -> None:
     """Copy the record at `path` to its label of today, if a scale has the label's name since.
 
     `main-tiny` of a store from before version 0.2 would be lost to the `main-tiny` of today.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.objects.places import place
+from analysis.objects.mirror import place
 from sweeps.request.checks import check_sweep
 from sweeps.request.files import (
     ALL,

@@ -9,22 +9,19 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
 from uuid import uuid4
 
 from analysis.objects import register
-from analysis.objects.bucket import Bucket, Changed, StoreAway
-from analysis.objects.mirror import ARCHIVED, AT_ONCE, Mirror, fetch
-from analysis.objects.register import Register
+from analysis.objects.bucket import BucketClient, Changed, StoreAway
+from analysis.objects.lease import RegisterLease, edit, is_free
+from analysis.objects.mirror import AT_ONCE, Mirror, fetch
+from analysis.objects.register import ARCHIVED, CHECKPOINT, RESULT, File, Register, see
+from analysis.objects.working import WorkingFolder
 from sweeps.request.expand import Trial
-from sweeps.store.again import STAYS
-from sweeps.store.claim import Claim, edit, is_free, see
-from sweeps.store.look import Look
-from sweeps.store.store import Config, Running, Spare, never
-from sweeps.store.working import CHECKPOINT, RESULT, Working
-from trainer.base.errors import BadInput, LeaseLost
+from sweeps.store.store import STAYS, Config, RunningTrial, Spare, TrialState
+from trainer.base.errors import BadInput
 from trainer.base.scratch import scratch
-from trainer.base.status import FINAL, Status
+from trainer.base.status import FINAL
 from trainer.folder.lease import Held
 from trainer.folder.wellformed import Damaged
 
@@ -34,10 +31,10 @@ LIST_EVERY = 2.0
 
 
 class ObjectStore:
-    """See `Store`."""
+    """A `SweepStore` in a bucket, read in a copy on this machine."""
 
     def __init__(self, url: str) -> None:
-        self._bucket = Bucket(url)
+        self._bucket = BucketClient(url)
 
     @property
     def name(self) -> str:
@@ -47,14 +44,10 @@ class ObjectStore:
     @property
     def folder(self) -> Path:
         """The copy of this machine."""
-        return self._mirror.path
-
-    @property
-    def _mirror(self) -> Mirror:
-        return Mirror(self._bucket)
+        return Mirror(self._bucket).path
 
     def require_usable(self) -> None:
-        """Raises BadInput if the store does not answer, or is without conditional writes."""
+        """Raise BadInput if the store does not answer, or is without conditional writes."""
         try:
             with _probe(self._bucket) as (key, version):
                 other = {name: f'"{uuid4().hex}"' for name in version}
@@ -69,11 +62,11 @@ class ObjectStore:
             raise BadInput("results", self.name, f"{allowed}the etag matches): an object was lost")
 
     def pull(self) -> None:
-        """See `Store`."""
-        self._mirror.pull()
+        """Fetch what changed since the last pull."""
+        Mirror(self._bucket).pull()
 
     def push(self, *paths: Path) -> None:
-        """See `Store`."""
+        """Upload these files of the copy, and the files of folders in it."""
         files = [file for path in paths for file in _files(path)]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for _ in pool.map(self._push, files):
@@ -85,36 +78,35 @@ class ObjectStore:
             self._bucket.upload(str(path.relative_to(self.folder)), content)
 
     def trials(self) -> Registers:
-        """See `Store`."""
+        """Return an empty collection of trials."""
         return Registers(self._bucket)
 
     @contextmanager
-    def running(self, config: Config, trial_id: str) -> Iterator[Running]:
-        """The trial runs in a folder of its own, which is deleted after."""
+    def running(self, config: Config, trial_id: str) -> Iterator[RunningTrial]:
+        """Yield the trial. It runs in a folder of its own, which is deleted after."""
         with scratch(self.folder.parent / "work", "trial-") as folder:
             seen = see(self._bucket, trial_id)
             here = {**config, "out": str(folder)}
-            if seen is not None and _status(seen.register) in FINAL:
+            if seen is not None and seen.register.status in FINAL:
                 fetch(self._bucket, seen.register.files[RESULT], folder / RESULT)
-                yield Running(here, never)
+                yield RunningTrial(here)
                 return
             if not is_free(self._bucket, seen):
                 raise Held("trial", trial_id, "another process runs this trial")
-            claim = Claim(self._bucket, seen, trial_id)
-            asked = {**config, "results": self.name, "out": None}
-            working = Working(self._bucket, claim, folder, asked)
-            with _given_back(claim, working):
-                yield Running(here, claim.is_lost)
+            lease = RegisterLease(self._bucket, seen, trial_id)
+            stored = {**config, "results": self.name, "out": None}
+            with WorkingFolder(self._bucket, lease, folder, stored).held():
+                yield RunningTrial(here, lease.is_lost)
 
     def archive(self, trial: Trial) -> ArchivedFiles:
-        """See `Store`."""
+        """Rename the files of the output in the register."""
         return ArchivedFiles(self._bucket, trial.plan.trial_id)
 
     def spare(self, folders: Sequence[Path]) -> Iterator[Spare]:
-        """Also what no register names: uploads of processes that were killed or taken over."""
+        """Yield checkpoints, and what no register names: uploads of processes that were killed."""
         there: dict[str, dict[str, int]] = {}
-        for one in self._bucket.list("trials"):
-            there.setdefault(one.key.split("/")[1], {})[one.key] = one.size
+        for meta in self._bucket.list("trials"):
+            there.setdefault(meta.key.split("/")[1], {})[meta.key] = meta.size
         for folder in folders:
             seen = see(self._bucket, folder.name) if folder.name in there else None
             if seen is None or not is_free(self._bucket, seen):
@@ -136,9 +128,9 @@ class ObjectStore:
 
 
 class Registers:
-    """The trials of an object store: see `Trials`."""
+    """The `KnownTrials` of an object store."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: BucketClient) -> None:
         self._bucket = bucket
         self._trials: dict[str, Trial] = {}
         self._started: set[str] = set()
@@ -148,35 +140,38 @@ class Registers:
         return self._trials[trial_id]
 
     def add(self, trial: Trial) -> None:
-        """See `Trials`."""
+        """Make a trial known."""
         self._trials[trial.plan.trial_id] = trial
 
     def started(self) -> set[str]:
-        """See `Trials`. What has started since the last listing is found out by its claim."""
+        """Return the ids of the trials that had a register at the last listing.
+
+        What has started since then is found out when this process tries to take it.
+        """
         if monotonic() - self._listed_at > LIST_EVERY:
-            with suppress(StoreAway, FileNotFoundError):  # it may be away for a moment
-                listed = {Path(one.key).stem for one in self._bucket.list(register.FOLDER)}
+            with suppress(StoreAway):  # it may be away for a moment
+                listed = {Path(meta.key).stem for meta in self._bucket.list(register.FOLDER)}
                 self._started = listed & self._trials.keys()
             self._listed_at = monotonic()
         return self._started
 
-    def look(self, trial_id: str) -> Look:
-        """See `Trials`: one request, and three in a minute for the time."""
+    def look(self, trial_id: str) -> TrialState:
+        """Return what the register says: one request, and three in a minute for the time."""
         try:
             seen = see(self._bucket, trial_id)
-            if seen is not None and _status(seen.register) in FINAL:
-                return Look.ENDED
-            return Look.FREE if is_free(self._bucket, seen) else Look.HELD
+            if seen is not None and seen.register.status in FINAL:
+                return TrialState.ENDED
+            return TrialState.FREE if is_free(self._bucket, seen) else TrialState.HELD
         except (StoreAway, Damaged):
-            return Look.HELD
+            return TrialState.HELD
 
 
 class ArchivedFiles:
     """The output of a finished trial, under names in `earlier-<n>/`; no object moves."""
 
-    def __init__(self, bucket: Bucket, trial_id: str) -> None:
+    def __init__(self, bucket: BucketClient, trial_id: str) -> None:
         self._bucket, self._trial_id = bucket, trial_id
-        self._num_attempts, self._files = -1, dict[str, Any]()
+        self._num_attempts, self._files = -1, dict[str, File]()
         edit(bucket, trial_id, self._put_aside)
 
     def _put_aside(self, now: Register) -> Register | None:
@@ -185,46 +180,26 @@ class ArchivedFiles:
         self._num_attempts, self._files = now.attempt, dict(now.files)
         earlier = {name.split("/")[0] for name in now.files if name.startswith(ARCHIVED)}
         archive = f"{ARCHIVED}{1 + len(earlier):06d}"
-        moved = {name: self._moved(name, archive) for name in now.files}
-        return replace(now, files={moved[name]: file for name, file in now.files.items()})
-
-    def _moved(self, name: str, archive: str) -> str:
-        top = Path(name.split("/", maxsplit=1)[0])
-        stays = any(top.match(pattern) for pattern in STAYS) and name != RESULT
-        return name if stays else f"{archive}/{name}"
+        return replace(now, files={_moved(name, archive): now.files[name] for name in now.files})
 
     def restore_unless_started(self) -> None:
-        """See `Archived`."""
+        """Give the files their names back if no new attempt at the trial was made."""
         edit(self._bucket, self._trial_id, self._back)
 
     def _back(self, now: Register) -> Register | None:
         return replace(now, files=self._files) if now.attempt == self._num_attempts else None
 
 
-@contextmanager
-def _given_back(claim: Claim, working: Working) -> Iterator[None]:
-    """Holds the trial while the context lasts, with what was there before it, and what is made."""
-    with claim.heartbeat():
-        try:
-            working.fetch()
-        except BaseException as error:
-            with suppress(LeaseLost, StoreAway):
-                working.abandon(type(error).__name__)
-            raise
-        try:
-            with working.pushed():
-                yield
-        except BaseException as error:
-            if claim.is_lost():
-                raise LeaseLost("the trial was, or may be, taken over") from error
-            working.give_back(type(error).__name__)
-            raise
-        working.give_back(Status.FAILED)
+def _moved(name: str, archive: str) -> str:
+    """Return the name of a file in the folder `archive`, or its own if the file stays."""
+    top = Path(name.split("/", maxsplit=1)[0])
+    stays = any(top.match(pattern) for pattern in STAYS) and name != RESULT
+    return name if stays else f"{archive}/{name}"
 
 
 @contextmanager
-def _probe(bucket: Bucket) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yields the key and the version of a new object, which is deleted afterwards."""
+def _probe(bucket: BucketClient) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the key and the version of a new object, which is deleted afterwards."""
     key = f"{PROBE}{uuid4().hex}"
     version = bucket.create(key, b"probe")
     try:
@@ -233,7 +208,7 @@ def _probe(bucket: Bucket) -> Iterator[tuple[str, dict[str, str]]]:
         bucket.delete([key])
 
 
-def _sees(bucket: Bucket, key: str) -> bool:
+def _sees(bucket: BucketClient, key: str) -> bool:
     try:
         return bucket.read(key).content == b"probe" and _refuses(partial(bucket.create, key, b""))
     except FileNotFoundError:
@@ -249,13 +224,8 @@ def _refuses(request: Callable[[], object]) -> bool:
 
 
 def _stale(version: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
-    """A version that the object never had; a generation is a number."""
+    """Return a version that the object never had; a generation is a number."""
     return {**other, **({"version": "1"} if "version" in version else {})}
-
-
-def _status(now: Register) -> str | None:
-    result = now.text(RESULT)
-    return None if result is None else result.get("status")
 
 
 def _without_checkpoints(now: Register) -> Register:
@@ -264,5 +234,5 @@ def _without_checkpoints(now: Register) -> Register:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    found = [path] if path.is_file() else sorted(path.rglob("*"))
-    return (file for file in found if file.is_file() and not file.name.endswith(".partial"))
+    paths = [path] if path.is_file() else sorted(path.rglob("*"))
+    return (file for file in paths if file.is_file() and not file.name.endswith(".partial"))

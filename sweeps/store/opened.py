@@ -1,15 +1,159 @@
-"""The store that a word of a command names."""
+"""The store that a word of a command names: a folder that machines share, or an object store."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from sweeps.store.files import FileStore
+from sweeps.request.expand import Trial
 from sweeps.store.objects import ObjectStore
-from sweeps.store.store import Store
+from sweeps.store.results import creates, finished, probe, require_writable
+from sweeps.store.store import STAYS, Config, RunningTrial, Spare, SweepStore, TrialState
+from trainer.base.atomic import partials
+from trainer.base.errors import BadInput
 from trainer.base.paths import is_url
+from trainer.folder.lease import Held, attempts, holder
+from trainer.folder.record import trial_folder
 
 
-def open_store(word: str) -> Store:
-    """`word`: a folder, or the URL of an object store. Asks nothing of it yet. Raises BadInput."""
+def open_store(word: str) -> SweepStore:
+    """Return the store `word`, a folder or the URL of an object store; raises BadInput.
+
+    Asks nothing of the store yet.
+    """
     return ObjectStore(word) if is_url(word) else FileStore(Path(word))
+
+
+class FileStore:
+    """A `SweepStore` in a folder. What is written in the folder is seen by all machines."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def name(self) -> str:
+        """Its path."""
+        return str(self.folder)
+
+    def require_usable(self) -> None:
+        """Raise BadInput unless this machine can write there, and files are made exclusively."""
+        require_writable(self.folder)
+
+    def pull(self) -> None:
+        """Do nothing."""
+
+    def push(self, *paths: Path) -> None:
+        """Do nothing."""
+
+    def trials(self) -> Folders:
+        """Return an empty collection of trials."""
+        return Folders()
+
+    @contextmanager
+    def running(self, config: Config, trial_id: str) -> Iterator[RunningTrial]:
+        """Yield the trial. The trainer itself takes and keeps the lease of the trial's folder."""
+        if holder(trial_folder(config, trial_id)) is not None:
+            raise Held("trial", trial_id, "another process runs this trial")
+        yield RunningTrial(config)
+
+    def archive(self, trial: Trial) -> ArchivedOutput:
+        """Move the output to a folder beside it."""
+        return ArchivedOutput(trial.folder)
+
+    def spare(self, folders: Sequence[Path]) -> Iterator[Spare]:
+        """Yield the checkpoints and partial files of each folder that no process holds."""
+        for folder in folders:
+            files = [path for path in folder.glob("checkpoint-*.pt") if path.is_file()]
+            files += partials(folder)
+            if files and holder(folder) is None:
+                num_bytes = sum(path.stat().st_size for path in files)
+                yield Spare(len(files), num_bytes, partial(_delete, files))
+
+    @contextmanager
+    def probe(self) -> Iterator[Callable[[], bool]]:
+        """A machine that sees this folder fails to create a file in it that exists."""
+        with probe(self.folder / "trials") as made:
+            yield partial(_sees, made)
+
+
+class Folders:
+    """The `KnownTrials` of a folder."""
+
+    def __init__(self) -> None:
+        self._trials: dict[str, Trial] = {}
+        self._names: dict[Path, dict[str, str]] = {}
+        """Store → name of a trial's folder in it → id."""
+
+    def __getitem__(self, trial_id: str) -> Trial:
+        return self._trials[trial_id]
+
+    def add(self, trial: Trial) -> None:
+        """Make a trial known."""
+        folder, trial_id = trial.folder, trial.plan.trial_id
+        self._trials[trial_id] = trial
+        self._names.setdefault(folder.parent, {})[folder.name] = trial_id
+
+    def started(self) -> set[str]:
+        """Return the ids of the trials that have a folder."""
+        return {
+            names[name]
+            for store, names in self._names.items()
+            for name in _names(store)
+            if name in names
+        }
+
+    def look(self, trial_id: str) -> TrialState:
+        """Return what the trial's folder says. It takes about ten operations of the file system."""
+        trial = self._trials[trial_id]
+        try:
+            if finished(trial) is not None:
+                return TrialState.ENDED
+            return TrialState.FREE if holder(trial.folder) is None else TrialState.HELD
+        except (OSError, BadInput):  # the store may be away for a moment
+            return TrialState.HELD
+
+
+class ArchivedOutput:
+    """The output of a finished trial, moved to `earlier-<n>/` so that the trial can run again.
+
+    The result is moved last: until then the trial is finished, and after that nothing is left.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._num_attempts = folder, len(attempts(folder))
+        self._archive = folder / f"earlier-{1 + len([*folder.glob('earlier-*')]):06d}"
+        self._archive.mkdir()
+        stays = {path for pattern in STAYS for path in folder.glob(pattern)}
+        for path in {*folder.iterdir()} - stays:
+            path.rename(self._archive / path.name)
+        (folder / "result.json").rename(self._archive / "result.json")
+
+    def restore_unless_started(self) -> None:
+        """Move everything back, the result last, if no new attempt at the trial was made."""
+        if len(attempts(self._folder)) == self._num_attempts:
+            moved = sorted(self._archive.iterdir(), key=lambda path: path.name == "result.json")
+            for path in moved:
+                path.rename(self._folder / path.name)
+            self._archive.rmdir()
+
+
+def _names(store: Path) -> list[str]:
+    try:
+        return os.listdir(store)
+    except OSError:
+        return []
+
+
+def _delete(files: Sequence[Path]) -> None:
+    for path in files:
+        path.unlink(missing_ok=True)
+
+
+def _sees(made: Path) -> bool:
+    try:
+        return not creates(made)
+    except OSError:  # this machine has no such folder
+        return False

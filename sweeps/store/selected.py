@@ -6,7 +6,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING
 
-from analysis.objects.places import pulled
+from analysis.objects.mirror import pulled
 from trainer.base.cli import Given
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ COLUMN=     only trials with this value in a column of the table of trials: stat
 
 
 def select(given: Given) -> Selection:
-    """The trials in the store `results` that fulfil all other conditions of `given`.
+    """Return the trials in the store `results` that fulfil all other conditions of `given`.
 
     Raises BadInput. Prints the warnings of `load` and, if no trial is selected, what could be.
     """
@@ -28,9 +28,9 @@ def select(given: Given) -> Selection:
     conditions = {key: value for key, value in given.items() if key != "results"}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        found = selection.select(pulled(given.get("results", "results")), conditions)
+        selected = selection.select(pulled(given.get("results", "results")), conditions)
     for warning in caught:
         print(f"warning: {warning.message}", file=sys.stderr)
-    if found.why_empty:
-        print(found.why_empty, file=sys.stderr)
-    return found
+    if selected.why_empty:
+        print(selected.why_empty, file=sys.stderr)
+    return selected

@@ -4,26 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from sweeps.request.expand import Trial
-from sweeps.store.look import Look
+from trainer.folder.lease import PATTERN
+
+STAYS = ("config.json", "result.json", "trial_id", PATTERN, "earlier-*", ".*")
+"""Patterns of files that `archive` does not move, or, of the result, moves last."""
 
 Config = Mapping[str, Any]
 
 
-def never() -> bool:
-    """A trial that nobody takes over unseen."""
-    return False
+class TrialState(Enum):
+    """What a store says of a started trial."""
+
+    FREE = auto()
+    """It has to run, and no process runs it."""
+    HELD = auto()
+    """A process runs it, or the store does not answer."""
+    ENDED = auto()
+    """It has a result that stays."""
 
 
-class Running(NamedTuple):
+class RunningTrial(NamedTuple):
     """A trial that this process may run."""
 
     config: Config
     """With the folder in which it runs."""
-    is_lost: Callable[[], bool]
+    is_lost: Callable[[], bool] = lambda: False
     """Whether it must stop, because another process has it, or may take it."""
 
 
@@ -39,25 +49,25 @@ class Archived(Protocol):
     """The output of a finished trial, put aside so that the trial can run again."""
 
     def restore_unless_started(self) -> None:
-        """Puts everything back if no new attempt at the trial was made."""
+        """Put everything back if no new attempt at the trial was made."""
 
 
-class Trials(Protocol):
-    """Trials by their ids, and what became of them: see `sweeps.cluster.queue.Store`."""
+class KnownTrials(Protocol):
+    """Trials by their ids, and what drivers see of each other's: which are started, which free."""
 
     def __getitem__(self, trial_id: str) -> Trial: ...
 
     def add(self, trial: Trial) -> None:
-        """Makes a trial known."""
+        """Make a trial known."""
 
     def started(self) -> Collection[str]:
-        """Ids of the known trials that any driver has started, whatever became of them."""
+        """Return the ids of the known trials that any driver has started, ended ones included."""
 
-    def look(self, trial_id: str) -> Look:
-        """What the store says of a started trial."""
+    def look(self, trial_id: str) -> TrialState:
+        """Return what the store says of a started trial."""
 
 
-class Store(Protocol):
+class SweepStore(Protocol):
     """A store. It may be sent to the workers of a cluster.
 
     Its methods raise StoreAway if it does not answer.
@@ -72,29 +82,29 @@ class Store(Protocol):
         """Where this machine reads it, and writes records of sweeps and reports."""
 
     def require_usable(self) -> None:
-        """Raises BadInput if it cannot be written, or cannot hold a lease."""
+        """Raise BadInput if it cannot be written, or cannot hold a lease."""
 
     def pull(self) -> None:
-        """Brings `folder` up to date."""
+        """Bring `folder` up to date."""
 
     def push(self, *paths: Path) -> None:
-        """Gives others these files of `folder`, and the files of folders in it."""
+        """Give others these files of `folder`, and the files of folders in it."""
 
-    def trials(self) -> Trials:
-        """Trials to be made known."""
+    def trials(self) -> KnownTrials:
+        """Return an empty collection of trials to be made known."""
 
-    def running(self, config: Config, trial_id: str) -> AbstractContextManager[Running]:
-        """The trial, to be run within the context; a finished one comes with its result.
+    def running(self, config: Config, trial_id: str) -> AbstractContextManager[RunningTrial]:
+        """Yield the trial, to be run within the context; a finished one comes with its result.
 
         Raises Held if another process runs it, LeaseLost if one took it over meanwhile.
         """
 
     def archive(self, trial: Trial) -> Archived:
-        """Puts the output of a finished trial aside."""
+        """Put the output of a finished trial aside."""
 
     def spare(self, folders: Sequence[Path]) -> Iterable[Spare]:
-        """Checkpoints of the trials in these folders of `folder`, and what killed processes left;
-        nothing of a trial that a process runs."""
+        """Return checkpoints of the trials in these folders of `folder`, and what killed processes
+        left; nothing of a trial that a process runs."""
 
     def probe(self) -> AbstractContextManager[Callable[[], bool]]:
-        """Yields a function that says, on any machine, whether that one sees this same store."""
+        """Yield a function that says, on any machine, whether that one sees this same store."""

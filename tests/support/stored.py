@@ -9,7 +9,7 @@ from typing import Any
 
 from bench import s3_server
 from sweeps.request.expand import Trial
-from sweeps.store.store import Store
+from sweeps.store.store import SweepStore
 from tests.support import small
 from trainer.config.plan import plan_trial
 from trainer.trial import run_trial
@@ -17,12 +17,12 @@ from trainer.trial import run_trial
 URL = f"s3://{s3_server.BUCKET}/a/store"
 
 
-def trial_of(store: Store, folder: Path, *words: str) -> Trial:
+def trial_of(store: SweepStore, folder: Path, *words: str) -> Trial:
     config = small.config(folder, f"results={store.folder}", *words)
     return Trial("sync", config, plan_trial(config))
 
 
-def run(store: Store, trial: Trial, stop: Callable[[], bool] = lambda: False) -> Any:
+def run(store: SweepStore, trial: Trial, stop: Callable[[], bool] = lambda: False) -> Any:
     with store.running(trial.config, trial.plan.trial_id) as running:
         return run_trial(running.config, asked_to_stop=lambda: stop() or running.is_lost())
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from analysis.advice.verdict import UNDECIDED
-from analysis.table.records import Asked, Record
+from analysis.table.records import Record, RecordedTrial
 from tests.support.advised import add, ask
 from tests.support.synthetic_store import config, result, write
 from trainer.base.errors import BadInput
@@ -67,7 +67,7 @@ def test_the_command_repeats_a_setting_whose_key_is_null(tmp_path: Path) -> None
     ids = found.evidence.trials
     made = Record(
         *("main", "micro", "main-micro", words, "", (), (0,), True, (), frozenset(ids)),
-        trials={name: Asked("sync", 0, None, None, None) for name in ids},
+        trials={name: RecordedTrial("sync", 0, None, None, None) for name in ids},
     )
     assert ask(tmp_path, records=[replace(made, trials={})]).command == ""
     told = ask(tmp_path, records=[replace(made, trials={}), made])

@@ -6,13 +6,15 @@ import pandas as pd
 import pytest
 
 from analysis.report.missing import cost, missing, shown
-from analysis.table.records import Asked, Record
+from analysis.table.records import Record, RecordedTrial
 
 WORDS, ARMS, SEEDS = ("sweep=main", "scale=tiny"), ("sync", "delay"), (0,)
 
 
 def record(*seconds: float | None) -> Record:
-    trials = {str(number): Asked("delay", 0, 500, 1e6, s) for number, s in enumerate(seconds)}
+    trials = {
+        str(number): RecordedTrial("delay", 0, 500, 1e6, s) for number, s in enumerate(seconds)
+    }
     ids = frozenset(trials)
     return Record("main", "tiny", "main-tiny", WORDS, "", ARMS, SEEDS, True, (), ids, trials)
 

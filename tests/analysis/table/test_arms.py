@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from analysis import load
-from analysis.table.arms import arm, arm_columns, base_arm
+from analysis.table.rows import arm, arm_columns, base_arm
 from tests.support.synthetic_store import FEEDBACK, NONE, SYNC, TWO_BUFFERED, config, result, write
 from trainer.config.names import names
 

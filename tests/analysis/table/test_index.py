@@ -69,16 +69,17 @@ def test_the_same_table_to_the_dtype_and_no_file_is_opened_again(tmp_path: Path)
     assert load(tmp_path)["final_val_loss"].iloc[0] == 9.5
 
 
+def complete(store: Path, arm: str, trial_id: str) -> None:
+    content = {"trial_id": trial_id, **result(config(arm, seed=1), 1.25)}
+    (store / "trials" / trial_id / "result.json").write_text(json.dumps(content))
+
+
 def finish(store: Path) -> None:
-    settings = config("sync", seed=1)
-    named = {"trial_id": "0004", **result(settings, 1.25)}
-    (store / "trials" / "0004" / "result.json").write_text(json.dumps(named))
+    complete(store, "sync", "0004")
 
 
 def repair(store: Path) -> None:
-    settings = config("delay", seed=1)
-    named = {"trial_id": "0003", **result(settings, 1.625)}
-    (store / "trials" / "0003" / "result.json").write_text(json.dumps(named))
+    complete(store, "delay", "0003")
 
 
 def add(store: Path) -> None:

@@ -20,7 +20,8 @@ from sweeps.cluster.queue import (
 from sweeps.cluster.tune_hooks import Offers
 from sweeps.request.command_line import parse_request
 from sweeps.request.expand import points, unique
-from sweeps.store.look import Folders, Look
+from sweeps.store.opened import Folders
+from sweeps.store.store import TrialState
 from tests.support import small
 from trainer.base.status import Status
 from trainer.folder.lease import leased
@@ -29,13 +30,13 @@ from trainer.folder.lease import leased
 class InMemory:
     """A store of known looks, which counts them, and a clock."""
 
-    def __init__(self, **looks: Look) -> None:
+    def __init__(self, **looks: TrialState) -> None:
         self.looks, self.num_looks, self.now = dict(looks), 0, 0.0
 
     def started(self) -> Collection[str]:
         return {*self.looks}
 
-    def look(self, trial_id: str) -> Look:
+    def look(self, trial_id: str) -> TrialState:
         self.num_looks += 1
         return self.looks[trial_id]
 
@@ -57,23 +58,23 @@ def test_long_trials_come_first_and_each_driver_has_an_order_of_its_own() -> Non
 def test_a_trial_that_another_driver_starts_meanwhile_is_skipped_without_a_look() -> None:
     store = InMemory()
     queue = store.queue("abc")
-    store.looks["a"] = Look.HELD
+    store.looks["a"] = TrialState.HELD
     assert (queue.next(), queue.next(), store.num_looks) == ("b", "c", 0)
     assert len(queue) == 1
 
 
 def test_trials_that_were_started_before_are_taken_in_turn_if_nobody_runs_them() -> None:
-    store = InMemory(a=Look.FREE, b=Look.HELD, c=Look.ENDED)
+    store = InMemory(a=TrialState.FREE, b=TrialState.HELD, c=TrialState.ENDED)
     queue = store.queue("abcd")
     assert [queue.next(), queue.next(), queue.next()] == ["a", "d", None]
     assert [*queue] == ["b"]
 
 
 def test_the_trial_of_a_driver_that_died_is_taken_over() -> None:
-    store = InMemory(a=Look.HELD)
+    store = InMemory(a=TrialState.HELD)
     queue = store.queue("ab")
     assert [queue.next(), queue.next()] == ["b", None]
-    store.looks["a"] = Look.FREE
+    store.looks["a"] = TrialState.FREE
     assert queue.next() is None, "not looked at again at once"
     store.now += LOOK_EVERY
     assert queue.next() == "a"
@@ -82,7 +83,7 @@ def test_the_trial_of_a_driver_that_died_is_taken_over() -> None:
 
 def test_waiting_asks_for_one_look_in_two_seconds_however_many_trials_others_hold() -> None:
     names = [f"{i}" for i in range(500)]
-    store = InMemory(**dict.fromkeys(names, Look.HELD))
+    store = InMemory(**dict.fromkeys(names, TrialState.HELD))
     queue = TrialQueue(store, lambda: store.now)
     queue.add(names)
     while queue.has_turns:
@@ -99,18 +100,18 @@ def test_waiting_asks_for_one_look_in_two_seconds_however_many_trials_others_hol
 def test_trials_that_ended_elsewhere_are_dropped_without_a_wait() -> None:
     store = InMemory()
     queue = store.queue("abc")
-    store.looks = dict.fromkeys("abc", Look.ENDED)
+    store.looks = dict.fromkeys("abc", TrialState.ENDED)
     assert queue.next() is None
     assert len(queue) == 0
 
 
 def test_a_slow_store_is_asked_less() -> None:
-    store = InMemory(**dict.fromkeys("abcdefgh", Look.HELD))
+    store = InMemory(**dict.fromkeys("abcdefgh", TrialState.HELD))
     queue = store.queue("abcdefgh")
     assert queue.next() is None
     quick = store.look
 
-    def slow(trial_id: str) -> Look:
+    def slow(trial_id: str) -> TrialState:
         store.now += 5.0
         return quick(trial_id)
 
@@ -140,7 +141,7 @@ def test_a_trial_that_comes_back_again_and_again_counts_as_tried() -> None:
         store.now += LOOK_EVERY
         if (taken := queue.next()) is not None:
             num_taken += 1
-            store.looks[taken] = Look.FREE
+            store.looks[taken] = TrialState.FREE
             queue.put_back(taken)
     assert num_taken == 1 + MAX_RETURNS
 
@@ -152,13 +153,13 @@ def test_what_came_back_elsewhere_is_left_and_what_failed_is_not() -> None:
     assert (offers.metric, offers.mode) == (None, None), "Tune asks: nothing is optimized"
     offered: list[Any] = [offers.suggest(f"tune {i}") for i in range(4)]
     assert offered == [*({"trial": {"id": trial_id}} for trial_id in "abc"), None]
-    store.looks["b"] = Look.HELD
+    store.looks["b"] = TrialState.HELD
     offers.on_trial_complete("tune 0", {"status": Status.COMPLETED})
     offers.on_trial_complete("tune 1", {"status": Status.ELSEWHERE})
     offers.on_trial_complete("tune 2", None, error=True)
     assert [*queue] == ["b"]
     assert offers.suggest("tune 5") == Offers.FINISHED, "Tune's run ends; the driver waits"
-    store.looks["b"], store.now = Look.FREE, LOOK_EVERY
+    store.looks["b"], store.now = TrialState.FREE, LOOK_EVERY
     assert queue.is_ready()
 
 
@@ -193,7 +194,7 @@ def test_two_drivers_of_which_one_dies(tmp_path: Path) -> None:
     assert {*mine.queue} == {trial.plan.trial_id for trial in held}
     folders = Folders()
     folders.add(held[0])
-    assert folders.look(held[0].plan.trial_id) == Look.FREE
+    assert folders.look(held[0].plan.trial_id) == TrialState.FREE
 
 
 @pytest.mark.parametrize("num_drivers", [1, 2, 8, 64])

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from analysis.objects import bucket as requests
+from analysis.objects.lease import RegisterLease
 from bench import s3_server
 from sweeps.cluster import driver
 from sweeps.request.expand import Trial
-from sweeps.store.claim import Claim
 from sweeps.store.objects import ObjectStore
 from sweeps.tracking import choice
 from tests.support import small
@@ -66,7 +66,7 @@ def test_a_trial_that_another_machine_has_is_left_to_it(
     server: s3_server.Bucket, store: ObjectStore, told: Told, tmp_path: Path
 ) -> None:
     config = small.config(tmp_path, f"results={store.folder}")
-    Claim(requests.Bucket(store.name), None, plan_trial(config).trial_id)
+    RegisterLease(requests.BucketClient(store.name), None, plan_trial(config).trial_id)
     train(store, tmp_path)
     assert told[-1]["status"] == Status.ELSEWHERE
 

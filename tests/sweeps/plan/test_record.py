@@ -13,7 +13,7 @@ from sweeps.plan import sweep_record
 from sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
 from sweeps.request.command_line import Request, parse_request
 from sweeps.request.expand import Trial
-from sweeps.store.files import FileStore
+from sweeps.store.opened import FileStore
 from tests.support import small
 from tests.support.records import finished
 from trainer.base.errors import BadInput

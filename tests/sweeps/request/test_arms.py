@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.table.arms import arm as arm_of
+from analysis.table.rows import arm as arm_of
 from sweeps.__main__ import main
 from sweeps.request.checks import check_sweep
 from sweeps.request.command_line import parse_request

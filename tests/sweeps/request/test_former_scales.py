@@ -11,7 +11,7 @@ from analysis.table.records import records
 from sweeps.plan.sweep_plan import plan_sweeps
 from sweeps.plan.sweep_record import write
 from sweeps.request.command_line import parse_request
-from sweeps.store.files import FileStore
+from sweeps.store.opened import FileStore
 from tests.support.sweep_requests import only
 from tests.support.synthetic_store import record
 

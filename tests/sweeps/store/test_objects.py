@@ -11,13 +11,13 @@ import pytest
 
 import analysis
 from analysis.objects import bucket as requests
+from analysis.objects import lease as leases
+from analysis.objects import working
 from analysis.objects.bucket import StoreAway
 from bench import s3_server
-from sweeps.store import claim, working
-from sweeps.store.look import Look
 from sweeps.store.objects import ObjectStore
 from sweeps.store.opened import open_store
-from sweeps.store.store import Store
+from sweeps.store.store import SweepStore, TrialState
 from tests.support import small
 from tests.support.stored import URL, after, rows, run, trial_of
 from trainer.base.errors import BadInput, LeaseLost, Stopped
@@ -27,12 +27,12 @@ from trainer.trial import run_trial
 
 
 @pytest.fixture
-def objects(server: s3_server.Bucket) -> Store:
+def objects(server: s3_server.Bucket) -> SweepStore:
     return ObjectStore(URL)
 
 
 def test_what_the_store_says_names_no_folder_of_a_machine(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket
+    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket
 ) -> None:
     trial = trial_of(objects, tmp_path)
     run(objects, trial)
@@ -46,15 +46,14 @@ def test_what_the_store_says_names_no_folder_of_a_machine(
 
 
 def test_a_killed_process_costs_what_it_did_after_its_last_upload(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
+    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a kill leaves it: no end, uploads that no register names, a folder full of files."""
     monkeypatch.setattr(working, "HEARTBEAT_EVERY", 0.01)
     trial, copies = trial_of(objects, tmp_path), dict(server.objects)
 
     def kill() -> bool:
-        named = [key for key in server.objects if "checkpoint-" in key]
-        if named and not copies:
+        if checkpoints(server) and not copies:
             copies.update(server.objects)
         return False
 
@@ -77,6 +76,10 @@ def test_a_killed_process_costs_what_it_did_after_its_last_upload(
     assert not [*(tmp_path / "cache").rglob("work/trial-*")]
 
 
+def checkpoints(server: s3_server.Bucket) -> dict[str, bytes]:
+    return {key: of.content for key, of in server.objects.items() if "checkpoint-" in key}
+
+
 def slowly(ask: Callable[[], bool]) -> Callable[[], bool]:
     """Gives the thread that uploads its turn between two updates."""
 
@@ -88,32 +91,31 @@ def slowly(ask: Callable[[], bool]) -> Callable[[], bool]:
 
 
 def test_what_was_saved_outlives_an_attempt_that_could_not_fetch_it(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
+    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial = trial_of(objects, tmp_path)
     with pytest.raises(Stopped):
         run(objects, trial, after(1))
-    before = {key: of.content for key, of in server.objects.items() if "checkpoint-" in key}
+    before = checkpoints(server)
     assert before
     monkeypatch.setattr(requests, "NUM_TRIES", 0)
     server.fault = lambda method, key: "503" if "checkpoint-" in key else None
     with pytest.raises(StoreAway):
         run(objects, trial)
     server.fault = lambda method, key: None
-    after_it = {key: of.content for key, of in server.objects.items() if "checkpoint-" in key}
-    assert after_it == before
+    assert checkpoints(server) == before
     assert run(objects, trial)["attempts"][0]["attempt"] == 1
 
 
 def test_a_zombies_result_is_rejected(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
+    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial, heirs = trial_of(objects, tmp_path), []
 
     def taken_over() -> bool:
         if not heirs:
             with monkeypatch.context() as patched:
-                patched.setattr(claim, "is_dead", lambda holder: True)
+                patched.setattr(leases, "is_dead", lambda holder: True)
                 heirs.append(None)
                 heirs[0] = run(objects, trial)
         return False
@@ -126,29 +128,28 @@ def test_a_zombies_result_is_rejected(
 
 
 def test_a_network_that_is_cut_for_long_ends_the_trial_and_loses_nothing(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
+    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim, "STOP_AFTER", 0.3)
+    def cut() -> bool:
+        server.fault = lambda method, key: "cut"
+        return False
+
+    monkeypatch.setattr(leases, "STOP_AFTER", 0.3)
     monkeypatch.setattr(requests, "NUM_TRIES", 0)
     trial = trial_of(objects, tmp_path)
     with pytest.raises(LeaseLost):
-        run(objects, trial, slowly(lambda: _cut(server)))
+        run(objects, trial, slowly(cut))
     server.fault = lambda method, key: None
-    monkeypatch.setattr(claim, "STOP_AFTER", 60.0)
+    monkeypatch.setattr(leases, "STOP_AFTER", 60.0)
     with pytest.raises(Held):
         run(objects, trial)
-    monkeypatch.setattr(claim, "STALE_AFTER", -1.0)
-    monkeypatch.setattr(claim, "is_dead", lambda holder: False)
+    monkeypatch.setattr(leases, "STALE_AFTER", -1.0)
+    monkeypatch.setattr(leases, "is_dead", lambda holder: False)
     assert run(objects, trial)["status"] == "completed"
 
 
-def _cut(server: s3_server.Bucket) -> bool:
-    server.fault = lambda method, key: "cut"
-    return False
-
-
 def test_a_store_that_is_throttled_now_and_then_is_no_trouble(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
+    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "NUM_TRIES", 5)
     asked = iter(range(10**6))
@@ -160,7 +161,7 @@ def test_a_store_that_is_throttled_now_and_then_is_no_trouble(
 
 
 def test_a_pull_asks_only_for_what_changed(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket
+    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket
 ) -> None:
     trial = trial_of(objects, tmp_path)
     run(objects, trial)
@@ -176,7 +177,7 @@ def test_a_pull_asks_only_for_what_changed(
 
 
 def test_a_long_result_ends_a_trial_too(
-    objects: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    objects: SweepStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It grows with the number of attempts."""
     monkeypatch.setattr(working, "SMALL", 1)
@@ -184,12 +185,12 @@ def test_a_long_result_ends_a_trial_too(
     first = run(objects, trial)
     known = objects.trials()
     known.add(trial)
-    assert known.look(trial.plan.trial_id) == Look.ENDED
+    assert known.look(trial.plan.trial_id) == TrialState.ENDED
     assert run(objects, trial) == first
 
 
 def test_a_result_is_told_last(
-    objects: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    objects: SweepStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With all that belongs to it: others take its trial for ended."""
     monkeypatch.setattr(working, "HEARTBEAT_EVERY", 0.01)
@@ -206,19 +207,19 @@ def test_a_result_is_told_last(
             assert time.monotonic() < deadline
             objects.pull()
         assert not (trial.folder / "result.json").exists()
-        assert known.look(trial.plan.trial_id) == Look.HELD
-    assert known.look(trial.plan.trial_id) == Look.ENDED
+        assert known.look(trial.plan.trial_id) == TrialState.HELD
+    assert known.look(trial.plan.trial_id) == TrialState.ENDED
 
 
 def test_a_trial_costs_few_requests(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket
+    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket
 ) -> None:
     run(objects, trial_of(objects, tmp_path))
     assert server.requests == {"GET": 1, "PUT": 3}, "register: read, taken, given back; rows"
 
 
 def test_a_damaged_register_is_told_and_stops_nobody_else(
-    objects: Store, tmp_path: Path, server: s3_server.Bucket
+    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket
 ) -> None:
     trial, other = trial_of(objects, tmp_path), trial_of(objects, tmp_path, "seed=1")
     server.write(f"a/store/registers/{trial.plan.trial_id}.json", b"{")
@@ -230,7 +231,7 @@ def test_a_damaged_register_is_told_and_stops_nobody_else(
         run(objects, trial)
 
 
-def test_no_name_leads_out_of_the_copy(objects: Store, server: s3_server.Bucket) -> None:
+def test_no_name_leads_out_of_the_copy(objects: SweepStore, server: s3_server.Bucket) -> None:
     now = {"format": 1, "trial_id": "a", "attempt": 1, "writer": "", "beat": 1, "holder": None}
     now["files"] = {"../../evil": {"text": "x"}}
     server.write("a/store/registers/a.json", json.dumps(now).encode())
@@ -257,7 +258,7 @@ def test_an_address_that_cannot_be_used_is_refused(
 
 
 def test_a_provider_without_conditional_writes_is_refused(
-    objects: Store, server: s3_server.Bucket
+    objects: SweepStore, server: s3_server.Bucket
 ) -> None:
     server.conditional = False
     with pytest.raises(BadInput, match="conditional writes"):

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from sweeps.__main__ import main
-from sweeps.store.again import ArchivedOutput, recorded
+from sweeps.commands.rerun import recorded
+from sweeps.store.opened import ArchivedOutput
 from tests.support import small
 from tests.support.synthetic_store import config, write, write_arms
 from trainer.base.errors import BadInput
@@ -58,30 +59,21 @@ def test_trials_are_selected(
     assert ids(capsys, f"results={store}", *words) == [f"000{name}" for name in found.split()]
 
 
-@pytest.mark.parametrize(
-    ("file", "why"),
-    [
-        ("attempt-000001.json", "is not whole JSON"),
-        ("config.json", "is not whole JSON"),
-        ("result.json", "is not whole JSON"),
-    ],
-)
+@pytest.mark.parametrize("file", ["attempt-000001.json", "config.json", "result.json"])
 def test_a_file_that_hides_a_trial_from_a_rerun_is_named(
-    file: str, why: str, store: Path, capsys: pytest.CaptureFixture[str]
+    file: str, store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = store / "trials" / "0005" / file
     path.write_text("")
     words = [f"results={store}", "seed=4", "status=interrupted,completed", "dry_run=true"]
     main(["rerun", *words])
-    named = [line for line in capsys.readouterr().err.splitlines() if f"{path} {why}" in line]
-    assert len(named) == 1
+    assert capsys.readouterr().err.count(f"{path} is not whole JSON") == 1
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["list", "optimiser=muon"], "optimiser=muon: must be a column"),
-        (["list", "optimiser=muon"], "optimizer"),
+        (["list", "optimiser=muon"], "must be a column of the trials (did you mean optimizer"),
         (["list", "columns=trial_id,los"], "final_val_loss"),
         (["list", "status=fialed"], "must be among completed"),
         (["list", "seed=one"], "must be a number"),
@@ -111,8 +103,7 @@ def test_a_list_says_what_matters_and_files_say_all(
         text = capsys.readouterr().out
     assert "OSError: no space left" in text
     assert "Traceback" not in text
-    assert "running" in text.splitlines()[6]
-    assert "pid" in text.splitlines()[6]
+    assert all(word in text.splitlines()[6] for word in ("running", "pid"))
     assert main(["list", f"results={store}", "format=json", "columns=seed,final_val_loss"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert rows[:3] == [
@@ -203,10 +194,8 @@ def test_what_was_set_aside_comes_back_unless_the_trial_began(store: Path) -> No
     with leased(folder, lambda: "completed"):
         pass
     aside.restore_unless_started()
-    assert (
-        contents(folder / "earlier-000001").items()
-        >= {name: before[name] for name in ("result.json", "metrics.jsonl")}.items()
-    )
+    moved = {name: before[name] for name in ("result.json", "metrics.jsonl")}
+    assert contents(folder / "earlier-000001").items() >= moved.items()
 
 
 def test_a_trial_that_would_be_another_now_is_refused(tmp_path: Path) -> None:

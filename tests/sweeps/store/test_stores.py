@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +12,28 @@ import pytest
 
 import analysis
 from bench import s3_server
-from sweeps.store.again import recorded
-from sweeps.store.look import Look
-from sweeps.store.opened import open_store
-from sweeps.store.store import Store
+from sweeps.commands.rerun import recorded
+from sweeps.plan import sweep_record
+from sweeps.plan.sweep_plan import plan_sweeps
+from sweeps.request.command_line import parse_request
+from sweeps.store.opened import FileStore, open_store
+from sweeps.store.results import require_writable
+from sweeps.store.store import SweepStore, TrialState
 from tests.support import small
 from tests.support.stored import URL, after, rows, run, trial_of
 from trainer.base.errors import Stopped
 from trainer.folder import lease
-from trainer.folder.lease import Held
+from trainer.folder.lease import STALE_AFTER, Held
 from trainer.folder.record import read_result
 from trainer.trial import run_trial
 
 
 @pytest.fixture(params=["folder", "objects"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, server: s3_server.Bucket) -> Store:
+def store(request: pytest.FixtureRequest, tmp_path: Path, server: s3_server.Bucket) -> SweepStore:
     return open_store({"folder": str(tmp_path / "results"), "objects": URL}[request.param])
 
 
-def test_a_trial_runs_stops_goes_on_and_is_read(store: Store, tmp_path: Path) -> None:
+def test_a_trial_runs_stops_goes_on_and_is_read(store: SweepStore, tmp_path: Path) -> None:
     store.require_usable()
     trial = trial_of(store, tmp_path)
     known = store.trials()
@@ -39,11 +44,11 @@ def test_a_trial_runs_stops_goes_on_and_is_read(store: Store, tmp_path: Path) ->
     known = store.trials()
     known.add(trial)
     assert {*known.started()} == {trial.plan.trial_id}
-    assert known.look(trial.plan.trial_id) == Look.FREE
+    assert known.look(trial.plan.trial_id) == TrialState.FREE
     store.pull()
     assert [*analysis.load(store.folder)["status"]] == ["unfinished"]
     result = run(store, trial)
-    assert known.look(trial.plan.trial_id) == Look.ENDED
+    assert known.look(trial.plan.trial_id) == TrialState.ENDED
     assert run(store, trial)["final_val_loss"] == result["final_val_loss"]
     store.pull()
     [row] = analysis.load(store.folder).to_dict("records")
@@ -57,7 +62,7 @@ def test_a_trial_runs_stops_goes_on_and_is_read(store: Store, tmp_path: Path) ->
     assert rows(tmp_path / "whole") == rows(trial.folder)
 
 
-def test_a_trial_that_runs_is_held(store: Store, tmp_path: Path) -> None:
+def test_a_trial_that_runs_is_held(store: SweepStore, tmp_path: Path) -> None:
     trial = trial_of(store, tmp_path)
     seen: list[Any] = []
 
@@ -71,10 +76,10 @@ def test_a_trial_that_runs_is_held(store: Store, tmp_path: Path) -> None:
         return False
 
     run(store, trial, look)
-    assert seen == [Look.HELD]
+    assert seen == [TrialState.HELD]
 
 
-def test_a_failure_is_recorded_and_what_it_saved_is_kept(store: Store, tmp_path: Path) -> None:
+def test_a_failure_is_recorded_and_what_it_saved_is_kept(store: SweepStore, tmp_path: Path) -> None:
     trial = trial_of(store, tmp_path)
     calls = after(2)
 
@@ -91,14 +96,14 @@ def test_a_failure_is_recorded_and_what_it_saved_is_kept(store: Store, tmp_path:
     assert found["status"] == "failed"
     known = store.trials()
     known.add(trial)
-    assert known.look(trial.plan.trial_id) == Look.FREE
+    assert known.look(trial.plan.trial_id) == TrialState.FREE
     [spare] = store.spare([trial.folder])
     assert spare.num_files == 1
     assert spare.num_bytes > 1000
     assert run(store, trial)["status"] == "completed"
 
 
-def test_what_is_spare_is_deleted_and_nothing_else(store: Store, tmp_path: Path) -> None:
+def test_what_is_spare_is_deleted_and_nothing_else(store: SweepStore, tmp_path: Path) -> None:
     trial = trial_of(store, tmp_path)
     with pytest.raises(Stopped):
         run(store, trial, after(1))
@@ -109,7 +114,7 @@ def test_what_is_spare_is_deleted_and_nothing_else(store: Store, tmp_path: Path)
     assert run(store, trial)["status"] == "completed"
 
 
-def test_a_finished_trial_runs_again_from_the_start(store: Store, tmp_path: Path) -> None:
+def test_a_finished_trial_runs_again_from_the_start(store: SweepStore, tmp_path: Path) -> None:
     trial = trial_of(store, tmp_path)
     first = run(store, trial)
     store.pull()
@@ -129,7 +134,7 @@ def test_a_finished_trial_runs_again_from_the_start(store: Store, tmp_path: Path
     )
 
 
-def test_records_and_reports_reach_others(store: Store, tmp_path: Path) -> None:
+def test_records_and_reports_reach_others(store: SweepStore, tmp_path: Path) -> None:
     path = store.folder / "sweeps" / "main.json"
     path.parent.mkdir(parents=True)
     path.write_text("{}")
@@ -139,8 +144,37 @@ def test_records_and_reports_reach_others(store: Store, tmp_path: Path) -> None:
     assert path.read_text() == "{}"
 
 
-def test_another_machine_sees_a_probe(store: Store) -> None:
+def test_another_machine_sees_a_probe(store: SweepStore) -> None:
     store.require_usable()
     with store.probe() as sees:
         assert sees()
     assert not sees()
+
+
+def left(folder: Path, name: str, age: float) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.touch()
+    os.utime(path, (time.time() - age,) * 2)
+    return path
+
+
+def test_partial_records_of_killed_drivers_are_deleted(tmp_path: Path) -> None:
+    records = tmp_path / "results" / "sweeps"
+    old = left(records, ".main-micro.json.123.partial", 2 * STALE_AFTER)
+    written_now = left(records, ".main-micro.json.456.partial", 0)
+    record = left(records, "old.json", 2 * STALE_AFTER)
+    words = small.overrides(tmp_path, "sweep=main", "scale=micro", "seeds=[0]")
+    asked = parse_request(words)
+    sweep_record.write(asked, plan_sweeps(asked), FileStore(asked.results))
+    assert not old.exists()
+    assert written_now.exists()
+    assert record.exists()
+
+
+def test_probes_of_killed_drivers_are_deleted(tmp_path: Path) -> None:
+    old = left(tmp_path / "trials", ".probe-1", 2 * STALE_AFTER)
+    written_now = left(tmp_path / "trials", ".probe-2", 0)
+    require_writable(tmp_path)
+    assert not old.exists()
+    assert written_now.exists()

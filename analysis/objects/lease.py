@@ -15,14 +15,14 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from time import monotonic
 from typing import Any
 from uuid import uuid4
 
 from analysis.objects import register
-from analysis.objects.bucket import Bucket, Changed, StoreAway
-from analysis.objects.register import Register, Seen
+from analysis.objects.bucket import BucketClient, Changed, StoreAway, Version
+from analysis.objects.register import Register, Seen, see
 from trainer.base.errors import LeaseLost
 from trainer.base.repeat import repeated
 from trainer.folder.lease import (
@@ -41,29 +41,19 @@ POLL_EVERY = 1.0
 """Seconds between two looks at how long ago the last heartbeat was."""
 
 
-def see(bucket: Bucket, trial_id: str) -> Seen | None:
-    """The register of a trial; None if it has none. Raises Damaged, StoreAway."""
-    key = register.key(trial_id)
-    try:
-        found = bucket.read(key)
-        return Seen(register.read(found.content), found.version, found.modified)
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise Damaged(Path(key), str(error)) from None
-
-
-def is_free(bucket: Bucket, seen: Seen | None) -> bool:
-    """Whether nobody runs the trial."""
+def is_free(bucket: BucketClient, seen: Seen | None) -> bool:
+    """Return whether nobody runs the trial whose register is `seen`."""
     if seen is None or (holder := seen.register.holder) is None or is_dead({**holder}):
         return True
     return bucket.now() - seen.modified > STALE_AFTER
 
 
-def edit(bucket: Bucket, trial_id: str, change: Callable[[Register], Register | None]) -> bool:
-    """Writes `change(register)` of a trial that nobody runs; returns whether it did.
+def edit(
+    bucket: BucketClient, trial_id: str, change: Callable[[Register], Register | None]
+) -> bool:
+    """Write `change(register)` of a trial that nobody runs; return whether it was written.
 
-    False if somebody runs it, or `change` returns None. Raises StoreAway.
+    Nothing is written if somebody runs the trial, or `change` returns None. Raises StoreAway.
     """
     token = uuid4().hex
     while True:
@@ -79,95 +69,90 @@ def edit(bucket: Bucket, trial_id: str, change: Callable[[Register], Register | 
             return True
 
 
-class Claim:
+class RegisterLease:
     """A trial that this process holds. Its methods may be called by several threads."""
 
-    def __init__(self, bucket: Bucket, seen: Seen | None, trial_id: str) -> None:
-        """Takes the trial as it was seen. Raises Held if another process was faster."""
-        before = Register(trial_id) if seen is None else seen.register
-        self.before = before
+    def __init__(self, bucket: BucketClient, seen: Seen | None, trial_id: str) -> None:
+        """Take the trial whose register was `seen`. Raises Held if another process was faster."""
+        self.before = Register(trial_id) if seen is None else seen.register
         """The register as the holder before left it."""
+        self.register = self.before
+        """The register as this process last wrote it."""
         self._bucket, self._key, self._token = bucket, register.key(trial_id), uuid4().hex
         self._lock, self._lost = threading.RLock(), False
         self._heard = monotonic()
         self._version = {} if seen is None else seen.version
-        number = before.attempt + 1
-        mine = new_attempt(number)
-        text = json.dumps(mine, indent=1) + "\n"
-        files = {**before.files, attempt_name(number): {"text": text}}
-        self._register = before
+        number = self.before.attempt + 1
+        holder = new_attempt(number)
+        text = json.dumps(holder, indent=1) + "\n"
+        files = {**self.before.files, attempt_name(number): {"text": text}}
+        take = partial(self.swap, attempt=number, holder=holder, files=files)
         try:
             try:
-                self.swap(attempt=number, holder=mine, files=files)
+                take()
             except StoreAway:  # it may have been written
-                self.swap(attempt=number, holder=mine, files=files)
+                take()
         except LeaseLost:
             raise Held("trial", trial_id, "another process runs this trial") from None
 
-    @property
-    def register(self) -> Register:
-        """As this process last wrote it."""
-        return self._register
-
     def is_lost(self) -> bool:
-        """Whether this process must stop: another one has the trial, or may take it."""
+        """Return whether this process must stop: another one has the trial, or may take it."""
         return self._lost or monotonic() - self._heard > STOP_AFTER
 
     def swap(self, **changes: Any) -> None:
-        """Writes the register with `changes`. Raises LeaseLost, or StoreAway if it is not known
-        whether it was written: then the next swap finds that out."""
+        """Write the register with `changes`.
+
+        Raises LeaseLost, or StoreAway if it is not known whether the register was written: then
+        the next swap finds that out.
+        """
         with self._lock:
             while True:
                 if self.is_lost():
                     raise LeaseLost(f"{self._key} was, or may be, taken over by another process")
-                sent, new = monotonic(), self._register.written_by(self._token, **changes)
+                sent, new = monotonic(), self.register.written_by(self._token, **changes)
                 try:
                     version = self._write(new)
                 except Changed:
                     if not self._is_mine(new):
                         continue
                     version = self._version
-                self._register, self._version, self._heard = new, version, sent
+                self.register, self._version, self._heard = new, version, sent
                 return
 
-    def _beat(self) -> None:
-        with self._lock:
-            if self._register.holder and monotonic() - self._heard > HEARTBEAT_EVERY:
-                self.swap()
-
-    def _write(self, new: Register) -> dict[str, str]:
+    def _write(self, new: Register) -> Version:
         if self._version:
             return self._bucket.replace(self._key, new.json(), self._version)
         return self._bucket.create(self._key, new.json())
 
     def _is_mine(self, new: Register) -> bool:
-        """Whether the register is `new` already: an answer was lost, of this try or one before.
+        """Return whether the register is `new` already: the answer to a write was lost.
 
-        False if another write of this process is there, on which the next try builds.
+        False if another write of this process is there, on which the next try builds. Raises
+        LeaseLost if another process wrote the register.
         """
         try:
-            found = see(self._bucket, self._register.trial_id)
+            seen = see(self._bucket, self.register.trial_id)
         except Damaged:
-            found = None
-        if found is None or found.register.writer != self._token:
+            seen = None
+        if seen is None or seen.register.writer != self._token:
             self._lost = True
             raise LeaseLost(f"{self._key} was taken over by another process")
-        self._version = found.version
-        self._register = replace(self._register, beat=found.register.beat)
-        return found.register == new
+        self._version = seen.version
+        self.register = replace(self.register, beat=seen.register.beat)
+        return seen.register == new
 
     def heartbeat(self) -> AbstractContextManager[None]:
-        """Sends heartbeats from a thread while the context lasts, unless other swaps do."""
+        """Send heartbeats from a thread while the context lasts, unless other swaps do."""
+        return repeated(self._beat, POLL_EVERY, "lease")
 
-        def beat() -> bool:
-            if self.is_lost():
-                return False
+    def _beat(self) -> bool:
+        """Swap the register if the last heartbeat is old; return whether to go on."""
+        if self.is_lost():
+            return False
+        with suppress(StoreAway), self._lock:
             try:
-                self._beat()
-            except StoreAway:
-                return True
+                if self.register.holder and monotonic() - self._heard > HEARTBEAT_EVERY:
+                    self.swap()
             except LeaseLost:
                 return False
-            return True
-
-        return repeated(beat, POLL_EVERY, "claim")
+        return True

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from analysis.objects import bucket as requests
+from analysis.objects import lease as leases
 from analysis.objects import register
-from analysis.objects.bucket import Bucket, Changed, StoreAway
+from analysis.objects.bucket import BucketClient, Changed, StoreAway
+from analysis.objects.lease import RegisterLease, edit, is_free
+from analysis.objects.register import see
 from bench import s3_server
-from sweeps.store import claim as claims
-from sweeps.store.claim import Claim, edit, is_free, see
-from tests.support.bucket import served
 from trainer.base.errors import LeaseLost
 from trainer.folder.lease import Held
 
@@ -25,16 +25,10 @@ URL = f"s3://{s3_server.BUCKET}/some/prefix"
 ID = "0123456789abcdef"
 
 
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3_server.Bucket]:
-    with served(monkeypatch, tmp_path / "cache", num_tries=2) as bucket:
-        yield bucket
-
-
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is claimed now is held by a process whose life cannot be seen."""
-    mine = claims.new_attempt
-    monkeypatch.setattr(claims, "new_attempt", lambda n: {**mine(n), "machine": "another"})
+def held_by(monkeypatch: pytest.MonkeyPatch, **facts: str) -> None:
+    """What is taken now is held by a process of which the store says these `facts`."""
+    mine = leases.new_attempt
+    monkeypatch.setattr(leases, "new_attempt", lambda n: {**mine(n), **facts})
 
 
 def stored(server: s3_server.Bucket) -> dict:
@@ -42,36 +36,36 @@ def stored(server: s3_server.Bucket) -> dict:
 
 
 def test_of_many_that_want_a_trial_at_once_one_gets_it(server: s3_server.Bucket) -> None:
-    got: list[Claim] = []
+    got: list[RegisterLease] = []
     start = threading.Barrier(8)
 
     def want() -> None:
-        own = Bucket(URL)
+        own = BucketClient(URL)
         start.wait()
         with suppress(Held):
-            got.append(Claim(own, None, ID))
+            got.append(RegisterLease(own, None, ID))
 
     threads = [threading.Thread(target=want) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    [one] = got
+    [lease] = got
     assert (stored(server)["attempt"], stored(server)["holder"]["attempt"]) == (1, 1)
-    one.swap(holder=None)
+    lease.swap(holder=None)
     assert stored(server)["holder"] is None
 
 
 def test_who_was_taken_over_writes_nothing_more(
     server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bucket = Bucket(URL)
-    elsewhere(monkeypatch)
-    zombie = Claim(bucket, None, ID)
+    bucket = BucketClient(URL)
+    held_by(monkeypatch, machine="another")  # whose life cannot be seen
+    zombie = RegisterLease(bucket, None, ID)
     assert not is_free(bucket, see(bucket, ID))
-    monkeypatch.setattr(claims, "STALE_AFTER", -1.0)
+    monkeypatch.setattr(leases, "STALE_AFTER", -1.0)
     assert is_free(bucket, see(bucket, ID))
-    heir = Claim(bucket, see(bucket, ID), ID)
+    heir = RegisterLease(bucket, see(bucket, ID), ID)
     with pytest.raises(LeaseLost):
         zombie.swap(files={"result.json": {"text": "{}"}})
     assert zombie.is_lost()
@@ -86,102 +80,88 @@ def test_a_trial_is_stale_by_the_servers_clock_alone(
 ) -> None:
     elapsed = 0.0
     server.clock = lambda: time.time() + skew + elapsed
-    elsewhere(monkeypatch)
-    Claim(Bucket(URL), None, ID)
-    assert not is_free(Bucket(URL), see(Bucket(URL), ID))
-    elapsed = claims.STALE_AFTER + 5
-    assert is_free(Bucket(URL), see(Bucket(URL), ID))
+    held_by(monkeypatch, machine="another")  # whose life cannot be seen
+    RegisterLease(BucketClient(URL), None, ID)
+    assert not is_free(BucketClient(URL), see(BucketClient(URL), ID))
+    elapsed = leases.STALE_AFTER + 5
+    assert is_free(BucketClient(URL), see(BucketClient(URL), ID))
     assert [key for key in server.objects if requests.CLOCK in key] == []
 
 
 def test_a_holder_that_is_known_to_be_dead_is_not_waited_for(
     server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = claims.new_attempt
-    monkeypatch.setattr(claims, "new_attempt", lambda n: {**mine(n), "process_started": "0"})
-    Claim(Bucket(URL), None, ID)
+    held_by(monkeypatch, process_started="0")
+    RegisterLease(BucketClient(URL), None, ID)
     before = server.requests.copy()
-    assert is_free(Bucket(URL), see(Bucket(URL), ID))
+    assert is_free(BucketClient(URL), see(BucketClient(URL), ID))
     assert server.requests - before == {"GET": 1}
 
 
 @pytest.mark.parametrize("fault", ["lost", "503", "cut"])
 def test_an_answer_that_is_lost_is_found_out(server: s3_server.Bucket, fault: str) -> None:
     """The write may have had its effect: then the process must see that it was its own."""
-    first = once(fault, "PUT")
-    server.fault = first
-    claim = Claim(Bucket(URL), None, ID)
-    server.fault = once(fault, "PUT")
-    swapped = tried(lambda: claim.swap(files={"a": {"text": "b"}}))
-    assert swapped
+    server.fault = once(fault)
+    lease = RegisterLease(BucketClient(URL), None, ID)
+    server.fault = once(fault)
+    for _ in range(5):  # as holders do
+        with suppress(StoreAway):
+            lease.swap(files={"a": {"text": "b"}})
+            break
     assert stored(server)["files"] == {"a": {"text": "b"}}
     assert stored(server)["attempt"] == 1
-    assert not claim.is_lost()
+    assert not lease.is_lost()
 
 
-def once(fault: str, method: str) -> Callable[[str, str], str | None]:
+def once(fault: str) -> Callable[[str, str], str | None]:
+    """The next PUT fails."""
     left = [fault]
-
-    def of(asked: str, key: str) -> str | None:
-        return left.pop() if asked == method and left else None
-
-    return of
-
-
-def tried(swap: Callable[[], None]) -> bool:
-    """Whether a swap succeeds, as holders try it: again if the store was away."""
-    for _ in range(5):
-        try:
-            swap()
-        except StoreAway:
-            continue
-        return True
-    return False
+    return lambda method, key: left.pop() if method == "PUT" and left else None
 
 
 def test_a_holder_without_network_counts_itself_out_before_others_may_take_over(
     server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert claims.STOP_AFTER < claims.STALE_AFTER
-    monkeypatch.setattr(claims, "STOP_AFTER", 0.5)
-    monkeypatch.setattr(claims, "HEARTBEAT_EVERY", 0.1)
-    monkeypatch.setattr(claims, "POLL_EVERY", 0.05)
+    assert leases.STOP_AFTER < leases.STALE_AFTER
+    monkeypatch.setattr(leases, "STOP_AFTER", 0.5)
+    monkeypatch.setattr(leases, "HEARTBEAT_EVERY", 0.1)
+    monkeypatch.setattr(leases, "POLL_EVERY", 0.05)
     monkeypatch.setattr(requests, "NUM_TRIES", 0)
-    claim = Claim(Bucket(URL), None, ID)
-    with claim.heartbeat():
+    lease = RegisterLease(BucketClient(URL), None, ID)
+    with lease.heartbeat():
         time.sleep(1.0)
-        assert not claim.is_lost()
+        assert not lease.is_lost()
         assert stored(server)["beat"] > 3
         server.fault = lambda method, key: "cut"
         deadline = time.monotonic() + 20
-        while not claim.is_lost():
+        while not lease.is_lost():
             assert time.monotonic() < deadline
             time.sleep(0.05)
     server.fault = lambda method, key: None
     before = stored(server)
     with pytest.raises(LeaseLost):
-        claim.swap(holder=None)
+        lease.swap(holder=None)
     assert stored(server) == before
 
 
 def test_no_heartbeat_follows_the_end(
     server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims, "HEARTBEAT_EVERY", 0.0)
-    monkeypatch.setattr(claims, "POLL_EVERY", 0.01)
-    claim = Claim(Bucket(URL), None, ID)
-    with claim.heartbeat():
-        claim.swap(holder=None)
+    monkeypatch.setattr(leases, "HEARTBEAT_EVERY", 0.0)
+    monkeypatch.setattr(leases, "POLL_EVERY", 0.01)
+    lease = RegisterLease(BucketClient(URL), None, ID)
+    with lease.heartbeat():
+        lease.swap(holder=None)
         ended = stored(server)
         time.sleep(0.2)
     assert stored(server) == ended
 
 
 def test_a_trial_that_runs_is_not_edited(server: s3_server.Bucket) -> None:
-    bucket = Bucket(URL)
-    claim = Claim(bucket, None, ID)
+    bucket = BucketClient(URL)
+    lease = RegisterLease(bucket, None, ID)
     assert not edit(bucket, ID, lambda now: now)
-    claim.swap(holder=None, files={"a": {"text": "b"}})
+    lease.swap(holder=None, files={"a": {"text": "b"}})
     assert edit(bucket, ID, lambda now: register.Register(ID, now.attempt))
     assert stored(server)["files"] == {}
     assert not edit(bucket, "f" * 16, lambda now: now)
@@ -191,7 +171,7 @@ def test_large_objects_come_back_whole(
     server: s3_server.Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "CHUNK", 1 << 18)
-    bucket, content = Bucket(URL), bytes(range(256)) * (2 * requests.CHUNK // 256) + b"end"
+    bucket, content = BucketClient(URL), bytes(range(256)) * (2 * requests.CHUNK // 256) + b"end"
     (tmp_path / "large").write_bytes(content)
     with (tmp_path / "large").open("rb") as file:
         bucket.upload("a/large", file)

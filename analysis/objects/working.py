@@ -10,21 +10,23 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import IO, Any
 
 from analysis.objects import register
-from analysis.objects.bucket import Bucket, StoreAway, StoreRefuses
-from analysis.objects.mirror import ARCHIVED, fetch
-from analysis.objects.register import File
-from sweeps.store.claim import Claim, see
+from analysis.objects.bucket import BucketClient, StoreAway, StoreRefuses
+from analysis.objects.lease import RegisterLease
+from analysis.objects.mirror import fetch
+from analysis.objects.register import ARCHIVED, CHECKPOINT, RESULT, File, see
 from trainer.base.errors import LeaseLost
 from trainer.base.repeat import repeated
+from trainer.base.status import Status
 from trainer.folder.lease import HEARTBEAT_EVERY, NAME
 
-CONFIG, METRICS, RESULT, CHECKPOINT = "config.json", "metrics.jsonl", "result.json", "checkpoint-"
+CONFIG, METRICS = "config.json", "metrics.jsonl"
 DOCUMENTS = (".json", "trial_id")
 """How the names of files end that stand in the register itself, if they are small. A result always
 does: it says that the trial is done."""
@@ -43,12 +45,16 @@ TRY_EVERY, TRY_FOR = 1.0, 600.0
 Stamp = tuple[int, int, int]
 
 
-class Working:
-    """The folder `path` of the trial that `claim` holds. `config` is what the store has of it,
-    which names no folder of this machine."""
+class WorkingFolder:
+    """The folder `path` in which the trial that `lease` holds is trained.
 
-    def __init__(self, bucket: Bucket, claim: Claim, path: Path, config: Mapping[str, Any]) -> None:
-        self._bucket, self._claim, self._path = bucket, claim, path
+    `config` is what the store has of the trial's config: it names no folder of this machine.
+    """
+
+    def __init__(
+        self, bucket: BucketClient, lease: RegisterLease, path: Path, config: Mapping[str, Any]
+    ) -> None:
+        self._bucket, self._lease, self._path = bucket, lease, path
         self._config: File = {"text": json.dumps(config, indent=1) + "\n"}
         self._known: dict[Stamp, File] = {}
         """Content of a file here → where the store has it. A renamed file has the same stamp."""
@@ -58,9 +64,33 @@ class Working:
         self._rows: tuple[int, File] | None = None
         """Bytes of the rows that were uploaded last, and where."""
 
-    def fetch(self) -> None:
-        """Fetches what the attempts before left, and deletes what they uploaded in vain."""
-        before = self._claim.before
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the trial while the context lasts, with what was there before and what is made.
+
+        Raises LeaseLost if another process took the trial, or may have.
+        """
+        with self._lease.heartbeat():
+            try:
+                self._fetch()
+            except BaseException as error:
+                with suppress(LeaseLost, StoreAway):
+                    files = self._lease.register.files
+                    self._lease.swap(files={**files, **_ended(files, _name(error))}, holder=None)
+                raise
+            try:
+                with repeated(self._push_new, HEARTBEAT_EVERY, "upload"):
+                    yield
+            except BaseException as error:
+                if self._lease.is_lost():
+                    raise LeaseLost("the trial was, or may be, taken over") from error
+                self._give_back(_name(error))
+                raise
+            self._give_back(Status.FAILED)
+
+    def _fetch(self) -> None:
+        """Fetch what the attempts before left, and delete what they uploaded in vain."""
+        before = self._lease.before
         for name, file in before.files.items():
             if name.startswith(ARCHIVED) or name.endswith(NOT_NEEDED):
                 self._kept[name] = file
@@ -71,32 +101,25 @@ class Working:
             if "key" in file:
                 self._known[_stamp(self._path / name)] = file
         if before.holder is not None:
-            there = {one.key for one in self._bucket.list(register.objects(before.trial_id))}
+            there = {meta.key for meta in self._bucket.list(register.objects(before.trial_id))}
             self._bucket.delete(sorted(there - before.keys))
 
-    def pushed(self) -> AbstractContextManager[None]:
-        """Uploads what is new, again and again, from a thread while the context lasts."""
+    def _push_new(self) -> bool:
+        """Upload what is new; return whether to go on."""
+        try:
+            self._push(self._files())
+        except LeaseLost:
+            return False
+        except (StoreAway, OSError):  # later, or at the end
+            pass
+        return True
 
-        def push() -> bool:
-            try:
-                self._push(self._files())
-            except (StoreAway, OSError):  # later, or at the end
-                return True
-            except LeaseLost:
-                return False
-            return True
+    def _give_back(self, how: str) -> None:
+        """Upload the folder as it is now, and free the trial, in one swap.
 
-        return repeated(push, HEARTBEAT_EVERY, "upload")
-
-    def abandon(self, how: str) -> None:
-        """Frees the trial with the files that it had. Raises LeaseLost, StoreAway."""
-        files = self._claim.register.files
-        self._claim.swap(files={**files, **_ended(files, how)}, holder=None)
-
-    def give_back(self, how: str) -> None:
-        """Uploads the folder as it is now, and frees the trial, in one swap; `how` the attempt
-        ended, unless its file says so. Tries again while the store is away and the trial is still
-        this process's. Raises LeaseLost, and StoreAway if that does not help."""
+        `how` the attempt ended is recorded unless its file says so. Tries again while the store is
+        away and the trial is still this process's. Raises LeaseLost, and StoreAway in the end.
+        """
         deadline = monotonic() + TRY_FOR
         while True:
             try:
@@ -111,33 +134,27 @@ class Working:
                 time.sleep(TRY_EVERY)
 
     def _push(self, files: dict[str, File], **changes: Any) -> None:
-        before = self._claim.register
+        """Swap the register for one that names `files`; delete what it no longer names."""
+        before = self._lease.register
         if files == before.files and not changes:
             return
-        numbers = [int(found[1]) for name in files if (found := NAME.fullmatch(name))]
-        attempt = max([before.attempt, *numbers])
+        numbers = [int(match[1]) for name in files if (match := NAME.fullmatch(name))]
         try:
-            self._claim.swap(files=files, attempt=attempt, **changes)
-        except LeaseLost:
-            self._take_back(files)
+            attempt = max([before.attempt, *numbers])
+            self._lease.swap(files=files, attempt=attempt, **changes)
+            unnamed = before.keys - self._lease.register.keys
+        except LeaseLost:  # what was uploaded in vain goes, unless the heir has taken it over
+            with suppress(StoreAway):
+                seen = see(self._bucket, before.trial_id)
+                if seen is not None:
+                    mine = replace(before, files=files).keys
+                    self._bucket.delete(sorted(mine - seen.register.keys))
             raise
-        self._delete(before.keys - self._claim.register.keys)
-
-    def _take_back(self, files: Mapping[str, File]) -> None:
-        """Deletes what was uploaded in vain. What the register names has been taken over."""
-        trial_id = self._claim.register.trial_id
-        with suppress(StoreAway):
-            found = see(self._bucket, trial_id)
-            mine = {file["key"] for file in files.values() if "key" in file}
-            if found is not None:
-                self._delete(mine - found.register.keys)
-
-    def _delete(self, keys: set[str]) -> None:
         with suppress(StoreAway):  # `prune` finds them
-            self._bucket.delete(sorted(keys))
+            self._bucket.delete(sorted(unnamed))
 
     def _files(self, last: bool = False) -> dict[str, File]:
-        """What the register shall name, uploaded.
+        """Return what the register shall name, uploaded.
 
         A checkpoint comes before the rows, so that they are all there, and the result only `last`,
         when the folder does not change any more.
@@ -149,21 +166,17 @@ class Working:
 
     def _listed(self, last: bool) -> dict[str, File]:
         names = sorted(_names(self._path), key=lambda name: not name.startswith(CHECKPOINT))
-        if not last:
-            names = [name for name in names if name != RESULT]
-        found: dict[str, File] = {}
-        num_before = self._num_uploaded
+        newest, num_before = self._lease.register.attempt_file, self._num_uploaded
+        files = {**self._kept, newest: self._lease.register.files[newest]}
         for name in names:
             if name == METRICS:
-                found[name] = self._metrics(at_once=last or self._num_uploaded > num_before)
-            else:
-                found[name] = self._config if name == CONFIG else self._file(name)
-        placeholder = self._claim.register.attempt_file
-        held = self._claim.register.files.get(placeholder)
-        return {**self._kept, **({placeholder: held} if held else {}), **found}
+                files[name] = self._metrics(at_once=last or self._num_uploaded > num_before)
+            elif name != RESULT or last:
+                files[name] = self._config if name == CONFIG else self._file(name)
+        return files
 
     def _file(self, name: str) -> File:
-        """Where the store has a file, which is uploaded if need be. Raises FileNotFoundError."""
+        """Return where the store has a file; upload it if need be. Raises FileNotFoundError."""
         path = self._path / name
         stamp = _stamp(path)
         if name == RESULT or (name.endswith(DOCUMENTS) and stamp[2] <= SMALL):
@@ -175,7 +188,7 @@ class Working:
         return self._known[stamp]
 
     def _metrics(self, at_once: bool) -> File:
-        """The rows so far; those that were uploaded last, if they grew by little."""
+        """Return where the store has the rows: those uploaded last, if they grew by little."""
         path = self._path / METRICS
         stamp = _stamp(path)
         if stamp in self._known:
@@ -190,15 +203,19 @@ class Working:
 
     def _upload(self, name: str, content: bytes | IO[bytes], size: int) -> File:
         self._num_uploaded += 1
-        now = self._claim.register
-        place = f"{register.objects(now.trial_id)}/{now.attempt:06d}/{self._num_uploaded:06d}"
-        key = f"{place}/{name}"
+        now = self._lease.register
+        folder = f"{register.objects(now.trial_id)}/{now.attempt:06d}/{self._num_uploaded:06d}"
+        key = f"{folder}/{name}"
         self._bucket.upload(key, content)
         return {"key": key, "size": size}
 
 
+def _name(error: BaseException) -> str:
+    return type(error).__name__
+
+
 def _ended(files: Mapping[str, File], how: str) -> dict[str, File]:
-    """The newest attempt's file, if it does not say how the attempt ended."""
+    """Return the newest attempt's file with its end; nothing if it tells the end already."""
     newest = max(filter(NAME.fullmatch, files))
     try:
         content = json.loads(files[newest]["text"])
@@ -211,11 +228,10 @@ def _ended(files: Mapping[str, File], how: str) -> dict[str, File]:
 
 
 def _stamp(path: Path) -> Stamp:
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    stat = path.stat()
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def _names(folder: Path) -> Iterator[str]:
-    found = (path for path in folder.rglob("*") if path.is_file())
-    names = (str(path.relative_to(folder)) for path in found)
-    return (name for name in names if not any(part.startswith(".") for part in name.split("/")))
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return (str(path) for path in paths if not any(part.startswith(".") for part in path.parts))

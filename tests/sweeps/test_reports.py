@@ -13,7 +13,6 @@ from sweeps.__main__ import main
 from sweeps.commands import run
 from sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from sweeps.request.command_line import parse_request
-from sweeps.store import drawn
 from tests.support import small
 from tests.support.records import finished
 
@@ -30,30 +29,30 @@ def trial(tmp_path: Path) -> Path:
 
 
 def test_the_state_is_that_of_record_results_and_code(trial: Path) -> None:
-    before = drawn.state(RECORD, [trial], "1")
+    before = run.state(RECORD, [trial], "1")
     costlier = {**RECORD, "words": ["b=2"], "trials": {"t": {"seconds": 9.0}}}
-    assert drawn.state(costlier, [trial], "1") == before
-    assert drawn.state({**RECORD, "seeds": [1]}, [trial], "1") != before
-    assert drawn.state({**RECORD, "trials": {}}, [trial], "1") != before
-    assert drawn.state(RECORD, [], "1") != before
-    assert drawn.state(RECORD, [trial], "2") != before
+    assert run.state(costlier, [trial], "1") == before
+    assert run.state({**RECORD, "seeds": [1]}, [trial], "1") != before
+    assert run.state({**RECORD, "trials": {}}, [trial], "1") != before
+    assert run.state(RECORD, [], "1") != before
+    assert run.state(RECORD, [trial], "2") != before
     os.utime(trial / "result.json", ns=(1, 1))
-    assert drawn.state(RECORD, [trial], "1") != before
+    assert run.state(RECORD, [trial], "1") != before
 
 
 @pytest.mark.parametrize("version", [None, "abc-dirty"])
 def test_code_that_nobody_can_name_is_always_another_one(trial: Path, version: str | None) -> None:
-    assert drawn.state(RECORD, [trial], version) != drawn.state(RECORD, [trial], version)
+    assert run.state(RECORD, [trial], version) != run.state(RECORD, [trial], version)
 
 
 def test_what_was_printed_is_kept_with_the_page(tmp_path: Path) -> None:
-    drawn.note(tmp_path, "now", "text")
-    assert drawn.printed(tmp_path, "now") is None  # there is no page
-    (tmp_path / drawn.PAGE).touch()
-    assert drawn.printed(tmp_path, "now") == "text"
-    assert drawn.printed(tmp_path, "later") is None
-    (tmp_path / drawn.FILE).write_text("not JSON")
-    assert drawn.printed(tmp_path, "now") is None
+    run.note(tmp_path, "now", "text")
+    assert run.printed(tmp_path, "now") is None  # there is no page
+    (tmp_path / run.PAGE).touch()
+    assert run.printed(tmp_path, "now") == "text"
+    assert run.printed(tmp_path, "later") is None
+    (tmp_path / run.MADE_OF).write_text("not JSON")
+    assert run.printed(tmp_path, "now") is None
 
 
 def test_a_sweep_that_is_done_makes_its_report_once(
