@@ -11,7 +11,7 @@ import altair as alt
 import pandas as pd
 
 from analysis.figures.describe import described
-from analysis.figures.draw.style import CONFIG
+from analysis.figures.style import CONFIG
 
 Chart: TypeAlias = alt.Chart | alt.LayerChart | alt.FacetChart
 Spec: TypeAlias = dict[str, Any]

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import vl_convert
 
-from analysis.figures.draw.fonts import FAMILY, QUICK, in_family, is_usual, register, with_font
-from analysis.figures.draw.style import dark
 from analysis.figures.figure import Plot, Spec, beside, whole
+from analysis.figures.fonts import FAMILY, QUICK, in_family, is_usual, register, with_font
+from analysis.figures.style import dark
 from trainer.base.children import Worker
 
 SCALE, TALL = 2, 8_000

@@ -2,14 +2,13 @@
 
 from functools import partial
 
+from analysis.figures import curves, diagnostics, dots, lines, over_training
 from analysis.figures.data import (
     final_loss,
     gap_by_coefficient,
     gap_by_key,
     measured,
-    validation_loss,
 )
-from analysis.figures.draw import curves, diagnostics, dots, lines
 from analysis.figures.figure import Figure
 
 FIGURES = (
@@ -24,7 +23,7 @@ FIGURES = (
     Figure(
         name="validation_curves",
         title="Validation loss over training",
-        data=validation_loss.data,
+        data=over_training.data,
         charts=curves.of_validation,
         caption=(*curves.CAPTION, curves.OF_GAPS),
         columns=2,

@@ -2,20 +2,27 @@
 
 from functools import partial
 
+from analysis.figures import (
+    by_number,
+    curves,
+    diagnostics,
+    dots,
+    heatmaps,
+    lines,
+    over_training,
+    spike,
+)
 from analysis.figures.data import (
     final_loss,
     gap_by_coefficient,
     gap_by_optimizer,
     loss_and_gap,
     loss_at_switch,
-    loss_by_number,
     measured,
     training_loss,
-    validation_loss,
 )
-from analysis.figures.draw import curves, diagnostics, dots, heatmaps, lines, spike
-from analysis.figures.draw.style import optimizer_styles, size_styles
 from analysis.figures.figure import Figure, Rows
+from analysis.figures.style import optimizer_styles, size_styles
 from analysis.table import names
 
 TABLES = ("optimizers", "synchronous_start")
@@ -36,7 +43,7 @@ STALENESS = (
 HORIZONS = Figure(
     name="fig05_horizon",
     title="Final loss over horizons",
-    data=loss_by_number.over_horizons,
+    data=by_number.over_horizons,
     charts=lines.of_loss_and_gap,
     caption=lines.CAPTION,
     columns=2,
@@ -58,7 +65,7 @@ FIGURES = (
     Figure(
         name="fig03_curves",
         title="AdamW and Muon over training",
-        data=partial(validation_loss.of_optimizers, optimizers=("adamw", "muon")),
+        data=partial(over_training.of_optimizers, optimizers=("adamw", "muon")),
         charts=curves.of_validation,
         caption=(*curves.CAPTION, curves.OF_GAPS),
         columns=2,
@@ -87,7 +94,7 @@ FIGURES = (
     Figure(
         name="fig06_stages",
         title="Synchronous, 2BW and original PipeDream for growing P",
-        data=validation_loss.by_stages,
+        data=over_training.by_stages,
         charts=curves.of_validation,
         caption=(*curves.CAPTION, curves.OF_GAPS),
         columns=2,
@@ -138,7 +145,7 @@ FIGURES = (
     Figure(
         name="fig16_model_size",
         title="Final loss against the learning rate by size of the model",
-        data=loss_by_number.by_size,
+        data=by_number.by_size,
         charts=partial(lines.of_loss_and_gap, styles=size_styles),
         caption=lines.CAPTION,
         columns=2,
@@ -148,7 +155,7 @@ FIGURES = (
     Figure(
         name="fig16b_moe_learning_rate",
         title="Final loss of a mixture of experts against the learning rate by tokens",
-        data=loss_by_number.by_budget,
+        data=by_number.by_budget,
         charts=partial(lines.of_loss_and_gap, styles=size_styles),
         caption=lines.CAPTION,
         columns=2,

@@ -1,7 +1,7 @@
 """The figures of the token tax, of all trials of a scale together."""
 
+from analysis.figures import taxes
 from analysis.figures.data import break_even, token_tax
-from analysis.figures.draw import taxes
 from analysis.figures.figure import Figure, Rows
 
 FIGURES = (

@@ -6,8 +6,8 @@ import altair as alt
 import pandas as pd
 
 from analysis.figures.data.panels import MEAN
-from analysis.figures.draw.marks import panels_of, rounded
 from analysis.figures.figure import Chart, Figure, Rows
+from analysis.figures.marks import panels_of, rounded
 
 
 def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:

@@ -7,8 +7,8 @@ import pandas as pd
 from analysis.figures.data.means import with_means
 from analysis.figures.data.paired_seeds import paired_seeds
 from analysis.figures.data.panels import MEAN, OF_SEED, PANEL, SERIES
-from analysis.figures.data.shown import shown_results
-from analysis.figures.data.swept import results_along
+from analysis.figures.rows import shown_results
+from analysis.figures.swept import results_along
 from analysis.table import names
 from analysis.table.tasks import updates_asked
 

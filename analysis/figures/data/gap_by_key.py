@@ -9,7 +9,7 @@ from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from analysis.figures.data.paired_seeds import COLUMNS, IN_PANEL, paired_seeds
 from analysis.figures.data.panels import lines
-from analysis.figures.data.swept import distinct, groups
+from analysis.figures.swept import distinct, groups
 from analysis.table import names
 from analysis.table.points import varied
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.figures.data.means import mean_of
 from analysis.figures.data.panels import MEAN, PANEL
-from analysis.figures.data.swept import along
+from analysis.figures.swept import along
 from analysis.statistics.pairs import results
 from analysis.table import names
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.figures.data.measured import AFTER, BEFORE
 from analysis.figures.data.panels import OF_SEED, PANEL
-from analysis.figures.data.swept import along
+from analysis.figures.swept import along
 from analysis.statistics.spikes import WINDOW, spikes
 from analysis.table import names
 from analysis.table.load import training_losses

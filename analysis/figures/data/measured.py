@@ -10,8 +10,8 @@ from itertools import compress
 
 import pandas as pd
 
-from analysis.figures.data.shown import shown_results
-from analysis.figures.data.validation_loss import COLUMNS, over_tokens
+from analysis.figures.rows import shown_results
+from analysis.figures.over_training import COLUMNS, over_tokens
 from analysis.statistics.spikes import spikes
 from analysis.table.load import diagnostics
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.figures.data.gap_over_training import with_gap
-from analysis.figures.data.shown import shown_results
-from analysis.figures.data.validation_loss import COLUMNS, over_tokens
+from analysis.figures.rows import shown_results
+from analysis.figures.over_training import COLUMNS, over_tokens
 from analysis.table.load import training_losses
 from analysis.table.tasks import updates_asked
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import altair as alt
 import pandas as pd
 
-from analysis.figures.draw.marks import hover, legend, panels_of, rounded
-from analysis.figures.draw.scales import linear
-from analysis.figures.draw.style import INK, SOFT, Style, arm_styles
 from analysis.figures.figure import Chart
+from analysis.figures.marks import hover, legend, panels_of, rounded
+from analysis.figures.scales import linear
+from analysis.figures.style import INK, SOFT, Style, arm_styles
 
 CAPTION = (
     "dots: the arm's mean score minus that of sync; lines: 95 % intervals over n seeds and the "

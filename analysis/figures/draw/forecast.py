@@ -6,10 +6,10 @@ import altair as alt
 import pandas as pd
 
 from analysis.figures.data.forecast import LAW, MEASURED, RUNG, TARGET
-from analysis.figures.draw.marks import GAP_TITLE, hover, legend, panels_of, rounded
-from analysis.figures.draw.scales import of_gaps, of_numbers
-from analysis.figures.draw.style import INK, SOFT, ordered_styles
 from analysis.figures.figure import Chart
+from analysis.figures.marks import GAP_TITLE, hover, legend, panels_of, rounded
+from analysis.figures.scales import of_gaps, of_numbers
+from analysis.figures.style import INK, SOFT, ordered_styles
 
 CAPTION = (
     "points: mean gaps of the rungs with 95 % intervals; line and band: the law with the 95 % "

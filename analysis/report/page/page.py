@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from analysis.claims import ALL_PARTS, Outcome, Verdict
 from analysis.claims.rates import MOST_SEEDS
 from analysis.figures import Figure, Plot, panels
-from analysis.figures.draw.fonts import faces
+from analysis.figures.fonts import faces
 from analysis.report.overview import Overview
 from analysis.report.page.listing import Listing
 from analysis.report.recommendation import MICROBATCHES, STAGES, Recommendation

@@ -14,8 +14,8 @@ from jsonschema import Draft7Validator
 
 from analysis import gaps, load
 from analysis.figures import MODULES, Figure, Plot, Rows, panels, plot, registered, save
-from analysis.figures.draw.style import DARK
 from analysis.figures.figure import Spec, whole
+from analysis.figures.style import DARK
 from tests.support.swept_store import ANSWERED, SWEEPS, write_sweep
 
 FIGURES = registered((*MODULES, "tests.support.gap_intervals"))

@@ -13,7 +13,7 @@ import pytest
 from analysis import gaps, load
 from analysis.__main__ import main
 from analysis.figures import FIGURES
-from analysis.figures.draw.style import ARMS, arm_styles, optimizer_styles
+from analysis.figures.style import ARMS, arm_styles, optimizer_styles
 from analysis.report.report import report
 from tests.support.reports import with_figures
 from tests.support.synthetic_store import config, result, write, write_arms

@@ -10,7 +10,7 @@ import altair as alt
 import pandas as pd
 
 from analysis.figures.data.panels import PANEL
-from analysis.figures.draw.style import Style
+from analysis.figures.style import Style
 
 GAP_TITLE = "gap to sync (nats per token)"
 LOSS_TITLE = "final validation loss (nats per token)"

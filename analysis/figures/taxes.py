@@ -6,10 +6,10 @@ import altair as alt
 import pandas as pd
 
 from analysis.figures.data.break_even import TAX
-from analysis.figures.draw.marks import hover, legend, panels_of, rounded
-from analysis.figures.draw.scales import of_numbers, of_ratios
-from analysis.figures.draw.style import INK, SOFT, SOLID, arm_styles, ordered_styles
 from analysis.figures.figure import Chart
+from analysis.figures.marks import hover, legend, panels_of, rounded
+from analysis.figures.scales import of_numbers, of_ratios
+from analysis.figures.style import INK, SOFT, SOLID, arm_styles, ordered_styles
 from analysis.statistics.reported import ESTIMATED, REPORTED
 from analysis.statistics.tax import LENGTHS, SLOPE
 

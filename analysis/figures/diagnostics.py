@@ -5,12 +5,12 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
+from analysis.figures import curves
 from analysis.figures.data.measured import AFTER, BEFORE, MEASURED
 from analysis.figures.data.panels import PANEL
-from analysis.figures.draw import curves
-from analysis.figures.draw.scales import Axis, linear, of_positive
-from analysis.figures.draw.style import arm_styles
 from analysis.figures.figure import Chart
+from analysis.figures.scales import Axis, linear, of_positive
+from analysis.figures.style import arm_styles
 
 FROM_SWITCH = Axis(
     "from_switch",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from analysis.figures.draw import curves
-from analysis.figures.draw.diagnostics import FROM_SWITCH
-from analysis.figures.draw.scales import Axis, linear
-from analysis.figures.draw.style import Style, ordered_styles
+from analysis.figures import curves
+from analysis.figures.diagnostics import FROM_SWITCH
 from analysis.figures.figure import Chart
+from analysis.figures.scales import Axis, linear
+from analysis.figures.style import Style, ordered_styles
 from analysis.statistics.spikes import WINDOW
 from analysis.table.names import signed
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.figures.draw.fonts import FAMILY
+from analysis.figures.fonts import FAMILY
 
 
 class Style(NamedTuple):

@@ -8,10 +8,10 @@ import altair as alt
 import pandas as pd
 
 from analysis.figures.data.panels import OF_SEED
-from analysis.figures.draw.marks import FAINT, GAP_TITLE, Look, hover, legend, panels_of, rounded
-from analysis.figures.draw.scales import Axis, linear, of_gaps, of_tokens
-from analysis.figures.draw.style import INK, Styles, arm_styles
 from analysis.figures.figure import Chart
+from analysis.figures.marks import FAINT, GAP_TITLE, Look, hover, legend, panels_of, rounded
+from analysis.figures.scales import Axis, linear, of_gaps, of_tokens
+from analysis.figures.style import INK, Styles, arm_styles
 from trainer.base.status import Status
 
 CAPTION = ("lines: mean over n seeds, to where the first of them diverged (×); faint: each seed",)

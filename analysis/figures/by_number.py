@@ -7,7 +7,7 @@ import pandas as pd
 from analysis.figures.data.means import with_means
 from analysis.figures.data.paired_seeds import paired_seeds
 from analysis.figures.data.panels import MEAN, OF_SEED, PANEL, SERIES
-from analysis.figures.data.swept import results_along
+from analysis.figures.swept import results_along
 from analysis.table import names
 
 COLUMNS = [

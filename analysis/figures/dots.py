@@ -10,7 +10,8 @@ import pandas as pd
 
 from analysis.figures.data.final_loss import GAP, LOSS
 from analysis.figures.data.panels import OF_SEED
-from analysis.figures.draw.marks import (
+from analysis.figures.figure import Chart
+from analysis.figures.marks import (
     FAINT,
     GAP_TITLE,
     LOSS_TITLE,
@@ -21,9 +22,8 @@ from analysis.figures.draw.marks import (
     rounded,
     titled,
 )
-from analysis.figures.draw.scales import of_gaps, of_losses
-from analysis.figures.draw.style import INK, SOFT, Style, arm_styles
-from analysis.figures.figure import Chart
+from analysis.figures.scales import of_gaps, of_losses
+from analysis.figures.style import INK, SOFT, Style, arm_styles
 from analysis.statistics.text import diverged_text
 from analysis.table.names import signed
 

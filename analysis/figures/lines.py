@@ -9,7 +9,8 @@ import altair as alt
 import pandas as pd
 
 from analysis.figures.data.panels import OF_SEED, PANEL
-from analysis.figures.draw.marks import (
+from analysis.figures.figure import Chart
+from analysis.figures.marks import (
     FAINT,
     GAP_TITLE,
     LOSS_TITLE,
@@ -21,9 +22,8 @@ from analysis.figures.draw.marks import (
     panels_of,
     rounded,
 )
-from analysis.figures.draw.scales import MARGIN, of_gaps, of_losses, of_numbers
-from analysis.figures.draw.style import INK, Style, Styles, arm_styles
-from analysis.figures.figure import Chart
+from analysis.figures.scales import MARGIN, of_gaps, of_losses, of_numbers
+from analysis.figures.style import INK, Style, Styles, arm_styles
 from analysis.table import names
 
 CAPTION = (

@@ -10,7 +10,7 @@ import pandas as pd
 
 from analysis.figures.data.gap_over_training import with_gap
 from analysis.figures.data.panels import OF_SEED, PANEL, SERIES
-from analysis.figures.data.shown import shown_results
+from analysis.figures.rows import shown_results
 from analysis.table.load import validation_losses
 from trainer.base.status import FINAL
 

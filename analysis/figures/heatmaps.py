@@ -10,8 +10,8 @@ import pandas as pd
 
 from analysis.figures.data.loss_and_gap import ACROSS, DOWN, MAP
 from analysis.figures.data.panels import MEAN
-from analysis.figures.draw.marks import counted, hover, rounded, titled
 from analysis.figures.figure import Chart
+from analysis.figures.marks import counted, hover, rounded, titled
 from analysis.table import names
 
 CAPTION = (
