@@ -155,13 +155,6 @@ def test_no_module_is_shadowed_by_a_name_of_its_package(path: Path) -> None:
     assert not bound & {sibling.stem for sibling in path.parent.iterdir()}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "analysis/figures/data").glob("*.py")), ids=name)
-def test_the_data_of_a_figure_know_nothing_of_how_it_is_drawn(path: Path) -> None:
-    of_figures = {module for module in imports(path) if module.startswith("analysis.figures")}
-    assert not {module.split(".")[0] for module in imports(path)} & {"altair", "vl_convert"}
-    assert all(module.startswith("analysis.figures.data") for module in of_figures)
-
-
 @pytest.mark.parametrize("package", ROOMS)
 def test_rooms_have_no_circle(package: str) -> None:
     TopologicalSorter(ROOMS[package]).prepare()  # raises CycleError

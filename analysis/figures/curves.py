@@ -7,9 +7,10 @@ from collections.abc import Callable
 import altair as alt
 import pandas as pd
 
-from analysis.figures.data.panels import OF_SEED
-from analysis.figures.figure import Chart
-from analysis.figures.marks import FAINT, GAP_TITLE, Look, hover, legend, panels_of, rounded
+from analysis.figures import over_training
+from analysis.figures.figure import Chart, Figure
+from analysis.figures.marks import FAINT, GAP_TITLE, SeriesLook, hover, legend, panels_of, rounded
+from analysis.figures.rows import OF_SEED
 from analysis.figures.scales import Axis, linear, of_gaps, of_tokens
 from analysis.figures.style import INK, Styles, arm_styles
 from trainer.base.status import Status
@@ -20,19 +21,19 @@ OF_TRAINING = "training loss: means over a hundredth of the run"
 
 
 def with_seeds(rows: pd.DataFrame) -> str:
-    """The name of a series in the legend, with its number of seeds."""
+    """Return the name of a series in the legend, with its number of seeds."""
     diverged = rows.loc[rows["status"] == Status.DIVERGED, "seed"].nunique()
     note = f", {diverged} diverged" if diverged else ""
     return f"{rows['series'].iloc[0]} (n={rows['seed'].nunique()}{note})"
 
 
 def of_validation(data: pd.DataFrame) -> list[Chart]:
-    """Two charts per panel of rows of `data.validation_loss`: the loss, and the gap beside it."""
+    """Draw two charts per panel of validation losses: the loss, and the gap beside it."""
     return _with_gaps(data, "val_loss", "validation loss (nats per token)")
 
 
 def of_training(data: pd.DataFrame) -> list[Chart]:
-    """Likewise, of rows of `data.training_loss`."""
+    """Draw two charts per panel of training losses: the loss, and the gap beside it."""
     return _with_gaps(data, "train_loss", "training loss (nats per token)")
 
 
@@ -52,7 +53,7 @@ def _with_gaps(data: pd.DataFrame, column: str, title: str) -> list[Chart]:
 
 
 def _gap_charts(rows: pd.DataFrame, y: Axis[alt.Y], x: Axis[alt.X], looks: dict) -> list[Chart]:
-    """Seeds and means as `of_means` draws them, over the band of the interval and the line of 0."""
+    """Draw seeds and means as `of_means` does, over the band of the interval and the line of 0."""
     shown = rows.dropna(subset="low").drop_duplicates(["series", "update"])
     panels: list[Chart] = []
     for chart in of_means(rows, y, x, styles=lambda _: looks):
@@ -73,10 +74,9 @@ def of_means(
     styles: Styles = arm_styles,
     label: Callable[[pd.DataFrame], str] = with_seeds,
 ) -> list[Chart]:
-    """One chart per panel of rows like those of `data.validation_loss`, against `x` (tokens, if
-    there is none) and `y`.
+    """Draw one chart per panel of rows of `over_training`, against `x` (else tokens) and `y`.
 
-    `styles` of the series, `label` of the rows of one series in the legend.
+    `styles` returns the looks of the series, `label` the words of one series in the legend.
     """
     looks = styles(data)
     across = x or of_tokens(data["tokens"])
@@ -88,7 +88,7 @@ def of_means(
 
 
 def _panel(
-    rows: pd.DataFrame, title: alt.TitleParams, x: Axis[alt.X], y: Axis[alt.Y], look: Look
+    rows: pd.DataFrame, title: alt.TitleParams, x: Axis[alt.X], y: Axis[alt.Y], look: SeriesLook
 ) -> alt.LayerChart:
     known = rows.dropna(subset=y.column)
     told = list(dict.fromkeys(["series", *OF_SEED, "update", x.column, y.column]))
@@ -117,7 +117,7 @@ def _marks(
 
 
 def _means(rows: pd.DataFrame, across: str, up: str) -> pd.DataFrame:
-    """Over all seeds of a series, where each of them has a value."""
+    """Return the mean over all seeds of a series, where each of them has a value."""
     grids = [
         of_series.pivot(index=across, columns="trial_id", values=up)
         .mean(axis=1, skipna=False)
@@ -127,3 +127,15 @@ def _means(rows: pd.DataFrame, across: str, up: str) -> pd.DataFrame:
         for series, of_series in rows.groupby("series")
     ]
     return pd.concat(grids)
+
+
+FIGURES = (
+    Figure(
+        name="validation_curves",
+        title="Validation loss over training",
+        data=over_training.validation,
+        charts=of_validation,
+        caption=(*CAPTION, OF_GAPS),
+        columns=2,
+    ),
+)

@@ -1,4 +1,4 @@
-"""Dots with whiskers: one row per optimizer or value, one dot per arm, on axes that are not cut."""
+"""Final loss and gap of every arm: one row per optimizer or value of a key, one dot per arm."""
 
 from __future__ import annotations
 
@@ -8,57 +8,130 @@ from typing import Any, NamedTuple
 import altair as alt
 import pandas as pd
 
-from analysis.figures.data.final_loss import GAP, LOSS
-from analysis.figures.data.panels import OF_SEED
-from analysis.figures.figure import Chart
+from analysis.figures.figure import Chart, Figure
 from analysis.figures.marks import (
     FAINT,
     GAP_TITLE,
     LOSS_TITLE,
-    Look,
+    ROW_LINE,
+    ROW_PAD,
+    SeriesLook,
     hover,
     legend,
     panels_of,
+    reference,
     rounded,
+    row_axis,
     titled,
+    whiskers,
+    words_beside,
+)
+from analysis.figures.rows import (
+    MEAN,
+    OF_SEED,
+    PANEL,
+    SERIES,
+    best_points,
+    paired_seeds,
+    with_means,
 )
 from analysis.figures.scales import of_gaps, of_losses
-from analysis.figures.style import INK, SOFT, Style, arm_styles
+from analysis.figures.style import Style, arm_styles
+from analysis.figures.swept import results_along
 from analysis.statistics.text import diverged_text
+from analysis.table import names
 from analysis.table.names import signed
+from analysis.table.tasks import updates_asked
 
+LOSS, GAP = "loss", "gap"
+COLUMNS = [*PANEL, "quantity", "group", *SERIES, "setting", "of_seed", *OF_SEED, *MEAN]
+"""One row per trial and `quantity`, which is LOSS or GAP; its value is `of_seed`, in nats per
+token, and MEAN is over the seeds of its arm in its `group`."""
+OF_MEAN = [*PANEL, "group", "series"]
 CAPTION = (
     "dots: means over n seeds; lines: 95 % intervals; hollow: a single seed; faint: each seed",
     "gap: final loss minus that of sync at the same seed, beside its mean, n and × what diverged",
 )
 BEST = "each optimizer at the point where sync ends lowest; sorted by the gap of the delay"
-LINE, PAD = 13, 9
-"""Pixels of the line of an arm, and between rows."""
 TITLES = {GAP: GAP_TITLE, LOSS: LOSS_TITLE}
 HOVER = ["group", "series", "setting", "n", "mean", "low", "high", "diverged", "pairs"]
 
 
-def by_optimizer(data: pd.DataFrame) -> list[Chart]:
-    """The gaps and the losses of `data.final_loss.data`, each with one row per optimizer."""
+def by_optimizer(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of COLUMNS of the trials at the best points; a `group` is an optimizer.
+
+    There is one panel per size of the model and data.
+    """
+    shown = best_points(trials, gaps)
+    if shown.empty:
+        return pd.DataFrame(columns=COLUMNS)
+    shown["group"] = shown["optimizer"].map(names.optimizer)
+    shown["setting"], shown["subtitle"] = shown["subtitle"], ""
+    shown["panel"] = _comparable(shown)
+    return _rows(shown, trials, gaps)
+
+
+def _comparable(shown: pd.DataFrame) -> pd.Series:
+    """Return the panel of each trial: models of several sizes, or several data, have their own.
+
+    A panel also says how many updates its trials make, if all of them make as many.
+    """
+    panels = pd.Series("", index=shown.index)
+    if shown["num_parameters"].nunique() > 1:
+        updates = updates_asked(shown).groupby(shown["num_parameters"], dropna=False)
+        sizes = shown["num_parameters"].map(names.parameters) + " parameters"
+        panels = sizes + updates.transform(_length)
+    if shown["data_hash"].nunique() > 1:
+        panels = (panels + ", " + shown["data"].astype(str)).str.removeprefix(", ")
+    return panels
+
+
+def _length(updates: pd.Series) -> str:
+    known = updates.dropna().unique()
+    return f", {known[0]:,} updates" if len(known) == 1 else ""
+
+
+def by_value(trials: pd.DataFrame, gaps: pd.DataFrame, key: str) -> pd.DataFrame:
+    """Return rows of COLUMNS with one panel per optimizer; a `group` is a value of `key`.
+
+    Groups are sorted from the smallest value on; a group is `none` where the value is null.
+    """
+    shown = results_along(trials, [key], part_of=key)
+    shown["group"] = shown[key].map(names.value)
+    return _rows(shown.assign(setting=""), trials, gaps)
+
+
+def _rows(shown: pd.DataFrame, trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    if shown.empty:
+        return pd.DataFrame(columns=COLUMNS)
+    losses = shown.assign(quantity=LOSS, of_seed=shown["final_val_loss"])
+    paired = paired_seeds(trials, gaps)[["trial_id", "gap", *MEAN]]
+    of_gaps = shown.merge(paired, on="trial_id").assign(quantity=GAP)
+    of_gaps["of_seed"] = of_gaps.pop("gap")
+    losses = with_means(losses, "of_seed", OF_MEAN)
+    return pd.concat([of_gaps[COLUMNS], losses[COLUMNS]], ignore_index=True)
+
+
+def optimizer_rows(data: pd.DataFrame) -> list[Chart]:
+    """Draw the gaps and the losses of `by_optimizer`, each with one row per optimizer."""
     delay = data[(data["quantity"] == GAP) & (data["arm"] == "delay")]
     gaps = delay.groupby("group")["mean"].first()
     known = [name for name in gaps.sort_values().index if pd.notna(gaps[name])]
     return _charts(data, [*known, *sorted({*data["group"]} - {*known})], None)
 
 
-def by_value(data: pd.DataFrame, title: str) -> list[Chart]:
-    """Those of `data.final_loss.by_value`, each with one row per value, in the order of the rows;
-    `title` of the values."""
+def value_rows(data: pd.DataFrame, title: str) -> list[Chart]:
+    """Draw `by_value` with one row per value, in the order of the data; `title` names the key."""
     return _charts(data, [*dict.fromkeys(data.loc[data["quantity"] == LOSS, "group"])], title)
 
 
-class _Frame(NamedTuple):
+class _RowFrame(NamedTuple):
     """What the layers of a chart share."""
 
     x: alt.X
     y: alt.Y
     offset: alt.YOffset
-    look: Look
+    look: SeriesLook
 
 
 def _charts(data: pd.DataFrame, order: Sequence[str], title: str | None) -> list[Chart]:
@@ -66,13 +139,15 @@ def _charts(data: pd.DataFrame, order: Sequence[str], title: str | None) -> list
     charts: list[Chart] = []
     for head, rows in panels_of(data):
         present = {*rows["group"]}
+        groups = [name for name in order if name in present]
         for quantity in (GAP, LOSS):
             shown = rows[rows["quantity"] == quantity]
             if len(shown):
-                x = _axis(quantity, data[data["quantity"] == quantity])
-                named = _titled(head, quantity)
-                groups = [name for name in order if name in present]
-                charts.append(_chart(shown, quantity, x, styles, groups, title, named))
+                frame = _frame(shown, _axis(quantity, data), styles, groups, title)
+                # Rows of gaps and of losses, where sync has a line too, stand beside each other.
+                height = len(groups) * (ROW_LINE * len(styles) + ROW_PAD)
+                layers = _layers(shown, quantity, frame)
+                charts.append(alt.layer(*layers, title=_titled(head, quantity), height=height))
     return charts
 
 
@@ -85,66 +160,71 @@ def _titled(head: alt.TitleParams, quantity: str) -> alt.TitleParams:
     )
 
 
-def _axis(quantity: str, rows: pd.DataFrame) -> alt.X:
+def _axis(quantity: str, data: pd.DataFrame) -> alt.X:
+    rows = data[data["quantity"] == quantity]
     values = pd.concat([rows[name].astype(float) for name in ("of_seed", "mean", "low", "high")])
     if quantity == GAP:
         return of_gaps(alt.X("mean:Q"), GAP_TITLE, values, always_symlog=True)
     return of_losses(alt.X("mean:Q"), LOSS_TITLE, values)
 
 
-def _chart(
+def _frame(
     rows: pd.DataFrame,
-    quantity: str,
     x: alt.X,
     styles: Mapping[str, Style],
-    order: Sequence[str],
+    groups: Sequence[str],
     title: str | None,
-    head: alt.TitleParams,
-) -> Chart:
-    names = [name for name in styles if name in {*rows["series"]}]
-    axis = alt.Axis(labelLimit=200, domain=False, ticks=False, labelPadding=6)
-    frame = _Frame(
+) -> _RowFrame:
+    series = [name for name in styles if name in {*rows["series"]}]
+    return _RowFrame(
         x,
-        alt.Y("group:N", title=title, sort=[*order], axis=axis),
-        alt.YOffset("series:N", sort=names, scale=alt.Scale(domain=names)),
-        legend({name: name for name in names}, styles),
+        alt.Y("group:N", title=title, sort=[*groups], axis=row_axis()),
+        alt.YOffset("series:N", sort=series, scale=alt.Scale(domain=series)),
+        legend({name: name for name in series}, styles),
     )
+
+
+def _layers(rows: pd.DataFrame, quantity: str, frame: _RowFrame) -> list[alt.Chart]:
+    x, y, offset, look = frame
     means = rows.drop_duplicates(["group", "series"])
     words = [_words(row, quantity) for row in means.to_dict("records")]
     shown = rounded(means.assign(words=words), [*HOVER, "words"])
-    dots = alt.Chart(shown).encode(y=frame.y, yOffset=frame.offset, color=frame.look.color)
+    dots = alt.Chart(shown).encode(y=y, yOffset=offset, color=look.color)
     seeds = rounded(rows.dropna(subset="of_seed"), ["group", "series", "of_seed", *OF_SEED])
     points = alt.Chart(seeds.rename(columns={"of_seed": "mean"})).encode(
-        x=frame.x, y=frame.y, yOffset=frame.offset, color=frame.look.color
+        x=x, y=y, yOffset=offset, color=look.color
     )
-    ends = alt.X("low:Q", title=x["title"], scale=x["scale"])
-    known = dots.transform_filter("isValid(datum.mean)").encode(x=frame.x, tooltip=hover(HOVER))
-    lines = alt.Chart(pd.DataFrame({"mean": [0.0]})).mark_rule(color=INK)
-    layers = [
-        *([lines.encode(x=frame.x)] if quantity == GAP else []),
+    known = dots.transform_filter("isValid(datum.mean)").encode(x=x, tooltip=hover(HOVER))
+    return [
+        *([reference(0.0, x)] if quantity == GAP else []),
         points.mark_point(filled=True, size=16, opacity=FAINT).encode(
             tooltip=hover(["series", "mean", *OF_SEED])
         ),
-        dots.transform_filter("isValid(datum.low)")
-        .mark_rule(strokeWidth=1.6)
-        .encode(x=ends, x2=alt.X2("high:Q")),
+        whiskers(dots, alt.X("low:Q", title=x["title"], scale=x["scale"])),
         known.transform_filter("datum.n > 1")
         .mark_point(filled=True, size=55, opacity=1)
-        .encode(shape=frame.look.shape),
+        .encode(shape=look.shape),
         known.transform_filter("datum.n == 1")
         .mark_point(filled=False, size=45, strokeWidth=1.6, opacity=1)
-        .encode(shape=frame.look.shape),
-        alt.Chart(shown)
-        .mark_text(align="left", dx=6, fontSize=9, color=SOFT)
-        .encode(y=frame.y, yOffset=frame.offset, x=alt.XValue("width"), text=alt.Text("words:N")),
+        .encode(shape=look.shape),
+        words_beside(shown, y, yOffset=offset),
     ]
-    # Rows of gaps and of losses, where sync has a line too, stand beside each other.
-    height = len(order) * (LINE * len(styles) + PAD)
-    return alt.layer(*layers, title=head, height=height)
 
 
 def _words(row: Mapping[Any, Any], quantity: str) -> str:
-    """`+0.278  n=3  × 1 of 4`."""
+    """Return `+0.278  n=3  × 1 of 4`."""
     mean = signed(row["mean"]) if quantity == GAP else f"{row['mean']:.3f}"
     lost = f"× {diverged_text(row)}" if row["diverged"] else ""
     return "  ".join(filter(None, [mean if row["n"] else "", f"n={row['n']:g}", lost]))
+
+
+FIGURES = (
+    Figure(
+        name="final_losses",
+        title="What the delay costs each optimizer",
+        data=by_optimizer,
+        charts=optimizer_rows,
+        caption=(*CAPTION, BEST),
+        columns=2,
+    ),
+)

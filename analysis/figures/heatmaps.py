@@ -1,19 +1,24 @@
-"""Heat maps of the loss of every arm and of its gap, over two swept keys."""
+"""Heat maps of the loss of every arm and of its gap: batch size × learning rate (figure 13)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import altair as alt
 import pandas as pd
 
-from analysis.figures.data.loss_and_gap import ACROSS, DOWN, MAP
-from analysis.figures.data.panels import MEAN
-from analysis.figures.figure import Chart
+from analysis.figures.figure import Chart, Figure, Rows
 from analysis.figures.marks import counted, hover, rounded, titled
+from analysis.figures.rows import MEAN, PANEL, mean_of
+from analysis.figures.swept import along
+from analysis.statistics.pairs import results
 from analysis.table import names
 
+DOWN, ACROSS = "batch_size", "optimizer.lr"
+MAP = [*PANEL, "quantity", "arm"]
+"""Columns that tell maps apart."""
+COLUMNS = [*MAP, DOWN, ACROSS, *MEAN, "series", "best"]
 CAPTION = (
     "means over n seeds (hover: 95 % interval); frame: the lowest loss where nothing diverged",
     "× k/n: k of n diverged; nats per token; the colours are logarithmic beyond the middle values",
@@ -26,6 +31,39 @@ ON_COLOR = "#010101"
 COLUMN = {"loss": "above", "gap": "mean"}
 """What the colour shows: of a loss, how far it lies above the lowest one."""
 BARS = {"loss": "loss above the lowest", "gap": "gap to sync"}
+
+
+def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """One row per cell: `quantity` is the `loss` of an arm or its `gap`, in nats per token.
+
+    `pairs` counts trials (or pairs whose sync completed), of which `diverged` are not in the mean.
+    `best` marks the lowest loss of each arm where nothing diverged.
+    """
+    points = along(trials, [DOWN, ACROSS]).drop_duplicates([*PANEL, DOWN, ACROSS])
+    done = results(trials)
+    cells = [
+        {**at, **cell}
+        for point, at in points[[*PANEL, DOWN, ACROSS]].to_dict("index").items()
+        for cell in _cells(done[done["point"] == point], gaps[gaps["point"] == point])
+    ]
+    table = pd.DataFrame(cells, columns=COLUMNS[:-2])
+    table["series"] = table["arm"].map(names.arms(trials))
+    whole = table.loc[(table["diverged"] == 0) & (table["quantity"] == "loss")]
+    best = whole.groupby(MAP)["mean"].idxmin().dropna()
+    table = table.assign(
+        best=table.index.isin(best),
+        is_gap=table["quantity"] == "gap",
+        is_arm=table["arm"] != "sync",
+    )
+    order = [*PANEL, "is_gap", "is_arm", "arm", DOWN, ACROSS]
+    return table.sort_values(order)[COLUMNS].reset_index(drop=True)
+
+
+def _cells(done: pd.DataFrame, gaps: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    for arm, of_arm in done.groupby("arm"):
+        yield {"quantity": "loss", "arm": arm, **mean_of(of_arm["final_val_loss"])}
+    for row in gaps[gaps["pairs"] > 0].rename(columns={"gap": "mean"}).to_dict("records"):
+        yield {"quantity": "gap", "arm": row["arm"], **{name: row[name] for name in MEAN}}
 
 
 def charts(data: pd.DataFrame) -> list[Chart]:
@@ -95,3 +133,15 @@ def _words(row: Mapping[Any, Any]) -> str:
     lines = [mean] if row["n"] else []
     lines += [f"× {row['diverged']}/{row['pairs']}"] if row["diverged"] else []
     return "\n".join(lines)
+
+
+BATCH_SIZE = Figure(
+    name="fig13_batch_size",
+    title="Loss and gap by batch size and learning rate",
+    data=data,
+    charts=charts,
+    caption=CAPTION,
+    source="figure 13 (135M)",
+    sweeps=("batch_size",),
+    rows=Rows.INTERVALS,
+)

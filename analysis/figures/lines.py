@@ -8,13 +8,13 @@ from typing import NamedTuple
 import altair as alt
 import pandas as pd
 
-from analysis.figures.data.panels import OF_SEED, PANEL
-from analysis.figures.figure import Chart
+from analysis.figures import by_number
+from analysis.figures.figure import Chart, Figure
 from analysis.figures.marks import (
     FAINT,
     GAP_TITLE,
     LOSS_TITLE,
-    Look,
+    SeriesLook,
     counted,
     dodged,
     hover,
@@ -22,6 +22,7 @@ from analysis.figures.marks import (
     panels_of,
     rounded,
 )
+from analysis.figures.rows import OF_SEED, PANEL
 from analysis.figures.scales import MARGIN, of_gaps, of_losses, of_numbers
 from analysis.figures.style import INK, Style, Styles, arm_styles
 from analysis.table import names
@@ -40,12 +41,12 @@ WITH_MEAN = ["low", "high", "n", "diverged", "pairs"]
 
 
 def of_gap(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
-    """One chart per panel of rows of `paired_seeds.COLUMNS`; a series without values is a band."""
+    """Draw one chart per panel of rows of OF_GAPS; a series without values is a band."""
     return _charts(data, "gap", _gap_axis(data), styles(data))
 
 
 def of_loss_and_gap(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
-    """Two charts per panel of rows of `data.loss_by_number`: the loss, and the gap beside it."""
+    """Draw two charts per panel of rows of `by_number.LOSSES`: the loss, and the gap beside it."""
     losses, gaps = data[data["loss"].notna() | data["gap"].isna()], data.dropna(subset="gap")
     values = pd.concat([losses["loss"], losses["low"], losses["high"], losses["mean"]])
     looks = styles(data)
@@ -75,24 +76,24 @@ def _gap_axis(data: pd.DataFrame) -> alt.Y:
 
 
 def _room(data: pd.DataFrame) -> float:
-    """Share of the axis above the values, for the marks of what diverged."""
+    """Return the share of the axis above the values, for the marks of what diverged."""
     if not (data["diverged"] > 0).any():
         return MARGIN
     return MARGIN + MARK_HEIGHT * int(data.groupby(PANEL)["series"].nunique().max())
 
 
-class _Frame(NamedTuple):
+class _LineFrame(NamedTuple):
     """What the layers of a panel share; `y` shows the column `column`."""
 
     x: alt.X
     y: alt.Y
     column: str
-    look: Look
+    look: SeriesLook
     styles: Mapping[str, Style]
     shown: frozenset[str]
 
     def layer(self, rows: pd.DataFrame, held: str, *more: str) -> alt.Chart:
-        """A chart of `rows` with their column `held` on the y axis."""
+        """Return a chart of `rows` with their column `held` on the y axis."""
         kept = rounded(rows, list(dict.fromkeys(["series", "value", held, *more])))
         places = dodged([name for name in self.styles if name in self.shown])
         kept["dodge"] = [places[series] for series in kept["series"]]
@@ -107,7 +108,7 @@ def _charts(data: pd.DataFrame, column: str, y: alt.Y, styles: Mapping[str, Styl
         swept = rows.dropna(subset="value")
         x = of_numbers("value", names.key(rows["key"].iloc[0]), swept["value"])
         shown = frozenset(map(str, swept["series"])) or frozenset(labels)
-        frame = _Frame(x, y, column, legend(labels, styles), styles, shown | {*labels})
+        frame = _LineFrame(x, y, column, legend(labels, styles), styles, shown | {*labels})
         bands = _bands(frame, rows[rows["value"].isna()])
         marks = _diverged(frame, swept, [name for name in styles if name in labels])
         layers = [
@@ -121,13 +122,13 @@ def _charts(data: pd.DataFrame, column: str, y: alt.Y, styles: Mapping[str, Styl
     return panels
 
 
-def _zero(frame: _Frame) -> list[alt.Chart]:
+def _zero(frame: _LineFrame) -> list[alt.Chart]:
     rule = alt.Chart(pd.DataFrame({frame.column: [0.0]})).mark_rule(color=INK)
     return [rule.encode(y=frame.y)] if frame.column == "gap" else []
 
 
-def _bands(frame: _Frame, rows: pd.DataFrame) -> list[alt.Chart]:
-    """Bands across the panel, with their seeds on its right side."""
+def _bands(frame: _LineFrame, rows: pd.DataFrame) -> list[alt.Chart]:
+    """Draw bands across the panel, with their seeds on its right side."""
     means = rows.drop_duplicates("series")
     band = frame.layer(means.dropna(subset="low"), "low", "high")
     line = frame.layer(means.dropna(subset="mean"), "mean", *WITH_MEAN)
@@ -139,7 +140,7 @@ def _bands(frame: _Frame, rows: pd.DataFrame) -> list[alt.Chart]:
     ]
 
 
-def _means(frame: _Frame, rows: pd.DataFrame) -> list[alt.Chart]:
+def _means(frame: _LineFrame, rows: pd.DataFrame) -> list[alt.Chart]:
     means = rows.drop_duplicates(["series", "value"]).dropna(subset="mean")
     line = frame.layer(means, "mean", *WITH_MEAN).encode(x=frame.x)
     arms = frame.layer(means.dropna(subset="low"), "low", "high").encode(
@@ -157,18 +158,18 @@ def _means(frame: _Frame, rows: pd.DataFrame) -> list[alt.Chart]:
     ]
 
 
-def _points(frame: _Frame, rows: pd.DataFrame) -> alt.Chart:
+def _points(frame: _LineFrame, rows: pd.DataFrame) -> alt.Chart:
     told = hover(["series", "value", frame.column, *OF_SEED])
     points = frame.layer(rows.dropna(subset=frame.column), frame.column, *OF_SEED)
     marks = points.mark_point(filled=True, size=14, opacity=FAINT, xOffset=MOVED)
     return marks.encode(shape=frame.look.shape, tooltip=told)
 
 
-def _diverged(frame: _Frame, rows: pd.DataFrame, order: Sequence[str]) -> list[alt.Chart]:
-    """One line of text per series at the top of the panel: there is no gap to draw."""
-    found = rows[rows["diverged"] > 0].drop_duplicates(["series", "value"])
-    words = [f"× {k}/{n}" for k, n in zip(found["diverged"], found["pairs"], strict=True)]
-    marks = found[["series", "value"]].assign(words=words)
+def _diverged(frame: _LineFrame, rows: pd.DataFrame, order: Sequence[str]) -> list[alt.Chart]:
+    """Draw one line of text per series at the top of the panel: there is no gap to draw."""
+    lost = rows[rows["diverged"] > 0].drop_duplicates(["series", "value"])
+    words = [f"× {k}/{n}" for k, n in zip(lost["diverged"], lost["pairs"], strict=True)]
+    marks = lost[["series", "value"]].assign(words=words)
     return [
         alt.Chart(of_series)
         .mark_text(baseline="top", y=2 + LINE_HEIGHT * order.index(str(series)))
@@ -178,8 +179,26 @@ def _diverged(frame: _Frame, rows: pd.DataFrame, order: Sequence[str]) -> list[a
 
 
 def _label(rows: pd.DataFrame) -> str:
-    """The series with the pairs behind each mean, and of a band how many diverged."""
+    """Return the series with the pairs behind each mean, and for a band how many diverged."""
     reference = rows.iloc[0]
     is_band = rows["value"].isna().all() and reference["diverged"]
     note = f", × {reference['diverged']}/{reference['pairs']}" if is_band else ""
     return f"{reference['series']} ({counted(rows['n'])}{note})"
+
+
+FIGURES = (
+    Figure(
+        name="gap_lines",
+        title="Gap against what was swept",
+        data=by_number.gaps_by_key,
+        charts=of_gap,
+        caption=CAPTION,
+    ),
+    Figure(
+        name="gap_by_coefficient",
+        title="Gap against the coefficient of a correction",
+        data=by_number.gaps_by_coefficient,
+        charts=of_gap,
+        caption=(*CAPTION, BAND),
+    ),
+)

@@ -12,16 +12,7 @@ from analysis.figures import (
     over_training,
     spike,
 )
-from analysis.figures.data import (
-    final_loss,
-    gap_by_coefficient,
-    gap_by_optimizer,
-    loss_and_gap,
-    loss_at_switch,
-    measured,
-    training_loss,
-)
-from analysis.figures.figure import Figure, Rows
+from analysis.figures.figure import Figure
 from analysis.figures.style import optimizer_styles, size_styles
 from analysis.table import names
 
@@ -43,7 +34,7 @@ STALENESS = (
 HORIZONS = Figure(
     name="fig05_horizon",
     title="Final loss over horizons",
-    data=by_number.over_horizons,
+    data=by_number.losses_over_horizons,
     charts=lines.of_loss_and_gap,
     caption=lines.CAPTION,
     columns=2,
@@ -55,8 +46,8 @@ FIGURES = (
     Figure(
         name="fig02_optimizers",
         title="What the delay costs each optimizer",
-        data=final_loss.data,
-        charts=dots.by_optimizer,
+        data=dots.by_optimizer,
+        charts=dots.optimizer_rows,
         caption=(*dots.CAPTION, dots.BEST),
         columns=2,
         source="figure 2 (360M)",
@@ -65,7 +56,7 @@ FIGURES = (
     Figure(
         name="fig03_curves",
         title="AdamW and Muon over training",
-        data=partial(over_training.of_optimizers, optimizers=("adamw", "muon")),
+        data=partial(over_training.validation_of, optimizers=("adamw", "muon")),
         charts=curves.of_validation,
         caption=(*curves.CAPTION, curves.OF_GAPS),
         columns=2,
@@ -75,7 +66,7 @@ FIGURES = (
     Figure(
         name="fig04_momentum",
         title="Gap against momentum",
-        data=gap_by_optimizer.by_momentum,
+        data=by_number.optimizers_by_momentum,
         charts=partial(lines.of_gap, styles=optimizer_styles),
         caption=(
             *lines.CAPTION,
@@ -94,7 +85,7 @@ FIGURES = (
     Figure(
         name="fig06_stages",
         title="Synchronous, 2BW and original PipeDream for growing P",
-        data=over_training.by_stages,
+        data=over_training.validation_by_stages,
         charts=curves.of_validation,
         caption=(*curves.CAPTION, curves.OF_GAPS),
         columns=2,
@@ -105,8 +96,8 @@ FIGURES = (
         Figure(
             name=f"fig{number:02d}_{sweep}",
             title=f"Gap and final loss by {swept}",
-            data=partial(final_loss.by_value, key=key),
-            charts=partial(dots.by_value, title=names.key(key)),
+            data=partial(dots.by_value, key=key),
+            charts=partial(dots.value_rows, title=names.key(key)),
             caption=dots.CAPTION,
             columns=2,
             source=f"figure {number} (135M)",
@@ -114,20 +105,11 @@ FIGURES = (
         )
         for number, sweep, swept, key in BY_VALUE
     ),
-    Figure(
-        name="fig13_batch_size",
-        title="Loss and gap by batch size and learning rate",
-        data=loss_and_gap.data,
-        charts=heatmaps.charts,
-        caption=heatmaps.CAPTION,
-        source="figure 13 (135M)",
-        sweeps=("batch_size",),
-        rows=Rows.INTERVALS,
-    ),
+    heatmaps.BATCH_SIZE,
     Figure(
         name="fig14_taylor",
         title="Gap against the coefficient of the Taylor compensation",
-        data=partial(gap_by_coefficient.data, correction="taylor"),
+        data=partial(by_number.gaps_by_coefficient, correction="taylor"),
         charts=lines.of_gap,
         caption=(*lines.CAPTION, lines.BAND),
         source="figure 14 (135M, Muon)",
@@ -136,7 +118,7 @@ FIGURES = (
     Figure(
         name="fig15_coefficient",
         title="Gap against the coefficient of Error Feedback",
-        data=gap_by_optimizer.by_coefficient,
+        data=by_number.optimizers_by_coefficient,
         charts=partial(lines.of_gap, styles=optimizer_styles),
         caption=(*lines.CAPTION, "at 0: the plain delay"),
         source="figure 15 (135M)",
@@ -145,7 +127,7 @@ FIGURES = (
     Figure(
         name="fig16_model_size",
         title="Final loss against the learning rate by size of the model",
-        data=by_number.by_size,
+        data=by_number.losses_by_size,
         charts=partial(lines.of_loss_and_gap, styles=size_styles),
         caption=lines.CAPTION,
         columns=2,
@@ -155,7 +137,7 @@ FIGURES = (
     Figure(
         name="fig16b_moe_learning_rate",
         title="Final loss of a mixture of experts against the learning rate by tokens",
-        data=by_number.by_budget,
+        data=by_number.losses_by_budget,
         charts=partial(lines.of_loss_and_gap, styles=size_styles),
         caption=lines.CAPTION,
         columns=2,
@@ -166,7 +148,7 @@ FIGURES = (
         Figure(
             name=name,
             title=title,
-            data=partial(measured.from_switch, name=diagnostic),
+            data=partial(diagnostics.from_switch, name=diagnostic),
             charts=partial(diagnostics.around_switch, name=diagnostic),
             caption=curves.CAPTION,
             source=f"{source} (135M)",
@@ -178,27 +160,19 @@ FIGURES = (
     Figure(
         name="fig19_gradient_feedback",
         title="Error Feedback on raw gradients over training",
-        data=training_loss.data,
+        data=over_training.training,
         charts=curves.of_training,
         caption=(*curves.CAPTION, curves.OF_GAPS, curves.OF_TRAINING),
         columns=2,
         source="figure 19 (135M)",
         sweeps=("gradient_feedback",),
     ),
-    Figure(
-        name="fig20_spike",
-        title="The spike at the switch by β₂",
-        data=loss_at_switch.data,
-        charts=spike.charts,
-        caption=spike.CAPTION,
-        source="figure 20 (135M)",
-        sweeps=("spike",),
-    ),
+    spike.SPIKE,
     Figure(
         name="figA9_cooldown",
         title="What a synchronous cooldown gives back",
-        data=final_loss.data,
-        charts=dots.by_optimizer,
+        data=dots.by_optimizer,
+        charts=dots.optimizer_rows,
         caption=(*dots.CAPTION, dots.BEST),
         columns=2,
         source="appendix A.9 (135M)",

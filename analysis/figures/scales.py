@@ -14,7 +14,8 @@ MARGIN = 0.05
 LOG_FROM = 7
 """Swept numbers whose ratio of largest to smallest is above this are drawn on a log axis."""
 SYMMETRIC_LOG_FROM = 8
-"""Likewise for gaps, largest over median: small ones would be a flat line on a linear axis."""
+"""Gaps whose ratio of largest to median is above this are drawn on a symlog axis: small gaps would
+be a flat line on a linear one."""
 MAX_TICKS = 8
 RATIOS = (0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 2, 3, 5, 10, 30, 100, 1000)
 """Ticks of an axis of ratios."""
@@ -50,15 +51,17 @@ class Symlog(NamedTuple):
 
 
 def linear(values: pd.Series, *, above: float = MARGIN, below: float = MARGIN) -> alt.Scale:
-    """A scale that holds `values`, and beyond them shares of their span."""
+    """Return a scale that holds `values`, and beyond them shares of their span."""
     low, high = _ends(values)
     width = high - low
     return alt.Scale(domain=[low - below * width, high + above * width], nice=False, zero=False)
 
 
 def of_losses(channel: Channel, title: str, values: pd.Series, above: float = MARGIN) -> Channel:
-    """The axis of losses, from below the least to above the largest; logarithmic, and said so, if
-    most of them would lie on each other at its end."""
+    """Return the axis of losses, from below the least to above the largest.
+
+    The axis is logarithmic, and says so, if most losses would lie on each other at its end.
+    """
     known = values.astype(float).dropna()
     least = float(known.min()) if len(known) else 0.0
     above_least = (known - least).to_numpy()
@@ -72,7 +75,7 @@ def of_losses(channel: Channel, title: str, values: pd.Series, above: float = MA
 
 
 def of_positive(column: str, title: str, values: pd.Series) -> alt.Y:
-    """A log axis with one tick per decade."""
+    """Return a log axis with one tick per decade."""
     low, high = _ends(values.astype(float).map(np.log10))
     margin = (high - low) * MARGIN
     domain = [float(10 ** (low - margin)), float(10 ** (high + margin))]
@@ -100,8 +103,10 @@ def of_gaps(
     *,
     always_symlog: bool = False,
 ) -> Channel:
-    """The axis of numbers around 0, which it holds; symlog, and said so, if they are far apart or
-    if `always_symlog`."""
+    """Return the axis of numbers around 0, and of 0.
+
+    The axis is symlog, and says so, if the numbers are far apart or with `always_symlog`.
+    """
     held = pd.concat([values.astype(float).dropna(), pd.Series([0.0])])
     sizes = held[held != 0].abs()
     name = channel["shorthand"]
@@ -120,12 +125,12 @@ def of_gaps(
 
 
 def symlog_of(sizes: pd.Series) -> Symlog:
-    """Turns at the decade below the median, so that small and large numbers can be told apart."""
+    """Return a scale that turns at the decade below the median: small numbers can be told apart."""
     return Symlog(float(10 ** np.floor(np.log10(sizes.median()))))
 
 
 def _ticks(symlog: Symlog, low: float, high: float) -> list[float]:
-    """0, and 1 and 3 times each decade from where the axis turns."""
+    """Return 0, and 1 and 3 times each decade from where the axis turns."""
     most = max(abs(low), abs(high))
     num_decades = int(np.ceil(np.log10(max(most / symlog.constant, 1)))) + 1
     ticks = [symlog.constant * 10.0**power for power in range(num_decades)]
@@ -138,7 +143,7 @@ def _ticks(symlog: Symlog, low: float, high: float) -> list[float]:
 
 
 def of_ratios(channel: Channel, title: str, values: pd.DataFrame) -> Channel:
-    """`channel` on a log axis that holds 1 and all `values`, with ticks at round ratios."""
+    """Return `channel` on a log axis that holds 1 and all `values`, with ticks at round ratios."""
     held = pd.concat([*(values[name].astype(float) for name in values), pd.Series([1.0])])
     low, high = _ends(held.map(np.log))
     margin = MARGIN * (high - low)
@@ -150,7 +155,7 @@ def of_ratios(channel: Channel, title: str, values: pd.DataFrame) -> Channel:
 
 
 def of_tokens(values: pd.Series) -> Axis[alt.X]:
-    """Tokens trained on, from 0 to the last."""
+    """Return the axis of tokens trained on, from 0 to the last."""
     last = float(values.max()) if len(values) else 1.0
     scale = alt.Scale(domain=[0, last], nice=False)
     axis = alt.Axis(tickCount=5, labelExpr=NUMBER)
@@ -158,7 +163,7 @@ def of_tokens(values: pd.Series) -> Axis[alt.X]:
 
 
 def of_numbers(column: str, title: str, values: pd.Series) -> alt.X:
-    """The axis of swept numbers; ticks at these where there is room for them."""
+    """Return the axis of swept numbers, with ticks at them where there is room."""
     distinct = sorted(set(values.astype(float)))
     scale = alt.Scale(
         domain=[distinct[0], distinct[-1]],
@@ -173,7 +178,7 @@ def of_numbers(column: str, title: str, values: pd.Series) -> alt.X:
 
 
 def _kind(positive: Sequence[float], whole: Sequence[float]) -> dict[str, Any]:
-    """A log axis has no place for 0 and below; a symlog axis is linear around 0."""
+    """Return the kind of scale: a log axis has no place for 0, a symlog axis is linear there."""
     if not positive or positive[-1] <= LOG_FROM * positive[0]:
         return {"type": "linear"}
     if len(positive) == len(whole):
@@ -182,7 +187,7 @@ def _kind(positive: Sequence[float], whole: Sequence[float]) -> dict[str, Any]:
 
 
 def _ends(values: pd.Series) -> tuple[float, float]:
-    """The least and the largest value; half a unit to each side if they are equal."""
+    """Return the least and the largest value; half a unit to each side if they are equal."""
     known = values.astype(float).dropna()
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
     return (low, high) if low < high else (low - 0.5, high + 0.5)

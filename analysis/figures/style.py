@@ -40,7 +40,7 @@ OTHER_COLORS = (
 )
 OTHER_DASHES = ((2, 2), (9, 2), (4, 1, 1, 1, 1, 1))
 OTHER_SHAPES = ("diamond", "triangle-down", "cross", "triangle-right", "triangle-left")
-"""They are combined in turn, which gives 30 arms a look of their own."""
+"""Colours, dashes and shapes are combined in turn, which gives 30 arms a look of their own."""
 OPTIMIZERS: Mapping[str, Style] = {
     "adamw": Style("#cc6677", SOLID, "circle"),
     "muon": Style("#332288", SOLID, "square"),
@@ -126,7 +126,7 @@ DARK: Mapping[str, str] = {
 
 
 def dark(spec: Any) -> Any:
-    """A specification with the colours of DARK."""
+    """Return a specification with the colours of DARK."""
     if isinstance(spec, dict):
         return {name: dark(part) for name, part in spec.items()}
     if isinstance(spec, list):
@@ -135,9 +135,9 @@ def dark(spec: Any) -> Any:
 
 
 def arm_styles(rows: pd.DataFrame) -> dict[str, Style]:
-    """Styles of series that stand for arms: the main ones first, then by name.
+    """Return styles of series that stand for arms: the main arms first, then by name.
 
-    Of several series of one main arm, none has the looks of that arm.
+    Where several series stand for one main arm, none of them has the looks of that arm.
     """
     own = rows[rows["arm"].isin([*ARMS])].drop_duplicates(["series", "arm"])
     alone = own[~own["arm"].duplicated(keep=False)].set_index("arm")["series"]
@@ -148,7 +148,7 @@ def arm_styles(rows: pd.DataFrame) -> dict[str, Style]:
 
 
 def optimizer_styles(rows: pd.DataFrame) -> dict[str, Style]:
-    """Styles of series that are optimizers, by name: a colour and a shape, with solid lines."""
+    """Return styles of series that are optimizers, by name: a colour and a shape, solid lines."""
     names = rows.drop_duplicates("series").set_index("series")["optimizer"].sort_index()
     others = sorted({*names} - {*OPTIMIZERS})
     looks = map(Style, cycle(OTHER_OPTIMIZERS), cycle([SOLID]), cycle(SHAPES))
@@ -157,7 +157,7 @@ def optimizer_styles(rows: pd.DataFrame) -> dict[str, Style]:
 
 
 def ordered_styles(names: list[str]) -> dict[str, Style]:
-    """Styles of series that have an order, from the smallest on."""
+    """Return styles of series that have an order, from the smallest on."""
     last = len(ORDERED) - 1
     places = [round(place * last / max(1, len(names) - 1)) for place in range(len(names))]
     if len(names) <= 3:
@@ -171,8 +171,10 @@ def ordered_styles(names: list[str]) -> dict[str, Style]:
 
 
 def size_styles(rows: pd.DataFrame) -> dict[str, Style]:
-    """Styles of series that are a size and an arm: the size has a colour, from the smallest on, the
-    arm its dashes and shape. `rows` have `size` and `arm`."""
+    """Return styles of series that are a size and an arm; `rows` have columns `size` and `arm`.
+
+    Each size has a colour, from the smallest on, and each arm its dashes and shape.
+    """
     looks = arm_styles(rows.assign(series=rows["arm"]))
     named = rows.groupby(["size", "arm"])["series"].unique()
     sizes = sorted(set(rows["size"]))

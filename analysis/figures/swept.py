@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.figures.data.panels import PANEL, lines, with_variant
+from analysis.figures.rows import PANEL, lines, with_variant
 from analysis.statistics.pairs import results
 from analysis.table import names
 from analysis.table.points import group_of, varied
@@ -21,11 +21,12 @@ class Group(NamedTuple):
 
 
 def along(trials: pd.DataFrame, keys: Sequence[str], part_of: str = "") -> pd.DataFrame:
-    """Points with a result that differ in `keys` (columns of `trials`) alone, and in keys that
-    follow from these: the index, with `optimizer`, `panel`, `subtitle` and the keys.
+    """Return the points with a result that differ in `keys` alone, and in keys that follow.
 
-    A key that follows is named in the subtitle, as a tuned learning rate is, unless it is in the
-    group `part_of` of the config. Empty if some key has the same value everywhere in a panel.
+    `keys` are columns of `trials`. The points are the index; the columns are `optimizer`, PANEL
+    and the keys. The subtitle names each key that follows, as a tuned learning rate does, unless
+    it is in the group `part_of` of the config. The table is empty if one of the keys has the same
+    value everywhere in a panel.
     """
     done = results(trials).drop_duplicates("point").set_index("point")
     none = done[:0].reindex(columns=["optimizer", *PANEL, *keys])
@@ -36,23 +37,26 @@ def along(trials: pd.DataFrame, keys: Sequence[str], part_of: str = "") -> pd.Da
             optimizer=optimizer, panel=names.optimizer(optimizer), subtitle=group.subtitle
         )
         for optimizer, points in varied(trials).items()
-        for group in groups(_with(points, done, keys), keys, part_of)
+        for group in groups(_with_keys(points, done, keys), keys, part_of)
         if all(group.points[key].nunique(dropna=False) > 1 for key in keys)
     ]
     return pd.concat(panels) if panels else none
 
 
 def results_along(trials: pd.DataFrame, keys: Sequence[str], part_of: str = "") -> pd.DataFrame:
-    """The trials with a result at these points, by panel and `keys`, with PANEL and `series`."""
+    """Return the trials with a result at the points of `along`, with PANEL and `series`.
+
+    The rows are sorted by panel and `keys`.
+    """
     points = along(trials, keys, part_of)[[*PANEL, *keys]]
     points = points.sort_values([*PANEL, *keys], kind="stable")
     done = results(trials).drop(columns=[*keys], errors="ignore")
-    found = points.merge(done, left_index=True, right_on="point").reset_index(drop=True)
-    return found.assign(series=with_variant(found, found["arm"].map(names.arms(trials))))
+    rows = points.merge(done, left_index=True, right_on="point").reset_index(drop=True)
+    return rows.assign(series=with_variant(rows, rows["arm"].map(names.arms(trials))))
 
 
 def groups(points: pd.DataFrame, keys: Sequence[str], part_of: str = "") -> Iterator[Group]:
-    """`points` by the keys that neither are among `keys` nor follow from them."""
+    """Yield `points` by the keys that neither are among `keys` nor follow from them."""
     others = [other for other in distinct(points, keys) if other not in keys]
     follow = [other for other in others if _determine(points, keys, other)]
     fixed = [other for other in others if other not in follow]
@@ -63,7 +67,7 @@ def groups(points: pd.DataFrame, keys: Sequence[str], part_of: str = "") -> Iter
 
 
 def distinct(points: pd.DataFrame, first: Sequence[str] = ()) -> list[str]:
-    """The keys that differ, without those that distinguish the same points as an earlier one."""
+    """Return the keys that differ, and of keys that distinguish the same points the first one."""
     kept: dict[str, list[int]] = {}
     for key in [*first, *(key for key in map(str, points) if key not in first)]:
         codes = points[key].factorize(use_na_sentinel=False)[0].tolist()
@@ -72,9 +76,9 @@ def distinct(points: pd.DataFrame, first: Sequence[str] = ()) -> list[str]:
     return [*kept]
 
 
-def _with(points: pd.DataFrame, done: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    found = points[points.index.isin(done.index)]
-    return found.assign(**{key: done.loc[found.index, key] for key in keys})
+def _with_keys(points: pd.DataFrame, done: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    there = points[points.index.isin(done.index)]
+    return there.assign(**{key: done.loc[there.index, key] for key in keys})
 
 
 def _determine(points: pd.DataFrame, keys: Sequence[str], other: str) -> bool:

@@ -8,7 +8,7 @@ from functools import partial
 import pandas as pd
 
 from analysis.figures import BY_NAME
-from analysis.figures.data.downstream import of_scores
+from analysis.figures.scores import of_scores
 from analysis.figures.fonts import with_font
 from analysis.figures.figure import Plot, Spec, plot, whole
 from analysis.figures.files import picture

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from analysis.claims import ALL_PARTS, Outcome, Verdict
 from analysis.claims.rates import MOST_SEEDS
 from analysis.figures import Figure, Plot, panels
-from analysis.figures.fonts import faces
+from analysis.figures.fonts import usual_faces
 from analysis.report.overview import Overview
 from analysis.report.page.listing import Listing
 from analysis.report.recommendation import MICROBATCHES, STAGES, Recommendation
@@ -148,7 +148,7 @@ def html(page: Page, *, live: str = "") -> str:
             vendor_style="".join(map(_text, VENDOR_STYLES)),
             vendor_script="".join(map(_text, VENDOR_SCRIPTS)),
             licence=_text("vendor/LICENSE.txt"),
-            style=faces() + _text("style.css"),
+            style=usual_faces() + _text("style.css"),
             script=_text("script.js"),
         )
     )

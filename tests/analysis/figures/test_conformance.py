@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import altair as alt
 import pandas as pd
 import pytest
+from altair.utils.schemapi import SchemaBase
 from jsonschema import Draft7Validator
 
 from analysis import gaps, load
@@ -64,15 +66,33 @@ def drawn(swept: Callable[..., Table]) -> Callable[[str], Drawn]:
     return of
 
 
+@contextmanager
+def nothing_drawn() -> Iterator[None]:
+    """The data of a figure know nothing of how they are drawn: all of altair is an error."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a data function draws")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SchemaBase, "__init__", refuse)
+        yield
+
+
 def shown(figure: Figure, swept: Callable[..., Table], **changes: Any) -> pd.DataFrame:
-    """What it shows of the last of its sweeps, or of the first that it shows anything of."""
+    """Return the data of a figure's last sweep, or of the first sweep of which it shows anything."""
     data = pd.DataFrame()
     for sweep in figure.sweeps[-1:] or ANY_TRIALS:
         trials, of_gaps = swept(sweep, **changes)
-        data = figure.data(trials.copy(), of_gaps.copy())
+        with nothing_drawn():
+            data = figure.data(trials.copy(), of_gaps.copy())
         if not data.empty:
             break
     return data
+
+
+def test_drawing_is_seen_where_nothing_may_be_drawn() -> None:
+    with nothing_drawn(), pytest.raises(AssertionError, match="a data function draws"):
+        alt.X("mean:Q")
 
 
 def layers(spec: Spec) -> Iterator[dict[str, Any]]:
