@@ -65,7 +65,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "statistics": {"table"},
         "claims": {"statistics", "table"},
         "advice": {"statistics", "table"},
-        "theory": {"statistics"},
+        "theory": {"statistics", "table"},
         "forecast": {"statistics", "table"},
         "figures": {"advice", "forecast", "statistics", "table"},
         "report": {"advice", "claims", "figures", "objects", "statistics", "table"},

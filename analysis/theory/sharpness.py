@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from analysis.table.text import markdown, markdown_row
 from analysis.theory.corrections import Hooks
 from analysis.theory.filters import SAME, late
 from analysis.theory.optimizers import linear
@@ -58,14 +59,14 @@ def beside_limits(optimizer: Node, found: Iterable[Sharpness], delay: int) -> It
 def head(delay: int) -> str:
     """The head of the table of `line`s."""
     heads = ("updates", "train loss", "lr", "k", "of sync's limit", f"of that of delay {delay}")
-    return f"| {' | '.join(heads)} |\n| {' | '.join(['---'] * len(heads))} |"
+    return markdown(heads)
 
 
 def line(one: Standing) -> str:
     """A row of it."""
     cells = [f"{one.num_updates:,}", f"{one.train_loss:.3f}", f"{one.lr:.3g}"]
     shares = [f"{share:.2f}" for share in (one.k, one.of_sync, one.of_delayed)]
-    return f"| {' | '.join([*cells, *shares])} |"
+    return markdown_row([*cells, *shares])
 
 
 def verdict(found: Sequence[Standing], delay: int) -> str:

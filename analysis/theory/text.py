@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from analysis.table.text import markdown
 from analysis.theory.stability import Stability
 
 HEADS = (
@@ -23,8 +24,7 @@ def title(one: Stability) -> str:
 
 def table(found: Sequence[Stability]) -> str:
     """One row per optimizer."""
-    lines = [HEADS, ["---"] * len(HEADS), *map(cells, found)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown(HEADS, map(cells, found))
 
 
 def cells(one: Stability) -> list[str]:
