@@ -186,19 +186,27 @@ def _label(rows: pd.DataFrame) -> str:
     return f"{reference['series']} ({counted(rows['n'])}{note})"
 
 
+GAPS = Figure(
+    name="gap_lines",
+    title="Gap against what was swept",
+    data=by_number.gaps_by_key,
+    charts=of_gap,
+    caption=CAPTION,
+)
+LOSSES = Figure(
+    name="fig05_horizon",
+    title="Final loss over horizons",
+    data=by_number.losses_over_horizons,
+    charts=of_loss_and_gap,
+    caption=CAPTION,
+    columns=2,
+)
 FIGURES = (
-    Figure(
-        name="gap_lines",
-        title="Gap against what was swept",
-        data=by_number.gaps_by_key,
-        charts=of_gap,
-        caption=CAPTION,
-    ),
-    Figure(
+    GAPS,
+    GAPS._replace(
         name="gap_by_coefficient",
         title="Gap against the coefficient of a correction",
         data=by_number.gaps_by_coefficient,
-        charts=of_gap,
         caption=(*CAPTION, BAND),
     ),
 )

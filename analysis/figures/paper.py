@@ -2,22 +2,16 @@
 
 from functools import partial
 
-from analysis.figures import (
-    by_number,
-    curves,
-    diagnostics,
-    dots,
-    heatmaps,
-    lines,
-    over_training,
-    spike,
-)
+from analysis.figures import by_number, curves, diagnostics, heatmaps, lines, over_training, spike
+from analysis.figures.curves import VALIDATION
+from analysis.figures.dots import BY_OPTIMIZER, CAPTION, by_value, value_rows
 from analysis.figures.figure import Figure
+from analysis.figures.lines import GAPS, LOSSES
 from analysis.figures.style import optimizer_styles, size_styles
 from analysis.table import names
 
 TABLES = ("optimizers", "synchronous_start")
-BY_VALUE = (
+SWEPT = (
     (7, "learning_rate", "the peak learning rate", "optimizer.lr"),
     (8, "weight_decay", "weight decay", "optimizer.weight_decay"),
     (9, "warmup", "the share of warm-up", "lr_schedule.warmup"),
@@ -31,43 +25,22 @@ STALENESS = (
     ("fig18_update_error", "Relative error of the late update", "update_error", "figure 18"),
 )
 
-HORIZONS = Figure(
-    name="fig05_horizon",
-    title="Final loss over horizons",
-    data=by_number.losses_over_horizons,
-    charts=lines.of_loss_and_gap,
-    caption=lines.CAPTION,
-    columns=2,
-    source="figure 5 (2B MoE; here a dense model)",
-    sweeps=("horizon",),
-)
+BY_OPTIMIZERS = GAPS._replace(charts=partial(lines.of_gap, styles=optimizer_styles))
+BY_SIZE = LOSSES._replace(charts=partial(lines.of_loss_and_gap, styles=size_styles))
 
 FIGURES = (
-    Figure(
-        name="fig02_optimizers",
-        title="What the delay costs each optimizer",
-        data=dots.by_optimizer,
-        charts=dots.optimizer_rows,
-        caption=(*dots.CAPTION, dots.BEST),
-        columns=2,
-        source="figure 2 (360M)",
-        sweeps=TABLES,
-    ),
-    Figure(
+    BY_OPTIMIZER._replace(name="fig02_optimizers", source="figure 2 (360M)", sweeps=TABLES),
+    VALIDATION._replace(
         name="fig03_curves",
         title="AdamW and Muon over training",
         data=partial(over_training.validation_of, optimizers=("adamw", "muon")),
-        charts=curves.of_validation,
-        caption=(*curves.CAPTION, curves.OF_GAPS),
-        columns=2,
         source="figure 3 (360M)",
         sweeps=TABLES,
     ),
-    Figure(
+    BY_OPTIMIZERS._replace(
         name="fig04_momentum",
         title="Gap against momentum",
         data=by_number.optimizers_by_momentum,
-        charts=partial(lines.of_gap, styles=optimizer_styles),
         caption=(
             *lines.CAPTION,
             "runs of fewer than 100 / (1 − momentum) updates are shown and decide nothing",
@@ -75,72 +48,60 @@ FIGURES = (
         source="figure 4 (135M)",
         sweeps=("momentum",),
     ),
-    HORIZONS,
-    HORIZONS._replace(
+    LOSSES._replace(source="figure 5 (2B MoE; here a dense model)", sweeps=("horizon",)),
+    LOSSES._replace(
         name="fig05b_moe_horizon",
         title="Final loss of a mixture of experts over horizons",
         source="figure 5 (2B MoE)",
         sweeps=("moe_horizon",),
     ),
-    Figure(
+    VALIDATION._replace(
         name="fig06_stages",
         title="Synchronous, 2BW and original PipeDream for growing P",
         data=over_training.validation_by_stages,
-        charts=curves.of_validation,
-        caption=(*curves.CAPTION, curves.OF_GAPS),
-        columns=2,
         source="figure 6 (135M)",
         sweeps=("stages",),
     ),
     *(
-        Figure(
+        BY_OPTIMIZER._replace(
             name=f"fig{number:02d}_{sweep}",
             title=f"Gap and final loss by {swept}",
-            data=partial(dots.by_value, key=key),
-            charts=partial(dots.value_rows, title=names.key(key)),
-            caption=dots.CAPTION,
-            columns=2,
+            data=partial(by_value, key=key),
+            charts=partial(value_rows, title=names.key(key)),
+            caption=CAPTION,
             source=f"figure {number} (135M)",
             sweeps=(sweep,),
         )
-        for number, sweep, swept, key in BY_VALUE
+        for number, sweep, swept, key in SWEPT
     ),
     heatmaps.BATCH_SIZE,
-    Figure(
+    GAPS._replace(
         name="fig14_taylor",
         title="Gap against the coefficient of the Taylor compensation",
         data=partial(by_number.gaps_by_coefficient, correction="taylor"),
-        charts=lines.of_gap,
         caption=(*lines.CAPTION, lines.BAND),
         source="figure 14 (135M, Muon)",
         sweeps=("taylor",),
     ),
-    Figure(
+    BY_OPTIMIZERS._replace(
         name="fig15_coefficient",
         title="Gap against the coefficient of Error Feedback",
         data=by_number.optimizers_by_coefficient,
-        charts=partial(lines.of_gap, styles=optimizer_styles),
         caption=(*lines.CAPTION, "at 0: the plain delay"),
         source="figure 15 (135M)",
         sweeps=("coefficient",),
     ),
-    Figure(
+    BY_SIZE._replace(
         name="fig16_model_size",
         title="Final loss against the learning rate by size of the model",
         data=by_number.losses_by_size,
-        charts=partial(lines.of_loss_and_gap, styles=size_styles),
-        caption=lines.CAPTION,
-        columns=2,
         source="figure 16 (2B MoE; here dense models)",
         sweeps=("model_size",),
     ),
-    Figure(
+    BY_SIZE._replace(
         name="fig16b_moe_learning_rate",
         title="Final loss of a mixture of experts against the learning rate by tokens",
         data=by_number.losses_by_budget,
-        charts=partial(lines.of_loss_and_gap, styles=size_styles),
-        caption=lines.CAPTION,
-        columns=2,
         source="figure 16 (2B MoE)",
         sweeps=("moe_learning_rate",),
     ),
@@ -157,24 +118,19 @@ FIGURES = (
         )
         for name, title, diagnostic, source in STALENESS
     ),
-    Figure(
+    VALIDATION._replace(
         name="fig19_gradient_feedback",
         title="Error Feedback on raw gradients over training",
         data=over_training.training,
         charts=curves.of_training,
-        caption=(*curves.CAPTION, curves.OF_GAPS, curves.OF_TRAINING),
-        columns=2,
+        caption=(*VALIDATION.caption, curves.OF_TRAINING),
         source="figure 19 (135M)",
         sweeps=("gradient_feedback",),
     ),
     spike.SPIKE,
-    Figure(
+    BY_OPTIMIZER._replace(
         name="figA9_cooldown",
         title="What a synchronous cooldown gives back",
-        data=dots.by_optimizer,
-        charts=dots.optimizer_rows,
-        caption=(*dots.CAPTION, dots.BEST),
-        columns=2,
         source="appendix A.9 (135M)",
         sweeps=("cooldown",),
     ),

@@ -71,7 +71,9 @@ def of_losses(channel: Channel, title: str, values: pd.Series, above: float = MA
     if not is_far or least <= 0:
         axis, scale = alt.Axis(tickCount=5), linear(known, above=above)
         return type(channel)(channel["shorthand"], title=title, scale=scale, axis=axis)
-    return _of_logs(channel, [title, "logarithmic"], known, above)
+    axis, scale = alt.Axis(labelExpr=NUMBER, tickCount=5), _logarithmic(known, above)
+    words = [title, "logarithmic"]
+    return type(channel)(channel["shorthand"], title=words, scale=scale, axis=axis)
 
 
 def of_positive(column: str, title: str, values: pd.Series) -> alt.Y:
@@ -86,13 +88,12 @@ def of_positive(column: str, title: str, values: pd.Series) -> alt.Y:
     )
 
 
-def _of_logs(channel: Channel, title: list[str], values: pd.Series, above: float) -> Channel:
+def _logarithmic(values: pd.Series, above: float = MARGIN) -> alt.Scale:
+    """Return a log scale that holds `values`, and beyond them shares of their span."""
     low, high = _ends(values.map(np.log))
     width = high - low
     domain = [float(np.exp(low - MARGIN * width)), float(np.exp(high + above * width))]
-    scale = alt.Scale(type="log", domain=domain, nice=False)
-    axis = alt.Axis(labelExpr=NUMBER, tickCount=5)
-    return type(channel)(channel["shorthand"], title=title, scale=scale, axis=axis)
+    return alt.Scale(type="log", domain=domain, nice=False)
 
 
 def of_gaps(
@@ -145,11 +146,9 @@ def _ticks(symlog: Symlog, low: float, high: float) -> list[float]:
 def of_ratios(channel: Channel, title: str, values: pd.DataFrame) -> Channel:
     """Return `channel` on a log axis that holds 1 and all `values`, with ticks at round ratios."""
     held = pd.concat([*(values[name].astype(float) for name in values), pd.Series([1.0])])
-    low, high = _ends(held.map(np.log))
-    margin = MARGIN * (high - low)
-    domain = [float(np.exp(low - margin)), float(np.exp(high + margin))]
-    ticks = [tick for tick in RATIOS if domain[0] <= tick <= domain[1]]
-    scale = alt.Scale(type="log", domain=domain, nice=False)
+    scale = _logarithmic(held)
+    low, high = scale["domain"]
+    ticks = [tick for tick in RATIOS if low <= tick <= high]
     axis = alt.Axis(values=ticks, labelExpr=NUMBER)
     return type(channel)(channel["shorthand"], title=title, scale=scale, axis=axis)
 

@@ -56,16 +56,18 @@ ORDERED = ("#440154", "#3b528b", "#21918c", "#4fb04a", "#b0a400", "#e0c300")
 """From the smallest on."""
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
 
+_LABELS = {
+    **{"labelColor": INK, "labelFontSize": 10},
+    **{"titleColor": INK, "titleFontSize": 10, "titleFontWeight": "normal"},
+}
 CONFIG: Mapping[str, Any] = {
     "background": "#ffffff",
     "font": FAMILY,
     "aria": False,
     "view": {
         "stroke": None,
-        "continuousWidth": 270,
-        "discreteWidth": 270,
-        "continuousHeight": 210,
-        "discreteHeight": 210,
+        **{"continuousWidth": 270, "discreteWidth": 270},
+        **{"continuousHeight": 210, "discreteHeight": 210},
     },
     "title": {
         "anchor": "start",
@@ -76,12 +78,8 @@ CONFIG: Mapping[str, Any] = {
         "subtitleFontSize": 10,
     },
     "axis": {
+        **_LABELS,
         "gridColor": GRID,
-        "labelColor": INK,
-        "titleColor": INK,
-        "labelFontSize": 10,
-        "titleFontSize": 10,
-        "titleFontWeight": "normal",
         "labelOverlap": "greedy",
         "domainColor": "#888888",
         "tickColor": "#888888",
@@ -89,12 +87,8 @@ CONFIG: Mapping[str, Any] = {
     "legend": {
         "orient": "bottom",
         "title": None,
-        "labelColor": INK,
-        "labelFontSize": 10,
+        **_LABELS,
         "labelLimit": 0,
-        "titleColor": INK,
-        "titleFontSize": 10,
-        "titleFontWeight": "normal",
         "symbolStrokeWidth": 2,
         "symbolOpacity": 1,
         "rowPadding": 1,
