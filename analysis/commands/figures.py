@@ -25,7 +25,7 @@ def main(given: Given) -> None:
     from analysis.figures import FIGURES
     from analysis.figures.files import WIDTHS, export
     from analysis.report.contents import figures_of
-    from analysis.report.scopes import Views, scopes
+    from analysis.report.scopes import StoreViews, scopes
     from analysis.table.load import load
     from analysis.table.records import records
 
@@ -38,7 +38,7 @@ def main(given: Given) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the report says them
         trials, found = load(store), records(store)
-        for scope in scopes(Views(trials), found):
+        for scope in scopes(StoreViews(trials), found):
             own = Path(out) / scope.folder
             own.mkdir(parents=True, exist_ok=True)
             for drawn in figures_of(scope, only):

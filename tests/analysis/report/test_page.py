@@ -22,10 +22,10 @@ from analysis.advice.advise import advise
 from analysis.figures import save
 from analysis.report import contents
 from analysis.report.contents import EXPECTED
+from analysis.report.facts import MICROBATCHES, STAGES
 from analysis.report.page import page as page_module
 from analysis.report.page.listing import listed, write_latex
 from analysis.report.page.page import MOST_POINTS, thin
-from analysis.report.recommendation import MICROBATCHES, STAGES
 from analysis.report.report import report
 from analysis.statistics.overhead import overhead
 from analysis.table.curves import MOST
