@@ -56,8 +56,8 @@ def command(words: Iterable[str], store: str) -> str:
 
 
 def _of_record(record: Record, status: dict[str, str], store: str) -> dict[str, object]:
-    left = {key: asked for key, asked in record.trials.items() if status.get(key) not in FINAL}
-    arms = pd.Series([asked.arm for asked in left.values()], dtype="string").value_counts()
+    left = {key: trial for key, trial in record.trials.items() if status.get(key) not in FINAL}
+    arms = pd.Series([trial.arm for trial in left.values()], dtype="string").value_counts()
     return {
         "sweep": record.sweep,
         "scale": record.scale,
@@ -66,7 +66,7 @@ def _of_record(record: Record, status: dict[str, str], store: str) -> dict[str, 
         "failed": sum(status.get(key) == Status.FAILED for key in left),
         "missing": len(left),
         "seconds": _seconds(left.values()),
-        "unpriced": sum(asked.seconds is None for asked in left.values()),
+        "unpriced": sum(trial.seconds is None for trial in left.values()),
         "tokens": _sum(left.values(), "tokens"),
         "flops": _sum(left.values(), "flops"),
         "arms": ", ".join(f"{count} {arm}" for arm, count in sorted(arms.items())),
@@ -75,15 +75,15 @@ def _of_record(record: Record, status: dict[str, str], store: str) -> dict[str, 
     }
 
 
-def _seconds(asked: Iterable[Asked]) -> float | None:
+def _seconds(trials: Iterable[Asked]) -> float | None:
     """Return the sum of the known seconds; None if there are trials and none is known."""
-    known = [trial.seconds for trial in asked]
+    known = [trial.seconds for trial in trials]
     priced = [seconds for seconds in known if seconds is not None]
     return sum(priced) if priced or not known else None
 
 
-def _sum(asked: Iterable[Asked], name: str) -> float:
-    return sum(getattr(trial, name) or 0 for trial in asked)
+def _sum(trials: Iterable[Asked], name: str) -> float:
+    return sum(getattr(trial, name) or 0 for trial in trials)
 
 
 def shown(table: pd.DataFrame) -> pd.DataFrame:

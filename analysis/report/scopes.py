@@ -100,8 +100,8 @@ def _by_scale(views: StoreViews, records: Sequence[Record]) -> Iterator[Scope]:
     by_scale: dict[str, list[Record]] = {}
     for record in records:
         by_scale.setdefault(record.scale, []).append(record)
-    for scale, asked in sorted(by_scale.items(), key=lambda item: -_cost(item[1])):
-        yield Scope(scale, scale, _compared(asked), views, asked, scale, general=False)
+    for scale, own in sorted(by_scale.items(), key=lambda item: -_cost(item[1])):
+        yield Scope(scale, scale, _compared(own), views, own, scale, general=False)
 
 
 def _compared(records: Sequence[Record]) -> frozenset[str]:
@@ -110,5 +110,5 @@ def _compared(records: Sequence[Record]) -> frozenset[str]:
 
 def _cost(records: Sequence[Record]) -> float:
     """Return the floating-point operations of the largest trial, or else its tokens."""
-    asked = [trial for record in records for trial in record.trials.values()]
-    return max((trial.flops or float(trial.tokens or 0) for trial in asked), default=0.0)
+    trials = [trial for record in records for trial in record.trials.values()]
+    return max((trial.flops or float(trial.tokens or 0) for trial in trials), default=0.0)

@@ -21,7 +21,7 @@ from analysis.figures.style import DARK
 from tests.support.swept_store import ANSWERED, SWEEPS, write_sweep
 
 FIGURES = registered((*MODULES, "tests.support.gap_intervals"))
-"""Those of the report and one of intervals."""
+"""The figures of the report and a figure of intervals."""
 ANY_TRIALS = ("momentum", "coefficient", "staleness", "horizon", ANSWERED)
 """Sweeps one of which has what a figure of any trials shows."""
 BY_NAME = {figure.name: figure for figure in FIGURES}
