@@ -53,7 +53,6 @@ CAPTION = (
     "gap: final loss minus that of sync at the same seed, beside its mean, n and × what diverged",
 )
 BEST = "each optimizer at the point where sync ends lowest; sorted by the gap of the delay"
-TITLES = {GAP: GAP_TITLE, LOSS: LOSS_TITLE}
 HOVER = ["group", "series", "setting", "n", "mean", "low", "high", "diverged", "pairs"]
 
 

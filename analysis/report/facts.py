@@ -54,12 +54,16 @@ def overview(title: str, trials: pd.DataFrame) -> Overview:
         "seeds": trials["seed"],
     }
     rows = [(name, _words(column)) for name, column in values.items()]
-    rows.append(("trials", counted(trials)))
+    rows.append(("trials", _statuses(trials)))
     return Overview(title, [(name, words) for name, words in rows if words])
 
 
-def counted(trials: pd.DataFrame) -> str:
-    """Return how many trials have each status: `12 completed, 1 diverged`."""
+def summary(trials: pd.DataFrame) -> str:
+    """Return how many trials there are and have each status: `13 trials: 12 completed, …`."""
+    return f"{len(trials)} trials: {_statuses(trials)}" if len(trials) else "No trials yet."
+
+
+def _statuses(trials: pd.DataFrame) -> str:
     counts = trials["status"].value_counts()
     return ", ".join(f"{n} {status}" for status, n in counts.items())
 

@@ -16,11 +16,11 @@ from analysis.objects.places import named
 from analysis.report.contents import EXPECTED, claims_table, write_chapter
 from analysis.report.details import makers, provenance, write_details
 from analysis.report.facts import (
-    counted,
     overview,
     recommendations,
     running,
     settings_by_trial,
+    summary,
 )
 from analysis.report.missing import command, cost, missing, shown
 from analysis.report.page.listing import listed
@@ -169,29 +169,28 @@ def _write(contents: _Contents, chapters: Sequence[Chapter], out: Path, worker: 
     }
     worker.do(_write_tables, tables, contents.remarks, out)
     lead, rest = with_lead(chapters)
+    listing = _listed(contents.trials, made)
     return Page(
-        contents.store,
-        datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
-        f"{len(contents.trials)} trials: {counted(contents.trials)}"
-        if len(contents.trials)
-        else "No trials yet.",
-        [overview(scope.title, scope.whole().trials) for scope in contents.parts],
-        [*_taxes(contents.parts)],
-        [*recommendations(contents.parts[0].asked_for().trials, contents.word)]
-        if contents.parts
-        else [],
-        lead,
-        running(contents.trials),
-        contents.remarks,
-        rest,
-        listed("Missing", shown(contents.left), "", "missing.csv"),
-        cost(contents.left),
-        listed("Code, machines, data and packages", tables["makers"], "", "makers.csv"),
-        listed(
-            "Trials", _listed(contents.trials, made), TRIALS, "provenance.csv", most=MOST_TRIALS
-        ),
-        settings_by_trial(contents.trials, _specs(chapters)),
-        command(["sweep=main"], contents.word),
+        source=contents.store,
+        made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
+        summary=summary(contents.trials),
+        overviews=[overview(scope.title, scope.whole().trials) for scope in contents.parts],
+        taxes=[*_taxes(contents.parts)],
+        advice=[
+            advice
+            for scope in contents.parts[:1]
+            for advice in recommendations(scope.asked_for().trials, contents.word)
+        ],
+        lead=lead,
+        running=running(contents.trials),
+        remarks=contents.remarks,
+        chapters=rest,
+        missing=listed("Missing", shown(contents.left), "", "missing.csv"),
+        cost=cost(contents.left),
+        makers=listed("Code, machines, data and packages", tables["makers"], "", "makers.csv"),
+        trials=listed("Trials", listing, TRIALS, "provenance.csv", most=MOST_TRIALS),
+        configs=settings_by_trial(contents.trials, _specs(chapters)),
+        first_command=command(["sweep=main"], contents.word),
     )
 
 

@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
+from selenium.webdriver import ActionChains
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 from analysis.report import live
@@ -43,9 +47,6 @@ def no_files() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def opened(no_files: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
     """The page of a store with a record and trials of no sweep."""
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
     folder = tmp_path_factory.mktemp("report")
     write_arms(folder / "results", LOSSES)
     write_arms(folder / "results", {"sync": [1.0, 1.1], "delay": [1.1, None]}, optimizer="muon")
@@ -78,6 +79,13 @@ def settle(browser: Any) -> None:
     """Waits until all charts and tables are there."""
     done = "return document.body.dataset.drawn && document.body.dataset.tables"
     WebDriverWait(browser, SECONDS).until(lambda page: page.execute_script(done))
+
+
+def wait_for_trial(browser: Any) -> Any:
+    """The dialog, once a trial is open in it and its chart drawn."""
+    return WebDriverWait(browser, SECONDS).until(
+        lambda page: page.find_element("css selector", "dialog[open][data-drawn]")
+    )
 
 
 def resize(browser: Any, width: int) -> None:
@@ -168,9 +176,6 @@ def test_a_table_is_searched_has_pages_and_hides_columns(browser: Any) -> None:
 
 def test_a_button_copies_a_table_as_csv(browser: Any) -> None:
     """What was copied is pasted into a field."""
-    from selenium.webdriver import ActionChains
-    from selenium.webdriver.common.keys import Keys
-
     field = browser.execute_script(
         "return document.body.appendChild(document.createElement('textarea'))"
     )
@@ -197,14 +202,10 @@ def test_a_button_copies_a_table_as_csv(browser: Any) -> None:
 
 
 def test_the_keyboard_opens_a_trial_and_closes_it(browser: Any) -> None:
-    from selenium.webdriver.common.keys import Keys
-
     opener = browser.find_element("css selector", "#trials button.trial")
     trial_id = opener.text
     opener.send_keys(Keys.ENTER)
-    shown = WebDriverWait(browser, SECONDS).until(
-        lambda page: page.find_element("css selector", "dialog[open][data-drawn]")
-    )
+    shown = wait_for_trial(browser)
     assert f"Trial {trial_id}" in shown.text
     for said in ("optimizer.lr", "0.004", "rerun", f"trial_id={trial_id}", "Log", "batch_size"):
         assert said in shown.text
@@ -236,8 +237,6 @@ def click_a_point(browser: Any) -> str:
         "return top.__data__.datum.trial_id",  # another point may lie on this one
         point,
     )
-    from selenium.webdriver import ActionChains
-
     ActionChains(browser).move_to_element(point).click().perform()
     return trial_id
 
@@ -286,8 +285,6 @@ def test_a_point_under_the_pointer_says_which_trial_it_is(browser: Any) -> None:
 def told_at_a_seed(browser: Any) -> str:
     """What the page says once the pointer is on a point; empty if a chart that is drawn anew for
     another width took the point away meanwhile."""
-    from selenium.webdriver import ActionChains
-
     point = browser.execute_script(OF_A_SEED)
     if point is None:
         return ""
@@ -432,10 +429,3 @@ def test_a_live_page_loads_a_new_report_with_the_reader_where_they_were(
         assert kept == [None, True, "delay", 7]
         assert browser.execute_script(place) == pytest.approx(before, abs=2)
         assert browser.get_log("browser") == []
-
-
-def wait_for_trial(browser: Any) -> None:
-    """Wait until a trial is open and its chart drawn."""
-    WebDriverWait(browser, SECONDS).until(
-        lambda page: page.find_element("css selector", "dialog[open][data-drawn]")
-    )
