@@ -70,6 +70,7 @@ def distinct(points: pd.DataFrame, first: Sequence[str] = ()) -> list[str]:
     """Return the keys that differ, and of keys that distinguish the same points the first one."""
     kept: dict[str, list[int]] = {}
     for key in [*first, *(key for key in map(str, points) if key not in first)]:
+        # Two keys tell the same points apart if they number them alike, whatever their values.
         codes = points[key].factorize(use_na_sentinel=False)[0].tolist()
         if codes not in kept.values() and len(set(codes)) > 1:
             kept[key] = codes

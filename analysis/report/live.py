@@ -131,6 +131,7 @@ class LiveReport:
         except BaseException:
             shutil.rmtree(out, ignore_errors=True)
             raise
+        # The version last: whoever reads the new one finds its folder and its trials whole.
         before, self._trials, self._version = self.folder, made.trials, version
         shutil.rmtree(before, ignore_errors=True)
         return f"{made.page.made}: {made.page.summary}"
