@@ -28,12 +28,11 @@ def main(given: Given) -> None:
     store = pulled(results)
     if not store.exists():
         raise BadInput("results", results, "must be a folder that holds trials (no such folder)")
-    from analysis.report.live import LOOK_EVERY, LiveReport
-    from analysis.report.server import Server
+    from analysis.report.live import LOOK_EVERY, LiveReport, PageServer
 
     with _stopped_by_signals(), tempfile.TemporaryDirectory(prefix="pipegap-report-") as folder:
         report = LiveReport(store, Path(folder), results)
-        server = Server(report, port)
+        server = PageServer(report, port)
         print(report.look(), flush=True)
         with server.serving():
             print(f"{server.address} follows {results}; Ctrl-C ends", flush=True)

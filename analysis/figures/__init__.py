@@ -6,11 +6,9 @@ from importlib import import_module
 from analysis.figures.figure import Figure, Plot, Rows, panels, plot
 from analysis.figures.files import save
 
-MODULES = (
-    "analysis.figures.tax",
-    "analysis.figures.general",
-    "analysis.figures.paper",
-    "analysis.figures.downstream",
+MODULES = tuple(
+    f"analysis.figures.{name}"
+    for name in ("taxes", "dots", "curves", "lines", "diagnostics", "paper", "scores")
 )
 """Modules that hold FIGURES, in the order of the report."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from textwrap import wrap
 from typing import Any, NamedTuple, TypeAlias
@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 import altair as alt
 import pandas as pd
 
-from analysis.figures.describe import described
-from analysis.figures.draw.style import CONFIG
+from analysis.figures.style import CONFIG
+from analysis.table.names import signed
 
 Chart: TypeAlias = alt.Chart | alt.LayerChart | alt.FacetChart
 Spec: TypeAlias = dict[str, Any]
@@ -22,6 +22,10 @@ LINE = 72
 """Letters of a caption above a panel."""
 OF_WHOLE = ("$schema", "config", "datasets")
 """Parts of a specification that panels beside each other share."""
+MOST_MEANS = 40
+"""More numbers are not read out: the CSV has all of them."""
+PLACES = ("panel", "subtitle", "quantity", "group", "row", "series", "value")
+"""Columns that say what a mean is of."""
 
 
 class Rows(Enum):
@@ -39,13 +43,17 @@ class Rows(Enum):
 
 
 class Figure(NamedTuple):
-    """`data(trials, gaps)` returns a table (empty: no figure), and `charts(data)` draws it: one
-    chart per panel. All panels that show one quantity have one axis for it.
+    """A data function and a draw function, with the words around them.
 
-    `name`: of its files. `source`: where the paper has it, empty if it does not. `sweeps`: names of
-    the sweeps whose trials it shows; empty: any trials. `caption`: how to read it, in lines.
-    `rows`: what a row of its data is. `together`: whether a figure of any trials shows those of all
-    sweeps of a scale in one, their longer runs too; else it is drawn for each sweep.
+    `data(trials, gaps)` returns a table, which is also the CSV; an empty table is no figure. It
+    knows nothing of drawing. `charts(data)` draws the table: one chart per panel, and one axis for
+    all panels that show one quantity.
+
+    `name` is the name of the files. `source` says where the paper has the figure, and is empty if
+    the paper has none. `sweeps` are the sweeps whose trials it shows; without any it shows any
+    trials. `caption` says in lines how to read it, `rows` what a row of the data is. A figure of
+    any trials is drawn for each sweep; with `together` it is drawn once for all sweeps of a scale,
+    with their longer runs.
     """
 
     name: str
@@ -69,7 +77,7 @@ class Plot(NamedTuple):
 
 
 def plot(figure: Figure, data: pd.DataFrame) -> Plot:
-    """Draws it: once for its files and the page, since altair is slow."""
+    """Draw a figure once for its files and the page, since altair is slow."""
     # Altair's limit of rows is meant for notebooks. Tests hold every figure to Vega-Lite's schema.
     with alt.data_transformers.enable("default", max_rows=None):
         specs = [chart.to_dict(validate=False) for chart in figure.charts(data)]
@@ -77,7 +85,7 @@ def plot(figure: Figure, data: pd.DataFrame) -> Plot:
 
 
 def whole(drawn: Plot) -> Spec:
-    """One specification: the panels beside and below each other, under title and caption."""
+    """Return one specification: the panels beside and below each other, under title and caption."""
     columns = min(drawn.figure.columns, len(drawn.specs))
     # A figure of one column is as wide as two panels: its rows have long names.
     line = LINE * (2 if drawn.figure.columns == 1 else columns)
@@ -85,14 +93,17 @@ def whole(drawn: Plot) -> Spec:
 
 
 def panels(drawn: Plot) -> list[Spec]:
-    """One specification per panel, as wide as the element of the page that holds it."""
+    """Return one specification per panel, as wide as the element of the page that holds it."""
     words = described(drawn.figure.title, drawn.figure.caption, drawn.data)
     return [{**panel, "width": "container", "description": words} for panel in drawn.specs]
 
 
 def beside(drawn: Plot, columns: int, *, line: int) -> Spec:
-    """One specification of the panels, that many beside each other, with a caption in lines of at
-    most `line` letters. It is put together here, since `alt.concat` copies every chart."""
+    """Return one specification with so many panels beside each other.
+
+    The caption has lines of at most `line` letters. `alt.concat` would copy every chart, so the
+    specification is put together by hand.
+    """
     figure, data, specs = drawn
     title = {
         "text": wrap(figure.title, int(line * 0.7)),
@@ -113,3 +124,37 @@ def beside(drawn: Plot, columns: int, *, line: int) -> Spec:
         "resolve": {"scale": dict.fromkeys(("color", "strokeDash", "shape"), "independent")},
         "datasets": {name: rows for panel in specs for name, rows in panel["datasets"].items()},
     }
+
+
+def described(title: str, caption: Sequence[str], data: pd.DataFrame) -> str:
+    """Return a figure in words, for readers who do not see it.
+
+    The words are the title, what is shown, the means with their intervals unless they are many, and
+    the caption.
+    """
+    parts = [title, *_shown(data)]
+    if "mean" in data and "update" not in data:
+        means = data.drop_duplicates([name for name in PLACES if name in data])
+        means = means[means["mean"].notna()]
+        if len(means) <= MOST_MEANS:
+            parts.append("; ".join(map(_mean, means.to_dict("records"))))
+    return ". ".join(filter(None, [*parts, *caption])) + "."
+
+
+def _shown(data: pd.DataFrame) -> Iterator[str]:
+    for column, words in (("panel", "Panels"), ("series", "Shown")):
+        values = [*dict.fromkeys(data[column].dropna())] if column in data else []
+        if any(values):
+            yield f"{words}: {', '.join(map(str, values))}"
+
+
+def _mean(row: Mapping[Any, Any]) -> str:
+    places = [row[name] for name in PLACES if name in row and name != "subtitle"]
+    place = " ".join(str(part) for part in places if part != "" and not _is_missing(part))
+    mean, low, high = (float(str(row[name])) for name in ("mean", "low", "high"))
+    interval = "" if _is_missing(low) else f" [{signed(low)}, {signed(high)}]"
+    return f"{place} {signed(mean)}{interval}"
+
+
+def _is_missing(part: Any) -> bool:
+    return bool(pd.isna(part))

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import vl_convert
 
-from analysis.figures.draw.fonts import FAMILY, QUICK, in_family, is_usual, register, with_font
-from analysis.figures.draw.style import dark
 from analysis.figures.figure import Plot, Spec, beside, whole
+from analysis.figures.fonts import register, with_font
+from analysis.figures.style import dark
 from trainer.base.children import Worker
 
 SCALE, TALL = 2, 8_000
@@ -28,7 +28,7 @@ SIZE = re.compile(r'width="([\d.]+)" height="([\d.]+)"')
 
 
 class Width(NamedTuple):
-    """Of a picture, in inches; `columns`: panels beside each other at most."""
+    """The width of a picture in inches, and how many `columns` of panels it has at most."""
 
     inches: float
     columns: int
@@ -39,8 +39,11 @@ WIDTHS = {"one": Width(3.25, 1), "two": Width(6.75, 2)}
 
 
 def save(drawn: Plot, out: Path, worker: Worker | None = None) -> None:
-    """Writes NAME.svg, NAME.png, NAME.pdf and NAME.csv; the same data give the same bytes, but for
-    the order of a PDF's objects. With a `worker` pictures are there when that ends."""
+    """Write NAME.svg, NAME.png, NAME.pdf and NAME.csv to `out`.
+
+    Equal data give equal bytes, but for the order of a PDF's objects. With a `worker` pictures are
+    there when the worker ends.
+    """
     _write_data(drawn, out)
     spec, path = whole(drawn), out / drawn.figure.name
     if worker is None:
@@ -50,7 +53,7 @@ def save(drawn: Plot, out: Path, worker: Worker | None = None) -> None:
 
 
 def export(drawn: Plot, out: Path, width: str, *, is_dark: bool) -> None:
-    """Likewise as wide as `width`, a key of WIDTHS, says; `is_dark`: for a dark page."""
+    """Write the four files in a `width`, a key of WIDTHS; `is_dark`: for a dark page."""
     _write_data(drawn, out)
     _write_picture(sized(drawn, WIDTHS[width], is_dark=is_dark), out / drawn.figure.name)
 
@@ -64,9 +67,8 @@ def _save_picture(spec: Spec, path: Path) -> None:
 
 
 def _write_picture(svg: str, path: Path) -> None:
-    """Writes `path` with the endings of its three kinds."""
+    """Write `path` with the endings of its three kinds."""
     Path(f"{path}.svg").write_text(with_font(svg))
-    svg = in_family(svg, QUICK) if is_usual(svg) else svg
     width, height = _size(svg)
     scale = SCALE if height <= TALL else 1
     Path(f"{path}.png").write_bytes(vl_convert.svg_to_png(svg, scale=scale))
@@ -76,30 +78,22 @@ def _write_picture(svg: str, path: Path) -> None:
 
 
 def picture(spec: Spec) -> str:
-    """The specification as SVG, with its description for readers who do not see it."""
+    """Return the specification as SVG, with its description for readers who do not see it."""
     register()
-    svg = _drawn(spec, QUICK)
-    svg = _renumbered(svg if is_usual(svg) else _drawn(spec, FAMILY))
+    svg = _renumbered(vl_convert.vegalite_to_svg(spec))
     head, _, rest = svg.partition(">")
     words = escape(str(spec.get("description", "")))
     return f'{head} role="img" aria-label="{words}">{rest}'
 
 
-def _drawn(spec: Spec, family: str) -> str:
-    """As SVG in FAMILY, with words placed by the widths of `family`."""
-    config = {**spec["config"], "font": family}
-    return in_family(vl_convert.vegalite_to_svg({**spec, "config": config}), FAMILY)
-
-
 def _renumbered(svg: str) -> str:
-    """With clips and gradients numbered in their order: Vega numbers those of a whole process."""
-    found = dict.fromkeys(NUMBERED.findall(svg))
-    names = {name: f"{name.rstrip(DIGITS)}{i}" for i, name in enumerate(found)}
-    return NUMBERED.sub(lambda found: names[found[0]], svg)
+    """Number clips and gradients in their order: Vega counts on for a whole process."""
+    numbers = {name: i for i, name in enumerate(dict.fromkeys(NUMBERED.findall(svg)))}
+    return NUMBERED.sub(lambda match: f"{match[0].rstrip(DIGITS)}{numbers[match[0]]}", svg)
 
 
 def sized(drawn: Plot, width: Width, *, is_dark: bool = False) -> str:
-    """The figure as SVG that is exactly that wide.
+    """Return the figure as SVG of exactly this width.
 
     Axes and legends take what they need: the panels are drawn, measured and drawn again with what
     is left; what remains of a difference is scaled.
@@ -119,15 +113,15 @@ def sized(drawn: Plot, width: Width, *, is_dark: bool = False) -> str:
 
 
 def resized(svg: str, width: float) -> str:
-    """The picture that wide, with all that it shows scaled."""
+    """Return the picture in this width, with all that it shows scaled."""
     natural, height = _size(svg)
     exact = f'width="{width:g}" height="{height * width / natural:g}"'
     return SIZE.sub(exact, svg, count=1)
 
 
 def _size(svg: str) -> tuple[float, float]:
-    found = SIZE.search(svg)
-    if found is None:
+    size = SIZE.search(svg)
+    if size is None:
         raise ValueError("an SVG without a size")
-    width, height = found.groups()
+    width, height = size.groups()
     return float(width), float(height)

@@ -2,24 +2,16 @@
 
 from functools import partial
 
-from analysis.figures.data import (
-    final_loss,
-    gap_by_coefficient,
-    gap_by_optimizer,
-    loss_and_gap,
-    loss_at_switch,
-    loss_by_number,
-    measured,
-    training_loss,
-    validation_loss,
-)
-from analysis.figures.draw import curves, diagnostics, dots, heatmaps, lines, spike
-from analysis.figures.draw.style import optimizer_styles, size_styles
-from analysis.figures.figure import Figure, Rows
+from analysis.figures import by_number, curves, diagnostics, heatmaps, lines, over_training, spike
+from analysis.figures.curves import VALIDATION
+from analysis.figures.dots import BY_OPTIMIZER, CAPTION, by_value, value_rows
+from analysis.figures.figure import Figure
+from analysis.figures.lines import GAPS, LOSSES
+from analysis.figures.style import optimizer_styles, size_styles
 from analysis.table import names
 
 TABLES = ("optimizers", "synchronous_start")
-BY_VALUE = (
+SWEPT = (
     (7, "learning_rate", "the peak learning rate", "optimizer.lr"),
     (8, "weight_decay", "weight decay", "optimizer.weight_decay"),
     (9, "warmup", "the share of warm-up", "lr_schedule.warmup"),
@@ -33,43 +25,22 @@ STALENESS = (
     ("fig18_update_error", "Relative error of the late update", "update_error", "figure 18"),
 )
 
-HORIZONS = Figure(
-    name="fig05_horizon",
-    title="Final loss over horizons",
-    data=loss_by_number.over_horizons,
-    charts=lines.of_loss_and_gap,
-    caption=lines.CAPTION,
-    columns=2,
-    source="figure 5 (2B MoE; here a dense model)",
-    sweeps=("horizon",),
-)
+BY_OPTIMIZERS = GAPS._replace(charts=partial(lines.of_gap, styles=optimizer_styles))
+BY_SIZE = LOSSES._replace(charts=partial(lines.of_loss_and_gap, styles=size_styles))
 
 FIGURES = (
-    Figure(
-        name="fig02_optimizers",
-        title="What the delay costs each optimizer",
-        data=final_loss.data,
-        charts=dots.by_optimizer,
-        caption=(*dots.CAPTION, dots.BEST),
-        columns=2,
-        source="figure 2 (360M)",
-        sweeps=TABLES,
-    ),
-    Figure(
+    BY_OPTIMIZER._replace(name="fig02_optimizers", source="figure 2 (360M)", sweeps=TABLES),
+    VALIDATION._replace(
         name="fig03_curves",
         title="AdamW and Muon over training",
-        data=partial(validation_loss.of_optimizers, optimizers=("adamw", "muon")),
-        charts=curves.of_validation,
-        caption=(*curves.CAPTION, curves.OF_GAPS),
-        columns=2,
+        data=partial(over_training.validation_of, optimizers=("adamw", "muon")),
         source="figure 3 (360M)",
         sweeps=TABLES,
     ),
-    Figure(
+    BY_OPTIMIZERS._replace(
         name="fig04_momentum",
         title="Gap against momentum",
-        data=gap_by_optimizer.by_momentum,
-        charts=partial(lines.of_gap, styles=optimizer_styles),
+        data=by_number.optimizers_by_momentum,
         caption=(
             *lines.CAPTION,
             "runs of fewer than 100 / (1 − momentum) updates are shown and decide nothing",
@@ -77,81 +48,60 @@ FIGURES = (
         source="figure 4 (135M)",
         sweeps=("momentum",),
     ),
-    HORIZONS,
-    HORIZONS._replace(
+    LOSSES._replace(source="figure 5 (2B MoE; here a dense model)", sweeps=("horizon",)),
+    LOSSES._replace(
         name="fig05b_moe_horizon",
         title="Final loss of a mixture of experts over horizons",
         source="figure 5 (2B MoE)",
         sweeps=("moe_horizon",),
     ),
-    Figure(
+    VALIDATION._replace(
         name="fig06_stages",
         title="Synchronous, 2BW and original PipeDream for growing P",
-        data=validation_loss.by_stages,
-        charts=curves.of_validation,
-        caption=(*curves.CAPTION, curves.OF_GAPS),
-        columns=2,
+        data=over_training.validation_by_stages,
         source="figure 6 (135M)",
         sweeps=("stages",),
     ),
     *(
-        Figure(
+        BY_OPTIMIZER._replace(
             name=f"fig{number:02d}_{sweep}",
             title=f"Gap and final loss by {swept}",
-            data=partial(final_loss.by_value, key=key),
-            charts=partial(dots.by_value, title=names.key(key)),
-            caption=dots.CAPTION,
-            columns=2,
+            data=partial(by_value, key=key),
+            charts=partial(value_rows, title=names.key(key)),
+            caption=CAPTION,
             source=f"figure {number} (135M)",
             sweeps=(sweep,),
         )
-        for number, sweep, swept, key in BY_VALUE
+        for number, sweep, swept, key in SWEPT
     ),
-    Figure(
-        name="fig13_batch_size",
-        title="Loss and gap by batch size and learning rate",
-        data=loss_and_gap.data,
-        charts=heatmaps.charts,
-        caption=heatmaps.CAPTION,
-        source="figure 13 (135M)",
-        sweeps=("batch_size",),
-        rows=Rows.INTERVALS,
-    ),
-    Figure(
+    heatmaps.BATCH_SIZE,
+    GAPS._replace(
         name="fig14_taylor",
         title="Gap against the coefficient of the Taylor compensation",
-        data=partial(gap_by_coefficient.data, correction="taylor"),
-        charts=lines.of_gap,
+        data=partial(by_number.gaps_by_coefficient, correction="taylor"),
         caption=(*lines.CAPTION, lines.BAND),
         source="figure 14 (135M, Muon)",
         sweeps=("taylor",),
     ),
-    Figure(
+    BY_OPTIMIZERS._replace(
         name="fig15_coefficient",
         title="Gap against the coefficient of Error Feedback",
-        data=gap_by_optimizer.by_coefficient,
-        charts=partial(lines.of_gap, styles=optimizer_styles),
+        data=by_number.optimizers_by_coefficient,
         caption=(*lines.CAPTION, "at 0: the plain delay"),
         source="figure 15 (135M)",
         sweeps=("coefficient",),
     ),
-    Figure(
+    BY_SIZE._replace(
         name="fig16_model_size",
         title="Final loss against the learning rate by size of the model",
-        data=loss_by_number.by_size,
-        charts=partial(lines.of_loss_and_gap, styles=size_styles),
-        caption=lines.CAPTION,
-        columns=2,
+        data=by_number.losses_by_size,
         source="figure 16 (2B MoE; here dense models)",
         sweeps=("model_size",),
     ),
-    Figure(
+    BY_SIZE._replace(
         name="fig16b_moe_learning_rate",
         title="Final loss of a mixture of experts against the learning rate by tokens",
-        data=loss_by_number.by_budget,
-        charts=partial(lines.of_loss_and_gap, styles=size_styles),
-        caption=lines.CAPTION,
-        columns=2,
+        data=by_number.losses_by_budget,
         source="figure 16 (2B MoE)",
         sweeps=("moe_learning_rate",),
     ),
@@ -159,7 +109,7 @@ FIGURES = (
         Figure(
             name=name,
             title=title,
-            data=partial(measured.from_switch, name=diagnostic),
+            data=partial(diagnostics.from_switch, name=diagnostic),
             charts=partial(diagnostics.around_switch, name=diagnostic),
             caption=curves.CAPTION,
             source=f"{source} (135M)",
@@ -168,32 +118,19 @@ FIGURES = (
         )
         for name, title, diagnostic, source in STALENESS
     ),
-    Figure(
+    VALIDATION._replace(
         name="fig19_gradient_feedback",
         title="Error Feedback on raw gradients over training",
-        data=training_loss.data,
+        data=over_training.training,
         charts=curves.of_training,
-        caption=(*curves.CAPTION, curves.OF_GAPS, curves.OF_TRAINING),
-        columns=2,
+        caption=(*VALIDATION.caption, curves.OF_TRAINING),
         source="figure 19 (135M)",
         sweeps=("gradient_feedback",),
     ),
-    Figure(
-        name="fig20_spike",
-        title="The spike at the switch by β₂",
-        data=loss_at_switch.data,
-        charts=spike.charts,
-        caption=spike.CAPTION,
-        source="figure 20 (135M)",
-        sweeps=("spike",),
-    ),
-    Figure(
+    spike.SPIKE,
+    BY_OPTIMIZER._replace(
         name="figA9_cooldown",
         title="What a synchronous cooldown gives back",
-        data=final_loss.data,
-        charts=dots.by_optimizer,
-        caption=(*dots.CAPTION, dots.BEST),
-        columns=2,
         source="appendix A.9 (135M)",
         sweeps=("cooldown",),
     ),

@@ -18,6 +18,7 @@ from analysis.forecast.ladder import Ladder, Rung, every_ladder, name_of
 from analysis.forecast.text import plain
 from analysis.statistics.intervals import mean_interval
 from analysis.table.selection import fulfilling
+from analysis.table.text import markdown
 from trainer.base.atomic import write_json
 from trainer.base.errors import BadInput
 
@@ -132,8 +133,7 @@ def _check(forecast: Mapping[str, Any], trials: pd.DataFrame) -> Check:
 
 def text(found: Sequence[Check]) -> str:
     """A Markdown table with one row per forecast, and the score below it."""
-    rows = [HEADS, ["---"] * len(HEADS), *map(_cells, found)]
-    return "\n".join(["| " + " | ".join(row) + " |" for row in rows] + ["", score(found)])
+    return f"{markdown(HEADS, map(_cells, found))}\n\n{score(found)}"
 
 
 def score(found: Sequence[Check]) -> str:

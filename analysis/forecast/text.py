@@ -9,7 +9,7 @@ from typing import Any
 from analysis.forecast.answer import Answer, Foretold
 from analysis.forecast.forecast import Forecast, Form
 from analysis.forecast.ladder import Ladder, name_of
-from analysis.table.text import some
+from analysis.table.text import markdown, some
 
 HEADS = ("arm", "gap [95 %]", "token tax [95 %]", "form", "rungs", "T of the rungs")
 TRUST = (
@@ -23,13 +23,9 @@ def text(answers: Sequence[Answer]) -> str:
     first = answers[0]
     at = name_of(first.target) if first.ladder.rungs else f"T={first.target[0]:,}"
     lines = [f"{first.ladder.optimizer} at {at}, {first.seeds} seeds", ""]
-    lines += [_row(HEADS), _row(["---"] * len(HEADS)), *(_row(_cells(each)) for each in answers)]
+    lines += [markdown(HEADS, map(_cells, answers))]
     lines += ["", *(line for each in answers for line in _behind(each)), TRUST]
     return "\n".join(lines)
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 def _cells(of: Answer) -> list[str]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from analysis.claims import CLAIMS, Verdict, audited, judged, not_run
 from analysis.figures import FIGURES, Figure, Plot, plot, save
 from analysis.report.missing import command
 from analysis.report.page.listing import Listing, listed, write_latex
 from analysis.report.page.page import Chapter, Drawn, drawn
 from analysis.report.paper_tables import TABLES, Table
-from analysis.report.scopes import Scope, View
+from analysis.report.scopes import Scope, StoreView
 from analysis.table import names
 from analysis.table.records import Record
 from trainer.base.children import Worker
@@ -22,36 +24,49 @@ EXPECTED = sorted(
     WITH_FIGURE.union(*(table.sweeps for table in TABLES), *(claim.sweeps for claim in CLAIMS))
 )
 """The sweeps that figures, tables or claims need."""
+RATES = ("reproduced_if_false", "contradicted_if_true", "decided_if_placebo", "power", "decided")
+"""Rates of an audit (`analysis.claims.rates`), each with the ends of its 95 % interval."""
+OF_PART = [
+    *("scale", "claim", "place", "verdict", "part", "counts", "says", "numbers", "why"),
+    *(f"{name}{end}" for name in RATES for end in ("", "_low", "_high")),
+    *("seeds_to_decide", "rule"),
+]
 
 
-def write_chapter(scope: Scope, out: Path, results: str, worker: Worker) -> Chapter:
-    """Writes the figures and tables of a scope of the store `results` to its folder in `out`;
-    pictures and LaTeX are there when `worker` ends."""
+def write_chapter(scope: Scope, out: Path, store: str, worker: Worker) -> Chapter:
+    """Write the figures and tables of a scope to its folder in `out`, and return its chapter.
+
+    Pictures and LaTeX are there when `worker` ends. `store` is the word of a command that names the
+    store.
+    """
     folder = out / scope.folder
     folder.mkdir(parents=True, exist_ok=True)
     figures = [*_figures(scope, folder, worker)]  # first: pictures are drawn meanwhile
     return Chapter(
         scope.title,
-        verdicts(scope, results),
+        verdicts(scope, store),
         [(record.label, record.verdict) for record in scope.records if record.verdict],
         figures,
         [*_tables(scope, out, worker)],
     )
 
 
-def verdicts(scope: Scope, results: str) -> list[Verdict]:
-    """The verdict on each claim at a scale that has a record; of one sweep, on its own claims."""
+def verdicts(scope: Scope, store: str) -> list[Verdict]:
+    """Return the verdict on each claim at a scale that has a record.
+
+    A scope of one sweep has verdicts on its own claims alone.
+    """
     if not scope.scale:
         return []
-    found = []
+    made = []
     for claim in CLAIMS:
         view = scope.of_sweeps(claim.sweeps)
         if view is not None:
-            found.append(audited(judged(claim, view.trials)))
+            made.append(audited(judged(claim, view.trials)))
         elif not scope.general:
             words = [f"sweep={claim.sweeps[0]}", f"scale={scope.scale}"]
-            found.append(not_run(claim, command(words, results)))
-    return found
+            made.append(not_run(claim, command(words, store)))
+    return made
 
 
 def _figures(scope: Scope, folder: Path, worker: Worker) -> Iterator[Drawn]:
@@ -61,7 +76,7 @@ def _figures(scope: Scope, folder: Path, worker: Worker) -> Iterator[Drawn]:
 
 
 def figures_of(scope: Scope, names: Collection[str]) -> Iterator[Plot]:
-    """The figures of these names that show something of a scope, drawn.
+    """Draw the figures of these names that show something of a scope.
 
     Figures of any trials are drawn for the sweeps without a figure of their own.
     """
@@ -74,7 +89,7 @@ def figures_of(scope: Scope, names: Collection[str]) -> Iterator[Plot]:
 
 
 def _of_sweep(figure: Figure, sweep: str) -> Figure:
-    """The figure named after the sweep."""
+    """Return the figure named after the sweep."""
     return figure._replace(name=f"{figure.name}_{sweep}", title=f"{figure.title}: {sweep}")
 
 
@@ -88,31 +103,77 @@ def _tables(scope: Scope, out: Path, worker: Worker) -> Iterator[Listing]:
                 data.to_csv(folder / file, index=False)
                 title = f"{table.title}: {sweep}" if sweep else table.title
                 title += f" ({table.source})" if table.source else ""
-                note, arms = table.notes(scope.scale), names.arms(view.trials)
-                listing = listed(title, data, note, _prefix(scope) + file, arms=arms)
+                arms = names.arms(view.trials)
+                listing = listed(
+                    title, data, table.note_at(scope.scale), _prefix(scope) + file, arms=arms
+                )
                 worker.do(write_latex, listing, out)
                 yield listing
 
 
 def _views(
     scope: Scope, shown: Figure | Table, records: Sequence[Record]
-) -> Iterator[tuple[str, View]]:
-    """The trials that a figure or table shows, with the name of the sweep where it shows one alone.
+) -> Iterator[tuple[str, StoreView]]:
+    """Yield the trials that a figure or table shows, with the name of the sweep if it is one alone.
 
-    One of any trials is made for each of `records`, since the points of a sweep differ in little,
-    unless it shows them together.
+    A figure or table of any trials is made for each of `records`, since the points of a sweep
+    differ in little, unless it shows them together.
     """
     if shown.sweeps:
         view = scope.of_sweeps(shown.sweeps)
-        found = [("", view)] if view is not None else []
+        views = [("", view)] if view is not None else []
     elif shown.together:
-        found = [("", scope.asked_for())]
+        views = [("", scope.asked_for())]
     elif scope.general:
-        found = [("", scope.whole())]
+        views = [("", scope.whole())]
     else:
-        found = [(record.sweep, scope.of_records([record])) for record in records]
-    yield from ((sweep, view) for sweep, view in found if not view.trials.empty)
+        views = [(record.sweep, scope.of_records([record])) for record in records]
+    yield from ((sweep, view) for sweep, view in views if not view.trials.empty)
 
 
 def _prefix(scope: Scope) -> str:
     return f"{scope.folder}/" if scope.folder else ""
+
+
+def claims_table(chapters: Sequence[Chapter]) -> pd.DataFrame:
+    """Return one row per part of a claim and scale; columns: OF_PART.
+
+    `counts` says whether the part judges the paper, as parts of other optimizers do not. The rates
+    are those of the claim. `seeds_to_decide` is missing where more than were tried are needed.
+    """
+    rows = [
+        {"scale": chapter.title, **row}
+        for chapter in chapters
+        for verdict in chapter.verdicts
+        for row in _parts_of(verdict)
+    ]
+    return pd.DataFrame(rows, columns=OF_PART).astype({"seeds_to_decide": "Int64"})
+
+
+def _parts_of(verdict: Verdict) -> Iterator[dict[str, object]]:
+    rates = _rates(verdict)
+    for counts, parts in ((True, verdict.parts), (False, verdict.others)):
+        for part in parts:
+            yield {
+                "claim": verdict.claim.statement,
+                "place": verdict.claim.place,
+                "verdict": verdict.outcome,
+                "part": part.what,
+                "counts": counts,
+                "says": part.outcome,
+                "numbers": "; ".join(map(str, part.numbers)),
+                "why": part.why,
+                **rates,
+                "rule": verdict.claim.rule,
+            }
+
+
+def _rates(verdict: Verdict) -> dict[str, object]:
+    if verdict.audit is None:
+        return {}
+    rates: dict[str, object] = {"seeds_to_decide": verdict.audit.seeds}
+    for name in RATES:
+        rate = getattr(verdict.audit, name)
+        low, high = rate.interval
+        rates |= {name: rate.share, f"{name}_low": low, f"{name}_high": high}
+    return rates

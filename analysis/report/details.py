@@ -1,7 +1,8 @@
-"""What opens on the page for one trial: its settings, config, curves and log, as files beside it.
+"""What is told of each trial: the file that opens on the page, and what made it.
 
-A file is a script, since a page that was opened from a disk may load nothing else. Each holds the
-trials whose ids start alike, so that there are some hundred files at most.
+What opens are settings, config, curves and log. The file is a script, since a page that was opened
+from a disk may load nothing else. Each file holds the trials whose ids start alike, so that there
+are some hundred files at most.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ import pandas as pd
 
 from analysis.table.curves import curves
 from analysis.table.load import config_of
-from analysis.table.points import flatten
+from analysis.table.points import flatten, versions
+from analysis.table.records import Record
 from trainer.base.errors import BadInput
 from trainer.folder.lease import attempts, read
 
@@ -42,61 +44,71 @@ SUMMARY = {
     "folder": "folder",
 }
 """Columns of the table of trials → what the page calls them."""
+OF_TRIAL = ["trial_id", "status", "optimizer", "arm", "point", "seed", "final_val_loss"]
+MADE_BY = ["git", "trainer_version", "device_name", "runner", "data_hash"]
+LONG = re.compile("^([0-9a-f]{12})[0-9a-f]+")
+"""A hash; its first 12 digits are enough to find it."""
 
 
-def write_details(trials: pd.DataFrame, results: str, out: Path) -> None:
-    """Writes `trials/NAME.js` for all of these trials that have a folder."""
+def write_details(trials: pd.DataFrame, store: str, out: Path) -> None:
+    """Write `trials/NAME.js` for all of these trials that have a folder.
+
+    `store` is the word of a command that names their store.
+    """
     by_file: dict[str, list[Row]] = {}
     for row in trials.to_dict("records"):
         by_file.setdefault(file_of(row["trial_id"]), []).append(row)
     (out / FOLDER).mkdir(exist_ok=True)
     for name, rows in by_file.items():
-        (out / name).write_text(details(rows, results))
+        (out / name).write_text(details(rows, store))
 
 
 def file_of(trial_id: str) -> str:
-    """The file that holds a trial, as script.js finds it."""
+    """Return the file that holds a trial, as script.js finds it."""
     start = START.match(trial_id)
     return f"{FOLDER}/{start[0] if start else 'other'}.js"
 
 
-def details(rows: Iterable[Row], results: str) -> str:
-    """The script that tells the page of these trials; keys of the config that are the same in all
-    of them stand once."""
-    found = {row["trial_id"]: _of(row, results) for row in rows if Path(row["folder"]).is_dir()}
-    configs = [of["config"] for of in found.values()]
+def details(rows: Iterable[Row], store: str) -> str:
+    """Return the script that tells the page of these trials.
+
+    Keys of the config that are equal in all of them stand once.
+    """
+    trials = {row["trial_id"]: _details(row, store) for row in rows if Path(row["folder"]).is_dir()}
+    configs = [trial["config"] for trial in trials.values()]
     common = {
         key: value
         for key, value in (configs[0] if configs else {}).items()
         if all(key in config and _same(config[key], value) for config in configs)
     }
-    for of in found.values():
-        of["config"] = {key: value for key, value in of["config"].items() if key not in common}
-    return f"pipegap.trials({json.dumps(common)}, {json.dumps(found)});\n"
+    for trial in trials.values():
+        own = {key: value for key, value in trial["config"].items() if key not in common}
+        trial["config"] = own
+    return f"pipegap.trials({json.dumps(common)}, {json.dumps(trials)});\n"
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(first: Any, second: Any) -> bool:
     """1 and 1.0 are two values of a config."""
-    return type(one) is type(other) and bool(one == other)
+    return type(first) is type(second) and bool(first == second)
 
 
-def _of(row: Row, results: str) -> dict[str, Any]:
+def _details(row: Row, store: str) -> dict[str, Any]:
     folder = Path(row["folder"])
     try:
         config = dict(flatten(config_of(str(folder))))
     except (BadInput, OSError):  # damaged meanwhile: a remark of the report says so
         config = {}
-    found = curves(folder)
+    losses = curves(folder)
     known = {words: row[name] for name, words in SUMMARY.items() if not pd.isna(row[name])}
     return {
         "summary": {words: _plain(value) for words, value in known.items()},
-        "command": _command(row["trial_id"], results),
+        "command": _command(row["trial_id"], store),
         "config": config,
         "curve": [
-            *((*point, "training") for point in found.train),
-            *((*point, "validation") for point in found.validation),
+            *((*point, "training") for point in losses.train),
+            *((*point, "validation") for point in losses.validation),
         ],
-        "shown": found.words,
+        "shown": losses.words,
         "log": [_attempt(read(path)) for path in attempts(folder)],
         "error": "" if pd.isna(row["error"]) else row["error"],
     }
@@ -112,14 +124,14 @@ def _plain(value: Any) -> str:
     )
 
 
-def _command(trial_id: str, results: str) -> str:
-    """Runs it again; a finished trial from the start."""
-    words = [f"trial_id={trial_id}", "force=true", f"results={results}"]
+def _command(trial_id: str, store: str) -> str:
+    """Return the command that runs a trial again, a finished one from the start."""
+    words = [f"trial_id={trial_id}", "force=true", store]
     return f"python -m sweeps rerun {shlex.join(words)}"
 
 
 def _attempt(attempt: Mapping[str, Any]) -> str:
-    """One line of the log: who ran it, when, from which update on, and how that ended."""
+    """Return a line of the log: who ran it, when, from which update on, and how that ended."""
     if not attempt:
         return "an attempt of which nothing is known"
     begun = _time(attempt.get("started_at"))
@@ -134,3 +146,31 @@ def _time(seconds: float | None) -> str:
     if seconds is None:
         return "?"
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def provenance(trials: pd.DataFrame, records: Sequence[Record]) -> pd.DataFrame:
+    """Return one row per trial that has a result: what it is, its loss, and what made it.
+
+    The packages are one column, `torch 2.13.0, numpy 2.4.6`, and so are the sweeps that compare it.
+    """
+    table = trials[trials["finished_at"].notna()].reindex(columns=[*OF_TRIAL, *MADE_BY])
+    for name in ("git", "data_hash"):
+        table[name] = table[name].str.replace(LONG, r"\1", regex=True)
+    names = versions(trials)
+    packages = [
+        ", ".join(
+            f"{names[str(key)]} {version}" for key, version in row.items() if pd.notna(version)
+        )
+        for row in trials.loc[table.index, [*names]].to_dict("records")
+    ]
+    sweeps = [
+        " ".join(record.label for record in records if trial_id in record.compared)
+        for trial_id in table["trial_id"]
+    ]
+    return table.assign(packages=packages, sweeps=sweeps)
+
+
+def makers(table: pd.DataFrame) -> pd.DataFrame:
+    """Return how many trials each combination of code, machine, data and packages made."""
+    keys = [*MADE_BY, "packages"]
+    return table.groupby(keys, dropna=False).size().reset_index(name="trials")

@@ -18,25 +18,26 @@ COLUMNS = [
 
 
 def missing(
-    store: pd.DataFrame, records: Sequence[Record], named: Iterable[str], results: str
+    trials: pd.DataFrame, records: Sequence[Record], named: Iterable[str], store: str
 ) -> pd.DataFrame:
-    """One row per sweep that is not done in the store `results`; columns: COLUMNS.
+    """Return one row per sweep that is not done; columns: COLUMNS.
 
     `seconds`, `tokens` and `flops` are expected sums over the missing trials, run one after the
-    other; `unpriced` counts the trials whose seconds are not known, and `seconds` is missing if
-    none are. A trial of several sweeps is counted in each of them. `arms`: how many are missing of
-    each arm. Sweeps that a figure, table or claim has `named` but that left no record have neither
-    counts nor a price; dry_run=true tells them.
+    other. `unpriced` counts the trials whose seconds are not known, and `seconds` is missing if
+    none are. A trial of several sweeps is counted in each of them. `arms` says how many trials are
+    missing of each arm. A sweep that a figure, table or claim has `named` but that left no record
+    has neither counts nor a price; dry_run=true tells them. `store` is the word of a command that
+    names the store.
     """
-    status = dict(zip(store["trial_id"], store["status"], strict=True))
-    rows = [_of_record(record, status, results) for record in records]
+    status = dict(zip(trials["trial_id"], trials["status"], strict=True))
+    rows = [_of_record(record, status, store) for record in records]
     scales = sorted({record.scale for record in records}) or ["tiny"]
     there = {(record.sweep, record.scale) for record in records}
     rows += [
         {
             "sweep": sweep,
             "scale": scale,
-            "command": command([f"sweep={sweep}", f"scale={scale}"], results),
+            "command": command([f"sweep={sweep}", f"scale={scale}"], store),
         }
         for scale in scales
         for sweep in dict.fromkeys(named)
@@ -48,15 +49,15 @@ def missing(
     return table[~done.astype(bool)].reset_index(drop=True)
 
 
-def command(words: Iterable[str], results: str) -> str:
-    """The sweep of these words into the store `results`, in whatever store they were run before."""
+def command(words: Iterable[str], store: str) -> str:
+    """Return the sweep of these words into `store`, in whatever store they were run before."""
     own = [word for word in words if not word.startswith("results=")]
-    return shlex.join(["python", "-m", "sweeps", *own, f"results={results}"])
+    return shlex.join(["python", "-m", "sweeps", *own, store])
 
 
-def _of_record(record: Record, status: dict[str, str], results: str) -> dict[str, object]:
-    left = {key: asked for key, asked in record.trials.items() if status.get(key) not in FINAL}
-    arms = pd.Series([asked.arm for asked in left.values()], dtype="string").value_counts()
+def _of_record(record: Record, status: dict[str, str], store: str) -> dict[str, object]:
+    left = {key: trial for key, trial in record.trials.items() if status.get(key) not in FINAL}
+    arms = pd.Series([trial.arm for trial in left.values()], dtype="string").value_counts()
     return {
         "sweep": record.sweep,
         "scale": record.scale,
@@ -65,28 +66,28 @@ def _of_record(record: Record, status: dict[str, str], results: str) -> dict[str
         "failed": sum(status.get(key) == Status.FAILED for key in left),
         "missing": len(left),
         "seconds": _seconds(left.values()),
-        "unpriced": sum(asked.seconds is None for asked in left.values()),
+        "unpriced": sum(trial.seconds is None for trial in left.values()),
         "tokens": _sum(left.values(), "tokens"),
         "flops": _sum(left.values(), "flops"),
         "arms": ", ".join(f"{count} {arm}" for arm, count in sorted(arms.items())),
         "settled": record.settled,
-        "command": command(record.words, results),
+        "command": command(record.words, store),
     }
 
 
-def _seconds(asked: Iterable[RecordedTrial]) -> float | None:
-    """None if there are trials, and of none it is known."""
-    known = [trial.seconds for trial in asked]
+def _seconds(trials: Iterable[RecordedTrial]) -> float | None:
+    """Return the sum of the known seconds; None if there are trials and none is known."""
+    known = [trial.seconds for trial in trials]
     priced = [seconds for seconds in known if seconds is not None]
     return sum(priced) if priced or not known else None
 
 
-def _sum(asked: Iterable[RecordedTrial], name: str) -> float:
-    return sum(getattr(trial, name) or 0 for trial in asked)
+def _sum(trials: Iterable[RecordedTrial], name: str) -> float:
+    return sum(getattr(trial, name) or 0 for trial in trials)
 
 
 def shown(table: pd.DataFrame) -> pd.DataFrame:
-    """The table of `missing` for people: times and large numbers in words."""
+    """Return the table of `missing` for people: times and large numbers in words."""
     words = {
         "time": table["seconds"].map(duration, na_action="ignore"),
         "tokens": table["tokens"].map("{:,}".format, na_action="ignore"),
@@ -97,7 +98,7 @@ def shown(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def cost(table: pd.DataFrame) -> str:
-    """The table of `missing` in a sentence."""
+    """Return the table of `missing` in a sentence."""
     counted = table[table["missing"].fillna(0) > 0]
     never = int(table["missing"].isna().sum())
     were = "1 sweep was" if never == 1 else f"{never} sweeps were"

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.claims.measure import DELAY
-from analysis.report.downstream_table import NOTE, ONE_SEED, table4
-from analysis.report.paper import note, reported
-from analysis.report.protocols import protocols
-from analysis.report.remedies import remedies
+from analysis.report.table_data import (
+    all_gaps,
+    beside_paper,
+    longest,
+    losses,
+    protocols,
+    remedies,
+    table4,
+    without_constant_setting,
+)
 from analysis.statistics.best import best
+from analysis.statistics.downstream import CHECKPOINTS
 from analysis.statistics.lateness import compared, lateness
 from analysis.statistics.overhead import overhead
 from analysis.statistics.regime import DECAYED, INACTIVE, MEAN_FACTOR, SHORT
@@ -23,79 +29,30 @@ GIB = 2**30
 
 
 class Table(NamedTuple):
-    """`data(trials, gaps, scale)` is its CSV; `notes(scale)` say how to read it.
+    """A table of a report: `data(trials, gaps, scale)` is its CSV, `note` says how to read it.
 
-    Columns `x`, `x_low`, `x_high` are shown as one. `source`: where the paper has it. `sweeps`:
-    the sweeps whose trials it shows; empty: any, in one table per sweep, or in one for all sweeps
-    of a scale, their longer runs too, if `together`.
+    Columns `x`, `x_low`, `x_high` are shown as one. `source` says where the paper has the table,
+    and is empty if the paper has none. `sweeps` are the sweeps whose trials it shows. Without
+    sweeps it shows any trials, in one table per sweep; with `together` in one table for all sweeps
+    of a scale, with their longer runs. `at_scale` says more of the numbers of a scale.
     """
 
     name: str
     title: str
     data: Callable[[pd.DataFrame, pd.DataFrame, str], pd.DataFrame]
-    notes: Callable[[str], str]
+    note: str
     source: str = ""
     sweeps: tuple[str, ...] = ()
     together: bool = False
+    at_scale: Callable[[str], str] = lambda scale: ""
 
-
-def losses(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
-    """One row per point: mean final losses of sync, delay, Error Feedback and synchronous starts,
-    the gaps of the last three, n pairs of each, and the paper's numbers where it has them."""
-    is_started = (gaps["base_arm"] == gaps["arm"]) & (gaps["start"] > 0)
-    starts = sorted({*gaps.loc[is_started & (gaps["schedule"] == DELAY), "arm"]})
-    groups = gaps.groupby(["optimizer", "setting"], sort=False)
-    rows = [
-        {
-            "optimizer": optimizer,
-            "setting": setting,
-            **_of_point(rows, ["delay", "delay_ef", *starts]),
-            "regime": rows["regime"].iloc[0],
-            **reported(scale, str(optimizer)),
-        }
-        for (optimizer, setting), rows in groups
-        if (rows["pairs"] > 0).any()
-    ]
-    return pd.DataFrame(rows).pipe(_without_regime).pipe(_without_constant_setting)
-
-
-def _of_point(rows: pd.DataFrame, arms: list[str]) -> dict[str, Any]:
-    """Losses, gaps and counts of each arm; an arm that is missing has n=0."""
-    by_arm: dict[Any, dict[Hashable, Any]] = {}
-    for row in rows.to_dict("records"):
-        by_arm.setdefault(row["arm"], row)
-    reached = (row["loss_sync"] for row in by_arm.values() if not pd.isna(row["loss_sync"]))
-    found: dict[str, Any] = {"sync": next(reached, None)}
-    for arm in arms:
-        row = by_arm.get(arm, {})
-        gap = f"{arm} gap"
-        found |= {arm: row.get("loss"), gap: row.get("gap")}
-        found |= {f"{gap}_low": row.get("low"), f"{gap}_high": row.get("high")}
-        found |= {f"{arm} n": row.get("n", 0), f"{arm} diverged": row.get("diverged", 0)}
-    return found
-
-
-def longest(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
-    """`losses` of each optimizer's points with the most tokens."""
-    tokens = trials.groupby("point")["tokens"].max()
-    of_gap = gaps["point"].map(tokens)
-    most = of_gap.groupby(gaps["optimizer"]).transform("max")
-    return losses(trials, gaps[of_gap == most], "")
-
-
-def all_gaps(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
-    """Every gap of which there is a pair."""
-    shown = gaps[gaps["pairs"] > 0].rename(columns={"low": "gap_low", "high": "gap_high"})
-    columns = [
-        *("optimizer", "setting", "arm", "num_stages", "num_microbatches"),
-        *("loss_sync", "loss", "gap", "gap_low", "gap_high", "n", "diverged", "pairs"),
-        *("removed", "removed_low", "removed_high", "removed_n", "regime"),
-    ]
-    return _without_constant_setting(_without_regime(shown[columns]))
+    def note_at(self, scale: str) -> str:
+        """Return how to read the table of a scale."""
+        return f"{self.note} {self.at_scale(scale)}".rstrip()
 
 
 def _taxes(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
-    """Every tax, those of others below it, and why there is none; empty without a tax."""
+    """Return every tax or why there is none, and taxes of others; no row without a tax."""
     shown = gaps[gaps["pairs"] > 0]
     if not (shown["tax_n"] > 0).any():
         return shown[:0]
@@ -108,46 +65,34 @@ def _taxes(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame
 
 
 def _best(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
-    found = best(trials).rename(columns={"low": "gap_low", "high": "gap_high"})
-    return found.drop(columns=["task", "point", "point_sync"])
+    table = best(trials).rename(columns={"low": "gap_low", "high": "gap_high"})
+    return table.drop(columns=["task", "point", "point_sync"])
 
 
 def _spikes(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
-    found = spikes(trials).rename(columns={"low": "mean_height_low", "high": "mean_height_high"})
-    return _without_constant_setting(found.drop(columns="point"))
+    table = spikes(trials).rename(columns={"low": "mean_height_low", "high": "mean_height_high"})
+    return without_constant_setting(table.drop(columns="point"))
 
 
 def _lateness(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
-    return _without_constant_setting(lateness(trials).drop(columns="point"))
+    return without_constant_setting(lateness(trials).drop(columns="point"))
 
 
 def _lateness_compared(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
-    found = compared(lateness(trials)).rename(
-        columns={"low": "difference_low", "high": "difference_high"}
-    )
-    return _without_constant_setting(found)
+    ends = {"low": "difference_low", "high": "difference_high"}
+    return without_constant_setting(compared(lateness(trials)).rename(columns=ends))
 
 
 def _overhead(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
-    """In GiB and tokens/s; without the columns of speed where no trial had a machine for itself."""
+    """Return memory in GiB and speed in tokens/s.
+
+    The columns of speed are left out where no trial had a machine for itself.
+    """
     table = overhead(trials)
     table["memory"] /= GIB
     table = table.rename(columns={"memory": "memory (GiB)", "speed": "speed (tokens/s)"})
     of_speed = [name for name in table if str(name).startswith("speed")]
     return table if (table["speed n"] > 0).any() else table.drop(columns=of_speed)
-
-
-def _without_regime(table: pd.DataFrame) -> pd.DataFrame:
-    """Leaves out the column where every point is within the paper's regime."""
-    within = "regime" in table and (table["regime"] == "").all()
-    return table.drop(columns="regime") if within else table
-
-
-def _without_constant_setting(table: pd.DataFrame) -> pd.DataFrame:
-    """Leaves out those of these columns that do not tell rows apart."""
-    candidates = ("setting", "num_stages", "num_microbatches")
-    constant = [name for name in candidates if name in table and table[name].nunique() <= 1]
-    return table.drop(columns=constant)
 
 
 GAP_WORDS = (
@@ -157,13 +102,23 @@ GAP_WORDS = (
     f"is a part of the run), or {INACTIVE} (learning rate x decay x {MEAN_FACTOR:g} T below "
     f"{DECAYED:g})."
 )
+SCORE_WORDS = (
+    "accuracy: lm-eval's acc; accuracy_norm: its acc_norm; bits_per_byte, margin, share: of the "
+    "right answer, which see more than accuracy in a small model. Differences to sync [95 % "
+    "interval over n seeds and the questions, two-way crossed]; detectable: the difference in "
+    "accuracy that it would show with a probability of 80 %."
+)
+ONE_SEED = (
+    f" {CHECKPOINTS.capitalize()}: of one seed; its interval is over questions alone, and says of "
+    "these two models, not of the arms, which of them scores higher; p: McNemar's exact test."
+)
 
 TABLES = (
     Table(
         "token_taxes",
         "Token tax",
         _taxes,
-        lambda scale: (
+        note=(
             "Updates (and so tokens) that the delayed run needs for the loss that sync reaches, "
             "over sync's own; a delay pays if the speed-up of the pipeline is larger. lengths: "
             "interpolated between delayed runs of several lengths, never beyond them; slope: "
@@ -176,7 +131,8 @@ TABLES = (
         "table1_2_losses",
         "Final losses and gaps of each optimizer",
         losses,
-        lambda scale: f"{GAP_WORDS} {note(scale)}",
+        note=GAP_WORDS,
+        at_scale=beside_paper,
         source="tables 1, 2 (360M)",
         sweeps=("main", "optimizers", "synchronous_start"),
     ),
@@ -184,7 +140,7 @@ TABLES = (
         "table1_2_protocols",
         "Gaps at AdamW's learning rate and weight decay, and at each optimizer's own",
         protocols,
-        lambda scale: (
+        note=(
             f"{GAP_WORDS} The paper searches both on AdamW and uses them for every optimizer but "
             "Lion. removed: share of the gap that Error Feedback (EF) removes."
         ),
@@ -195,7 +151,7 @@ TABLES = (
         "table3_horizon",
         "Final losses at the longest horizon",
         longest,
-        lambda scale: f"{GAP_WORDS} The paper's, a 10B mixture of experts, is not trained here.",
+        note=f"{GAP_WORDS} The paper's, a 10B mixture of experts, is not trained here.",
         source="table 3 (10B MoE)",
         sweeps=("horizon",),
     ),
@@ -203,7 +159,7 @@ TABLES = (
         "table3_families",
         "Final losses of a dense model, a mixture of experts and a hybrid",
         losses,
-        lambda scale: GAP_WORDS,
+        note=GAP_WORDS,
         source="table 3 (10B MoE)",
         sweeps=("families",),
     ),
@@ -211,14 +167,14 @@ TABLES = (
         "table4_downstream",
         "Downstream scores beside those of sync",
         table4,
-        lambda scale: NOTE + ONE_SEED,
+        note=SCORE_WORDS + ONE_SEED,
         source="table 4 (10B MoE)",
     ),
     Table(
         "best_over_grid",
         "The best setting of each arm against the best one of sync",
         _best,
-        lambda scale: (
+        note=(
             "gap: each setting chosen for each seed on the other seeds, and compared on "
             "that one; gap_same_seeds: chosen and compared on the same seeds, which flatters."
         ),
@@ -229,7 +185,7 @@ TABLES = (
         "tableF_overhead",
         "Memory and speed beside sync",
         _overhead,
-        lambda scale: (
+        note=(
             "Medians over the trials; ratios: median over pairs of the same point, seed "
             "and device. Trials that ran side by side share a machine, so that their speed says "
             "nothing: it is left out, and speed n trials are left."
@@ -241,7 +197,7 @@ TABLES = (
         "remedies",
         "What each remedy leaves of the delay's cost, and what it costs",
         remedies,
-        lambda scale: (
+        note=(
             f"{GAP_WORDS} tax: token tax; memory ratio, time ratio: peak memory and time per token "
             "over sync's."
         ),
@@ -251,7 +207,7 @@ TABLES = (
         "spikes",
         "The loss where the delay is switched on",
         _spikes,
-        lambda scale: (
+        note=(
             "height: mean train loss of the first 10 updates with the delay, minus that of the "
             "same seed's sync arm over the same updates; recovery: updates until the loss is back "
             "where it was before the switch."
@@ -261,7 +217,7 @@ TABLES = (
         "lateness",
         "How near late updates are to the fresh ones",
         _lateness,
-        lambda scale: (
+        note=(
             "cosine: of the optimizer's update and the fresh one, which the newest weights would "
             "have made; error: length of their difference over that of the fresh one. Means over "
             "the measured late updates of a trial."
@@ -273,7 +229,7 @@ TABLES = (
         "lateness_compared",
         "Whose late updates are nearer to the fresh ones",
         _lateness_compared,
-        lambda scale: (
+        note=(
             "difference: the optimizer's mean cosine minus the other's, paired by seed. Nearer if "
             "its interval lies above 0, less near if below."
         ),
@@ -283,7 +239,7 @@ TABLES = (
         "gaps",
         "Every gap",
         all_gaps,
-        lambda scale: (
+        note=(
             f"{GAP_WORDS} removed: share of the plain gap that the correction removes "
             "(Fieller), where the plain gap's interval excludes 0."
         ),

@@ -12,18 +12,19 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.report.claims_table import claims_table
-from analysis.report.contents import EXPECTED, write_chapter
-from analysis.report.details import write_details
+from analysis.report.contents import EXPECTED, claims_table, write_chapter
+from analysis.report.details import makers, provenance, write_details
+from analysis.report.facts import (
+    overview,
+    recommendations,
+    running,
+    settings_by_trial,
+    summary,
+)
 from analysis.report.missing import command, cost, missing, shown
-from analysis.report.overview import overview
 from analysis.report.page.listing import listed
 from analysis.report.page.page import Chapter, Page, html, with_lead
-from analysis.report.page.tooltips import settings_by_trial
-from analysis.report.provenance import makers, provenance
-from analysis.report.recommendation import recommendations
-from analysis.report.running import running
-from analysis.report.scopes import Scope, Views, of_record, scopes
+from analysis.report.scopes import Scope, StoreViews, of_record, scopes
 from analysis.statistics.text import gap_table, notes, printed_gaps, taxes_text
 from analysis.table.load import DamagedRows, load
 from analysis.table.points import settings
@@ -49,136 +50,146 @@ LEGEND = (
 
 
 def report(results: Path, out: Path, label: str | None = None, store: str = "") -> str:
-    """Writes index.html, the figures and tables that it shows, trials.csv, gaps.csv, gaps.md,
-    claims.csv, missing.csv and provenance.csv to `out`; returns what to print.
+    """Write a report to `out` and return what to print.
 
-    It shows the whole store, with one folder per scale, or only the trials that the sweep `label`
-    compares. `trials/` beside the page holds what opens on it for one trial. `store`: the value of
-    `results=` in the commands that it shows, such as a URL; empty: the path `results`. Raises
-    BadInput for a missing `results`, a `label` without a record, an `out` that cannot be written,
-    or mixed data.
+    The files are index.html, the figures and tables that it shows, trials.csv, gaps.csv, gaps.md,
+    claims.csv, missing.csv and provenance.csv. `trials/` beside the page holds what opens on it for
+    one trial. The report shows the whole store, with one folder per scale, or only the trials that
+    the sweep `label` compares. `store` is the value of `results=` in the commands that the report
+    shows, such as a URL, if it is not the path `results`. Raises BadInput for a missing `results`,
+    a `label` without a record, an `out` that cannot be written, or mixed data.
     """
-    written = write_report(results, out, label, store)
-    write_page(written.page, out)
-    return written.text
+    made = write_report(results, out, label, store)
+    write_page(made.page, out)
+    return made.text
 
 
-class _Found(NamedTuple):
+class _Contents(NamedTuple):
     """The contents of a store that a report is made of."""
 
     store: str
-    """Its name in commands."""
+    """What people call the store."""
     trials: pd.DataFrame
     gaps: pd.DataFrame
-    asked: Sequence[Record]
+    records: Sequence[Record]
     parts: Sequence[Scope]
     remarks: Sequence[str]
     left: pd.DataFrame
     """What the store lacks of what was asked for: see `missing`."""
 
+    @property
+    def word(self) -> str:
+        """The word of a command that names the store."""
+        return f"results={self.store}"
 
-class Written(NamedTuple):
-    """A report whose page is not written yet. `text`: what to print."""
+
+class MadeReport(NamedTuple):
+    """A report whose page is not written yet. `text` is what to print."""
 
     text: str
     page: Page
     trials: pd.DataFrame
 
 
-def write_report(results: Path, out: Path, label: str | None = None, store: str = "") -> Written:
-    """Writes everything that `report` writes but the page, which it returns."""
-    found = _find(results, label, store or str(results))
+def write_report(results: Path, out: Path, label: str | None = None, store: str = "") -> MadeReport:
+    """Write everything that `report` writes but the page; raises as `report` does."""
+    contents = _read(results, label, store or str(results))
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with warnings.catch_warnings(record=True) as caught, _worker(found) as worker:
+        with warnings.catch_warnings(record=True) as caught, _worker(contents) as worker:
             warnings.simplefilter("ignore", UserWarning)  # those of the gaps are remarks now
             warnings.simplefilter("always", DamagedRows)
-            worker.do(write_details, found.trials, found.store, out)
-            chapters = [write_chapter(scope, out, found.store, worker) for scope in found.parts]
-            found = found._replace(remarks=[*found.remarks, *_said(caught)])
-            page = _write(found, chapters, out, worker)
+            worker.do(write_details, contents.trials, contents.word, out)
+            chapters = [write_chapter(part, out, contents.word, worker) for part in contents.parts]
+            contents = contents._replace(remarks=[*contents.remarks, *_said(caught)])
+            page = _write(contents, chapters, out, worker)
     except OSError as error:
         raise BadInput("out", out, f"must be a folder to write to ({error.strerror})") from None
-    return Written(_text(found, page, out), page, found.trials)
+    return MadeReport(_text(contents, page, out), page, contents.trials)
 
 
-def _worker(found: _Found) -> Worker:
-    return Worker(apart=len(found.trials) >= MANY)
+def _worker(contents: _Contents) -> Worker:
+    return Worker(apart=len(contents.trials) >= MANY)
 
 
 def _said(caught: Iterable[warnings.WarningMessage]) -> list[str]:
-    """Each warning once, in a line."""
+    """Return each warning once, in a line."""
     return [*dict.fromkeys(f"warning: {warning.message}" for warning in caught)]
 
 
-def _find(results: Path, label: str | None, store: str) -> _Found:
+def _read(results: Path, label: str | None, store: str) -> _Contents:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        views, asked = Views(load(results)), records(results)
+        views, kept = StoreViews(load(results)), records(results)
         if label is None:
-            parts, labels = scopes(views, asked), EXPECTED
+            parts, labels = scopes(views, kept), EXPECTED
             trials, table = views.whole()
         else:
-            asked, labels = [_of_label(asked, label)], []
-            parts = [of_record(views, asked[0])]
+            kept, labels = [_of_label(kept, label)], []
+            parts = [of_record(views, kept[0])]
             trials, table = parts[0].whole()
         remarks = [remark for scope in parts for remark in _remarks(scope)]
-    left = missing(views.store, asked, labels, store)
-    return _Found(store, trials, table, asked, parts, [*_said(caught), *remarks], left)
+    left = missing(views.store, kept, labels, f"results={store}")
+    return _Contents(store, trials, table, kept, parts, [*_said(caught), *remarks], left)
 
 
 def write_page(page: Page, out: Path, *, live: str = "") -> None:
-    """Writes index.html atomically: a browser may be loading it. `live`: as of `html`."""
+    """Write index.html atomically: a browser may be loading it. `html` explains `live`."""
     write_atomically(out / "index.html", html(page, live=live).encode())
 
 
 def _remarks(scope: Scope) -> Iterator[str]:
-    """Remarks on each sweep by itself: it does not need the arms and seeds of others."""
+    """Yield remarks on each sweep by itself: it does not need the arms and seeds of others."""
     for record in scope.records:
         view = scope.of_records([record])
-        found = [*(notes(*view) if len(view.trials) else []), *record.remarks]
-        yield from (f"{record.label}: {remark}" for remark in found)
+        remarks = [*(notes(*view) if len(view.trials) else []), *record.remarks]
+        yield from (f"{record.label}: {remark}" for remark in remarks)
     if not scope.records:
         yield from notes(*scope.whole())
 
 
-def _of_label(asked: Sequence[Record], label: str) -> Record:
-    for record in asked:
+def _of_label(records: Sequence[Record], label: str) -> Record:
+    for record in records:
         if record.label == label:
             return record
-    known = ", ".join(record.label for record in asked) or "none"
+    known = ", ".join(record.label for record in records) or "none"
     raise BadInput("label", label, f"must be a sweep that left a record in the store ({known})")
 
 
-def _write(found: _Found, chapters: Sequence[Chapter], out: Path, worker: Worker) -> Page:
-    made = provenance(found.trials, found.asked)
+def _write(contents: _Contents, chapters: Sequence[Chapter], out: Path, worker: Worker) -> Page:
+    made = provenance(contents.trials, contents.records)
     tables = {
-        "trials": found.trials.drop(columns=PLACES, errors="ignore"),
-        "gaps": found.gaps,
+        "trials": contents.trials.drop(columns=PLACES, errors="ignore"),
+        "gaps": contents.gaps,
         "provenance": made,
         "makers": makers(made),
-        "missing": found.left,
+        "missing": contents.left,
         "claims": claims_table(chapters),
     }
-    worker.do(_write_tables, tables, found.remarks, out)
+    worker.do(_write_tables, tables, contents.remarks, out)
     lead, rest = with_lead(chapters)
+    listing = _listed(contents.trials, made)
     return Page(
-        found.store,
-        datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
-        _summary(found.trials),
-        [overview(scope.title, scope.whole().trials) for scope in found.parts],
-        [*_taxes(found.parts)],
-        recommendations(found.parts[0].asked_for().trials, found.store) if found.parts else [],
-        lead,
-        running(found.trials),
-        found.remarks,
-        rest,
-        listed("Missing", shown(found.left), "", "missing.csv"),
-        cost(found.left),
-        listed("Code, machines, data and packages", tables["makers"], "", "makers.csv"),
-        listed("Trials", _listed(found.trials, made), TRIALS, "provenance.csv", most=MOST_TRIALS),
-        settings_by_trial(found.trials, _specs(chapters)),
-        command(["sweep=main"], found.store),
+        source=contents.store,
+        made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
+        summary=summary(contents.trials),
+        overviews=[overview(scope.title, scope.whole().trials) for scope in contents.parts],
+        taxes=[*_taxes(contents.parts)],
+        advice=[
+            advice
+            for scope in contents.parts[:1]
+            for advice in recommendations(scope.asked_for().trials, contents.word)
+        ],
+        lead=lead,
+        running=running(contents.trials),
+        remarks=contents.remarks,
+        chapters=rest,
+        missing=listed("Missing", shown(contents.left), "", "missing.csv"),
+        cost=cost(contents.left),
+        makers=listed("Code, machines, data and packages", tables["makers"], "", "makers.csv"),
+        trials=listed("Trials", listing, TRIALS, "provenance.csv", most=MOST_TRIALS),
+        configs=settings_by_trial(contents.trials, _specs(chapters)),
+        first_command=command(["sweep=main"], contents.word),
     )
 
 
@@ -190,7 +201,7 @@ def _write_tables(tables: Mapping[str, pd.DataFrame], remarks: Sequence[str], ou
 
 
 def _listed(trials: pd.DataFrame, made: pd.DataFrame) -> pd.DataFrame:
-    """The columns of `provenance` that tell trials apart, and their settings."""
+    """Return the columns of `provenance` that tell trials apart, and their settings."""
     words = made["point"].map(settings(trials))
     table = made[["trial_id", "status", "optimizer", "arm", "seed", "final_val_loss", "sweeps"]]
     table.insert(3, "setting", words)
@@ -208,17 +219,10 @@ def _taxes(parts: Sequence[Scope]) -> Iterator[str]:
             yield f"token tax, {scope.title}: {words}"
 
 
-def _summary(trials: pd.DataFrame) -> str:
-    if trials.empty:
-        return "No trials yet."
-    counts = trials["status"].value_counts()
-    return f"{len(trials)} trials: " + ", ".join(f"{n} {status}" for status, n in counts.items())
-
-
-def _text(found: _Found, page: Page, out: Path) -> str:
-    nothing = f"no trials in {found.store} yet: python -m sweeps or python -m trainer makes them"
-    shown = nothing if found.trials.empty else printed_gaps(found.gaps, _terminal_width())
-    parts = [shown, *page.taxes, *_claims_in_words(page.chapters), *found.remarks, page.cost]
+def _text(contents: _Contents, page: Page, out: Path) -> str:
+    nothing = f"no trials in {contents.store} yet: python -m sweeps or python -m trainer makes them"
+    shown = nothing if contents.trials.empty else printed_gaps(contents.gaps, _terminal_width())
+    parts = [shown, *page.taxes, *_claims_in_words(page.chapters), *contents.remarks, page.cost]
     return "\n".join([*filter(None, parts), f"in {out}: index.html, with figures and tables"])
 
 

@@ -12,7 +12,7 @@ from analysis.statistics.gaps import gaps
 from analysis.table.records import Record
 
 
-class View(NamedTuple):
+class StoreView(NamedTuple):
     """Trials that are compared, and their gaps."""
 
     trials: pd.DataFrame
@@ -20,27 +20,28 @@ class View(NamedTuple):
 
 
 @dataclass
-class Views:
+class StoreViews:
     """Views of a store. Each is made once, since many figures show the same trials.
 
-    `_known`: by the trials that were asked for, and by those of them that the store has.
+    `_known` holds them by the trials that were asked for, and by the trials that the store has of
+    these.
     """
 
     store: pd.DataFrame
-    _known: dict[frozenset[str], View] = field(default_factory=dict)
+    _known: dict[frozenset[str], StoreView] = field(default_factory=dict)
 
-    def of(self, trial_ids: frozenset[str]) -> View:
-        """Those of these trials that the store has."""
+    def of(self, trial_ids: frozenset[str]) -> StoreView:
+        """Return the view of the trials that the store has of these."""
         if trial_ids not in self._known:
             trials = self.store[self.store["trial_id"].isin(trial_ids)]
-            found = frozenset(trials["trial_id"])
-            if found not in self._known:
-                self._known[found] = View(trials, gaps(trials))
-            self._known[trial_ids] = self._known[found]
+            there = frozenset(trials["trial_id"])
+            if there not in self._known:
+                self._known[there] = StoreView(trials, gaps(trials))
+            self._known[trial_ids] = self._known[there]
         return self._known[trial_ids]
 
-    def whole(self) -> View:
-        """All of the store."""
+    def whole(self) -> StoreView:
+        """Return the view of the whole store."""
         return self.of(frozenset(self.store["trial_id"]))
 
 
@@ -48,56 +49,59 @@ class Views:
 class Scope:
     """A part of a report: the trials `trial_ids`, and those that `records` compare.
 
-    `folder`: of its files, within that of the report. `scale`: empty without a record.
+    `folder` is the folder of its files within that of the report. `scale` is empty without a
+    record.
     """
 
     title: str
     folder: str
     trial_ids: frozenset[str]
-    views: Views
+    views: StoreViews
     records: Sequence[Record] = ()
     scale: str = ""
     general: bool = True
     """Whether figures and tables of any trials show all of its trials; else one sweep each."""
 
-    def of_sweeps(self, sweeps: Collection[str]) -> View | None:
-        """The trials that these sweeps compare, taken together; None without a record."""
+    def of_sweeps(self, sweeps: Collection[str]) -> StoreView | None:
+        """Return the trials that these sweeps compare, taken together; None without a record."""
         named = [record for record in self.records if record.sweep in sweeps]
         return self.of_records(named) if named else None
 
-    def of_records(self, records: Sequence[Record]) -> View:
-        """The trials that these sweeps compare."""
+    def of_records(self, records: Sequence[Record]) -> StoreView:
+        """Return the trials that these sweeps compare."""
         return self.views.of(_compared(records))
 
-    def whole(self) -> View:
-        """All of its trials."""
+    def whole(self) -> StoreView:
+        """Return all trials of the scope."""
         return self.views.of(self.trial_ids)
 
-    def asked_for(self) -> View:
-        """Those and all others that its sweeps asked for, such as the longer runs that no table
-        compares and that tell a tax."""
+    def asked_for(self) -> StoreView:
+        """Return all trials of the scope, and the others that its sweeps asked for.
+
+        Among these are the longer runs that no table compares and that tell a tax.
+        """
         return self.views.of(self.trial_ids.union(*(record.trials for record in self.records)))
 
 
-def scopes(views: Views, records: Sequence[Record]) -> list[Scope]:
-    """One scope per scale, the costliest first, and one for the trials of no record."""
+def scopes(views: StoreViews, records: Sequence[Record]) -> list[Scope]:
+    """Return one scope per scale, the costliest first, and one for the trials of no record."""
     known = frozenset().union(*(record.trials for record in records))
     rest = frozenset(views.store["trial_id"]) - known
     no_sweep = [Scope("Trials of no sweep", "", rest, views)] if rest else []
     return [*_by_scale(views, records), *no_sweep]
 
 
-def of_record(views: Views, record: Record) -> Scope:
-    """The trials that one sweep compares, shown in its own figures and those of any trials."""
+def of_record(views: StoreViews, record: Record) -> Scope:
+    """Return the trials that one sweep compares, for its own figures and those of any trials."""
     return Scope(record.label, "", record.compared, views, [record], record.scale)
 
 
-def _by_scale(views: Views, records: Sequence[Record]) -> Iterator[Scope]:
+def _by_scale(views: StoreViews, records: Sequence[Record]) -> Iterator[Scope]:
     by_scale: dict[str, list[Record]] = {}
     for record in records:
         by_scale.setdefault(record.scale, []).append(record)
-    for scale, asked in sorted(by_scale.items(), key=lambda item: -_cost(item[1])):
-        yield Scope(scale, scale, _compared(asked), views, asked, scale, general=False)
+    for scale, own in sorted(by_scale.items(), key=lambda item: -_cost(item[1])):
+        yield Scope(scale, scale, _compared(own), views, own, scale, general=False)
 
 
 def _compared(records: Sequence[Record]) -> frozenset[str]:
@@ -105,6 +109,6 @@ def _compared(records: Sequence[Record]) -> frozenset[str]:
 
 
 def _cost(records: Sequence[Record]) -> float:
-    """Floating-point operations of the largest trial, or else its tokens."""
-    asked = [trial for record in records for trial in record.trials.values()]
-    return max((trial.flops or float(trial.tokens or 0) for trial in asked), default=0.0)
+    """Return the floating-point operations of the largest trial, or else its tokens."""
+    trials = [trial for record in records for trial in record.trials.values()]
+    return max((trial.flops or float(trial.tokens or 0) for trial in trials), default=0.0)

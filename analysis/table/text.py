@@ -1,8 +1,8 @@
-"""Lists in words."""
+"""Lists and tables as text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from trainer.folder.wellformed import Damaged
 
@@ -20,3 +20,14 @@ def in_a_line(damaged: Sequence[Damaged], repair: str) -> str:
     """The line that says which files are damaged, how, and what to do about it."""
     what = [f"{error.value} {error.allowed}" for error in damaged]
     return f"not counted, because damaged: {some(what)}: {repair}, or delete what is damaged"
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]] = ()) -> str:
+    """Return a Markdown table; without rows, the head to which `markdown_row` adds rows."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(map(markdown_row, lines))
+
+
+def markdown_row(cells: Sequence[str]) -> str:
+    """Return one row of a Markdown table."""
+    return f"| {' | '.join(cells)} |"

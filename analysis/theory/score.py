@@ -15,6 +15,7 @@ import yaml
 from scipy import stats
 
 from analysis.statistics.intervals import CONFIDENCE, UNKNOWN, Interval
+from analysis.table.text import markdown, markdown_row
 from analysis.theory.corrections import Hooks, hooks
 from analysis.theory.filters import SAME, late
 from analysis.theory.optimizers import linear
@@ -153,14 +154,14 @@ def beside_limits(optimizer: Node, measured: Iterable[Sharpness], delay: int) ->
 def standing_head(delay: int) -> str:
     """The head of a Markdown table of `standing_row`s."""
     heads = ("updates", "train loss", "lr", "k", "of sync's limit", f"of that of delay {delay}")
-    return f"| {' | '.join(heads)} |\n| {' | '.join(['---'] * len(heads))} |"
+    return markdown(heads)
 
 
 def standing_row(standing: Standing) -> str:
     """The row of a measurement."""
     cells = [f"{standing.num_updates:,}", f"{standing.train_loss:.3f}", f"{standing.lr:.3g}"]
     shares = [f"{share:.2f}" for share in (standing.k, standing.of_sync, standing.of_delayed)]
-    return f"| {' | '.join([*cells, *shares])} |"
+    return markdown_row([*cells, *shares])
 
 
 def where_it_stands(standings: Sequence[Standing], delay: int) -> str:

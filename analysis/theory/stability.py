@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from scipy.optimize import minimize_scalar
 
+from analysis.table.text import markdown
 from analysis.theory.corrections import STRENGTHS, Hooks, hooks
 from analysis.theory.filters import SAME, Filter, late
 from analysis.theory.optimizers import linear
@@ -167,8 +168,7 @@ def title(row: Stability) -> str:
 
 def table(rows: Sequence[Stability]) -> str:
     """A Markdown table with one row per optimizer."""
-    lines = [HEADS, ["---"] * len(HEADS), *map(cells, rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown(HEADS, map(cells, rows))
 
 
 def cells(row: Stability) -> list[str]:

@@ -10,6 +10,7 @@ import pandas as pd
 
 from analysis.statistics.intervals import mean_interval
 from analysis.table.names import minus
+from analysis.table.text import markdown
 
 Row = Mapping[Any, Any]
 
@@ -45,9 +46,7 @@ def mean(differences: pd.Series) -> str:
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Markdown."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return re.sub(r"\|  (?=\|)", "| ", text)
+    return re.sub(r"\|  (?=\|)", "| ", markdown(heads, rows))
 
 
 def rows_of(found: pd.DataFrame) -> dict[str, dict[str, Row]]:

@@ -8,10 +8,10 @@ from functools import partial
 import pandas as pd
 
 from analysis.figures import BY_NAME
-from analysis.figures.data.downstream import of_scores
-from analysis.figures.draw.fonts import with_font
 from analysis.figures.figure import Plot, Spec, plot, whole
 from analysis.figures.files import picture
+from analysis.figures.fonts import with_font
+from analysis.figures.scores import of_scores
 from analysis.table.names import REPORTED_ARMS
 from bench.documents import others
 from bench.documents.published import (

@@ -1,24 +1,23 @@
-"""A figure as one file: every gap as a dot with its interval. tests register it."""
+"""A figure as one file, which tests register: every gap as a dot with its interval."""
 
 from __future__ import annotations
 
 import altair as alt
 import pandas as pd
 
-from analysis.figures.data.panels import MEAN
-from analysis.figures.draw.marks import panels_of, rounded
 from analysis.figures.figure import Chart, Figure, Rows
+from analysis.figures.marks import panels_of, rounded
+from analysis.figures.rows import MEAN
 
 
 def data(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
-    """One row per gap: `panel` (the optimizer), `subtitle`, `arm`, and MEAN of the gap."""
-    found = gaps[gaps["n"] > 0]
+    """Return one row per gap: `panel` (the optimizer), `subtitle`, `arm`, and MEAN of the gap."""
     names = {"optimizer": "panel", "setting": "subtitle", "gap": "mean"}
-    return found.rename(columns=names)[["panel", "subtitle", "arm", *MEAN]]
+    return gaps[gaps["n"] > 0].rename(columns=names)[["panel", "subtitle", "arm", *MEAN]]
 
 
 def charts(data: pd.DataFrame) -> list[Chart]:
-    """One panel per optimizer and setting, one dot with whiskers per arm."""
+    """Draw one panel per optimizer and setting, one dot with whiskers per arm."""
     x = alt.X("mean:Q", title="gap to sync (nats per token)")
     panels: list[Chart] = []
     for title, rows in panels_of(data):

@@ -23,7 +23,7 @@ CellData = list[Any] | str | None
 
 
 class Cell(NamedTuple):
-    """`values`: as in the CSV, one per column that is shown here; None is missing."""
+    """A cell: its words, and as in the CSV one value per column that it shows; None is missing."""
 
     words: str
     values: Sequence[Any]
@@ -38,8 +38,8 @@ class Cell(NamedTuple):
 
 
 class Head(NamedTuple):
-    """A shown column. `names`: the columns of the CSV that it shows; `kind`: trial, command,
-    number or text; `hidden`: until somebody asks for it."""
+    """A shown column. `names` are the columns of the CSV that it shows, `kind` is trial, command,
+    number or text. A `hidden` column waits until somebody asks for it."""
 
     title: str
     names: Sequence[str]
@@ -48,7 +48,7 @@ class Head(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """`file`: its CSV. `num_rows`: how many rows that has. `name`: its own on the page."""
+    """A table of the page. `file` is its CSV, which has `num_rows` rows."""
 
     title: str
     heads: Sequence[Head]
@@ -78,8 +78,11 @@ class Listing(NamedTuple):
 
 
 def _shared(column: Sequence[CellData]) -> dict[str, Any]:
-    """`cells`: the different cells of a column; `at`: for each row, which of them it has, None
-    where all differ. Most columns say a few things many times, and a page must stay small."""
+    """Return the different `cells` of a column and `at`, the place of each row's cell among them.
+
+    `at` is None where all cells differ. Most columns say a few things many times, and a page must
+    stay small.
+    """
     texts = [repr(cell) for cell in column]
     different = dict(zip(texts, column, strict=True))
     places = {text: place for place, text in enumerate(different)}
@@ -97,9 +100,10 @@ def listed(
     hidden: Collection[str] = (),
     most: int = MOST_ROWS,
 ) -> Listing:
-    """The listing of a table. A mean and its interval (`x`, `x_low`, `x_high`) are one column.
+    """Return the listing of a table.
 
-    `arms`: their names for people, who read those of optimizers and arms; the values keep theirs.
+    A mean and its interval (`x`, `x_low`, `x_high`) are one column. People read names of
+    optimizers and arms (`arms`); the values of the cells keep theirs.
     """
     names = [str(name) for name in table]
     ends = {f"{name}{end}" for name in names for end in (LOW, HIGH) if f"{name}{LOW}" in names}
@@ -116,13 +120,13 @@ def listed(
 
 
 def _head(name: str, arms: Mapping[str, str]) -> str:
-    """`delay + EF gap` of the column `delay_ef gap`."""
+    """Return `delay + EF gap` for the column `delay_ef gap`."""
     arm, space, rest = name.rpartition(" ") if name not in arms else (name, "", "")
     return f"{arms.get(arm, arm)}{space}{rest}"
 
 
 def write_latex(listing: Listing, out: Path) -> None:
-    """Writes the rows of the page as a LaTeX table of the package booktabs."""
+    """Write the rows of the page as a LaTeX table of the package booktabs."""
     cells = [[cell.words for cell in row] for row in listing.rows]
     table = pd.DataFrame(cells, columns=[head.title for head in listing.heads])
     style = table.style.hide(axis="index")

@@ -13,11 +13,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from analysis.claims import ALL_PARTS, Outcome, Verdict
 from analysis.claims.audit import MOST_SEEDS
 from analysis.figures import Figure, Plot, panels
-from analysis.figures.draw.fonts import faces
-from analysis.report.overview import Overview
+from analysis.figures.fonts import usual_faces
+from analysis.report.facts import MICROBATCHES, STAGES, Overview, Recommendation, RunningTrial
 from analysis.report.page.listing import Listing
-from analysis.report.recommendation import MICROBATCHES, STAGES, Recommendation
-from analysis.report.running import Running
 from analysis.table.curves import spaced
 from analysis.table.names import prose
 
@@ -30,7 +28,7 @@ MOST_POINTS = 3_000
 
 
 class Drawn(NamedTuple):
-    """A figure on the page. `folder`: of its files, empty or with a slash at the end."""
+    """A figure on the page. `folder` holds its files; it is empty or ends with a slash."""
 
     figure: Figure
     folder: str
@@ -52,8 +50,8 @@ class Chapter(NamedTuple):
     @property
     def counts(self) -> list[tuple[Outcome, int]]:
         """How many claims there are of each outcome."""
-        found = [verdict.outcome for verdict in self.verdicts]
-        return [(outcome, found.count(outcome)) for outcome in Outcome]
+        outcomes = [verdict.outcome for verdict in self.verdicts]
+        return [(outcome, outcomes.count(outcome)) for outcome in Outcome]
 
     @property
     def decided(self) -> list[Verdict]:
@@ -78,7 +76,7 @@ class Page(NamedTuple):
     advice: Sequence[Recommendation]
     lead: Drawn | None
     """The figure of the first screen."""
-    running: Sequence[Running]
+    running: Sequence[RunningTrial]
     remarks: Sequence[str]
     chapters: Sequence[Chapter]
     """Their figures without the lead."""
@@ -93,7 +91,7 @@ class Page(NamedTuple):
 
 
 def with_lead(chapters: Sequence[Chapter]) -> tuple[Drawn | None, list[Chapter]]:
-    """The first figure of the first chapter that has one, and the chapters without it."""
+    """Return the first figure of the first chapter that has one, and the chapters without it."""
     for number, chapter in enumerate(chapters):
         if chapter.figures:
             lead, *rest = chapter.figures
@@ -106,17 +104,17 @@ def with_lead(chapters: Sequence[Chapter]) -> tuple[Drawn | None, list[Chapter]]
 
 
 def drawn(shown: Plot, folder: str) -> Drawn:
-    """A figure with as many points as a page can hold."""
+    """Return a figure with as many points as a page can hold."""
     specs = panels(shown)
     num_points, num_all = thin(specs)
     return Drawn(shown.figure, folder, specs, num_points, num_all)
 
 
 def thin(specs: list[dict[str, Any]]) -> tuple[int, int]:
-    """Keeps at most MOST_POINTS rows in the data sets of a figure's panels together.
+    """Keep at most MOST_POINTS rows in the data sets of a figure's panels together.
 
-    They are evenly spaced, with the first and the last. Means and intervals are rows of their own,
-    made of all points. Returns how many rows there are now, and were.
+    The rows that stay are evenly spaced, with the first and the last. Means and intervals are rows
+    of their own, made of all points. Returns how many rows there are now, and how many there were.
     """
     sizes = {name: len(rows) for spec in specs for name, rows in spec["datasets"].items()}
     before = sum(sizes.values())
@@ -130,8 +128,10 @@ def thin(specs: list[dict[str, Any]]) -> tuple[int, int]:
 
 
 def html(page: Page, *, live: str = "") -> str:
-    """The document, which needs no network. `live`: the version of a page that follows its store,
-    empty of one that does not."""
+    """Return the document, which needs no network.
+
+    `live` is the version of a page that follows its store, and empty for any other page.
+    """
     return (
         _environment()
         .get_template("page.html")
@@ -148,14 +148,14 @@ def html(page: Page, *, live: str = "") -> str:
             vendor_style="".join(map(_text, VENDOR_STYLES)),
             vendor_script="".join(map(_text, VENDOR_SCRIPTS)),
             licence=_text("vendor/LICENSE.txt"),
-            style=faces() + _text("style.css"),
+            style=usual_faces() + _text("style.css"),
             script=_text("script.js"),
         )
     )
 
 
-def running_html(running: Sequence[Running]) -> str:
-    """The part of the document that lists the running trials."""
+def running_html(running: Sequence[RunningTrial]) -> str:
+    """Return the part of the document that lists the running trials."""
     return _environment().get_template("running.html").render(running=running)
 
 

@@ -16,7 +16,7 @@ const element = (name, properties, ...children) => {
 
 // --- Charts: one after another, those that are in view first; the page stays usable meanwhile.
 
-let configs = json(document.getElementById("configs"));
+const configs = json(document.getElementById("configs"));
 
 // Of a trial also its settings, which a figure's data do not have.
 function formatTooltip(shown, sanitize) {
@@ -43,21 +43,14 @@ const inView = (node) => {
 const frame = () => new Promise((done) => setTimeout(done));
 
 const PICTURE = "first picture";  // bench/report.py reads when it was there
-let drawing = false;
 async function drawCharts() {
-  if (drawing) return;
-  drawing = true;
-  delete document.body.dataset.drawn;
   for (;;) {
     const left = [...document.querySelectorAll(".panel:not([data-drawn])")];
     if (!left.length) break;
-    const panel = left.find(inView) ?? left[0];
-    panel.dataset.drawn = "";
-    await draw(panel);
+    await draw(left.find(inView) ?? left[0]);
     await frame();
     if (!performance.getEntriesByName(PICTURE).length) performance.mark(PICTURE);
   }
-  drawing = false;
   document.body.dataset.drawn = "true";
 }
 
@@ -98,6 +91,7 @@ function columnOf({title, kind, hidden}) {
 }
 
 const PAGE = 15;
+const isLive = "live" in document.body.dataset;
 function makeTable(block) {
   const {heads, columns} = json(block.querySelector("script"));
   const shown = columns.map(({cells, at}) => at ? at.map((place) => cells[place]) : cells);
@@ -109,6 +103,8 @@ function makeTable(block) {
     order: [],
     autoWidth: false,
     deferRender: true,
+    stateSave: isLive,  // what was searched and sorted stays when the page loads again
+    stateDuration: -1,  // as long as its window is open
     paging: many,
     searching: rows.length > 1,
     info: many,
@@ -123,6 +119,7 @@ function makeTable(block) {
   });
   block.heads = heads;
   block.dataset.made = "true";
+  block.style.minHeight = "";
 }
 
 // The rows that the search leaves, as they are sorted now, with all columns.
@@ -163,7 +160,7 @@ async function makeTables() {
 // --- A trial: its config, curve and log, from the file that holds them.
 
 const dialog = document.getElementById("trial"), content = document.getElementById("trial-content");
-let known = {};
+const known = {};
 globalThis.pipegap = {trials: (common, trials) => {
   for (const [id, trial] of Object.entries(trials)) {
     known[id] = {...trial, config: {...common, ...trial.config}};
@@ -269,103 +266,73 @@ addEventListener("afterprint", () => {
   }
 });
 
-// --- Live: what changed in the store's report takes the place of what is shown.
+// --- Live: a new report is loaded whole, with the reader where they were.
 
-const blocks = (root) => [...root.querySelectorAll(".block")];
-let sources = new Map();
-const remember = (root) => { sources = new Map(blocks(root).map((block) => [block.id, block.outerHTML])); };
+const LOOK_EVERY = 2000;  // milliseconds
+const PLACE = "place";  // where the reader was, in the storage of this window
+const sized = () => [...document.querySelectorAll(".panel, .table.block")];
+const keyOf = (details) => {
+  const holder = details.closest("[id]");
+  return `${holder.id} ${[...holder.querySelectorAll("details")].indexOf(details)}`;
+};
 
-function replaceBlock(old, fresh) {
-  const open = [...old.querySelectorAll("details")].map((details) => details.open);
-  const state = old.dataTable && {
-    search: old.dataTable.search(), order: old.dataTable.order(), page: old.dataTable.page(),
-    length: old.dataTable.page.len(), visible: old.dataTable.columns().visible().toArray(),
+function loadAgain() {
+  const blocks = [...document.querySelectorAll(".page .block")];
+  const top = (block) => block.getBoundingClientRect().top;
+  // What begins in view, since new parts may come after a block that began above.
+  const anchor = scrollY > 0 && (blocks.find((block) => top(block) >= 0 && inView(block)) ?? blocks.find(inView));
+  sessionStorage.setItem(PLACE, JSON.stringify({
+    anchor: anchor ? anchor.id : null,
+    top: anchor ? top(anchor) : 0,
+    open: [...document.querySelectorAll("details")].map((node) => [keyOf(node), node.open]),
+    heights: sized().map((node) => node.offsetHeight),  // until all is drawn again
+  }));
+  history.scrollRestoration = "manual";
+  location.reload();
+}
+
+// Returns what scrolls to where the reader was; it does so once more when all is drawn, unless the
+// reader has moved on.
+function goBack() {
+  const place = isLive && JSON.parse(sessionStorage.getItem(PLACE));
+  sessionStorage.removeItem(PLACE);
+  if (!place) return () => {};
+  const open = new Map(place.open);
+  for (const node of document.querySelectorAll("details")) node.open = open.get(keyOf(node)) ?? node.open;
+  sized().forEach((node, at) => { node.style.minHeight = `${place.heights[at] ?? 0}px`; });
+  for (const name of ["wheel", "touchmove", "keydown"]) {
+    addEventListener(name, () => { place.anchor = null; }, {once: true});
+  }
+  return () => {
+    const anchor = document.getElementById(place.anchor);
+    if (anchor) scrollBy({top: anchor.getBoundingClientRect().top - place.top, behavior: "instant"});
   };
-  const heights = [...old.querySelectorAll(".panel")].map((panel) => panel.offsetHeight);
-  old.replaceWith(fresh);
-  if (old.matches("details")) fresh.open = old.open;
-  fresh.querySelectorAll("details").forEach((details, at) => { details.open = open[at] ?? details.open; });
-  fresh.querySelectorAll(".panel").forEach((panel, at) => { panel.style.minHeight = `${heights[at] ?? 0}px`; });
-  if (!state) return;
-  makeTable(fresh);
-  const table = fresh.dataTable;
-  if (state.visible.length === table.columns().count()) {
-    state.visible.forEach((visible, at) => table.column(at).visible(visible, false));
-    table.order(state.order);
-  }
-  table.search(state.search).page.len(state.length).draw().page(state.page).draw("page");
 }
 
-// The children of a section become those of the fresh one: kept where they say the same.
-function update(section, fresh, before) {
-  const wanted = new Set([...fresh.children].map((node) => node.id));
-  for (const node of [...section.children]) if (!wanted.has(node.id)) node.remove();
-  let next = section.firstElementChild;
-  for (const node of [...fresh.children]) {
-    const old = next?.id === node.id ? next : node.id && document.getElementById(node.id);
-    if (!old) {
-      section.insertBefore(document.adoptNode(node), next);
-      continue;
-    }
-    if (old !== next) section.insertBefore(old, next);
-    next = old.nextElementSibling;
-    if (!node.matches(".block")) update(old, node, before);
-    else if (before.get(node.id) !== sources.get(node.id)) {
-      replaceBlock(old, document.adoptNode(node));
-    }
-  }
-}
+const news = (text) => { document.getElementById("news").textContent = text; };
+let listed = null;
 
-async function refresh() {
-  const answer = await fetch(".", {cache: "no-store"});
-  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-  const anchor = scrollY > 0 &&
-    blocks(document).find((block) => block.getBoundingClientRect().bottom > 0);
-  const top = anchor && anchor.getBoundingClientRect().top;
-  const before = sources;
-  remember(fresh);
-  configs = json(fresh.getElementById("configs"));
-  for (const name of ["nav", ".page"]) {
-    update(document.querySelector(name), fresh.querySelector(name), before);
+async function look() {
+  try {
+    const {version, running, problem} = await (await fetch("now", {cache: "no-store"})).json();
+    if (version !== document.body.dataset.live) return loadAgain();
+    if (running !== listed) {
+      document.getElementById("now").innerHTML = listed = running;
+      if (dialog.open && running.includes(`"${dialog.dataset.trial}"`)) await refreshTrial();
+    }
+    news(problem);
+  } catch {
+    news("The server does not answer: nothing is updated.");
   }
-  document.body.dataset.live = fresh.body.dataset.live;
-  const now = anchor && document.getElementById(anchor.id);
-  if (now) scrollBy({top: now.getBoundingClientRect().top - top, behavior: "instant"});
-  watch();
-  await Promise.all([drawCharts(), makeTables(), refreshTrial()]);
+  setTimeout(look, LOOK_EVERY);
 }
 
 // The open trial again, from its file as it is now, scrolled as before.
 async function refreshTrial() {
-  known = {};
-  if (!dialog.open) return;
   const id = dialog.dataset.trial, scrolled = dialog.scrollTop;
   await load(fileOf(id));
   if (dialog.open && dialog.dataset.trial === id) await showTrial(id);
   dialog.scrollTop = scrolled;
-}
-
-const news = (text) => { document.getElementById("news").textContent = text; };
-
-function follow() {
-  const events = new EventSource("events");
-  let last = Promise.resolve();
-  const after = (work) => {
-    last = last.then(work).catch((error) => news(`Not updated: ${error}`));
-  };
-  events.addEventListener("report", ({data}) => after(async () => {
-    if (data === document.body.dataset.live) return;
-    await refresh();
-    news(`Updated ${new Date().toLocaleTimeString()}.`);
-  }));
-  events.addEventListener("running", ({data}) => after(async () => {
-    const place = document.getElementById("now");
-    place.innerHTML = JSON.parse(data);
-    const runs = [...place.querySelectorAll("button")].map((button) => button.dataset.trial);
-    if (runs.includes(dialog.dataset.trial)) await refreshTrial();
-  }));
-  events.addEventListener("problem", ({data}) => news(JSON.parse(data)));
-  events.addEventListener("error", () => news("The server does not answer: nothing is updated."));
 }
 
 // --- Start.
@@ -379,17 +346,11 @@ document.addEventListener("click", async ({target}) => {
   setTimeout(() => { target.textContent = said; }, 1500);
 });
 
-function watch() {
-  watcher.disconnect();
-  const places = "figure[id], .table[id], header[id], main > section[id]";
-  for (const node of document.querySelectorAll(places)) watcher.observe(node);
+for (const node of document.querySelectorAll("figure[id], .table[id], header[id], main > section[id]")) {
+  watcher.observe(node);
 }
-
-if ("live" in document.body.dataset) {
-  remember(document);
-  follow();
-}
-watch();
+const scrollBack = goBack();
+scrollBack();
+if (isLive) look();
 followHash();
-drawCharts();
-makeTables();
+Promise.all([drawCharts(), makeTables()]).then(scrollBack);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,16 +11,17 @@ from typing import Any, NamedTuple
 import altair as alt
 import pandas as pd
 import pytest
+from altair.utils.schemapi import SchemaBase
 from jsonschema import Draft7Validator
 
 from analysis import gaps, load
 from analysis.figures import MODULES, Figure, Plot, Rows, panels, plot, registered, save
-from analysis.figures.draw.style import DARK
 from analysis.figures.figure import Spec, whole
+from analysis.figures.style import DARK
 from tests.support.swept_store import ANSWERED, SWEEPS, write_sweep
 
 FIGURES = registered((*MODULES, "tests.support.gap_intervals"))
-"""Those of the report and one of intervals."""
+"""The figures of the report and a figure of intervals."""
 ANY_TRIALS = ("momentum", "coefficient", "staleness", "horizon", ANSWERED)
 """Sweeps one of which has what a figure of any trials shows."""
 BY_NAME = {figure.name: figure for figure in FIGURES}
@@ -64,15 +66,33 @@ def drawn(swept: Callable[..., Table]) -> Callable[[str], Drawn]:
     return of
 
 
+@contextmanager
+def nothing_drawn() -> Iterator[None]:
+    """The data of a figure know nothing of how they are drawn: all of altair is an error."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a data function draws")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SchemaBase, "__init__", refuse)
+        yield
+
+
 def shown(figure: Figure, swept: Callable[..., Table], **changes: Any) -> pd.DataFrame:
-    """What it shows of the last of its sweeps, or of the first that it shows anything of."""
+    """Return the data of a figure's last sweep, or of the first sweep that it shows."""
     data = pd.DataFrame()
     for sweep in figure.sweeps[-1:] or ANY_TRIALS:
         trials, of_gaps = swept(sweep, **changes)
-        data = figure.data(trials.copy(), of_gaps.copy())
+        with nothing_drawn():
+            data = figure.data(trials.copy(), of_gaps.copy())
         if not data.empty:
             break
     return data
+
+
+def test_drawing_is_seen_where_nothing_may_be_drawn() -> None:
+    with nothing_drawn(), pytest.raises(AssertionError, match="a data function draws"):
+        alt.X("mean:Q")
 
 
 def layers(spec: Spec) -> Iterator[dict[str, Any]]:
@@ -204,7 +224,7 @@ def files(folder: Path, name: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_same_data_give_the_same_bytes(
+def test_the_same_data_give_the_same_few_bytes(
     name: str, swept: Callable[..., Table], tmp_path: Path
 ) -> None:
     figure = BY_NAME[name]
@@ -217,6 +237,7 @@ def test_the_same_data_give_the_same_bytes(
     assert {**first, ".pdf": b""} == {**second, ".pdf": b""}, "its objects may be in another order"
     assert b"NaN" not in first[".svg"]
     assert b"undefined" not in first[".svg"]
+    assert len(first[".svg"]) < 80_000, "it is small, though it brings its font along"
 
 
 def test_no_colour_of_a_dark_page_is_the_ground_or_replaced_twice() -> None:

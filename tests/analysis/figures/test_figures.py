@@ -75,7 +75,7 @@ def test_a_second_swept_key_makes_panels_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_key_that_moves_along_is_named_and_splits_nothing(tmp_path: Path) -> None:
-    """As the number of updates does with the batch size, or a tuned learning rate."""
+    """The number of updates moves with the batch size, or a tuned learning rate does."""
     for size, updates, rate in ((8, 800, 0.002), (16, 400, 0.004), (32, 200, 0.004)):
         for arm, loss in (("sync", 1.0), ("delay", 1.1)):
             put(tmp_path, arm, [loss], batch_size=size, num_updates=updates, lr=rate)

@@ -77,7 +77,7 @@ def test_schedules_are_compared_by_name(tmp_path: Path) -> None:
 
 
 def test_the_gap_over_training_is_that_of_each_pair(tmp_path: Path) -> None:
-    """Of figure 3 in validation losses, of figure 19 in means of training losses."""
+    """Figure 3 has it in validation losses, figure 19 in means of training losses."""
     table = of_sweep("fig03", tmp_path)
     ids = table.drop_duplicates("trial_id").set_index("trial_id")
     losses = table.pivot(index="update", columns="trial_id", values="val_loss")

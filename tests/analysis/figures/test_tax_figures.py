@@ -92,7 +92,7 @@ def test_the_report_begins_with_the_tax_of_all_sweeps_of_a_scale(tmp_path: Path)
 def test_longer_runs_that_a_sweep_asks_for_tell_its_tax_and_are_not_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As those of the main job: the report of the sweep compares the others alone."""
+    """The main job asks for such runs; the report of its sweep compares the other runs alone."""
     advised_by: list[set[str]] = []
     monkeypatch.setattr(
         "analysis.report.report.recommendations",

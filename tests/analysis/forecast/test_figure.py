@@ -7,10 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.figures.data.forecast import LAW, MEASURED, RUNG, TARGET, data
-from analysis.figures.draw.forecast import MEASURED_CAPTION
 from analysis.figures.figure import whole
-from analysis.figures.forecast import drawn
+from analysis.figures.forecast import (
+    LAW,
+    MEASURED,
+    MEASURED_CAPTION,
+    RUNG,
+    TARGET,
+    data,
+    drawn,
+)
 from analysis.forecast.answer import Answer, answer
 from analysis.forecast.ladder import Rung
 from tests.support.simulated_ladders import SIZE, Truth, ladder

@@ -13,20 +13,18 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from analysis.report import live
-from analysis.report.live import LiveReport, state
-from analysis.report.server import HOST, Server
+from analysis.report.live import HOST, LiveReport, PageServer, state
 from tests.support.synthetic_store import config, ids, result, write, write_arms
 from trainer.base.errors import BadInput
 from trainer.folder.lease import leased
 
 ROOT = Path(__file__).parents[3]
 DEADLINE = 300
-WAIT = 0.05
 
 
 class Served(NamedTuple):
@@ -47,7 +45,7 @@ def served(few_figures: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(live, "SHARE", 1.0)  # no pause between two reports
         report.look()
-        with Server(report, 0) as server, server.serving():
+        with PageServer(report, 0) as server, server.serving():
             yield Served(store, place, report, server.address)
 
 
@@ -65,34 +63,22 @@ def refusal(request: urllib.request.Request) -> int:
     return refused.value.code
 
 
-def events_until(stream: Any, name: str) -> str:
-    """The data of the next event of that name."""
-    for line in stream:
-        if line.decode().strip() == f"event: {name}":
-            return str(next(stream).decode()).removeprefix("data: ").strip()
-    raise AssertionError(f"no event {name}")
+def now(address: str) -> dict[str, str]:
+    """What a page asks for every few seconds."""
+    answer: dict[str, str] = json.loads(get(f"{address}now"))
+    return answer
 
 
-def said(served: Served) -> dict[str, str]:
-    """The data of each event that a browser gets which comes now."""
-    found = {}
-    for event in served.report.events(WAIT):
-        if event is None:
-            break
-        found[event[0]] = event[1]
-    return found
-
-
-def test_a_new_result_is_a_new_report_and_an_event(served: Served) -> None:
+def test_a_new_result_is_a_new_report_and_no_change_is_none(served: Served) -> None:
     num_trials = len(ids(served.store))
-    with urllib.request.urlopen(f"{served.address}events", timeout=DEADLINE) as stream:
-        version = int(events_until(stream, "report"))
-        assert f"{num_trials} trials" in get(served.address)
-        assert served.report.look() == "", "nothing changed"
-        settings = config("delay", seed=1)
-        write(served.store, settings, result(settings, 1.3))
-        assert f"{num_trials + 1} trials" in served.report.look()
-        assert events_until(stream, "report") == str(version + 1)
+    version = int(now(served.address)["version"])
+    assert f"{num_trials} trials" in get(served.address)
+    assert served.report.look() == "", "nothing changed"
+    assert now(served.address)["version"] == str(version)
+    settings = config("delay", seed=1)
+    write(served.store, settings, result(settings, 1.3))
+    assert f"{num_trials + 1} trials" in served.report.look()
+    assert now(served.address)["version"] == str(version + 1)
     text = get(served.address)
     assert f"{num_trials + 1} trials" in text
     assert f'data-live="{version + 1}"' in text
@@ -108,11 +94,11 @@ def test_a_running_trial_is_shown_with_its_newest_update(served: Served) -> None
                 row = {"update": update, "train_loss": 2.5, "tokens_per_second": 1234.5}
                 file.write(json.dumps(row) + "\n")
             served.report.look()
-            now = said(served)["running"]
-            assert f"<td>{update + 1} of 400</td><td>2.5000</td><td>1,234</td>" in now
+            shown = f"<td>{update + 1} of 400</td><td>2.5000</td><td>1,234</td>"
+            assert shown in now(served.address)["running"]
             assert f'[{update}, 2.5, "training"]' in get(f"{served.address}trials/00.js")
     served.report.look()
-    assert "button" not in said(served)["running"]
+    assert "button" not in now(served.address)["running"]
 
 
 def test_only_this_machine_may_read_and_nobody_may_write(served: Served) -> None:
@@ -137,18 +123,18 @@ def test_a_store_that_cannot_be_read_is_said_and_the_page_stays(served: Served) 
     served.store.rename(away)
     try:
         served.report.look()
-        assert "The store cannot be read: results=" in said(served)["problem"]
+        assert "The store cannot be read: results=" in now(served.address)["problem"]
         assert "trials: " in get(served.address)
     finally:
         away.rename(served.store)
     assert "trials: " in served.report.look()
-    assert "problem" not in said(served)
+    assert now(served.address)["problem"] == ""
 
 
 def test_a_taken_port_is_bad_input(served: Served) -> None:
     port = int(served.address.rsplit(":", 1)[1].strip("/"))
     with pytest.raises(BadInput, match=f"port={port}: is taken"):
-        Server(served.report, port)
+        PageServer(served.report, port)
 
 
 def test_the_command_serves_until_ctrl_c_and_leaves_nothing(tmp_path: Path) -> None:
@@ -167,10 +153,9 @@ def test_the_command_serves_until_ctrl_c_and_leaves_nothing(tmp_path: Path) -> N
     try:
         address = next(filter(None, (re.search(r"http://\S+", line) for line in process.stdout)))[0]
         assert "1 trials: 1 completed" in get(address)
-        with urllib.request.urlopen(f"{address}events", timeout=DEADLINE) as stream:
-            assert events_until(stream, "report") == "1"
-            process.send_signal(signal.SIGINT)
-            _, error = process.communicate(timeout=DEADLINE)
+        assert now(address)["version"] == "1"
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=DEADLINE)
     finally:
         process.kill()
     assert (process.returncode, error) == (0, "")

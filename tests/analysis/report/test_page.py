@@ -22,10 +22,10 @@ from analysis.advice.advise import advise
 from analysis.figures import save
 from analysis.report import contents
 from analysis.report.contents import EXPECTED
+from analysis.report.facts import MICROBATCHES, STAGES
 from analysis.report.page import page as page_module
 from analysis.report.page.listing import listed, write_latex
 from analysis.report.page.page import MOST_POINTS, thin
-from analysis.report.recommendation import MICROBATCHES, STAGES
 from analysis.report.report import report
 from analysis.statistics.overhead import overhead
 from analysis.table.curves import MOST
@@ -47,15 +47,15 @@ VENDOR = Path(page_module.__file__).parent / "vendor"
 
 
 def tables(text: str) -> list[tuple[str, list[str], list[list[Any]]]]:
-    """Of each table of the page: its CSV, the columns of that which it shows, its rows' values."""
-    found = []
+    """The CSV of each table of the page, the columns of it that are shown, and its rows' values."""
+    shown = []
     for file, content in TABLE.findall(text):
         listing = json.loads(content)
         names = [name for head in listing["heads"] for name in head["names"]]
         cells = zip(*map(spread, listing["columns"]), strict=True)
         rows = [[value for cell in row for value in values(cell)] for row in cells]
-        found.append((file, names, rows))
-    return found
+        shown.append((file, names, rows))
+    return shown
 
 
 def spread(column: dict[str, Any]) -> list[Any]:
@@ -100,7 +100,7 @@ class Made(NamedTuple):
 
 @pytest.fixture(scope="module")
 def recorded(few_figures: None, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Of two optimizers in a sweep, with the pictures that the page links to, and a log."""
+    """A report of two optimizers in a sweep, with the pictures of its links, and a log."""
     folder = tmp_path_factory.mktemp("recorded")
     store, out = folder / "results", folder / "out"
     write_arms(store, LOSSES)
@@ -116,7 +116,7 @@ def recorded(few_figures: None, tmp_path_factory: pytest.TempPathFactory) -> Mad
 
 @pytest.fixture(scope="module")
 def unfinished(few_figures: None, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Of two optimizers in a sweep that lacks a trial and has a diverged one."""
+    """A report of two optimizers in a sweep that lacks a trial and has a diverged one."""
     folder = tmp_path_factory.mktemp("unfinished")
     store, out = folder / "results", folder / "out"
     write_arms(store, LOSSES)
@@ -127,7 +127,7 @@ def unfinished(few_figures: None, tmp_path_factory: pytest.TempPathFactory) -> M
 
 @pytest.fixture(scope="module")
 def scattered(few_figures: None, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Of one sweep at two scales, one of one's own, and a trial of no sweep, the last."""
+    """A report of one sweep at two scales, a sweep of one's own, and a last trial of no sweep."""
     folder = tmp_path_factory.mktemp("scattered")
     store, out = folder / "results", folder / "out"
     for number, size in enumerate((8, 4, 2)):
@@ -425,7 +425,7 @@ def test_a_trial_opens_with_its_config_curves_and_log(recorded: Made) -> None:
 
 
 def test_speed_counts_of_trials_that_had_the_machine_for_themselves(tmp_path: Path) -> None:
-    """Of four trials of 40 s the first two overlap; one device is another machine."""
+    """The first two of four trials of 40 s overlap; one device is another machine."""
     for arm, ended, device in (
         ("sync", 100.0, "a"),
         ("delay", 139.0, "a"),

@@ -1,0 +1,172 @@
+"""Gaps and final losses against a number that was swept: data that `lines` draws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+from pandas.api.types import is_bool_dtype, is_numeric_dtype
+
+from analysis.figures.rows import (
+    IN_PANEL,
+    MEAN,
+    OF_GAPS,
+    OF_SEED,
+    PANEL,
+    SERIES,
+    lines,
+    paired_seeds,
+    with_means,
+    with_variant,
+)
+from analysis.figures.swept import distinct, groups, results_along
+from analysis.table import names
+from analysis.table.points import varied
+
+CORRECTION = ["method", "family", "coefficient"]
+LOSSES = [*PANEL, "key", "value", *SERIES, "size", "loss", "gap", *OF_SEED, *MEAN]
+"""One row per trial with its `loss`, and one with its `gap` where sync completed; MEAN is of
+that number. `size` orders several series of one arm: parameters of the model, or tokens."""
+RATE = "optimizer.lr"
+KEYS = [*PANEL, "series", "value"]
+
+
+def gaps_by_key(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of OF_GAPS: one panel per optimizer and swept number, one series per arm.
+
+    A panel holds the points that differ in its key alone, and in keys that follow from it. The
+    subtitle names a tuned learning rate that follows, and leaves out the number of updates that
+    goes with a batch size. The table is empty if no number was swept.
+    """
+    paired = paired_seeds(trials, gaps)
+    panels = [
+        paired.merge(panel, left_on="point", right_index=True)
+        .assign(panel=names.optimizer(optimizer))
+        .sort_values(IN_PANEL)
+        for optimizer, points in varied(trials).items()
+        for panel in _panels_of_keys(points[points.index.isin(paired["point"])])
+    ]
+    return _joined(panels)
+
+
+def _joined(panels: list[pd.DataFrame]) -> pd.DataFrame:
+    if not panels:
+        return pd.DataFrame(columns=OF_GAPS)
+    return pd.concat(panels, ignore_index=True).reindex(columns=OF_GAPS)
+
+
+def _panels_of_keys(points: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Yield the points (the index) of each panel with `subtitle`, `key` and `value`."""
+    for key in distinct(points):
+        if not is_numeric_dtype(points[key]) or is_bool_dtype(points[key]):
+            continue
+        for subtitle, group in groups(points, [key]):
+            shown = group.dropna(subset=key)
+            if shown[key].nunique() > 1:
+                without = f"without {names.key(key)}: not shown" if len(shown) < len(group) else ""
+                values = shown[key].astype(float)
+                title = lines([subtitle, without])
+                yield pd.DataFrame({"subtitle": title, "key": key, "value": values})
+
+
+def gaps_by_coefficient(
+    trials: pd.DataFrame, gaps: pd.DataFrame, correction: str | None = None
+) -> pd.DataFrame:
+    """Return rows of OF_GAPS: one panel per optimizer, point and correction with several values.
+
+    Rows of arms without correction have no value. With `correction`, that one alone is shown.
+    """
+    paired = paired_seeds(trials, gaps)
+    own = trials.drop_duplicates("trial_id").set_index("trial_id")[CORRECTION]
+    paired[CORRECTION] = own.loc[paired["trial_id"]].to_numpy()
+    paired["value"] = paired["coefficient"].astype(float)
+    paired["key"] = "correction.coefficient"
+    if correction is not None:
+        paired = paired[paired["method"].isin([correction, "none"])]
+    return _joined([panel.sort_values(IN_PANEL) for panel in _panels_of_methods(paired, trials)])
+
+
+def _panels_of_methods(paired: pd.DataFrame, trials: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    settings, families = names.settings(trials), names.families(trials)
+    with_value = paired.dropna(subset="value")
+    for key, group in with_value.groupby(["optimizer", "point", "method"]):
+        optimizer, point, method = map(str, key)
+        if group["value"].nunique() > 1:
+            corrected = group.assign(series=with_variant(group, group["family"].map(families)))
+            plain = paired[
+                (paired["optimizer"] == optimizer)
+                & (paired["point"] == point)
+                & paired["arm"].isin(group["base_arm"])
+            ]
+            yield pd.concat([corrected, plain.assign(value=np.nan)]).assign(
+                panel=f"{names.optimizer(optimizer)}, {names.CORRECTIONS.get(method, method)}",
+                subtitle=settings[point],
+            )
+
+
+def optimizers_by_momentum(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of OF_GAPS against momentum (figure 4): a panel per arm, a line per optimizer."""
+    table = gaps_by_key(trials, gaps)
+    table = table[table["key"] == "optimizer.momentum"]
+    return _with_optimizers(table, table["series"])
+
+
+def optimizers_by_coefficient(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of OF_GAPS against λ (figure 15): one panel per kind of Error Feedback.
+
+    The series are optimizers. The plain delay has coefficient 0.
+    """
+    table = gaps_by_coefficient(trials, gaps, correction="error_feedback")
+    plain = table["value"].isna()
+    kinds = [
+        _with_optimizers(table[plain | (table["series"] == kind)].fillna({"value": 0.0}), kind)
+        for kind in table.loc[~plain, "series"].unique()
+    ]
+    return pd.concat(kinds, ignore_index=True) if kinds else table
+
+
+def _with_optimizers(table: pd.DataFrame, panel: pd.Series | str) -> pd.DataFrame:
+    """`subtitle` stays: what the points of a panel have in common beside their optimizer."""
+    return table.assign(panel=panel, series=table["optimizer"].map(names.optimizer))
+
+
+def losses_over_horizons(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of LOSSES against the tokens of a run (figure 5): one series per arm."""
+    rows = results_along(_planned(trials), ["tokens"])
+    return _losses(rows.assign(key="tokens", value=rows["tokens"]), trials, gaps)
+
+
+def losses_by_size(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of LOSSES against the learning rate (figure 16): one series per size and arm."""
+    rows = results_along(trials, [RATE, "num_parameters"], part_of="model")
+    return _losses(_by_rate(rows, "num_parameters", ""), trials, gaps)
+
+
+def losses_by_budget(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of LOSSES against the learning rate: one series per number of tokens and arm."""
+    rows = results_along(_planned(trials), [RATE, "tokens"])
+    return _losses(_by_rate(rows, "tokens", " tokens"), trials, gaps)
+
+
+def _planned(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the trials with the tokens that their point asks for; a diverged trial has fewer."""
+    return trials.assign(tokens=trials.groupby("point")["tokens"].transform("max"))
+
+
+def _by_rate(rows: pd.DataFrame, size: str, unit: str) -> pd.DataFrame:
+    """Return `rows` with one series per arm and value of the column `size`."""
+    if rows.empty:
+        return rows
+    series = rows[size].map(names.parameters) + f"{unit} " + rows["series"].astype(str)
+    return rows.assign(key=RATE, value=rows[RATE], series=series, size=rows[size])
+
+
+def _losses(rows: pd.DataFrame, trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    if rows.empty:
+        return pd.DataFrame(columns=LOSSES)
+    losses = with_means(rows.assign(loss=rows["final_val_loss"]), "loss", KEYS)
+    of_gaps = rows.merge(paired_seeds(trials, gaps)[["trial_id", "gap", *MEAN]], on="trial_id")
+    parts = [part.reindex(columns=LOSSES) for part in (losses, of_gaps) if len(part)]
+    table = pd.concat([part.astype({"loss": float, "gap": float}) for part in parts])
+    return table.sort_values([*KEYS, "seed"], kind="stable", ignore_index=True)

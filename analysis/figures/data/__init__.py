@@ -1,1 +1,0 @@
-"""What figures show: tables, each of which becomes a CSV beside its figure."""

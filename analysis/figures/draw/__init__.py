@@ -1,1 +1,0 @@
-"""How figures look: charts of the tables."""

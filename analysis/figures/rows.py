@@ -1,0 +1,119 @@
+"""What the tables of figures share: columns, names of panels, means, paired seeds, best points."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from analysis.statistics.intervals import mean_interval
+from analysis.statistics.pairs import SAME_ARM, VARIANT, pairs, results
+from analysis.table import names
+from trainer.base.status import Status
+
+PANEL = ["panel", "subtitle"]
+"""The title of a panel, and the lines below it; both together tell panels apart."""
+MEAN = ["n", "mean", "low", "high", "diverged", "pairs"]
+"""A mean with its 95 % interval; of all `pairs`, `diverged` are not among its n."""
+SERIES = ["series", "arm", *VARIANT]
+"""The label of a line or row, and the arm, stages and microbatches that it stands for."""
+OF_SEED = ["seed", "trial_id", "status"]
+"""What tells one point of a figure from another."""
+OF_GAPS = [*PANEL, "optimizer", "key", "value", *SERIES, "gap", *OF_SEED, *MEAN]
+"""A figure of gaps against `value` of `key`: one row per seed; a reference line has no value."""
+IN_PANEL = ["series", "value", "seed"]
+"""Order of the rows of a panel of OF_GAPS."""
+COMPARABLE = ["optimizer", "num_parameters", "data_hash"]
+"""Losses of different models or data are never in one panel."""
+
+
+def lines(parts: Iterable[str]) -> str:
+    """Return the parts that are not empty, in lines."""
+    return "\n".join(part for part in parts if part)
+
+
+def with_variant(trials: pd.DataFrame, labels: pd.Series) -> list[str]:
+    """Return `labels`, with stages and microbatches where a point has several of one label."""
+    variants = trials.groupby(["point", labels.rename("label")])[VARIANT].nunique().max(axis=1)
+    rows = trials.assign(label=labels)[["point", "label", *VARIANT]].itertuples(index=False)
+    return [
+        label if variants[point, label] == 1 else f"{label} (p = {p}, m = {m})"
+        for point, label, p, m in rows
+    ]
+
+
+def mean_of(values: pd.Series) -> dict[str, float]:
+    """Return MEAN of `values`; the values of diverged trials are missing, and counted."""
+    known = values.dropna().to_numpy(dtype=float)
+    low, high = mean_interval(known)
+    mean = known.mean() if len(known) else np.nan
+    counts = len(known), mean, low, high, len(values) - len(known), len(values)
+    return dict(zip(MEAN, counts, strict=True))
+
+
+def with_means(table: pd.DataFrame, column: str, keys: Sequence[str]) -> pd.DataFrame:
+    """Return `table` with MEAN of its `column` over the rows that have equal `keys`."""
+    if table.empty:
+        return table.reindex(columns=[*dict.fromkeys([*table, *MEAN])])
+    means = [
+        {**dict(zip(keys, key, strict=True)), **mean_of(values)}
+        for key, values in table.groupby([*keys], sort=False)[column]
+    ]
+    return table.merge(pd.DataFrame(means, columns=[*keys, *MEAN]), on=[*keys])
+
+
+def paired_seeds(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per trial whose sync partner completed: the columns of `pairs` and MEAN.
+
+    `gap` is NaN if the trial diverged. `series` is the name of the arm, as `with_variant` writes
+    it. MEAN comes from the arm's row of `gaps`.
+    """
+    if trials.empty:
+        return pd.DataFrame(columns=list(dict.fromkeys([*OF_GAPS, *SAME_ARM, "base_arm"])))
+    paired = pairs(trials)
+    paired = paired[paired["status_sync"] == Status.COMPLETED].reset_index(drop=True)
+    paired["series"] = with_variant(paired, paired["arm"].map(names.arms(trials)))
+    means = gaps.rename(columns={"gap": "mean"})[[*SAME_ARM, *MEAN]]
+    return paired.merge(means, on=SAME_ARM, how="left")
+
+
+def best_points(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return the trials of the best point of each panel, with PANEL and `series`.
+
+    The best point has the lowest mean sync loss among the points that have a pair, or among all
+    points if none has a pair. The subtitle names the point where there were several.
+    """
+    done = results(trials)
+    done["has_pair"] = done["point"].isin(gaps.loc[gaps["pairs"] > 0, "point"])
+    chosen = [_best(group) for _, group in done.groupby(COMPARABLE, dropna=False)]
+    if not chosen:
+        return done.assign(panel="", subtitle="", series="")
+    shown = pd.concat(chosen)
+    shown["panel"] = _titles(shown)
+    shown["subtitle"] = _subtitles(shown, names.settings(trials))
+    shown["series"] = with_variant(shown, shown["arm"].map(names.arms(trials)))
+    return shown
+
+
+def _best(group: pd.DataFrame) -> pd.DataFrame:
+    sync = group.loc[group["arm"] == "sync"].groupby("point")["final_val_loss"].mean()
+    ranked = group.drop_duplicates("point").set_index("point")
+    ranked = ranked.assign(loss_sync=sync).sort_values(
+        ["has_pair", "loss_sync"], ascending=[False, True], kind="stable"
+    )
+    return group[group["point"] == ranked.index[0]].assign(num_points=len(ranked))
+
+
+def _titles(shown: pd.DataFrame) -> pd.Series:
+    optimizers = shown["optimizer"].map(names.optimizer)
+    if shown["num_parameters"].nunique() <= 1:
+        return optimizers
+    return optimizers + ", " + shown["num_parameters"].map(names.parameters) + " parameters"
+
+
+def _subtitles(shown: pd.DataFrame, settings: Mapping[str, str]) -> list[str]:
+    return [
+        f"{settings[point]}: best sync of {num_points}" if num_points > 1 else ""
+        for point, num_points in shown[["point", "num_points"]].itertuples(index=False)
+    ]

@@ -1,0 +1,192 @@
+"""Axes: scales that hold every value and say in words where they are not linear."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+MARGIN = 0.05
+"""Share of the axis that is left free beyond the values."""
+LOG_FROM = 7
+"""Swept numbers whose ratio of largest to smallest is above this are drawn on a log axis."""
+SYMMETRIC_LOG_FROM = 8
+"""Gaps whose ratio of largest to median is above this are drawn on a symlog axis: small gaps would
+be a flat line on a linear one."""
+MAX_TICKS = 8
+RATIOS = (0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 2, 3, 5, 10, 30, 100, 1000)
+"""Ticks of an axis of ratios."""
+NUMBER = (
+    "abs(datum.value) < 10000 ? format(datum.value, '.4~g') "
+    ": replace(format(datum.value, '.2~s'), 'G', 'B')"
+)
+"""Ticks as people write numbers: 0.004, 200k, 1.6M, 6B."""
+SIDES = 14  # pixels left of the smallest number and right of the largest
+
+Channel = TypeVar("Channel", alt.X, alt.Y)
+
+
+class Axis(NamedTuple, Generic[Channel]):
+    """A column of the data, and how an axis shows it."""
+
+    column: str
+    channel: Channel
+
+
+class Symlog(NamedTuple):
+    """Linear around 0, then logarithmic, as d3's scaleSymlog is: `constant` is where it turns."""
+
+    constant: float
+
+    def forward(self, value: float) -> float:
+        """Place on the axis."""
+        return float(np.sign(value) * np.log1p(abs(value) / self.constant))
+
+    def inverse(self, place: float) -> float:
+        """The value there."""
+        return float(np.sign(place) * np.expm1(abs(place)) * self.constant)
+
+
+def linear(values: pd.Series, *, above: float = MARGIN, below: float = MARGIN) -> alt.Scale:
+    """Return a scale that holds `values`, and beyond them shares of their span."""
+    low, high = _ends(values)
+    width = high - low
+    return alt.Scale(domain=[low - below * width, high + above * width], nice=False, zero=False)
+
+
+def of_losses(channel: Channel, title: str, values: pd.Series, above: float = MARGIN) -> Channel:
+    """Return the axis of losses, from below the least to above the largest.
+
+    The axis is logarithmic, and says so, if most losses would lie on each other at its end.
+    """
+    known = values.astype(float).dropna()
+    least = float(known.min()) if len(known) else 0.0
+    above_least = (known - least).to_numpy()
+    is_far = len(known) > 0 and above_least.max() > SYMMETRIC_LOG_FROM * max(
+        float(np.quantile(above_least, 0.75)), 1e-12
+    )
+    if not is_far or least <= 0:
+        axis, scale = alt.Axis(tickCount=5), linear(known, above=above)
+        return type(channel)(channel["shorthand"], title=title, scale=scale, axis=axis)
+    axis, scale = alt.Axis(labelExpr=NUMBER, tickCount=5), _logarithmic(known, above)
+    words = [title, "logarithmic"]
+    return type(channel)(channel["shorthand"], title=words, scale=scale, axis=axis)
+
+
+def of_positive(column: str, title: str, values: pd.Series) -> alt.Y:
+    """Return a log axis with one tick per decade."""
+    low, high = _ends(values.astype(float).map(np.log10))
+    margin = (high - low) * MARGIN
+    domain = [float(10 ** (low - margin)), float(10 ** (high + margin))]
+    decades = [10.0**power for power in range(int(np.ceil(low)), int(np.floor(high)) + 1)]
+    scale = alt.Scale(type="log", domain=domain, nice=False)
+    return alt.Y(
+        f"{column}:Q", title=title, scale=scale, axis=alt.Axis(values=decades, labelExpr=NUMBER)
+    )
+
+
+def _logarithmic(values: pd.Series, above: float = MARGIN) -> alt.Scale:
+    """Return a log scale that holds `values`, and beyond them shares of their span."""
+    low, high = _ends(values.map(np.log))
+    width = high - low
+    domain = [float(np.exp(low - MARGIN * width)), float(np.exp(high + above * width))]
+    return alt.Scale(type="log", domain=domain, nice=False)
+
+
+def of_gaps(
+    channel: Channel,
+    title: str,
+    values: pd.Series,
+    above: float = MARGIN,
+    *,
+    always_symlog: bool = False,
+) -> Channel:
+    """Return the axis of numbers around 0, and of 0.
+
+    The axis is symlog, and says so, if the numbers are far apart or with `always_symlog`.
+    """
+    held = pd.concat([values.astype(float).dropna(), pd.Series([0.0])])
+    sizes = held[held != 0].abs()
+    name = channel["shorthand"]
+    is_far = not sizes.empty and sizes.max() / sizes.median() > SYMMETRIC_LOG_FROM
+    if sizes.empty or not (is_far or always_symlog):
+        axis = alt.Axis(tickCount=5)
+        return type(channel)(name, title=title, scale=linear(held, above=above), axis=axis)
+    symlog = symlog_of(sizes)
+    low, high = _ends(held.map(symlog.forward))
+    places = low - MARGIN * (high - low), high + above * (high - low)
+    domain = [symlog.inverse(place) for place in places]
+    scale = alt.Scale(type="symlog", constant=symlog.constant, domain=domain, nice=False)
+    axis = alt.Axis(values=_ticks(symlog, *domain), labelExpr=NUMBER)
+    words = [title, f"linear near 0, logarithmic beyond ±{symlog.constant:g}"]
+    return type(channel)(name, title=words, scale=scale, axis=axis)
+
+
+def symlog_of(sizes: pd.Series) -> Symlog:
+    """Return a scale that turns at the decade below the median: small numbers can be told apart."""
+    return Symlog(float(10 ** np.floor(np.log10(sizes.median()))))
+
+
+def _ticks(symlog: Symlog, low: float, high: float) -> list[float]:
+    """Return 0, and 1 and 3 times each decade from where the axis turns."""
+    most = max(abs(low), abs(high))
+    num_decades = int(np.ceil(np.log10(max(most / symlog.constant, 1)))) + 1
+    ticks = [symlog.constant * 10.0**power for power in range(num_decades)]
+    if num_decades <= 3:
+        ticks += [3 * tick for tick in ticks]
+    if most < 4 * symlog.constant:
+        ticks += [0.3 * symlog.constant]
+    kept = [float(f"{tick:.1g}") for tick in ticks]
+    return sorted(tick for tick in {0.0, *kept, *(-tick for tick in kept)} if low <= tick <= high)
+
+
+def of_ratios(channel: Channel, title: str, values: pd.DataFrame) -> Channel:
+    """Return `channel` on a log axis that holds 1 and all `values`, with ticks at round ratios."""
+    held = pd.concat([*(values[name].astype(float) for name in values), pd.Series([1.0])])
+    scale = _logarithmic(held)
+    low, high = scale["domain"]
+    ticks = [tick for tick in RATIOS if low <= tick <= high]
+    axis = alt.Axis(values=ticks, labelExpr=NUMBER)
+    return type(channel)(channel["shorthand"], title=title, scale=scale, axis=axis)
+
+
+def of_tokens(values: pd.Series) -> Axis[alt.X]:
+    """Return the axis of tokens trained on, from 0 to the last."""
+    last = float(values.max()) if len(values) else 1.0
+    scale = alt.Scale(domain=[0, last], nice=False)
+    axis = alt.Axis(tickCount=5, labelExpr=NUMBER)
+    return Axis("tokens", alt.X("tokens:Q", title="tokens", scale=scale, axis=axis))
+
+
+def of_numbers(column: str, title: str, values: pd.Series) -> alt.X:
+    """Return the axis of swept numbers, with ticks at them where there is room."""
+    distinct = sorted(set(values.astype(float)))
+    scale = alt.Scale(
+        domain=[distinct[0], distinct[-1]],
+        padding=SIDES,
+        nice=False,
+        zero=False,
+        **_kind([value for value in distinct if value > 0], whole=distinct),
+    )
+    ticks = distinct if len(distinct) <= MAX_TICKS else alt.Undefined
+    axis = alt.Axis(values=ticks, labelExpr=NUMBER)
+    return alt.X(f"{column}:Q", title=title, scale=scale, axis=axis)
+
+
+def _kind(positive: Sequence[float], whole: Sequence[float]) -> dict[str, Any]:
+    """Return the kind of scale: a log axis has no place for 0, a symlog axis is linear there."""
+    if not positive or positive[-1] <= LOG_FROM * positive[0]:
+        return {"type": "linear"}
+    if len(positive) == len(whole):
+        return {"type": "log"}
+    return {"type": "symlog", "constant": positive[0]}
+
+
+def _ends(values: pd.Series) -> tuple[float, float]:
+    """Return the least and the largest value; half a unit to each side if they are equal."""
+    known = values.astype(float).dropna()
+    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+    return (low, high) if low < high else (low - 0.5, high + 0.5)

@@ -1,0 +1,180 @@
+"""How the figures look: a fixed colour for each optimizer and arm, a fixed dash for each arm.
+
+The palettes are made for colour-blind eyes: arms have the colours of Okabe and Ito (2008),
+optimizers those of Tol (2021, `muted`), and what has an order (sizes, β₂, numbers of stages) those
+of viridis. What differs in colour differs in shape or dash too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import cycle, product
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from analysis.figures.fonts import FAMILY
+
+
+class Style(NamedTuple):
+    """`dash`: lengths of line and space in pixels; `shape`: a point of Vega-Lite."""
+
+    color: str
+    dash: tuple[int, ...]
+    shape: str
+
+
+Styles = Callable[[pd.DataFrame], dict[str, Style]]
+"""A style for each `series` of the rows of a figure, in the order of its legend."""
+SOLID = (1, 0)
+INK, SOFT, GRID = "#1b1b1b", "#5d5d5d", "#e4e4e4"
+"""Words and the line of 0; words beside these; grid lines."""
+ARMS: Mapping[str, Style] = {
+    "sync": Style("#000000", SOLID, "circle"),
+    "delay": Style("#d55e00", (6, 3), "square"),
+    "delay_ef": Style("#0072b2", (6, 2, 1, 2), "triangle-up"),
+}
+OTHER_COLORS = (
+    *("#009e73", "#cc79a7", "#8c6d00", "#56b4e9", "#332288", "#777777"),
+    *("#e69f00", "#882255", "#44aa99", "#aa4499"),
+)
+OTHER_DASHES = ((2, 2), (9, 2), (4, 1, 1, 1, 1, 1))
+OTHER_SHAPES = ("diamond", "triangle-down", "cross", "triangle-right", "triangle-left")
+"""Colours, dashes and shapes are combined in turn, which gives 30 arms a look of their own."""
+OPTIMIZERS: Mapping[str, Style] = {
+    "adamw": Style("#cc6677", SOLID, "circle"),
+    "muon": Style("#332288", SOLID, "square"),
+    "soap": Style("#117733", SOLID, "triangle-up"),
+    "adan": Style("#88ccee", SOLID, "diamond"),
+    "mars": Style("#882255", SOLID, "triangle-down"),
+    "normuon": Style("#44aa99", SOLID, "cross"),
+    "lion": Style("#999933", SOLID, "triangle-right"),
+    "nadamw": Style("#ddaa33", SOLID, "triangle-left"),
+}
+OTHER_OPTIMIZERS = ("#aa4499", "#777777", "#bb5566", "#004488")
+ORDERED = ("#440154", "#3b528b", "#21918c", "#4fb04a", "#b0a400", "#e0c300")
+"""From the smallest on."""
+SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
+
+_LABELS = {
+    **{"labelColor": INK, "labelFontSize": 10},
+    **{"titleColor": INK, "titleFontSize": 10, "titleFontWeight": "normal"},
+}
+CONFIG: Mapping[str, Any] = {
+    "background": "#ffffff",
+    "font": FAMILY,
+    "aria": False,
+    "view": {
+        "stroke": None,
+        **{"continuousWidth": 270, "discreteWidth": 270},
+        **{"continuousHeight": 210, "discreteHeight": 210},
+    },
+    "title": {
+        "anchor": "start",
+        "color": INK,
+        "fontSize": 12,
+        "fontWeight": 600,
+        "subtitleColor": SOFT,
+        "subtitleFontSize": 10,
+    },
+    "axis": {
+        **_LABELS,
+        "gridColor": GRID,
+        "labelOverlap": "greedy",
+        "domainColor": "#888888",
+        "tickColor": "#888888",
+    },
+    "legend": {
+        "orient": "bottom",
+        "title": None,
+        **_LABELS,
+        "labelLimit": 0,
+        "symbolStrokeWidth": 2,
+        "symbolOpacity": 1,
+        "rowPadding": 1,
+    },
+    "axisX": {"grid": False, "labelFlush": False, "labelSeparation": 4},
+    "concat": {"spacing": 24},
+    "text": {"fontSize": 10, "color": INK},
+}
+"""Vega-Lite's `config` of every chart."""
+
+DARK: Mapping[str, str] = {
+    "#ffffff": "#161616",
+    "#000000": "#f2f2f2",
+    INK: "#ececec",
+    SOFT: "#a8a8a8",
+    GRID: "#333333",
+    "#888888": "#8a8a8a",
+    "#0072b2": "#4da6e0",
+    "#d55e00": "#f08030",
+    "#332288": "#8f83e8",
+    "#117733": "#3fae66",
+    "#882255": "#d0629a",
+    "#8c6d00": "#c9a227",
+    "#440154": "#b07cd8",
+    "#3b528b": "#7f9ae0",
+    "#004488": "#5b93d8",
+}
+"""Colours that are too dark, or too bright, on a dark ground → what is drawn instead."""
+
+
+def dark(spec: Any) -> Any:
+    """Return a specification with the colours of DARK."""
+    if isinstance(spec, dict):
+        return {name: dark(part) for name, part in spec.items()}
+    if isinstance(spec, list):
+        return [dark(part) for part in spec]
+    return DARK.get(spec, spec) if isinstance(spec, str) else spec
+
+
+def arm_styles(rows: pd.DataFrame) -> dict[str, Style]:
+    """Return styles of series that stand for arms: the main arms first, then by name.
+
+    Where several series stand for one main arm, none of them has the looks of that arm.
+    """
+    own = rows[rows["arm"].isin([*ARMS])].drop_duplicates(["series", "arm"])
+    alone = own[~own["arm"].duplicated(keep=False)].set_index("arm")["series"]
+    main = {str(alone[arm]): style for arm, style in ARMS.items() if arm in alone.index}
+    looks = map(Style, cycle(OTHER_COLORS), cycle(OTHER_DASHES), cycle(OTHER_SHAPES))
+    others = sorted({*map(str, rows["series"])} - {*main})
+    return main | dict(zip(others, looks, strict=False))
+
+
+def optimizer_styles(rows: pd.DataFrame) -> dict[str, Style]:
+    """Return styles of series that are optimizers, by name: a colour and a shape, solid lines."""
+    names = rows.drop_duplicates("series").set_index("series")["optimizer"].sort_index()
+    others = sorted({*names} - {*OPTIMIZERS})
+    looks = map(Style, cycle(OTHER_OPTIMIZERS), cycle([SOLID]), cycle(SHAPES))
+    known = {**OPTIMIZERS, **dict(zip(others, looks, strict=False))}
+    return {str(series): known[name] for series, name in names.items()}
+
+
+def ordered_styles(names: list[str]) -> dict[str, Style]:
+    """Return styles of series that have an order, from the smallest on."""
+    last = len(ORDERED) - 1
+    places = [round(place * last / max(1, len(names) - 1)) for place in range(len(names))]
+    if len(names) <= 3:
+        places = [2 * place for place in range(len(names))]
+    return {
+        name: Style(ORDERED[place], dash, shape)
+        for name, place, dash, shape in zip(
+            names, places, cycle((SOLID, *OTHER_DASHES)), cycle(SHAPES), strict=False
+        )
+    }
+
+
+def size_styles(rows: pd.DataFrame) -> dict[str, Style]:
+    """Return styles of series that are a size and an arm; `rows` have columns `size` and `arm`.
+
+    Each size has a colour, from the smallest on, and each arm its dashes and shape.
+    """
+    looks = arm_styles(rows.assign(series=rows["arm"]))
+    named = rows.groupby(["size", "arm"])["series"].unique()
+    sizes = sorted(set(rows["size"]))
+    colors = {size: style.color for size, style in ordered_styles(sizes).items()}
+    return {
+        str(series): looks[arm]._replace(color=colors[size])
+        for size, arm in product(colors, looks)
+        for series in named.get((size, arm), [])
+    }

@@ -1,0 +1,216 @@
+"""The token tax of all trials of a scale, and the speed-up of the pipeline that it eats up."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import altair as alt
+import pandas as pd
+
+from analysis.advice.speed import equal_stages, speed_up
+from analysis.figures.figure import Chart, Figure, Rows
+from analysis.figures.marks import (
+    hover,
+    legend,
+    panels_of,
+    reference,
+    rounded,
+    row_axis,
+    whiskers,
+    words_beside,
+)
+from analysis.figures.rows import PANEL
+from analysis.figures.scales import of_numbers, of_ratios
+from analysis.figures.style import SOLID, arm_styles, ordered_styles
+from analysis.statistics.reported import ESTIMATED, REPORTED, reported_taxes
+from analysis.statistics.tax import LENGTHS, MAIN_ARMS, SLOPE, best_taxes
+from analysis.table import names
+
+AS_MEAN = {"tax": "mean", "tax_low": "low", "tax_high": "high", "tax_n": "n"}
+"""The columns of a tax → those of any mean."""
+OF_TAX = ["optimizer", "series", "arm", "setting", "tax_from"]
+COLUMNS = [*PANEL, "row", "who", *OF_TAX, *AS_MEAN.values()]
+OURS = "these trials"
+SHAPES = {
+    LENGTHS: ("circle", "delayed runs of several lengths"),
+    SLOPE: ("square", "the slope of sync's own law"),
+    REPORTED: ("diamond", "reported by others"),
+    ESTIMATED: ("cross", "a gap reported by others, the slope estimated"),
+}
+"""Where a tax is from → its mark, and what the legend calls it."""
+ROW_HEIGHT, LABEL_WIDTH = 20, 400  # pixels
+RATIO = "updates to sync's loss, over sync's own"
+
+STAGES = (2, 4, 8, 16)
+MICROBATCHES = (4, 8, 16, 32, 64)
+FLUSHED = "1F1B"
+SPEED_UP, TAX = "speed-up", "tax"
+AT_PIPELINE = [
+    *(*PANEL, "kind", "series", "arm", "setting", "stages", "microbatches"),
+    *AS_MEAN.values(),
+]
+
+
+def token_tax(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per optimizer and arm, at its `best_taxes`, and one per number of others.
+
+    The rows are sorted from the smallest tax on, and there is none without a tax of these trials.
+    `row` says what it is, in words. `mean`, `low` and `high` are the tax and its interval, over `n`
+    seeds.
+    """
+    own = own_taxes(gaps)
+    if own.empty:
+        return pd.DataFrame(columns=COLUMNS)
+    others = reported_taxes().rename(columns=AS_MEAN)
+    others["series"] = others["arm"].map(names.REPORTED_ARMS)
+    table = pd.concat([own.assign(who=OURS), others])
+    theirs = (" (" + table["who"] + ")").where(table["who"] != OURS, "")
+    table["row"] = table["optimizer"].map(names.optimizer) + ", " + table["series"] + theirs
+    table = table.assign(panel="token tax", subtitle="").sort_values("mean", kind="stable")
+    return table[COLUMNS].reset_index(drop=True)
+
+
+def own_taxes(gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return `best_taxes`: OF_TAX and the columns of a mean; `series` is the name of the arm."""
+    table = best_taxes(gaps)
+    table["series"] = table["arm"].map(names.arms(gaps))
+    return table[[*OF_TAX, *AS_MEAN]].rename(columns=AS_MEAN)
+
+
+def tax_rows(data: pd.DataFrame) -> list[Chart]:
+    """Draw one chart of the rows of `token_tax`, in their order."""
+    columns = ["row", "series", "setting", "tax_from", "n", "mean", "low", "high"]
+    shown = rounded(data, columns).assign(
+        words=[_words(*row) for row in data[["mean", "n"]].itertuples(index=False)],
+        source=[SHAPES[name][1] for name in data["tax_from"]],
+    )
+    x = of_ratios(alt.X("mean:Q"), RATIO, data[["mean", "low", "high"]])
+    y = alt.Y("row:N", sort=[*shown["row"]], title=None, axis=row_axis(LABEL_WIDTH))
+    base = alt.Chart(shown).encode(y=y, color=_color(data))
+    dots = base.mark_point(filled=True, size=60, opacity=1)
+    layers = [
+        reference(1.0, x),
+        whiskers(base, alt.X("low:Q", title=RATIO, scale=x["scale"]), 1.4),
+        dots.encode(x=x, shape=_shape(data), tooltip=hover(columns)),
+        words_beside(shown, y),
+    ]
+    return [alt.layer(*layers, title="", height=ROW_HEIGHT * len(data))]
+
+
+def _words(mean: float, n: float) -> str:
+    """Return `1.08  n=3`; others do not say how many seeds they had."""
+    return f"{mean:.2f}" + ("" if pd.isna(n) else f"  n={n:g}")
+
+
+def _color(data: pd.DataFrame) -> alt.Color:
+    looks = arm_styles(data)
+    colors = alt.Scale(domain=[*looks], range=[style.color for style in looks.values()])
+    return alt.Color("series:N", legend=None, scale=colors)
+
+
+def _shape(data: pd.DataFrame) -> alt.Shape:
+    shown = [SHAPES[name] for name in SHAPES if name in set(data["tax_from"])]
+    marks = alt.Scale(domain=[words for _, words in shown], range=[mark for mark, _ in shown])
+    return alt.Shape("source:N", scale=marks, legend=alt.Legend(columns=2))
+
+
+def break_even(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return for each optimizer with a tax its speed-ups and its taxes; columns: AT_PIPELINE.
+
+    There is one row of the `kind` SPEED_UP per number of stages and of microbatches, and one of the
+    kind TAX for the delay and for Error Feedback, each at its `best_taxes`. `mean` is the speed-up
+    of 2BW over 1F1B, simulated with `equal_stages`, or the tax.
+    """
+    own = own_taxes(gaps)
+    own = own[own["arm"].isin(MAIN_ARMS)]
+    panels = []
+    for optimizer, rows in own.groupby("optimizer"):
+        panel = pd.concat([_speed_ups(), rows.assign(kind=TAX)])
+        panel = panel.assign(panel=names.optimizer(optimizer), subtitle="")
+        panels.append(panel.reindex(columns=AT_PIPELINE))
+    return pd.concat(panels, ignore_index=True) if panels else pd.DataFrame(columns=AT_PIPELINE)
+
+
+@cache
+def _speed_ups() -> pd.DataFrame:
+    """Return speed-ups with at least as many microbatches as stages, which fill the pipeline."""
+    return pd.DataFrame(
+        {
+            "kind": SPEED_UP,
+            "series": f"p = {stages}",
+            "stages": stages,
+            "microbatches": microbatches,
+            "mean": speed_up(FLUSHED, equal_stages(stages), microbatches),
+        }
+        for stages in STAGES
+        for microbatches in MICROBATCHES
+        if microbatches >= stages
+    )
+
+
+def speed_lines(data: pd.DataFrame) -> list[Chart]:
+    """Draw one chart per optimizer of rows of `break_even`."""
+    y = of_ratios(alt.Y("mean:Q"), "speed-up, or token tax", data[["mean", "low", "high"]])
+    return [_panel(rows, title, y) for title, rows in panels_of(data)]
+
+
+def _panel(rows: pd.DataFrame, title: alt.TitleParams, y: alt.Y) -> Chart:
+    taxes, speeds = rows[rows["kind"] == TAX], rows[rows["kind"] != TAX]
+    pipelines = list(dict.fromkeys(speeds["series"]))
+    styles = {name: look._replace(dash=SOLID) for name, look in ordered_styles(pipelines).items()}
+    styles |= {name: look._replace(dash=(6, 3)) for name, look in arm_styles(taxes).items()}
+    look = legend(_labels(taxes) | {name: name for name in pipelines}, styles, lines=True)
+    x = of_numbers("microbatches", "microbatches m", speeds["microbatches"])
+    columns = ["series", "n", "mean", "low", "high", "setting"]
+    speed = alt.Chart(rounded(speeds, ["series", "stages", "microbatches", "mean"]))
+    tax = alt.Chart(rounded(taxes, columns)).encode(color=look.color)
+    low = alt.Y("low:Q", scale=y["scale"], title=y["title"])
+    told = hover(["stages", "microbatches", "mean"])
+    return alt.layer(
+        tax.transform_filter("isValid(datum.low)")
+        .mark_rect(opacity=0.15, stroke=None)
+        .encode(y=low, y2=alt.Y2("high:Q")),
+        tax.mark_rule(strokeWidth=1.6).encode(y=y, strokeDash=look.dash, tooltip=hover(columns)),
+        speed.mark_line(point=True).encode(
+            x=x, y=y, color=look.color, strokeDash=look.dash, tooltip=told
+        ),
+        title=title,
+    )
+
+
+def _labels(taxes: pd.DataFrame) -> dict[str, str]:
+    """Return `delay 1.32 (n=3)` for each arm."""
+    known = zip(taxes["series"], taxes["mean"], taxes["n"], strict=True)
+    return {arm: f"{arm} {mean:.2f} (n={n})" for arm, mean, n in known}
+
+
+FIGURES = (
+    Figure(
+        name="token_tax",
+        title="Token tax: how many times sync's updates a delayed run needs",
+        data=token_tax,
+        charts=tax_rows,
+        caption=(
+            "dots: means over n seeds; lines: 95 % intervals; 1: the delay costs nothing",
+            "each arm at the point of the lowest loss of sync that has a tax; others' numbers have "
+            "no interval",
+        ),
+        columns=1,
+        rows=Rows.INTERVALS,
+        together=True,
+    ),
+    Figure(
+        name="break_even",
+        title="Break-even: the speed-up of the pipeline against the token tax",
+        data=break_even,
+        charts=speed_lines,
+        caption=(
+            "lines: how many batches 2BW makes in the time of one of 1F1B, simulated: equal "
+            "stages, a backward of two forwards",
+            "dashed: the token tax with its 95 % interval; the delay pays where a line lies above "
+            "it",
+        ),
+        rows=Rows.INTERVALS,
+        together=True,
+    ),
+)

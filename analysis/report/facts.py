@@ -1,0 +1,197 @@
+"""What the page says in words: what was trained, advice, what runs now, the settings of a trial."""
+
+from __future__ import annotations
+
+import shlex
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from analysis.advice.advise import advise
+from analysis.table import names
+from analysis.table.points import READ_AS, in_words, varied
+from analysis.table.text import some
+from trainer.base.errors import BadInput
+from trainer.base.status import FINAL, Status
+from trainer.folder.lease import holder
+from trainer.folder.metrics import last_row
+
+CUT_SHORT = (Status.DIVERGED, Status.FAILED)
+"""Trials that made fewer updates than they were asked for."""
+LISTED = 6
+"""Values that are named; of more numbers the smallest and the largest are."""
+STAGES, MICROBATCHES = 4, 8
+"""The pipeline that the first screen asks about; the command beside it asks about another one."""
+ALWAYS = ["optimizer", "optimizer.lr", "batch_size", "seq_len", "num_updates_asked"]
+"""Settings that every tooltip of a trial has."""
+
+
+class Overview(NamedTuple):
+    """What was trained: `rows` of a name and its values in words."""
+
+    title: str
+    rows: Sequence[tuple[str, str]]
+
+
+def overview(title: str, trials: pd.DataFrame) -> Overview:
+    """Return model, parameters, data, optimizers, rates, batch, updates, arms, seeds in words."""
+    whole = trials[~trials["status"].isin(CUT_SHORT)]
+    values = {
+        "model": trials["model"],
+        "parameters": trials["num_parameters"],
+        "of which active per token": _fewer(trials, "num_active_parameters", "num_parameters"),
+        "data": trials["data"],
+        "optimizers": trials["optimizer"].map(names.optimizer),
+        "learning rates": _column(trials, "optimizer.lr"),
+        "sequences per update": _column(trials, "batch_size"),
+        "tokens per sequence": _column(trials, "seq_len"),
+        "updates": whole["num_updates"],
+        "arms": trials["arm"].map(names.arms(trials)),
+        "seeds": trials["seed"],
+    }
+    rows = [(name, _words(column)) for name, column in values.items()]
+    rows.append(("trials", _statuses(trials)))
+    return Overview(title, [(name, words) for name, words in rows if words])
+
+
+def summary(trials: pd.DataFrame) -> str:
+    """Return how many trials there are and have each status: `13 trials: 12 completed, …`."""
+    return f"{len(trials)} trials: {_statuses(trials)}" if len(trials) else "No trials yet."
+
+
+def _statuses(trials: pd.DataFrame) -> str:
+    counts = trials["status"].value_counts()
+    return ", ".join(f"{n} {status}" for status, n in counts.items())
+
+
+def _column(trials: pd.DataFrame, name: str) -> pd.Series:
+    return trials[name] if name in trials else pd.Series(dtype=object)
+
+
+def _fewer(trials: pd.DataFrame, name: str, other: str) -> pd.Series:
+    """Return the values of a column that are smaller than those of the other one."""
+    return trials.loc[(trials[name] < trials[other]).fillna(value=False), name]
+
+
+def _words(column: pd.Series) -> str:
+    values = sorted({*column.dropna()}, key=_order)
+    if len(values) <= LISTED:
+        return ", ".join(map(_word, values))
+    if isinstance(values[0], str):
+        return some([*map(str, values)])
+    return f"{_word(values[0])} to {_word(values[-1])} ({len(values)} values)"
+
+
+def _order(value: Any) -> tuple[bool, Any]:
+    """Numbers come before words."""
+    return (isinstance(value, str), value)
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, Integral):
+        return f"{value:,}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+class Recommendation(NamedTuple):
+    """The advice for one optimizer, why, and the command that says more."""
+
+    optimizer: str
+    word: str
+    why: str
+    command: str
+
+
+def recommendations(trials: pd.DataFrame, store: str) -> Iterator[Recommendation]:
+    """Yield advice on each optimizer that was also trained with a delay.
+
+    `store` is the word of a command that names the store.
+    """
+    for optimizer, of_optimizer in trials.groupby("optimizer"):
+        if of_optimizer["arm"].nunique() < 2:
+            continue
+        words = [f"optimizer={optimizer}", f"stages={STAGES}", f"microbatches={MICROBATCHES}"]
+        command = shlex.join(["python", "-m", "analysis", "advise", *words, store])
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # they are remarks of the report
+                advice = advise(
+                    of_optimizer,
+                    optimizer=str(optimizer),
+                    stages=STAGES,
+                    microbatches=MICROBATCHES,
+                )
+        except BadInput:  # trials that cannot be compared: a remark says why
+            continue
+        yield Recommendation(str(optimizer), advice.verdict.word, advice.verdict.why, command)
+
+
+class RunningTrial(NamedTuple):
+    """One trial that a process runs, in words."""
+
+    trial_id: str
+    optimizer: str
+    arm: str
+    seed: str
+    update: str
+    loss: str
+    speed: str
+    where: str
+
+
+def running(trials: pd.DataFrame) -> list[RunningTrial]:
+    """Return the trials of the table that have no final result and that a process holds."""
+    rows = trials.loc[~trials["status"].isin(FINAL)].to_dict("records")
+    return [trial for row in rows if (trial := _running(row)) is not None]
+
+
+def _running(row: dict[Any, Any]) -> RunningTrial | None:
+    folder = Path(row["folder"])
+    held = holder(folder)
+    if held is None:
+        return None
+    last = last_row(folder) or {}
+    speed = last.get("tokens_per_second")
+    return RunningTrial(
+        row["trial_id"],
+        str(row["optimizer"]),
+        str(row["arm"]),
+        str(row["seed"]),
+        _update(last.get("update"), row["num_updates"]),
+        f"{last['train_loss']:.4f}" if last.get("train_loss") is not None else "",
+        f"{speed:,.0f}" if speed else "",
+        f"{held.get('host', '?')} pid {held.get('pid', '?')}",
+    )
+
+
+def _update(update: int | None, asked: Any) -> str:
+    done = 0 if update is None else update + 1
+    return f"{done:,}" if pd.isna(asked) else f"{done:,} of {asked:,}"
+
+
+def settings_by_trial(trials: pd.DataFrame, specs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the settings, in words, of each trial in the data of `specs`, by its id.
+
+    The settings are ALWAYS, the keys that differ among the points of the trial's optimizer, and the
+    arm.
+    """
+    datasets = (rows for spec in specs for rows in spec["datasets"].values())
+    shown = {row["trial_id"] for rows in datasets for row in rows if "trial_id" in row}
+    of_trials = trials[trials["trial_id"].isin(shown)]
+    differing = {point: row for table in varied(trials).values() for point, row in table.iterrows()}
+    words = {
+        point: in_words(_known(row) | dict(differing.get(point, {})))
+        for point, row in of_trials.drop_duplicates("point").set_index("point").iterrows()
+    }
+    return {
+        trial_id: f"{words[point]}, arm={arm}"
+        for trial_id, point, arm in of_trials[["trial_id", "point", "arm"]].itertuples(index=False)
+    }
+
+
+def _known(row: pd.Series) -> dict[str, Any]:
+    return {READ_AS.get(key, key): row[key] for key in ALWAYS if key in row}

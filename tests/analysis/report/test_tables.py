@@ -1,0 +1,160 @@
+"""Tables of a report: both protocols, remedies, and what is missing with the hours it takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis import gaps, load
+from analysis.report.missing import cost, missing, shown
+from analysis.report.report import report
+from analysis.report.table_data import protocols, remedies
+from analysis.table.records import Record, RecordedTrial
+from tests.support.synthetic_store import (
+    NONE,
+    SYNC,
+    TWO_BUFFERED,
+    config,
+    ids,
+    put,
+    record,
+    result,
+    write,
+)
+
+MATCHED = {
+    "_target_": "trainer.corrections.matched_error_feedback.MatchedErrorFeedback",
+    "coefficient": 1.0,
+    "lag": 1,
+}
+WPIPE = {**TWO_BUFFERED, "_target_": "trainer.schedules.recipes.wpipe"}
+THREE = {
+    **{"_target_": "trainer.schedules.constant_delay", "num_stages": 1, "num_microbatches": 1},
+    **{"synchronous_start": 0, "synchronous_cooldown": 0, "delay": 3},
+}
+WORDS, ARMS, SEEDS = ("sweep=main", "scale=tiny"), ("sync", "delay"), (0,)
+
+
+def point(store: Path, optimizer: str, lr: float, gap: float) -> None:
+    for arm, loss in (("sync", 1.7), ("delay", 1.7 + gap), ("delay_ef", 1.7 + gap / 4)):
+        losses = [loss + 0.01 * (arm == "delay") * seed for seed in (-1, 0, 1)]
+        put(store, arm, losses, optimizer=optimizer, lr=lr, weight_decay=1.0)
+
+
+def test_rows_say_whose_values_they_have(tmp_path: Path) -> None:
+    point(tmp_path, "adamw", 0.002, 0.4)
+    point(tmp_path, "muon", 0.002, 0.1)
+    point(tmp_path, "muon", 0.008, 0.2)
+    trials = load(tmp_path)
+    table = protocols(trials, gaps(trials), "long")
+    assert [*zip(table["optimizer"], table["rates"], strict=True)] == [
+        ("adamw", "AdamW's"),
+        ("muon", "AdamW's"),
+        ("muon", "its own"),
+    ]
+    assert table["gap"].tolist() == pytest.approx([0.4, 0.1, 0.2])
+    assert table["EF gap"].tolist() == pytest.approx([0.1, 0.025, 0.05])
+    assert table["removed"].tolist() == pytest.approx([0.75] * 3)
+    assert table["optimizer.lr"].tolist() == [0.002, 0.002, 0.008]
+
+
+def test_one_protocol_alone_is_no_comparison(tmp_path: Path) -> None:
+    point(tmp_path, "adamw", 0.002, 0.4)
+    point(tmp_path, "muon", 0.002, 0.1)
+    trials = load(tmp_path)
+    assert protocols(trials, gaps(trials), "long").empty
+
+
+def put_two(
+    store: Path, pipeline: object, correction: object, loss: float, **measured: float
+) -> None:
+    """Two seeds of an arm, whose number of the delay is that of its schedule."""
+    for seed in (0, 1):
+        settings = config(seed=seed)
+        settings |= {"pipeline": pipeline, "correction": correction}
+        delay = {str(SYNC): 0, str(TWO_BUFFERED): 1, str(THREE): 3}[str(pipeline)]
+        outcome = result(settings, loss + 0.001 * seed, delays=[delay], wall_seconds=0.0)
+        write(store, settings, outcome | measured)
+
+
+def test_a_row_has_gap_and_cost_of_its_arm(tmp_path: Path) -> None:
+    """By delay, then by gap; a remedy twice as slow takes twice the time of sync."""
+    put_two(tmp_path, SYNC, NONE, 2.0)
+    put_two(tmp_path, THREE, MATCHED, 2.1, peak_memory_bytes=3 * 10**9, tokens_per_second=10_000.0)
+    put_two(tmp_path, THREE, NONE, 2.5)
+    put_two(tmp_path, TWO_BUFFERED, NONE, 2.2)
+    trials = load(tmp_path)
+    table = remedies(trials, gaps(trials), "tiny")
+    assert table["arm"].tolist() == ["delay", "constant_delay(3)_matched_ef", "constant_delay(3)"]
+    assert table["delay"].tolist() == [1, 3, 3]
+    assert table["gap"].tolist() == pytest.approx([0.2, 0.1, 0.5])
+    assert table["memory ratio"].tolist() == pytest.approx([1, 3, 1])
+    assert table["time ratio"].tolist() == pytest.approx([1, 2, 1])
+    assert table.loc[1, "removed"] == pytest.approx(0.8)
+
+
+@pytest.mark.slow
+def test_the_report_of_the_sweep_has_the_table(tmp_path: Path) -> None:
+    """With its files, and a token tax from runs of two lengths; half the model late is WPipe."""
+    store, out = tmp_path / "store", tmp_path / "out"
+    for updates, loss in ((800, 2.1), (1600, 2.0)):
+        for pipeline, correction, gap in (
+            (SYNC, NONE, 0.0),
+            (TWO_BUFFERED, NONE, 0.04),
+            (TWO_BUFFERED, MATCHED, 0.01),
+            (WPIPE, NONE, 0.02),
+        ):
+            for seed in (0, 1, 2):
+                settings = config(seed=seed) | {"num_updates": updates}
+                settings |= {"pipeline": pipeline, "correction": correction}
+                end = loss + gap + 0.001 * seed * (gap > 0)
+                delays = [1, 0] if pipeline is WPIPE else [int(pipeline is not SYNC)]
+                write(store, settings, result(settings, end, num_updates=updates, delays=delays))
+    record(store, "remedies", "long", ids(store))
+    report(store, out)
+    table = pd.read_csv(out / "long" / "remedies.csv")
+    last = table[table["setting"].str.contains("1600")]
+    assert last["arm"].tolist() == ["delay_matched_ef", "wpipe", "delay"]
+    assert last["gap"].tolist() == pytest.approx([0.011, 0.021, 0.041])
+    # Sync's own law: 0.1 nats for a doubling.
+    assert last["tax"].tolist() == pytest.approx(
+        [2 ** (gap / 0.1) for gap in last["gap"]], rel=0.01
+    )
+    assert "What each remedy leaves of the delay" in (out / "index.html").read_text()
+
+
+def asked_for(*seconds: float | None) -> Record:
+    trials = {str(number): RecordedTrial("delay", 0, 500, 1e6, s) for number, s in enumerate(seconds)}
+    ids = frozenset(trials)
+    return Record("main", "tiny", "main-tiny", WORDS, "", ARMS, SEEDS, True, (), ids, trials)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "says"),
+    [
+        ((1800.0, 5400.0), "2 trials of 1 sweep are missing: 2.0 h one after the other, 1,000"),
+        ((1800.0, None), ": 30 min one after the other without 1 of which it is not known, 1"),
+        ((None, None), "2 trials of 1 sweep are missing: how long they take is not known, 1,000"),
+    ],
+)
+def test_hours_are_those_of_the_trials_whose_time_is_known(
+    seconds: tuple[float | None, ...], says: str
+) -> None:
+    nothing_yet = pd.DataFrame({"trial_id": [], "status": []})
+    assert says in cost(
+        missing(nothing_yet, [asked_for(*seconds)], named=(), store="results=results")
+    )
+
+
+def test_a_sweep_that_was_never_run_has_no_price() -> None:
+    nothing_yet = pd.DataFrame({"trial_id": [], "status": []})
+    table = missing(nothing_yet, [], named=["main", "momentum"], store="results=my store")
+    assert cost(table) == "2 sweeps were never run here (dry_run=true prices them)."
+    assert table["seconds"].isna().all()
+    assert shown(table)["time"].isna().all()
+    assert table["command"].tolist() == [
+        f"python -m sweeps sweep={name} scale=tiny 'results=my store'"
+        for name in ("main", "momentum")
+    ]
