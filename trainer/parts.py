@@ -15,8 +15,7 @@ from trainer.base.build import build, locate
 from trainer.base.code import use_code
 from trainer.base.errors import BadInput
 from trainer.corrections.none import NoCorrection
-from trainer.data.batches import Batches, Windows
-from trainer.data.prefetch import Prefetched
+from trainer.data.batches import Batches, Prefetched, Windows
 from trainer.data.tokens import Dataset, KnowsVocabulary
 from trainer.executors.emulated import Emulated
 from trainer.executors.gradients import Clip

@@ -22,7 +22,7 @@ from trainer.base.resources import (
 from trainer.base.status import Status
 from trainer.config.identity import made_by, provenance
 from trainer.config.plan import Plan
-from trainer.data.words import tokenizer_of, write_tokenizer
+from trainer.data.chosen import tokenizer_of, write_tokenizer
 from trainer.executors.executor import Executor
 from trainer.executors.gradients import Diverged, Update
 from trainer.folder import checkpoint

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.objects.places import pulled
 from trainer.base.cli import Given, number, take_choice
 from trainer.base.errors import BadInput
-from trainer.base.paths import require_folder
+from trainer.base.places import require_folder
 
 if TYPE_CHECKING:
     from analysis.forecast.answer import Answer

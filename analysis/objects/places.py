@@ -7,7 +7,7 @@ from pathlib import Path
 
 from analysis.objects.bucket import Bucket
 from analysis.objects.mirror import URL, Mirror
-from trainer.base.paths import is_url, require_folder
+from trainer.base.places import is_url, require_folder
 
 
 def place(word: str | Path) -> Path:

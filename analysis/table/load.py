@@ -19,7 +19,7 @@ from analysis.table.schema import TRIAL
 from analysis.table.text import in_a_line
 from analysis.table.trials import read_if_there, read_trials
 from trainer.base.errors import BadInput
-from trainer.base.paths import is_url
+from trainer.base.places import is_url
 from trainer.folder.metrics import row_of
 from trainer.folder.wellformed import CONFIG
 

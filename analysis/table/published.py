@@ -12,7 +12,7 @@ from analysis.table.points import VERSIONS, group_of
 from analysis.table.rows import Row
 from analysis.table.schema import TRIAL
 from trainer.base.errors import BadInput
-from trainer.config.younger import YOUNGER
+from trainer.config.names import YOUNGER
 
 MAY_LACK = ("folder", "num_active_parameters")
 """Columns of the table that a published CSV may lack: a place on one machine, and what older

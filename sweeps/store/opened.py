@@ -7,7 +7,7 @@ from pathlib import Path
 from sweeps.store.files import FileStore
 from sweeps.store.objects import ObjectStore
 from sweeps.store.store import Store
-from trainer.base.paths import is_url
+from trainer.base.places import is_url
 
 
 def open_store(word: str) -> Store:

@@ -20,8 +20,8 @@ from analysis.objects.bucket import Bucket, StoreAway, StoreRefuses
 from analysis.objects.mirror import ARCHIVED, fetch
 from analysis.objects.register import File
 from sweeps.store.claim import Claim, see
+from trainer.base.children import repeated
 from trainer.base.errors import LeaseLost
-from trainer.base.repeat import repeated
 from trainer.folder.lease import HEARTBEAT_EVERY, NAME
 
 CONFIG, METRICS, RESULT, CHECKPOINT = "config.json", "metrics.jsonl", "result.json", "checkpoint-"

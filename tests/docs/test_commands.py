@@ -25,8 +25,7 @@ from trainer.__main__ import main as trainer
 from trainer.base.cli import split_command
 from trainer.base.errors import BadInput
 from trainer.data import benchmarks
-from trainer.data.__main__ import _asked
-from trainer.data.corpora import CORPORA
+from trainer.data.__main__ import CORPORA, _asked
 from trainer.data.tokenizers import ENCODERS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic V1 style:DeprecationWarning")  # wandb's

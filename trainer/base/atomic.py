@@ -1,12 +1,14 @@
-"""Files that exist whole or not at all."""
+"""Files that exist whole or not at all, and their digests."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
@@ -90,3 +92,19 @@ def clean(folder: Path, before_ns: int) -> None:
         with suppress(FileNotFoundError):
             if left.stat().st_mtime_ns < before_ns:
                 left.unlink()
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digests(files: Iterable[Path]) -> list[str]:
+    """SHA-256 of each file; of one that has kept its size and time as this process knows it."""
+    return [_known(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+
+
+@lru_cache(maxsize=2**16)
+def _known(path: str, size: int, changed: int) -> str:
+    return file_hash(Path(path))

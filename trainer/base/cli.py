@@ -1,4 +1,4 @@
-"""The words of a command line, key=value each, and the exit codes of commands."""
+"""Command lines: their words, key=value each; exit codes; durations as people say them."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ ended."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a file for which there is no room."""
+UNITS = (("s", 1.0, 100.0), ("min", 60.0, 100.0), ("h", 3600.0, 72.0))
+"""A unit, its seconds, and how many of it people count at most; longer ones are days."""
+DAY = 24 * 3600.0
 
 
 def end_with(main: Callable[[], int]) -> NoReturn:
@@ -182,3 +185,11 @@ def take_choice(given: Given, key: str, allowed: Sequence[str]) -> str:
     if value not in allowed:
         raise BadInput(key, value, f"must be {' or '.join(allowed)}")
     return value
+
+
+def duration(seconds: float) -> str:
+    """`seconds` in the unit that people would choose: 40 s, 12 min, 2.5 h, 12 days."""
+    for unit, length, most in UNITS:
+        if round(seconds / length) < most:
+            return f"{seconds / length:.{int(unit == 'h' and seconds < 10 * length)}f} {unit}"
+    return f"{seconds / DAY:,.0f} days"

@@ -25,6 +25,11 @@ def short(value: object) -> str:
     return one_line(text)
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its type if there is none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def closest_first(word: str, known: Iterable[str]) -> list[str]:
     """The `known` words, those first that look most like `word`."""
     matcher = SequenceMatcher(b=word[:SHOWN], autojunk=False)

@@ -28,9 +28,8 @@ from typing import Any
 
 from trainer.base.build import locate
 from trainer.base.code import code_digest, is_in, use_code
-from trainer.config.names import is_choice
+from trainer.config.names import is_choice, without_younger
 from trainer.config.version import code_version
-from trainer.config.younger import without_younger
 from trainer.models.checkpoint_files import weights_digest
 
 TRAINER_VERSION = 2

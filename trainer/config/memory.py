@@ -1,21 +1,25 @@
-"""The memory that a rank needs for weights, gradients and states, known before a trial runs."""
+"""The weights of each stage, and the memory that a rank needs for them, before a trial runs."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cache
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 
-from trainer.base.build import locate
-from trainer.config.weights import weights_of
+from trainer.base.build import build, locate
 from trainer.corrections.none import NoCorrection
 from trainer.models.recipe import Recipe
-from trainer.optimizers.routing import buffers
+from trainer.optimizers.routing import EXPERTS, Kind, buffers
 from trainer.optimizers.sharded import owners
 from trainer.schedules.operations import Schedule
 
 FP32 = 4
+PRODUCTS: tuple[Kind, ...] = ("matrix", EXPERTS)
+"""Kinds of weights that tokens are multiplied by; the head aside, which may be an embedding."""
 
 
 def largest_rank(config: Mapping[str, Any], schedule: Schedule, correction: NoCorrection) -> int:
@@ -76,3 +80,39 @@ def _largest_share(entries: Sequence[int], num_owners: int) -> int:
     for number, owner in zip(entries, owners(entries, num_owners), strict=True):
         loads[owner] += number
     return max(loads)
+
+
+class Weight(NamedTuple):
+    """`shape` ends in the two widths of a matrix; those before count the matrices of a stack."""
+
+    kind: Kind
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return prod(self.shape)
+
+    @property
+    def widths(self) -> int:
+        """Entries that a token has in the products with all of its matrices, in and out."""
+        return prod(self.shape[:-2]) * sum(self.shape[-2:])
+
+
+def weights_of(config_of_model: Any, num_stages: int, seq_len: int) -> list[list[Weight]]:
+    """The weights of each stage; a tied one is on both of its stages."""
+    return _weights(json.dumps(config_of_model, sort_keys=True), num_stages, seq_len)
+
+
+@cache
+def _weights(node: str, num_stages: int, seq_len: int) -> list[list[Weight]]:
+    model: Recipe = build(json.loads(node))
+    split = model.split(num_stages, seq_len)
+    found: list[list[Weight]] = []
+    for index in range(num_stages):
+        with torch.device("meta"):
+            stage = model.stage(index, split)
+        kinds = model.kinds(stage)
+        named = stage.named_parameters()
+        found.append([Weight(kinds[name], tuple(weight.shape)) for name, weight in named])
+    return found

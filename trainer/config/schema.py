@@ -21,12 +21,11 @@ from pydantic_core import ErrorDetails
 from trainer.base.build import locate, published
 from trainer.base.code import in_short, refuse_hidden, use_code
 from trainer.base.errors import BadInput, closest_first
-from trainer.base.paths import is_url, require_folder
+from trainer.base.places import is_url, require_folder
 from trainer.base.ranges import Count, Few, Place, Rows, Seed
 from trainer.base.resources import resolved_dtype
 from trainer.config.combinations import check_combinations
-from trainer.config.names import GROUPS, names
-from trainer.config.younger import YOUNGER
+from trainer.config.names import GROUPS, YOUNGER, names
 
 Choice = dict[str, Any]
 

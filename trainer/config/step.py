@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trainer.base.build import locate
-from trainer.config.memory import FP32
-from trainer.config.weights import PRODUCTS, Weight, weights_of
+from trainer.config.memory import FP32, PRODUCTS, Weight, weights_of
 from trainer.corrections.none import NoCorrection
 from trainer.models.recipe import Recipe
 from trainer.models.split import Split

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
-from trainer.base.atomic import write_json
-from trainer.base.digests import file_hash
+from trainer.base.atomic import file_hash, write_json
 from trainer.base.errors import BadInput
 from trainer.data.archives import fetch
 

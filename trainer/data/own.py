@@ -18,13 +18,12 @@ from annotated_types import Gt, Interval
 from tokenizers import Tokenizer
 from typing_extensions import override
 
-from trainer.base.digests import digests
+from trainer.base.atomic import digests
 from trainer.base.errors import BadInput
 from trainer.base.ranges import Place, Positive
 from trainer.data.chosen import chosen
-from trainer.data.hub import HubDocuments, newest_commit
 from trainer.data.prepare import on_stderr, prepare, stated_vocab_size
-from trainer.data.readers import READERS, documents
+from trainer.data.readers import READERS, HubDocuments, documents, newest_commit
 from trainer.data.shards import Prepared
 from trainer.data.tokens import Dataset
 

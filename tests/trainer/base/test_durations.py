@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.base.durations import duration
+from trainer.base.cli import duration
 
 
 @pytest.mark.parametrize(

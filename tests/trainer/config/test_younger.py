@@ -10,8 +10,8 @@ from analysis.table.rows import row
 from sweeps.store.throughput import shape
 from trainer.config.compose import compose
 from trainer.config.identity import trial_id
+from trainer.config.names import YOUNGER
 from trainer.config.schema import validate
-from trainer.config.younger import YOUNGER
 
 CHANGED = {
     "diagnostics": 5,

@@ -16,9 +16,8 @@ from tests.support.documents import TEXTS, prepared
 from trainer.base.errors import BadInput
 from trainer.data import __main__ as cli
 from trainer.data import tokenizers
-from trainer.data.batches import Batches, Windows
+from trainer.data.batches import Batches, Permutation, Windows
 from trainer.data.bins import Bins
-from trainer.data.permutation import Permutation
 from trainer.data.prepare import is_validation
 from trainer.data.shards import Prepared
 from trainer.data.tokenizers import ENCODERS
