@@ -48,6 +48,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             "stages",
         },
         "evaluation": {"base", "config", "data", "folder", "models"},
+        "__init__": {"base", "config", "delayed", "trial"},
         "__main__": {"base", "config", "folder", "trial"},
     },
     "sweeps": {

@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 
 from trainer.base.errors import BadInput, LeaseLost, Stopped
+from trainer.base.randomness import stream_seed
 from trainer.base.resources import (
     device_name,
     rank_device,
     reproducible,
     require_device,
     reset_peak_memory,
-    stream_seed,
 )
 from trainer.base.status import Status
 from trainer.config.identity import made_by, provenance

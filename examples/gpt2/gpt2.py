@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.base.errors import BadInput
+from trainer.base.randomness import stream
 from trainer.base.ranges import Few, Rows
-from trainer.base.resources import stream
 from trainer.models.initial import normal
 from trainer.models.recipe import Pretrained
 from trainer.models.split import Split, balanced

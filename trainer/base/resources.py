@@ -1,9 +1,8 @@
-"""The process that a trial runs in: device, threads, random streams, determinism, memory."""
+"""The process that a trial runs in: device, threads, determinism, memory."""
 
 from __future__ import annotations
 
 import gc
-import hashlib
 import re
 import resource
 from collections.abc import Iterator, Mapping
@@ -128,14 +127,3 @@ def restore_random_state(state: dict[str, torch.Tensor], device: torch.device) -
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"], device)
-
-
-def stream_seed(seed: int, *name: str) -> int:
-    """A 63-bit seed for the stream `name` of a trial with `seed`; streams are independent."""
-    digest = hashlib.sha256("/".join([str(seed), *name]).encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
-
-
-def stream(seed: int, *name: str) -> torch.Generator:
-    """A CPU generator for the stream `name`: its numbers depend on no device."""
-    return torch.Generator().manual_seed(stream_seed(seed, *name))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from trainer.base.errors import BadInput
-from trainer.base.resources import stream_seed
+from trainer.base.randomness import stream_seed
 from trainer.data.tokens import Tokens
 
 PLANNED = 64

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trainer.base.resources import stream_seed
+from trainer.base.randomness import stream_seed
 from trainer.models.loss import Output, parts
 from trainer.stages.stage import Stage
 

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Generator, Tensor, nn
 
-from trainer.base.resources import stream
+from trainer.base.randomness import stream
 
 
 class Streams(Protocol):

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from trainer.base.resources import reproducible, require_device, stream_seed
+from trainer.base.randomness import stream_seed
+from trainer.base.resources import reproducible, require_device
 from trainer.config.plan import plan_trial
 from trainer.executors.gradients import Diverged, Update
 from trainer.models.loss import cross_entropy
