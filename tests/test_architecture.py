@@ -38,7 +38,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             *("schedules", "stages", "tracing"),
         },
         "training": {
-            *("agenda", "base", "config", "data", "executors", "folder", "models", "parts"),
+            *("base", "config", "data", "executors", "folder", "models", "parts", "progress"),
             *("ranks", "schedules", "stages"),
         },
         "trial": {"base", "config", "executors", "folder", "parts", "ranks", "training"},

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from trainer.agenda import Agenda
+from trainer.progress import Agenda
 from trainer.base.errors import BadInput, Stopped
 from trainer.base.resources import (
     device_name,
