@@ -37,11 +37,21 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             *("base", "corrections", "data", "executors", "models", "optimizers", "ranks"),
             *("schedules", "stages", "tracing"),
         },
+        "progress": {"base", "config", "executors", "schedules"},
         "training": {
             *("base", "config", "data", "executors", "folder", "models", "parts", "progress"),
             *("ranks", "schedules", "stages"),
         },
-        "trial": {"base", "config", "executors", "folder", "parts", "ranks", "training"},
+        "trial": {
+            "base",
+            "config",
+            "executors",
+            "folder",
+            "parts",
+            "progress",
+            "ranks",
+            "training",
+        },
         "sharpness": {"base", "config", "executors", "models", "optimizers", "parts"},
         "delayed": {
             *("base", "config", "corrections", "executors", "folder", "optimizers", "schedules"),
