@@ -70,10 +70,9 @@ def restored_other(config: Config, executor: Executor) -> Row | None:
 
 
 class Training:
-    """The parts of one trial and its progress.
+    """One trial while it trains. `asked_to_stop` is called between drains.
 
-    `asked_to_stop` is called between drains; the callback `on_finish` gets the trial's folder
-    before the result is written.
+    The callback `on_finish` gets the trial's folder before the result is written.
     """
 
     def __init__(
@@ -90,8 +89,8 @@ class Training:
     ) -> None:
         self._config, self._plan, self._device = config, plan, device
         self._parts, self._executor = parts, executor
-        self._folder, self._report, self._on_finish = folder, report, on_finish
-        self._asked_to_stop = asked_to_stop
+        self._folder, self._report, self._asked_to_stop = folder, report, asked_to_stop
+        self._on_finish = on_finish
         self._agenda = Agenda(
             plan.num_updates,
             parts.schedule.phases,

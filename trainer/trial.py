@@ -63,6 +63,7 @@ def run_trial(
     folder.require_sound(config)
     try:
         return runners[config["runner"]](config, plan, folder, report, asked_to_stop)
+    # None of these is a failure, and after a lost lease the folder belongs to another process.
     except (BadInput, Stopped, LeaseLost):
         raise
     except Exception:
@@ -101,6 +102,7 @@ def _train_alone(
     device = require_device(config["device"])
     reset_peak_memory(device)
     with _reproducible(config):
+        # Built before the claim: a trial that cannot run leaves no trace in the folder.
         parts = build_parts(config, plan.num_updates)
         executor = build_emulated(config, parts, device)
         _require_start(config, folder, executor)
