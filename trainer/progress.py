@@ -68,7 +68,7 @@ class Agenda:
         return range(0, self.num_updates, every) if every is not None else ()
 
 
-class Progress:
+class TrialProgress:
     """The counts and times of a trial so far, whose attempts add up."""
 
     def __init__(self, config: Mapping[str, Any], schedule: Schedule) -> None:

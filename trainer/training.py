@@ -28,7 +28,7 @@ from trainer.folder import checkpoint
 from trainer.folder.record import Row, TrialFolder
 from trainer.models.export import save_final
 from trainer.parts import Parts
-from trainer.progress import Agenda, Progress, outcome
+from trainer.progress import Agenda, TrialProgress, outcome
 from trainer.ranks.supervisor import AskedToStop
 from trainer.stages.probe import routing_summary, summary
 
@@ -99,7 +99,7 @@ class Training:
             config["diagnostics"],
             executor.observe_every,
         )
-        self._progress = Progress(config, parts.schedule)
+        self._progress = TrialProgress(config, parts.schedule)
         self._stride = 1
         self._made_by = made_by(device_name(device))
         self._resume()

@@ -2,13 +2,12 @@
 
 An id names values, not words: the resolved keys of the config, the hash of the data and the
 trainer's version. The names that people chose (`model=tiny`) are left out: two names for the same
-values are one trial, and a YAML that is edited under its name makes another one. A choice counts by
-the address under which its class was first published (`trainer.base.build.MOVED`), wherever it
-lives now: `trainer.config.schema.validate` writes that one. A class from outside this package
-counts by its address and by the source files of the module that the address names and of the one
-that defines it, wherever they lie; modules which these import in turn, and code without a source
-file (built in, compiled), do not count. A class from the folder `code` counts by all Python files
-of that folder.
+values are one trial, and an edited YAML makes another trial. A choice counts by the address under
+which its class was first published (`trainer.base.build.MOVED`), wherever the class lives now;
+`trainer.config.schema.validate` writes that address. A class from outside this package counts by
+its address and by two source files: of the module in the address and of the module that defines the
+class. Modules that these import, and code without a source file (built in, compiled), do not count.
+A class from the folder `code` counts by all Python files of that folder.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ CHANGES_NO_NUMBER = (
 
 
 def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
-    """16 hexadecimal digits of the resolved config, the data and the trainer's version."""
+    """Return 16 hexadecimal digits, a hash of resolved config, data and trainer's version."""
     kept = json.loads(json.dumps(without_younger(config)))
     for key in CHANGES_NO_NUMBER:
         *path, last = key.split(".")
@@ -76,22 +75,22 @@ def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
 
 
 def _counted_by_hash(data: Mapping[str, Any]) -> tuple[str, ...]:
-    """Keys of data of this package that its hash stands for."""
+    """Return the keys for which the hash of the data stands, if this package has the class."""
     if not data["_target_"].startswith(OWN_DATA):
         return ()
-    found: tuple[str, ...] = getattr(locate(data["_target_"]), "COUNTED_BY_HASH", ())
-    return found
+    keys: tuple[str, ...] = getattr(locate(data["_target_"]), "COUNTED_BY_HASH", ())
+    return keys
 
 
 def _checkpoint_name(path: str) -> str:
-    """The name of a checkpoint's file, which has its digest, without the attempt that wrote it."""
+    """Return the file name of a checkpoint, with its digest, without the attempt that wrote it."""
     return re.sub(r"^(checkpoint-\d+)-\d+(?=-)", r"\1", Path(path).name)
 
 
 def sources(config: Mapping[str, Any]) -> dict[str, str]:
     """Group → SHA-256 of the source of its class (16 digits), for classes from outside the package.
 
-    A process reads a source file once, when it first asks for its digest: about when it imports it.
+    A process reads a source file once, about when it imports the file.
     """
     addresses = {key: node["_target_"] for key, node in config.items() if is_choice(node)}
     code = config.get("code")
@@ -104,11 +103,10 @@ def sources(config: Mapping[str, Any]) -> dict[str, str]:
 
 @cache
 def _source_digest(address: str, code: str | None) -> str | None:
-    """SHA-256 (16 digits) of the module in `address` and of the one that defines the target.
+    """SHA-256 (16 digits) of the modules that name and define the target; None without source.
 
-    Of a module in the folder `code`, that of all the folder's Python files.
-
-    The two may be the same. Modules of this package do not count. None if no source file is left.
+    The two modules may be one. Modules of this package do not count. The digest of a module in the
+    folder `code` is that of all the folder's Python files.
     """
     use_code(code)
     target, modules = locate(address), {address.rpartition(".")[0]}
@@ -117,13 +115,13 @@ def _source_digest(address: str, code: str | None) -> str | None:
         return code_digest(str(code))
     if inspect.isclass(target) or inspect.isfunction(target):
         modules.add(target.__module__)
-    found = {_content(module) for module in modules if module.partition(".")[0] != PACKAGE}
-    digests = sorted(hashlib.sha256(content).hexdigest() for content in found if content)
+    contents = {_content(module) for module in modules if module.partition(".")[0] != PACKAGE}
+    digests = sorted(hashlib.sha256(content).hexdigest() for content in contents if content)
     return hashlib.sha256("".join(digests).encode()).hexdigest()[:16] if digests else None
 
 
 def _content(module: str) -> bytes:
-    """The content of a module's source file; empty if it has none."""
+    """Return the content of a module's source file; empty without one."""
     try:
         path = inspect.getsourcefile(import_module(module))
     except TypeError:  # built in
@@ -145,14 +143,16 @@ def provenance(
 
 
 def made_by(device_name: str) -> dict[str, Any]:
-    """Code, versions of python and libraries, and the kind of device: of a result, an attempt at
-    one, and a checkpoint."""
+    """Return code, versions of Python and libraries, and the kind of device.
+
+    Results, attempts and checkpoints record them.
+    """
     return {"git": _code(), "versions": {**_versions()}, "device_name": device_name}
 
 
 @cache
 def _code() -> str | None:
-    """Asked once: a process goes on with the code that it imported, whatever is committed since."""
+    """`code_version` of the first call: a process goes on with the code that it imported."""
     return code_version()
 
 

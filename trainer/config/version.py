@@ -14,7 +14,7 @@ COMMIT = "PIPEGAP_COMMIT"
 
 
 def code_version() -> str | None:
-    """A name for the source code that runs; None if there is none.
+    """Return a name for the source code that runs; None if there is none.
 
     In a git repository: its commit, with `-dirty` if the tree was changed. In a copy without git:
     the value of `PIPEGAP_COMMIT`. Installed from a wheel: e.g. "pipegap 0.1.0".
@@ -23,9 +23,9 @@ def code_version() -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of the repository that tracks this file; None if no repository does.
+    """Return the commit of the repository that tracks this file; None without such a repository.
 
-    An installed copy may lie inside a repository that does not track it.
+    An installed copy may lie inside a repository that does not track the copy.
     """
     here = Path(__file__)
     tracks = ["git", "ls-files", "--error-unmatch", here.name]
@@ -39,7 +39,7 @@ def _commit() -> str | None:
 
 
 def _release() -> str | None:
-    """Name and version of the installed package that this file belongs to; None if it is in none.
+    """Return name and version of the installed package that has this file; None without one.
 
     Another copy of the package may be installed too.
     """

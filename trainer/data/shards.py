@@ -29,13 +29,13 @@ FORMAT: Literal[1] = 1
 TokenType = Literal["<u2", "<u4"]
 
 
-class Entry(BaseModel):
+class ManifestPart(BaseModel):
     """Anything in a manifest; refuses unknown keys and wrong types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class File(Entry):
+class File(ManifestPart):
     """A file beside the manifest."""
 
     file: str
@@ -48,7 +48,7 @@ class Shard(File):
     num_tokens: Annotated[int, Gt(0)]
 
 
-class Split(Entry):
+class Split(ManifestPart):
     """The files of one split; `document_ends` are offsets into it (.npy)."""
 
     num_tokens: NonNegativeInt
@@ -58,14 +58,14 @@ class Split(Entry):
     document_ends: File
 
 
-class Splits(Entry):
+class Splits(ManifestPart):
     """Two splits that share no document."""
 
     train: Split
     validation: Split
 
 
-class Manifest(Entry):
+class Manifest(ManifestPart):
     """Where the tokens come from and which files hold them."""
 
     format: Literal[1]
