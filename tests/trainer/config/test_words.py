@@ -37,6 +37,7 @@ BAD = {
     ("~seed",): "~seed=: must be key=value",
     ("~seed=0",): "~seed=0: is not offered",
     ("choices.model=tiny",): "choices.model=tiny: is recorded, not set",
+    ("+choices.model=tiny",): "choices.model=tiny: is recorded, not set",
     ("",): "=: must be key=value",
     ("=1",): "=1: must be key=value",
     ("seed",): "seed=: must be key=value",
