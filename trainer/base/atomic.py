@@ -65,9 +65,9 @@ def rename(old: Path, new: Path, permit: Callable[[], None] = always) -> None:
 
 
 def write_atomically(path: Path, content: bytes, permit: Callable[[], None] = always) -> None:
-    """Replaces `path` by `content`: whenever the machine stops, it holds the old or the new one.
+    """Replaces `path` by `content`. Whenever the machine stops, the file is the old or the new one.
 
-    `permit`: see `publish`.
+    `permit` is that of `publish`.
     """
     with partial(path.parent, path.name) as (filled, file):
         file.write(content)
@@ -75,19 +75,21 @@ def write_atomically(path: Path, content: bytes, permit: Callable[[], None] = al
 
 
 def write_json(path: Path, content: object, permit: Callable[[], None] = always) -> None:
-    """Replaces `path` likewise by JSON. Raises ValueError for an infinite number or NaN."""
+    """`write_atomically` of JSON. Raises ValueError for an infinite number or NaN."""
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     write_atomically(path, text.encode(), permit)
 
 
 def partials(folder: Path) -> list[Path]:
-    """The temporary files of `folder`: those being written, and those of killed processes."""
+    """Returns the temporary files of `folder`, of writing and of killed processes."""
     return [path for path in folder.glob(f".*{SUFFIX}") if path.is_file()]
 
 
 def clean(folder: Path, before_ns: int) -> None:
-    """Deletes the temporary files that nobody has written to since `before_ns`, a modification
-    time of this file system."""
+    """Deletes temporary files that were last written before `before_ns`.
+
+    `before_ns` is a modification time of this file system.
+    """
     for left in partials(folder):
         with suppress(FileNotFoundError):
             if left.stat().st_mtime_ns < before_ns:
@@ -101,7 +103,7 @@ def file_hash(path: Path) -> str:
 
 
 def digests(files: Iterable[Path]) -> list[str]:
-    """SHA-256 of each file; of one that has kept its size and time as this process knows it."""
+    """Returns SHA-256 of each file, read again only after its size or time has changed."""
     return [_known(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 

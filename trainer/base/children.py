@@ -29,8 +29,11 @@ def pool(num_workers: int) -> ProcessPoolExecutor:
 
 
 class Worker:
-    """One worker for what nothing waits for: a context that ends when all of it is done, and raises
-    what went wrong there. If it is not `apart`, all is done at once instead."""
+    """A context with one worker, for calls that nothing waits for.
+
+    The context ends when all calls are done, and raises the first error of a call. A worker that is
+    not `apart` makes each call at once, in this process.
+    """
 
     def __init__(self, *, apart: bool = True) -> None:
         self._worker, self._apart = pool(1), apart
@@ -42,8 +45,8 @@ class Worker:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._worker.shutdown(cancel_futures=kind is not None)
         if kind is None:
-            for one in self._begun:
-                one.result()
+            for call in self._begun:
+                call.result()
 
     def do(
         self,
@@ -51,7 +54,7 @@ class Worker:
         *args: Arguments.args,
         **options: Arguments.kwargs,
     ) -> None:
-        """Calls a module's function there, after what was asked for before."""
+        """Calls a module's function in the worker, after all earlier calls."""
         if not self._apart:
             function(*args, **options)
             return
@@ -59,7 +62,7 @@ class Worker:
 
 
 def _serve() -> None:
-    """Ends this process with its parent, however that dies. Ctrl-C is for the parent."""
+    """Ends this process with its parent, however the parent dies. Ctrl-C is for the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are as many as the cores
     threading.Thread(target=_end_with_parent, daemon=True).start()

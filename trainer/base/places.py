@@ -28,7 +28,7 @@ LIKE_URL = re.compile(r"^\w+:/|://")
 
 
 def path_problem(path: str) -> str | None:
-    """What a path must be and `path` is not; None if it can be one."""
+    """Returns what a path must be and `path` is not; None if `path` can be a path."""
     if not path.strip():
         return "must be a path, not empty"
     if NO_TEXT.search(path):
@@ -40,7 +40,7 @@ def path_problem(path: str) -> str | None:
 
 
 def is_url(word: str) -> bool:
-    """Whether a word is the address of an object store, or wants to be one, not a path."""
+    """Whether a word is, or is meant as, the address of an object store and not a path."""
     return LIKE_URL.search(word) is not None
 
 

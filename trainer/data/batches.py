@@ -44,7 +44,7 @@ class Permutation:
         ]
 
     def __call__(self, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """The images of `positions`, each in 0 … size − 1; an array of the same shape."""
+        """Returns the images of `positions`, each in 0 … size − 1, in an array of their shape."""
         images = self._network(np.asarray(positions, dtype=np.uint64))
         while (outside := images >= self.size).any():
             images[outside] = self._network(images[outside])
@@ -66,8 +66,7 @@ class Permutation:
 class Windows:
     """All whole windows of seq_len + 1 tokens, stride seq_len, in order.
 
-    So each token of a whole window but the first is predicted once. Raises BadInput if the tokens
-    are too few for one window.
+    So each token but the first is predicted once. Raises BadInput for too few tokens for one window.
     """
 
     def __init__(self, tokens: Tokens, seq_len: int) -> None:
@@ -80,8 +79,10 @@ class Windows:
         return max(0, (len(self._tokens) - 1) // self._seq_len)
 
     def batches(self, size: int, num_tokens: int | None = None) -> Iterator[Tensor]:
-        """Yields the windows in order, `size` at a time and the rest at last; or as many as predict
-        `num_tokens`, at least one, evenly spread over the split.
+        """Yields the windows in order, `size` at a time and the rest at last.
+
+        With `num_tokens`, as many windows are taken as predict so many tokens, at least one, evenly
+        spread over the split.
         """
         num_windows = len(self)
         if num_tokens is not None:
@@ -91,7 +92,7 @@ class Windows:
             yield self.take(indices[first : first + size])
 
     def take(self, indices: np.typing.NDArray[np.int64]) -> Tensor:
-        """The windows with these numbers: int64, [windows, seq_len + 1]."""
+        """Returns the windows with these numbers: int64, [windows, seq_len + 1]."""
         rows = [self._tokens.read(int(i) * self._seq_len, self._seq_len + 1) for i in indices]
         return torch.from_numpy(np.stack(rows))
 
@@ -110,12 +111,12 @@ class Batches:
         self._planned = lru_cache(maxsize=2)(self._plan)
 
     def __getitem__(self, batch: int) -> Tensor:
-        """int64, [batch_size, seq_len + 1]."""
+        """Returns a batch: int64, [batch_size, seq_len + 1]."""
         plan, place = divmod(batch, PLANNED)
         return self._windows.take(self._planned(plan)[place])
 
     def _plan(self, plan: int) -> np.typing.NDArray[np.int64]:
-        """The windows of as many batches, [PLANNED, batch_size]."""
+        """Returns the numbers of the windows of PLANNED batches, [PLANNED, batch_size]."""
         size = PLANNED * self._batch_size
         epochs, positions = np.divmod(np.arange(plan * size, (plan + 1) * size), len(self._windows))
         for epoch in np.unique(epochs):
@@ -123,16 +124,16 @@ class Batches:
         return positions.reshape(PLANNED, self._batch_size)
 
     def epochs(self, num_batches: int) -> float:
-        """How many epochs `num_batches` batches make."""
+        """Returns how many epochs `num_batches` batches make."""
         return num_batches * self._batch_size / len(self._windows)
 
 
 class Prefetched:
-    """Batches on a GPU; a thread reads the one after each into pinned memory.
+    """Batches on a GPU; while one is used, a thread reads the next into pinned memory.
 
-    From there the copy goes on while the host launches kernels. Torch keeps pinned memory until
-    its copy is done. `read(t)` is called by that thread alone, and `pin` makes what it returns
-    quick to copy. An error in reading a batch is raised when that batch is asked for.
+    From pinned memory the copy goes on while the host launches kernels. Torch keeps that memory
+    until the copy is done. Only the thread calls `read(t)`; `pin` makes a batch quick to copy. An
+    error in reading a batch is raised when the batch is asked for.
     """
 
     def __init__(
@@ -146,10 +147,10 @@ class Prefetched:
         self._next: dict[int, Future[Tensor]] = {}
 
     def __call__(self, batch: int) -> Tensor:
-        """The batch with this number, which may be any; the one after it is read meanwhile."""
-        found = self._next.get(batch) or self._thread.submit(self._ready, batch)
+        """Returns any batch by its number; the next batch is read meanwhile."""
+        ready = self._next.get(batch) or self._thread.submit(self._ready, batch)
         self._next = {batch + 1: self._thread.submit(self._ready, batch + 1)}
-        return found.result().to(self._device, non_blocking=True)
+        return ready.result().to(self._device, non_blocking=True)
 
     def _ready(self, batch: int) -> Tensor:
         return self._pin(self._read(batch))

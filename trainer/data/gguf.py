@@ -30,8 +30,8 @@ def _value(file: IO[bytes], kind: int) -> Any:
     if kind == STRING:
         return _string(file)
     if kind == ARRAY:
-        of, length = _scalar(file, "I"), _scalar(file, "Q")
-        return [_value(file, of) for _ in range(length)]
+        item, length = _scalar(file, "I"), _scalar(file, "Q")
+        return [_value(file, item) for _ in range(length)]
     return _scalar(file, SCALARS[kind])
 
 

@@ -35,7 +35,7 @@ class Encoder(Protocol):
     sha256: str | None
 
     def encode(self, documents: Sequence[str]) -> list[Document]:
-        """One integer array a document."""
+        """Returns one integer array per document."""
 
 
 class Bytes:
@@ -45,7 +45,7 @@ class Bytes:
     sha256: str | None = None
 
     def encode(self, documents: Sequence[str]) -> list[Document]:
-        """One integer array a document."""
+        """Returns one integer array per document."""
         return [
             np.append(np.frombuffer(text.encode(), np.uint8).astype(np.int64), 256)
             for text in documents
@@ -63,8 +63,10 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def _letter(byte: int) -> str:
-    """How byte-level tokenizers write a byte: printable ones of Latin-1 as they are, the others, in
-    order, as the letters from 256 on (GPT-2)."""
+    """Returns the letter by which byte-level tokenizers write a byte (GPT-2).
+
+    Printable bytes of Latin-1 stay as they are. The others become the letters from 256 on, in order.
+    """
     is_printable = [33 <= b <= 126 or 161 <= b <= 172 or b >= 174 for b in range(256)]
     return chr(byte if is_printable[byte] else 256 + is_printable[:byte].count(False))
 
@@ -87,17 +89,17 @@ class Subwords:
         self.sha256: str | None = hashlib.sha256(content.encode()).hexdigest()
 
     def __reduce__(self) -> tuple[Callable[[str, str], Subwords], tuple[str, str]]:
-        """Another process, which gets it with every batch, makes it once."""
+        """A process that gets a tokenizer with every batch makes that tokenizer once."""
         return _subwords, self._made_from
 
     def encode(self, documents: Sequence[str]) -> list[Document]:
-        """One integer array a document."""
+        """Returns one integer array per document."""
         encoded = self._tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
-        return [np.array([*one.ids, self._end], dtype=np.int64) for one in encoded]
+        return [np.array([*text.ids, self._end], dtype=np.int64) for text in encoded]
 
 
 def vocab_size(tokenizer: Tokenizer) -> int:
-    """One more than its largest token; there may be gaps below."""
+    """Returns one more than the largest token of a tokenizer; smaller numbers may be unused."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
@@ -138,7 +140,7 @@ def _smollm2(texts: Iterable[str], folder: Path, cache: Path) -> Encoder:
 
 
 def kept(content: str, folder: Path, end: str = END_OF_DOCUMENT) -> Subwords:
-    """The tokenizer with this tokenizer.json, which is written beside the shards."""
+    """Writes `content` as tokenizer.json beside the shards; returns its tokenizer."""
     write_atomically(folder / TOKENIZER_FILE, content.encode())
     return Subwords(content, end)
 

@@ -26,7 +26,7 @@ CLIPPED = 20
 """Updates over which the factor of the clip is averaged: what a second moment of β₂ = 0.95 sees."""
 Config = Mapping[str, Any]
 TOLERANCE = 1e-3
-"""Of the eigenvalue, relative: three digits."""
+"""Relative tolerance of the eigenvalue: three digits."""
 Loss = Callable[[Tensor, Tensor], Tensor]
 Product = Callable[[Vectors], list[Tensor]]
 
@@ -37,7 +37,7 @@ class Sharpness(NamedTuple):
     num_updates: int
     train_loss: float
     lr: float
-    """Of the last update."""
+    """Learning rate of the last update."""
     largest: float
     """Eigenvalue of P⁻¹ H, times the mean factor by which the clip scaled the last gradients."""
 
@@ -48,11 +48,11 @@ class Sharpness(NamedTuple):
 
 
 def measured(config: Config, every: int, num_tokens: int) -> Iterator[Sharpness]:
-    """The sharpness after each `every` updates and after the last one, over `num_tokens` tokens of
-    the validation split; ends where the run diverges.
+    """Yields the sharpness after every `every` updates and after the last, until it diverges.
 
-    The config is that of a synchronous trial of one stage. Raises BadInput for an optimizer whose
-    preconditioner is not covered, and as `run_trial` does.
+    The loss is that of `num_tokens` tokens of the validation split. The config is that of a
+    synchronous trial of one stage. Raises BadInput for an optimizer whose preconditioner is not
+    covered, and where `run_trial` does.
     """
     plan = plan_trial(config)
     device = require_device(config["device"])
@@ -101,9 +101,10 @@ def _clipped(config: Config, seen: deque[Update]) -> float:
 def hessian_product(
     module: nn.Module, weights: Mapping[str, Tensor], loss: Loss, batches: Iterable[Tensor]
 ) -> Product:
-    """v → H v, H of the mean loss of `module` at `weights` over `batches`, [windows, seq_len + 1].
+    """Returns v → H v for the mean loss of `module` at `weights` over `batches`.
 
-    All batches count alike. The gradients are kept, so this costs memory for each batch.
+    A batch is [windows, seq_len + 1], and all count alike. The gradients are kept, so every batch
+    costs memory.
     """
     leaves = {name: w.detach().clone().requires_grad_(True) for name, w in weights.items()}
     flat = list(leaves.values())
@@ -117,17 +118,17 @@ def hessian_product(
     def product(vectors: Vectors) -> list[Tensor]:
         total = [torch.zeros_like(w) for w in flat]
         for gradient in gradients:
-            found = torch.autograd.grad(gradient, flat, vectors, retain_graph=True)
-            torch._foreach_add_(total, found)
+            products = torch.autograd.grad(gradient, flat, vectors, retain_graph=True)
+            torch._foreach_add_(total, products)
         return [part / len(gradients) for part in total]
 
     return product
 
 
 def sharpness(product: Product, half: Product, shapes: Sequence[torch.Size], seed: int) -> float:
-    """The largest eigenvalue of S H S; `product` is H and `half` the symmetric S = P^(−1/2).
+    """Returns the largest eigenvalue of S H S, by Lanczos, which is also that of P⁻¹ H.
 
-    It is also that of P⁻¹ H. `seed` draws the vector from which Lanczos starts.
+    `product` is H and `half` the symmetric S = P^(−1/2). `seed` draws the starting vector.
     """
     sizes = [shape.numel() for shape in shapes]
 
@@ -137,8 +138,8 @@ def sharpness(product: Product, half: Product, shapes: Sequence[torch.Size], see
         return [piece.reshape(shape) for piece, shape in pieces]
 
     def apply(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        found = half(product(half(parts(x))))
-        return torch.cat([part.flatten() for part in found]).double().numpy()
+        image = half(product(half(parts(x))))
+        return torch.cat([part.flatten() for part in image]).double().numpy()
 
     size = sum(sizes)
     start = np.random.default_rng(seed).standard_normal(size)
