@@ -76,17 +76,11 @@ class TrialConfig(BaseModel):
     compile: bool
 
 
-class ChoiceNames(BaseModel):
-    """The names in conf/ of a trial's choices."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    model: str
-    data: str
-    optimizer: str
-    pipeline: str
-    correction: str
-    lr_schedule: str
+NAMES: dict[str, Any] = dict.fromkeys(GROUPS, (str, ...))
+ChoiceNames = create_model(
+    "ChoiceNames", __config__=ConfigDict(extra="forbid", strict=True), **NAMES
+)
+"""The names in conf/ of a trial's choices."""
 
 
 def validate(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
+import yaml
+
 from trainer.base.atomic import file_hash, write_json
 from trainer.base.errors import BadInput
 from trainer.data.archives import fetch
@@ -33,99 +35,28 @@ TEST = {"test_split": "test", "validation_split": None, "fewshot_split": "dev"}
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark.
-
-    `yaml` is lm-eval's own file, with `{}` in the place of a subject. `folder` is the folder of the
-    package. `splits` are lm-eval's keys for the splits in it.
-    """
+    """A row of benchmarks.yaml, which says what its columns are."""
 
     title: str
     yaml: str
     folder: str
     license: str
     source: str
-    splits: Mapping[str, str | None]
+    is_test: bool = False
 
     @property
-    def asked(self) -> str | None:
+    def splits(self) -> dict[str, str | None]:
+        """lm-eval's keys for the splits that the package has."""
+        return TEST if self.is_test else VALIDATION
+
+    @property
+    def asked(self) -> str:
         """The split whose questions are asked."""
-        return self.splits["test_split"] or self.splits["validation_split"]
+        return "test" if self.is_test else "validation"
 
 
-BENCHMARKS = {
-    "mmlu": Benchmark(
-        "MMLU",
-        "mmlu/default/mmlu_{}.yaml",
-        "hails/mmlu_no_train",
-        "MIT",
-        "Hendrycks et al. 2021, github.com/hendrycks/test",
-        TEST,
-    ),
-    "hellaswag": Benchmark(
-        "HellaSwag",
-        "hellaswag/hellaswag.yaml",
-        "hellaswag/none",
-        "MIT",
-        "Zellers et al. 2019, rowanzellers.com/hellaswag",
-        VALIDATION,
-    ),
-    "piqa": Benchmark(
-        "PIQA",
-        "piqa/piqa.yaml",
-        "piqa/plain_text",
-        "AFL-3.0",
-        "Bisk et al. 2020, yonatanbisk.com/piqa",
-        VALIDATION,
-    ),
-    "arc_easy": Benchmark(
-        "ARC-E",
-        "arc/arc_easy.yaml",
-        "ai2_arc/ARC-Easy",
-        "CC BY-SA 4.0",
-        "Clark et al. 2018, allenai.org/data/arc",
-        VALIDATION,
-    ),
-    "arc_challenge": Benchmark(
-        "ARC-C",
-        "arc/arc_challenge.yaml",
-        "ai2_arc/ARC-Challenge",
-        "CC BY-SA 4.0",
-        "Clark et al. 2018, allenai.org/data/arc",
-        VALIDATION,
-    ),
-    "boolq": Benchmark(
-        "BoolQ",
-        "super_glue/boolq/default.yaml",
-        "boolq/none",
-        "CC BY-SA 3.0",
-        "Clark et al. 2019, github.com/google-research-datasets/boolean-questions",
-        VALIDATION,
-    ),
-    "openbookqa": Benchmark(
-        "OpenBookQA",
-        "openbookqa/openbookqa.yaml",
-        "openbookqa/main",
-        "Apache-2.0",
-        "Mihaylov et al. 2018, github.com/allenai/OpenBookQA",
-        VALIDATION,
-    ),
-    "copa": Benchmark(
-        "COPA",
-        "super_glue/copa/default.yaml",
-        "super_glue/copa",
-        "BSD-2-Clause",
-        "Roemmele et al. 2011, people.ict.usc.edu/~gordon/copa.html",
-        VALIDATION,
-    ),
-    "winogrande": Benchmark(
-        "WinoGrande",
-        "winogrande/default.yaml",
-        "winogrande/winogrande_xl",
-        "CC BY 4.0",
-        "Sakaguchi et al. 2019, winogrande.allenai.org",
-        VALIDATION,
-    ),
-}
+TABLE = yaml.safe_load(Path(__file__).with_name("benchmarks.yaml").read_text())
+BENCHMARKS = {name: Benchmark(**row) for name, row in TABLE.items()}
 """By the names that lm-eval gives them, in the order of table 4."""
 COLUMNS = {"boolq": {"answer": "label"}}
 """Columns that have another name in the package than on the hub."""
