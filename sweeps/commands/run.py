@@ -27,7 +27,7 @@ from trainer.base.cli import DONE, FAILED, parser
 from trainer.base.errors import BadInput, Stopped
 from trainer.base.resources import require_device
 from trainer.base.stopping import stopping
-from trainer.config.version import code_version
+from trainer.config.identity import code_version
 from trainer.parts import open_data
 
 POLL_EVERY = 0.5

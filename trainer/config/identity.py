@@ -1,4 +1,4 @@
-"""What makes a trial: its id is a hash of everything that may change a number, and nothing else.
+"""What makes a trial: its id, a hash of all that may change a number, and the code that runs.
 
 An id names values, not words: the resolved keys of the config, the hash of the data and the
 trainer's version. The names that people chose (`model=tiny`) are left out: two names for the same
@@ -15,20 +15,22 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import os
 import platform
 import re
 import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
+from subprocess import CalledProcessError, run
 from typing import Any
 
 from trainer.base.build import locate
 from trainer.base.code import code_digest, is_in, use_code
+from trainer.base.places import CODE_ROOT
 from trainer.config.names import is_choice, without_younger
-from trainer.config.version import code_version
 from trainer.models.checkpoint_files import weights_digest
 
 TRAINER_VERSION = 2
@@ -50,6 +52,9 @@ CHANGES_NO_NUMBER = (
     "code",
 )
 """Keys left out of the id. The data counts by its hash, not by where it lies."""
+
+COMMIT = "PIPEGAP_COMMIT"
+"""Environment variable that names the commit of a source tree that is a copy without git."""
 
 
 def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
@@ -167,3 +172,40 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def code_version() -> str | None:
+    """Return a name for the source code that runs; None if there is none.
+
+    In a git repository: its commit, with `-dirty` if the tree was changed. In a copy without git:
+    the value of `PIPEGAP_COMMIT`. Installed from a wheel: e.g. "pipegap 0.1.0".
+    """
+    return _commit() or os.environ.get(COMMIT) or _release()
+
+
+def _commit() -> str | None:
+    """Return the commit of the repository that tracks this file; None without such a repository.
+
+    An installed copy may lie inside a repository that does not track the copy.
+    """
+    here = Path(__file__)
+    tracks = ["git", "ls-files", "--error-unmatch", here.name]
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        run(tracks, cwd=here.parent, check=True, capture_output=True)
+        done = run(describe, cwd=here.parent, check=True, capture_output=True, text=True)
+    except (CalledProcessError, FileNotFoundError):
+        return None
+    return done.stdout.strip()
+
+
+def _release() -> str | None:
+    """Return name and version of the installed package that has this file; None without one.
+
+    Another copy of the package may be installed too.
+    """
+    here = Path(__file__)
+    for package in distributions(name="pipegap"):
+        if Path(str(package.locate_file(here.relative_to(CODE_ROOT)))).resolve() == here.resolve():
+            return f"pipegap {package.version}"
+    return None

@@ -66,7 +66,7 @@ class Permutation:
 class Windows:
     """All whole windows of seq_len + 1 tokens, stride seq_len, in order.
 
-    So each token but the first is predicted once. Raises BadInput for too few tokens for one window.
+    So each token but the first is predicted once. Raises BadInput if no window is whole.
     """
 
     def __init__(self, tokens: Tokens, seq_len: int) -> None:

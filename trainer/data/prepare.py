@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from trainer.base.errors import BadInput
+from trainer.data.readers import Batch, State
 from trainer.data.shards import FORMAT, MANIFEST, Manifest
-from trainer.data.stream import Batch, State
 from trainer.data.tokenizers import Document, Encoder
 from trainer.data.writer import PROGRESS, Preparation, progress
 

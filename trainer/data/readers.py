@@ -1,18 +1,24 @@
-"""Reads documents: of .txt, .jsonl and .parquet files, or streamed from the Hugging Face hub."""
+"""Reads documents: of .txt, .jsonl and .parquet files, or streamed from the Hugging Face hub.
+
+They come in batches, each with the state from which the documents after it can be read.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from trainer.base.errors import BadInput, first_line
-from trainer.data.stream import State
 
 Reader = Callable[[Path, str], Iterator[object]]
 """(file, field) → the values of the field, in order; a .txt has no fields."""
+
+DOCUMENTS_AT_ONCE = 1000
+State = dict[str, Any]
+"""Where a stream of documents is; it can be written as JSON."""
 
 
 def documents(paths: Iterable[Path], field: str) -> Iterator[str]:
@@ -143,3 +149,55 @@ def newest_commit(name: str) -> str:
         return str(HfApi().dataset_info(name).sha)
     except Exception as error:
         raise _unreachable(name, error) from None
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Documents that can be read from the middle without reading those before."""
+
+    def __iter__(self) -> Iterator[str]: ...
+
+    def state_dict(self) -> State:
+        """Where the iteration is."""
+        ...
+
+    def load_state_dict(self, state: State) -> None:
+        """Makes the next iteration start there."""
+        ...
+
+
+class Counted:
+    """Makes any documents stateful: those before are read again and skipped."""
+
+    def __init__(self, documents: Iterable[str]) -> None:
+        self._documents, self._done = documents, 0
+
+    def __iter__(self) -> Iterator[str]:
+        for text in islice(self._documents, self._done, None):
+            self._done += 1
+            yield text
+
+    def state_dict(self) -> State:
+        """How many documents were read."""
+        return {"documents": self._done}
+
+    def load_state_dict(self, state: State) -> None:
+        """Skips as many."""
+        self._done = state["documents"]
+
+
+class Batch(NamedTuple):
+    """Some documents; `after` is the state behind them."""
+
+    texts: list[str]
+    after: State
+
+
+def batches(documents: Iterable[str], before: State | None) -> Iterator[Batch]:
+    """The documents behind the state `before`; all of them if it is None."""
+    stream = documents if isinstance(documents, Stateful) else Counted(documents)
+    if before is not None:
+        stream.load_state_dict(before)
+    iterator = iter(stream)
+    while texts := list(islice(iterator, DOCUMENTS_AT_ONCE)):
+        yield Batch(texts, stream.state_dict())

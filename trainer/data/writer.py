@@ -16,8 +16,8 @@ import numpy.typing as npt
 from trainer.base.atomic import file_hash, write_json
 from trainer.base.children import mapped
 from trainer.base.errors import BadInput
+from trainer.data.readers import Batch, State, batches
 from trainer.data.shards import File, Shard, Split, Splits, TokenType
-from trainer.data.stream import Batch, State, batches
 from trainer.data.tokenizers import Document
 
 SHARD_TOKENS = 100_000_000

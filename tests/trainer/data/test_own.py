@@ -15,7 +15,7 @@ from trainer.__main__ import main as trainer
 from trainer.base.children import mapped
 from trainer.config.compose import compose
 from trainer.config.identity import trial_id
-from trainer.data import stream, writer
+from trainer.data import readers, writer
 from trainer.data.own import HubText, TextFiles
 from trainer.data.prepare import is_validation, prepare
 from trainer.data.readers import HubDocuments
@@ -104,7 +104,7 @@ def test_a_preparation_that_died_goes_on(
 ) -> None:
     write_parquet(tmp_path / "copy" / "a.parquet", TEXTS[:70])
     write_parquet(tmp_path / "copy" / "b.parquet", TEXTS[70:])
-    monkeypatch.setattr(stream, "DOCUMENTS_AT_ONCE", 10)
+    monkeypatch.setattr(readers, "DOCUMENTS_AT_ONCE", 10)
     monkeypatch.setattr(writer, "SAVE_EVERY", -1)
     told: list[str] = []
 
