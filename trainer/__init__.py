@@ -8,25 +8,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trainer.base.errors import BadInput, Stopped
     from trainer.config.compose import compose
-    from trainer.config.plan import Plan, plan_trial
+    from trainer.config.plan import plan_trial
     from trainer.delayed import DelayedOptimizer, record
     from trainer.trial import run_trial
 
-__all__ = [
-    "BadInput",
-    "DelayedOptimizer",
-    "Plan",
-    "Stopped",
-    "compose",
-    "plan_trial",
-    "record",
-    "run_trial",
-]
+__all__ = ["BadInput", "DelayedOptimizer", "Stopped"]
+__all__ += ["compose", "plan_trial", "record", "run_trial"]
 
 _HOMES = {
     "BadInput": "trainer.base.errors",
     "DelayedOptimizer": "trainer.delayed",
-    "Plan": "trainer.config.plan",
     "Stopped": "trainer.base.errors",
     "compose": "trainer.config.compose",
     "plan_trial": "trainer.config.plan",

@@ -164,12 +164,12 @@ def build_stages(
     optimizer's states among replicas.
     """
     split = model.split(schedule.num_stages, config["seq_len"])
-    first, last = (_names(_empty(model, index, split)) for index in (0, len(split) - 1))
+    first, last = (_names(empty_stage(model, index, split)) for index in (0, len(split) - 1))
     tied = first & last if len(split) > 1 else frozenset()
     start = start_from(config.get("from_pretrained"))
     stages = []
     for index in indices:
-        module = _empty(model, index, split).to_empty(device="cpu")
+        module = empty_stage(model, index, split).to_empty(device="cpu")
         start(model, module, config["seed"])
         stage = Stage(
             module.to(device),
@@ -190,7 +190,7 @@ def build_stages(
     return stages
 
 
-def _empty(model: Recipe, index: int, split: Split) -> nn.Module:
+def empty_stage(model: Recipe, index: int, split: Split) -> nn.Module:
     """Returns a stage on the meta device, so that no weights are drawn that nobody uses."""
     with torch.device("meta"):
         return model.stage(index, split)

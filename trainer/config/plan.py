@@ -141,7 +141,7 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
         schedule.is_delayed,
         not schedule.is_delayed and type(correction) is not NoCorrection,
         _checkpoint_bytes(config, schedule, correction, model.num_parameters),
-        _kept_bytes(config, num_updates, model.num_parameters),
+        RECORD + ROW * num_updates + config["save_final"] * FP32 * model.num_parameters,
         largest_rank(config, schedule, correction),
         loss_bytes(config, model),
         num_evaluations,
@@ -184,12 +184,6 @@ def _checkpoint_bytes(
     buffers = OF_ADAM + sum(map(correction.num_buffers, lags)) / len(lags)
     master = 0 if dtype == torch.float32 else FP32
     return round(num_parameters * (master + leaves * dtype.itemsize + buffers * FP32))
-
-
-def _kept_bytes(config: Mapping[str, Any], num_updates: int, num_parameters: int) -> int:
-    """Bytes that a finished trial keeps: its record, and the final weights if they are saved."""
-    weights = FP32 * num_parameters if config["save_final"] else 0
-    return RECORD + ROW * num_updates + weights
 
 
 @cache

@@ -84,8 +84,11 @@ def _unpack(archive: ZipFile, name: str, out: Path) -> Row:
     import pyarrow as pa
 
     benchmark, files, num_questions = BENCHMARKS[name], {}, 0
-    for entry in _entries(archive, benchmark):
-        inner = entry.removeprefix(f"{INSIDE}{benchmark.folder}/").removesuffix(SUFFIX)
+    start = f"{INSIDE}{benchmark.folder}/"
+    ends = tuple(f"/{split}{SUFFIX}" for split in benchmark.splits.values() if split)
+    entries = (n for n in archive.namelist() if n.startswith(start) and n.endswith(ends))
+    for entry in sorted(entries):
+        inner = entry.removeprefix(start).removesuffix(SUFFIX)
         path = out / name / f"{inner}.arrow"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(archive.read(entry))
@@ -100,13 +103,6 @@ def _unpack(archive: ZipFile, name: str, out: Path) -> Row:
         "bytes": sum((out / file).stat().st_size for file in files),
         "files": files,
     }
-
-
-def _entries(archive: ZipFile, benchmark: Benchmark) -> list[str]:
-    """The files of its splits, of all subjects."""
-    start = f"{INSIDE}{benchmark.folder}/"
-    ends = tuple(f"/{split}{SUFFIX}" for split in benchmark.splits.values() if split)
-    return sorted(n for n in archive.namelist() if n.startswith(start) and n.endswith(ends))
 
 
 def _lines(out: Path) -> Iterator[str]:

@@ -224,11 +224,7 @@ class HubText(OwnText):
     def documents(self) -> Iterable[str]:
         """Streams the data set; raises BadInput where the hub or a field is missing."""
         return HubDocuments(
-            self.name,
-            config=self.config,
-            split=self.split,
-            revision=self.revision,
-            field=self.text,
+            self.name, config=self.config, split=self.split, revision=self.revision, field=self.text
         )
 
 

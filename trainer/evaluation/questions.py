@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from trainer.base.cli import one_of
 from trainer.base.errors import BadInput, first_line
-from trainer.data.benchmarks import BENCHMARKS, FOLDER, Benchmark, splits, subjects
+from trainer.data.benchmarks import BENCHMARKS, FOLDER, splits, subjects
 
 HUB = "hub"
 """In the place of a folder of benchmarks: the Hugging Face hub."""
@@ -85,22 +85,18 @@ def _prepare_lm_eval() -> None:
 
 def _from_folder(name: str, folder: Path) -> Iterator[Any]:
     """Yields lm-eval's task of each subject of a benchmark, on the files of a prepared folder."""
+    import lm_eval.tasks
     from datasets import DatasetDict
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    benchmark: Benchmark = BENCHMARKS[name]
+    benchmark = BENCHMARKS[name]
     for subject in subjects(name, folder):
-        config = load_yaml(_stock(benchmark, subject), resolve_func=True)
+        path = Path(lm_eval.tasks.__file__).parent / benchmark.yaml.format(subject)
+        config = load_yaml(path, resolve_func=True)
         rows = DatasetDict(splits(name, subject, folder))
         own = {**benchmark.splits, "custom_dataset": lambda rows=rows, **_: rows}
         yield ConfigurableTask(config={**_without_groups(config), **own})
-
-
-def _stock(benchmark: Benchmark, subject: str) -> Path:
-    import lm_eval.tasks
-
-    return Path(lm_eval.tasks.__file__).parent / benchmark.yaml.format(subject)
 
 
 def _without_groups(config: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from trainer.base.resources import reproducible, require_device
 from trainer.config.plan import plan_trial
 from trainer.executors.gradients import Diverged, Update
 from trainer.models.loss import cross_entropy
-from trainer.parts import Parts, build_emulated, build_parts
+from trainer.parts import build_emulated, build_parts, empty_stage
 from trainer.sharpness.preconditioner import Vectors, inverse_root
 
 CLIPPED = 20
@@ -60,7 +60,7 @@ def measured(config: Config, every: int, num_tokens: int) -> Iterator[Sharpness]
     with reproducible(seed, config["num_threads"], config["deterministic"]):
         parts = build_parts(config, plan.num_updates)
         executor = build_emulated(config, parts, device)
-        [stage] = executor.stages
+        [stage], model = executor.stages, parts.model
         seen: deque[Update] = deque(maxlen=CLIPPED)
         for first in range(0, plan.num_updates, every):
             last = min(first + every, plan.num_updates)
@@ -72,7 +72,7 @@ def measured(config: Config, every: int, num_tokens: int) -> Iterator[Sharpness]
             weights = [*named.values()]
             batches = parts.validation.batches(config["eval_batch_size"], num_tokens)
             product = hessian_product(
-                _module(config, parts).to(device),
+                empty_stage(model, 0, model.split(1, config["seq_len"])).to_empty(device=device),
                 named,
                 cross_entropy,
                 (batch.to(device) for batch in batches),
@@ -81,13 +81,6 @@ def measured(config: Config, every: int, num_tokens: int) -> Iterator[Sharpness]
             shapes = [weight.shape for weight in weights]
             largest = sharpness(product, half, shapes, config["seed"]) * _clipped(config, seen)
             yield Sharpness(last, seen[-1].loss, seen[-1].lr, largest)
-
-
-def _module(config: Config, parts: Parts) -> nn.Module:
-    """The whole model, whose own weights are not used."""
-    with torch.device("meta"):
-        module = parts.model.stage(0, parts.model.split(1, config["seq_len"]))
-    return module.to_empty(device="cpu")
 
 
 def _clipped(config: Config, seen: deque[Update]) -> float:
