@@ -50,10 +50,7 @@ class Agenda:
         return self.observe_every is not None and update % self.observe_every == 0
 
     def drains(self, num_done: int) -> Iterator[int]:
-        """Yields how many updates are done at each drain after `num_done` updates, ascending.
-
-        A billion updates have too many drains to hold, so nothing is collected.
-        """
+        """Yields how many updates are done at each drain after `num_done` updates, ascending."""
         marks = merge(
             sorted(self.phases),
             self._each(self.eval_every),

@@ -149,12 +149,6 @@ def made_by(device_name: str) -> dict[str, Any]:
 
 
 @cache
-def _code() -> str | None:
-    """`code_version` of the first call: a process goes on with the code that it imported."""
-    return code_version()
-
-
-@cache
 def _versions() -> Mapping[str, str | None]:
     packages = ("torch", "numpy", "pytorch_optimizer")
     return {"python": platform.python_version()} | {name: _version(name) for name in packages}
@@ -202,3 +196,7 @@ def _release() -> str | None:
         if Path(str(package.locate_file(here.relative_to(CODE_ROOT)))).resolve() == here.resolve():
             return f"pipegap {package.version}"
     return None
+
+
+_code = cache(code_version)
+"""`code_version` of the first call: a process goes on with the code that it imported."""

@@ -141,12 +141,6 @@ def _request(words: Sequence[str]) -> tuple[str, dict[str, str]]:
     return name, given
 
 
-def _num_tokens(value: str) -> float:
-    if not number(value) > 0:
-        raise BadInput("num_tokens", value, "must be a positive number")
-    return number(value)
-
-
 def _out(value: str) -> Path:
     require_folder("out", value)
     if not Path(value).name:  # nothing, "." or "/"
@@ -182,7 +176,9 @@ def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
         raise one_of("tokenizer", tokenizer, ENCODERS)
     default = name if tokenizer == corpus.tokenizer else f"{name}_{tokenizer}"
     out = _out(options.get("out", f"data/{default}"))
-    num_tokens = _num_tokens(options.get("num_tokens", "inf"))
+    num_tokens = number(options.get("num_tokens", "inf"))
+    if not num_tokens > 0:
+        raise BadInput("num_tokens", options["num_tokens"], "must be a positive number")
     there = Prepared(path=str(out)).hash is not None
     if there:
         settings = {"corpus": name, "tokenizer": tokenizer, "num_tokens": num_tokens}
