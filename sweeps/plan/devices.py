@@ -18,7 +18,7 @@ from sweeps.request.expand import Trial
 from trainer.base.build import build
 from trainer.base.code import use_code
 from trainer.config.plan import FORWARD, Plan, which_optimizer
-from trainer.config.step import StageWork, PartWork, step, traffic
+from trainer.config.step import PartWork, StageWork, step, traffic
 from trainer.models.recipe import Recipe
 from trainer.schedules.operations import Schedule
 from trainer.schedules.simulate import steady

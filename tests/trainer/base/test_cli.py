@@ -81,7 +81,7 @@ def test_every_command_line_does(command: list[str]) -> None:
 
 def test_a_drivers_console_falls_silent_and_a_command_that_shows_ends(tmp_path: Path) -> None:
     code = (
-        "from sweeps.view.console import DriverConsole\n"
+        "from sweeps.view.render import DriverConsole\n"
         f"{LONG}console = DriverConsole()\n    console.print('x')\n    console.print('x')\n"
         f"    open({str(tmp_path / 'goes on')!r}, 'w')\n    return 0\nend_with(main)"
     )
