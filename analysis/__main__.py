@@ -7,8 +7,12 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from analysis.commands import COMMANDS
-from trainer.base.cli import Given, end_with, parse, refuse_others, split_command
-from trainer.base.errors import BadInput
+
+try:
+    from trainer.base.cli import Given, end_with, parse, refuse_others, split_command
+    from trainer.base.errors import BadInput
+except ModuleNotFoundError as error:  # PyPI has a package of that name too
+    sys.exit(f"python -m analysis: another package is named trainer: uninstall it ({error})")
 
 BAD_INPUT = 2
 

@@ -19,7 +19,7 @@ from trainer.base.cli import parse
 from trainer.config.compose import compose_node
 from trainer.data.tokenizers import byte_tokenizer, end_of_document
 from trainer.evaluation.adapter import StageLM
-from trainer.evaluation.evaluate import Request
+from trainer.evaluation.evaluate import LikelihoodRequest
 from trainer.evaluation.questions import questions
 
 KEYS = "model=, task=, num_questions=, max_length=, tokenizer=FILE: what is asked of what"
@@ -40,7 +40,7 @@ def main() -> None:
     model = StageLM(stage, tokenizer, end, longest, recipe.vocab_size)
     limit = int(given["num_questions"]) if "num_questions" in given else None
     asked = questions(given.get("task", "hellaswag"), limit=limit)
-    requests = [Request(args) for one in asked.items for args in one.requests]
+    requests = [LikelihoodRequest(args) for one in asked.items for args in one.requests]
     started, used = time.perf_counter(), time.process_time()
     model.loglikelihood(requests, disable_tqdm=True)
     wall, core = time.perf_counter() - started, time.process_time() - used

@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from sweeps.commands import COMMANDS
-from trainer.base.cli import end_with, split_command
-from trainer.base.errors import BadInput, Unavailable
+
+try:
+    from trainer.base.cli import end_with, split_command
+    from trainer.base.errors import BadInput, Unavailable
+except ModuleNotFoundError as error:  # PyPI has a package of that name too
+    sys.exit(f"python -m sweeps: another package is named trainer: uninstall it ({error})")
 
 
 def main(words: Sequence[str]) -> int:

@@ -32,21 +32,23 @@ def _choices() -> str:
 
 def _parser() -> Parser:
     keys = (CONF / "config.yaml").read_text().partition("# Training")[2]
-    found = parser(
+    options = parser(
         "python -m trainer",
         "Runs or resumes one trial, and records it in its folder.",
         f"choices:\n{_choices()}\n\nkeys and their defaults:{keys}\n"
         "The keys of a choice are in conf/<group>/<choice>.yaml: optimizer.lr=0.004",
     )
-    found.add_argument("--cfg", action="store_true", help="print the resolved config, run nothing")
-    found.add_argument(
+    options.add_argument(
+        "--cfg", action="store_true", help="print the resolved config, run nothing"
+    )
+    options.add_argument(
         "--config",
         metavar="FILE",
         type=Path,
         help="run this resolved config (a trial's config.json) without Hydra; "
         "only out=DIR may be given beside it",
     )
-    return found
+    return options
 
 
 def _config(arguments: argparse.Namespace) -> dict[str, Any]:

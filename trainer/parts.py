@@ -15,8 +15,7 @@ from trainer.base.build import build, locate
 from trainer.base.code import use_code
 from trainer.base.errors import BadInput
 from trainer.corrections.none import NoCorrection
-from trainer.data.batches import Batches, Windows
-from trainer.data.prefetch import Prefetched
+from trainer.data.batches import Batches, Prefetched, Windows
 from trainer.data.tokens import Dataset, KnowsVocabulary
 from trainer.executors.emulated import Emulated
 from trainer.executors.gradients import Clip
@@ -38,7 +37,7 @@ Config = Mapping[str, Any]
 
 
 def _undivided(make: Make) -> Make:
-    """The same optimizer: this process keeps all of its states."""
+    """Returns `make` itself: this process keeps all states of the optimizer."""
     return make
 
 
@@ -54,7 +53,7 @@ class Parts:
 
 
 def build_parts(config: Config, num_updates: int) -> Parts:
-    """The parts that a resolved config names. Raises BadInput if two of them do not fit."""
+    """Builds the parts that a resolved config names. Raises BadInput if two do not fit."""
     use_code(config.get("code"))
     batches, validation = open_data(config)
     return Parts(
@@ -67,7 +66,7 @@ def build_parts(config: Config, num_updates: int) -> Parts:
 
 
 def build_emulated(config: Config, parts: Parts, device: torch.device) -> Emulated:
-    """The executor of all stages in this process, on `device`, weights initialised."""
+    """Builds the executor of all stages in this process, on `device`, weights initialised."""
     schedule = parts.schedule
     every = range(schedule.num_stages)
     return Emulated(
@@ -81,7 +80,7 @@ def build_emulated(config: Config, parts: Parts, device: torch.device) -> Emulat
 
 
 def build_pipelined(config: Config, parts: Parts, gang: Gang) -> Pipelined:
-    """The executor of this rank's stages of the pipeline, weights initialised."""
+    """Builds the executor of this rank's stages of the pipeline, weights initialised."""
     schedule, device = parts.schedule, gang.device
     rows = config["batch_size"] // (schedule.num_microbatches * gang.num_replicas)
     mine = schedule.stages(gang.place)
@@ -99,13 +98,16 @@ def build_pipelined(config: Config, parts: Parts, gang: Gang) -> Pipelined:
 
 
 def _divided(config: Config, gang: Gang, make: Make) -> Make:
-    """The same optimizer, whose states are divided among the replicas of this rank's place."""
+    """Divides the states of the optimizer among the replicas of this rank's place."""
     kept = buffers(locate(config["optimizer"]["_target_"]))
     return sharded(make, kept, gang.replica, gang.num_replicas, gang.share)
 
 
 def _batch(parts: Parts, device: torch.device) -> Callable[[int], Tensor]:
-    """Batches by number. A core of a CPU has nothing else to do while a batch is read."""
+    """Returns the reader of batches by number, ahead of their turn on a GPU.
+
+    A core of a CPU has nothing else to do while a batch is read.
+    """
     read = parts.batches.__getitem__
     return Prefetched(read, device) if device.type == "cuda" else read
 
@@ -116,12 +118,12 @@ def _clip(config: Config) -> Clip:
 
 
 def _loss(config: Config) -> Loss:
-    """Compiled with the stages."""
+    """Returns the loss of a microbatch, compiled if the stages are."""
     return loss_by(compiled if config["compile"] else lambda function: function)
 
 
 def open_data(config: Config) -> tuple[Batches, Windows]:
-    """Training batches and validation windows of verified data.
+    """Opens verified data; returns the batches to train on and the windows to validate on.
 
     Raises BadInput if the data is missing, altered or too short, or its vocabulary is not the
     model's.
@@ -156,18 +158,18 @@ def build_stages(
     indices: Iterable[int],
     divide: Callable[[Make], Make] = _undivided,
 ) -> list[Stage]:
-    """The model's stages with these `indices`, on `device`, weights initialised.
+    """Builds the model's stages with these `indices`, on `device`, weights initialised.
 
     A weight whose name both the first and the last stage have is tied. `divide` may divide the
     optimizer's states among replicas.
     """
     split = model.split(schedule.num_stages, config["seq_len"])
-    first, last = (_names(_empty(model, index, split)) for index in (0, len(split) - 1))
+    first, last = (_names(empty_stage(model, index, split)) for index in (0, len(split) - 1))
     tied = first & last if len(split) > 1 else frozenset()
     start = start_from(config.get("from_pretrained"))
     stages = []
     for index in indices:
-        module = _empty(model, index, split).to_empty(device="cpu")
+        module = empty_stage(model, index, split).to_empty(device="cpu")
         start(model, module, config["seed"])
         stage = Stage(
             module.to(device),
@@ -188,8 +190,8 @@ def build_stages(
     return stages
 
 
-def _empty(model: Recipe, index: int, split: Split) -> nn.Module:
-    """A stage on the meta device: no default weights are drawn that would be replaced anyway."""
+def empty_stage(model: Recipe, index: int, split: Split) -> nn.Module:
+    """Returns a stage on the meta device, so that no weights are drawn that nobody uses."""
     with torch.device("meta"):
         return model.stage(index, split)
 
@@ -199,7 +201,7 @@ def _names(module: nn.Module) -> frozenset[str]:
 
 
 def optimizer_of(node: Mapping[str, Any]) -> Callable[[Parameters], torch.optim.Optimizer]:
-    """Makes the chosen optimizer of weights of all kinds."""
+    """Returns the maker of the chosen optimizer, for weights of all kinds."""
     make, by_entry = partial(build, node), is_entrywise(locate(node["_target_"]))
     return lambda parameters: optimizer_in_parts(make, parameters, is_entrywise=by_entry)
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from trainer.agenda import Agenda
 from trainer.base.errors import BadInput, Stopped
 from trainer.base.resources import (
     device_name,
@@ -20,17 +19,17 @@ from trainer.base.resources import (
     restore_random_state,
 )
 from trainer.base.status import Status
-from trainer.config.identity import made_by, provenance
+from trainer.config.identity import made_by
 from trainer.config.plan import Plan
-from trainer.data.words import tokenizer_of, write_tokenizer
+from trainer.data.chosen import tokenizer_of, write_tokenizer
 from trainer.executors.executor import Executor
 from trainer.executors.gradients import Diverged, Update
 from trainer.folder import checkpoint
 from trainer.folder.record import Row, TrialFolder
 from trainer.models.export import save_final
 from trainer.parts import Parts
+from trainer.progress import Agenda, TrialProgress, outcome
 from trainer.ranks.supervisor import AskedToStop
-from trainer.schedules.operations import delays
 from trainer.stages.probe import routing_summary, summary
 
 Config = Mapping[str, Any]
@@ -54,8 +53,10 @@ def nothing(folder: Path) -> None:
 
 
 def restored_other(config: Config, executor: Executor) -> Row | None:
-    """The state in the checkpoint of another trial that `resume_from` names, restored in the
-    executor; None if it names none. Raises BadInput if the trial cannot go on from there.
+    """Restores the executor from the checkpoint of another trial; returns the checkpoint's state.
+
+    `resume_from` names the checkpoint; None is returned if it names none. Raises BadInput if the
+    trial cannot go on from there.
     """
     other = config["resume_from"]
     if other is None:
@@ -69,10 +70,9 @@ def restored_other(config: Config, executor: Executor) -> Row | None:
 
 
 class Training:
-    """The parts of one trial and its progress.
+    """One trial while it trains. `asked_to_stop` is called between drains.
 
-    `asked_to_stop` is called between drains; the callback `on_finish` gets the trial's folder
-    before the result is written.
+    The callback `on_finish` gets the trial's folder before the result is written.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class Training:
     ) -> None:
         self._config, self._plan, self._device = config, plan, device
         self._parts, self._executor = parts, executor
-        self._folder, self._report, self._on_finish = folder, report, on_finish
-        self._asked_to_stop = asked_to_stop
+        self._folder, self._report, self._asked_to_stop = folder, report, asked_to_stop
+        self._on_finish = on_finish
         self._agenda = Agenda(
             plan.num_updates,
             parts.schedule.phases,
@@ -99,11 +99,9 @@ class Training:
             config["diagnostics"],
             executor.observe_every,
         )
-        self._started = self._last_tick = time.monotonic()
-        self._num_done, self._train_seconds, self._stride = 0, 0.0, 1
+        self._progress = TrialProgress(config, parts.schedule)
+        self._stride = 1
         self._made_by = made_by(device_name(device))
-        self._delays = [0] * self._parts.schedule.num_stages
-        self._val_loss = math.nan
         self._resume()
 
     def run(self) -> Row:
@@ -112,24 +110,25 @@ class Training:
         Raises Stopped, after a checkpoint, once it is asked to stop.
         """
         try:
-            for drain in self._agenda.drains(self._num_done):
+            for drain in self._agenda.drains(self._progress.num_done):
                 self._advance_to(drain)
         except Diverged as diverged:
-            return self._finish(Status.DIVERGED, None, diverged.batch)
-        return self._finish(Status.COMPLETED, self._val_loss, None)
+            return self._finish(Status.DIVERGED, diverged_at=diverged.batch)
+        return self._finish(Status.COMPLETED, final_val_loss=self._progress.val_loss)
 
     def _advance_to(self, drain: int) -> None:
         """Trains until `drain` updates are done.
 
-        It drains in between, at least every STOP_WITHIN seconds, to see whether it is asked to
-        stop. All ranks drain after the same updates.
+        The trial drains in between, at least every STOP_WITHIN seconds, to see whether it is asked
+        to stop.
         """
-        last = self._num_done
+        last = self._progress.num_done
         while last < drain:
             first, last = last, min(drain, last + self._stride)
             started = time.monotonic()
             self._advance(first, last)
             seconds = (time.monotonic() - started) / (last - first)
+            # Clocks and signals differ from rank to rank: a drain only ends if all ranks take part.
             stop, self._stride = self._executor.agreed(
                 (self._asked_to_stop(), max(1, int(STOP_WITHIN / seconds)))
             )
@@ -138,22 +137,22 @@ class Training:
                 raise Stopped(last)
 
     def _advance(self, first: int, last: int) -> None:
+        """Trains on batches `first` to `last` − 1, then does what is due after them."""
         evaluates, compares = self._agenda.evaluates_after(last), self._agenda.compares(first)
-        held: list[Row] = []
+        held: list[Row] = []  # the last row, which gets what is measured after the drain
 
         def on_update(update: Update) -> None:
-            row = self._row(update)
+            row = self._progress.row(update)
             if (evaluates or compares) and update.batch == last - 1:
                 held.append(row)
             else:
                 self._write(row)
 
-        self._count_delays(first, last)
         if self._agenda.observes(first):
             self._executor.observe(first)
         if compares:
             self._executor.probe(first)
-        self._last_tick = time.monotonic()
+        self._progress.start(first, last)
         self._executor.run(first, last, on_update)
         for row in held:
             if compares:
@@ -168,36 +167,11 @@ class Training:
             self._save(wait=self._device.type != "cuda")
 
     def _save(self, wait: bool) -> None:
-        self._folder.save(self._num_done, self._state(), wait)
-
-    def _count_delays(self, first: int, last: int) -> None:
-        for operations in self._parts.schedule.operations(first, last):
-            for stage, counted in delays(operations).items():
-                self._delays[stage] = max(self._delays[stage], *counted)
-
-    def _row(self, update: Update) -> Row:
-        now = time.monotonic()
-        seconds, self._last_tick = now - self._last_tick, now
-        self._train_seconds += seconds
-        self._num_done = update.batch + 1
-        return {
-            "update": update.batch,
-            "train_loss": update.loss,
-            "lr": update.lr,
-            "grad_norm": update.grad_norm,
-            "tokens_per_second": self._tokens(1) / seconds,
-            "wall_seconds": self._wall_seconds(),
-        }
+        self._folder.save(self._progress.num_done, self._state(), wait)
 
     def _write(self, row: Row) -> None:
         self._folder.append(row)
         self._report(row)
-
-    def _tokens(self, num_updates: int) -> int:
-        return num_updates * self._config["batch_size"] * self._config["seq_len"]
-
-    def _wall_seconds(self) -> float:
-        return self._seconds_before + time.monotonic() - self._started
 
     def _evaluate(self, row: Row) -> None:
         """Adds the validation loss of W(t + 1) to the row of update t.
@@ -206,68 +180,56 @@ class Training:
         """
         is_last = row["update"] + 1 == self._plan.num_updates
         tokens = None if is_last else self._config["eval_tokens"]
-        found = self._parts.validation.batches(self._config["eval_batch_size"], tokens)
-        batches = (batch.to(self._device) for batch in found)
-        self._val_loss = self._executor.evaluate(batches)
-        row["val_loss"] = self._val_loss if math.isfinite(self._val_loss) else None
+        batches = self._parts.validation.batches(self._config["eval_batch_size"], tokens)
+        loss = self._executor.evaluate(batch.to(self._device) for batch in batches)
+        self._progress.val_loss = loss
+        row["val_loss"] = loss if math.isfinite(loss) else None
         self._write(row)
+        # While the rate still rises, a loss above that of a guess does not say that all is lost.
         is_warm = any(self._parts.lr_factor(t) >= 1 for t in range(row["update"] + 1))
         limit = math.log(self._parts.model.vocab_size) + 1 if is_warm else math.inf
-        if not self._val_loss < limit:
+        if not loss < limit:  # also if it is not a number
             raise Diverged(row["update"])
 
     def _state(self) -> Row:
         return {
             "trial_id": self._plan.trial_id,
             "config": dict(self._config),
-            "num_updates": self._num_done,
             "executor": self._executor.state(),
             "random": random_state(self._device),
-            "delays": self._delays,
-            "train_seconds": self._train_seconds,
-            "val_loss": self._val_loss,
+            **self._progress.state(),
             "made_by": self._made_by,
         }
 
     def _resume(self) -> None:
-        """Resumes from the newest checkpoint, else from `resume_from`; else it starts anew."""
+        """Resumes from the newest checkpoint, else from `resume_from`, else starts anew."""
         path = self._executor.agreed(self._folder.newest_checkpoint())
         if path is not None:
             state = checkpoint.load_own(path, self._plan.trial_id)
             self._executor.restore(state["executor"])
-            self._begin(state)
-            self._delays = state["delays"]
+            self._go_on(state)
+            self._progress.delays = state["delays"]
         elif (other := restored_other(self._config, self._executor)) is not None:
-            self._begin(other)
-        self._executor.agreed(None)  # by now every rank has read the file, which gets another name
-        self._seconds_before = self._folder.resume(self._num_done, path)
+            self._go_on(other)
+        # Resuming renames the file: by then every rank must have read it.
+        self._executor.agreed(None)
+        self._progress.seconds_before = self._folder.resume(self._progress.num_done, path)
 
-    def _begin(self, state: Row) -> None:
-        self._num_done = state["num_updates"]
+    def _go_on(self, state: Row) -> None:
+        self._progress.restore(state)
         restore_random_state(state["random"], self._device)
-        self._val_loss, self._train_seconds = state["val_loss"], state["train_seconds"]
 
-    def _finish(self, status: Status, final_val_loss: float | None, diverged_at: int | None) -> Row:
-        num_tokens = self._tokens(self._num_done)
-        result = {
-            **provenance(
-                self._config,
-                self._plan.trial_id,
-                self._plan.data_hash,
-                device_name(self._device),
-            ),
-            "status": status,
-            "final_val_loss": final_val_loss,
-            "diverged_at": diverged_at,
-            "seed": self._config["seed"],
-            "num_updates": self._num_done,
-            "num_parameters": self._plan.num_parameters,
-            "num_active_parameters": self._plan.num_active_parameters,
-            "tokens": num_tokens,
-            "epochs": self._parts.batches.epochs(self._num_done),
-            "wall_seconds": self._wall_seconds(),
-            "tokens_per_second": num_tokens / max(self._train_seconds, 1e-9),
-            "delays": self._delays,
+    def _finish(self, status: Status, **ended: object) -> Row:
+        """Records and returns the result."""
+        progress = self._progress
+        result = outcome(
+            self._config, self._plan, device_name(self._device), status, progress.num_done, **ended
+        ) | {
+            "tokens": progress.tokens,
+            "epochs": self._parts.batches.epochs(progress.num_done),
+            "wall_seconds": progress.wall_seconds,
+            "tokens_per_second": progress.tokens / max(progress.train_seconds, 1e-9),
+            "delays": progress.delays,
             "layers_by_stage": self._plan.layers_by_stage,
             "peak_memory_bytes": peak_memory_bytes(self._device),
             **self._executor.usage(),
@@ -281,7 +243,7 @@ class Training:
         return self._folder.finish(result)
 
     def _keep_tokenizer(self, pretrained: Path) -> None:
-        """Beside the weights, if transformers can hold them and the data knows it."""
+        """Writes the tokenizer beside weights of transformers, if the data knows its tokenizer."""
         with suppress(BadInput):
             if pretrained.is_dir():
                 write_tokenizer(*tokenizer_of(self._config["data"]), pretrained)

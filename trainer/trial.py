@@ -22,12 +22,13 @@ from trainer.base.resources import (
     reset_peak_memory,
 )
 from trainer.base.status import Status
-from trainer.config.identity import made_by, provenance
+from trainer.config.identity import made_by
 from trainer.config.plan import Plan, plan_trial
 from trainer.executors.executor import Executor
 from trainer.folder import checkpoint
 from trainer.folder.record import ReadOnlyFolder, Row, TrialFolder, tidy, trial_folder
 from trainer.parts import build_emulated, build_parts, build_pipelined, open_data
+from trainer.progress import outcome
 from trainer.ranks.groups import Gang, Heartbeat, joined
 from trainer.ranks.spawn import run_gang
 from trainer.ranks.supervisor import AskedToStop, Launch, Parent
@@ -46,9 +47,9 @@ def run_trial(
     """Runs or resumes the trial of a resolved config; returns its result.
 
     The callback `report` gets every row of metrics.jsonl; `launch` starts the ranks of a gang. A
-    finished trial does not run again; a divergence is a result. Raises Stopped, after a checkpoint,
-    once `asked_to_stop` is true; BadInput for a config that cannot run; any other error is recorded
-    and raised.
+    finished trial does not run again. A divergence is a result. Raises Stopped, after a checkpoint,
+    once `asked_to_stop` is true, and BadInput for a config that cannot run. Any other error is
+    recorded and raised.
     """
     runners: Mapping[str, Runner] = {
         "emulated": _train_alone,
@@ -62,6 +63,7 @@ def run_trial(
     folder.require_sound(config)
     try:
         return runners[config["runner"]](config, plan, folder, report, asked_to_stop)
+    # None of these is a failure, and after a lost lease the folder belongs to another process.
     except (BadInput, Stopped, LeaseLost):
         raise
     except Exception:
@@ -71,7 +73,7 @@ def run_trial(
 
 
 def finished_result(config: Config) -> Row | None:
-    """The result of the trial if it is in its folder; None if it has to run.
+    """Return the result in the trial's folder; None if the trial has to run.
 
     Raises BadInput if the folder is another trial's.
     """
@@ -85,7 +87,8 @@ def record_failure(config: Config, error: str) -> None:
     folder = TrialFolder(trial_folder(config, plan.trial_id), plan.trial_id)
     with folder.claimed(config, made_by(config["device"])):
         if folder.result() is None:
-            folder.fail(_failure(config, plan, error))
+            of_plan = config["device"], Status.FAILED, plan.num_updates
+            folder.fail(outcome(config, plan, *of_plan, error=error))
 
 
 def _train_alone(
@@ -99,6 +102,7 @@ def _train_alone(
     device = require_device(config["device"])
     reset_peak_memory(device)
     with _reproducible(config):
+        # Built before the claim: a trial that cannot run leaves no trace in the folder.
         parts = build_parts(config, plan.num_updates)
         executor = build_emulated(config, parts, device)
         _require_start(config, folder, executor)
@@ -119,24 +123,10 @@ def _reproducible(config: Config) -> AbstractContextManager[None]:
 def _require_start(config: Config, folder: TrialFolder, executor: Executor) -> None:
     """Raises BadInput, before the folder is claimed, for a `resume_from` that cannot be used.
 
-    A trial that has a checkpoint of its own does not need it any more.
+    A trial with a checkpoint of its own no longer needs `resume_from`.
     """
     if not checkpoint.newest_first(folder.path):
         restored_other(config, executor)
-
-
-def _failure(config: Config, plan: Plan, error: str) -> Row:
-    return {
-        **provenance(config, plan.trial_id, plan.data_hash, config["device"]),
-        "status": Status.FAILED,
-        "final_val_loss": None,
-        "diverged_at": None,
-        "seed": config["seed"],
-        "num_updates": plan.num_updates,
-        "num_parameters": plan.num_parameters,
-        "num_active_parameters": plan.num_active_parameters,
-        "error": error,
-    }
 
 
 def _train_in_gang(
@@ -150,7 +140,7 @@ def _train_in_gang(
     """Starts the ranks and waits for them; under torchrun this process is a rank itself."""
     if dist.is_torchelastic_launched():
         return _as_elastic_rank(config, plan, report, asked_to_stop)
-    open_data(config)  # raises BadInput once, not in p processes
+    open_data(config)  # raises BadInput once, here, and not in every rank
     parent = Parent(report, config["timeout"], asked_to_stop)
     launch(_as_rank, (config, plan), plan.num_processes, parent)
     result = folder.result()

@@ -13,7 +13,7 @@ from analysis.commands.words import count, having
 from analysis.objects.mirror import pulled
 from trainer.base.cli import Given, take_choice
 from trainer.base.errors import BadInput
-from trainer.base.paths import require_folder
+from trainer.base.places import require_folder
 
 if TYPE_CHECKING:
     from analysis.forecast.answer import Answer

@@ -8,7 +8,7 @@ from pathlib import Path
 from analysis.objects.mirror import pulled
 from trainer.base.cli import Given
 from trainer.base.errors import BadInput
-from trainer.base.paths import require_folder
+from trainer.base.places import require_folder
 
 KEYS = {
     "record": "the folder of the forecasts (default: docs/forecasts)",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from analysis.objects.mirror import pulled
 from trainer.base.cli import Given
-from trainer.base.paths import require_folder
+from trainer.base.places import require_folder
 
 KEYS = {
     "results": "the store (default: results)",

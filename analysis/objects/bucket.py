@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 from uuid import uuid4
 
 from trainer.base.errors import BadInput, Unavailable, short
-from trainer.base.paths import path_problem
+from trainer.base.places import path_problem
 
 SCHEMES = ("s3", "gs", "az")
 NEEDS = "needs the package obstore: pip install 'pipegap[objects]'"

@@ -23,8 +23,8 @@ from uuid import uuid4
 from analysis.objects import register
 from analysis.objects.bucket import BucketClient, Changed, StoreAway, Version
 from analysis.objects.register import Register, Seen, see
+from trainer.base.children import repeated
 from trainer.base.errors import LeaseLost
-from trainer.base.repeat import repeated
 from trainer.folder.lease import (
     HEARTBEAT_EVERY,
     STALE_AFTER,

@@ -25,7 +25,7 @@ from analysis.objects import register
 from analysis.objects.bucket import BucketClient, StoreAway
 from analysis.objects.register import ARCHIVED, RESULT, File, Seen, see
 from trainer.base.errors import BadInput
-from trainer.base.paths import is_url, require_folder
+from trainer.base.places import is_url, require_folder
 from trainer.folder.wellformed import Damaged
 
 ACCOUNTS = (

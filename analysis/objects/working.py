@@ -21,8 +21,8 @@ from analysis.objects.bucket import BucketClient, StoreAway, StoreRefuses
 from analysis.objects.lease import RegisterLease
 from analysis.objects.mirror import fetch
 from analysis.objects.register import ARCHIVED, CHECKPOINT, RESULT, File, see
+from trainer.base.children import repeated
 from trainer.base.errors import LeaseLost
-from trainer.base.repeat import repeated
 from trainer.base.status import Status
 from trainer.folder.lease import HEARTBEAT_EVERY, NAME
 

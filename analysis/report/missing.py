@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 
 from analysis.table.records import Record, RecordedTrial
-from trainer.base.durations import duration
+from trainer.base.cli import duration
 from trainer.base.status import FINAL, Status
 
 COLUMNS = [

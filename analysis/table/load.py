@@ -17,7 +17,7 @@ from analysis.table.rows import Row
 from analysis.table.schema import TRIAL
 from analysis.table.text import in_a_line
 from trainer.base.errors import BadInput
-from trainer.config.younger import YOUNGER
+from trainer.config.names import YOUNGER
 from trainer.folder.metrics import row_of
 from trainer.folder.wellformed import CONFIG, read
 

@@ -13,8 +13,7 @@ import pandas as pd
 from analysis.table.schema import TRIAL
 from trainer.base.status import Status
 from trainer.config.identity import CHANGES_NO_NUMBER
-from trainer.config.names import GROUPS
-from trainer.config.younger import without_younger
+from trainer.config.names import GROUPS, without_younger
 
 ARM_GROUPS = ("pipeline", "correction")
 SHARED_GROUPS = tuple(group for group in GROUPS if group not in ARM_GROUPS)

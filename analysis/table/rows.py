@@ -14,8 +14,7 @@ from analysis.table.points import VERSIONS, flatten, point_columns
 from analysis.table.schema import TRIAL
 from trainer.base.build import label
 from trainer.base.status import Status
-from trainer.config.names import names
-from trainer.config.younger import YOUNGER
+from trainer.config.names import YOUNGER, names
 from trainer.folder.wellformed import OF_RESULT
 
 Row = dict[str, Any]

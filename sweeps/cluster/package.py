@@ -23,7 +23,7 @@ from sweeps.request.schema import Sweep, keys
 from trainer.base.code import code_digest as folder_digest
 from trainer.base.errors import BadInput
 from trainer.base.places import CODE_ROOT, CONF
-from trainer.config.version import COMMIT, code_version
+from trainer.config.identity import COMMIT, code_version
 
 CODE_KEY = "code"
 """The word that names a folder of the user's own code."""

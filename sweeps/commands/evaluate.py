@@ -13,7 +13,7 @@ from sweeps.store.results import finished
 from sweeps.view.render import Throttled
 from trainer.base.cli import DONE, FAILED, Given, parse
 from trainer.base.errors import BadInput, Stopped
-from trainer.base.paths import require_folder
+from trainer.base.places import require_folder
 from trainer.base.ranges import MAX_COUNT
 from trainer.base.status import Status
 from trainer.base.stopping import stopping

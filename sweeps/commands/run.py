@@ -29,7 +29,7 @@ from trainer.base.atomic import write_json
 from trainer.base.cli import DONE, FAILED, parser
 from trainer.base.errors import Stopped
 from trainer.base.stopping import stopping
-from trainer.config.version import code_version
+from trainer.config.identity import code_version
 
 POLL_EVERY = 0.5
 """Seconds between two questions to the queue, which limits the looks into the store itself."""

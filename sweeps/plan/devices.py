@@ -18,7 +18,7 @@ from sweeps.request.expand import Trial
 from trainer.base.build import build
 from trainer.base.code import use_code
 from trainer.config.plan import FORWARD, Plan, which_optimizer
-from trainer.config.step import StageWork, Work, step, traffic
+from trainer.config.step import PartWork, StageWork, step, traffic
 from trainer.models.recipe import Recipe
 from trainer.schedules.operations import Schedule
 from trainer.schedules.simulate import steady
@@ -81,7 +81,7 @@ class Device:
         """Whether the host works while the device does."""
         return self.name != CORE
 
-    def seconds(self, parts: Iterable[Work], dtype: str) -> float:
+    def seconds(self, parts: Iterable[PartWork], dtype: str) -> float:
         """Return the seconds of these kernels in `dtype`, one after the other."""
         peak, share = self.products[dtype], self.achieved
         return sum(

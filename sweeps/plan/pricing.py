@@ -14,7 +14,7 @@ from sweeps.request.command_line import Request
 from sweeps.request.expand import Trial, unique
 from sweeps.store.results import finished
 from sweeps.store.throughput import Throughput
-from trainer.base.durations import duration
+from trainer.base.cli import duration
 
 ASSUMED_START = 0.35
 """Seconds that a trial takes besides (bench/README.md): to build its parts, to write its record."""

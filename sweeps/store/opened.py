@@ -14,7 +14,7 @@ from sweeps.store.results import creates, finished, probe, require_writable
 from sweeps.store.store import STAYS, Config, RunningTrial, Spare, SweepStore, TrialState
 from trainer.base.atomic import partials
 from trainer.base.errors import BadInput
-from trainer.base.paths import is_url
+from trainer.base.places import is_url
 from trainer.folder.lease import Held, attempts, holder
 from trainer.folder.record import trial_folder
 

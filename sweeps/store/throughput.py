@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from trainer.base.build import label
-from trainer.config.younger import YOUNGER, without_younger
+from trainer.config.names import YOUNGER, without_younger
 from trainer.folder.record import Row, read_result
 from trainer.folder.wellformed import CONFIG, read
 

@@ -17,7 +17,7 @@ from sweeps.request.expand import Trial
 from sweeps.view.gap_table import LIBRARIES, GapTable
 from sweeps.view.progress import Progress
 from sweeps.view.render import Throttled, render
-from trainer.base.durations import duration
+from trainer.base.cli import duration
 from trainer.base.status import Status
 from trainer.ranks.supervisor import AskedToStop
 

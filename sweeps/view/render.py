@@ -12,7 +12,7 @@ from rich.text import Text
 from typing_extensions import override
 
 from sweeps.view.progress import STATUSES, Progress
-from trainer.base.durations import duration
+from trainer.base.cli import duration
 from trainer.base.status import ACTIVE, ENDED, Status
 
 SHOWN = 8

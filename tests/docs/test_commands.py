@@ -25,8 +25,7 @@ from trainer.__main__ import main as trainer
 from trainer.base.cli import split_command
 from trainer.base.errors import BadInput
 from trainer.data import benchmarks
-from trainer.data.__main__ import _asked
-from trainer.data.corpora import CORPORA
+from trainer.data.__main__ import CORPORA, _request
 from trainer.data.tokenizers import ENCODERS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic V1 style:DeprecationWarning")  # wandb's
@@ -86,7 +85,7 @@ def check_corpus(words: Words) -> None:
     name, _, tokenizer = corpus.rpartition("_")
     known = {*CORPORA, benchmarks.NAME}
     assert corpus in known or (name in CORPORA and tokenizer in ENCODERS)
-    assert _asked(words)[0] == corpus
+    assert _request(words)[0] == corpus
 
 
 def check_sweep(words: Words) -> None:

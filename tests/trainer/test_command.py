@@ -1,14 +1,17 @@
-"""What `python -m trainer` says of a trial."""
+"""What `python -m trainer` says of a trial, and what `import trainer` gives."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import trainer
 from tests.support import small
 from trainer.__main__ import main
+from trainer.base.places import CODE_ROOT
 
 
 def test_a_finished_trial_does_not_look_as_if_it_had_run(
@@ -20,3 +23,36 @@ def test_a_finished_trial_does_not_look_as_if_it_had_run(
     assert ran.startswith("completed trial ")
     assert main() == 0
     assert capsys.readouterr().out == f"done before, not run: {ran}"
+
+
+def test_a_folder_that_cannot_be_made_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["trainer", *small.overrides(tmp_path, "out=/proc/trial")])
+    assert main() == 2
+    error = capsys.readouterr().err
+    assert error.startswith("python -m trainer: out=/proc/trial: ")
+    assert error.count("\n") == 1
+
+
+def test_every_public_name_is_there() -> None:
+    assert [name for name in trainer.__all__ if not callable(getattr(trainer, name))] == []
+    with pytest.raises(AttributeError, match="module 'trainer' has no attribute 'nothing'"):
+        _ = trainer.nothing
+
+
+@pytest.mark.parametrize("command", ["sweeps", "analysis"])
+def test_another_package_of_that_name_is_told_in_one_line(tmp_path: Path, command: str) -> None:
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "__init__.py").touch()
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", command],  # -S: without what this checkout has installed
+        env={"PYTHONPATH": f"{tmp_path}:{CODE_ROOT}"},
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"python -m {command}: another package is named trainer")
+    assert done.stderr.count("\n") == 1

@@ -1,12 +1,14 @@
-"""Files that exist whole or not at all."""
+"""Files that exist whole or not at all, and their digests."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
@@ -63,9 +65,9 @@ def rename(old: Path, new: Path, permit: Callable[[], None] = always) -> None:
 
 
 def write_atomically(path: Path, content: bytes, permit: Callable[[], None] = always) -> None:
-    """Replaces `path` by `content`: whenever the machine stops, it holds the old or the new one.
+    """Replaces `path` by `content`. Whenever the machine stops, the file is the old or the new one.
 
-    `permit`: see `publish`.
+    `permit` is that of `publish`.
     """
     with partial(path.parent, path.name) as (filled, file):
         file.write(content)
@@ -73,20 +75,38 @@ def write_atomically(path: Path, content: bytes, permit: Callable[[], None] = al
 
 
 def write_json(path: Path, content: object, permit: Callable[[], None] = always) -> None:
-    """Replaces `path` likewise by JSON. Raises ValueError for an infinite number or NaN."""
+    """`write_atomically` of JSON. Raises ValueError for an infinite number or NaN."""
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     write_atomically(path, text.encode(), permit)
 
 
 def partials(folder: Path) -> list[Path]:
-    """The temporary files of `folder`: those being written, and those of killed processes."""
+    """Returns the temporary files of `folder`, of writing and of killed processes."""
     return [path for path in folder.glob(f".*{SUFFIX}") if path.is_file()]
 
 
 def clean(folder: Path, before_ns: int) -> None:
-    """Deletes the temporary files that nobody has written to since `before_ns`, a modification
-    time of this file system."""
+    """Deletes temporary files that were last written before `before_ns`.
+
+    `before_ns` is a modification time of this file system.
+    """
     for left in partials(folder):
         with suppress(FileNotFoundError):
             if left.stat().st_mtime_ns < before_ns:
                 left.unlink()
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digests(files: Iterable[Path]) -> list[str]:
+    """Returns SHA-256 of each file, read again only after its size or time has changed."""
+    return [_known(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+
+
+@lru_cache(maxsize=2**16)
+def _known(path: str, size: int, changed: int) -> str:
+    return file_hash(Path(path))

@@ -1,4 +1,4 @@
-"""Worker processes that end with the one that started them."""
+"""Work beside that of a process: in processes that end with it, and by a thread that repeats it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from typing import ParamSpec, Self
+from contextlib import contextmanager
+from itertools import chain, islice
+from typing import ParamSpec, Self, TypeVar
 
 Arguments = ParamSpec("Arguments")
+Thing = TypeVar("Thing")
+Made = TypeVar("Made")
+ALONE = 2
+"""Things that are done in this process before workers are started, which takes a second."""
+AHEAD = 2
+"""Things per worker that are read before their turn."""
 
 
 def pool(num_workers: int) -> ProcessPoolExecutor:
@@ -20,8 +29,11 @@ def pool(num_workers: int) -> ProcessPoolExecutor:
 
 
 class Worker:
-    """One worker for what nothing waits for: a context that ends when all of it is done, and raises
-    what went wrong there. If it is not `apart`, all is done at once instead."""
+    """A context with one worker, for calls that nothing waits for.
+
+    The context ends when all calls are done, and raises the first error of a call. A worker that is
+    not `apart` makes each call at once, in this process.
+    """
 
     def __init__(self, *, apart: bool = True) -> None:
         self._worker, self._apart = pool(1), apart
@@ -33,8 +45,8 @@ class Worker:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._worker.shutdown(cancel_futures=kind is not None)
         if kind is None:
-            for one in self._begun:
-                one.result()
+            for call in self._begun:
+                call.result()
 
     def do(
         self,
@@ -42,7 +54,7 @@ class Worker:
         *args: Arguments.args,
         **options: Arguments.kwargs,
     ) -> None:
-        """Calls a module's function there, after what was asked for before."""
+        """Calls a module's function in the worker, after all earlier calls."""
         if not self._apart:
             function(*args, **options)
             return
@@ -50,7 +62,7 @@ class Worker:
 
 
 def _serve() -> None:
-    """Ends this process with its parent, however that dies. Ctrl-C is for the parent."""
+    """Ends this process with its parent, however the parent dies. Ctrl-C is for the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are as many as the cores
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -61,3 +73,48 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
+
+
+@contextmanager
+def repeated(action: Callable[[], bool], every: float, name: str) -> Iterator[None]:
+    """Calls `action` every so many seconds, from a thread of this name, while the context lasts and
+    as long as it returns True. A call that has begun ends before the context does."""
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.wait(every) and action():
+            pass
+
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def mapped(
+    function: Callable[[Thing], Made], things: Iterable[Thing], num_workers: int
+) -> Iterator[Made]:
+    """Yields `function` of each thing, in order; few things or one worker need no process."""
+    iterator = iter(things)
+    yield from map(function, islice(iterator, ALONE) if num_workers > 1 else iterator)
+    for first in iterator:
+        yield from _by_workers(function, chain([first], iterator), num_workers)
+
+
+def _by_workers(
+    function: Callable[[Thing], Made], things: Iterator[Thing], num_workers: int
+) -> Iterator[Made]:
+    with pool(num_workers) as workers:
+        waiting: deque[Future[Made]] = deque()
+        try:
+            for thing in things:
+                waiting.append(workers.submit(function, thing))
+                if len(waiting) > AHEAD * num_workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            workers.shutdown(cancel_futures=True)

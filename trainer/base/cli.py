@@ -1,4 +1,4 @@
-"""The words of a command line, key=value each, and the exit codes of commands."""
+"""Command lines: their words, key=value each; exit codes; durations as people say them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,17 @@ ended."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a file for which there is no room."""
+UNITS = (("s", 1.0, 100.0), ("min", 60.0, 100.0), ("h", 3600.0, 72.0))
+"""A unit, its seconds, and how many of it people count at most; longer ones are days."""
+DAY = 24 * 3600.0
 
 
 def end_with(main: Callable[[], int]) -> NoReturn:
-    """Ends this process with the exit code of `main`; with UNREAD and without a word if nobody
-    reads its output; with FAILED and one line if a disk is full."""
+    """Ends this process with the exit code of `main`.
+
+    The code is UNREAD, without a word, if nobody reads the output; FAILED, with one line, if a disk
+    is full.
+    """
     try:
         try:
             code = main()
@@ -55,7 +61,7 @@ def end_with(main: Callable[[], int]) -> NoReturn:
 
 
 def _is_unread(descriptor: int) -> bool:
-    """Whether it is a pipe whose reader has closed it."""
+    """Whether the descriptor is a pipe without a reader."""
     poll = select.poll()
     poll.register(descriptor, 0)  # errors are always reported
     return any(event & select.POLLERR for _, event in poll.poll(0))
@@ -64,7 +70,7 @@ def _is_unread(descriptor: int) -> bool:
 def split_command(
     words: Sequence[str], commands: Collection[str], default: str
 ) -> tuple[str, Sequence[str]]:
-    """The command that the first word names, or the default, and the words that follow it.
+    """Returns the command that the first word names, or the default, and the words after it.
 
     Raises BadInput for a first word that is neither a command, an option nor key=value.
     """
@@ -77,7 +83,7 @@ def split_command(
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's, but a mistake is one line: `parse_args` raises BadInput.
+    """A parser of argparse that raises BadInput, one line, for a mistake.
 
     Options and words key=value may stand in any order.
     """
@@ -93,14 +99,14 @@ class Parser(argparse.ArgumentParser):
 
     @override
     def parse_args(self, words: Sequence[str]) -> argparse.Namespace:  # type: ignore[override]
-        """The options and words that are given."""
+        """Returns the options and words; raises BadInput for an option of another command."""
         for word in words:
             require_text(word)
-        found, unknown = self.parse_known_intermixed_args(words)
+        arguments, unknown = self.parse_known_intermixed_args(words)
         if unknown:
             key, _, value = unknown[0].partition("=")
             raise BadInput(key, value, f"is not an option of this command, see {self.prog} --help")
-        return found
+        return arguments
 
     @override
     def error(self, message: str) -> NoReturn:
@@ -109,13 +115,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(command: str, does: str, keys: str, words: str = "key=value") -> Parser:
-    """The parser of a command such as `python -m sweeps list`, whose `words` are not options.
+    """Returns the parser of a command such as `python -m sweeps list`; `words` are no options.
 
     `--help` prints what the command `does` and its `keys`.
     """
-    found = Parser(command, does, keys)
-    found.add_argument("keys", nargs="*", metavar=words)
-    return found
+    made = Parser(command, does, keys)
+    made.add_argument("keys", nargs="*", metavar=words)
+    return made
 
 
 def require_text(word: str) -> None:
@@ -128,7 +134,7 @@ def require_text(word: str) -> None:
 
 
 def split_word(word: str) -> tuple[str, str]:
-    """Key and value of a word key=value. Raises BadInput for another one."""
+    """Returns key and value of a word key=value. Raises BadInput for any other word."""
     require_text(word)
     key, equals, value = word.partition("=")
     if not equals or not key.strip():
@@ -137,7 +143,7 @@ def split_word(word: str) -> tuple[str, str]:
 
 
 def parse(words: Sequence[str], command: str, does: str, keys: str) -> Given:
-    """Key → its last value. Raises BadInput for a word that is not key=value."""
+    """Returns key → last value. Raises BadInput for a word that is not key=value."""
     given = dict(map(split_word, parser(command, does, keys).parse_args(words).keys))
     for key, value in given.items():
         if not value:
@@ -152,13 +158,15 @@ def refuse_others(given: Given, command: str) -> None:
 
 
 def one_of(key: str, value: str, known: Collection[str], more: str = "") -> BadInput:
-    """The refusal of a value that is none of the `known` ones, of which it names the closest first;
-    `more`: what else is allowed."""
+    """Returns the refusal of a value that is not `known`; the closest known values come first.
+
+    `more` says what else is allowed.
+    """
     return BadInput(key, value, f"must be one of {', '.join(closest_first(value, known))}{more}")
 
 
 def number(text: str) -> float:
-    """The number that `text` writes; NaN if it is none."""
+    """Returns the number that `text` writes; NaN for any other text."""
     try:
         return float(text) if text.isascii() and "_" not in text else math.nan
     except ValueError:
@@ -182,3 +190,11 @@ def take_choice(given: Given, key: str, allowed: Sequence[str]) -> str:
     if value not in allowed:
         raise BadInput(key, value, f"must be {' or '.join(allowed)}")
     return value
+
+
+def duration(seconds: float) -> str:
+    """Writes `seconds` in the unit that people would choose: 40 s, 12 min, 2.5 h, 12 days."""
+    for unit, length, most in UNITS:
+        if round(seconds / length) < most:
+            return f"{seconds / length:.{int(unit == 'h' and seconds < 10 * length)}f} {unit}"
+    return f"{seconds / DAY:,.0f} days"

@@ -39,9 +39,9 @@ def require_code(folder: str) -> None:
 
 @cache
 def code_digest(folder: str) -> str:
-    """SHA-256 (16 digits) of the names and contents of all Python files below `folder`.
+    """Returns SHA-256 (16 digits) of names and contents of all Python files below `folder`.
 
-    A process computes it once, about when it imports them.
+    A process computes the digest once, about when it imports the files.
     """
     digest = hashlib.sha256()
     for path in _files(Path(folder)):
@@ -71,7 +71,7 @@ def refuse_hidden(folder: str | None, address: str) -> None:
 
 
 def in_short(error: Exception) -> str:
-    """What went wrong in the user's code, and in which line of which file."""
+    """Returns what went wrong in the user's code, in which line of which file."""
     name = type(error).__name__
     if isinstance(error, SyntaxError):
         return f"{name}: {error.msg}, {error.filename}:{error.lineno}"
@@ -84,6 +84,6 @@ def in_short(error: Exception) -> str:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Those below hidden folders, such as .venv, are not meant."""
-    found = (path.relative_to(folder) for path in folder.rglob("*.py") if path.is_file())
-    return [folder / p for p in sorted(found) if not any(n.startswith(".") for n in p.parts)]
+    """Returns the Python files below `folder`, without those of hidden folders such as .venv."""
+    paths = (path.relative_to(folder) for path in folder.rglob("*.py") if path.is_file())
+    return [folder / p for p in sorted(paths) if not any(n.startswith(".") for n in p.parts)]

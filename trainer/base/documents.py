@@ -29,13 +29,13 @@ NOT_FINITE = r"[-+]?\.?(?i:inf|nan)"
 
 
 class NotRead(ValueError):
-    """A text that is no YAML, or not of the kind that is read. Its message is one line."""
+    """A text that is no YAML, or beyond the bounds. The message is one line."""
 
 
 def read(text: str) -> Any:
-    """The YAML `text` as plain data: dicts, lists, strings, numbers, booleans and None.
+    """Returns the YAML `text` as plain data: dicts, lists, strings, numbers, booleans and None.
 
-    Raises NotRead, also for a key that is there twice, of which YAML's own loader keeps the last.
+    Raises NotRead, also for a key that is there twice: YAML's own loader would keep the last value.
     """
     if len(text) > MAX_LENGTH:
         raise NotRead(f"it has more than {MAX_LENGTH:,} characters")
@@ -48,7 +48,7 @@ def read(text: str) -> Any:
 
 
 def scalar(text: str) -> str | int | float | bool | None:
-    """What `text` stands for as a scalar without quotes; whatever is nothing else is text."""
+    """Returns the number, boolean or None that `text` writes without quotes; else `text`."""
     loader = _Bounded("")
     tag = loader.resolve(yaml.ScalarNode, text, (True, False))
     value: str | int | float | bool | None = loader.construct_object(yaml.ScalarNode(tag, text))

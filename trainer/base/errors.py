@@ -13,20 +13,25 @@ SHOWN = 200
 
 
 def one_line(text: object) -> str:
-    """`text` with characters that are NO_TEXT written as escapes."""
-    return NO_TEXT.sub(lambda found: ascii(found[0])[1:-1], str(text))
+    """Returns `text` with characters that are NO_TEXT written as escapes."""
+    return NO_TEXT.sub(lambda match: ascii(match[0])[1:-1], str(text))
 
 
 def short(value: object) -> str:
-    """`value` on one line; of a long one the start and the end."""
+    """Returns `value` on one line; a long value loses its middle."""
     text = str(value)
     if len(text) > SHOWN:
         text = f"{text[: SHOWN // 2]}…{text[-SHOWN // 2 :]}"
     return one_line(text)
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its type if there is none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def closest_first(word: str, known: Iterable[str]) -> list[str]:
-    """The `known` words, those first that look most like `word`."""
+    """Returns the `known` words, first the words that look most like `word`."""
     matcher = SequenceMatcher(b=word[:SHOWN], autojunk=False)
 
     def unlikeness(other: str) -> float:
@@ -37,8 +42,10 @@ def closest_first(word: str, known: Iterable[str]) -> list[str]:
 
 
 class BadInput(ValueError):
-    """A setting that cannot be used. Its text is one line: key, value (shortened) and what is
-    allowed."""
+    """A setting that cannot be used.
+
+    The error's text is one line: key, value (shortened) and what is allowed.
+    """
 
     exit_code = 2
 

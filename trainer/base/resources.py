@@ -18,7 +18,7 @@ BF16_PRODUCTS = ("avx512_bf16", "amx_bf16")
 
 
 def require_device(name: str) -> torch.device:
-    """The torch device `name`. Raises BadInput if this machine has none of that name."""
+    """Returns the torch device `name`. Raises BadInput if this machine has no such device."""
     if not re.fullmatch(r"cpu|cuda(:[0-9]{1,4})?", name):
         raise BadInput("device", name, "must be cpu, cuda or cuda:N")
     device = torch.device(name)
@@ -35,9 +35,12 @@ def rank_device(name: str, local_rank: int) -> torch.device:
 
 
 def resolved_dtype(name: str, device: str, *, has_experts: bool) -> str:
-    """The dtype `name`; for auto the one of the fastest products: bfloat16 on a GPU, and on a CPU
-    that has instructions for them. On other CPUs bfloat16 is slower than float32, and for experts
-    on any: torch compiles a product for each number of tokens that an expert gets."""
+    """Returns the dtype `name`, or for auto the dtype of the fastest products.
+
+    They are in bfloat16 on a GPU, and on a CPU that has instructions for bfloat16. On other CPUs
+    bfloat16 is slower than float32. So it is for experts on any CPU, because torch compiles a
+    product for each number of tokens that an expert gets.
+    """
     if name != "auto":
         return name
     if device != "cpu":
@@ -111,8 +114,8 @@ def peak_memory_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     with suppress(OSError):
         status = Path("/proc/self/status").read_text()
-        if found := re.search(r"VmHWM:\s+(\d+) kB", status):
-            return int(found[1]) * 1024
+        if peak := re.search(r"VmHWM:\s+(\d+) kB", status):
+            return int(peak[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -1,4 +1,4 @@
-"""Which settings, each of them valid, do not go together, and why: all of them in one place."""
+"""Which settings, each valid alone, do not go together, and why."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOT_SHARDED: Mapping[str, str] = {
 
 
 def check_combinations(config: Config) -> None:
-    """Raises BadInput for keys that are valid alone and contradict each other."""
+    """Raises BadInput for two keys that contradict each other."""
     optimizer, correction = label(config["optimizer"]), label(config["correction"])
     if (optimizer, correction) in REJECTED:
         why = REJECTED[optimizer, correction]
@@ -66,7 +66,7 @@ def check_backward(model: Recipe, schedule: Schedule) -> None:
 
 
 def check_in_place(config: Config, schedule: Schedule, correction: NoCorrection) -> None:
-    """Raises BadInput for what a schedule that updates weights in place does not go with."""
+    """Raises BadInput for a setting that a schedule with weights updated in place rules out."""
     if not schedule.in_place:
         return
     pipeline = label(config["pipeline"])

@@ -21,45 +21,45 @@ from trainer.base.errors import BadInput, closest_first
 from trainer.base.places import CONF
 from trainer.config.names import GROUPS
 from trainer.config.schema import validate
-from trainer.config.words import REFERENCE, SEARCHPATH, Word, Words, parse, parse_word
+from trainer.config.words import REFERENCE, SEARCHPATH, ParsedWords, Word, parse, parse_word
 
 Node = dict[str, Any]
 SUGGESTED = 4
-"""Keys that are named where there is none of the name that was given."""
+"""Known keys that the refusal of an unknown key names."""
 MISSING = "???"
 """What a YAML has for a value that must be given."""
 NOWHERE = object()
 
 
 def compose(words: Sequence[str]) -> Node:
-    """The resolved, validated config of `words` over conf/config.yaml.
+    """Return the resolved, validated config of `words` over conf/config.yaml.
 
-    Raises BadInput for anything that is not offered or that the schema does not accept.
+    Raises BadInput for a word that is not offered, or a value that the schema does not accept.
     """
     return Composer()(words)
 
 
 def compose_node(words: Sequence[str]) -> Node:
-    """The same, not validated."""
+    """Return the resolved config of `words` without validating it."""
     return Composer().node(words)
 
 
 class Composer:
-    """`compose` for many configs: Hydra composes each set of choices once, keys are set on that."""
+    """`compose` for many configs: Hydra composes each set of choices once, copies get the keys."""
 
     def __init__(self) -> None:
         self._parsed: dict[str, Word] = {}
         self._composed: dict[str, tuple[Node, Node]] = {}
 
     def __call__(self, words: Sequence[str]) -> Node:
-        """The same as `compose(words)`."""
+        """See `compose`."""
         return validate(self.node(words))
 
     def node(self, words: Sequence[str]) -> Node:
-        """The same as `compose_node(words)`."""
-        asked = parse([self._parse(word) for word in words])
-        node, names = self._chosen(asked)
-        for word in asked.settings:
+        """See `compose_node`."""
+        parsed = parse([self._parse(word) for word in words])
+        node, names = self._chosen(parsed)
+        for word in parsed.settings:
             _set(node, word)
         return {**_resolved(node, node), "choices": names}
 
@@ -68,20 +68,20 @@ class Composer:
             self._parsed[word] = parse_word(word)
         return self._parsed[word]
 
-    def _chosen(self, asked: Words) -> tuple[Node, Node]:
-        """A copy of what the choices give, references as they are written, and their names."""
-        key = str((asked.searchpath, sorted(asked.choices.items())))
+    def _chosen(self, parsed: ParsedWords) -> tuple[Node, Node]:
+        """Return a copy of the node of the choices, references as written, and their names."""
+        key = str((parsed.searchpath, sorted(parsed.choices.items())))
         if key not in self._composed:
-            self._composed[key] = _compose(asked)
+            self._composed[key] = _compose(parsed)
         return deepcopy(self._composed[key])
 
 
-def _compose(asked: Words) -> tuple[Node, Node]:
-    """What the choices give, and for each group the name of the YAML that was chosen."""
-    asked.require_choices()
-    words = [f"{group}={name}" for group, name in asked.choices.items()]
-    if asked.searchpath:
-        quoted = ",".join("'{}'".format(path.replace("'", r"\'")) for path in asked.searchpath)
+def _compose(parsed: ParsedWords) -> tuple[Node, Node]:
+    """Return the node of the choices, and for each group the name of the chosen YAML."""
+    parsed.require_choices()
+    words = [f"{group}={name}" for group, name in parsed.choices.items()]
+    if parsed.searchpath:
+        quoted = ",".join("'{}'".format(path.replace("'", r"\'")) for path in parsed.searchpath)
         words.append(f"{SEARCHPATH}=[{quoted}]")
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -102,7 +102,7 @@ def _plain(config: DictConfig) -> Node:
 
 
 def _set(node: Node, word: Word) -> None:
-    """Sets the word's key, which `node` has unless the word adds it; raises BadInput else."""
+    """Sets the word's key. Raises BadInput for a new key, unless the word adds it."""
     path, _, last = word.key.rpartition(".")
     holder = _at(node, path) if path else node
     if not isinstance(holder, dict) or not (word.adds or last in holder):
@@ -121,25 +121,25 @@ def _keys(node: Node, prefix: str = "") -> Iterator[str]:
 
 
 def _resolved(node: Node, root: Node) -> Node:
-    """A copy of `node` with references (${num_updates}) replaced by their values in `root`."""
+    """Return a copy of `node` whose references (${num_updates}) are values of `root`."""
     return {key: _value(value, root, key, ()) for key, value in node.items()}
 
 
 def _value(value: Any, root: Node, key: str, trail: tuple[str, ...]) -> Any:
-    """`trail`: the references that led here."""
+    """Return `value` without references. `trail` are the references that led here."""
     if isinstance(value, dict):
-        return {name: _value(of, root, f"{key}.{name}", trail) for name, of in value.items()}
+        return {name: _value(item, root, f"{key}.{name}", trail) for name, item in value.items()}
     if isinstance(value, list):
-        return [_value(of, root, key, trail) for of in value]
+        return [_value(item, root, key, trail) for item in value]
     if value == MISSING:
         raise BadInput(key, value, "must be given")
     if not isinstance(value, str) or "$" not in value:
         return value
     reference = REFERENCE.fullmatch(value)
-    found = _at(root, reference[1]) if reference else NOWHERE
-    if found is NOWHERE or isinstance(found, dict | list) or value in trail:
+    target = _at(root, reference[1]) if reference else NOWHERE
+    if target is NOWHERE or isinstance(target, dict | list) or value in trail:
         raise BadInput(key, value, "must refer to a key with one value, such as ${num_updates}")
-    return _value(found, root, key, (*trail, value))
+    return _value(target, root, key, (*trail, value))
 
 
 def _at(node: Any, key: str) -> Any:

@@ -1,14 +1,13 @@
-"""What makes a trial: its id is a hash of everything that may change a number, and nothing else.
+"""What makes a trial: its id, a hash of all that may change a number, and the code that runs.
 
 An id names values, not words: the resolved keys of the config, the hash of the data and the
 trainer's version. The names that people chose (`model=tiny`) are left out: two names for the same
-values are one trial, and a YAML that is edited under its name makes another one. A choice counts by
-the address under which its class was first published (`trainer.base.build.MOVED`), wherever it
-lives now: `trainer.config.schema.validate` writes that one. A class from outside this package
-counts by its address and by the source files of the module that the address names and of the one
-that defines it, wherever they lie; modules which these import in turn, and code without a source
-file (built in, compiled), do not count. A class from the folder `code` counts by all Python files
-of that folder.
+values are one trial, and an edited YAML makes another trial. A choice counts by the address under
+which its class was first published (`trainer.base.build.MOVED`), wherever the class lives now;
+`trainer.config.schema.validate` writes that address. A class from outside this package counts by
+its address and by two source files: of the module in the address and of the module that defines the
+class. Modules that these import, and code without a source file (built in, compiled), do not count.
+A class from the folder `code` counts by all Python files of that folder.
 """
 
 from __future__ import annotations
@@ -16,21 +15,22 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import os
 import platform
 import re
 import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
+from subprocess import CalledProcessError, run
 from typing import Any
 
 from trainer.base.build import locate
 from trainer.base.code import code_digest, is_in, use_code
-from trainer.config.names import is_choice
-from trainer.config.version import code_version
-from trainer.config.younger import without_younger
+from trainer.base.places import CODE_ROOT
+from trainer.config.names import is_choice, without_younger
 from trainer.models.checkpoint_files import weights_digest
 
 TRAINER_VERSION = 2
@@ -41,21 +41,17 @@ OWN_DATA = f"{PACKAGE}.data."
 """How the address of a data's class begins that lies in this package."""
 
 CHANGES_NO_NUMBER = (
-    "choices",
-    "results",
-    "out",
-    "save_final",
-    "checkpoint_every",
-    "timeout",
-    "trace",
-    "data.path",
-    "code",
+    *("choices", "results", "out", "data.path", "code"),
+    *("save_final", "checkpoint_every", "timeout", "trace"),
 )
 """Keys left out of the id. The data counts by its hash, not by where it lies."""
 
+COMMIT = "PIPEGAP_COMMIT"
+"""Environment variable that names the commit of a source tree that is a copy without git."""
+
 
 def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
-    """16 hexadecimal digits of the resolved config, the data and the trainer's version."""
+    """Return 16 hexadecimal digits, a hash of resolved config, data and trainer's version."""
     kept = json.loads(json.dumps(without_younger(config)))
     for key in CHANGES_NO_NUMBER:
         *path, last = key.split(".")
@@ -77,22 +73,22 @@ def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
 
 
 def _counted_by_hash(data: Mapping[str, Any]) -> tuple[str, ...]:
-    """Keys of data of this package that its hash stands for."""
+    """Return the keys for which the hash of the data stands, if this package has the class."""
     if not data["_target_"].startswith(OWN_DATA):
         return ()
-    found: tuple[str, ...] = getattr(locate(data["_target_"]), "COUNTED_BY_HASH", ())
-    return found
+    keys: tuple[str, ...] = getattr(locate(data["_target_"]), "COUNTED_BY_HASH", ())
+    return keys
 
 
 def _checkpoint_name(path: str) -> str:
-    """The name of a checkpoint's file, which has its digest, without the attempt that wrote it."""
+    """Return the file name of a checkpoint, with its digest, without the attempt that wrote it."""
     return re.sub(r"^(checkpoint-\d+)-\d+(?=-)", r"\1", Path(path).name)
 
 
 def sources(config: Mapping[str, Any]) -> dict[str, str]:
     """Group → SHA-256 of the source of its class (16 digits), for classes from outside the package.
 
-    A process reads a source file once, when it first asks for its digest: about when it imports it.
+    A process reads a source file once, about when it imports the file.
     """
     addresses = {key: node["_target_"] for key, node in config.items() if is_choice(node)}
     code = config.get("code")
@@ -105,11 +101,10 @@ def sources(config: Mapping[str, Any]) -> dict[str, str]:
 
 @cache
 def _source_digest(address: str, code: str | None) -> str | None:
-    """SHA-256 (16 digits) of the module in `address` and of the one that defines the target.
+    """SHA-256 (16 digits) of the modules that name and define the target; None without source.
 
-    Of a module in the folder `code`, that of all the folder's Python files.
-
-    The two may be the same. Modules of this package do not count. None if no source file is left.
+    The two modules may be one. Modules of this package do not count. The digest of a module in the
+    folder `code` is that of all the folder's Python files.
     """
     use_code(code)
     target, modules = locate(address), {address.rpartition(".")[0]}
@@ -118,13 +113,13 @@ def _source_digest(address: str, code: str | None) -> str | None:
         return code_digest(str(code))
     if inspect.isclass(target) or inspect.isfunction(target):
         modules.add(target.__module__)
-    found = {_content(module) for module in modules if module.partition(".")[0] != PACKAGE}
-    digests = sorted(hashlib.sha256(content).hexdigest() for content in found if content)
+    contents = {_content(module) for module in modules if module.partition(".")[0] != PACKAGE}
+    digests = sorted(hashlib.sha256(content).hexdigest() for content in contents if content)
     return hashlib.sha256("".join(digests).encode()).hexdigest()[:16] if digests else None
 
 
 def _content(module: str) -> bytes:
-    """The content of a module's source file; empty if it has none."""
+    """Return the content of a module's source file; empty without one."""
     try:
         path = inspect.getsourcefile(import_module(module))
     except TypeError:  # built in
@@ -146,15 +141,11 @@ def provenance(
 
 
 def made_by(device_name: str) -> dict[str, Any]:
-    """Code, versions of python and libraries, and the kind of device: of a result, an attempt at
-    one, and a checkpoint."""
+    """Return code, versions of Python and libraries, and the kind of device.
+
+    Results, attempts and checkpoints record them.
+    """
     return {"git": _code(), "versions": {**_versions()}, "device_name": device_name}
-
-
-@cache
-def _code() -> str | None:
-    """Asked once: a process goes on with the code that it imported, whatever is committed since."""
-    return code_version()
 
 
 @cache
@@ -168,3 +159,44 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def code_version() -> str | None:
+    """Return a name for the source code that runs; None if there is none.
+
+    In a git repository: its commit, with `-dirty` if the tree was changed. In a copy without git:
+    the value of `PIPEGAP_COMMIT`. Installed from a wheel: e.g. "pipegap 0.1.0".
+    """
+    return _commit() or os.environ.get(COMMIT) or _release()
+
+
+def _commit() -> str | None:
+    """Return the commit of the repository that tracks this file; None without such a repository.
+
+    An installed copy may lie inside a repository that does not track the copy.
+    """
+    here = Path(__file__)
+    tracks = ["git", "ls-files", "--error-unmatch", here.name]
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        run(tracks, cwd=here.parent, check=True, capture_output=True)
+        done = run(describe, cwd=here.parent, check=True, capture_output=True, text=True)
+    except (CalledProcessError, FileNotFoundError):
+        return None
+    return done.stdout.strip()
+
+
+def _release() -> str | None:
+    """Return name and version of the installed package that has this file; None without one.
+
+    Another copy of the package may be installed too.
+    """
+    here = Path(__file__)
+    for package in distributions(name="pipegap"):
+        if Path(str(package.locate_file(here.relative_to(CODE_ROOT)))).resolve() == here.resolve():
+            return f"pipegap {package.version}"
+    return None
+
+
+_code = cache(code_version)
+"""`code_version` of the first call: a process goes on with the code that it imported."""

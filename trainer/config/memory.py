@@ -1,53 +1,61 @@
-"""The memory that a rank needs for weights, gradients and states, known before a trial runs."""
+"""The weights of each stage, and the memory that a rank needs for them, before a trial runs."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cache
+from math import prod
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from trainer.base.build import locate
-from trainer.config.weights import weights_of
+from trainer.base.build import build, locate
 from trainer.corrections.none import NoCorrection
 from trainer.models.recipe import Recipe
-from trainer.optimizers.routing import buffers
+from trainer.optimizers.routing import EXPERTS, Kind, buffers
 from trainer.optimizers.sharded import owners
 from trainer.schedules.operations import Schedule
 
 FP32 = 4
+PRODUCTS: tuple[Kind, ...] = ("matrix", EXPERTS)
+"""Kinds of weights that tokens are multiplied by; the head aside, which may be an embedding."""
+Number = TypeVar("Number", int, float)
 
 
 def largest_rank(config: Mapping[str, Any], schedule: Schedule, correction: NoCorrection) -> int:
-    """Bytes of the rank that needs most, in the middle of a delayed update; activations aside.
+    """Return the bytes of the rank that needs most, in a delayed update; activations aside.
 
-    All stages are on one rank where the pipeline is emulated. Per weight: the fp32 master, the
-    leaves of its versions, the fp32 sum of gradients, the states of optimizer and correction. A
-    divided optimizer counts with the states of the replica that owns most of them, and with nothing
-    else divided. In fp32 the newest leaf is the master. In a true pipeline a delayed update waits
-    with its gradients while the next ones are summed. Tied weights count as the others of their
-    stage.
+    All stages of an emulated pipeline are on one rank. Each weight has the fp32 master, the leaves
+    of its versions, the fp32 sum of gradients, the states of optimizer and correction. In fp32 the
+    newest leaf is the master. In a true pipeline a delayed update waits with its gradients while
+    the next gradients are summed. Of an optimizer divided among replicas, the replica counts that
+    owns most states. A tied weight counts on both of its stages.
     """
     weights = weights_of(config["model"], schedule.num_stages, config["seq_len"])
     kept = buffers(locate(config["optimizer"]["_target_"]))
     is_true, dtype = config["runner"] != "emulated", getattr(torch, config["dtype"])
     num_owners = config["num_replicas"] if config["shard_optimizer"] else 1
     of_stages = [
-        sum(weight.size for weight in of_stage) * _shared(dtype, lag, correction, is_true=is_true)
-        + FP32 * _largest_share([w.size * kept(w.kind) for w in of_stage], num_owners)
-        for of_stage, lag in zip(weights, schedule.lags, strict=True)
+        num_entries(stage) * _shared(dtype, lag, correction, is_true=is_true)
+        + FP32 * _largest_share([w.size * kept(w.kind) for w in stage], num_owners)
+        for stage, lag in zip(weights, schedule.lags, strict=True)
     ]
-    if not is_true:
-        return sum(of_stages)
-    ranks = range(schedule.num_ranks)
-    return max(sum(of_stages[stage] for stage in schedule.stages(rank)) for rank in ranks)
+    return max(by_rank(schedule, of_stages)) if is_true else sum(of_stages)
+
+
+def by_rank(schedule: Schedule, of_stages: Sequence[Number]) -> list[Number]:
+    """Return the sum over each rank's stages, of one replica."""
+    ranks = map(schedule.stages, range(schedule.num_ranks))
+    return [sum(of_stages[stage] for stage in stages) for stages in ranks]
 
 
 def loss_bytes(config: Mapping[str, Any], model: Recipe) -> int:
-    """Bytes at the peak of the loss of one microbatch, logits and all that is made of them.
+    """Return the bytes at the peak of one microbatch's loss: logits and all that is made of them.
 
-    Compiled: logits and their gradient. Else fp32 ones too, which a loss that is fused with the
-    head (`model.loss_chunk`) makes of a chunk alone; that also holds both gradients of the head.
+    Compiled, these are the logits and their gradient, else also fp32 copies. A loss that is fused
+    with the head (`model.loss_chunk`) makes the logits of one chunk alone, and also holds both
+    gradients of the head.
     """
     itemsize = getattr(torch, config["dtype"]).itemsize
     rows = config["batch_size"] // (config["pipeline"]["num_microbatches"] * config["num_replicas"])
@@ -71,8 +79,55 @@ def _shared(dtype: torch.dtype, lag: int, correction: NoCorrection, *, is_true: 
 
 
 def _largest_share(entries: Sequence[int], num_owners: int) -> int:
-    """Entries of the states of the weights that one replica owns, of the one that has most."""
+    """Return the most entries of states that one replica owns."""
     loads = [0] * num_owners
     for number, owner in zip(entries, owners(entries, num_owners), strict=True):
         loads[owner] += number
     return max(loads)
+
+
+class Weight(NamedTuple):
+    """A weight without its numbers.
+
+    `shape` ends in the two widths of a matrix; earlier sizes count the matrices of a stack.
+    """
+
+    kind: Kind
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return prod(self.shape)
+
+    @property
+    def widths(self) -> int:
+        """Entries that a token has in the products with all of its matrices, in and out."""
+        return prod(self.shape[:-2]) * sum(self.shape[-2:])
+
+
+def weights_of(config_of_model: Any, num_stages: int, seq_len: int) -> list[list[Weight]]:
+    """Return the weights of each stage; a tied weight is on both of its stages.
+
+    No memory is used for them.
+    """
+    return _weights(json.dumps(config_of_model, sort_keys=True), num_stages, seq_len)
+
+
+@cache
+def _weights(node: str, num_stages: int, seq_len: int) -> list[list[Weight]]:
+    model: Recipe = build(json.loads(node))
+    split = model.split(num_stages, seq_len)
+    weights: list[list[Weight]] = []
+    for index in range(num_stages):
+        with torch.device("meta"):
+            stage = model.stage(index, split)
+        kinds = model.kinds(stage)
+        named = stage.named_parameters()
+        weights.append([Weight(kinds[name], tuple(weight.shape)) for name, weight in named])
+    return weights
+
+
+def num_entries(weights: Sequence[Weight]) -> int:
+    """Return the number of entries of all these weights."""
+    return sum(weight.size for weight in weights)

@@ -1,10 +1,14 @@
-"""What people call the choices of a config: the names of YAMLs in conf/."""
+"""How a recorded config is read: what people call its choices, and keys that are younger than it.
+
+The names are those of YAMLs in conf/.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeGuard
 
 import yaml
@@ -102,3 +106,35 @@ def _values(node: Node) -> Node:
         for key, value in node.items()
         if key != "_target_"
     }
+
+
+YOUNGER: Mapping[str, Any] = MappingProxyType(
+    {
+        "code": None,
+        "diagnostics": None,
+        "eval_tokens": None,
+        "eval_dtype": "float32",
+        "deterministic": True,
+        "from_pretrained": None,
+        "shard_optimizer": False,
+        "model.loss_chunk": None,
+        "pipeline.slack": False,
+    }
+)
+"""Key → the value at which a trial does what trials did before there was the key."""
+
+
+def without_younger(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the config without each key that has its value of YOUNGER: no hash depends on it.
+
+    Groups of the config may be nested, or its keys have dots.
+    """
+    older = dict(config)
+    for key, usual in YOUNGER.items():
+        group, _, name = key.rpartition(".")
+        node = older.get(group)
+        if key in older and older[key] == usual:
+            del older[key]
+        elif isinstance(node, Mapping) and name in node and node[name] == usual:
+            older[group] = {other: value for other, value in node.items() if other != name}
+    return older

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -18,7 +18,7 @@ from trainer.base.errors import BadInput
 from trainer.base.ranges import MAX_COUNT
 from trainer.config.combinations import check_backward, check_in_place
 from trainer.config.identity import trial_id
-from trainer.config.memory import FP32, largest_rank, loss_bytes
+from trainer.config.memory import FP32, by_rank, largest_rank, loss_bytes
 from trainer.corrections.none import NoCorrection
 from trainer.data.tokens import Source
 from trainer.models.export import check_start
@@ -37,15 +37,15 @@ ROW, RECORD = 190, 4_000
 
 @dataclass(frozen=True)
 class Plan:
-    """`tokens` and `flops` (forward and backward) are those of the whole training, and
-    `evaluation_flops` those of its `num_evaluations`: 0 where the data is not prepared.
+    """What a trial will be.
 
-    `checkpoint_bytes` (of one checkpoint) and `kept_bytes` (of a finished trial) are estimates;
-    `memory_bytes` is what `largest_rank` counts, and `loss_bytes` what the loss of a microbatch
-    takes beside. `work_by_rank` has the work of a forward on each
-    rank of the pipeline, true or emulated: their ratios count.
-    `is_delayed`: a gradient is late. `corrects_nothing`: the trial has a correction but no delay,
-    so its numbers are those of the same trial without the correction.
+    `tokens` and `flops` (forward and backward) are those of the whole training.
+    `evaluation_flops` are those of all `num_evaluations`, 0 where the data is not prepared.
+    `checkpoint_bytes` (of one checkpoint) and `kept_bytes` (of a finished trial) are estimates.
+    `memory_bytes` is `largest_rank`, beside which the loss of a microbatch takes `loss_bytes`.
+    `work_by_rank` is the work of a forward on each rank, true or emulated; the ratios count.
+    A gradient is late if `is_delayed`. A trial that `corrects_nothing` has a correction but no
+    delay, so its numbers are those of a trial without the correction.
     """
 
     trial_id: str
@@ -74,8 +74,7 @@ def plan_trial(config: Mapping[str, Any]) -> Plan:
 
 
 class Planner:
-    """`plan_trial` for many trials: what depends neither on the seed nor on the optimizer's numbers
-    is computed once.
+    """`plan_trial` for many trials, which share what neither seed nor optimizer's numbers change.
 
     The data are hashed once, when the first trial on them is planned.
     """
@@ -96,15 +95,15 @@ class Planner:
 
 
 def which_optimizer(config: Mapping[str, Any]) -> dict[str, Any]:
-    """All of an optimizer that sizes and work depend on: which one it is."""
+    """Return the node of the optimizer with all that sizes and work depend on: its address."""
     return {"optimizer": {"_target_": config["optimizer"]["_target_"]}}
 
 
 def _facts(node: str) -> tuple[str | None, int]:
     """The hash of the data and the number of its validation tokens: None and 0 where it is not."""
     source: Source = build(json.loads(node))
-    found = source.hash
-    return found, 0 if found is None else source.num_validation_tokens
+    digest = source.hash
+    return digest, 0 if digest is None else source.num_validation_tokens
 
 
 def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: int) -> Plan:
@@ -137,12 +136,12 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
         tokens,
         tokens * flops_per_token,
         [len(layers) for layers in split],
-        _work_by_rank(schedule, model.work(split, config["seq_len"])),
+        by_rank(schedule, model.work(split, config["seq_len"])),
         _num_processes(config, schedule),
         schedule.is_delayed,
         not schedule.is_delayed and type(correction) is not NoCorrection,
         _checkpoint_bytes(config, schedule, correction, model.num_parameters),
-        _kept_bytes(config, num_updates, model.num_parameters),
+        RECORD + ROW * num_updates + config["save_final"] * FP32 * model.num_parameters,
         largest_rank(config, schedule, correction),
         loss_bytes(config, model),
         num_evaluations,
@@ -151,18 +150,13 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
 
 
 def _num_updates(config: Mapping[str, Any], num_parameters: int) -> int:
-    """The updates that make `tokens_per_parameter`; raises BadInput if they are too many."""
+    """Return the updates that make `tokens_per_parameter`; raises BadInput for too many."""
     share: float = config["tokens_per_parameter"]
     num_updates = max(1, round(share * num_parameters / (config["batch_size"] * config["seq_len"])))
     if num_updates > MAX_COUNT:
         allowed = f"must make at most {MAX_COUNT} updates, not {num_updates}"
         raise BadInput("tokens_per_parameter", share, allowed)
     return num_updates
-
-
-def _work_by_rank(schedule: Schedule, by_stage: Sequence[float]) -> list[float]:
-    ranks = range(schedule.num_ranks)
-    return [sum(by_stage[stage] for stage in schedule.stages(rank)) for rank in ranks]
 
 
 def _num_processes(config: Mapping[str, Any], schedule: Schedule) -> int:
@@ -190,12 +184,6 @@ def _checkpoint_bytes(
     buffers = OF_ADAM + sum(map(correction.num_buffers, lags)) / len(lags)
     master = 0 if dtype == torch.float32 else FP32
     return round(num_parameters * (master + leaves * dtype.itemsize + buffers * FP32))
-
-
-def _kept_bytes(config: Mapping[str, Any], num_updates: int, num_parameters: int) -> int:
-    """Bytes that a finished trial keeps: its record, and the final weights if they are saved."""
-    weights = FP32 * num_parameters if config["save_final"] else 0
-    return RECORD + ROW * num_updates + weights
 
 
 @cache

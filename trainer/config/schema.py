@@ -21,12 +21,11 @@ from pydantic_core import ErrorDetails
 from trainer.base.build import locate, published
 from trainer.base.code import in_short, refuse_hidden, use_code
 from trainer.base.errors import BadInput, closest_first
-from trainer.base.paths import is_url, require_folder
+from trainer.base.places import is_url, require_folder
 from trainer.base.ranges import Count, Few, Place, Rows, Seed
 from trainer.base.resources import resolved_dtype
 from trainer.config.combinations import check_combinations
-from trainer.config.names import GROUPS, names
-from trainer.config.younger import YOUNGER
+from trainer.config.names import GROUPS, YOUNGER, names
 
 Choice = dict[str, Any]
 
@@ -77,25 +76,19 @@ class TrialConfig(BaseModel):
     compile: bool
 
 
-class Choices(BaseModel):
-    """The names in conf/ of a trial's choices."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    model: str
-    data: str
-    optimizer: str
-    pipeline: str
-    correction: str
-    lr_schedule: str
+NAMES: dict[str, Any] = dict.fromkeys(GROUPS, (str, ...))
+ChoiceNames = create_model(
+    "ChoiceNames", __config__=ConfigDict(extra="forbid", strict=True), **NAMES
+)
+"""The names in conf/ of a trial's choices."""
 
 
 def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a checked copy of `config`.
 
-    In it, numbers have their declared type (so that 1 and 1.0 name the same trial), choices have
-    their published addresses, the names of the choices are filled in where they are missing, and
-    `dtype=auto` is the one that is fast on this machine.
+    Numbers of the copy have their declared type (so that 1 and 1.0 name one trial). Choices have
+    their published addresses. Missing names of choices are filled in. `dtype=auto` becomes the
+    dtype that is fast on this machine.
 
     Raises BadInput for an unknown or missing key, a wrong type, a value out of range, or keys that
     contradict each other.
@@ -105,7 +98,7 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     for group in GROUPS:
         checked[group] = check_choice(group, checked[group], checked["code"])
     if checked["choices"] is not None:
-        _check(Choices, checked["choices"], prefix="choices.")
+        _check(ChoiceNames, checked["choices"], prefix="choices.")
     checked["choices"] = names(checked)
     checked["dtype"] = resolved_dtype(
         checked["dtype"], checked["device"], has_experts="num_experts" in checked["model"]
@@ -118,7 +111,10 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_folders(config: Mapping[str, Any]) -> None:
-    """The config of a trial in an object store names that; it can run wherever `out` is."""
+    """Raises BadInput for an unusable `out`, or `results` that `out` does not replace.
+
+    A trial in an object store has a URL as `results`, and runs in the folder `out`.
+    """
     if config["out"] is not None:
         require_folder("out", config["out"])
     if config["out"] is None or not is_url(config["results"]):
@@ -126,9 +122,9 @@ def _check_folders(config: Mapping[str, Any]) -> None:
 
 
 def check_choice(key: str, node: Choice, code: str | None = None) -> Choice:
-    """The node of one choice, checked against its target's signature; raises BadInput.
+    """Return the node of one choice, checked against its target's signature; raises BadInput.
 
-    `code`: the folder of the user's own code.
+    `code` is the folder of the user's own code.
     """
     path = str(node.get("_target_"))
     try:
@@ -143,7 +139,7 @@ def check_choice(key: str, node: Choice, code: str | None = None) -> Choice:
 
 @cache
 def _schema(target: Any) -> type[BaseModel]:
-    """A model of the target's keyword-only parameters.
+    """Return a pydantic model of the target's keyword-only parameters.
 
     Raises TypeError or ValueError for a target that is no function or class of annotated ones.
     """
@@ -170,14 +166,13 @@ def _check(schema: type[BaseModel], values: Mapping[str, Any], prefix: str) -> d
 
 
 def first_of(error: ValidationError) -> ErrorDetails:
-    """The error that is told. A misspelt key is also reported as a missing one: the word that is
-    there says more."""
+    """Return the error to report: a misspelt key says more than the key that is missing for it."""
     errors = error.errors()
-    return next((one for one in errors if one["type"] != "missing"), errors[0])
+    return next((details for details in errors if details["type"] != "missing"), errors[0])
 
 
 def in_words(error: ErrorDetails, schema: type[BaseModel]) -> str:
-    """What must be, where the `schema` found this error: in our words, not pydantic's."""
+    """Return what must be where the `schema` has this error, in our words and not pydantic's."""
     if error["type"] == "extra_forbidden":
         known = closest_first(str(error["loc"][-1]), schema.model_fields)
         return f"must be a known key (known: {', '.join(known)})"

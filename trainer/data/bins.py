@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 from annotated_types import Gt
 
-from trainer.base.digests import file_hash
+from trainer.base.atomic import file_hash
 from trainer.base.errors import BadInput
 from trainer.base.ranges import Place
 from trainer.data.tokens import Array, Dataset, Tokens

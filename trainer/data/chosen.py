@@ -1,17 +1,18 @@
-"""A tokenizer by the word of a config: one of ours, a file, or a name on the Hugging Face hub."""
+"""The tokenizer of a config: chosen by a word, read from prepared data, written beside a model."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+from trainer.base.atomic import write_atomically, write_json
+from trainer.base.build import build
 from trainer.base.cli import one_of
-from trainer.base.errors import BadInput
+from trainer.base.errors import BadInput, first_line
 from trainer.data.tokenizers import (
     BPE128K_VOCABULARY,
     BPE_VOCABULARY,
@@ -26,6 +27,7 @@ from trainer.data.tokenizers import (
     kept,
     vocab_size,
 )
+from trainer.data.tokens import KnowsTokenizer
 
 CACHE = Path("data/archives")
 KEY = "data.tokenizer"
@@ -39,9 +41,10 @@ OURS: Mapping[str, tuple[str, int | None]] = {
 
 
 class Chosen(NamedTuple):
-    """`identity` changes with the tokens that it makes; `make` is as in `ENCODERS`, without cache.
+    """A tokenizer, not made yet.
 
-    `vocab_size` is None where it depends on the text.
+    `identity` changes with the tokens that the tokenizer makes. `vocab_size` is None where it
+    depends on the text. `make` takes the training texts and the folder of the shards.
     """
 
     identity: str
@@ -50,9 +53,10 @@ class Chosen(NamedTuple):
 
 
 def chosen(word: str) -> Chosen:
-    """The tokenizer of `word`: one of `ENCODERS`, FOLDER/tokenizer.json, or org/name[@revision].
+    """Return the tokenizer of `word`.
 
-    Raises BadInput for one that is not there or has no token that ends a document.
+    A word is one of `ENCODERS`, FOLDER/tokenizer.json, or org/name[@revision] on the hub.
+    Raises BadInput for a tokenizer that is not there or has no token that ends a document.
     """
     if word in ENCODERS:
         return Chosen(*OURS[word], lambda texts, folder: ENCODERS[word](texts, folder, CACHE))
@@ -73,16 +77,11 @@ def _of_file(word: str, path: Path) -> Chosen:
         content = path.read_text(encoding="utf-8")
         tokenizer = Tokenizer.from_str(content)
     except Exception as error:  # `tokenizers` raises Exception itself
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise BadInput(KEY, word, f"must be a tokenizer.json ({reason})") from None
+        raise BadInput(KEY, word, f"must be a tokenizer.json ({first_line(error)})") from None
     if (end := end_of_document(tokenizer)) is None:
         raise BadInput(KEY, word, f"must have a token that ends a document: {', '.join(ENDS)}")
     identity = hashlib.sha256(content.encode()).hexdigest()
-    return Chosen(identity, vocab_size(tokenizer), partial(_keep, content, end))
-
-
-def _keep(content: str, end: str, texts: Iterable[str], folder: Path) -> Encoder:
-    return kept(content, folder, end)
+    return Chosen(identity, vocab_size(tokenizer), lambda _, folder: kept(content, folder, end))
 
 
 def _from_hub(word: str) -> Path:
@@ -93,6 +92,29 @@ def _from_hub(word: str) -> Path:
 
         return Path(hf_hub_download(name, TOKENIZER_FILE, revision=revision or None))
     except Exception as error:  # the hub's client and the network have their own
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        allowed = f"must be a model of the Hugging Face hub with a {TOKENIZER_FILE} ({reason})"
-        raise BadInput(KEY, word, f"{allowed}; or give the file") from None
+        allowed = f"must be a model of the Hugging Face hub with a {TOKENIZER_FILE}"
+        reason = f"({first_line(error)}); or give the file"
+        raise BadInput(KEY, word, f"{allowed} {reason}") from None
+
+
+def tokenizer_of(data: Mapping[str, Any]) -> tuple[Tokenizer, str]:
+    """Return the tokenizer of a config's `data`, and its token that ends a document.
+
+    Raises BadInput for data that does not know its tokenizer, or has lost it.
+    """
+    source = build(data)
+    if not isinstance(source, KnowsTokenizer):
+        raise BadInput("data", data.get("path"), "must know its tokenizer: tokens alone do not")
+    tokenizer = source.read_tokenizer()
+    if (end := end_of_document(tokenizer)) is None:
+        allowed = f"must have a token that ends a document: {', '.join(ENDS)}"
+        raise BadInput("data.tokenizer", data.get("path"), allowed)
+    return tokenizer, end
+
+
+def write_tokenizer(tokenizer: Tokenizer, end: str, folder: Path) -> None:
+    """Writes the files from which transformers makes the same tokenizer."""
+    write_atomically(folder / TOKENIZER_FILE, tokenizer.to_str(pretty=True).encode())
+    # transformers would pick a class by the model otherwise, which splits text in its own way.
+    of_class = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end}
+    write_json(folder / "tokenizer_config.json", of_class)

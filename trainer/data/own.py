@@ -18,13 +18,12 @@ from annotated_types import Gt, Interval
 from tokenizers import Tokenizer
 from typing_extensions import override
 
-from trainer.base.digests import digests
+from trainer.base.atomic import digests
 from trainer.base.errors import BadInput
 from trainer.base.ranges import Place, Positive
 from trainer.data.chosen import chosen
-from trainer.data.hub import HubDocuments, newest_commit
 from trainer.data.prepare import on_stderr, prepare, stated_vocab_size
-from trainer.data.readers import READERS, documents
+from trainer.data.readers import READERS, HubDocuments, documents, newest_commit
 from trainer.data.shards import Prepared
 from trainer.data.tokens import Dataset
 
@@ -42,7 +41,7 @@ class OwnShards(Prepared):
     @property
     @override
     def remedy(self) -> str:
-        """Any command that needs them."""
+        """Any command that needs the shards prepares them."""
         return "the same command"
 
 
@@ -51,7 +50,7 @@ class OwnText(ABC):
     """A source whose shards lie in `place`, in a folder that its hash names."""
 
     COUNTED_BY_HASH: ClassVar[tuple[str, ...]]
-    """Keys that the hash stands for in a trial's id: they say where something lies."""
+    """Keys that say where something lies: in a trial's id the hash stands for them."""
 
     text: str
     tokenizer: str
@@ -67,15 +66,15 @@ class OwnText(ABC):
     @property
     @abstractmethod
     def label(self) -> str:
-        """What people know the text by; no path."""
+        """The name by which people know the text; no path."""
 
     @abstractmethod
     def origin(self) -> Recipe | None:
-        """What identifies the text; None if it is not there."""
+        """Returns what identifies the text; None if the text is not there."""
 
     @abstractmethod
     def documents(self) -> Iterable[str]:
-        """The text, one document at a time; raises BadInput if it cannot be read."""
+        """Yields documents; raises BadInput if the text cannot be read."""
 
     @property
     def hash(self) -> str | None:
@@ -93,7 +92,7 @@ class OwnText(ABC):
 
     @property
     def known_vocab_size(self) -> int | None:
-        """The vocabulary, as far as it is known before the text is read.
+        """The vocabulary, if it is known before the text is read.
 
         Raises BadInput for a `vocab_size` below the tokenizer's.
         """
@@ -107,33 +106,33 @@ class OwnText(ABC):
         return 0 if shards.hash is None else shards.num_validation_tokens
 
     def read_tokenizer(self) -> Tokenizer:
-        """What made the tokens; raises BadInput where they are not prepared."""
+        """Returns the tokenizer of the tokens; raises BadInput before they are prepared."""
         return self._shards(str(self.hash)).read_tokenizer()
 
     def open(self) -> Dataset:
-        """Prepares what is not there, with progress on stderr; then verifies and opens it."""
-        if (found := self.hash) is None:
+        """Prepares missing shards, with progress on stderr; then verifies and opens them."""
+        if (digest := self.hash) is None:
             self.documents()  # says why
             raise BadInput("data.path", self.label, "must be there")
-        if self._shards(found).hash is None:
-            self._prepare(found)
-        return self._shards(found).open()
+        if self._shards(digest).hash is None:
+            self._prepare(digest)
+        return self._shards(digest).open()
 
-    def _folder(self, found: str) -> Path:
-        return self.place / found[:16]
+    def _folder(self, digest: str) -> Path:
+        return self.place / digest[:16]
 
-    def _shards(self, found: str) -> OwnShards:
-        return OwnShards(path=str(self._folder(found)))
+    def _shards(self, digest: str) -> OwnShards:
+        return OwnShards(path=str(self._folder(digest)))
 
-    def _prepare(self, found: str) -> None:
+    def _prepare(self, digest: str) -> None:
         encoder = chosen(self.tokenizer)
         if next(iter(self.documents()), None) is None:
             raise BadInput("data", self.label, "must hold text: it has none")
-        on_stderr(f"prepares {self.label} in {self._folder(found)}")
+        on_stderr(f"prepares {self.label} in {self._folder(digest)}")
         prepare(
             self.documents,
             encoder.make,
-            self._folder(found),
+            self._folder(digest),
             validation_share=self.validation_share,
             num_tokens=self.num_tokens or math.inf,
             about={
@@ -158,7 +157,7 @@ class TextFiles(OwnText):
 
     @property
     def place(self) -> Path:
-        """A folder of its own: that of the files may be read-only."""
+        """The folder `shards`, because the folder of the files may be read-only."""
         return Path(self.shards)
 
     @property
@@ -223,13 +222,9 @@ class HubText(OwnText):
         return {**where, "config": self.config, "split": self.split, "text": self.text}
 
     def documents(self) -> Iterable[str]:
-        """Streamed; raises BadInput where the hub or a field is missing."""
+        """Streams the data set; raises BadInput where the hub or a field is missing."""
         return HubDocuments(
-            self.name,
-            config=self.config,
-            split=self.split,
-            revision=self.revision,
-            field=self.text,
+            self.name, config=self.config, split=self.split, revision=self.revision, field=self.text
         )
 
 

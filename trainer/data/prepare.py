@@ -1,34 +1,32 @@
-"""Documents → a prepared folder, which appears only when it is complete."""
+"""Documents → a prepared folder, which appears only when it is complete.
+
+Of several processes that prepare one folder, one works and the others wait.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import json
+import os
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from fcntl import LOCK_EX, flock
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, TextIO
 
-from trainer.base.atomic import write_json
 from trainer.base.errors import BadInput
-from trainer.data.alone import alone, unusable
-from trainer.data.manifest import FORMAT, MANIFEST, Manifest, Splits
-from trainer.data.stream import Batch, State, batches
+from trainer.data.readers import Batch, State
+from trainer.data.shards import FORMAT, MANIFEST, Manifest
 from trainer.data.tokenizers import Document, Encoder
-from trainer.data.workers import mapped
-from trainer.data.writer import SplitWriter
+from trainer.data.writer import PROGRESS, Preparation, progress
 
 Documents = Callable[[], Iterable[str]]
 MakeEncoder = Callable[[Iterable[str], Path], Encoder]
-Told = Callable[[str], None]
 
-SAVE_EVERY = 10.0
-"""Seconds between two records of how far a preparation is, and two lines about it."""
-PROGRESS = "progress.json"
+LOCK = ".lock"
+"""What the name of a folder's lock adds to that of the folder."""
 
 
 def on_stderr(line: str) -> None:
@@ -51,31 +49,31 @@ def prepare(
     about: dict[str, Any],
     vocab_size: int | None = None,
     num_workers: int = 1,
-    tell: Told = on_stderr,
+    tell: Callable[[str], None] = on_stderr,
 ) -> None:
     """Writes the splits and the manifest of `out`; raises BadInput unless it is new or empty.
 
     It stops after `num_tokens` training tokens. A tokenizer is trained on training documents only.
     `vocab_size` is stated in place of the tokenizer's, if it is larger. `tell` gets lines of
     progress. A call that was killed leaves its files in `out`.partial, and the same call goes on
-    from them; of several at once, one works and the others wait.
+    from them.
     """
     out = out.resolve()  # fills the target of a link: a folder cannot replace the link itself
-    asked = {**about, "share": validation_share, "tokens": str(num_tokens), "size": vocab_size}
-    with alone(out):
+    settings = {**about, "share": validation_share, "tokens": str(num_tokens), "size": vocab_size}
+    with _alone(out):
         if (out / MANIFEST).is_file():  # by a process that this one waited for
             return
-        folder = _make_partial(out, asked)
+        folder = _make_partial(out, settings)
         try:
             texts = (text for text in documents() if not is_validation(text, validation_share))
             encoder = make_encoder(texts, folder)
             size = stated_vocab_size(encoder.vocab_size, vocab_size)
             encode = partial(_encode, encoder, validation_share)
-            with Written(folder, asked, size, num_tokens, tell) as written:
-                written.go_on(documents(), encode, num_workers)
-                splits = written.close(validation_share)
+            with Preparation(folder, settings, size, num_tokens, tell) as preparation:
+                preparation.go_on(documents(), encode, num_workers)
+                splits = preparation.close(validation_share)
         except BadInput:
-            if not _progress(folder, asked):
+            if not progress(folder, settings):
                 shutil.rmtree(folder)
             raise
         manifest = Manifest(
@@ -100,107 +98,61 @@ def _encode(
     return batch.after, list(zip(held_out, encoder.encode(batch.texts), strict=True))
 
 
-class Written:
-    """What is written of the splits of `folder`, from where an earlier process left it."""
-
-    def __init__(
-        self, folder: Path, asked: dict[str, Any], vocab_size: int, num_tokens: float, tell: Told
-    ) -> None:
-        self._folder, self._asked, self._num_tokens, self._tell = folder, asked, num_tokens, tell
-        before = _progress(folder, asked)
-        self._state: State | None = before.get("state")
-        self.train, self.validation = (
-            SplitWriter(folder, split, vocab_size, before.get(split))
-            for split in ("train", "validation")
-        )
-        self._saved = self._started = time.monotonic()
-        self._already = self.train.num_tokens
-        if self._already:
-            tell(f"{folder.name}: goes on after {self._already:,} tokens")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for split in (self.train, self.validation):
-            split.release()
-
-    def go_on(
-        self,
-        documents: Iterable[str],
-        encode: Callable[[Batch], tuple[State, list[tuple[bool, Document]]]],
-        num_workers: int,
-    ) -> None:
-        """Writes the documents that are left."""
-        if self.train.num_tokens >= self._num_tokens:
-            return
-        for state, encoded in mapped(encode, batches(documents, self._state), num_workers):
-            for held_out, tokens in encoded:
-                (self.validation if held_out else self.train).add(tokens)
-            self._state = state
-            if self.train.num_tokens >= self._num_tokens:
-                break
-            if time.monotonic() > self._saved + SAVE_EVERY:
-                self._save()
-
-    def close(self, share: float) -> Splits:
-        """Finishes both splits; raises BadInput if one has no document."""
-        if not self.train.num_documents + self.validation.num_documents:
-            raise BadInput("data", self._asked["corpus"], "must hold text: it has none")
-        for split, more in ((self.train, "smaller"), (self.validation, "larger")):
-            if not split.num_documents:
-                allowed = f"must be {more}, or the text longer: one part has no document"
-                raise BadInput("data.validation_share", share, allowed)
-        return Splits(train=self.train.close(), validation=self.validation.close())
-
-    def _save(self) -> None:
-        content = {
-            "asked": self._asked,
-            "state": self._state,
-            "train": self.train.state(),
-            "validation": self.validation.state(),
-        }
-        write_json(self._folder / PROGRESS, content)
-        self._saved = time.monotonic()
-        done = self.train.num_tokens
-        speed = (done - self._already) / (self._saved - self._started)
-        share = f" ({done / self._num_tokens:.0%})" if self._num_tokens < float("inf") else ""
-        documents = self.train.num_documents + self.validation.num_documents
-        self._tell(
-            f"{self._folder.name}: {documents:,} documents, {done:,} tokens{share}, "
-            f"{speed:,.0f} tokens/s"
-        )
-
-
-def stated_vocab_size(of_tokenizer: int, asked: int | None) -> int:
-    """The vocabulary of the manifest; raises BadInput if the one asked for is too small."""
-    if asked is not None and asked < of_tokenizer:
+def stated_vocab_size(of_tokenizer: int, stated: int | None) -> int:
+    """The vocabulary of the manifest; raises BadInput if the `stated` one is too small."""
+    if stated is not None and stated < of_tokenizer:
         allowed = f"must be null or at least the tokenizer's {of_tokenizer}"
-        raise BadInput("data.vocab_size", asked, allowed)
-    return asked or of_tokenizer
+        raise BadInput("data.vocab_size", stated, allowed)
+    return stated or of_tokenizer
 
 
-def _progress(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    """What was recorded of the same preparation; empty if nothing was."""
-    try:
-        found: dict[str, Any] = json.loads((folder / PROGRESS).read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if found["asked"] == asked else {}
+def _make_partial(out: Path, settings: dict[str, Any]) -> Path:
+    """Returns the folder `out`.partial: as an earlier call left it, or new.
 
-
-def _make_partial(out: Path, asked: dict[str, Any]) -> Path:
-    """Returns the folder `out`.partial: as the same preparation left it, or new.
-
-    It fails where renaming, the last step, would otherwise fail after all the work.
+    Raises BadInput where renaming, the last step, would otherwise fail after all the work.
     """
     folder = out.with_name(f"{out.name}.partial")
     try:
         with suppress(FileNotFoundError):
             out.rmdir()  # removes an empty folder only
-        if not _progress(folder, asked):
+        if not progress(folder, settings):
             shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise unusable(out, error) from None
+        raise _unusable(out, error) from None
     return folder
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Waits until no other process holds the folder `out`, and holds it; a killed one holds none.
+
+    Raises BadInput where no file can be made beside it.
+    """
+    lock = out.with_name(out.name + LOCK)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        file = _locked(lock)
+    except OSError as error:
+        raise _unusable(out, error) from None
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        file.close()
+
+
+def _locked(lock: Path) -> TextIO:
+    """The file `lock`, held by this process until it is closed."""
+    while True:
+        file = lock.open("w")
+        flock(file, LOCK_EX)
+        if lock.exists() and os.path.samestat(os.fstat(file.fileno()), lock.stat()):
+            return file
+        file.close()  # of a holder that has deleted it
+
+
+def _unusable(out: Path, error: OSError) -> BadInput:
+    """The refusal of a folder that cannot be made."""
+    allowed = f"must be a new or an empty folder where one may write ({error.strerror})"
+    return BadInput("out", out, allowed)

@@ -1,21 +1,25 @@
-"""Text → tokens: raw bytes, a BPE of our own, or SmolLM2's tokenizer."""
+"""Text → tokens: raw bytes, a BPE of our own, or SmolLM2's tokenizer.
+
+SmolLM2's is rebuilt from vocabulary and merges of a GGUF file, so that no hub is needed.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+import json
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from trainer.base.atomic import write_atomically
 from trainer.data.archives import fetch
-from trainer.data.gguf import byte_level_bpe, published_json, read_metadata, split_as_bytes
 
 Document = npt.NDArray[np.integer[Any]]
 END_OF_DOCUMENT = "<|endoftext|>"
@@ -26,6 +30,9 @@ LEARNED_FROM = 1_000_000
 BPE_VOCABULARY, BPE128K_VOCABULARY, SMOLLM2_VOCABULARY = 4096, 128_000, 49152
 SMOLLM2_SHA256 = "9ca9acddb6525a194ec8ac7a87f24fbba7232a9a15ffa1af0c1224fcd888e47c"
 TOKENIZER_FILE = "tokenizer.json"
+STRING, ARRAY, CONTROL_TOKEN = 8, 9, 3
+SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
+"""Type number → its format in `struct` (the GGUF specification, little-endian)."""
 
 
 class Encoder(Protocol):
@@ -35,7 +42,7 @@ class Encoder(Protocol):
     sha256: str | None
 
     def encode(self, documents: Sequence[str]) -> list[Document]:
-        """One integer array a document."""
+        """Returns one integer array per document."""
 
 
 class Bytes:
@@ -45,7 +52,7 @@ class Bytes:
     sha256: str | None = None
 
     def encode(self, documents: Sequence[str]) -> list[Document]:
-        """One integer array a document."""
+        """Returns one integer array per document."""
         return [
             np.append(np.frombuffer(text.encode(), np.uint8).astype(np.int64), 256)
             for text in documents
@@ -63,8 +70,10 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def _letter(byte: int) -> str:
-    """How byte-level tokenizers write a byte: printable ones of Latin-1 as they are, the others, in
-    order, as the letters from 256 on (GPT-2)."""
+    """Returns the letter by which byte-level tokenizers write a byte (GPT-2).
+
+    Printable bytes of Latin-1 stay as they are. Others become the letters from 256 on, in order.
+    """
     is_printable = [33 <= b <= 126 or 161 <= b <= 172 or b >= 174 for b in range(256)]
     return chr(byte if is_printable[byte] else 256 + is_printable[:byte].count(False))
 
@@ -87,17 +96,17 @@ class Subwords:
         self.sha256: str | None = hashlib.sha256(content.encode()).hexdigest()
 
     def __reduce__(self) -> tuple[Callable[[str, str], Subwords], tuple[str, str]]:
-        """Another process, which gets it with every batch, makes it once."""
+        """A process that gets a tokenizer with every batch makes that tokenizer once."""
         return _subwords, self._made_from
 
     def encode(self, documents: Sequence[str]) -> list[Document]:
-        """One integer array a document."""
+        """Returns one integer array per document."""
         encoded = self._tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
-        return [np.array([*one.ids, self._end], dtype=np.int64) for one in encoded]
+        return [np.array([*text.ids, self._end], dtype=np.int64) for text in encoded]
 
 
 def vocab_size(tokenizer: Tokenizer) -> int:
-    """One more than its largest token; there may be gaps below."""
+    """Returns one more than the largest token of a tokenizer; smaller numbers may be unused."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
@@ -138,9 +147,73 @@ def _smollm2(texts: Iterable[str], folder: Path, cache: Path) -> Encoder:
 
 
 def kept(content: str, folder: Path, end: str = END_OF_DOCUMENT) -> Subwords:
-    """The tokenizer with this tokenizer.json, which is written beside the shards."""
+    """Writes `content` as tokenizer.json beside the shards; returns its tokenizer."""
     write_atomically(folder / TOKENIZER_FILE, content.encode())
     return Subwords(content, end)
+
+
+def read_metadata(file: IO[bytes]) -> dict[str, Any]:
+    """The key-value pairs at the head of a GGUF file (versions 2 and 3); raises ValueError."""
+    if file.read(4) != b"GGUF":
+        raise ValueError("not a GGUF file")
+    _, _, num_pairs = struct.unpack("<IQQ", file.read(20))
+    return dict(_pair(file) for _ in range(num_pairs))
+
+
+def _pair(file: IO[bytes]) -> tuple[str, Any]:
+    return _string(file), _value(file, _scalar(file, "I"))
+
+
+def _value(file: IO[bytes], kind: int) -> Any:
+    if kind == STRING:
+        return _string(file)
+    if kind == ARRAY:
+        item, length = _scalar(file, "I"), _scalar(file, "Q")
+        return [_value(file, item) for _ in range(length)]
+    return _scalar(file, SCALARS[kind])
+
+
+def _scalar(file: IO[bytes], form: str) -> Any:
+    return struct.unpack(f"<{form}", file.read(struct.calcsize(f"<{form}")))[0]
+
+
+def _string(file: IO[bytes]) -> str:
+    return file.read(_scalar(file, "Q")).decode()
+
+
+def byte_level_bpe(metadata: dict[str, Any]) -> Tokenizer:
+    """The byte-level BPE tokenizer that the metadata describes, digits split one by one."""
+    tokens, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, fuse_unk=False))
+    split_as_bytes(tokenizer)
+    tokenizer.add_special_tokens(list(_special(tokens, kinds)))
+    return tokenizer
+
+
+def split_as_bytes(tokenizer: Tokenizer) -> None:
+    """Makes `tokenizer` split as SmolLM2's does: single digits, then GPT-2's words, as bytes."""
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+
+
+def _special(tokens: list[str], kinds: list[int]) -> Iterator[AddedToken]:
+    for token, kind in zip(tokens, kinds, strict=True):
+        if kind == CONTROL_TOKEN:
+            yield AddedToken(token, special=True, normalized=False)
+
+
+def published_json(tokenizer: Tokenizer) -> str:
+    """tokenizer.json in its published form: older releases wrote each merge as one string."""
+    content = json.loads(tokenizer.to_str())
+    content["model"]["merges"] = [" ".join(merge) for merge in content["model"]["merges"]]
+    return json.dumps(content, indent=2, ensure_ascii=False)
 
 
 ENCODERS: dict[str, Callable[[Iterable[str], Path, Path], Encoder]] = {

@@ -1,38 +1,48 @@
-"""Writes a split of a prepared folder, document by document; it can go on where it was killed."""
+"""Writes the splits of a prepared folder, document by document, and goes on where it was killed."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from trainer.base.digests import file_hash
-from trainer.data.manifest import File, Shard, Split, TokenType
+from trainer.base.atomic import file_hash, write_json
+from trainer.base.children import mapped
+from trainer.base.errors import BadInput
+from trainer.data.readers import Batch, State, batches
+from trainer.data.shards import File, Shard, Split, Splits, TokenType
+from trainer.data.tokenizers import Document
 
 SHARD_TOKENS = 100_000_000
 END = np.dtype("<i8")
 """How the end of a document is written, until all ends are known."""
+SAVE_EVERY = 10.0
+"""Seconds between two records of how far a preparation is, and two lines about it."""
+PROGRESS = "progress.json"
 
 
 class SplitWriter:
-    """Writes one split of a folder. `before`: the state from which it goes on."""
+    """Writes one split of `folder`. `before` is the state from which a writer goes on."""
 
     def __init__(
         self, folder: Path, split: str, vocab_size: int, before: Mapping[str, Any] | None = None
     ) -> None:
         self._folder, self._split, self._vocab_size = folder, split, vocab_size
         self._dtype: TokenType = "<u2" if vocab_size <= 2**16 else "<u4"
-        found = before or {"shards": [], "length": 0, "num_tokens": 0, "num_documents": 0}
-        self._shards = [Shard(**shard) for shard in found["shards"]]
-        self._length: int = found["length"]
-        self.num_tokens: int = found["num_tokens"]
-        self.num_documents: int = found["num_documents"]
-        self._file = _opened(self._path(), self._length * np.dtype(self._dtype).itemsize)
-        self._ends = _opened(folder / f"{split}-ends", self.num_documents * END.itemsize)
+        state = before or {"shards": [], "length": 0, "num_tokens": 0, "num_documents": 0}
+        self._shards = [Shard(**shard) for shard in state["shards"]]
+        self._length: int = state["length"]
+        self.num_tokens: int = state["num_tokens"]
+        self.num_documents: int = state["num_documents"]
+        self._file = _open_to_append(self._path(), self._length * np.dtype(self._dtype).itemsize)
+        self._ends = _open_to_append(folder / f"{split}-ends", self.num_documents * END.itemsize)
 
     def add(self, document: npt.NDArray[np.integer[Any]]) -> None:
         """Appends a document's tokens, its end token among them."""
@@ -45,10 +55,10 @@ class SplitWriter:
         self._ends.write(np.array(self.num_tokens, END).tobytes())
         if self._length >= SHARD_TOKENS:
             self._close_shard()
-            self._file = _opened(self._path(), 0)
+            self._file = _open_to_append(self._path(), 0)
 
     def state(self) -> dict[str, Any]:
-        """What was written, all of it on the disk."""
+        """Return what has been written, after all of it has reached the disk."""
         for file in (self._file, self._ends):
             file.flush()
             os.fsync(file.fileno())
@@ -68,10 +78,10 @@ class SplitWriter:
         """Finishes the split; returns its part of the manifest."""
         self._close_shard()
         self._ends.close()
-        written = Path(self._ends.name)
+        raw = Path(self._ends.name)
         ends = self._folder / f"{self._split}-ends.npy"
-        np.save(ends, np.fromfile(written, END))
-        written.unlink()
+        np.save(ends, np.fromfile(raw, END))
+        raw.unlink()
         return Split(
             num_tokens=self.num_tokens,
             num_documents=self.num_documents,
@@ -84,19 +94,109 @@ class SplitWriter:
         return self._folder / f"{self._split}-{len(self._shards):05d}.tokens"
 
     def _close_shard(self) -> None:
-        """Nothing is left of a shard without tokens."""
+        """Closes and records the shard; deletes one without tokens."""
         self._file.close()
         path = self._path()
         if not self._length:
             path.unlink()
             return
-        shard = Shard(file=path.name, num_tokens=self._length, sha256=file_hash(path))
-        self._shards.append(shard)
+        digest = file_hash(path)
+        self._shards.append(Shard(file=path.name, num_tokens=self._length, sha256=digest))
         self._length = 0
 
 
-def _opened(path: Path, num_bytes: int) -> BinaryIO:
-    """The file, of which only the first `num_bytes` are kept, to be appended to."""
+def _open_to_append(path: Path, num_bytes: int) -> BinaryIO:
+    """Cuts the file to its first `num_bytes`, and opens it to append."""
     file = path.open("ab")
     file.truncate(num_bytes)
     return file
+
+
+class Preparation:
+    """Both splits of `folder` while they are written, from where an earlier process stopped.
+
+    `settings` tell one preparation from another. `tell` gets lines of progress.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: dict[str, Any],
+        vocab_size: int,
+        num_tokens: float,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._folder, self._settings, self._tell = folder, settings, tell
+        self._num_tokens = num_tokens
+        before = progress(folder, settings)
+        self._state: State | None = before.get("state")
+        self.train, self.validation = (
+            SplitWriter(folder, split, vocab_size, before.get(split))
+            for split in ("train", "validation")
+        )
+        self._saved = self._started = time.monotonic()
+        self._already = self.train.num_tokens
+        if self._already:
+            tell(f"{folder.name}: goes on after {self._already:,} tokens")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for split in (self.train, self.validation):
+            split.release()
+
+    def go_on(
+        self,
+        documents: Iterable[str],
+        encode: Callable[[Batch], tuple[State, list[tuple[bool, Document]]]],
+        num_workers: int,
+    ) -> None:
+        """Writes the documents that are left, until there are `num_tokens` training tokens."""
+        if self.train.num_tokens >= self._num_tokens:
+            return
+        for state, encoded in mapped(encode, batches(documents, self._state), num_workers):
+            for held_out, tokens in encoded:
+                (self.validation if held_out else self.train).add(tokens)
+            self._state = state
+            if self.train.num_tokens >= self._num_tokens:
+                break
+            if time.monotonic() > self._saved + SAVE_EVERY:
+                self._save()
+
+    def close(self, share: float) -> Splits:
+        """Finishes both splits; raises BadInput if one has no document."""
+        if not self.train.num_documents + self.validation.num_documents:
+            raise BadInput("data", self._settings["corpus"], "must hold text: it has none")
+        for split, more in ((self.train, "smaller"), (self.validation, "larger")):
+            if not split.num_documents:
+                allowed = f"must be {more}, or the text longer: one part has no document"
+                raise BadInput("data.validation_share", share, allowed)
+        return Splits(train=self.train.close(), validation=self.validation.close())
+
+    def _save(self) -> None:
+        content = {
+            "asked": self._settings,
+            "state": self._state,
+            "train": self.train.state(),
+            "validation": self.validation.state(),
+        }
+        write_json(self._folder / PROGRESS, content)
+        self._saved = time.monotonic()
+        done = self.train.num_tokens
+        speed = (done - self._already) / (self._saved - self._started)
+        share = f" ({done / self._num_tokens:.0%})" if self._num_tokens < math.inf else ""
+        documents = self.train.num_documents + self.validation.num_documents
+        self._tell(
+            f"{self._folder.name}: {documents:,} documents, {done:,} tokens{share}, "
+            f"{speed:,.0f} tokens/s"
+        )
+
+
+def progress(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """The record in `folder` of a preparation with these settings; empty if there is none."""
+    try:
+        record: dict[str, Any] = json.loads((folder / PROGRESS).read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if record["asked"] == settings else {}

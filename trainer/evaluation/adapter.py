@@ -1,14 +1,20 @@
-"""A model of this package as lm-eval asks it: the log-likelihood of a continuation."""
+"""A trained model as lm-eval asks it for the log-likelihoods of continuations."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from lm_eval.api.model import TemplateLM
 from tokenizers import Tokenizer
 from torch import Tensor, nn
+
+from trainer.base.build import build
+from trainer.base.code import use_code
+from trainer.data.chosen import tokenizer_of
+from trainer.models.export import load_final
 
 LOGITS = 2**25
 """Entries of the logits of one batch, unless one sequence alone has more."""
@@ -17,22 +23,21 @@ Encoded = tuple[tuple[str, str], list[int], list[int]]
 """Context and continuation, and the tokens of each."""
 
 
-class Asked(NamedTuple):
-    """`answer`: the tokens whose likelihood is asked, the last ones that follow on `inputs`."""
+class Continuation(NamedTuple):
+    """The tokens whose likelihood is asked, by the request with the number `place`."""
 
     place: int
-    inputs: tuple[int, ...]
     answer: list[int]
 
 
 class StageLM(TemplateLM):
     """A whole model as one stage, with its tokenizer.
 
-    What an answer follows on is cut from the left, so that inputs have at most `max_length` tokens;
-    of an answer that is longer, every token is scored, and one of the context stays. Answers on
-    the same inputs, as the letters of a choice are, cost one forward. lm-eval's own loop can ask it
-    too (`simple_evaluate`), but for text that it would have to generate. `end`: the token that ends
-    a document.
+    The context of an answer is cut from the left, so that inputs have at most `max_length` tokens.
+    Every token of a longer answer is scored, after one token of its context. Answers on the same
+    inputs, such as the letters of choices, cost one forward. lm-eval's own loop
+    (`simple_evaluate`) can ask the model too, except for generated text. `end` is the token that
+    ends a document.
     """
 
     def __init__(
@@ -51,7 +56,7 @@ class StageLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends a document; an empty context is this one."""
+        """The token that ends a document, which stands for an empty context."""
         return self._end
 
     def tok_encode(
@@ -64,35 +69,33 @@ class StageLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[Encoded], **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        """Of each request the sum over its answer's tokens, and whether each is the likeliest."""
-        asked = [self._asked(index, *tokens) for index, (_, *tokens) in enumerate(requests)]
-        groups: dict[tuple[int, ...], list[Asked]] = {}
-        for one in asked:
-            groups.setdefault(one.inputs, []).append(one)
-        found: dict[int, tuple[float, bool]] = {}
+        """Return `_score` of each request."""
+        groups: dict[tuple[int, ...], list[Continuation]] = {}
+        for place, (_, context, answer) in enumerate(requests):
+            kept = max(self.max_length, len(answer)) + 1
+            inputs = tuple([*context, *answer][-kept:-1])
+            groups.setdefault(inputs, []).append(Continuation(place, answer))
+        scores: dict[int, tuple[float, bool]] = {}
         with torch.inference_mode():
             for batch in self._batches(sorted(groups, key=len, reverse=True)):
                 for inputs, logits in zip(batch, self._logits(batch), strict=True):
-                    for one in groups[inputs]:
-                        found[one.place] = _score(logits[: len(inputs)], one.answer)
-        return [found[index] for index in range(len(requests))]
-
-    def _asked(self, index: int, context: list[int], answer: list[int]) -> Asked:
-        kept = max(self.max_length, len(answer)) + 1
-        return Asked(index, tuple([*context, *answer][-kept:-1]), answer)
+                    for continuation in groups[inputs]:
+                        score = _score(logits[: len(inputs)], continuation.answer)
+                        scores[continuation.place] = score
+        return [scores[place] for place in range(len(requests))]
 
     def _batches(self, inputs: Sequence[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
-        """In order, which is from the longest to the shortest."""
+        """Cuts `inputs`, which are sorted from the longest to the shortest, into batches."""
         batches: list[list[tuple[int, ...]]] = []
         most = LOGITS // self._vocab_size
-        for one in inputs:
+        for tokens in inputs:
             if not batches or (len(batches[-1]) + 1) * len(batches[-1][0]) > most:
                 batches.append([])
-            batches[-1].append(one)
+            batches[-1].append(tokens)
         return batches
 
     def _logits(self, batch: Sequence[tuple[int, ...]]) -> Tensor:
-        """[batch, longest, vocab]; what follows on an input is padding, which it does not see."""
+        """Return logits, [batch, longest, vocab]. Padding follows on an input, which sees none."""
         padded = torch.zeros(len(batch), max(map(len, batch)), dtype=torch.int64)
         for row, inputs in enumerate(batch):
             padded[row, : len(inputs)] = torch.tensor(inputs)
@@ -100,17 +103,40 @@ class StageLM(TemplateLM):
         return logits
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
-        """Not asked by tasks of multiple choice."""
+        """Raises NotImplementedError: tasks of multiple choice need none."""
         raise NotImplementedError("only tasks of multiple choice can be asked")
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
-        """Not asked by tasks of multiple choice."""
+        """Raises NotImplementedError: tasks of multiple choice need none."""
         raise NotImplementedError("only tasks of multiple choice can be asked")
 
 
-def _score(logits: Tensor, answer: list[int]) -> tuple[float, bool]:
-    """Of the answer that follows on inputs with these logits, [seq, vocab]."""
+def _score(
+    logits: Tensor,  # [seq, vocab], of the inputs, which the last answer token follows
+    answer: list[int],
+) -> tuple[float, bool]:
+    """Return the log-likelihood of the answer, and whether each token is the likeliest one."""
     wanted = torch.tensor(answer, device=logits.device)
     last = logits[len(logits) - len(answer) :].double()  # an fp32 sum of 1,000 nats is 1e-4 off
     chances = last.log_softmax(-1).gather(-1, wanted[:, None])
     return float(chances.sum()), bool((last.argmax(-1) == wanted).all())
+
+
+def final_model(
+    config: Mapping[str, Any], folder: Path, max_length: int, device: torch.device
+) -> StageLM:
+    """Return the final model of the trial in `folder`, as one fp32 stage with its tokenizer.
+
+    Raises BadInput if the weights are not those of the config's model, or the data has lost the
+    tokenizer.
+    """
+    use_code(config.get("code"))
+    model = build(config["model"])
+    with torch.device("meta"):
+        stage = model.stage(0, model.split(1, config["seq_len"]))
+    stage = stage.to_empty(device="cpu")
+    load_final(folder, model, stage)
+    tokenizer, end = tokenizer_of(config["data"])
+    ends_with = tokenizer.token_to_id(end)
+    assert ends_with is not None, "the tokenizer has it"
+    return StageLM(stage.to(device), tokenizer, ends_with, max_length, model.vocab_size)

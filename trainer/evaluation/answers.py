@@ -1,8 +1,8 @@
 """The answers of a trial to the questions of one task: a file, one question per line.
 
-While they are found they are appended to another file, each line whole or not at all: whoever goes
-on after a kill asks only what is not answered there. The complete file appears atomically, and each
-question is in it once.
+Answers are first appended to an unfinished file, each line whole or not at all, so that a process
+that goes on after a kill asks only open questions. The complete file appears atomically and has
+each question once.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import Any, Self
 
 from trainer.base.atomic import always, write_atomically, write_json
-from trainer.evaluation.questions import Question, Questions
+from trainer.evaluation.questions import MultipleChoice, Questions
 
 Row = dict[str, Any]
 
 EVALUATOR_VERSION = 2
-"""Raised by hand when a fix changes log-likelihoods: answers of different ones are not compared."""
+"""Raised by hand when a fix changes log-likelihoods: answers of two versions are not compared."""
 FOLDER = "evaluation"
 UNFINISHED = ".unfinished"
 DIGITS = 6
-"""Of log-likelihoods, in nats, after the point."""
+"""Digits after the point of log-likelihoods, in nats."""
 
 
 def answers_id(questions: Questions, max_length: int) -> str:
-    """12 hexadecimal digits of what is asked, and of how."""
+    """Return 12 hexadecimal digits, a hash of the questions and of how they are asked."""
     made_of = [questions.hash, max_length, EVALUATOR_VERSION]
     return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:12]
 
@@ -48,17 +48,17 @@ class AnswersFile:
 
     @property
     def path(self) -> Path:
-        """The file of all answers; it is there once they are complete."""
+        """The file of all answers, which exists once all questions are answered."""
         return self.folder / f"{self.stem}.jsonl"
 
     @property
     def about(self) -> Path:
-        """What made them, as JSON."""
+        """The file that says what made the answers, as JSON."""
         return self.folder / f"{self.stem}.json"
 
     @property
     def unfinished(self) -> Path:
-        """Those that were found so far."""
+        """The file of the answers so far."""
         return self.folder / f"{self.stem}{UNFINISHED}.jsonl"
 
     def is_done(self) -> bool:
@@ -66,14 +66,14 @@ class AnswersFile:
         return self.path.is_file()
 
     def num_found(self) -> int:
-        """How many there are so far."""
+        """Return the number of answers so far."""
         for path in (self.path, self.unfinished):
             if path.is_file():
                 return path.read_bytes().count(b"\n")
         return 0
 
     def resume(self) -> dict[int, Row]:
-        """The answers so far, by the question's place; drops a line that a kill cut short."""
+        """Return the answers so far by the question's place; drops a line that a kill cut short."""
         if not self.unfinished.is_file():
             return {}
         content = self.unfinished.read_bytes()
@@ -91,11 +91,11 @@ class AnswersFile:
             os.fsync(file.fileno())
 
     def publish(
-        self, found: Mapping[int, Row], about: Row, permit: Callable[[], None] = always
+        self, answers: Mapping[int, Row], about: Row, permit: Callable[[], None] = always
     ) -> None:
-        """Writes the complete file; `permit`: see `trainer.base.atomic.publish`."""
+        """Writes the complete file; `permit` is that of `trainer.base.atomic.publish`."""
         write_json(self.about, about, permit)
-        content = b"".join(_line(found[place]) for place in sorted(found))
+        content = b"".join(_line(answers[place]) for place in sorted(answers))
         write_atomically(self.path, content, permit)
         self.unfinished.unlink(missing_ok=True)
 
@@ -104,10 +104,12 @@ def _line(row: Row) -> bytes:
     return (json.dumps(row, separators=(",", ":")) + "\n").encode()
 
 
-def answer(place: int, question: Question, logs: Sequence[float]) -> Row:
-    """The line of one question: `question`, its place among all of the task; the log-likelihood of
-    each choice, in nats; the letters of each choice, by which lm-eval divides it; the bytes of what
-    follows on the context; and the number of the right one."""
+def answer(place: int, question: MultipleChoice, logs: Sequence[float]) -> Row:
+    """Return the line of one question, which has the number `place` in its task.
+
+    For each choice the line has the log-likelihood in nats, the letters (by which lm-eval divides
+    it), and the bytes that follow on the context. `gold` is the number of the right choice.
+    """
     return {
         "question": place,
         "subtask": question.task,

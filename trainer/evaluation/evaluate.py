@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer.base.digests import file_hash
+from trainer.base.atomic import file_hash
 from trainer.base.resources import device_name, reproducible, require_device
 from trainer.config.identity import made_by
 from trainer.evaluation.answers import EVALUATOR_VERSION, FOLDER, AnswersFile, Row, answer
-from trainer.evaluation.questions import Question, Questions
+from trainer.evaluation.questions import MultipleChoice, Questions
 from trainer.folder.lease import Lease, leased
 from trainer.models.export import FINAL
 
@@ -21,8 +21,8 @@ CHUNK = 64
 """Questions between two writes: what a kill costs at most."""
 
 
-class Request(NamedTuple):
-    """A likelihood that is asked, as lm-eval's models want it."""
+class LikelihoodRequest(NamedTuple):
+    """A context and its continuation, as lm-eval's models take them."""
 
     args: tuple[str, str]
 
@@ -34,11 +34,11 @@ def evaluate_trial(
     max_length: int | None = None,
     asked_to_stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Answers what the trial in `folder` has not answered yet; returns whether that is all now.
+    """Answers what the trial in `folder` has not answered yet; returns whether all is answered now.
 
-    `max_length`: the most tokens of an input, or None for those of a sequence that it was trained
-    on. Raises Held if another process asks this trial, LeaseLost if one took over, BadInput if the
-    weights or the tokenizer cannot be used.
+    An input has at most `max_length` tokens; None stands for the config's `seq_len`. Raises Held if
+    another process asks this trial, LeaseLost if one took over, BadInput if the weights or the
+    tokenizer cannot be used.
     """
     longest = max_length or config["seq_len"]
     todo = [
@@ -48,7 +48,7 @@ def evaluate_trial(
     ]
     if not todo:
         return True
-    from trainer.evaluation.final import final_model
+    from trainer.evaluation.adapter import final_model  # lm-eval is slow to load
 
     device = require_device(config["device"])
     by_whom = made_by(device_name(device))
@@ -78,42 +78,42 @@ def _answer(
     about: Row,
     asked_to_stop: Callable[[], bool],
 ) -> bool:
-    """Whether the file is complete; it may be that of an earlier attempt."""
+    """Answers the open questions of one task; returns whether its file is complete."""
     if file.is_done():
         return True
-    found, started = file.resume(), time.monotonic()
-    for places in _chunks(questions.items, found):
+    answers, started = file.resume(), time.monotonic()
+    for places in _chunks(questions.items, answers):
         if asked_to_stop():
             return False
         rows = _rows(model, questions.items, places)
         lease.require()
         file.append(rows)
-        found |= {row["question"]: row for row in rows}
-    of_task = {
+        answers |= {row["question"]: row for row in rows}
+    about_task = {
         "task": questions.task,
         "questions": len(questions.items),
         "questions_sha256": questions.hash,
         "source": questions.source,
         "seconds": time.monotonic() - started,
     }
-    file.publish(found, {**of_task, **about}, lease.require)
+    file.publish(answers, {**about_task, **about}, lease.require)
     return True
 
 
-def _chunks(items: Sequence[Question], found: Mapping[int, Row]) -> Iterator[list[int]]:
-    """The places of the open questions, the longest first: what is asked together is as long."""
-    left = sorted(set(range(len(items))) - found.keys(), key=lambda place: -_size(items[place]))
-    yield from (left[start : start + CHUNK] for start in range(0, len(left), CHUNK))
+def _chunks(items: Sequence[MultipleChoice], answers: Mapping[int, Row]) -> Iterator[list[int]]:
+    """Yields places of open questions, the longest first, so that a chunk has like lengths."""
+
+    def size(place: int) -> int:
+        return max(len(context) + len(answer) for context, answer in items[place].requests)
+
+    places = sorted(set(range(len(items))) - answers.keys(), key=size, reverse=True)
+    yield from (places[start : start + CHUNK] for start in range(0, len(places), CHUNK))
 
 
-def _size(question: Question) -> int:
-    return max(len(context) + len(continuation) for context, continuation in question.requests)
-
-
-def _rows(model: Any, items: Sequence[Question], places: Sequence[int]) -> list[Row]:
-    """The answers to the questions at these places."""
-    asked = [Request(args) for place in places for args in items[place].requests]
-    logs = iter(log for log, _ in model.loglikelihood(asked, disable_tqdm=True))
+def _rows(model: Any, items: Sequence[MultipleChoice], places: Sequence[int]) -> list[Row]:
+    """Return the answers to the questions at these places."""
+    requests = [LikelihoodRequest(args) for place in places for args in items[place].requests]
+    logs = iter(log for log, _ in model.loglikelihood(requests, disable_tqdm=True))
     return [
         answer(place, items[place], [next(logs) for _ in items[place].requests]) for place in places
     ]

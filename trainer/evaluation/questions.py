@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer.base.cli import one_of
-from trainer.base.errors import BadInput
-from trainer.data.benchmarks import BENCHMARKS, FOLDER, Benchmark, splits, subjects
+from trainer.base.errors import BadInput, first_line
+from trainer.data.benchmarks import BENCHMARKS, FOLDER, splits, subjects
 
 HUB = "hub"
 """In the place of a folder of benchmarks: the Hugging Face hub."""
@@ -26,9 +26,10 @@ FEWSHOT_SEED = 1234
 """lm-eval's own default."""
 
 
-class Question(NamedTuple):
-    """One question. `requests`: a context and its continuation for each choice, whose likelihoods
-    are compared; `choices`: their texts; `gold`: the number of the right one."""
+class MultipleChoice(NamedTuple):
+    """One question. `requests` are a context and its continuation for each choice, whose
+    likelihoods are compared. `choices` are the texts, `gold` is the number of the right one.
+    """
 
     task: str
     number: int
@@ -39,91 +40,83 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class Questions:
-    """The questions of one task; `source` says where they are from."""
+    """The questions of one task; `source` says where the questions are from."""
 
     task: str
     source: str
-    items: Sequence[Question]
+    items: Sequence[MultipleChoice]
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of all that is asked and of the right answers."""
+        """SHA-256 of all questions with their right answers."""
         return hashlib.sha256(json.dumps(self.items).encode()).hexdigest()
 
 
 def questions(word: str, benchmarks: str = str(FOLDER), limit: int | None = None) -> Questions:
-    """The questions of a task: one of BENCHMARKS, any other multiple-choice task by lm-eval's name
-    for it, or a task file of one's own, PATH.yaml.
+    """Return the questions of a task.
 
-    `benchmarks`: the folder that holds the former, or HUB. `limit`: the first so many questions of
-    each (sub)task. Raises BadInput for a word that names none, or where the data is not there.
+    `word` is one of BENCHMARKS, lm-eval's name of another multiple-choice task, or the path of a
+    task file, PATH.yaml. `benchmarks` is the folder that holds BENCHMARKS, or HUB. `limit` keeps
+    the first so many questions of each (sub)task. Raises BadInput for a word that names no task,
+    or where the data is not there.
     """
-    _require_lm_eval()
-    _silence()
+    _prepare_lm_eval()
     if word.endswith(".yaml"):
         if not Path(word).is_file():
             raise BadInput("tasks", word, "must be a task file that is there")
-        return _asked(word, [_from_file(word)], f"file {Path(word).name}", limit)
+        return _collect(word, [_from_file(word)], f"file {Path(word).name}", limit)
     if word in BENCHMARKS and benchmarks != HUB:
-        found = _from_folder(word, Path(benchmarks))
-        return _asked(word, found, f"folder {Path(benchmarks).name}", limit)
-    return _asked(word, _registered(word), HUB, limit)
+        tasks = _from_folder(word, Path(benchmarks))
+        return _collect(word, tasks, f"folder {Path(benchmarks).name}", limit)
+    return _collect(word, _registered(word), HUB, limit)
 
 
-def _require_lm_eval() -> None:
+def _prepare_lm_eval() -> None:
+    """Silences lm-eval and `datasets`, whose bars are many; raises BadInput without lm-eval."""
     try:
+        import datasets
         import lm_eval  # noqa: F401
     except ImportError:
         allowed = "needs the package lm-eval: pip install 'pipegap[evaluation]'"
         raise BadInput("tasks", "", allowed) from None
-
-
-def _silence() -> None:
-    """lm-eval warns of what we ask for, and datasets draws a bar for each subject."""
-    import datasets
-
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     datasets.disable_progress_bars()
 
 
 def _from_folder(name: str, folder: Path) -> Iterator[Any]:
-    """lm-eval's tasks of a benchmark, one for each subject, on the files of a prepared folder."""
+    """Yields lm-eval's task of each subject of a benchmark, on the files of a prepared folder."""
+    import lm_eval.tasks
     from datasets import DatasetDict
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    benchmark: Benchmark = BENCHMARKS[name]
+    benchmark = BENCHMARKS[name]
     for subject in subjects(name, folder):
-        config = load_yaml(_stock(benchmark, subject), resolve_func=True)
-        found = DatasetDict(splits(name, subject, folder))
-        own = {**benchmark.splits, "custom_dataset": lambda found=found, **_: found}
-        yield ConfigurableTask(config={**_of_task(config), **own})
+        path = Path(lm_eval.tasks.__file__).parent / benchmark.yaml.format(subject)
+        config = load_yaml(path, resolve_func=True)
+        rows = DatasetDict(splits(name, subject, folder))
+        own = {**benchmark.splits, "custom_dataset": lambda rows=rows, **_: rows}
+        yield ConfigurableTask(config={**_without_groups(config), **own})
 
 
-def _stock(benchmark: Benchmark, subject: str) -> Path:
-    import lm_eval.tasks
-
-    return Path(lm_eval.tasks.__file__).parent / benchmark.yaml.format(subject)
-
-
-def _of_task(config: dict[str, Any]) -> dict[str, Any]:
-    """Without the keys that say how lm-eval groups tasks."""
+def _without_groups(config: dict[str, Any]) -> dict[str, Any]:
+    """A task's config without the keys that say how lm-eval groups tasks."""
     return {key: value for key, value in config.items() if key not in ("tag", "group", "task_list")}
 
 
 def _from_file(path: str) -> Any:
-    """lm-eval's task of a file, on the data that it names."""
+    """Return lm-eval's task of a file, on the data that the file names."""
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.tasks._yaml_loader import load_yaml
 
     try:
-        return ConfigurableTask(config=_of_task(load_yaml(Path(path), resolve_func=True)))
+        return ConfigurableTask(config=_without_groups(load_yaml(Path(path), resolve_func=True)))
     except Exception as error:  # lm-eval, datasets and the network have their own
         raise _unusable(path, error) from None
 
 
 def _registered(word: str) -> list[Any]:
-    """The tasks that lm-eval has under this name. Looking through its names takes seconds."""
+    """Return lm-eval's tasks of this name, after seconds in which lm-eval lists all names."""
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager()
@@ -137,18 +130,18 @@ def _registered(word: str) -> list[Any]:
 
 
 def _unusable(word: str, error: Exception) -> BadInput:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    reason = first_line(error)
     return BadInput("tasks", word, f"must be a task whose data is here or on the hub ({reason})")
 
 
-def _asked(word: str, tasks: Iterable[Any], source: str, limit: int | None) -> Questions:
+def _collect(word: str, tasks: Iterable[Any], source: str, limit: int | None) -> Questions:
     items = [question for task in tasks for question in _questions(word, task, limit)]
     if not items:
         raise BadInput("tasks", word, "has no questions")
     return Questions(Path(word).stem, f"{source}, lm-eval {version('lm-eval')}", items)
 
 
-def _questions(word: str, task: Any, limit: int | None) -> Iterator[Question]:
+def _questions(word: str, task: Any, limit: int | None) -> Iterator[MultipleChoice]:
     if task.OUTPUT_TYPE != "multiple_choice" or task.config.process_results is not None:
         allowed = "must be a task of multiple choice with lm-eval's own scores"
         better = "; leaderboard_mmlu_pro asks MMLU-Pro so" if "mmlu_pro" in word else ""
@@ -158,16 +151,16 @@ def _questions(word: str, task: Any, limit: int | None) -> Iterator[Question]:
         context = task.fewshot_context(doc, num_fewshot=task.config.num_fewshot or 0)
         choices = task.doc_to_choice(doc)
         built = task.construct_requests(doc, context, metadata=(word, number, 1))
-        requests = tuple(tuple(one.args) for one in built[: len(choices)])
-        yield Question(
+        requests = tuple(tuple(request.args) for request in built[: len(choices)])
+        yield MultipleChoice(
             task.config.task, number, requests, tuple(choices), _gold(word, task, doc, choices)
         )
 
 
 def _gold(word: str, task: Any, doc: Any, choices: Sequence[str]) -> int:
-    """The number of the right choice, wherever the task tells it."""
+    """Return the number of the right choice, wherever the task says it."""
     gold = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
-    found = choices.index(gold) if gold in choices else gold
-    if not isinstance(found, int) or not 0 <= found < len(choices):
+    number = choices.index(gold) if gold in choices else gold
+    if not isinstance(number, int) or not 0 <= number < len(choices):
         raise BadInput("tasks", word, f"must have one right choice of each question (has {gold!r})")
-    return found
+    return number

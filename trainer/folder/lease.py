@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.base.atomic import SUFFIX, write_json
+from trainer.base.children import repeated
 from trainer.base.errors import BadInput, LeaseLost
-from trainer.base.repeat import repeated
 from trainer.folder import wellformed
 from trainer.folder.wellformed import Damaged
 

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from trainer.base.digests import digests
+from trainer.base.atomic import digests
 from trainer.base.errors import BadInput
 
 KEY = "from_pretrained"

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import nn
+from numpy.typing import NDArray
+from scipy.sparse.linalg import LinearOperator, eigsh
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainer.base.randomness import stream_seed
 from trainer.base.resources import reproducible, require_device
 from trainer.config.plan import plan_trial
 from trainer.executors.gradients import Diverged, Update
 from trainer.models.loss import cross_entropy
-from trainer.parts import Parts, build_emulated, build_parts
-from trainer.sharpness.curvature import hessian_product, sharpness
-from trainer.sharpness.preconditioner import inverse_root
+from trainer.parts import build_emulated, build_parts, empty_stage
+from trainer.sharpness.preconditioner import Vectors, inverse_root
 
 CLIPPED = 20
 """Updates over which the factor of the clip is averaged: what a second moment of β₂ = 0.95 sees."""
 Config = Mapping[str, Any]
+TOLERANCE = 1e-3
+"""Relative tolerance of the eigenvalue: three digits."""
+Loss = Callable[[Tensor, Tensor], Tensor]
+Product = Callable[[Vectors], list[Tensor]]
 
 
 class Sharpness(NamedTuple):
@@ -29,7 +37,7 @@ class Sharpness(NamedTuple):
     num_updates: int
     train_loss: float
     lr: float
-    """Of the last update."""
+    """Learning rate of the last update."""
     largest: float
     """Eigenvalue of P⁻¹ H, times the mean factor by which the clip scaled the last gradients."""
 
@@ -40,11 +48,11 @@ class Sharpness(NamedTuple):
 
 
 def measured(config: Config, every: int, num_tokens: int) -> Iterator[Sharpness]:
-    """The sharpness after each `every` updates and after the last one, over `num_tokens` tokens of
-    the validation split; ends where the run diverges.
+    """Yields the sharpness after every `every` updates and after the last, until it diverges.
 
-    The config is that of a synchronous trial of one stage. Raises BadInput for an optimizer whose
-    preconditioner is not covered, and as `run_trial` does.
+    The loss is that of `num_tokens` tokens of the validation split. The config is that of a
+    synchronous trial of one stage. Raises BadInput for an optimizer whose preconditioner is not
+    covered, and where `run_trial` does.
     """
     plan = plan_trial(config)
     device = require_device(config["device"])
@@ -52,7 +60,7 @@ def measured(config: Config, every: int, num_tokens: int) -> Iterator[Sharpness]
     with reproducible(seed, config["num_threads"], config["deterministic"]):
         parts = build_parts(config, plan.num_updates)
         executor = build_emulated(config, parts, device)
-        [stage] = executor.stages
+        [stage], model = executor.stages, parts.model
         seen: deque[Update] = deque(maxlen=CLIPPED)
         for first in range(0, plan.num_updates, every):
             last = min(first + every, plan.num_updates)
@@ -64,7 +72,7 @@ def measured(config: Config, every: int, num_tokens: int) -> Iterator[Sharpness]
             weights = [*named.values()]
             batches = parts.validation.batches(config["eval_batch_size"], num_tokens)
             product = hessian_product(
-                _module(config, parts).to(device),
+                empty_stage(model, 0, model.split(1, config["seq_len"])).to_empty(device=device),
                 named,
                 cross_entropy,
                 (batch.to(device) for batch in batches),
@@ -75,16 +83,59 @@ def measured(config: Config, every: int, num_tokens: int) -> Iterator[Sharpness]
             yield Sharpness(last, seen[-1].loss, seen[-1].lr, largest)
 
 
-def _module(config: Config, parts: Parts) -> nn.Module:
-    """The whole model, whose own weights are not used."""
-    with torch.device("meta"):
-        module = parts.model.stage(0, parts.model.split(1, config["seq_len"]))
-    return module.to_empty(device="cpu")
-
-
 def _clipped(config: Config, seen: deque[Update]) -> float:
     """The mean factor by which the clip scaled gradients."""
     norm = config["clip_norm"]
     if norm is None:
         return 1.0
     return sum(min(1.0, norm / update.grad_norm) for update in seen) / len(seen)
+
+
+def hessian_product(
+    module: nn.Module, weights: Mapping[str, Tensor], loss: Loss, batches: Iterable[Tensor]
+) -> Product:
+    """Returns v → H v for the mean loss of `module` at `weights` over `batches`.
+
+    A batch is [windows, seq_len + 1], and all count alike. The gradients are kept, so every batch
+    costs memory.
+    """
+    leaves = {name: w.detach().clone().requires_grad_(True) for name, w in weights.items()}
+    flat = list(leaves.values())
+    gradients = []
+    # Only this kernel of attention has a second derivative.
+    with sdpa_kernel(SDPBackend.MATH):
+        for batch in batches:
+            value = loss(functional_call(module, leaves, (batch[:, :-1],)), batch[:, 1:])
+            gradients.append(torch.autograd.grad(value, flat, create_graph=True))
+
+    def product(vectors: Vectors) -> list[Tensor]:
+        total = [torch.zeros_like(w) for w in flat]
+        for gradient in gradients:
+            products = torch.autograd.grad(gradient, flat, vectors, retain_graph=True)
+            torch._foreach_add_(total, products)
+        return [part / len(gradients) for part in total]
+
+    return product
+
+
+def sharpness(product: Product, half: Product, shapes: Sequence[torch.Size], seed: int) -> float:
+    """Returns the largest eigenvalue of S H S, by Lanczos, which is also that of P⁻¹ H.
+
+    `product` is H and `half` the symmetric S = P^(−1/2). `seed` draws the starting vector.
+    """
+    sizes = [shape.numel() for shape in shapes]
+
+    def parts(x: NDArray[np.float64]) -> list[Tensor]:
+        flat = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
+        pieces = zip(flat.split(sizes), shapes, strict=True)
+        return [piece.reshape(shape) for piece, shape in pieces]
+
+    def apply(x: NDArray[np.float64]) -> NDArray[np.float64]:
+        image = half(product(half(parts(x))))
+        return torch.cat([part.flatten() for part in image]).double().numpy()
+
+    size = sum(sizes)
+    start = np.random.default_rng(seed).standard_normal(size)
+    operator = LinearOperator((size, size), matvec=apply, dtype=np.float64)
+    [largest] = eigsh(operator, k=1, which="LA", v0=start, tol=TOLERANCE, return_eigenvectors=False)
+    return float(largest)

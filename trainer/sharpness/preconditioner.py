@@ -39,9 +39,9 @@ def require_covered(node: Node) -> None:
 def inverse_root(
     node: Node, optimizer: Optimizer, weights: Sequence[nn.Parameter], num_updates: int
 ) -> Callable[[Vectors], list[Tensor]]:
-    """x → P^(−1/2) x, which is symmetric, after `num_updates` of the optimizer with these settings.
+    """Returns the symmetric map x → P^(−1/2) x after `num_updates` of the optimizer.
 
-    Raises BadInput as `require_covered` does.
+    `node` has the optimizer's settings. Raises BadInput where `require_covered` does.
     """
     require_covered(node)
     group_of = {w: group for group in optimizer.param_groups for w in group["params"]}
@@ -55,11 +55,11 @@ def inverse_root(
         )
         for weight in weights
     ]
-    return lambda x: [of(part) for of, part in zip(maps, x, strict=True)]
+    return lambda x: [map_(part) for map_, part in zip(maps, x, strict=True)]
 
 
 def _decay(node: Node, group: Mapping[str, Any], weight: Tensor) -> float:
-    """β₂; MARS has one of its own for vectors."""
+    """Returns β₂ of a weight; MARS has another β₂ for vectors."""
     if "betas_1d" in group and weight.ndim < 2:
         return float(group["betas_1d"][1])
     return float(node["variance_decay"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import altair as alt
 import vl_convert
@@ -29,16 +29,6 @@ WIDTH, ROW = 1000, 36  # pixels
 Panel: TypeAlias = alt.LayerChart | alt.FacetChart
 
 
-class Bar(NamedTuple):
-    """A bar in a rank's row; `start` and `end` are seconds from the left side of the picture."""
-
-    kind: str
-    batch: int
-    microbatch: int
-    start: float
-    end: float
-
-
 def draw(
     path: Path, measured: Sequence[Sequence[Span]], simulated: Timeline, batches: range
 ) -> None:
@@ -49,11 +39,11 @@ def draw(
     # Not a wait: the recording rank may have written a checkpoint meanwhile.
     zero = min(span.start for of_rank in measured for span in of_rank if span.kind in SHADES)
     above = [
-        [Bar(s.kind, s.batch, s.microbatch, s.start - zero, s.end - zero) for s in of_rank]
+        [s._replace(start=s.start - zero, end=s.end - zero) for s in of_rank]
         for of_rank in measured
     ]
     below = [
-        [Bar(op.kind, op.batch, op.microbatch, start, end) for op, start, end in of_rank]
+        [Span(op.kind, op.stage, op.batch, op.microbatch, *times) for op, *times in of_rank]
         for of_rank in simulated.spans
     ]
     ends = [
@@ -71,12 +61,12 @@ def draw(
     path.write_text(vl_convert.vegalite_to_svg(spec))
 
 
-def _is_shown(bar: Bar, batches: range) -> bool:
+def _is_shown(bar: Span, batches: range) -> bool:
     """Whether the picture must reach to the end of this bar."""
     return bar.kind in SHADES and bar.batch in batches
 
 
-def _panel(rows: Sequence[Iterable[Bar]], end: float, scale: alt.Scale) -> Panel:
+def _panel(rows: Sequence[Iterable[Span]], end: float, scale: alt.Scale) -> Panel:
     """One row per rank: waits are thinner than passes, updates higher. Reductions are not shown,
     because they run in the background.
     """
@@ -102,7 +92,7 @@ def _panel(rows: Sequence[Iterable[Bar]], end: float, scale: alt.Scale) -> Panel
     return alt.layer(*layers, width=WIDTH, height=ROW * len(rows))
 
 
-def _look(bar: Bar) -> dict[str, Any]:
+def _look(bar: Span) -> dict[str, Any]:
     low, middle, high = HEIGHTS
     if bar.kind.startswith("wait"):
         return {"color": WAIT, "shade": 1.0, "height": low}

@@ -57,13 +57,13 @@ def between(spans: Spans, first: int, last: int) -> list[list[Span]]:
 
 def costs(spans: Spans) -> list[Costs]:
     """Mean seconds of an operation of each kind, one mapping per rank."""
-    found: list[Costs] = []
+    by_rank: list[Costs] = []
     for of_rank in spans:
         seconds = defaultdict(list)
         for span in of_rank:
             seconds[span.kind].append(span.end - span.start)
-        found.append({kind: mean(values) for kind, values in seconds.items()})
-    return found
+        by_rank.append({kind: mean(values) for kind, values in seconds.items()})
+    return by_rank
 
 
 def communication(spans: Spans, operations: Sequence[Sequence[Op]]) -> float:

@@ -126,7 +126,9 @@ def test_the_report_of_the_sweep_has_the_table(tmp_path: Path) -> None:
 
 
 def asked_for(*seconds: float | None) -> Record:
-    trials = {str(number): RecordedTrial("delay", 0, 500, 1e6, s) for number, s in enumerate(seconds)}
+    trials = {
+        str(number): RecordedTrial("delay", 0, 500, 1e6, s) for number, s in enumerate(seconds)
+    }
     ids = frozenset(trials)
     return Record("main", "tiny", "main-tiny", WORDS, "", ARMS, SEEDS, True, (), ids, trials)
 

@@ -7,7 +7,7 @@ import pytest
 from analysis.advice.speed import Costs, speed_up
 from sweeps.plan.devices import Device, device_of, known_devices, of_update_and_forward
 from trainer.config.compose import Composer
-from trainer.config.step import Work
+from trainer.config.step import PartWork
 
 compose = Composer()
 SIMPLE = Device(
@@ -22,7 +22,7 @@ SIMPLE = Device(
 
 
 def test_seconds_are_work_over_achieved_rates() -> None:
-    parts = [Work(products=50, bytes=5), Work(attention=75)]
+    parts = [PartWork(products=50, bytes=5), PartWork(attention=75)]
     assert SIMPLE.seconds(parts, "float32") == 1 + 1 + 3
     assert SIMPLE.transfer(2e30) == 2
 

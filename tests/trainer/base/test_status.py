@@ -11,15 +11,13 @@ import pandas as pd
 from trainer.base.status import ACTIVE, ENDED, FINAL, Status
 
 
-def test_json_and_csv_hold_the_word() -> None:
+def test_json_and_csv_hold_the_word_and_what_is_read_equals_it() -> None:
     row = {"status": Status.COMPLETED, Status.DIVERGED: 3}
     assert json.dumps(row) == '{"status": "completed", "diverged": 3}'
     written = io.StringIO()
     csv.writer(written).writerow([Status.FAILED, f"{Status.RUNNING:<9}|"])
     assert written.getvalue() == "failed,running  |\r\n"
 
-
-def test_a_word_that_was_read_equals_its_status() -> None:
     assert json.loads('"interrupted"') == Status.INTERRUPTED
     assert {Status.WAITING: 1}["waiting"] == 1
     assert [word for word in ("completed", "diverged", "failed") if word in FINAL] == [*FINAL]

@@ -43,31 +43,10 @@ GOOD = [
 ]
 BAD = [
     ["optimizer.lrr=1"],
-    ["lrr=1"],
     ["optimizer=nowhere"],
-    ["nowhere=adamw"],
-    ["scale=few_updates"],
-    ["optimizer.lr=fast"],
-    ["optimizer.lr=-1"],
-    ["optimizer.lr.more=1"],
-    ["optimizer.lr=[1,2]"],
-    ["optimizer.lr=1,2"],
     ["batch_size=2.5"],
     ["num_updates=${nowhere}"],
-    ["num_updates=???"],
-    ["~seed"],
-    ["optimizer={lr: 0.5}"],
-    ["hydra.job.name=x"],
-    ["optimizer=null"],
-    ["pipeline=sync", "optimizer=5"],
-    ["optimizer@other=muon"],
-    ["batch_size"],
-    ["="],
-    ["optimizer.lr=("],
     ["optimizer=adamw", "correction.coefficient=1"],
-    ["correction=error_feedback", "correction.coefficient=-1"],
-    *([f"{key}="] for key in ("results", "out", "resume_from", "data.path")),
-    ["data=bins", "data.path=' '"],
 ]
 SECRET = "sk-0123456789"
 RESOLVERS = (
@@ -110,13 +89,15 @@ def test_a_config_is_the_one_that_hydra_composes(composer: Composer, overrides: 
 
 
 @pytest.mark.parametrize("overrides", BAD, ids=" ".join)
-def test_a_refusal_is_one_line(composer: Composer, overrides: list[str]) -> None:
+def test_a_refusal_does_not_depend_on_earlier_configs(
+    composer: Composer, overrides: list[str]
+) -> None:
+    """test_words.py has what a refusal says."""
     with pytest.raises(BadInput) as expected:
         compose(overrides)
-    with pytest.raises(BadInput) as found:
+    with pytest.raises(BadInput) as refused:
         composer(overrides)
-    assert str(found.value) == str(expected.value)
-    assert "\n" not in str(found.value)
+    assert str(refused.value) == str(expected.value)
 
 
 @pytest.mark.parametrize("key", ["resume_from", "optimizer", "+tag", "data.path"])
@@ -126,30 +107,14 @@ def test_an_interpolation_reads_nothing_but_the_config(
 ) -> None:
     """Else a secret of the environment would be in the store and in messages."""
     monkeypatch.setenv("PIPEGAP_SECRET", SECRET)
-    for refuses in (compose, composer):
+    for word in (f"{key}={value}", f'{key}=[a,"{value}"]', f'{key}={{b: "{value}"}}'):
+        if '"' in word and ("'" in value or "\\" in value):
+            continue  # not one value within quotes
         with pytest.raises(BadInput, match="may refer to another key alone") as refused:
-            refuses([f"{key}={value}"])
+            composer([word])
         assert str(refused.value).startswith(f"{key.lstrip('+')}=")
         assert SECRET not in str(refused.value)
         assert "\n" not in str(refused.value)
-
-
-def test_neither_does_one_within_a_list_or_a_group() -> None:
-    for word in ("data={path: '${oc.env:HOME}'}", "+tags=[a,'${oc.env:HOME}']"):
-        with pytest.raises(BadInput, match="may refer to another key alone"):
-            compose([word])
-
-
-@pytest.mark.parametrize("key", ["results", "out", "resume_from", "data.path"])
-def test_an_empty_path_is_refused(key: str) -> None:
-    """`results=` would be the root of the file system."""
-    with pytest.raises(BadInput, match=rf"^{key}=: must be a .*, not empty$"):
-        compose([f"{key}="])
-
-
-def test_a_choice_that_is_no_name_is_named() -> None:
-    with pytest.raises(BadInput, match=r"^optimizer=5: "):
-        compose(["pipeline=sync", "optimizer=5"])
 
 
 def test_seeds_share_all_of_a_plan_but_the_id() -> None:

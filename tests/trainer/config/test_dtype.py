@@ -8,39 +8,31 @@ import torch
 from trainer.config.compose import compose
 from trainer.config.identity import trial_id
 
+FAST = {"avx512_f": True, "avx512_bf16": True}
+
 
 @pytest.mark.parametrize(
-    ("capabilities", "expected"),
+    ("capabilities", "words", "expected"),
     [
-        ({"avx512_f": True, "avx512_bf16": True}, "bfloat16"),
-        ({"amx_bf16": True}, "bfloat16"),
-        ({"avx512_f": True, "avx512_bf16": False}, "float32"),
-        ({}, "float32"),
+        (FAST, (), "bfloat16"),
+        ({"amx_bf16": True}, (), "bfloat16"),
+        ({"avx512_f": True, "avx512_bf16": False}, (), "float32"),
+        ({}, (), "float32"),
+        (None, (), "float32"),  # a torch that cannot tell
+        ({}, ("device=cuda",), "bfloat16"),
+        (FAST, ("model=tiny_moe",), "float32"),  # experts are slow in bf16 on a CPU
+        (FAST, ("model=tiny_moe", "device=cuda"), "bfloat16"),
     ],
 )
 def test_a_trial_has_the_dtype_that_its_processor_is_fast_in(
-    capabilities: dict[str, bool], expected: str, monkeypatch: pytest.MonkeyPatch
+    capabilities: dict[str, bool] | None,
+    words: tuple[str, ...],
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    config = compose(["dtype=auto"])
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    if capabilities is None:
+        monkeypatch.delattr(torch.cpu, "get_capabilities")
+    config = compose(["dtype=auto", *words])
     assert config["dtype"] == expected
-    assert trial_id(config, "d") == trial_id(compose([f"dtype={expected}"]), "d")
-
-
-def test_a_torch_that_cannot_tell_trains_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
-    assert compose(["dtype=auto"])["dtype"] == "float32"
-
-
-def test_gpus_have_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
-    assert compose(["dtype=auto", "device=cuda"])["dtype"] == "bfloat16"
-
-
-@pytest.mark.parametrize(("device", "expected"), [("cpu", "float32"), ("cuda", "bfloat16")])
-def test_experts_are_slow_in_bf16_on_a_cpu(
-    device: str, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
-    config = compose(["dtype=auto", "model=tiny_moe", f"device={device}"])
-    assert config["dtype"] == expected
+    assert trial_id(config, "d") == trial_id(compose([f"dtype={expected}", *words]), "d")

@@ -15,8 +15,10 @@ import trainer.lr
 from tests.support import small
 from trainer.base import build
 from trainer.base.build import label, locate, published
+from trainer.base.places import CODE_ROOT
+from trainer.config import identity
 from trainer.config.compose import compose
-from trainer.config.identity import sources, trial_id
+from trainer.config.identity import code_version, sources, trial_id
 from trainer.config.plan import Planner, plan_trial
 from trainer.trial import run_trial
 
@@ -126,3 +128,24 @@ def test_a_class_counts_by_the_module_that_names_it_and_the_one_that_defines_it(
 @pytest.mark.parametrize("address", ["math.sqrt", "builtins.dict", "trainer.lr.cosine"])
 def test_code_without_a_source_and_that_of_the_package_count_by_their_address(address: str) -> None:
     assert sources({"model": {"_target_": address}}) == {}
+
+
+@pytest.mark.skipif(not (CODE_ROOT / ".git").exists(), reason="needs a checkout with git")
+def test_a_checkout_names_its_commit() -> None:
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=CODE_ROOT, check=True, capture_output=True, text=True
+    )
+    assert str(code_version()).removesuffix("-dirty") == head.stdout.strip()
+
+
+def test_a_copy_without_git_names_the_commit_that_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other copies of the package may be installed: what they are says nothing of this one."""
+    monkeypatch.setattr(identity, "__file__", str(tmp_path / "trainer" / "config" / "identity.py"))
+    monkeypatch.setattr(identity, "CODE_ROOT", tmp_path)
+    (tmp_path / "trainer" / "config").mkdir(parents=True)
+    monkeypatch.delenv("PIPEGAP_COMMIT", raising=False)
+    assert code_version() is None
+    monkeypatch.setenv("PIPEGAP_COMMIT", "abc")
+    assert code_version() == "abc"

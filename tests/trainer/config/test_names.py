@@ -102,13 +102,6 @@ def test_names_are_checked(choices: object, key: str) -> None:
         validate(compose([]) | {"choices": {**CHOSEN, "more": "x"}})
 
 
-@pytest.mark.parametrize("word", ["choices.model=tiny", "+choices.model=tiny"])
-def test_names_are_chosen_and_not_set(word: str) -> None:
-    for composes in (compose, Composer()):
-        with pytest.raises(BadInput, match=r"^choices"):
-            composes([word])
-
-
 @pytest.mark.parametrize("is_old", [False, True])
 def test_a_recorded_config_shows_its_names(
     is_old: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any

@@ -10,8 +10,8 @@ from analysis.table.rows import row
 from sweeps.store.throughput import shape
 from trainer.config.compose import compose
 from trainer.config.identity import trial_id
+from trainer.config.names import YOUNGER
 from trainer.config.schema import validate
-from trainer.config.younger import YOUNGER
 
 CHANGED = {
     "diagnostics": 5,
@@ -24,19 +24,16 @@ CHANGED = {
 WORDS = ["pipeline=pipedream_2bw"]
 
 
-def without(config: dict[str, Any], key: str) -> dict[str, Any]:
-    """The config of older code, which did not know the key."""
+def without(config: dict[str, Any], key: str, **changed: Any) -> dict[str, Any]:
+    """The config of older code, which did not know the key; or with the key `changed`."""
     group, _, last = key.rpartition(".")
-    if not group:
-        return {k: v for k, v in config.items() if k != key}
-    return {**config, group: {k: v for k, v in config[group].items() if k != last}}
+    if group:
+        return {**config, group: without(config[group], last, **changed)}
+    return {k: v for k, v in config.items() if k != key} | changed
 
 
 def changed(config: dict[str, Any], key: str) -> dict[str, Any]:
-    group, _, last = key.rpartition(".")
-    if not group:
-        return {**config, key: CHANGED[key]}
-    return {**config, group: {**config[group], last: CHANGED[key]}}
+    return without(config, key, **{key.rpartition(".")[2]: CHANGED[key]})
 
 
 @pytest.mark.parametrize("key", YOUNGER)

@@ -129,13 +129,6 @@ def test_a_folder_that_cannot_be_used_is_refused_before_the_work(tmp_path: Path,
     assert [path.name for path in tmp_path.rglob("*")] == ["occupied", "file"]
 
 
-@pytest.mark.parametrize("out", ["", ".", "/"])
-def test_a_folder_must_be_named(out: str) -> None:
-    refuses(
-        lambda: cli.run("wiki", {"out": out}), "out=.*must (name a folder|be a path, not empty)"
-    )
-
-
 def test_a_folder_that_holds_other_data_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

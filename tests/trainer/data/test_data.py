@@ -14,11 +14,9 @@ from tokenizers import Tokenizer
 
 from tests.support.documents import TEXTS, prepared
 from trainer.base.errors import BadInput
-from trainer.data import __main__ as cli
 from trainer.data import tokenizers
-from trainer.data.batches import Batches, Windows
+from trainer.data.batches import Batches, Permutation, Windows
 from trainer.data.bins import Bins
-from trainer.data.permutation import Permutation
 from trainer.data.prepare import is_validation
 from trainer.data.shards import Prepared
 from trainer.data.tokenizers import ENCODERS
@@ -192,20 +190,6 @@ def test_bad_bin_shards_are_refused(tmp_path: Path) -> None:
     shard.write_bytes(b"no header")
     with pytest.raises(BadInput, match="header"):
         source.open()
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("nowhere", {}),
-        ("wiki", {"tokenizer": "words"}),
-        ("wiki", {"out": "OUT", "num_tokens": "-1"}),
-    ],
-)
-def test_bad_words_on_the_command_line(tmp_path: Path, name: str, options: dict[str, str]) -> None:
-    options = {key: value.replace("OUT", str(tmp_path / "o")) for key, value in options.items()}
-    with pytest.raises(BadInput):
-        cli.run(name, options, tmp_path)
 
 
 def test_the_published_tokenizer_is_rebuilt_byte_for_byte(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, models
 
-from trainer.data.gguf import byte_level_bpe, published_json, read_metadata, split_as_bytes
+from trainer.data.tokenizers import byte_level_bpe, published_json, read_metadata, split_as_bytes
 
 TOKENS = ["<|endoftext|>", *"abc1", "Ġ", "ab", "Ġab"]
 MERGES = ["a b", "Ġ ab"]

@@ -12,16 +12,15 @@ from tokenizers import Tokenizer, models
 from tests.support.own_text import texts, write_jsonl, write_parquet, write_txt
 from tests.support.refusals import Refused, name_of
 from trainer.__main__ import main as trainer
+from trainer.base.children import mapped
 from trainer.config.compose import compose
 from trainer.config.identity import trial_id
-from trainer.data import prepare as preparation
-from trainer.data import stream
-from trainer.data.hub import HubDocuments
+from trainer.data import readers, writer
 from trainer.data.own import HubText, TextFiles
 from trainer.data.prepare import is_validation, prepare
+from trainer.data.readers import HubDocuments
 from trainer.data.shards import Prepared
 from trainer.data.tokenizers import Bytes, Document
-from trainer.data.workers import mapped
 
 TEXTS = texts(120, 12)
 SHARE = 0.2
@@ -105,8 +104,8 @@ def test_a_preparation_that_died_goes_on(
 ) -> None:
     write_parquet(tmp_path / "copy" / "a.parquet", TEXTS[:70])
     write_parquet(tmp_path / "copy" / "b.parquet", TEXTS[70:])
-    monkeypatch.setattr(stream, "DOCUMENTS_AT_ONCE", 10)
-    monkeypatch.setattr(preparation, "SAVE_EVERY", -1)
+    monkeypatch.setattr(readers, "DOCUMENTS_AT_ONCE", 10)
+    monkeypatch.setattr(writer, "SAVE_EVERY", -1)
     told: list[str] = []
 
     def documents() -> list[str] | HubDocuments:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.data.prefetch import Prefetched
+from trainer.data.batches import Prefetched
 
 CPU = torch.device("cpu")
 WAIT = 30.0

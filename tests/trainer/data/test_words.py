@@ -24,6 +24,7 @@ BAD = {
     "wiki seed=1": "seed=1: must be tokenizer=, out= or num_tokens=",
     "wiki out=": "out=: must be a path, not empty",
     "wiki out=/": "out=/: must name a folder",
+    "wiki out=.": "out=.: must name a folder",
     f"wiki out={LONG}": "must be a path of at most",
     "wiki out=a\0": r"out=a\x00: must be text without control",
     "wiki num_tokens=0": "num_tokens=0: must be a positive number",

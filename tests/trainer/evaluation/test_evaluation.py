@@ -16,7 +16,7 @@ import pytest
 from tests.support import asked, moe
 from trainer.evaluation import evaluate
 from trainer.evaluation.answers import AnswersFile, Row
-from trainer.evaluation.evaluate import Request, evaluate_trial
+from trainer.evaluation.evaluate import LikelihoodRequest, evaluate_trial
 from trainer.evaluation.questions import Questions, questions
 
 pytest.importorskip("lm_eval", reason="needs the extra [evaluation]")
@@ -84,7 +84,7 @@ def test_log_likelihoods_are_those_of_lm_eval_s_hf_model(
 ) -> None:
     """Also with an empty context, and with one that is cut."""
     monkeypatch.setattr(theirs, "_max_length", longest)
-    requests = [Request(args) for one in sums.items for args in one.requests]
+    requests = [LikelihoodRequest(args) for one in sums.items for args in one.requests]
     expected = [log for log, _ in theirs.loglikelihood(requests, disable_tqdm=True)]
     found = [log for row in answers(trial, sums, longest) for log in row["log_likelihoods"]]
     assert found == pytest.approx(expected, rel=0, abs=1e-4)
@@ -99,12 +99,14 @@ def test_a_long_answer_is_as_exact_as_a_short_one(
     """lm-eval adds up in fp32, which is 1e-4 off at 1,000 nats, unless told `softmax_dtype`."""
     import torch
 
-    from trainer.evaluation.final import final_model
+    from trainer.evaluation.adapter import final_model
 
     longest = 800
     monkeypatch.setattr(theirs, "_max_length", longest)
     monkeypatch.setattr(theirs, "softmax_dtype", torch.float64)
-    requests = [Request(("Count:", " ".join(map(str, range(start, 175))))) for start in (1, 30)]
+    requests = [
+        LikelihoodRequest(("Count:", " ".join(map(str, range(start, 175))))) for start in (1, 30)
+    ]
     expected = [log for log, _ in theirs.loglikelihood(requests, disable_tqdm=True)]
     model = final_model(config(trial), trial, longest, torch.device("cpu"))
     found = [log for log, _ in model.loglikelihood(requests, disable_tqdm=True)]
@@ -137,10 +139,10 @@ def test_an_answer_longer_than_the_longest_input_is_scored_whole(
     """Token by token, each after what precedes it; lm-eval refuses that."""
     import torch
 
-    from trainer.evaluation.final import final_model
+    from trainer.evaluation.adapter import final_model
 
     model = final_model(config(trial), trial, 4, torch.device("cpu"))
-    [(log, _)] = model.loglikelihood([Request(("ab cd", " efghij"))], disable_tqdm=True)
+    [(log, _)] = model.loglikelihood([LikelihoodRequest(("ab cd", " efghij"))], disable_tqdm=True)
     tokens = torch.tensor([[*b"d efghij"]])  # the last one of the context, and the answer
     chances = model._stage(tokens[:, :-1]).log_softmax(-1)[0]
     expected = sum(float(chances[place, token]) for place, token in enumerate(tokens[0, 1:]))

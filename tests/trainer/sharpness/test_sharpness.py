@@ -16,8 +16,7 @@ from tests.support.trials import rows
 from trainer.base.errors import BadInput
 from trainer.models.loss import cross_entropy
 from trainer.parts import build_emulated, build_parts
-from trainer.sharpness.curvature import hessian_product, sharpness
-from trainer.sharpness.measure import measured
+from trainer.sharpness.measure import hessian_product, measured, sharpness
 from trainer.sharpness.preconditioner import UPDATES_BEFORE_ONE, inverse_root
 from trainer.trial import run_trial
 

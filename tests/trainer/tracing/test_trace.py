@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.support import small
-from trainer.base.errors import BadInput
 from trainer.schedules.operations import Op, Schedule
 from trainer.schedules.recipes import pipedream_2bw, sync, zero_bubble_h1
 from trainer.schedules.simulate import Costs, simulate
@@ -108,8 +107,3 @@ def test_the_picture_shows_what_every_rank_did(tmp_path: Path) -> None:
     longest = max(COSTS[1].values())  # the backward of rank 1, three to a batch
     end = simulate(schedule.operations(0, 6), COSTS, MESSAGE).makespan
     assert any(width == pytest.approx(1000 * longest / end, rel=0.02) for width in widths)
-
-
-def test_only_ranks_can_be_traced(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="trace=True: needs runner=pipelined"):
-        small.config(tmp_path, "trace=true")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support import small
 from tests.support.trials import rows
-from trainer.agenda import Agenda
+from trainer.progress import Agenda
 from trainer.schedules.proof import check
 from trainer.schedules.recipes import pipedream, pipedream_2bw
 from trainer.trial import run_trial
