@@ -67,20 +67,33 @@ def report(results: Path, out: Path, label: str | None = None, store: str = "") 
 class _Contents(NamedTuple):
     """The contents of a store that a report is made of."""
 
-    store: str
-    """What people call the store."""
+    stored: pd.DataFrame
+    """Every trial of the store."""
     trials: pd.DataFrame
+    """The trials of the report."""
     gaps: pd.DataFrame
     records: Sequence[Record]
     parts: Sequence[Scope]
+    expected: Sequence[str]
+    """Sweeps that the report misses if they left no record."""
     remarks: Sequence[str]
-    left: pd.DataFrame
-    """What the store lacks of what was asked for: see `missing`."""
 
-    @property
-    def word(self) -> str:
-        """The word of a command that names the store."""
-        return f"results={self.store}"
+    @classmethod
+    def read(cls, results: Path, label: str | None) -> _Contents:
+        """Read the store `results`, or what the sweep `label` compares of it; raises BadInput."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            views, kept = StoreViews(load(results)), records(results)
+            if label is None:
+                parts, expected = scopes(views, kept), EXPECTED
+                trials, table = views.whole()
+            else:
+                kept, expected = [_of_label(kept, label)], []
+                parts = [of_record(views, kept[0])]
+                trials, table = parts[0].whole()
+            remarks = [remark for scope in parts for remark in _remarks(scope)]
+        remarks = [*_said(caught), *remarks]
+        return cls(views.store, trials, table, kept, parts, expected, remarks)
 
 
 class MadeReport(NamedTuple):
@@ -93,16 +106,17 @@ class MadeReport(NamedTuple):
 
 def write_report(results: Path, out: Path, label: str | None = None, store: str = "") -> MadeReport:
     """Write everything that `report` writes but the page; raises as `report` does."""
-    contents = _read(results, label, store or str(results))
+    contents = _Contents.read(results, label)
+    word = f"results={store or results}"
     try:
         out.mkdir(parents=True, exist_ok=True)
         with warnings.catch_warnings(record=True) as caught, _worker(contents) as worker:
             warnings.simplefilter("ignore", UserWarning)  # those of the gaps are remarks now
             warnings.simplefilter("always", DamagedRows)
-            worker.do(write_details, contents.trials, contents.word, out)
-            chapters = [write_chapter(part, out, contents.word, worker) for part in contents.parts]
+            worker.do(write_details, contents.trials, word, out)
+            chapters = [write_chapter(part, out, word, worker) for part in contents.parts]
             contents = contents._replace(remarks=[*contents.remarks, *_said(caught)])
-            page = _write(contents, chapters, out, worker)
+            page = _write(contents, chapters, word, out, worker)
     except OSError as error:
         raise BadInput("out", out, f"must be a folder to write to ({error.strerror})") from None
     return MadeReport(_text(contents, page, out), page, contents.trials)
@@ -115,22 +129,6 @@ def _worker(contents: _Contents) -> Worker:
 def _said(caught: Iterable[warnings.WarningMessage]) -> list[str]:
     """Return each warning once, in a line."""
     return [*dict.fromkeys(f"warning: {warning.message}" for warning in caught)]
-
-
-def _read(results: Path, label: str | None, store: str) -> _Contents:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        views, kept = StoreViews(load(results)), records(results)
-        if label is None:
-            parts, labels = scopes(views, kept), EXPECTED
-            trials, table = views.whole()
-        else:
-            kept, labels = [_of_label(kept, label)], []
-            parts = [of_record(views, kept[0])]
-            trials, table = parts[0].whole()
-        remarks = [remark for scope in parts for remark in _remarks(scope)]
-    left = missing(views.store, kept, labels, f"results={store}")
-    return _Contents(store, trials, table, kept, parts, [*_said(caught), *remarks], left)
 
 
 def write_page(page: Page, out: Path, *, live: str = "") -> None:
@@ -156,21 +154,24 @@ def _of_label(records: Sequence[Record], label: str) -> Record:
     raise BadInput("label", label, f"must be a sweep that left a record in the store ({known})")
 
 
-def _write(contents: _Contents, chapters: Sequence[Chapter], out: Path, worker: Worker) -> Page:
+def _write(
+    contents: _Contents, chapters: Sequence[Chapter], word: str, out: Path, worker: Worker
+) -> Page:
+    left = missing(contents.stored, contents.records, contents.expected, word)
     made = provenance(contents.trials, contents.records)
     tables = {
         "trials": contents.trials.drop(columns=PLACES, errors="ignore"),
         "gaps": contents.gaps,
         "provenance": made,
         "makers": makers(made),
-        "missing": contents.left,
+        "missing": left,
         "claims": claims_table(chapters),
     }
     worker.do(_write_tables, tables, contents.remarks, out)
     lead, rest = with_lead(chapters)
     listing = _listed(contents.trials, made)
     return Page(
-        source=contents.store,
+        source=word.removeprefix("results="),
         made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
         summary=summary(contents.trials),
         overviews=[overview(scope.title, scope.whole().trials) for scope in contents.parts],
@@ -178,18 +179,18 @@ def _write(contents: _Contents, chapters: Sequence[Chapter], out: Path, worker: 
         advice=[
             advice
             for scope in contents.parts[:1]
-            for advice in recommendations(scope.asked_for().trials, contents.word)
+            for advice in recommendations(scope.asked_for().trials, word)
         ],
         lead=lead,
         running=running(contents.trials),
         remarks=contents.remarks,
         chapters=rest,
-        missing=listed("Missing", shown(contents.left), "", "missing.csv"),
-        cost=cost(contents.left),
+        missing=listed("Missing", shown(left), "", "missing.csv"),
+        cost=cost(left),
         makers=listed("Code, machines, data and packages", tables["makers"], "", "makers.csv"),
         trials=listed("Trials", listing, TRIALS, "provenance.csv", most=MOST_TRIALS),
         configs=settings_by_trial(contents.trials, _specs(chapters)),
-        first_command=command(["sweep=main"], contents.word),
+        first_command=command(["sweep=main"], word),
     )
 
 
@@ -220,7 +221,7 @@ def _taxes(parts: Sequence[Scope]) -> Iterator[str]:
 
 
 def _text(contents: _Contents, page: Page, out: Path) -> str:
-    nothing = f"no trials in {contents.store} yet: python -m sweeps or python -m trainer makes them"
+    nothing = f"no trials in {page.source} yet: python -m sweeps or python -m trainer makes them"
     shown = nothing if contents.trials.empty else printed_gaps(contents.gaps, _terminal_width())
     parts = [shown, *page.taxes, *_claims_in_words(page.chapters), *contents.remarks, page.cost]
     return "\n".join([*filter(None, parts), f"in {out}: index.html, with figures and tables"])
