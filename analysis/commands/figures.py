@@ -37,7 +37,7 @@ def main(given: Given) -> None:
     only = _only(given, [figure.name for figure in FIGURES])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the report says them
-        for scope in scopes(StoreViews(load(store)), records(store)):
+        for scope in scopes(StoreViews(load(store), records(store))):
             own = Path(out) / scope.folder
             own.mkdir(parents=True, exist_ok=True)
             for drawn in figures_of(scope, only):

@@ -83,12 +83,12 @@ class _Contents(NamedTuple):
         """Read the store `results`, or what the sweep `label` compares of it; raises BadInput."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
-            views, kept = StoreViews(load(results)), records(results)
+            views = StoreViews(load(results), records(results))
             if label is None:
-                parts, expected = scopes(views, kept), EXPECTED
+                kept, parts, expected = views.records, scopes(views), EXPECTED
                 trials, table = views.whole()
             else:
-                kept, expected = [_of_label(kept, label)], []
+                kept, expected = [_of_label(views.records, label)], []
                 parts = [of_record(views, kept[0])]
                 trials, table = parts[0].whole()
             remarks = [remark for scope in parts for remark in _remarks(scope)]

@@ -28,6 +28,8 @@ class StoreViews:
     """
 
     store: pd.DataFrame
+    records: Sequence[Record]
+    """What each sweep asked for."""
     _known: dict[frozenset[str], StoreView] = field(default_factory=dict)
 
     def of(self, trial_ids: frozenset[str]) -> StoreView:
@@ -83,12 +85,12 @@ class Scope:
         return self.views.of(self.trial_ids.union(*(record.trials for record in self.records)))
 
 
-def scopes(views: StoreViews, records: Sequence[Record]) -> list[Scope]:
+def scopes(views: StoreViews) -> list[Scope]:
     """Return one scope per scale, the costliest first, and one for the trials of no record."""
-    known = frozenset().union(*(record.trials for record in records))
+    known = frozenset().union(*(record.trials for record in views.records))
     rest = frozenset(views.store["trial_id"]) - known
     no_sweep = [Scope("Trials of no sweep", "", rest, views)] if rest else []
-    return [*_by_scale(views, records), *no_sweep]
+    return [*_by_scale(views), *no_sweep]
 
 
 def of_record(views: StoreViews, record: Record) -> Scope:
@@ -96,9 +98,9 @@ def of_record(views: StoreViews, record: Record) -> Scope:
     return Scope(record.label, "", record.compared, views, [record], record.scale)
 
 
-def _by_scale(views: StoreViews, records: Sequence[Record]) -> Iterator[Scope]:
+def _by_scale(views: StoreViews) -> Iterator[Scope]:
     by_scale: dict[str, list[Record]] = {}
-    for record in records:
+    for record in views.records:
         by_scale.setdefault(record.scale, []).append(record)
     for scale, own in sorted(by_scale.items(), key=lambda item: -_cost(item[1])):
         yield Scope(scale, scale, _compared(own), views, own, scale, general=False)
