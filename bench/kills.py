@@ -246,8 +246,8 @@ Make = Callable[[Path, Sequence[str]], Sweep]
 
 @contextmanager
 def _in_bucket() -> Iterator[Make]:
-    from bench.bucket_sweep import BucketSweep
-    from bench.s3_server import serving
+    from tests.support.bucket_sweep import BucketSweep
+    from tests.support.s3_server import serving
 
     with serving() as (bucket, port):
         yield lambda folder, words: BucketSweep(folder, words, bucket=bucket, port=port)

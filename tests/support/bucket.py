@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from analysis.objects import bucket as requests
-from bench import s3_server
+from tests.support import s3_server
 
 
 @contextmanager

@@ -18,10 +18,9 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from bench import s3_server
-from bench.bucket_sweep import BucketSweep
 from bench.kills import END_TIMEOUT, LENGTH, check
-from tests.support import small
+from tests.support import s3_server, small
+from tests.support.bucket_sweep import BucketSweep
 
 pytestmark = pytest.mark.slow
 URL = f"s3://{s3_server.BUCKET}/store"

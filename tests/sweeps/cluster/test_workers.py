@@ -10,12 +10,11 @@ import pytest
 
 from analysis.objects import bucket as requests
 from analysis.objects.lease import RegisterLease
-from bench import s3_server
 from sweeps.cluster import driver
 from sweeps.request.expand import Trial
 from sweeps.store.objects import ObjectStore
 from sweeps.tracking import choice
-from tests.support import small
+from tests.support import s3_server, small
 from tests.support.bucket import served
 from trainer.base.status import Status
 from trainer.config.plan import plan_trial

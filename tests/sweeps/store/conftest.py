@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import s3_server
+from tests.support import s3_server
 from tests.support.bucket import served
 
 

@@ -17,7 +17,7 @@ from analysis.objects import register
 from analysis.objects.bucket import BucketClient, Changed, StoreAway
 from analysis.objects.lease import RegisterLease, edit, is_free
 from analysis.objects.register import see
-from bench import s3_server
+from tests.support import s3_server
 from trainer.base.errors import LeaseLost
 from trainer.folder.lease import Held
 

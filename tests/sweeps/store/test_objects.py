@@ -14,11 +14,10 @@ from analysis.objects import bucket as requests
 from analysis.objects import lease as leases
 from analysis.objects import working
 from analysis.objects.bucket import StoreAway
-from bench import s3_server
 from sweeps.store.objects import ObjectStore
 from sweeps.store.opened import open_store
 from sweeps.store.store import SweepStore, TrialState
-from tests.support import small
+from tests.support import s3_server, small
 from tests.support.stored import URL, after, rows, run, trial_of
 from trainer.base.errors import BadInput, LeaseLost, Stopped
 from trainer.folder.lease import Held

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.kills import NETWORK, Sweep
-from bench.s3_server import BUCKET, Bucket, credentials
+from tests.support.s3_server import BUCKET, Bucket, credentials
 from trainer.folder.lease import STALE_AFTER
 
 CUT = STALE_AFTER + 20

@@ -1,7 +1,7 @@
 """A server on loopback that speaks as much of S3 as a store needs, and fails when it is told to.
 
 Independent of the code that it tests: the client of a store is obstore, which was written for
-Amazon's servers. `python -m bench.s3_server PORT` runs one for other processes.
+Amazon's servers. `python -m tests.support.s3_server PORT` runs one for other processes.
 """
 
 from __future__ import annotations
