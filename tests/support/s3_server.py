@@ -1,7 +1,8 @@
 """A server on loopback that speaks as much of S3 as a store needs, and fails when it is told to.
 
 Independent of the code that it tests: the client of a store is obstore, which was written for
-Amazon's servers. `python -m tests.support.s3_server PORT` runs one for other processes.
+Amazon's servers. `python -m tests.support.s3_server PORT` runs a server for other
+processes and prints the variables that lead to it; its bucket is s3://bucket.
 """
 
 from __future__ import annotations
@@ -233,5 +234,7 @@ def serving(port: int = 0) -> Iterator[tuple[Bucket, int]]:
 
 
 if __name__ == "__main__":
-    with serving(int(sys.argv[1])), suppress(KeyboardInterrupt):
+    with serving(int(sys.argv[1])) as (_, port), suppress(KeyboardInterrupt):
+        for name, value in credentials(port).items():
+            print(f"export {name}={value}", flush=True)
         threading.Event().wait()
