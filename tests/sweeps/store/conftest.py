@@ -12,6 +12,6 @@ from tests.support.bucket import served
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3_server.Bucket]:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3_server.ServedBucket]:
     with served(monkeypatch, tmp_path / "cache", num_tries=1) as bucket:
         yield bucket

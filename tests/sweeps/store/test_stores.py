@@ -28,7 +28,9 @@ from trainer.trial import run_trial
 
 
 @pytest.fixture(params=["folder", "objects"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, server: s3_server.Bucket) -> SweepStore:
+def store(
+    request: pytest.FixtureRequest, tmp_path: Path, server: s3_server.ServedBucket
+) -> SweepStore:
     return open_store({"folder": str(tmp_path / "results"), "objects": URL}[request.param])
 
 
