@@ -19,23 +19,22 @@ from typing import Any
 import torch
 
 from bench.gpu import steps
-from bench.gpu.limits import ceilings
-from bench.gpu.setting import Setting
+from bench.gpu.device import GPUSetting, ceilings
 from bench.gpu.tables import page
 from bench.gpu.trials import trials
 from trainer.base.cli import BAD_INPUT, DONE, end_with, split_word
 from trainer.base.errors import BadInput
 from trainer.base.resources import device_name, reproducible, require_device
 
-Found = dict[str, Any]
-PARTS: dict[str, Callable[[Setting, Found], Any]] = {
-    "limits": lambda setting, found: ceilings(setting),
-    "steps": lambda setting, found: steps.whole(setting, found["limits"]["flops_per_second"]),
-    "updates": lambda setting, found: steps.updates(setting),
-    "evaluation": lambda setting, found: steps.evaluation(setting),
-    "trials": lambda setting, found: trials(setting),
+Measurements = dict[str, Any]
+PARTS: dict[str, Callable[[GPUSetting, Measurements], Any]] = {
+    "limits": lambda setting, measured: ceilings(setting),
+    "steps": lambda setting, measured: steps.whole(setting, measured["limits"]["flops_per_second"]),
+    "updates": lambda setting, measured: steps.updates(setting),
+    "evaluation": lambda setting, measured: steps.evaluation(setting),
+    "trials": lambda setting, measured: trials(setting),
 }
-"""Name → what it measures, given what the parts before it found."""
+"""Name → what it measures, given what the parts before it measured."""
 
 
 def main() -> int:
@@ -60,10 +59,10 @@ def _main() -> int:
     if "steps" in parts and "limits" not in parts[: parts.index("steps")]:
         raise BadInput("parts", given["parts"], "must have limits before steps")
     device = require_device(given["device"])
-    setting = Setting(given["scale"], device, int(given["rounds"]), more)
+    setting = GPUSetting(given["scale"], device, int(given["rounds"]), more)
     out = Path(given["out"])
     out.mkdir(parents=True, exist_ok=True)
-    found: Found = {
+    measured: Measurements = {
         "device": device_name(device),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -72,10 +71,10 @@ def _main() -> int:
     }
     for part in parts:
         with reproducible(0, torch.get_num_threads()):
-            found[part] = PARTS[part](setting, found)
+            measured[part] = PARTS[part](setting, measured)
         torch.cuda.empty_cache()
-        (out / "measured.json").write_text(json.dumps(found, indent=1))
-        (out / "README.md").write_text(page(found))
+        (out / "measured.json").write_text(json.dumps(measured, indent=1))
+        (out / "README.md").write_text(page(measured))
     print((out / "README.md").read_text())
     return DONE
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.gpu.device import prepare, timed
-from bench.gpu.setting import Setting
+from bench.gpu.device import GPUSetting, prepare, timed
 from bench.steps import executor, ours, resolved, theirs
 from trainer.base.build import build
 
@@ -54,7 +53,7 @@ EVALUATED = 256
 """Windows of an evaluation."""
 
 
-def whole(setting: Setting, flops_per_second: float) -> list[dict[str, Any]]:
+def whole(setting: GPUSetting, flops_per_second: float) -> list[dict[str, Any]]:
     """One row per step: seconds, tokens/s, share of the device's FLOP/s, peak memory."""
     ready = {
         name: prepare(partial(make, setting.words(*words)), setting.device)
@@ -79,7 +78,7 @@ def whole(setting: Setting, flops_per_second: float) -> list[dict[str, Any]]:
     ]
 
 
-def updates(setting: Setting) -> list[dict[str, Any]]:
+def updates(setting: GPUSetting) -> list[dict[str, Any]]:
     """One row per optimizer and arm: seconds of a step on eight tokens."""
     ready = {
         name: prepare(partial(ours, setting.words(*ALONE, *words)), setting.device)
@@ -89,7 +88,7 @@ def updates(setting: Setting) -> list[dict[str, Any]]:
     return [{"update": name, "seconds": median(seconds)} for name, seconds in times.items()]
 
 
-def evaluation(setting: Setting) -> list[dict[str, Any]]:
+def evaluation(setting: GPUSetting) -> list[dict[str, Any]]:
     """One row per way to evaluate: tokens/s."""
     config = resolved(setting.words())
     windows = _windows(config, setting).split(config["eval_batch_size"])
@@ -112,6 +111,6 @@ def _evaluating(words: Sequence[str], windows: Sequence[Tensor]) -> Callable[[],
     return partial(executor(words).evaluate, windows)
 
 
-def _windows(config: Mapping[str, Any], setting: Setting) -> Tensor:
+def _windows(config: Mapping[str, Any], setting: GPUSetting) -> Tensor:
     shape = (EVALUATED, config["seq_len"] + 1)
     return torch.randint(0, config["model"]["vocab_size"], shape, device=setting.device)

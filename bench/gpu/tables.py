@@ -9,8 +9,8 @@ PEER = "transformers, compiled"
 """The step that ours are compared with."""
 
 
-def page(found: Mapping[str, Any]) -> str:
-    """All tables of what `bench.gpu` found; a part that was not measured has none."""
+def page(measured: Mapping[str, Any]) -> str:
+    """All tables of what `bench.gpu` measured; a part that was not measured has none."""
     tables: Mapping[str, Callable[[Any], str]] = {
         "limits": _limits,
         "steps": _steps,
@@ -18,15 +18,16 @@ def page(found: Mapping[str, Any]) -> str:
         "evaluation": _evaluation,
         "trials": _trials,
     }
-    parts = [table(found[part]) for part, table in tables.items() if part in found]
-    where = f"{found['device']}, torch {found['torch']}, CUDA {found['cuda']}; {found['scale']}"
+    parts = [table(measured[part]) for part, table in tables.items() if part in measured]
+    versions = f"torch {measured['torch']}, CUDA {measured['cuda']}"
+    where = f"{measured['device']}, {versions}; {measured['scale']}"
     return "\n\n".join([where, *parts]) + "\n"
 
 
-def _limits(of: Mapping[str, float]) -> str:
+def _limits(ceilings: Mapping[str, float]) -> str:
     return (
-        f"A product of matrices in bf16: {of['flops_per_second'] / 1e12:.0f} TFLOP/s; "
-        f"a copy: {of['bytes_per_second'] / 1e12:.2f} TB/s, read and written bytes counted."
+        f"A product of matrices in bf16: {ceilings['flops_per_second'] / 1e12:.0f} TFLOP/s; "
+        f"a copy: {ceilings['bytes_per_second'] / 1e12:.2f} TB/s, read and written bytes counted."
     )
 
 
@@ -62,7 +63,7 @@ def _updates(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _evaluation(rows: Sequence[Mapping[str, Any]]) -> str:
     head = ("evaluation", "tokens/s")
-    return _table(head, [(r["evaluation"], f"{r['tokens_per_second']:,.0f}") for r in rows])
+    return _table(head, [(row["evaluation"], f"{row['tokens_per_second']:,.0f}") for row in rows])
 
 
 def _trials(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.gpu.setting import Setting
+from bench.gpu.device import GPUSetting
 from bench.steps import resolved
 from trainer.data.bins import HEADER_BYTES, LAYOUTS
 
@@ -30,7 +30,7 @@ TRIALS = {
 }
 
 
-def trials(setting: Setting) -> list[dict[str, Any]]:
+def trials(setting: GPUSetting) -> list[dict[str, Any]]:
     """One row per kind of trial: seconds of the process, tokens/s of its updates, sizes."""
     config = resolved(setting.words())
     with TemporaryDirectory() as folder:
