@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -93,7 +94,7 @@ def overhead(folder: Path, given: Mapping[str, str]) -> None:
     [sweep] = plan_sweeps(parse_request([*words, f"results={folder / 'bare'}"]))
     trials = unique(sweep.planned)
     run_trial({**trials[0].config, "out": f"{folder}/first"})  # imports, once
-    bare = sum(seconds_of(lambda trial=trial: run_trial(trial.config)) for trial in trials)
+    bare = sum(seconds_of(partial(run_trial, trial.config)) for trial in trials)
     swept = seconds_of(
         lambda: subprocess.run(
             [*COMMAND, *words, f"results={folder / 'swept'}"], check=True, capture_output=True
