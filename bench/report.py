@@ -46,14 +46,14 @@ def _add_losses(store: Path) -> None:
 
 def _add_records(store: Path) -> None:
     names = sorted(folder.name for folder in (store / "trials").iterdir())
-    asked = {"arm": "delay", "seed": 0, "tokens": 819_200, "flops": 2e12, "seconds": 50.0}
+    planned = {"arm": "delay", "seed": 0, "tokens": 819_200, "flops": 2e12, "seconds": 50.0}
     (store / "sweeps").mkdir()
     for sweep in SWEEPS:
         record = {
             **{"sweep": sweep, "scale": "few_updates", "label": f"{sweep}-few_updates"},
             "words": [f"sweep={sweep}", "scale=few_updates"],
             **{"verdict": "", "arms": [], "seeds": [], "settled": True, "remarks": []},
-            **{"compared": names, "trials": dict.fromkeys(names, asked)},
+            **{"compared": names, "trials": dict.fromkeys(names, planned)},
         }
         (store / "sweeps" / f"{sweep}-few_updates.json").write_text(json.dumps(record))
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from analysis.objects.bucket import Bucket
+from analysis.objects.bucket import BucketClient
 from trainer.base.status import Status
 
 GANG = (
@@ -178,7 +178,7 @@ class BucketSweep(SmallSweep):
 
     def left_over(self) -> Sequence[str]:
         """Return the keys of objects of trials that no register names."""
-        bucket = Bucket(self.store)
+        bucket = BucketClient(self.store)
         named = set()
         for meta in bucket.list("registers/"):
             files = json.loads(bucket.read(meta.key).content)["files"]
