@@ -22,7 +22,7 @@ MICROBATCHES, MICROBATCHES_A_RUN = (2, 4, 8), 32
 
 
 def contender(gang: Gang, m: int, *words: str) -> Traced:
-    """This schedule on this rank."""
+    """A schedule with m microbatches on this rank, with an active clip."""
     config, parts = prepare(m, *words, "clip_norm=0.01", "trace=true")
     executor = build_pipelined(config, parts, gang)
     return Traced(gang, parts.schedule, executor, MICROBATCHES_A_RUN // m, _assert_clipped)

@@ -2,9 +2,9 @@
 
     python -m bench.clip [rounds=7]
 
-Four ranks that sleep in place of computing, so that two cores are enough for them; all else is
-real: messages, sums over the ranks, versions, updates. Beside each the simulation of its schedule,
-with the mean time of its operations and messages in the same run.
+Four ranks that sleep in place of computing, so that two cores are enough; messages, sums
+over the ranks, versions and updates are real. Each contender stands beside the simulation of its
+schedule, with the mean time of its operations and messages in that run.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Blocking(Reducer):
     """Waits for the sums where the gradient is complete, as a blocking all-reduce does."""
 
     def launch(self, *arguments: Any) -> Future[Reduced]:
-        """Returns what is there already."""
+        """Returns sums that are complete."""
         pending = super().launch(*arguments)
         pending.result()
         return pending
@@ -103,7 +103,7 @@ def executor(gang: Gang, schedule: Schedule, reducer: type[Reducer]) -> Pipeline
 
 
 def runner(gang: Gang, schedule: Schedule, reducer: type[Reducer]) -> Traced:
-    """Trains on from drain to drain, `BATCHES` at a time."""
+    """A contender that trains from drain to drain, `BATCHES` at a time."""
     return Traced(gang, schedule, executor(gang, schedule, reducer), BATCHES, lambda update: None)
 
 

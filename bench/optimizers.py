@@ -3,7 +3,7 @@
     python -m bench.optimizers [rounds=3]
 
 An update is all that a stage does once the gradient is there, in fp32 on one thread. New
-preconditioners are timed separately, on the matrices of one of 30 layers: they are made one by one.
+preconditioners are made matrix by matrix, and timed separately on one of 30 layers.
 """
 
 from __future__ import annotations

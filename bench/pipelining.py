@@ -2,7 +2,7 @@
 
     python -m bench.pipelining [microbatches=4] [rounds=5]
 
-The same model, microbatches, data, optimizer and global clip for all, in the same processes.
+All contenders have one model, microbatches, data, optimizer and global clip, and share processes.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def theirs(
 
 
 def clip(weights: list[nn.Parameter], max_norm: float) -> None:
-    """By the norm of the whole model, for which every rank waits."""
+    """Clips the gradients by the norm of the whole model, for which every rank waits."""
     norm = get_total_norm([weight.grad for weight in weights if weight.grad is not None])
     square = norm.square()
     dist.all_reduce(square)

@@ -64,7 +64,7 @@ def main(words: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="pipegap-bench-") as folder:
         store, out = Path(folder, "results"), Path(folder, "report")
         store.mkdir()
-        from bench.load import make_store  # not in the workers, which import this module too
+        from bench.load import make_store  # the workers import this module too, and need no store
 
         make_store(store, int(given.get("trials", 10_000)))
         _add_losses(store)
