@@ -5,14 +5,15 @@
 
 Its runtime is PipeDream's: a thread per message, weights that are stashed as dictionaries, and
 forwards that are run again before each backward. It gets the stages, data and optimizer of
-`bench.pipelining`, and clips each stage by itself, as it does; so do ours here. It is written for
-GPUs: what moves tensors there does nothing, and -O leaves out what asserts that they are there.
+`bench.pipelining`. AsyncPP clips each stage by its own norm; so do ours here. The runtime is
+written for GPUs: what moves tensors there does nothing, and -O leaves out the assertions that
+tensors are there.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from itertools import count
@@ -23,12 +24,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.pipelining import CPU, IN_A_ROW, LENGTH, RANKS, ROWS, Run, ours, prepare
-from bench.timing import medians, table
-from trainer.base.resources import reproducible
-from trainer.ranks.groups import Gang, Heartbeat, joined
-from trainer.ranks.spawn import run_gang
-from trainer.ranks.supervisor import Parent
+from bench.ranks import (
+    IN_A_ROW,
+    LENGTH,
+    RANKS,
+    ROWS,
+    Run,
+    Send,
+    medians_of_all,
+    on_ranks,
+    ours,
+    prepare,
+)
+from bench.timing import table
+from trainer.ranks.groups import Gang
 
 BY_STAGE = "clip_scope=stage"
 ONE_EACH = "AsyncPP, an update per microbatch"
@@ -94,7 +103,7 @@ def theirs(rank: int, per_update: int) -> Run:
     for module in modules:
         model.initialise(module, config["seed"])
     runtime = stage_runtime(rank, modules, model.hidden_size, model.vocab_size)
-    of = config["optimizer"]
+    chosen = config["optimizer"]
     optimizer = OptimizerWithWeightStashing(
         optim_name="AdamW",
         modules=runtime.modules(),
@@ -103,9 +112,9 @@ def theirs(rank: int, per_update: int) -> Run:
         loss_scale=1.0,
         num_versions=runtime.num_warmup_minibatches + 1,
         clip_grad=config["clip_norm"],
-        lr=of["lr"],
-        betas=(of["momentum"], of["variance_decay"]),
-        weight_decay=of["weight_decay"],
+        lr=chosen["lr"],
+        betas=(chosen["momentum"], chosen["variance_decay"]),
+        weight_decay=chosen["weight_decay"],
     )
     optimizer.update_interval = per_update
     numbers = count()
@@ -148,34 +157,13 @@ def contenders(gang: Gang, m: int) -> Mapping[str, Run]:
     }
 
 
-def as_rank(
-    store: dist.Store,
-    heartbeat: Heartbeat,
-    send: Callable[[object], None],
-    path: str,
-    num_microbatches: int,
-    rounds: int,
-) -> None:
-    """Times all contenders together with the other rank."""
+def compare(gang: Gang, send: Send, path: str, num_microbatches: int, rounds: int) -> None:
+    """Times all contenders; the recording rank sends their medians."""
     sys.path.insert(0, path)
-    with (
-        reproducible(0, 1),
-        joined(store, heartbeat.rank, RANKS, 1, CPU, heartbeat, 600) as gang,
-        on_a_cpu(),
-    ):
-
-        def with_others(run: Run) -> Run:
-            def timed() -> None:
-                heartbeat.beat()
-                run()
-                dist.barrier()  # the slowest rank's time is everyone's
-
-            return timed
-
-        runs = contenders(gang, num_microbatches)
-        found = medians({name: with_others(run) for name, run in runs.items()}, rounds)
+    with on_a_cpu():
+        seconds = medians_of_all(gang, contenders(gang, num_microbatches), rounds)
     if gang.records:
-        send(found)
+        send(seconds)
 
 
 def main() -> None:
@@ -183,11 +171,11 @@ def main() -> None:
     given = dict(word.split("=") for word in sys.argv[1:])
     m, rounds = int(given.get("microbatches", "4")), int(given.get("rounds", "5"))
 
-    def show(found: dict[str, float]) -> None:
+    def show(seconds: dict[str, float]) -> None:
         print(f"p = {RANKS}, {IN_A_ROW} microbatches in a row\n")
-        print(table(found, ONE_EACH, IN_A_ROW * 1e-3, "ms per microbatch"))
+        print(table(seconds, ONE_EACH, IN_A_ROW * 1e-3, "ms per microbatch"))
 
-    run_gang(as_rank, (given["path"], m, rounds), RANKS, Parent(show, timeout=600))
+    on_ranks(compare, (given["path"], m, rounds), show)
 
 
 if __name__ == "__main__":

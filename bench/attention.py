@@ -33,7 +33,7 @@ def step(
     attend: Callable[[Tensor, Tensor, Tensor], Tensor], dtype: torch.dtype, length: int
 ) -> Callable[[], None]:
     """A forward and a backward of random queries, keys and values."""
-    shapes = [(TOKENS // length, of, length, SIZE) for of in (HEADS, KEY_HEADS, KEY_HEADS)]
+    shapes = [(TOKENS // length, heads, length, SIZE) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
     q, k, v = (torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes)
     gradient = torch.randn(shapes[0], dtype=dtype)
     return lambda: attend(q, k, v).backward(gradient)
@@ -48,10 +48,10 @@ def main() -> None:
         for length in LENGTHS
     }
     with reproducible(seed=0, num_threads=1):
-        found = medians(steps, int(given.get("rounds", 15)))
+        seconds = medians(steps, int(given.get("rounds", 15)))
     heads = ["ms", *(f"{length} tokens" for length in LENGTHS)]
     rows = [
-        [name, *(f"{1e3 * found[f'{name}, {length}']:.1f}" for length in LENGTHS)]
+        [name, *(f"{1e3 * seconds[f'{name}, {length}']:.1f}" for length in LENGTHS)]
         for name in CONTENDERS
     ]
     for row in (heads, ["---"] * len(heads), *rows):

@@ -10,25 +10,19 @@ slack 2BW runs its forwards earlier, so that messages keep nobody waiting.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
-import torch.distributed as dist
-
-from bench.pipelining import CPU, RANKS, prepare
-from bench.traced import Found, Traced, in_turn
-from trainer.base.resources import reproducible
+from bench.ranks import RANKS, Send, Traced, TracedRun, in_turn, on_ranks, prepare
 from trainer.executors.gradients import Update
 from trainer.parts import build_pipelined
-from trainer.ranks.groups import Gang, Heartbeat, joined
-from trainer.ranks.spawn import run_gang
-from trainer.ranks.supervisor import Parent
+from trainer.ranks.groups import Gang
 
 MICROBATCHES, MICROBATCHES_A_RUN = (2, 4, 8), 32
 
 
 def contender(gang: Gang, m: int, *words: str) -> Traced:
-    """This schedule on this rank."""
+    """A schedule with m microbatches on this rank, with an active clip."""
     config, parts = prepare(m, *words, "clip_norm=0.01", "trace=true")
     executor = build_pipelined(config, parts, gang)
     return Traced(gang, parts.schedule, executor, MICROBATCHES_A_RUN // m, _assert_clipped)
@@ -38,38 +32,31 @@ def _assert_clipped(update: Update) -> None:
     assert update.grad_norm > 0.01
 
 
-def as_rank(
-    store: dist.Store,
-    heartbeat: Heartbeat,
-    send: Callable[[object], None],
-    rounds: int,
-    schedules: Mapping[str, Sequence[str]],
-) -> None:
-    """Times each number of microbatches in turn, alternating between the two schedules."""
-    with reproducible(0, 1), joined(store, heartbeat.rank, RANKS, 1, CPU, heartbeat, 600) as gang:
-        for m in MICROBATCHES:
-            contenders = {name: contender(gang, m, *words) for name, words in schedules.items()}
-            found = in_turn(contenders, rounds)
-            if gang.records:
-                send((m, found))
+def compare(gang: Gang, send: Send, rounds: int, schedules: Mapping[str, Sequence[str]]) -> None:
+    """Times each number of microbatches, alternating between the two schedules."""
+    for m in MICROBATCHES:
+        contenders = {name: contender(gang, m, *words) for name, words in schedules.items()}
+        runs = in_turn(contenders, rounds)
+        if gang.records:
+            send((m, runs))
 
 
-def row(m: int, found: dict[str, Sequence[Found]]) -> str:
+def row(m: int, runs: Mapping[str, Sequence[TracedRun]]) -> str:
     """A line of the table."""
-    flushed, delayed = found.values()
+    flushed, delayed = runs.values()
     pairs = zip(flushed, delayed, strict=True)
     speed_up = median(sync.measured / delay.measured for sync, delay in pairs)
-    waits = median(max(one.update_waits) / one.measured for one in delayed)
+    waits = median(max(run.update_waits) / run.measured for run in delayed)
     return (
-        f"| {m} | {_of(flushed)} | {_of(delayed)} "
+        f"| {m} | {_cells(flushed)} | {_cells(delayed)} "
         f"| {speed_up:.2f} | {(m + RANKS - 1) / m:.2f} | {waits:.2%} |"
     )
 
 
-def _of(found: Sequence[Found]) -> str:
+def _cells(runs: Sequence[TracedRun]) -> str:
     """Cells of the table: the time, and the throughput relative to the simulated one."""
-    milliseconds = median(one.measured for one in found) / MICROBATCHES_A_RUN * 1e3
-    return f"{milliseconds:.1f} | {median(one.simulated / one.measured for one in found):.3f}"
+    milliseconds = median(run.measured for run in runs) / MICROBATCHES_A_RUN * 1e3
+    return f"{milliseconds:.1f} | {median(run.simulated / run.measured for run in runs):.3f}"
 
 
 def main() -> None:
@@ -81,10 +68,9 @@ def main() -> None:
     )
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     rounds = int(given.get("rounds", "5"))
-    parent = Parent(lambda found: print(row(*found), flush=True), timeout=600)
     slack = f"pipeline.slack={given.get('slack', 'false')}"
     schedules = {"flushed": ("sync",), "2BW": ("pipedream_2bw", slack)}
-    run_gang(as_rank, (rounds, schedules), RANKS, parent)
+    on_ranks(compare, (rounds, schedules), lambda runs: print(row(*runs), flush=True))
 
 
 if __name__ == "__main__":

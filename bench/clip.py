@@ -2,35 +2,31 @@
 
     python -m bench.clip [rounds=7]
 
-Four ranks that sleep in place of computing, so that two cores are enough for them; all else is
-real: messages, sums over the ranks, versions, updates. Beside each the simulation of its schedule,
-with the mean time of its operations and messages in the same run.
+Four ranks that sleep in place of computing, so that two cores are enough; messages, sums
+over the ranks, versions and updates are real. Each contender stands beside the simulation of its
+schedule, with the mean time of its operations and messages in that run.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from statistics import median
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.traced import Found, Traced, in_turn
-from trainer.base.resources import reproducible
+from bench.ranks import CPU, Send, Traced, TracedRun, in_turn, on_ranks
 from trainer.corrections.none import NoCorrection
 from trainer.executors.gradients import Clip
 from trainer.executors.pipelined import Pipelined
 from trainer.executors.reduction import Reduced, Reducer
 from trainer.models.loss import cross_entropy
 from trainer.optimizers.routing import kinds
-from trainer.ranks.groups import Gang, Heartbeat, joined
-from trainer.ranks.spawn import run_gang
-from trainer.ranks.supervisor import Parent
+from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Schedule
 from trainer.schedules.recipes import pipedream_2bw, sync
 from trainer.stages.stage import Stage
@@ -40,7 +36,6 @@ RANKS, BATCHES, UPDATES = 4, 12, 10_000
 FORWARD, BACKWARD = 0.010, 0.020
 PHASES: dict[str, Any] = {"synchronous_start": 0, "synchronous_cooldown": 0}
 SHAPE = torch.Size([2, 8, 16])  # of a message: rows, length, width
-CPU = torch.device("cpu")
 
 
 class _Sleep(torch.autograd.Function):
@@ -74,7 +69,7 @@ class Blocking(Reducer):
     """Waits for the sums where the gradient is complete, as a blocking all-reduce does."""
 
     def launch(self, *arguments: Any) -> Future[Reduced]:
-        """Returns what is there already."""
+        """Returns sums that are complete."""
         pending = super().launch(*arguments)
         pending.result()
         return pending
@@ -108,40 +103,37 @@ def executor(gang: Gang, schedule: Schedule, reducer: type[Reducer]) -> Pipeline
 
 
 def runner(gang: Gang, schedule: Schedule, reducer: type[Reducer]) -> Traced:
-    """Trains on from drain to drain, `BATCHES` at a time."""
+    """A contender that trains from drain to drain, `BATCHES` at a time."""
     return Traced(gang, schedule, executor(gang, schedule, reducer), BATCHES, lambda update: None)
 
 
-def as_rank(
-    store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None], rounds: int
-) -> None:
-    """Times all, for each number of microbatches."""
-    with reproducible(0, 1), joined(store, heartbeat.rank, RANKS, 1, CPU, heartbeat, 600) as gang:
-        for m in (4, 8):
-            shape: dict[str, Any] = {"num_stages": RANKS, "num_microbatches": m}
-            delayed = pipedream_2bw(UPDATES, **shape, **PHASES)
-            contenders = {
-                "2BW without a clip": runner(gang, delayed, Apart),
-                "2BW, deferred clip": runner(gang, delayed, Reducer),
-                "2BW, blocking clip": runner(gang, delayed, Blocking),
-                "flushed 1F1B": runner(gang, sync(UPDATES, **shape), Reducer),
-            }
-            if m >= 2 * (RANKS - 1):
-                ahead = pipedream_2bw(UPDATES, **shape, **PHASES, slack=True)
-                contenders["2BW with slack, deferred clip"] = runner(gang, ahead, Reducer)
-            found = in_turn(contenders, rounds)
-            if gang.records:
-                send((m, found))
+def compare(gang: Gang, send: Send, rounds: int) -> None:
+    """Times all contenders, for each number of microbatches."""
+    for m in (4, 8):
+        shape: dict[str, Any] = {"num_stages": RANKS, "num_microbatches": m}
+        delayed = pipedream_2bw(UPDATES, **shape, **PHASES)
+        contenders = {
+            "2BW without a clip": runner(gang, delayed, Apart),
+            "2BW, deferred clip": runner(gang, delayed, Reducer),
+            "2BW, blocking clip": runner(gang, delayed, Blocking),
+            "flushed 1F1B": runner(gang, sync(UPDATES, **shape), Reducer),
+        }
+        if m >= 2 * (RANKS - 1):
+            ahead = pipedream_2bw(UPDATES, **shape, **PHASES, slack=True)
+            contenders["2BW with slack, deferred clip"] = runner(gang, ahead, Reducer)
+        runs = in_turn(contenders, rounds)
+        if gang.records:
+            send((m, runs))
 
 
-def show(message: tuple[int, dict[str, Sequence[Found]]]) -> None:
+def show(message: tuple[int, Mapping[str, Sequence[TracedRun]]]) -> None:
     """Prints the lines of one number of microbatches."""
-    m, found = message
-    seconds = {name: median(one.measured for one in runs) for name, runs in found.items()}
-    for name, runs in found.items():
+    m, runs = message
+    seconds = {name: median(run.measured for run in own) for name, own in runs.items()}
+    for name, own in runs.items():
         ratio = seconds[name] / seconds["2BW without a clip"]
-        of_simulated = median(one.simulated / one.measured for one in runs)
-        print(f"| {m} | {name} | {seconds[name] * 1e3:.0f} | {ratio:.3f} | {of_simulated:.3f} |")
+        speed = median(run.simulated / run.measured for run in own)
+        print(f"| {m} | {name} | {seconds[name] * 1e3:.0f} | {ratio:.3f} | {speed:.3f} |")
 
 
 def main() -> None:
@@ -149,7 +141,7 @@ def main() -> None:
     given = dict(word.split("=") for word in sys.argv[1:])
     print(f"| m | | ms for {BATCHES} batches | / without a clip | throughput / simulated |")
     print("| --- | --- | --- | --- | --- |")
-    run_gang(as_rank, (int(given.get("rounds", "7")),), RANKS, Parent(show, timeout=600))
+    on_ranks(compare, (int(given.get("rounds", "7")),), show, num_stages=RANKS)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bench.gpu.setting import Setting
+from bench.steps import words_of_scale
 from sweeps.plan.devices import known_devices, of_update_and_forward
-from trainer.base.resources import require_device
 from trainer.config.compose import compose
 
-CPU = require_device("cpu")
 GPU = ("dtype=bfloat16", "eval_dtype=bfloat16", "compile=true")
 ONE_UPDATE = ("num_updates=1", "tokens_per_parameter=null")
 
@@ -26,7 +24,7 @@ ONE_UPDATE = ("num_updates=1", "tokens_per_parameter=null")
 class Measured:
     """A setting, its tokens/s per GPU or core, and where that was measured.
 
-    `more` are keys of the device in which it differs from the table's. `evaluates`: the tokens are
+    `more` are keys of the device that differ from the table's. `evaluates`: the tokens are
     those of an evaluation.
     """
 
@@ -41,7 +39,7 @@ class Measured:
 
 def scale(name: str, *words: str) -> tuple[str, ...]:
     """The words of a trial at a scale."""
-    return tuple(Setting(name, CPU, 1).words(*words, *ONE_UPDATE))
+    return tuple(words_of_scale(name, "device=cpu", *words, *ONE_UPDATE))
 
 
 def llama(
@@ -158,9 +156,9 @@ def main() -> None:
     print("| | device | measured, tokens/s | counted | counted / measured | where |")
     print("| --- | --- | --- | --- | --- | --- |")
     for row in ROWS:
-        found = counted(row)
-        ratio = found / row.tokens_per_second
-        numbers = f"{row.tokens_per_second:,.0f} | {found:,.0f} | {ratio:.2f}"
+        rate = counted(row)
+        ratio = rate / row.tokens_per_second
+        numbers = f"{row.tokens_per_second:,.0f} | {rate:,.0f} | {ratio:.2f}"
         print(f"| {row.name} | {row.device} | {numbers} | {row.where} |")
 
 

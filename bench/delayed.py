@@ -37,7 +37,7 @@ WRAPPERS: dict[str, Callable[[Optimizer], Optimizer]] = {
 """What is timed → what is put around the bare optimizer."""
 
 
-class Step:
+class LoopStep:
     """A training step of a model of its own; `update` is its part after the backward."""
 
     def __init__(self, wrap: Callable[[Optimizer], Optimizer], rows: int, layers: int) -> None:
@@ -71,7 +71,9 @@ def main() -> None:
     given = {key: int(value) for key, value in (word.split("=") for word in sys.argv[1:])}
     rounds, rows = given.get("rounds", 5), given.get("rows", 4)
     with reproducible(0, torch.get_num_threads()):
-        steps = {name: Step(wrap, rows, given.get("layers", 30)) for name, wrap in WRAPPERS.items()}
+        steps = {
+            name: LoopStep(wrap, rows, given.get("layers", 30)) for name, wrap in WRAPPERS.items()
+        }
         whole = medians({name: step.whole for name, step in steps.items()}, rounds)
         update = medians({name: step.update for name, step in steps.items()}, rounds)
     [bare, *_] = WRAPPERS

@@ -44,11 +44,11 @@ class Simulation:
     _count: int = 0
 
     def started(self) -> Collection[str]:
-        """See `Store`."""
+        """The trials that some driver has started."""
         return self.ends.keys()
 
     def look(self, trial_id: str) -> TrialState:
-        """See `Store`."""
+        """Whether a started trial is held or has ended now."""
         if self.ends[trial_id] > self.now:
             self.num_held += 1
             return TrialState.HELD
@@ -56,12 +56,12 @@ class Simulation:
         return TrialState.ENDED
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Calls `action` in so many seconds."""
+        """Calls `action` after so many simulated seconds."""
         self._count += 1
         heapq.heappush(self._events, (self.now + seconds, self._count, action))
 
     def run(self) -> None:
-        """Until nothing is left to happen."""
+        """Runs until no event is left."""
         while self._events:
             self.now, _, action = heapq.heappop(self._events)
             action()
@@ -133,8 +133,8 @@ def simulate(num_drivers: int, trials_per_slot: int, slots: int) -> tuple[Simula
 def ideal(seconds: list[float], num_drivers: int, slots: int) -> float:
     """Seconds until the last trial ends, if each slot takes the next one at once."""
     free = [0.0] * (num_drivers * slots)
-    for of_trial in seconds:
-        heapq.heapreplace(free, free[0] + of_trial)
+    for duration in seconds:
+        heapq.heapreplace(free, free[0] + duration)
     return max(free)
 
 

@@ -22,7 +22,7 @@ from trainer.evaluation.adapter import StageLM
 from trainer.evaluation.evaluate import LikelihoodRequest
 from trainer.evaluation.questions import questions
 
-KEYS = "model=, task=, num_questions=, max_length=, tokenizer=FILE: what is asked of what"
+KEYS = "model=, task=, num_questions=, max_length=, tokenizer=FILE"
 
 
 def main() -> None:
@@ -39,14 +39,14 @@ def main() -> None:
     assert end is not None, "it has a token that ends a document"
     model = StageLM(stage, tokenizer, end, longest, recipe.vocab_size)
     limit = int(given["num_questions"]) if "num_questions" in given else None
-    asked = questions(given.get("task", "hellaswag"), limit=limit)
-    requests = [LikelihoodRequest(args) for one in asked.items for args in one.requests]
+    chosen = questions(given.get("task", "hellaswag"), limit=limit)
+    requests = [LikelihoodRequest(args) for item in chosen.items for args in item.requests]
     started, used = time.perf_counter(), time.process_time()
     model.loglikelihood(requests, disable_tqdm=True)
     wall, core = time.perf_counter() - started, time.process_time() - used
     print(
         f"{given.get('model', 'tiny')}, {recipe.num_parameters:,} parameters: "
-        f"{len(asked.items):,} questions of {asked.task} in {wall:.1f} s, {core:.1f} s of a core"
+        f"{len(chosen.items):,} questions of {chosen.task} in {wall:.1f} s, {core:.1f} s of a core"
     )
 
 

@@ -2,7 +2,7 @@
 
     python -m bench.look_ahead [results=results] [out=docs/look_ahead_long.csv]
 
-At `long`, Error Feedback with a coefficient above 1 ended below sync. A delay of one update is
+At `tiny`, Error Feedback with a coefficient above 1 ended below sync. A delay of one update is
 worth a look-ahead of one: if that is all, sync with λ ends where the delayed run with λ + 1 ends,
 which the sweep `overshoot` has at the same seeds. Then what that gains beyond sync has nothing to
 do with a delay, and sync can have it too. Predicted before the run: so it is, for λ = 1 and 3 and
@@ -38,7 +38,7 @@ Point = tuple[str, int, int]
 
 
 class LookAhead(ErrorFeedback):
-    """The same correction of every weight at every update, late or not."""
+    """Error Feedback's correction of every weight at every update, late or not."""
 
     @override
     def apply(
@@ -48,7 +48,7 @@ class LookAhead(ErrorFeedback):
 
 
 def config_of(point: Point, results: str) -> dict[str, Any]:
-    """Of a trial of sync with this look-ahead."""
+    """The config of a trial of sync with this look-ahead."""
     optimizer, coefficient, seed = point
     words = [
         *(f"optimizer={optimizer}", "pipeline=sync", "correction=error_feedback"),

@@ -1,9 +1,10 @@
-"""Peak memory and time of head and loss, as one and apart, on a CPU.
+"""Peak memory and time of a model's head and loss, computed as one and apart, on a CPU.
 
     python -m bench.loss [rounds=3] [tokens=4096]
 
-SmolLM2-135M's head: 49,152 words of width 576. Each setting has a process of its own, whose peak of
-resident memory above that before the head's products is told beside what a plan counts.
+SmolLM2-135M's head: 49,152 words of width 576. Each setting has a process of its own, and the
+table has the peak of its resident memory above that before the head's products, and what a plan
+counts.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def measured(chunk: int | None, dtype: str, tokens: int, rounds: int) -> tuple[f
 
 
 def counted(chunk: int | None, dtype: str, tokens: int) -> float:
-    """MiB that a plan counts."""
+    """The MiB that a plan counts for head and loss."""
     setting = ("num_updates=1", "batch_size=1", f"seq_len={tokens}", f"dtype={dtype}")
     config = compose(["model=smollm2_135m", "data=fineweb_edu", *setting])
     config["model"]["loss_chunk"] = chunk

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from bench.steps import ours
-from bench.timing import Step, cpu_seconds_of, medians
+from bench.timing import Call, cpu_seconds_of, medians
 from trainer.base.build import build
 from trainer.base.resources import reproducible
 from trainer.config.compose import compose_node
@@ -63,19 +63,19 @@ def weights_of(recipe: Recipe) -> Parameters:
 
 
 def apart(weights: Parameters) -> Parameters:
-    """The same weights, each matrix of a stack as one of its own."""
+    """The weights with each matrix of a stack as a weight of its own."""
     return [own for kind, weight in weights for own in _matrices(kind, weight)]
 
 
 def _matrices(kind: Kind, weight: nn.Parameter) -> Parameters:
     if kind != EXPERTS or weight.grad is None:
         return [(kind, weight)]
-    found: list[tuple[Kind, nn.Parameter]] = []
+    matrices: list[tuple[Kind, nn.Parameter]] = []
     for values, gradient in zip(weight.detach().clone(), weight.grad, strict=True):
         matrix = nn.Parameter(values)
         matrix.grad = gradient
-        found.append(("matrix", matrix))
-    return found
+        matrices.append(("matrix", matrix))
+    return matrices
 
 
 def updates(rounds: int) -> str:
@@ -97,10 +97,10 @@ def steps(rounds: int) -> str:
         "apart": lambda: apart(weights_of(mixture)),
         "stacks": lambda: weights_of(mixture),
     }
-    contenders: dict[str, Step] = {}
+    contenders: dict[str, Call] = {}
     for name in OPTIMIZERS:
         make = optimizer_of(compose_node([f"optimizer={name}"])["optimizer"])
-        contenders |= {f"{name}, {way}": make(of()).step for way, of in ways.items()}
+        contenders |= {f"{name}, {way}": make(weights()).step for way, weights in ways.items()}
     seconds = medians(contenders, rounds, cpu_seconds_of)
     return "\n".join(
         [

@@ -3,23 +3,25 @@
     python -m bench.optimizers [rounds=3]
 
 An update is all that a stage does once the gradient is there, in fp32 on one thread. New
-preconditioners are timed separately, on the matrices of one of 30 layers: they are made one by one.
+preconditioners are made matrix by matrix, and timed separately on one of 30 layers.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bench.delay_cost import make_stage
+from trainer.base.build import build
 from trainer.base.places import CONF
 from trainer.base.resources import reproducible
+from trainer.config.compose import compose
+from trainer.parts import build_stages
 from trainer.stages.stage import Stage
 
 RARELY = {
@@ -27,6 +29,16 @@ RARELY = {
     "soap": ["optimizer.precondition_every=1000"],
 }
 """Words that leave new preconditioners out; SOAP's first update makes some in any case."""
+
+
+def make_stage(optimizer: str, words: Sequence[str]) -> Stage:
+    """The whole 135M model as one stage, on a CPU in fp32."""
+    choices = ("model=smollm2_135m", "data=fineweb_edu", f"optimizer={optimizer}", "pipeline=sync")
+    config = compose([*choices, *words])
+    model, schedule = build(config["model"]), build(config["pipeline"], 1000)
+    device = torch.device("cpu")
+    [stage] = build_stages(config, model, schedule, lambda t: 1.0, device, range(1))
+    return stage
 
 
 def updater(stage: Stage) -> Callable[[], float]:
@@ -56,14 +68,14 @@ def tensors(value: Any) -> Iterator[Tensor]:
 
 def row(name: str, words: list[str], rounds: int) -> str:
     """A row: time of the first update, median of later ones, bytes of state per parameter."""
-    stage = make_stage(["pipeline=sync", *words], name, torch.device("cpu"), "float32")
+    stage = make_stage(name, words)
     update = updater(stage)
     first = update()
     seconds = median(update() for _ in range(rounds))
     size = sum(t.numel() * t.element_size() for t in tensors(dict(stage.optimizer.state)))
     parameters = sum(weight.numel() for weight in stage.versions.master)
-    of = " ".join([name, *(f"`{word}`" for word in words)])
-    return f"| {of} | {first * 1e3:.0f} | {seconds * 1e3:.0f} | {size / parameters:.2f} |"
+    title = " ".join([name, *(f"`{word}`" for word in words)])
+    return f"| {title} | {first * 1e3:.0f} | {seconds * 1e3:.0f} | {size / parameters:.2f} |"
 
 
 def main() -> None:

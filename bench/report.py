@@ -46,14 +46,14 @@ def _add_losses(store: Path) -> None:
 
 def _add_records(store: Path) -> None:
     names = sorted(folder.name for folder in (store / "trials").iterdir())
-    asked = {"arm": "delay", "seed": 0, "tokens": 819_200, "flops": 2e12, "seconds": 50.0}
+    planned = {"arm": "delay", "seed": 0, "tokens": 819_200, "flops": 2e12, "seconds": 50.0}
     (store / "sweeps").mkdir()
     for sweep in SWEEPS:
         record = {
             **{"sweep": sweep, "scale": "few_updates", "label": f"{sweep}-few_updates"},
             "words": [f"sweep={sweep}", "scale=few_updates"],
             **{"verdict": "", "arms": [], "seeds": [], "settled": True, "remarks": []},
-            **{"compared": names, "trials": dict.fromkeys(names, asked)},
+            **{"compared": names, "trials": dict.fromkeys(names, planned)},
         }
         (store / "sweeps" / f"{sweep}-few_updates.json").write_text(json.dumps(record))
 
@@ -64,7 +64,7 @@ def main(words: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="pipegap-bench-") as folder:
         store, out = Path(folder, "results"), Path(folder, "report")
         store.mkdir()
-        from bench.load import make_store  # not in the workers, which import this module too
+        from bench.load import make_store  # the workers import this module too, and need no store
 
         make_store(store, int(given.get("trials", 10_000)))
         _add_losses(store)

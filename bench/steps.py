@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from sweeps.request.files import scale_file
 from trainer.base.build import build
 from trainer.base.resources import reproducible
 from trainer.config.compose import compose
@@ -43,6 +44,11 @@ class RandomTokens:
         return num_batches / DIFFERENT
 
 
+def words_of_scale(scale: str, *words: str) -> list[str]:
+    """The words of a scale, then `words`; of two words with one key the later one wins."""
+    return [*{word.partition("=")[0]: word for word in (*scale_file(scale), *words)}.values()]
+
+
 def resolved(words: Sequence[str]) -> dict[str, Any]:
     """The config of these words, long enough for any benchmark."""
     return compose([*words, f"num_updates={UPDATES}", "tokens_per_parameter=null"])
@@ -69,27 +75,27 @@ def ours(words: Sequence[str], at_once: int = 1) -> Callable[[], None]:
         t = next(numbers)
         run(t, t + at_once, lambda update: None)
 
-    return _as_asked(update, resolved(words))
+    return _reproducible(update, resolved(words))
 
 
 def theirs(words: Sequence[str], at_once: int = 1) -> Callable[[], None]:
-    """The same updates in a plain loop: transformers' Llama, torch's AdamW, accumulation and clip.
+    """So many updates in a plain loop: transformers' Llama, torch's AdamW, accumulation and clip.
 
-    Where the words ask for bf16, torch's autocast, which leaves the weights in fp32: the same
-    class of numbers as ours. `compile` compiles the model, `optimizer.fused` fuses the optimizer.
+    Where the words choose bf16, torch's autocast computes in it and leaves the weights in fp32, as
+    a trial does. `compile` compiles the model, `optimizer.fused` fuses the optimizer.
     """
     config = resolved(words)
     recipe: Llama = build(config["model"])
     device = torch.device(config["device"])
     model: Any = LlamaForCausalLM(LlamaConfig(**recipe.pretrained({}).config))
     model = model.to(device)
-    of = config["optimizer"]
+    chosen = config["optimizer"]
     optimizer = torch.optim.AdamW(
         model.parameters(),
-        lr=of["lr"],
-        betas=(of["momentum"], of["variance_decay"]),
-        weight_decay=of["weight_decay"],
-        fused=of["fused"],
+        lr=chosen["lr"],
+        betas=(chosen["momentum"], chosen["variance_decay"]),
+        weight_decay=chosen["weight_decay"],
+        fused=chosen["fused"],
     )
     run = torch.compile(model) if config["compile"] else model
     narrow = torch.autocast(device.type, torch.bfloat16, enabled=config["dtype"] == "bfloat16")
@@ -107,11 +113,11 @@ def theirs(words: Sequence[str], at_once: int = 1) -> Callable[[], None]:
             optimizer.step()
             optimizer.zero_grad()
 
-    return _as_asked(update, config)
+    return _reproducible(update, config)
 
 
-def _as_asked(update: Callable[[], None], config: Mapping[str, Any]) -> Callable[[], None]:
-    """The update under the config's `deterministic`, whatever other steps ran in between."""
+def _reproducible(update: Callable[[], None], config: Mapping[str, Any]) -> Callable[[], None]:
+    """The update with the config's `deterministic`, whatever other steps ran in between."""
 
     def run() -> None:
         with reproducible(0, torch.get_num_threads(), config["deterministic"]):

@@ -6,17 +6,17 @@ import time
 from collections.abc import Callable, Mapping
 from statistics import median
 
-Step = Callable[[], object]
+Call = Callable[[], object]
 
 
-def seconds_of(run: Step) -> float:
+def seconds_of(run: Call) -> float:
     """Seconds of one call."""
     started = time.perf_counter()
     run()
     return time.perf_counter() - started
 
 
-def cpu_seconds_of(run: Step) -> float:
+def cpu_seconds_of(run: Call) -> float:
     """Seconds that this process computed during one call: others on the machine add little."""
     started = time.process_time()
     run()
@@ -24,7 +24,7 @@ def cpu_seconds_of(run: Step) -> float:
 
 
 def in_turn(
-    contenders: Mapping[str, Step], rounds: int, clock: Callable[[Step], float] = seconds_of
+    contenders: Mapping[str, Call], rounds: int, clock: Callable[[Call], float] = seconds_of
 ) -> dict[str, list[float]]:
     """Seconds of every call, by contender: in each of `rounds` rounds all have a turn, and each
     round begins with another one. `clock` times a call.
@@ -39,11 +39,11 @@ def in_turn(
 
 
 def medians(
-    contenders: Mapping[str, Step], rounds: int, clock: Callable[[Step], float] = seconds_of
+    contenders: Mapping[str, Call], rounds: int, clock: Callable[[Call], float] = seconds_of
 ) -> dict[str, float]:
     """Median seconds of each contender over `rounds` alternating rounds, two warm-ups first."""
-    found = in_turn(contenders, rounds + 2, clock)
-    return {name: median(seconds[2:]) for name, seconds in found.items()}
+    calls = in_turn(contenders, rounds + 2, clock)
+    return {name: median(seconds[2:]) for name, seconds in calls.items()}
 
 
 def table(rows: Mapping[str, float], baseline: str, unit: float, name: str) -> str:

@@ -12,12 +12,10 @@ import sys
 from collections.abc import Callable
 
 import torch
-import yaml
 
-from bench.steps import ours, resolved, theirs
+from bench.steps import ours, resolved, theirs, words_of_scale
 from bench.timing import medians, table
 from trainer.base.build import build
-from trainer.base.places import CONF
 from trainer.base.resources import reproducible
 from trainer.models.llama import Llama
 
@@ -47,42 +45,37 @@ def matmuls(words: list[str]) -> Callable[[], None]:
     return multiply
 
 
-def _contenders(words: list[str], of: str) -> dict[str, Callable[[], None]]:
+def _contenders(words: list[str], dtype: str) -> dict[str, Callable[[], None]]:
     return {
-        f"transformers + torch.optim.AdamW, {of}": theirs(words, AT_ONCE),
-        f"pipegap, AdamW, sync, {of}": ours(words, AT_ONCE),
-        f"pipegap, AdamW, delay + EF, {of}": ours([*words, *LATE], AT_ONCE),
-        f"pipegap, Muon, sync, {of}": ours([*words, "optimizer=muon"], AT_ONCE),
-        f"pipegap, Muon, delay + EF, {of}": ours([*words, "optimizer=muon", *LATE], AT_ONCE),
-        f"matrix products alone, {of}": matmuls(words),
+        f"transformers + torch.optim.AdamW, {dtype}": theirs(words, AT_ONCE),
+        f"pipegap, AdamW, sync, {dtype}": ours(words, AT_ONCE),
+        f"pipegap, AdamW, delay + EF, {dtype}": ours([*words, *LATE], AT_ONCE),
+        f"pipegap, Muon, sync, {dtype}": ours([*words, "optimizer=muon"], AT_ONCE),
+        f"pipegap, Muon, delay + EF, {dtype}": ours([*words, "optimizer=muon", *LATE], AT_ONCE),
+        f"matrix products alone, {dtype}": matmuls(words),
     }
 
 
-def _compiled(words: list[str], of: str) -> dict[str, Callable[[], None]]:
+def _compiled(words: list[str], dtype: str) -> dict[str, Callable[[], None]]:
     compiled = [*words, "compile=true"]
     return {
-        f"transformers + torch.optim.AdamW, compiled, {of}": theirs(compiled, AT_ONCE),
-        f"pipegap, AdamW, sync, compiled, {of}": ours(compiled, AT_ONCE),
+        f"transformers + torch.optim.AdamW, compiled, {dtype}": theirs(compiled, AT_ONCE),
+        f"pipegap, AdamW, sync, compiled, {dtype}": ours(compiled, AT_ONCE),
     }
-
-
-def _words_of(scale: str) -> list[str]:
-    base: list[str] = yaml.safe_load((CONF / "scale" / f"{scale}.yaml").read_text())["base"]
-    return [word for word in base if not word.startswith("num_updates")]
 
 
 def main() -> None:
     """Prints the table."""
     given = dict(word.split("=") for word in sys.argv[1:])
-    words = _words_of(given.get("scale", "few_updates"))
+    words = words_of_scale(given.get("scale", "few_updates"))
     contenders: dict[str, Callable[[], None]] = {}
-    for dtype, of in (("float32", "fp32"), ("bfloat16", "bf16")):
-        contenders |= _contenders([*words, f"dtype={dtype}"], of)
+    for dtype, name in (("float32", "fp32"), ("bfloat16", "bf16")):
+        contenders |= _contenders([*words, f"dtype={dtype}"], name)
         if given.get("compile") == "true":
-            contenders |= _compiled([*words, f"dtype={dtype}"], of)
+            contenders |= _compiled([*words, f"dtype={dtype}"], name)
     with reproducible(seed=0, num_threads=1):
-        found = medians(contenders, int(given.get("rounds", 10)))
-    print(table(found, "transformers + torch.optim.AdamW, fp32", AT_ONCE * 1e-3, "ms per update"))
+        seconds = medians(contenders, int(given.get("rounds", 10)))
+    print(table(seconds, "transformers + torch.optim.AdamW, fp32", AT_ONCE * 1e-3, "ms per update"))
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from bench.gpu.__main__ import main
-from bench.gpu.steps import STEPS
-from bench.gpu.trials import TRIALS
+from bench.gpu.steps import STEPS, TRIALS
 
 SMALL = (
     *("device=cpu", "scale=micro", "rounds=1", "compile=false", "dtype=bfloat16"),

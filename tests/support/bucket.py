@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from analysis.objects import bucket as requests
-from bench import s3_server
+from tests.support import s3_server
 
 
 @contextmanager
-def served(patch: pytest.MonkeyPatch, cache: Path, num_tries: int) -> Iterator[s3_server.Bucket]:
+def served(
+    patch: pytest.MonkeyPatch, cache: Path, num_tries: int
+) -> Iterator[s3_server.ServedBucket]:
     """Yields what it has; copies lie in `cache`, and a request is repeated so often."""
     with s3_server.serving() as (bucket, port):
         for name, value in s3_server.credentials(port).items():

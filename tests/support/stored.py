@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench import s3_server
 from sweeps.request.expand import Trial
 from sweeps.store.store import SweepStore
-from tests.support import small
+from tests.support import s3_server, small
 from trainer.config.plan import plan_trial
 from trainer.trial import run_trial
 

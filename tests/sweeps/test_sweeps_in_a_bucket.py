@@ -18,10 +18,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from bench import s3_server
-from bench.bucket_sweep import BucketSweep
-from bench.kills import END_TIMEOUT, LENGTH, check
-from tests.support import small
+from bench.small_sweep import END_TIMEOUT, LENGTH, BucketSweep, check
+from tests.support import s3_server, small
 
 pytestmark = pytest.mark.slow
 URL = f"s3://{s3_server.BUCKET}/store"
@@ -74,14 +72,16 @@ def test_a_bucket_is_a_store(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_drivers", [2, 4])
 def test_drivers_share_a_bucket_though_their_clocks_differ(
-    num_drivers: int, tmp_path: Path
+    num_drivers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is on a machine of its own, a day ahead of the one before."""
     words = [word for word in small.overrides(tmp_path, *LENGTH) if "results=" not in word]
-    with s3_server.serving() as (server, port), ExitStack() as running:
-        whole = BucketSweep(tmp_path / "whole", words, bucket=server, port=port)
+    with s3_server.serving() as (_, port), ExitStack() as running:
+        for name, value in s3_server.credentials(port).items():
+            monkeypatch.setenv(name, value)
+        whole = BucketSweep(tmp_path / "whole", words, bucket=f"s3://{s3_server.BUCKET}")
         whole.finish()
-        shared = BucketSweep(tmp_path / "0", words, bucket=server, port=port)
+        shared = BucketSweep(tmp_path / "0", words, bucket=f"s3://{s3_server.BUCKET}")
         drivers = [
             running.enter_context(shared.start(**machine(tmp_path / f"{i}", days=i)))
             for i in range(num_drivers)

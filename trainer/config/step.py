@@ -174,7 +174,7 @@ def _update(
     leaves = (FP32 + itemsize) * (itemsize < FP32 or lag > 0) * size
     ahead = (FP32 + itemsize) * bool(correction.num_leaves_ahead(lag)) * size
     # A copy of W(t) and a difference make the update; then the earlier one is looked at, subtracted
-    # from, multiplied and added to the weights (`bench.passes` counts as many).
+    # from, multiplied and added to the weights (test_passes.py counts as many).
     of_correction = 5 * correction.needs_update + 9 * (correction.num_buffers(lag) > 0)
     return {
         "optimizer": PartWork(bytes=FP32 * optimizer),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.kills import GANG, LENGTH, Sweep, check, disturb
+from bench.small_sweep import GANG, LENGTH, SmallSweep, check, disturb
 from tests.support import small
 
 pytestmark = pytest.mark.slow
@@ -31,12 +31,12 @@ def small_words(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ...]], Sweep]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ...]], SmallSweep]:
     """The sweep with some words that ran undisturbed."""
 
     @cache
-    def run(words: tuple[str, ...]) -> Sweep:
-        sweep = Sweep(tmp_path_factory.mktemp("whole"), words)
+    def run(words: tuple[str, ...]) -> SmallSweep:
+        sweep = SmallSweep(tmp_path_factory.mktemp("whole"), words)
         sweep.finish()
         return sweep
 
@@ -48,11 +48,11 @@ def test_a_sweep_survives(
     target: str,
     how: signal.Signals,
     small_words: tuple[str, ...],
-    whole: Callable[[tuple[str, ...]], Sweep],
+    whole: Callable[[tuple[str, ...]], SmallSweep],
     tmp_path: Path,
 ) -> None:
     words = (*small_words, *GANG) if target == "rank" else small_words
-    undisturbed, sweep = whole(words), Sweep(tmp_path, words)
+    undisturbed, sweep = whole(words), SmallSweep(tmp_path, words)
     moment = random.Random(target + how.name).randrange(undisturbed.num_updates())
     is_killed, _ = disturb(sweep, target, how, moment)
     assert is_killed

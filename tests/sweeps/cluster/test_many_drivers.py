@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.kills import END_TIMEOUT, Sweep
+from bench.small_sweep import END_TIMEOUT, SmallSweep
 from tests.support import small
 from tests.support.trials import wait_for
 from trainer.base.status import Status
@@ -21,7 +21,7 @@ CLOCK = "import time\nclock = time.time\ntime.time = lambda: clock() + 86400\n"
 def test_the_others_take_over_what_a_killed_driver_held(tmp_path: Path) -> None:
     words = small.overrides(tmp_path, "seeds=[0,1,2,3]", "num_updates=200", "checkpoint_every=20")
     words = [word for word in words if not word.startswith("results=")]
-    drivers = [Sweep(tmp_path, words) for _ in range(4)]
+    drivers = [SmallSweep(tmp_path, words) for _ in range(4)]
     killed, *others = drivers
     with killed.start() as victim:
         wait_for(lambda: _runs_a_trial(killed), END_TIMEOUT)
@@ -46,9 +46,9 @@ def test_the_others_take_over_what_a_killed_driver_held(tmp_path: Path) -> None:
     assert len({attempt["pid"] for attempt in unfinished}) <= 2, "nobody else's ended before"
 
 
-def _num_started(sweep: Sweep) -> int:
+def _num_started(sweep: SmallSweep) -> int:
     return len([*sweep.folder.glob("results/trials/*/attempt-000001.json")])
 
 
-def _runs_a_trial(sweep: Sweep) -> bool:
+def _runs_a_trial(sweep: SmallSweep) -> bool:
     return bool(sweep.processes("trial")) and _num_started(sweep) > 0

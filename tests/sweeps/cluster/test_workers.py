@@ -10,12 +10,11 @@ import pytest
 
 from analysis.objects import bucket as requests
 from analysis.objects.lease import RegisterLease
-from bench import s3_server
 from sweeps.cluster import driver
 from sweeps.request.expand import Trial
 from sweeps.store.objects import ObjectStore
 from sweeps.tracking import choice
-from tests.support import small
+from tests.support import s3_server, small
 from tests.support.bucket import served
 from trainer.base.status import Status
 from trainer.config.plan import plan_trial
@@ -25,7 +24,7 @@ Told = list[dict[str, Any]]
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3_server.Bucket]:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3_server.ServedBucket]:
     with served(monkeypatch, tmp_path / "cache", num_tries=0) as bucket:
         yield bucket
 
@@ -51,7 +50,7 @@ def train(store: ObjectStore, folder: Path, *words: str) -> Trial:
 
 
 def test_a_trial_is_trained_once(
-    server: s3_server.Bucket, store: ObjectStore, told: Told, tmp_path: Path
+    server: s3_server.ServedBucket, store: ObjectStore, told: Told, tmp_path: Path
 ) -> None:
     trial = train(store, tmp_path)
     train(store, tmp_path)
@@ -63,7 +62,7 @@ def test_a_trial_is_trained_once(
 
 
 def test_a_trial_that_another_machine_has_is_left_to_it(
-    server: s3_server.Bucket, store: ObjectStore, told: Told, tmp_path: Path
+    server: s3_server.ServedBucket, store: ObjectStore, told: Told, tmp_path: Path
 ) -> None:
     config = small.config(tmp_path, f"results={store.folder}")
     RegisterLease(requests.BucketClient(store.name), None, plan_trial(config).trial_id)
@@ -72,7 +71,7 @@ def test_a_trial_that_another_machine_has_is_left_to_it(
 
 
 def test_a_store_that_is_away_is_no_failure(
-    server: s3_server.Bucket, store: ObjectStore, told: Told, tmp_path: Path
+    server: s3_server.ServedBucket, store: ObjectStore, told: Told, tmp_path: Path
 ) -> None:
     server.fault = lambda method, key: "503"
     train(store, tmp_path)
@@ -80,7 +79,7 @@ def test_a_store_that_is_away_is_no_failure(
 
 
 def test_what_no_attempt_can_mend_is_recorded(
-    server: s3_server.Bucket, store: ObjectStore, told: Told, tmp_path: Path
+    server: s3_server.ServedBucket, store: ObjectStore, told: Told, tmp_path: Path
 ) -> None:
     trial = train(store, tmp_path, f"resume_from={tmp_path / 'checkpoint-1.pt'}")
     assert told[-1]["status"] == Status.FAILED

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bench import s3_server
+from tests.support import s3_server
 from tests.support.bucket import served
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3_server.Bucket]:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3_server.ServedBucket]:
     with served(monkeypatch, tmp_path / "cache", num_tries=1) as bucket:
         yield bucket

@@ -17,7 +17,7 @@ from analysis.objects import register
 from analysis.objects.bucket import BucketClient, Changed, StoreAway
 from analysis.objects.lease import RegisterLease, edit, is_free
 from analysis.objects.register import see
-from bench import s3_server
+from tests.support import s3_server
 from trainer.base.errors import LeaseLost
 from trainer.folder.lease import Held
 
@@ -31,11 +31,11 @@ def held_by(monkeypatch: pytest.MonkeyPatch, **facts: str) -> None:
     monkeypatch.setattr(leases, "new_attempt", lambda n: {**mine(n), **facts})
 
 
-def stored(server: s3_server.Bucket) -> dict:
+def stored(server: s3_server.ServedBucket) -> dict:
     return json.loads(server.objects[f"some/prefix/{register.key(ID)}"].content)
 
 
-def test_of_many_that_want_a_trial_at_once_one_gets_it(server: s3_server.Bucket) -> None:
+def test_of_many_that_want_a_trial_at_once_one_gets_it(server: s3_server.ServedBucket) -> None:
     got: list[RegisterLease] = []
     start = threading.Barrier(8)
 
@@ -57,7 +57,7 @@ def test_of_many_that_want_a_trial_at_once_one_gets_it(server: s3_server.Bucket)
 
 
 def test_who_was_taken_over_writes_nothing_more(
-    server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
+    server: s3_server.ServedBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket = BucketClient(URL)
     held_by(monkeypatch, machine="another")  # whose life cannot be seen
@@ -76,7 +76,7 @@ def test_who_was_taken_over_writes_nothing_more(
 
 @pytest.mark.parametrize("skew", [-1e6, 0.0, 1e6], ids=["behind", "same", "ahead"])
 def test_a_trial_is_stale_by_the_servers_clock_alone(
-    server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch, skew: float
+    server: s3_server.ServedBucket, monkeypatch: pytest.MonkeyPatch, skew: float
 ) -> None:
     elapsed = 0.0
     server.clock = lambda: time.time() + skew + elapsed
@@ -89,7 +89,7 @@ def test_a_trial_is_stale_by_the_servers_clock_alone(
 
 
 def test_a_holder_that_is_known_to_be_dead_is_not_waited_for(
-    server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
+    server: s3_server.ServedBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held_by(monkeypatch, process_started="0")
     RegisterLease(BucketClient(URL), None, ID)
@@ -99,7 +99,7 @@ def test_a_holder_that_is_known_to_be_dead_is_not_waited_for(
 
 
 @pytest.mark.parametrize("fault", ["lost", "503", "cut"])
-def test_an_answer_that_is_lost_is_found_out(server: s3_server.Bucket, fault: str) -> None:
+def test_an_answer_that_is_lost_is_found_out(server: s3_server.ServedBucket, fault: str) -> None:
     """The write may have had its effect: then the process must see that it was its own."""
     server.fault = once(fault)
     lease = RegisterLease(BucketClient(URL), None, ID)
@@ -120,7 +120,7 @@ def once(fault: str) -> Callable[[str, str], str | None]:
 
 
 def test_a_holder_without_network_counts_itself_out_before_others_may_take_over(
-    server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
+    server: s3_server.ServedBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert leases.STOP_AFTER < leases.STALE_AFTER
     monkeypatch.setattr(leases, "STOP_AFTER", 0.5)
@@ -145,7 +145,7 @@ def test_a_holder_without_network_counts_itself_out_before_others_may_take_over(
 
 
 def test_no_heartbeat_follows_the_end(
-    server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
+    server: s3_server.ServedBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leases, "HEARTBEAT_EVERY", 0.0)
     monkeypatch.setattr(leases, "POLL_EVERY", 0.01)
@@ -157,7 +157,7 @@ def test_no_heartbeat_follows_the_end(
     assert stored(server) == ended
 
 
-def test_a_trial_that_runs_is_not_edited(server: s3_server.Bucket) -> None:
+def test_a_trial_that_runs_is_not_edited(server: s3_server.ServedBucket) -> None:
     bucket = BucketClient(URL)
     lease = RegisterLease(bucket, None, ID)
     assert not edit(bucket, ID, lambda now: now)
@@ -168,7 +168,7 @@ def test_a_trial_that_runs_is_not_edited(server: s3_server.Bucket) -> None:
 
 
 def test_large_objects_come_back_whole(
-    server: s3_server.Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: s3_server.ServedBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "CHUNK", 1 << 18)
     bucket, content = BucketClient(URL), bytes(range(256)) * (2 * requests.CHUNK // 256) + b"end"

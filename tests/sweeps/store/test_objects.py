@@ -14,11 +14,10 @@ from analysis.objects import bucket as requests
 from analysis.objects import lease as leases
 from analysis.objects import working
 from analysis.objects.bucket import StoreAway
-from bench import s3_server
 from sweeps.store.objects import ObjectStore
 from sweeps.store.opened import open_store
 from sweeps.store.store import SweepStore, TrialState
-from tests.support import small
+from tests.support import s3_server, small
 from tests.support.stored import URL, after, rows, run, trial_of
 from trainer.base.errors import BadInput, LeaseLost, Stopped
 from trainer.folder.lease import Held
@@ -27,12 +26,12 @@ from trainer.trial import run_trial
 
 
 @pytest.fixture
-def objects(server: s3_server.Bucket) -> SweepStore:
+def objects(server: s3_server.ServedBucket) -> SweepStore:
     return ObjectStore(URL)
 
 
 def test_what_the_store_says_names_no_folder_of_a_machine(
-    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket
+    objects: SweepStore, tmp_path: Path, server: s3_server.ServedBucket
 ) -> None:
     trial = trial_of(objects, tmp_path)
     run(objects, trial)
@@ -46,7 +45,10 @@ def test_what_the_store_says_names_no_folder_of_a_machine(
 
 
 def test_a_killed_process_costs_what_it_did_after_its_last_upload(
-    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
+    objects: SweepStore,
+    tmp_path: Path,
+    server: s3_server.ServedBucket,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As a kill leaves it: no end, uploads that no register names, a folder full of files."""
     monkeypatch.setattr(working, "HEARTBEAT_EVERY", 0.01)
@@ -76,7 +78,7 @@ def test_a_killed_process_costs_what_it_did_after_its_last_upload(
     assert not [*(tmp_path / "cache").rglob("work/trial-*")]
 
 
-def checkpoints(server: s3_server.Bucket) -> dict[str, bytes]:
+def checkpoints(server: s3_server.ServedBucket) -> dict[str, bytes]:
     return {key: of.content for key, of in server.objects.items() if "checkpoint-" in key}
 
 
@@ -91,7 +93,10 @@ def slowly(ask: Callable[[], bool]) -> Callable[[], bool]:
 
 
 def test_what_was_saved_outlives_an_attempt_that_could_not_fetch_it(
-    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
+    objects: SweepStore,
+    tmp_path: Path,
+    server: s3_server.ServedBucket,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trial = trial_of(objects, tmp_path)
     with pytest.raises(Stopped):
@@ -108,7 +113,10 @@ def test_what_was_saved_outlives_an_attempt_that_could_not_fetch_it(
 
 
 def test_a_zombies_result_is_rejected(
-    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
+    objects: SweepStore,
+    tmp_path: Path,
+    server: s3_server.ServedBucket,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trial, heirs = trial_of(objects, tmp_path), []
 
@@ -128,7 +136,10 @@ def test_a_zombies_result_is_rejected(
 
 
 def test_a_network_that_is_cut_for_long_ends_the_trial_and_loses_nothing(
-    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
+    objects: SweepStore,
+    tmp_path: Path,
+    server: s3_server.ServedBucket,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def cut() -> bool:
         server.fault = lambda method, key: "cut"
@@ -149,7 +160,10 @@ def test_a_network_that_is_cut_for_long_ends_the_trial_and_loses_nothing(
 
 
 def test_a_store_that_is_throttled_now_and_then_is_no_trouble(
-    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket, monkeypatch: pytest.MonkeyPatch
+    objects: SweepStore,
+    tmp_path: Path,
+    server: s3_server.ServedBucket,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(requests, "NUM_TRIES", 5)
     asked = iter(range(10**6))
@@ -161,7 +175,7 @@ def test_a_store_that_is_throttled_now_and_then_is_no_trouble(
 
 
 def test_a_pull_asks_only_for_what_changed(
-    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket
+    objects: SweepStore, tmp_path: Path, server: s3_server.ServedBucket
 ) -> None:
     trial = trial_of(objects, tmp_path)
     run(objects, trial)
@@ -212,14 +226,14 @@ def test_a_result_is_told_last(
 
 
 def test_a_trial_costs_few_requests(
-    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket
+    objects: SweepStore, tmp_path: Path, server: s3_server.ServedBucket
 ) -> None:
     run(objects, trial_of(objects, tmp_path))
     assert server.requests == {"GET": 1, "PUT": 3}, "register: read, taken, given back; rows"
 
 
 def test_a_damaged_register_is_told_and_stops_nobody_else(
-    objects: SweepStore, tmp_path: Path, server: s3_server.Bucket
+    objects: SweepStore, tmp_path: Path, server: s3_server.ServedBucket
 ) -> None:
     trial, other = trial_of(objects, tmp_path), trial_of(objects, tmp_path, "seed=1")
     server.write(f"a/store/registers/{trial.plan.trial_id}.json", b"{")
@@ -231,7 +245,7 @@ def test_a_damaged_register_is_told_and_stops_nobody_else(
         run(objects, trial)
 
 
-def test_no_name_leads_out_of_the_copy(objects: SweepStore, server: s3_server.Bucket) -> None:
+def test_no_name_leads_out_of_the_copy(objects: SweepStore, server: s3_server.ServedBucket) -> None:
     now = {"format": 1, "trial_id": "a", "attempt": 1, "writer": "", "beat": 1, "holder": None}
     now["files"] = {"../../evil": {"text": "x"}}
     server.write("a/store/registers/a.json", json.dumps(now).encode())
@@ -251,14 +265,14 @@ def test_no_name_leads_out_of_the_copy(objects: SweepStore, server: s3_server.Bu
     ],
 )
 def test_an_address_that_cannot_be_used_is_refused(
-    url: str, why: str, server: s3_server.Bucket
+    url: str, why: str, server: s3_server.ServedBucket
 ) -> None:
     with pytest.raises(BadInput, match=why):
         open_store(url).require_usable()
 
 
 def test_a_provider_without_conditional_writes_is_refused(
-    objects: SweepStore, server: s3_server.Bucket
+    objects: SweepStore, server: s3_server.ServedBucket
 ) -> None:
     server.conditional = False
     with pytest.raises(BadInput, match="conditional writes"):

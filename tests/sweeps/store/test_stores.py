@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import analysis
-from bench import s3_server
 from sweeps.commands.rerun import recorded
 from sweeps.plan import sweep_record
 from sweeps.plan.sweep_plan import plan_sweeps
@@ -19,7 +18,7 @@ from sweeps.request.command_line import parse_request
 from sweeps.store.opened import FileStore, open_store
 from sweeps.store.results import require_writable
 from sweeps.store.store import SweepStore, TrialState
-from tests.support import small
+from tests.support import s3_server, small
 from tests.support.stored import URL, after, rows, run, trial_of
 from trainer.base.errors import Stopped
 from trainer.folder import lease
@@ -29,7 +28,9 @@ from trainer.trial import run_trial
 
 
 @pytest.fixture(params=["folder", "objects"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, server: s3_server.Bucket) -> SweepStore:
+def store(
+    request: pytest.FixtureRequest, tmp_path: Path, server: s3_server.ServedBucket
+) -> SweepStore:
     return open_store({"folder": str(tmp_path / "results"), "objects": URL}[request.param])
 
 

@@ -1,7 +1,8 @@
 """A server on loopback that speaks as much of S3 as a store needs, and fails when it is told to.
 
 Independent of the code that it tests: the client of a store is obstore, which was written for
-Amazon's servers. `python -m bench.s3_server PORT` runs one for other processes.
+Amazon's servers. `python -m tests.support.s3_server PORT` runs a server for other
+processes and prints the variables that lead to it; its bucket is s3://bucket.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Stored(NamedTuple):
     modified: float
 
 
-class Bucket:
+class ServedBucket:
     """What the server has. `conditional`: whether it looks at If-Match and If-None-Match."""
 
     def __init__(self) -> None:
@@ -54,12 +55,12 @@ class Bucket:
         return self.objects[key]
 
 
-class Handler(BaseHTTPRequestHandler):
+class S3Handler(BaseHTTPRequestHandler):
     """One connection."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    bucket: Bucket
+    bucket: ServedBucket
 
     def log_message(self, *_: Any) -> None:
         """Nothing."""
@@ -196,7 +197,7 @@ def _contents(key: str, of: Stored) -> str:
     )
 
 
-class Server(ThreadingHTTPServer):
+class S3Server(ThreadingHTTPServer):
     """Many connections at a time."""
 
     daemon_threads = True
@@ -218,10 +219,10 @@ def credentials(port: int) -> dict[str, str]:
 
 
 @contextmanager
-def serving(port: int = 0) -> Iterator[tuple[Bucket, int]]:
+def serving(port: int = 0) -> Iterator[tuple[ServedBucket, int]]:
     """Yields what a new server has, and its port."""
-    bucket = Bucket()
-    server = Server(("127.0.0.1", port), type("Of", (Handler,), {"bucket": bucket}))
+    bucket = ServedBucket()
+    server = S3Server(("127.0.0.1", port), type("Of", (S3Handler,), {"bucket": bucket}))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
@@ -233,5 +234,7 @@ def serving(port: int = 0) -> Iterator[tuple[Bucket, int]]:
 
 
 if __name__ == "__main__":
-    with serving(int(sys.argv[1])), suppress(KeyboardInterrupt):
+    with serving(int(sys.argv[1])) as (_, port), suppress(KeyboardInterrupt):
+        for name, value in credentials(port).items():
+            print(f"export {name}={value}", flush=True)
         threading.Event().wait()

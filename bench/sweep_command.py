@@ -1,0 +1,124 @@
+"""What `python -m sweeps` costs beside training: to plan, to start, and for each trial.
+
+    python -m bench.sweep_command planning [rounds=3]
+    python -m bench.sweep_command first_update [rounds=3] [scale=few_updates]
+    python -m bench.sweep_command overhead [seeds=67]
+
+`planning`: the whole command with `dry_run=true`, for 10,000 trials. `first_update`: from the
+command to the first rows of a trial, with Ray's own start; rows come some updates at a time, so a
+part of these seconds is training. `overhead`: trials of two updates in three arms, all of them by
+the command, and by the bare function one after the other in this process.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import yaml
+
+from bench.timing import seconds_of
+from sweeps.plan.sweep_plan import plan_sweeps
+from sweeps.request.command_line import parse_request
+from sweeps.request.expand import unique
+from trainer.trial import run_trial
+
+COMMAND = (sys.executable, "-m", "sweeps")
+POINTS, SEEDS = 1_000, 5
+LARGE_SWEEP = {
+    "grid": {
+        "optimizer": ["adamw", "muon", "soap", "ademamix"],
+        "optimizer.lr": [round(0.0001 * (i + 1), 6) for i in range(POINTS // 4)],
+    },
+    "arms": {"sync": ["pipeline=sync"], "delay": ["pipeline=pipedream_2bw"]},
+    "seeds": [*range(SEEDS)],
+    "verdict": "none: only its plan is timed",
+}
+TWO_UPDATES = (
+    *("sweep=main", "scale=micro", "grid.optimizer=[adamw]", "model.hidden_size=24"),
+    *("model.num_layers=1", "model.intermediate_size=32", "batch_size=4", "seq_len=16"),
+    "num_updates=2",  # a delay shows from the second update on
+)
+POLL_EVERY = 0.02
+
+
+def planning(folder: Path, given: Mapping[str, str]) -> None:
+    """Prints what the last round planned, and the median seconds."""
+    path, rounds = folder / "large.yaml", int(given.get("rounds", "3"))
+    path.write_text(yaml.safe_dump(LARGE_SWEEP))
+    words = (f"sweep={path}", f"results={folder}/results", "dry_run=true")
+    seconds = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        done = subprocess.run([*COMMAND, *words], check=True, capture_output=True, text=True)
+        seconds.append(time.perf_counter() - started)
+    print(done.stdout.splitlines()[0])
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = (used.ru_utime + used.ru_stime) / rounds
+    times = ", ".join(f"{each:.1f}" for each in seconds)
+    print(f"{median(seconds):.1f} s by the clock (median of {times}), {cpu:.1f} s of CPU (mean)")
+
+
+def first_update(folder: Path, given: Mapping[str, str]) -> None:
+    """Prints the seconds of each round: a sweep in a new store, which is stopped then."""
+    for number in range(int(given.get("rounds", "3"))):
+        results = folder / str(number)
+        scale = f"scale={given.get('scale', 'few_updates')}"
+        words = ("sweep=main", scale, "seeds=[0]", f"results={results}")
+        started = time.perf_counter()
+        with subprocess.Popen([*COMMAND, *words], stdout=subprocess.DEVNULL) as driver:
+            try:
+                while not _has_rows(results):
+                    assert driver.poll() is None, driver.returncode
+                    time.sleep(POLL_EVERY)
+                print(f"{time.perf_counter() - started:.1f} s", flush=True)
+            finally:
+                driver.terminate()
+
+
+def _has_rows(results: Path) -> bool:
+    return any(path.stat().st_size for path in results.glob("trials/*/metrics.jsonl"))
+
+
+def overhead(folder: Path, given: Mapping[str, str]) -> None:
+    """Prints a table."""
+    seeds = f"seeds={[*range(int(given.get('seeds', '67')))]}".replace(" ", "")
+    words = (*TWO_UPDATES, seeds)
+    [sweep] = plan_sweeps(parse_request([*words, f"results={folder / 'bare'}"]))
+    trials = unique(sweep.planned)
+    run_trial({**trials[0].config, "out": f"{folder}/first"})  # imports, once
+    bare = sum(seconds_of(partial(run_trial, trial.config)) for trial in trials)
+    swept = seconds_of(
+        lambda: subprocess.run(
+            [*COMMAND, *words, f"results={folder / 'swept'}"], check=True, capture_output=True
+        )
+    )
+    print("| trials | bare function, s per trial | sweep, s per trial | more |")
+    print("| --- | --- | --- | --- |")
+    n = len(trials)
+    print(f"| {n} | {bare / n:.3f} | {swept / n:.3f} | {(swept - bare) / n:.3f} |")
+
+
+PARTS: Mapping[str, Callable[[Path, Mapping[str, str]], None]] = {
+    "planning": planning,
+    "first_update": first_update,
+    "overhead": overhead,
+}
+
+
+def main() -> None:
+    """Measures one part."""
+    part, *words = sys.argv[1:]
+    with TemporaryDirectory(prefix="pipegap-sweep-command-") as folder:
+        PARTS[part](Path(folder), dict(word.split("=") for word in words))
+
+
+if __name__ == "__main__":
+    main()
