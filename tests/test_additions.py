@@ -78,6 +78,12 @@ def half_delayed(num_updates: int, *, num_stages: Few, num_microbatches: Few) ->
     late = num_stages // 2
     return replace(flushed, lags=(1,) * late + (0,) * (num_stages - late))
 '''
+STORES = """    "muon_is_robust": {
+        YES: of({"adamw": 0.3, "muon": 0.1}),
+        NO: of({"adamw": 0.1, "muon": 0.3}),
+        OPEN: of({"adamw": 0.3}),
+    },
+"""
 CORRECTION_YAML = example("mine/correction/smaller_steps.yaml", smaller_steps="trainer.corrections")
 SWEEP = """
 grid: {optimizer: [lion]}
@@ -139,6 +145,29 @@ ADDITIONS = {
         [
             *("tests/trainer/schedules", "tests/trainer/config/test_config.py"),
             *("tests/docs/test_links.py", "-k", "half_delayed or every"),
+        ],
+    ),
+    "claim": Addition(
+        {
+            "analysis/claims/mine.py": [
+                Edit(EXAMPLES["mine/claim.py"]),
+                Edit("CLAIMS = (CLAIM,)\n"),
+            ],
+            "tests/analysis/claims/test_claims.py": [Edit(STORES, '    "adamw_over_muon": {')],
+        },
+        ["tests/analysis/claims", "-k", "muon_is_robust or every"],
+    ),
+    "figure": Addition(
+        {
+            "analysis/figures/mine.py": [
+                Edit(EXAMPLES["mine/figure.py"]),
+                Edit("FIGURES = (FIGURE,)\n"),
+            ],
+            "analysis/figures/__init__.py": [Edit('"mine", ', '"taxes"')],
+        },
+        [
+            *("tests/analysis/figures", "tests/analysis/report/test_report.py"),
+            *("-k", "my_gaps or every or report"),
         ],
     ),
     "scale": Addition(
