@@ -24,9 +24,9 @@ from trainer.executors.gradients import Clip, Update
 from trainer.models.export import load_final
 from trainer.models.loss import cross_entropy
 from trainer.models.qwen3_moe import Qwen3Moe
+from trainer.optimizers.in_parts import optimizer_in_parts
 from trainer.optimizers.routing import is_entrywise, kinds
 from trainer.schedules.recipes import pipedream_2bw
-from trainer.stages.in_parts import optimizer_in_parts
 from trainer.stages.stage import Stage
 from trainer.trial import run_trial
 

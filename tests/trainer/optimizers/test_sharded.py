@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 from tests.support.every_optimizer import NAMES, maker
 from trainer.config.combinations import NOT_SHARDED
 from trainer.optimizers.averaging import evaluated
+from trainer.optimizers.in_parts import optimizer_in_parts
 from trainer.optimizers.routing import Kind, Parameters, buffers, is_entrywise
 from trainer.optimizers.sharded import Sharded, owners, sharded
 from trainer.optimizers.state import Observer, by_weight
-from trainer.stages.in_parts import optimizer_in_parts
 
 SHAPES: list[tuple[Kind, tuple[int, ...]]] = [
     ("embedding", (65, 24)),

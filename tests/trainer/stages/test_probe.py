@@ -33,7 +33,7 @@ def trial(folder: Path, *words: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("optimizer", ["muon", "kron", "sophia"])
 def test_a_comparison_changes_no_number(tmp_path: Path, optimizer: str) -> None:
-    """A dry update of every optimizer: stages/test_optimizer_in_parts.py."""
+    """A dry update of every optimizer: optimizers/test_in_parts.py."""
     words = (*DELAYED, *TWO, f"optimizer={optimizer}", "clip_norm=0.5")
     plain = trial(tmp_path / "a", *words)
     compared = trial(tmp_path / "b", *words, "diagnostics=3")

@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 from tests.support.every_optimizer import NAMES, maker
 from trainer.optimizers import state
 from trainer.optimizers.averaging import evaluated
+from trainer.optimizers.in_parts import optimizer_in_parts
 from trainer.optimizers.routing import Kind, is_entrywise
 from trainer.optimizers.state import Observer
-from trainer.stages.in_parts import optimizer_in_parts
 from trainer.stages.update import dry_update
 
 every = pytest.mark.parametrize("name", NAMES)
