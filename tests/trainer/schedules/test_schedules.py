@@ -41,15 +41,15 @@ STAGES, MICROBATCHES = st.integers(1, 8), st.integers(1, 16)
 
 def counted(schedule: Schedule) -> list[list[int]]:
     """Delay of every batch, one list per stage, over all phases; every phase is proven possible."""
-    found: list[list[int]] = [[] for _ in range(schedule.num_stages)]
+    by_stage: list[list[int]] = [[] for _ in range(schedule.num_stages)]
     marks = schedule.phases
     for first, last in pairwise(marks):
         operations = schedule.operations(first, last)
         check(operations, schedule.lags, first)
         for ops in operations:
             for stage, of_stage in delays(ops).items():
-                found[stage] += of_stage
-    return found
+                by_stage[stage] += of_stage
+    return by_stage
 
 
 @given(p=STAGES, m=MICROBATCHES)
@@ -90,11 +90,11 @@ def test_two_chunks_in_a_v_are_in_the_order_of_torchs(
     for rank, ops in enumerate(ours(1, num_stages=p, num_microbatches=m).operations(0, 1)):
         actions = runtime._calculate_single_rank_operations(rank)
         expected = [
-            (kind, one.stage_index, one.microbatch_index)
+            (kind, step.stage_index, step.microbatch_index)
             for action in actions
             if action is not None
-            for one in action.sub_actions or [action]
-            for kind in TORCHS[one.computation_type]
+            for step in action.sub_actions or [action]
+            for kind in TORCHS[step.computation_type]
         ]
         assert [(op.kind, op.stage, op.microbatch) for op in ops if op.kind != "U"] == expected
 
@@ -135,8 +135,8 @@ def test_two_buffered_weights_delay_every_stage_by_one(
         return
     schedule = pipedream_2bw(T, num_stages=p, num_microbatches=m, **options)
     delayed = T - start - cooldown
-    one = [0] * start + [min(t, 1) for t in range(delayed)] + [0] * cooldown
-    assert counted(schedule) == [one] * p
+    expected = [0] * start + [min(t, 1) for t in range(delayed)] + [0] * cooldown
+    assert counted(schedule) == [expected] * p
 
 
 @given(p=STAGES, m=MICROBATCHES)
