@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.delayed import PHASES
 from trainer.schedules.operations import Schedule
 from trainer.schedules.recipes import (
     dualpipe_v,
@@ -21,7 +22,6 @@ from trainer.schedules.recipes import (
 from trainer.schedules.simulate import Timeline, simulate, steady
 
 STAGES, MICROBATCHES, BATCHES = st.integers(1, 8), st.integers(1, 16), st.integers(1, 5)
-PHASES = {"synchronous_start": 0, "synchronous_cooldown": 0}
 FORWARD, BACKWARD = 1.0, 2.0
 FREE = {"F": FORWARD, "B": BACKWARD, "I": 1.0, "W": 1.0, "U": 0.0}
 
