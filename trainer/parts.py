@@ -25,11 +25,11 @@ from trainer.models.export import start_from
 from trainer.models.loss import loss_by
 from trainer.models.recipe import Recipe, compiled, compiled_stage
 from trainer.models.split import Split
+from trainer.optimizers.in_parts import optimizer_in_parts
 from trainer.optimizers.routing import Parameters, buffers, is_entrywise
 from trainer.optimizers.sharded import Make, sharded
 from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Schedule
-from trainer.stages.in_parts import optimizer_in_parts
 from trainer.stages.stage import Stage
 from trainer.tracing.clock import Clock
 

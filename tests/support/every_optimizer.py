@@ -19,8 +19,8 @@ def _node(name: str) -> dict[str, Any]:
 
 def address(name: str) -> str:
     """Under which it was published."""
-    found: str = _node(name)["_target_"]
-    return found
+    address: str = _node(name)["_target_"]
+    return address
 
 
 def maker(name: str, **changes: Any) -> partial[Any]:

@@ -83,7 +83,7 @@ def as_rank_of_many(
     for i, config in enumerate(configs):
         inner = dist.PrefixStore(str(i), store)
         with nccl_like(dist.PrefixStore("nccl", inner), heartbeat.rank):
-            as_rank(inner, heartbeat, lambda found, i=i: send((i, *found[1:])), [config])
+            as_rank(inner, heartbeat, lambda message, i=i: send((i, *message[1:])), [config])
 
 
 def pipelined(
@@ -91,13 +91,13 @@ def pipelined(
 ) -> list[list[Numbers]]:
     """One gang for all configs, which share its shape; for each what every rank found."""
     world = configs[0]["pipeline"]["num_stages"] * configs[0]["num_replicas"]
-    found: dict[tuple[int, int], Numbers] = {}
+    messages: dict[tuple[int, int], Numbers] = {}
 
     def on_message(message: tuple[int, int, bytes]) -> None:
-        found[message[0], message[1]] = pickle.loads(message[2])
+        messages[message[0], message[1]] = pickle.loads(message[2])
 
     run_gang(program, (configs,), world, Parent(on_message, timeout=60))
-    return [[found[i, rank] for rank in range(world)] for i in range(len(configs))]
+    return [[messages[i, rank] for rank in range(world)] for i in range(len(configs))]
 
 
 def assert_equal(config: Config, ranks: Sequence[Numbers]) -> Numbers:

@@ -27,12 +27,12 @@ class LiveMemory(TorchDispatchMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         given = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
-        found = func(*args, **(kwargs or {}))
-        for tensor in _tensors(found):
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors(result):
             storage = tensor.untyped_storage()
             if storage._cdata not in given | self._known:
                 self._add(storage)
-        return found
+        return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()

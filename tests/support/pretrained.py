@@ -46,9 +46,9 @@ def assert_equal(
 ) -> None:
     """Logits and gradients differ by at most these two numbers."""
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    found, expected = ours(inputs), model(inputs, use_cache=False).logits
-    torch.testing.assert_close(found, expected, rtol=0, atol=logits)
-    for values in (found, expected):
+    predicted, expected = ours(inputs), model(inputs, use_cache=False).logits
+    torch.testing.assert_close(predicted, expected, rtol=0, atol=logits)
+    for values in (predicted, expected):
         F.cross_entropy(values.flatten(0, 1), targets.flatten()).backward()
     mine = recipe.pretrained({name: p.grad for name, p in ours.named_parameters()}).tensors
     reference = dict(model.named_parameters())

@@ -27,8 +27,8 @@ def trajectory(
     """W(0) = 1, …, W(T) for the loss W² / 2 + n_t W, in fp64; `noise` is n_t, 0 where missing."""
     start = torch.ones(1, 1, dtype=torch.float64)
     batch = partial(_batch, noise or {})
-    found = trained(start, optimizer, correction, delay, num_updates, batch, _loss)
-    return [weight.item() for weight in found]
+    weights = trained(start, optimizer, correction, delay, num_updates, batch, _loss)
+    return [weight.item() for weight in weights]
 
 
 def trained(

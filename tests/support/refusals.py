@@ -38,13 +38,13 @@ def refusal(main: Main, folder: Path, capsys: pytest.CaptureFixture[str]) -> str
         capsys.readouterr()
         seconds = _seconds_of(main)
     assert seconds < SECONDS
-    said = capsys.readouterr()
-    assert said.err.count("\n") == 1, said.err
-    assert said.err.strip().isprintable()
-    assert len(said.err) < 1_000
-    assert not said.out
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1, printed.err
+    assert printed.err.strip().isprintable()
+    assert len(printed.err) < 1_000
+    assert not printed.out
     assert sorted(folder.rglob("*")) == before
-    return said.err
+    return printed.err
 
 
 def _seconds_of(main: Main) -> float:

@@ -83,12 +83,12 @@ def as_rank(
                 if (name, keep) == ("fsdp2", "weights")
                 else None
             )
-            for what, of in {"through": (model, delayed), "resumed": resumed}.items():
-                if of is not None:
-                    train(*of, range(num // 2, num))
-                    of[1].finish()
+            for what, training in {"through": (model, delayed), "resumed": resumed}.items():
+                if training is not None:
+                    train(*training, range(num // 2, num))
+                    training[1].finish()
                     if heartbeat.rank == 0 or name == "fsdp2":
-                        weights = whole(of[0])
+                        weights = whole(training[0])
                     if heartbeat.rank == 0:
                         send((name, keep, delay, what, pickle.dumps(weights)))
     dist.barrier()

@@ -69,9 +69,8 @@ class Taylor(NoCorrection):
         past = self._weights.state()
         if not self._diagonal:
             return past
-        return [
-            {**of, "diagonal": diagonal} for of, diagonal in zip(past, self._diagonal, strict=True)
-        ]
+        pairs = zip(past, self._diagonal, strict=True)
+        return [{**weights, "diagonal": diagonal} for weights, diagonal in pairs]
 
     @override
     def restore(self, state: Sequence[State]) -> None:

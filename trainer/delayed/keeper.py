@@ -142,7 +142,7 @@ class KeptGradients(Keeper):
         tensors_of = [*(gradient.tensors for gradient in self._waiting), *unused]
         sets = {f"waiting_{i}": tensors for i, tensors in enumerate(tensors_of)}
         return [
-            {name: of.detach() for name, tensors in sets.items() if (of := tensors[i]) is not None}
+            {name: t.detach() for name, tensors in sets.items() if (t := tensors[i]) is not None}
             for i in range(len(self.weights))
         ]
 

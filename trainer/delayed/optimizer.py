@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,24 +15,9 @@ from typing_extensions import override
 from trainer.base.build import build
 from trainer.base.ranges import MAX_COUNT
 from trainer.corrections.none import NoCorrection
-from trainer.delayed.arm import (
-    correction_node,
-    pipeline_node,
-    require_fitting,
-    require_options,
-    require_plain,
-    schedule_of,
-)
+from trainer.delayed import arm, packing
 from trainer.delayed.keeper import Gradient, Keeper, KeptGradients, Waiting
 from trainer.delayed.kept_weights import KeptWeights, alike
-from trainer.delayed.packing import (
-    add_delayed,
-    delayed_of,
-    joined,
-    require_alike,
-    take_apart,
-    without_delayed,
-)
 from trainer.delayed.update import make_update, options_of, stepping
 from trainer.optimizers import state as optimizer_state
 from trainer.optimizers.averaging import evaluated
@@ -86,17 +72,17 @@ class DelayedOptimizer(Optimizer):
         synchronous_cooldown: float = 0,
         num_updates: int | None = None,
     ) -> None:
-        require_plain(optimizer, DelayedOptimizer)
-        require_options(keep, clip_norm, correction, num_updates)
+        arm.require_plain(optimizer, DelayedOptimizer)
+        arm.require_options(keep, clip_norm, correction, num_updates)
         self.optimizer, self.delay, self.keep = optimizer, delay, keep
-        self.pipeline = pipeline_node(delay, synchronous_start, synchronous_cooldown)
-        self.correction = correction_node(error_feedback, correction)
+        self.pipeline = arm.pipeline_node(delay, synchronous_start, synchronous_cooldown)
+        self.correction = arm.correction_node(error_feedback, correction)
         if delay == 0:  # nothing to correct, so nothing to remember
-            self.correction = correction_node(0, None)
+            self.correction = arm.correction_node(0, None)
         self.num_updates, self._clip_norm = num_updates, clip_norm
-        self._schedule = schedule_of(self.pipeline, num_updates)
+        self._schedule = arm.schedule_of(self.pipeline, num_updates)
         made, coefficient = self._make_correction([delay]), self.correction.get("coefficient")
-        require_fitting(made, optimizer, keep, coefficient)
+        arm.require_fitting(made, optimizer, keep, coefficient)
         self.num_taken = 0
         """Batches whose gradient was taken: calls of `step`."""
         self.largest_delay = 0
@@ -109,9 +95,6 @@ class DelayedOptimizer(Optimizer):
     def _make_correction(self, lags: Sequence[int]) -> NoCorrection:
         made: NoCorrection = build(self.correction, self.num_updates or MAX_COUNT, lags)
         return made
-
-    def _version(self, batch: int) -> int:
-        return self._schedule.version(batch, self.delay)
 
     @torch.no_grad()
     @override
@@ -145,8 +128,7 @@ class DelayedOptimizer(Optimizer):
         if self._keeper is not None and not self._is_shown:
             newest = self._keeper.newest
             with stepping(self.optimizer, newest):
-                shown = evaluated(self.optimizer, newest)
-            self._keeper.show(shown)
+                self._keeper.show(evaluated(self.optimizer, newest))
             self._is_shown = True
 
     def train(self) -> None:
@@ -185,8 +167,8 @@ class DelayedOptimizer(Optimizer):
         own = zip(keeper.state(), self._correction.state(), strict=True)
         inner = self.optimizer.state
         return {
-            weight: joined(inner.get(newest, {}), of)
-            for weight, newest, of in zip(keeper.weights, keeper.newest, own, strict=True)
+            weight: packing.joined(inner.get(newest, {}), tensors)
+            for weight, newest, tensors in zip(keeper.weights, keeper.newest, own, strict=True)
         }
 
     @state.setter
@@ -198,8 +180,8 @@ class DelayedOptimizer(Optimizer):
         """In torch's format: see `state`. Each group has a key `delayed` beside its options."""
         packed = super().state_dict()
         waiting = Waiting([], []) if self._keeper is None else self._keeper.waiting
-        names = {name for of in self.state.values() for name in of}
-        add_delayed(packed, names, self._attributes(SAME + COUNTED), waiting)
+        names = {name for tensors in self.state.values() for name in tensors}
+        packing.add_delayed(packed, names, self._attributes(SAME + COUNTED), waiting)
         return packed
 
     @override
@@ -210,18 +192,18 @@ class DelayedOptimizer(Optimizer):
         The state of a bare optimizer is taken too: then the delay begins with the next step. Raises
         BadInput for a state with another delay or `keep`, and ValueError as torch does.
         """
-        require_alike(state_dict, self.param_groups, self._attributes(SAME))
+        packing.require_alike(state_dict, self.param_groups, self._attributes(SAME))
         self._keeper, self._is_shown = None, False
         for name in COUNTED:
-            setattr(self, name, delayed_of(state_dict).get(name, 0))
+            setattr(self, name, packing.delayed_of(state_dict).get(name, 0))
         if self.num_taken:
             self._restore(state_dict)
         else:
-            self.optimizer.load_state_dict(without_delayed(state_dict))
+            self.optimizer.load_state_dict(packing.without_delayed(state_dict))
         self.param_groups = self.optimizer.param_groups  # it made new ones
 
     def _restore(self, state_dict: Mapping[str, Any]) -> None:
-        saved, keeper = take_apart(state_dict), self._begin()
+        saved, keeper = packing.take_apart(state_dict), self._begin()
         with stepping(self.optimizer, keeper.newest):
             wrapped = dict(zip(keeper.newest, saved.wrapped, strict=True))
             optimizer_state.restore(self.optimizer, wrapped)
@@ -245,16 +227,16 @@ class DelayedOptimizer(Optimizer):
         """The keeper, made at the first step: until then weights may be loaded, moved, sharded."""
         if self._keeper is None:
             weights = [weight for group in self.param_groups for weight in group["params"]]
-            lags: list[int] = [self.delay] * len(weights)
-            self._correction = CorrectionInParts(
-                self._make_correction, lags, alike(weights), [None] * len(weights)
-            )
-            version, lag, ahead = self._version, self.delay, self._correction.reads_ahead
-            self._keeper = (
-                KeptGradients(weights, version, lag)
-                if self.keep == "gradients" or lag == 0
-                else KeptWeights(weights, version, lag, reads_ahead=ahead)
-            )
+            lag, whole = self.delay, [None] * len(weights)
+            version = partial(self._schedule.version, lag=lag)
+            lags: list[int] = [lag] * len(weights)
+            made = CorrectionInParts(self._make_correction, lags, alike(weights), whole)
+            self._correction = made
+            if self.keep == "gradients" or lag == 0:
+                self._keeper = KeptGradients(weights, version, lag)
+            else:
+                ahead = made.reads_ahead
+                self._keeper = KeptWeights(weights, version, lag, reads_ahead=ahead)
             state = self.optimizer.state
             for weight, newest in zip(weights, self._keeper.newest, strict=True):
                 if weight is not newest and weight in state:

@@ -103,16 +103,16 @@ class Executor(ABC):
 
     def take_comparison(self) -> Comparison:
         """How the last update compares with the probe's, by weight; tied weights count once."""
-        return {name: of for stage in self._stages for name, of in stage.take_comparison().items()}
+        return {k: v for stage in self._stages for k, v in stage.take_comparison().items()}
 
     def take_choices(self) -> dict[str, Counts]:
         """How the choice of experts in the last update differs from the newest weights' choice, by
         layer; of the first replica's tokens."""
-        return {name: of for stage in self._stages for name, of in stage.take_choices().items()}
+        return {k: v for stage in self._stages for k, v in stage.take_choices().items()}
 
     def state(self) -> dict[str, dict[str, Any]]:
         """By name, what each weight needs in order to resume. To be called between runs only."""
-        return {name: of for stage in self._stages for name, of in stage.state().items()}
+        return {k: v for stage in self._stages for k, v in stage.state().items()}
 
     def restore(self, state: dict[str, dict[str, Any]]) -> None:
         """Restores what `state` returned, here or of a model that was cut into other stages."""
@@ -121,7 +121,7 @@ class Executor(ABC):
 
     def weights(self) -> dict[str, Tensor]:
         """The newest weights by name, tied ones once, on the CPU."""
-        return {name: of for stage in self._stages for name, of in stage.weights().items()}
+        return {k: v for stage in self._stages for k, v in stage.weights().items()}
 
     def _run(
         self,

@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from trainer.base.atomic import SUFFIX, write_json
 from trainer.base.children import repeated
 from trainer.base.errors import BadInput, LeaseLost
 from trainer.folder import wellformed
+from trainer.folder.process import Attempt, is_dead, new_attempt
 from trainer.folder.wellformed import Damaged
 
 HEARTBEAT_EVERY = 10.0
@@ -36,8 +35,6 @@ ACQUIRE_TIMEOUT = 5.0
 """Seconds to wait for a holder that may be about to die (a killed sweep, started again)."""
 PATTERN = "attempt-*.json"
 NAME = re.compile(r"attempt-([0-9]+)\.json")
-
-Attempt = dict[str, Any]
 
 
 class Held(BadInput):
@@ -216,46 +213,6 @@ def _create(folder: Path, number: int, made_by: Mapping[str, object]) -> Lease:
             raise
         started_ns = os.fstat(file.fileno()).st_mtime_ns
     return Lease(folder, number, content, started_ns)
-
-
-def new_attempt(number: int) -> Attempt:
-    """What an attempt's file says of this process when it takes a trial."""
-    return {
-        "attempt": number,
-        "host": platform.node(),
-        "pid": os.getpid(),
-        "machine": _machine(),
-        "process_started": _process_started(os.getpid()),
-        "started_at": time.time(),
-    }
-
-
-def is_dead(attempt: Attempt) -> bool:
-    """Whether the holder is known to be a process of this machine that no longer exists."""
-    if attempt.get("machine") is None or attempt["machine"] != _machine():
-        return False
-    return _process_started(attempt.get("pid", 0)) != attempt.get("process_started")
-
-
-def _machine() -> str | None:
-    """Identifies the processes that see each other, by boot and PID namespace; None if unknown."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return None
-
-
-def _process_started(pid: int) -> str | None:
-    """The start of process `pid`, in clock ticks since boot; None if there is no such process.
-
-    It tells two processes apart that had the same pid, one after the other.
-    """
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else fields[19]
 
 
 def _age(path: Path) -> float:

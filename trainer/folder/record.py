@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,7 @@ from trainer.folder.lease import attempts, holder, leased, read, trained
 from trainer.folder.metrics import Metrics, Row
 from trainer.folder.wellformed import Damaged
 
-FILES = ("config.json", "metrics.jsonl", "result.json", "trial_id")
-"""The files of a trial's folder that have one name."""
+FILES = ("config.json", "metrics.jsonl", "result.json", "trial_id")  # each has one name
 OF_ATTEMPT = ("attempt", "from_update", "git", "versions", "device_name")
 """What a result says of each attempt that made a part of it; None what older ones did not note."""
 
@@ -35,8 +34,7 @@ def trial_folder(config: Mapping[str, Any], trial_id: str) -> Path:
 class TrialFolder:
     """The record of one trial, written by one process at a time."""
 
-    records = True
-    """Whether this process writes the record."""
+    records = True  # whether this process writes the record
 
     def __init__(self, path: Path, trial_id: str) -> None:
         self.path, self._trial_id = path, trial_id
@@ -49,8 +47,7 @@ class TrialFolder:
         """Makes the folder and holds the trial's lease while the context lasts.
 
         The attempt notes `made_by`, see `trainer.config.identity.made_by`. Raises BadInput if the
-        folder is another trial's, or if another process runs the trial; LeaseLost if another
-        process took the trial over meanwhile.
+        folder is another trial's or another process runs it, LeaseLost if one took it over.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -94,9 +91,7 @@ class TrialFolder:
     def newest_checkpoint(self) -> Path | None:
         """The newest checkpoint whose rows are all there; None: the trial starts anew.
 
-        A row that a crash of the machine took, or that somebody changed, can be had again, the same
-        to the bit, only by doing its update again: so a checkpoint without its rows is left aside,
-        with a line on stderr.
+        A newer one is left aside, with a line on stderr: only training again makes its lost rows.
         """
         for path, why_not in self._checkpoints():
             if not why_not:
@@ -105,12 +100,12 @@ class TrialFolder:
         return None
 
     def _checkpoints(self) -> Iterator[tuple[Path, str]]:
-        """The checkpoints, the newest first, each with the words that say why it cannot be resumed
-        from: rows before it are lost or altered. They are empty if it can."""
+        """Yields each checkpoint, the newest first, and why no trial can resume from it, or ""."""
         lines, tried = metrics.read(self._rows), map(read, attempts(self.path))
         # Not 0 if the trial went on from another one's checkpoint.
         start = min((noted["from_update"] for noted in tried if "from_update" in noted), default=0)
         for _, num_updates, path in checkpoint.newest_first(self.path):
+            # Counted, not listed: the name of a file may claim any number of updates.
             num_there = sum(start <= update < num_updates for update in lines)
             if num_lost := num_updates - start - num_there:
                 first = next(update for update in range(start, num_updates) if update not in lines)
@@ -123,10 +118,9 @@ class TrialFolder:
             yield path, "" if is_same else f"{self._rows} has other rows than when it was saved"
 
     def require_sound(self, config: Mapping[str, Any]) -> None:
-        """Raises BadInput, before anything is written, if a file stands in the way of the trial: a
-        folder in a file's place, or a checkpoint that it would go on from and cannot.
+        """Raises BadInput for a folder in a file's place, or a checkpoint that cannot be resumed.
 
-        What a process that runs the trial replaces meanwhile is not looked at.
+        Nothing is written yet. What a running process replaces meanwhile is not looked at.
         """
         for name in FILES:
             if (self.path / name).is_dir():
@@ -162,16 +156,14 @@ class TrialFolder:
     def save(self, num_updates: int, state: Row, wait: bool = True) -> None:
         """Saves the state after `num_updates`, once its rows are on disk. Raises LeaseLost.
 
-        Unless it is to `wait`, a copy of the state is written while the trial goes on. What goes
-        wrong then is raised by the next `save`, by `finish`, or when the trial is given up.
+        Without `wait`, a copy of the state is written while the trial goes on: the next `save` or
+        `finish`, or the end of the trial's context, raises what goes wrong.
         """
         self._metrics.sync()
         whole = {**state, "rows": self._metrics.digest}
-        write = partial(
-            checkpoint.save,
-            *(self.path, num_updates, whole if wait else copied(whole)),
-            *(self._lease.number, self._lease.require),
-        )
+        kept = whole if wait else copied(whole)
+        number, permit = self._lease.number, self._lease.require
+        write = partial(checkpoint.save, self.path, num_updates, kept, number, permit)
         self._writer.wait()
         if wait:
             write()
@@ -179,10 +171,7 @@ class TrialFolder:
             self._writer.start(write)
 
     def finish(self, result: Row) -> Row:
-        """Writes and returns the result, with the attempts that made it and the time.
-
-        The trial is finished from here on. Raises LeaseLost.
-        """
+        """Writes and returns the final result, with the attempts that made it. Raises LeaseLost."""
         self._writer.wait()
         self._metrics.sync()
         whole = self._write(result)
@@ -201,11 +190,11 @@ class TrialFolder:
 
 
 def tidy(folder: Path) -> None:
-    """Deletes what is left in the folder of a finished trial of processes that were killed, or that
-    did not know yet that they were taken over: checkpoints and temporary files.
+    """Deletes checkpoints and temporary files that killed processes left in a finished folder.
 
     Does nothing while a process holds the trial, nor where the folder cannot be written.
     """
+    # Listed before the look at the holder: a process that takes the trial now may write new ones.
     if (left := _strays(folder)) and holder(folder) is None:
         with suppress(OSError):
             _delete(left)
@@ -215,16 +204,13 @@ def _strays(folder: Path) -> list[Path]:
     return [*partials(folder), *(saved.path for saved in checkpoint.newest_first(folder))]
 
 
-def _delete(files: Iterable[Path]) -> None:
+def _delete(files: list[Path]) -> None:
     for path in files:
         path.unlink(missing_ok=True)
 
 
 def read_result(folder: Path) -> Row | None:
-    """The content of result.json; None if there is no such file, or it holds no result.
-
-    We write it atomically, so that such a file is damaged: the trial has to run again.
-    """
+    """The content of result.json; None if there is none, or it is damaged: the trial runs again."""
     try:
         return wellformed.read(folder / "result.json", wellformed.RESULT)
     except (FileNotFoundError, NotADirectoryError, Damaged):

@@ -1,6 +1,5 @@
 """Which files of a store hold what they should: JSON objects whose keys have their types.
 
-We write each of them as a whole, so that any other content was torn by a crash or changed by hand.
 A form lists the keys that are read somewhere. An object may lack keys that are not required, which
 older code did not write, and may have other keys, which newer code wrote.
 """
@@ -9,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, NotRequired, Required
 
@@ -27,15 +27,11 @@ DEEPEST = 10
 """Mappings and lists within each other in a config. Ours has two."""
 OF_FINAL = ("trial_id", "final_val_loss", "num_updates", "wall_seconds", "delays")
 """What the result of a trial that does not run again has."""
-LARGEST = 2**63 - 1
-"""Integers beyond it fit in no table."""
+LARGEST = 2**63 - 1  # integers beyond it fit in no table
 
 
 class Damaged(BadInput):
-    """A file that does not hold what it should. Its text is one line: the file, and what is wrong.
-
-    Raised where somebody has to repair or delete the file.
-    """
+    """A file that somebody has to repair or delete; the text is one line: file, what is wrong."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__("file", path, why)
@@ -196,17 +192,13 @@ class _Config(TypedDict, total=False):
 
 
 def _not_deep(config: Content) -> Content:
-    if _depth(config, DEEPEST) > DEEPEST:
+    level: list[Any] = [config]
+    for _ in range(DEEPEST):
+        values = [node.values() if isinstance(node, dict) else node for node in level]
+        level = [value for value in chain(*values) if isinstance(value, dict | list)]
+    if level:
         raise ValueError("is nested too deeply")
     return config
-
-
-def _depth(value: object, at_most: int) -> int:
-    """Mappings and lists within each other, counted up to one more than `at_most`."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    if at_most < 0 or not isinstance(value, dict | list):
-        return 0
-    return 1 + max((_depth(value, at_most - 1) for value in inner), default=0)
 
 
 @with_config(KEYS)

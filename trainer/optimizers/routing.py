@@ -13,7 +13,7 @@ Kind = Literal["matrix", "embedding", "vector", "experts", "balance"]
 """Weight of a hidden nn.Linear; of an nn.Embedding or the head; of the rest (norms, biases, rows
 and columns, convolutions). Optimizers get these three, a vector in one dimension. `experts` is a
 stack of hidden matrices, `balance` biases of a router that have their own rule;
-`trainer.stages.in_parts` takes care of both.
+the modules `in_parts` of optimizers and stages take care of both.
 """
 
 VECTOR: Kind = "vector"

@@ -136,4 +136,4 @@ def owned(
     """What this replica restores of a whole saved state; for most optimizers all of it."""
     if not isinstance(optimizer, Sharded):
         return saved
-    return {w: of if w in optimizer.owned else {**of, "state": {}} for w, of in saved.items()}
+    return {w: s if w in optimizer.owned else {**s, "state": {}} for w, s in saved.items()}

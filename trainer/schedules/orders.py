@@ -160,7 +160,7 @@ def zero_bubble_v(at: Place, num_microbatches: int) -> Iterator[OrderStep]:
         ("W1", r),
         ("W0", r),
     )
-    names = chain.from_iterable(of.split() * times for of, times in parts)
+    names = chain.from_iterable(words.split() * times for words, times in parts)
     yield from _numbered(names, num_microbatches)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -113,36 +114,62 @@ class _OfWeight(NamedTuple):
     offset: int
 
 
-class InFlight(NamedTuple):
-    """What a stage keeps of a microbatch from its forward, which read `leaves`, to its backward."""
+class Microbatch:
+    """What a stage keeps of a microbatch, from its forward to the second half of its backward.
 
-    x: Tensor
-    output: Tensor
-    leaves: list[nn.Parameter]
-    weights_later: WeightsLater | None
-    overwritten: Overwritten | None
-
-
-class Halfway(NamedTuple):
-    """What a stage keeps of a microbatch between the two halves of its backward: the leaves that it
-    read, their gradients so far (`early`), and the weight gradients still to compute.
+    The forward reads `leaves`. With `splits_backward`, `gradients` computes the weight gradients of
+    the linear layers. With `in_place` the backward may read newer weights than the forward did.
     """
 
-    leaves: list[nn.Parameter]
-    early: list[Tensor | None]
-    weights_later: WeightsLater | None
+    def __init__(
+        self,
+        x: Tensor,  # tokens [batch, seq], or hidden states [batch, seq, hidden]
+        leaves: Sequence[nn.Parameter],
+        *,
+        splits_backward: bool,
+        in_place: bool,
+    ) -> None:
+        self.leaves = leaves
+        self.weights_later = WeightsLater() if splits_backward else None
+        self._x = x.detach().requires_grad_(x.is_floating_point())
+        self._overwritten = Overwritten(leaves) if in_place else None
+        self.early: list[Tensor | None] = []
+
+    def forward(
+        self, run: Callable[[Tensor], Tensor], loss: Callable[[Tensor], Tensor] | None
+    ) -> Tensor:
+        """Returns `loss` of what `run` makes of the input, or that itself, without its graph."""
+        is_noted = self._overwritten.noted() if self._overwritten else nullcontext()
+        with self.weights_later or nullcontext(), is_noted:
+            output = run(self._x)
+        self._output = output if loss is None else loss(output)
+        return self._output.detach()
+
+    def backward_input(
+        self,
+        gradient: Tensor | None,  # of the output; None if that is a loss
+        now: Sequence[nn.Parameter],  # the leaves that the module has at the backward
+    ) -> Tensor | None:
+        """Returns the gradient of the input, and frees the activations."""
+        x, output, overwritten = self._x, self._output, self._overwritten
+        del self._x, self._output, self._overwritten
+        if overwritten:
+            overwritten.now = now
+        torch.autograd.backward(output, gradient)
+        self.early = [leaf.grad for leaf in self.leaves]
+        for leaf in self.leaves:
+            leaf.grad = None  # the next batch on this version starts anew
+        return x.grad
+
+    def gradients(self) -> list[Tensor]:
+        """Returns the gradient of each leaf, summed over the two halves; zero where it has none."""
+        late = self.weights_later.compute() if self.weights_later else {}
+        return [
+            _sum_of(leaf, gradient, late.get(leaf))
+            for leaf, gradient in zip(self.leaves, self.early, strict=True)
+        ]
 
 
-def take_gradient(leaf: nn.Parameter) -> Tensor | None:
-    """Returns the leaf's gradient and removes it: the next batch on this version starts anew."""
-    gradient, leaf.grad = leaf.grad, None
-    return gradient
-
-
-def sum_of(leaf: nn.Parameter, *parts: Tensor | None) -> Tensor:
-    """A microbatch's gradient of a leaf: the sum of what the halves of its backward gave.
-
-    None stands for no gradient; if every half gave None, the sum is zero.
-    """
-    gradients = [part for part in parts if part is not None]
+def _sum_of(leaf: nn.Parameter, *halves: Tensor | None) -> Tensor:
+    gradients = [half for half in halves if half is not None]
     return sum(gradients[1:], gradients[0]) if gradients else torch.zeros_like(leaf)

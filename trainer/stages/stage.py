@@ -6,7 +6,6 @@ All that docs/semantics.md asks of a stage is here, once; executors only order t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,14 +19,7 @@ from trainer.optimizers.routing import BALANCE, Kind, Parameters
 from trainer.optimizers.sharded import Sharded, owned
 from trainer.optimizers.state import Observer
 from trainer.schedules.operations import Op
-from trainer.stages.backward import (
-    Halfway,
-    InFlight,
-    Overwritten,
-    WeightsLater,
-    sum_of,
-    take_gradient,
-)
+from trainer.stages.backward import Microbatch
 from trainer.stages.in_parts import correction_in_parts
 from trainer.stages.probe import Comparison, Counts, NoProbe, NoRoutingProbe, Probe, RoutingProbe
 from trainer.stages.update import corrected_update, dry_update
@@ -40,9 +32,8 @@ class Stage:
     `kinds` has the kind of each weight by name. `tied` names the weights that another stage holds
     too. Weights are read `lag` versions behind the newest, tied ones `tied_lag`; `make_correction`
     gets the lag of each weight. `lr_factor` maps update t to a factor on every group's peak
-    learning rate. Evaluations are in `eval_dtype`, or the master's. With `splits_backward`,
-    `backward_weights` computes the weight gradients of the linear layers. With `in_place` a
-    backward may read a newer version than its forward did.
+    learning rate. Evaluations are in `eval_dtype`, or the master's. `Microbatch` explains
+    `splits_backward` and `in_place`.
     """
 
     def __init__(
@@ -75,8 +66,7 @@ class Stage:
         self._lr_factor, self._module, self._run = lr_factor, module, run(module)
         self._probe, self._choices = NoProbe(), NoRoutingProbe()
         self._splits_backward, self._in_place = splits_backward, in_place
-        self._in_flight: dict[tuple[int, int, int], InFlight] = {}
-        self._halfway: dict[tuple[int, int, int], Halfway] = {}
+        self._in_flight: dict[tuple[int, int, int], Microbatch] = {}
         self._read: dict[int, list[int]] = {}
         self._sums: dict[int, list[Tensor]] = {}
 
@@ -113,18 +103,13 @@ class Stage:
         # Kept until the update: the delay of each gradient is counted from what was read.
         self._read[op.batch] = self._versions_of(op)
         leaves = self.versions.bind(self._read[op.batch], op.batch)
-        x = x.detach().requires_grad_(x.is_floating_point())
-        later = WeightsLater() if self._splits_backward else None
-        overwritten = Overwritten(leaves) if self._in_place else None
-        with later or nullcontext(), overwritten.noted() if overwritten else nullcontext():
-            output = self._run(x)
+        splits, in_place = self._splits_backward, self._in_place
+        microbatch = Microbatch(x, leaves, splits_backward=splits, in_place=in_place)
+        output = microbatch.forward(self._run, loss)
         if replica == 0:
             self._choices.seen((op.batch, op.microbatch))
-        output = output if loss is None else loss(output)
-        self._in_flight[op.batch, op.microbatch, replica] = InFlight(
-            x, output, leaves, later, overwritten
-        )
-        return output.detach()
+        self._in_flight[op.batch, op.microbatch, replica] = microbatch
+        return output
 
     def backward_input(
         self,
@@ -133,34 +118,19 @@ class Stage:
         replica: int = 0,
     ) -> Tensor | None:
         """Returns the gradient of the loss by this microbatch's input; None for tokens."""
-        x, output, leaves, later, overwritten = self._in_flight.pop(
-            (op.batch, op.microbatch, replica)
-        )
         # Recomputation of activations reads the module again, and must find this version there.
         now = self.versions.bind(self._versions_of(op), op.batch)
-        if overwritten:
-            overwritten.now = now
-        torch.autograd.backward(output, gradient)
-        early = [take_gradient(leaf) for leaf in leaves]
-        self._halfway[op.batch, op.microbatch, replica] = Halfway(leaves, early, later)
-        return x.grad
+        return self._in_flight[op.batch, op.microbatch, replica].backward_input(gradient, now)
 
     def backward_weights(self, op: Op, replica: int = 0) -> None:
         """Adds up this microbatch's gradients in fp32; to be called after its `backward_input`."""
-        leaves, early, later = self._halfway.pop((op.batch, op.microbatch, replica))
-        late = later.compute() if later else {}
-        gradients = [
-            sum_of(leaf, gradient, late.get(leaf))
-            for leaf, gradient in zip(leaves, early, strict=True)
-        ]
+        gradients = self._in_flight.pop((op.batch, op.microbatch, replica)).gradients()
         # The first microbatch's gradients become the sum: bf16 gradients are added up in fp32.
         if replica in self._sums:
             torch._foreach_add_(self._sums[replica], gradients)
         else:
-            self._sums[replica] = [
-                gradient.to(master.dtype)
-                for gradient, master in zip(gradients, self.versions.master, strict=True)
-            ]
+            pairs = zip(gradients, self.versions.master, strict=True)
+            self._sums[replica] = [gradient.to(master.dtype) for gradient, master in pairs]
 
     def take_gradients(self) -> list[Tensor]:
         """Returns the finished batch's gradients, summed over microbatches, then over replicas."""
@@ -248,9 +218,8 @@ class Stage:
 
     def weights(self) -> dict[str, Tensor]:
         """The weights that are evaluated and exported, by name, on the CPU."""
-        tensors = evaluated(self.optimizer, self.versions.master)
-        named = zip(self.versions.names, tensors, strict=True)
-        return {name: tensor.detach().cpu() for name, tensor in named}
+        tensors = [w.detach().cpu() for w in evaluated(self.optimizer, self.versions.master)]
+        return dict(zip(self.versions.names, tensors, strict=True))
 
     def state(self) -> dict[str, dict[str, Any]]:
         """What the stage needs to resume after a drain, by weight: the cut may change."""
@@ -268,20 +237,14 @@ class Stage:
             return {}
         optimizer, owned = optimizer_state.by_weight(self.optimizer), self.optimizer.owned
         named = zip(self.versions.names, self.versions.master, strict=True)
-        return {name: {"optimizer": optimizer[weight]} for name, weight in named if weight in owned}
+        return {name: {"optimizer": optimizer[w]} for name, w in named if w in owned}
 
     def restore(self, state: Mapping[str, dict[str, Any]]) -> None:
         """Restores what `state` returned; the given state may hold other stages' weights too."""
-        mine = [state[name] for name in self.versions.names]
-        masters = self.versions.master
+        mine, masters = [state[name] for name in self.versions.names], self.versions.master
         self.versions.restore(mine)
-        saved = {
-            master: saved_of["optimizer"] for master, saved_of in zip(masters, mine, strict=True)
-        }
+        saved = {w: weight["optimizer"] for w, weight in zip(masters, mine, strict=True)}
         optimizer_state.restore(self.optimizer, owned(self.optimizer, saved))
         device = masters[0].device
-        self._correction.restore([_on(device, state_of["correction"]) for state_of in mine])
-
-
-def _on(device: torch.device, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.to(device) for name, tensor in tensors.items()}
+        corrections = [weight["correction"].items() for weight in mine]
+        self._correction.restore([{k: v.to(device) for k, v in items} for items in corrections])

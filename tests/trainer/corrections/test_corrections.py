@@ -84,7 +84,7 @@ def test_weight_prediction_by_hand() -> None:
     """10 → 9 by u = 1: with a lag of 2 and horizon 0.5, late reads see 9 − 0.5 · 2 · 1 = 8."""
     correction, weight = WeightPrediction(T, [2], horizon=0.5), torch.tensor([9.0])
     ahead = correction.ahead([weight], [torch.tensor([1.0])])
-    assert [float(of) for of in ahead] == [8.0]
+    assert [float(weight) for weight in ahead] == [8.0]
     assert float(weight) == 9.0, "what is evaluated is not what is predicted"
 
 
@@ -146,6 +146,6 @@ def test_prediction_is_for_late_reads_only(dtype: torch.dtype) -> None:
     make = partial(WeightPrediction, horizon=1.0)
     executor = toy.emulated(schedule, ADAMW, make, dtype=torch.float32, leaf_dtype=dtype)
     plain = toy.emulated(schedule, ADAMW, dtype=torch.float32, leaf_dtype=dtype)
-    found, usual = (toy.run(one, schedule.phases) for one in (executor, plain))
-    assert found[:4] == usual[:4]
-    assert found[4] != usual[4]
+    changed, usual = (toy.run(made, schedule.phases) for made in (executor, plain))
+    assert changed[:4] == usual[:4]
+    assert changed[4] != usual[4]

@@ -69,8 +69,8 @@ class KeepsWhatItMade(GradientErrorFeedback):
 
 
 class ForgetsToClamp(AdaptiveErrorFeedback):
-    def _factors(self, late: Late, *of: list[Tensor]) -> Tensor:
-        super()._factors(late, *of)
+    def _factors(self, late: Late, *tensors: list[Tensor]) -> Tensor:
+        super()._factors(late, *tensors)
         averages = torch.stack([self._averages[i] for i in late])
         return self.coefficient * averages[:, 0] / averages[:, 1]
 
@@ -136,9 +136,9 @@ class AveragesFromZero(Taylor):
 )
 def test_a_wrong_correction_is_noticed(name: str, mutant: Any) -> None:
     """By at least one of the settings that its reference is tried with."""
-    found = []
+    errors = []
     for node in variants(name):
         options = {key: value for key, value in node.items() if key != "_target_"}
         oracle = REFERENCES[name](SimpleNamespace(**options), T)
-        found.append(largest_error(partial(mutant, **options), oracle))
-    assert max(found) > NOTICED
+        errors.append(largest_error(partial(mutant, **options), oracle))
+    assert max(errors) > NOTICED

@@ -71,7 +71,7 @@ def test_equals_the_executor_with_every_correction(name: str) -> None:
         updates = toy.run(executor, schedule.phases)
         loop = Loop(ADAMW, clip_norm=norm, **options)
         losses = loop.run(range(T))
-        assert losses == pytest.approx([of.loss for of in updates], rel=tolerance, abs=0)
+        assert losses == pytest.approx([update.loss for update in updates], rel=tolerance, abs=0)
         for ours, theirs in zip(loop.weights(), toy.weights(executor), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 

@@ -101,7 +101,7 @@ def test_a_state_that_lost_something_is_refused(lost: str) -> None:
     loop = Loop(ADAMW)
     loop.run(range(3))
     state = copy.deepcopy(loop.delayed.state_dict())
-    for of in state["state"].values():
-        del of[lost]
+    for tensors in state["state"].values():
+        del tensors[lost]
     with pytest.raises(ValueError, match=f"lacks {lost}, which was saved"):
         Loop(ADAMW).delayed.load_state_dict(state)

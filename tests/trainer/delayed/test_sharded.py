@@ -19,16 +19,16 @@ NUM = 6
 
 def test_two_ranks_equal_one_process() -> None:
     """DDP to the bit: halves are averaged as two microbatches are. FSDP2 sums a norm by shards."""
-    found: dict[tuple[str, str, int, str], Any] = {}
+    messages: dict[tuple[str, str, int, str], Any] = {}
 
     def on_message(message: tuple[str, str, int, str, bytes]) -> None:
-        found[message[:4]] = pickle.loads(message[4])
+        messages[message[:4]] = pickle.loads(message[4])
 
     run_gang(as_rank, (NUM,), 2, Parent(on_message, timeout=600))
-    assert len(found) == 5
+    assert len(messages) == 5
     differences: dict[tuple[str, str, int, str], float] = {}
     wrong: list[dict[tuple[str, str, int, str], float]] = []
-    for (name, keep, delay, what), weights in found.items():
+    for (name, keep, delay, what), weights in messages.items():
         loop = Loop(ADAMW, keep=keep, delay=delay)
         loop.scheduler.lr_lambdas = [lambda _: 1.0] * 3
         for group in loop.delayed.param_groups:

@@ -20,11 +20,12 @@ COMBINATIONS = [*product(*CHOICES)]
 
 def half(odd: int) -> list[tuple[str, ...]]:
     """Each second combination, so that any two choices meet; the other half has the rest."""
-    return [
-        combination
-        for combination in COMBINATIONS
-        if sum(of.index(choice) for of, choice in zip(CHOICES, combination, strict=True)) % 2 == odd
-    ]
+
+    def parity(combination: tuple[str, ...]) -> int:
+        pairs = zip(CHOICES, combination, strict=True)
+        return sum(values.index(choice) for values, choice in pairs) % 2
+
+    return [combination for combination in COMBINATIONS if parity(combination) == odd]
 
 
 SHAPE = (
@@ -62,8 +63,8 @@ def test_every_combination(tmp_path: Path, p: int, combinations: list[tuple[str,
         )
         for optimizer, schedule, correction in combinations
     ]
-    for one, ranks in zip(configs, gangs.pipelined(configs), strict=True):
-        expected = gangs.assert_equal(one, ranks)
+    for trial, ranks in zip(configs, gangs.pipelined(configs), strict=True):
+        expected = gangs.assert_equal(trial, ranks)
         assert len(expected.updates) == 6
         assert all(update.grad_norm > 0.5 for update in expected.updates), "the clip is active"
 
@@ -95,8 +96,8 @@ def test_other_ways_to_run_it(tmp_path: Path) -> None:
         config(tmp_path, *delayed, "model.tied_embeddings=false"),
         config(tmp_path, "pipeline=zero_bubble_v", two, *diverges),
     ]
-    for one, ranks in zip(configs, gangs.pipelined(configs), strict=True):
-        gangs.assert_equal(one, ranks)
+    for trial, ranks in zip(configs, gangs.pipelined(configs), strict=True):
+        gangs.assert_equal(trial, ranks)
 
 
 PHASES = ("pipeline.synchronous_start=2", "pipeline.synchronous_cooldown=1")
@@ -137,8 +138,8 @@ def test_corrections(tmp_path: Path, ways: list[tuple[str, ...]]) -> None:
         for choice in choices
         for way in ways
     ]
-    for one, ranks in zip(configs, gangs.pipelined(configs), strict=True):
-        gangs.assert_equal(one, ranks)
+    for trial, ranks in zip(configs, gangs.pipelined(configs), strict=True):
+        gangs.assert_equal(trial, ranks)
 
 
 @pytest.mark.parametrize("p", [1, 2])
@@ -148,16 +149,16 @@ def test_two_replicas(tmp_path: Path, p: int) -> None:
         config(tmp_path, f"pipeline={name}", f"pipeline.num_stages={p}", "num_replicas=2")
         for name in ("sync", "pipedream_2bw")
     ]
-    for one, ranks in zip(configs, gangs.pipelined(configs), strict=True):
-        gangs.assert_equal(one, ranks)
+    for trial, ranks in zip(configs, gangs.pipelined(configs), strict=True):
+        gangs.assert_equal(trial, ranks)
 
 
 @pytest.mark.parametrize("schedule", ["sync", "pipedream_2bw", "pipedream"])
 def test_a_divergence_stops_every_rank_at_the_same_update(tmp_path: Path, schedule: str) -> None:
     words = (f"pipeline={schedule}", "pipeline.num_stages=4", "optimizer=sgd", "clip_norm=null")
-    one = config(tmp_path, *words, "optimizer.lr=1e12", "num_updates=12")
-    [ranks] = gangs.pipelined([one])
-    expected = gangs.assert_equal(one, ranks)
+    diverging = config(tmp_path, *words, "optimizer.lr=1e12", "num_updates=12")
+    [ranks] = gangs.pipelined([diverging])
+    expected = gangs.assert_equal(diverging, ranks)
     assert expected.diverged is not None
     assert expected.diverged < 12
 

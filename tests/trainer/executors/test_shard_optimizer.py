@@ -40,8 +40,8 @@ def config(folder: Path, *words: str) -> dict[str, Any]:
 def test_every_number_is_that_of_the_emulation(tmp_path: Path, p: int) -> None:
     """Which divides nothing; on p=2 the tied embedding may have two owners."""
     configs = [config(tmp_path, f"pipeline.num_stages={p}", *way) for way in WAYS]
-    for one, ranks in zip(configs, gangs.pipelined(configs), strict=True):
-        gangs.assert_equal(one, ranks)
+    for config, ranks in zip(configs, gangs.pipelined(configs), strict=True):
+        gangs.assert_equal(config, ranks)
 
 
 LAYOUTS = {
@@ -67,14 +67,14 @@ def stopped(folder: Path, layout: str, *words: str) -> Path:
         run_trial(resumable(folder, layout, "stopped", *words), stop_at(6))
     [path] = (folder / "stopped").glob("checkpoint-000000005-*.pt")
     weights = checkpoint.load(path)["executor"]
-    assert all(of["optimizer"]["state"] for of in weights.values())
+    assert all(weight["optimizer"]["state"] for weight in weights.values())
     return path
 
 
-def assert_same_end(folder: Path, one: str, other: str) -> None:
+def assert_same_end(folder: Path, trial: str, other: str) -> None:
     """The same updates after the checkpoint, and the same weights."""
-    assert rows(folder / one)[-7:] == rows(folder / other)[-7:]
-    ours, theirs = (load_file(folder / name / "final.safetensors") for name in (one, other))
+    assert rows(folder / trial)[-7:] == rows(folder / other)[-7:]
+    ours, theirs = (load_file(folder / name / "final.safetensors") for name in (trial, other))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
@@ -90,10 +90,10 @@ def assert_same_end(folder: Path, one: str, other: str) -> None:
 def test_a_checkpoint_is_whole_whoever_owned_its_parts(
     tmp_path: Path, before: str, after: str, optimizer: str
 ) -> None:
-    of = f"optimizer={optimizer}"
-    path = stopped(tmp_path, before, of)
-    run_trial(resumable(tmp_path, after, "resumed", of, f"resume_from={path}"))
-    run_trial(resumable(tmp_path, after, "whole", of))
+    word = f"optimizer={optimizer}"
+    path = stopped(tmp_path, before, word)
+    run_trial(resumable(tmp_path, after, "resumed", word, f"resume_from={path}"))
+    run_trial(resumable(tmp_path, after, "whole", word))
     assert_same_end(tmp_path, "resumed", "whole")
 
 

@@ -57,10 +57,10 @@ def train(schedule: Schedule) -> tuple[Emulated, list[float]]:
     "make", [sync, partial(pipedream_2bw, **PHASES)], ids=["sync", "pipedream_2bw"]
 )
 def test_stages_train_the_same_model(make: partial[Schedule], num_stages: int) -> None:
-    one, losses = train(make(T, num_stages=1, num_microbatches=4))
+    whole, losses = train(make(T, num_stages=1, num_microbatches=4))
     many, split_losses = train(make(T, num_stages=num_stages, num_microbatches=4))
     torch.testing.assert_close(split_losses, losses, rtol=1e-10, atol=0)
-    expected = one.weights()
+    expected = whole.weights()
     for name, weight in many.weights().items():
         torch.testing.assert_close(weight, expected[name], rtol=1e-7, atol=1e-9)
 

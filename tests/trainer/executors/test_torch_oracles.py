@@ -70,20 +70,20 @@ def as_rank(
 
 def both(cases: Sequence[Case], p: int) -> list[list[Both]]:
     """For each case what every rank found, by our pipeline and by torch's."""
-    found: dict[tuple[int, int], Both] = {}
+    messages: dict[tuple[int, int], Both] = {}
 
     def on_message(message: tuple[int, int, bytes]) -> None:
-        found[message[0], message[1]] = pickle.loads(message[2])
+        messages[message[0], message[1]] = pickle.loads(message[2])
 
     run_gang(as_rank, (cases,), p, Parent(on_message, timeout=60))
-    return [[found[i, rank] for rank in range(p)] for i in range(len(cases))]
+    return [[messages[i, rank] for rank in range(p)] for i in range(len(cases))]
 
 
 def assert_equal(config: Config, ranks: Sequence[Both]) -> list[float]:
     """Losses and final weights of torch's run, of our pipeline, and of its emulation."""
     ours = gangs.assert_equal(config, [ours for ours, _ in ranks])
     losses, _ = ranks[-1][1]
-    weights = {name: weight for _, (_, of) in ranks for name, weight in of.items()}
+    weights = {name: weight for _, (_, tensors) in ranks for name, weight in tensors.items()}
     assert [update.loss for update in ours.updates] == losses
     assert ours.weights.keys() == weights.keys()
     for name, weight in weights.items():
@@ -100,5 +100,5 @@ def test_torch_trains_alike(tmp_path: Path, p: int) -> None:
         assert_equal(config, ranks)
         for (config, _), ranks in zip(cases, both(cases, p), strict=True)
     ]
-    shows = [abs(of[1] - losses[0][1]) > 1e-3 for of in losses]
+    shows = [abs(losses_of_rank[1] - losses[0][1]) > 1e-3 for losses_of_rank in losses]
     assert shows == ["pipedream" in config["pipeline"]["_target_"] for config, _ in cases]

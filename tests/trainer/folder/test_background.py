@@ -71,7 +71,7 @@ def held_up(monkeypatch: pytest.MonkeyPatch) -> tuple[Event, Event]:
 
 
 def saved(path: Path) -> list[int]:
-    return [one.num_updates for one in checkpoint.newest_first(path)]
+    return [file.num_updates for file in checkpoint.newest_first(path)]
 
 
 def test_the_trial_goes_on_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,19 +85,19 @@ def test_the_trial_goes_on_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyP
         folder.append({"update": 2, "wall_seconds": 2.0})
         assert saved(tmp_path) == [1]
         allowed.set()
-    [one] = checkpoint.newest_first(tmp_path)
-    assert one.num_updates == 2
-    assert torch.equal(checkpoint.load(one.path)["executor"]["w"], torch.zeros(3))
-    assert TrialFolder(tmp_path, "a").newest_checkpoint() == one.path
+    [newest] = checkpoint.newest_first(tmp_path)
+    assert newest.num_updates == 2
+    assert torch.equal(checkpoint.load(newest.path)["executor"]["w"], torch.zeros(3))
+    assert TrialFolder(tmp_path, "a").newest_checkpoint() == newest.path
 
 
 def test_a_kill_while_it_is_written_keeps_the_former_one(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", CODE, str(tmp_path)], check=False)
     assert done.returncode == -signal.SIGKILL
     assert saved(tmp_path) == [1]
-    found = TrialFolder(tmp_path, "a").newest_checkpoint()
-    assert found is not None
-    assert checkpoint.load_own(found, "a")["num_updates"] == 1
+    newest = TrialFolder(tmp_path, "a").newest_checkpoint()
+    assert newest is not None
+    assert checkpoint.load_own(newest, "a")["num_updates"] == 1
 
 
 def test_a_process_that_was_taken_over_publishes_none(

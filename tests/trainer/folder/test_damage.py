@@ -127,9 +127,9 @@ def test_it_is_refused_in_a_line_and_nothing_is_written(
     damage, says = REFUSED[name]
     path = damage(stopped)
     before = tree(stopped)
-    code, said = resumed(stopped, capsys)
-    assert (code, said.count("\n")) == (2, 1)
-    assert f"={path}: {says}" in said
+    code, errors = resumed(stopped, capsys)
+    assert (code, errors.count("\n")) == (2, 1)
+    assert f"={path}: {says}" in errors
     assert tree(stopped) == before
 
 

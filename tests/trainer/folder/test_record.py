@@ -61,7 +61,7 @@ def updates(path: Path) -> list[int]:
 
 def saved(path: Path) -> list[tuple[int, int]]:
     """Attempt and updates of each checkpoint."""
-    return [(one.attempt, one.num_updates) for one in checkpoint.newest_first(path)]
+    return [(file.attempt, file.num_updates) for file in checkpoint.newest_first(path)]
 
 
 def blind(folder: TrialFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,10 +205,10 @@ def test_a_checkpoint_without_its_rows_is_left_aside(
     path.write_bytes(b"".join(DAMAGE[name](path.read_bytes().splitlines(keepends=True))))
     with attempt(tmp_path) as second:
         assert train(second, 4) == 0
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "checkpoint-000000005-000001-" in said
-    assert f"{path} lacks " in said
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert "checkpoint-000000005-000001-" in errors
+    assert f"{path} lacks " in errors
     with attempt(tmp_path) as third:
         assert train(third, 6) == 4, "the retry's own checkpoint is good"
     assert updates(tmp_path) == [*range(6)]
@@ -292,10 +292,10 @@ def test_a_result_names_the_attempts_that_made_it(tmp_path: Path) -> None:
     with attempt(tmp_path, git="five", device_name="gpu") as fifth:
         train(fifth, 7)
         result = fifth.finish(RESULT)
-    assert [(one["attempt"], one["from_update"], one["git"]) for one in result["attempts"]] == [
-        (2, 0, "two"),
-        (5, 5, "five"),
+    noted = [
+        [made[key] for key in ("attempt", "from_update", "git")] for made in result["attempts"]
     ]
+    assert noted == [[2, 0, "two"], [5, 5, "five"]]
     assert result["attempts"][1]["device_name"] == "gpu"
     assert result["attempts"][1]["versions"] is None, "not noted"
     assert started <= result["finished_at"] <= time.time()

@@ -110,7 +110,7 @@ def test_it_resumes_from_a_checkpoint_and_an_attempt_of_older_code(tmp_path: Pat
     path.rename(out / f"checkpoint-{updates}-{digest}.pt")
     noted = out / "attempt-000001.json"
     attempt = json.loads(noted.read_text())
-    older = {key: of for key, of in attempt.items() if key not in ("git", "versions")}
+    older = {key: value for key, value in attempt.items() if key not in ("git", "versions")}
     noted.write_text(json.dumps(older))
     result = run_trial(config(tmp_path, "three emulated", "stopped"))
     expected = run_trial(config(tmp_path, "three emulated", "whole"))

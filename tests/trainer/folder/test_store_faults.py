@@ -81,6 +81,6 @@ def test_a_read_only_store_is_refused(
     subprocess.run(["mount", "-o", "remount,ro", str(tiny_disk)], check=True)
     words = small.overrides(tmp_path, f"results={tiny_disk / 'results'}")
     assert main(["sweep=main", "scale=micro", *words]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert f"results={tiny_disk / 'results'}: must be a folder that can be written" in said
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert f"results={tiny_disk / 'results'}: must be a folder that can be written" in errors

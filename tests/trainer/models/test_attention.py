@@ -15,7 +15,7 @@ HEADS = [(3, 1), (4, 2), (2, 2)]
 
 def drawn(heads: int, key_heads: int, seq_len: int, dtype: torch.dtype) -> list[Tensor]:
     draw = torch.Generator().manual_seed(heads)
-    shapes = [(2, of, seq_len, 8) for of in (heads, key_heads, key_heads)]
+    shapes = [(2, num_heads, seq_len, 8) for num_heads in (heads, key_heads, key_heads)]
     numbers = (torch.randn(shape, generator=draw) for shape in shapes)
     return [x.bfloat16().to(dtype).requires_grad_() for x in numbers]
 
@@ -38,18 +38,18 @@ def test_outputs_and_gradients_are_those_of_the_definition(
     heads: tuple[int, int], dtype: torch.dtype
 ) -> None:
     exact, given = drawn(*heads, 12, torch.float64), drawn(*heads, 12, dtype)
-    expected, found = averages(*exact), causal(*given)
-    assert found.dtype == dtype
+    expected, output = averages(*exact), causal(*given)
+    assert output.dtype == dtype
     weights = torch.linspace(-1, 1, expected.numel(), dtype=torch.float64).view_as(expected)
     (expected * weights).sum().backward()
-    (found * weights).sum().backward()
+    (output * weights).sum().backward()
     tolerance = 1e-12 if dtype == torch.float64 else 4 * BF16_EPS
-    pairs = [(expected, found), *((one.grad, x.grad) for one, x in zip(exact, given, strict=True))]
-    for one, other in pairs:
-        assert one is not None
-        assert other is not None
-        distance = (other.detach().double() - one.detach()).norm() / one.detach().norm()
-        assert distance.item() < tolerance
+    gradients = [(x.grad, y.grad) for x, y in zip(exact, given, strict=True)]
+    for reference, rounded in [(expected, output), *gradients]:
+        assert reference is not None
+        assert rounded is not None
+        distance = (rounded.detach().double() - reference.detach()).norm()
+        assert (distance / reference.detach().norm()).item() < tolerance
 
 
 def test_long_sequences_take_the_kernel_and_agree() -> None:

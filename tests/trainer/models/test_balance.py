@@ -24,9 +24,9 @@ from trainer.executors.gradients import Clip, Update
 from trainer.models.export import load_final
 from trainer.models.loss import cross_entropy
 from trainer.models.qwen3_moe import Qwen3Moe
+from trainer.optimizers.in_parts import optimizer_in_parts
 from trainer.optimizers.routing import is_entrywise, kinds
 from trainer.schedules.recipes import pipedream_2bw
-from trainer.stages.in_parts import optimizer_in_parts
 from trainer.stages.stage import Stage
 from trainer.trial import run_trial
 
@@ -114,17 +114,17 @@ def test_training_is_the_oracles(balance: str, num_stages: int, num_replicas: in
     within = partial(torch.testing.assert_close, rtol=0, atol=1e-9)
     within([u.loss for u in updates], losses)
     within([u.grad_norm for u in updates], norms)
-    found, moved = executor.weights(), 0
+    weights, moved = executor.weights(), 0
     for name, weight in model.named_parameters():
         path, _, expert = name.partition(".experts.")
         if expert:
             number, matrix, _ = expert.split(".")
-            within(found[f"{path}.experts.{matrix}"][int(number)], weight.detach())
+            within(weights[f"{path}.experts.{matrix}"][int(number)], weight.detach())
         else:
-            within(found[name], weight.detach())
+            within(weights[name], weight.detach())
     for i, layer in enumerate(model.model["layers"].children()):
         if balance == "bias":
-            steps = found[f"model.layers.{i}.mlp.balance.bias"].tolist()
+            steps = weights[f"model.layers.{i}.mlp.balance.bias"].tolist()
             assert steps == layer.mlp.steps
             moved += sum(map(abs, steps))
     assert bool(moved) == (balance == "bias")
@@ -173,10 +173,10 @@ def test_biased_models_are_kept_by_our_own_names(tmp_path: Path) -> None:
     model = build(config["model"])
     module = model.stage(0, model.split(1, 1))
     load_final(tmp_path / "trial", model, module)
-    found = dict(module.named_parameters())
+    weights = dict(module.named_parameters())
     kept = load_file(tmp_path / "trial" / "final.safetensors")
-    assert found.keys() == kept.keys()
-    assert all(torch.equal(found[name], weight) for name, weight in kept.items())
+    assert weights.keys() == kept.keys()
+    assert all(torch.equal(weights[name], weight) for name, weight in kept.items())
     assert any(name.endswith("bias") and weight.any() for name, weight in kept.items())
 
 
@@ -209,8 +209,8 @@ def test_a_stopped_trial_goes_on_with_other_stages(
     same = run_trial(config("stopped", 2))
     ids = {"trial_id", "layers_by_stage", "delays"}
     for other in (resumed, same):
-        found, expected = (untimed(of) for of in (other, whole_trial))
-        assert {k: v for k, v in found.items() if k not in ids} == {
+        result, expected = (untimed(trial) for trial in (other, whole_trial))
+        assert {k: v for k, v in result.items() if k not in ids} == {
             k: v for k, v in expected.items() if k not in ids
         }
     assert rows(tmp_path / "resumed") == rows(tmp_path / "whole")[5:]
@@ -248,5 +248,5 @@ def test_the_true_pipeline_gives_the_emulations_numbers(
             (hybrid.WORDS, "pipeline=zero_bubble_h1", biased, "model.tied_embeddings=false"),
         )[first::2]
     ]
-    for one, ranks in zip(configs, gangs.pipelined(configs), strict=True):
-        assert len(gangs.assert_equal(one, ranks).updates) == 6
+    for config, ranks in zip(configs, gangs.pipelined(configs), strict=True):
+        assert len(gangs.assert_equal(config, ranks).updates) == 6

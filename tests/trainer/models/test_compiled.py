@@ -36,11 +36,11 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 def losses(*words: str) -> list[float]:
     """Of two updates, and of an evaluation whose last batch is shorter."""
-    found: list[float] = []
+    trained: list[float] = []
     run = executor([*WORDS, *words])
-    run.run(0, 2, lambda update: found.append(update.loss))
+    run.run(0, 2, lambda update: trained.append(update.loss))
     draw = torch.Generator().manual_seed(0)
-    return [*found, run.evaluate(torch.randint(0, 256, (5, 9), generator=draw).split(2))]
+    return [*trained, run.evaluate(torch.randint(0, 256, (5, 9), generator=draw).split(2))]
 
 
 @pytest.mark.parametrize("words", [(), DELAYED], ids=["sync", "delayed"])

@@ -29,16 +29,16 @@ def drawn(dtype: torch.dtype, decay: float) -> list[Tensor]:
 @pytest.mark.parametrize("chunk_size", [1, 4, 13, 32])
 def test_chunks_are_the_recurrence(chunk_size: int, decay: float) -> None:
     """Also where a token forgets all before it, and where a chunk is longer than the sequence."""
-    found, expected = drawn(torch.float64, decay), drawn(torch.float64, decay)
-    for of in (found, expected):
-        for x in of:
+    inputs, expected = drawn(torch.float64, decay), drawn(torch.float64, decay)
+    for tensors in (inputs, expected):
+        for x in tensors:
             x.requires_grad_()
-    out, reference = gated_delta_rule(*found, chunk_size), oracle.gated_delta_rule(*expected)
+    out, reference = gated_delta_rule(*inputs, chunk_size), oracle.gated_delta_rule(*expected)
     torch.testing.assert_close(out, reference, rtol=0, atol=1e-13)
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).double()
     for result in (out, reference):
         (result * weights).sum().backward()
-    for x, y in zip(found, expected, strict=True):
+    for x, y in zip(inputs, expected, strict=True):
         torch.testing.assert_close(x.grad, y.grad, rtol=0, atol=1e-12)
 
 
@@ -47,8 +47,8 @@ def test_weak_decay_after_strong_decay_loses_no_digits_in_fp32() -> None:
     inputs = drawn(torch.float32, 300.0)
     inputs[3][..., 1::2] /= 3000
     reference = oracle.gated_delta_rule(*(x.double() for x in inputs)).float()
-    found = gated_delta_rule(*inputs, SEQ_LEN)
-    torch.testing.assert_close(found, reference, rtol=0, atol=4e-7)
+    state = gated_delta_rule(*inputs, SEQ_LEN)
+    torch.testing.assert_close(state, reference, rtol=0, atol=4e-7)
 
 
 def test_a_later_token_changes_no_earlier_output() -> None:

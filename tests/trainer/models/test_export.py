@@ -35,10 +35,10 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 @pytest.mark.parametrize("file", FILES)
 def test_files_hold_the_weights_under_their_names(file: str, tmp_path: Path) -> None:
     weights = save(SMALL, tmp_path)
-    found, metadata = read(tmp_path / file)
+    exported, metadata = read(tmp_path / file)
     assert metadata == {"format": "pt"}
-    assert found.keys() == weights.keys()
-    assert all(torch.equal(found[name], weight) for name, weight in weights.items())
+    assert exported.keys() == weights.keys()
+    assert all(torch.equal(exported[name], weight) for name, weight in weights.items())
 
 
 def test_weights_lie_on_the_disk_once(tmp_path: Path) -> None:
@@ -50,8 +50,8 @@ def test_a_second_save_replaces_the_first_in_both_places(tmp_path: Path) -> None
     save(SMALL, tmp_path)
     weights = save(SMALL, tmp_path, seed=1)
     for file in FILES:
-        found, _ = read(tmp_path / file)
-        assert all(torch.equal(found[name], weight) for name, weight in weights.items())
+        exported, _ = read(tmp_path / file)
+        assert all(torch.equal(exported[name], weight) for name, weight in weights.items())
     assert os.path.samefile(*(tmp_path / file for file in FILES))
 
 

@@ -186,7 +186,7 @@ def test_stages_in_turn_are_the_whole_model(recipe: Decoder, num_stages: int, ti
 
 @pytest.mark.parametrize(
     "recipe",
-    [SMALL, *(replace(of, balance=by) for of in (MOE, HYBRID) for by in ("none", "loss", "bias"))],
+    [SMALL, *(replace(r, balance=by) for r in (MOE, HYBRID) for by in ("none", "loss", "bias"))],
 )
 def test_activation_checkpointing_changes_no_number(recipe: Decoder) -> None:
     plain, saving = whole(recipe), whole(replace(recipe, activation_checkpointing=True))

@@ -31,15 +31,15 @@ def test_a_stage_without_a_layer_is_bad_input() -> None:
 
 
 def test_initial_weights_depend_on_seed_and_name_only() -> None:
-    one, again, other = whole(SMALL), whole(SMALL), whole(SMALL, seed=1)
+    first, again, other = whole(SMALL), whole(SMALL), whole(SMALL, seed=1)
     for (name, a), b, c in zip(
-        one.named_parameters(), again.parameters(), other.parameters(), strict=True
+        first.named_parameters(), again.parameters(), other.parameters(), strict=True
     ):
         assert torch.equal(a, b)
         assert torch.equal(a, c) == name.endswith("norm.weight")
         if a.ndim > 1:
             assert abs(a.std().item() / 0.1 - 1) < 0.1
-    k, v = (one.get_parameter(f"model.layers.0.self_attn.{name}_proj.weight") for name in "kv")
+    k, v = (first.get_parameter(f"model.layers.0.self_attn.{name}_proj.weight") for name in "kv")
     assert not torch.equal(k, v)
 
 

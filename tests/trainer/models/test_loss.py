@@ -45,10 +45,10 @@ def gradients(loss: Tensor, hidden: Tensor, head: Tensor) -> list[Tensor]:
     ]
 
 
-def error(found: list[Tensor], exact: list[Tensor]) -> float:
+def error(tensors: list[Tensor], exact: list[Tensor]) -> float:
     """The largest relative error of loss and gradients."""
-    pairs = zip(found, exact, strict=True)
-    return max(float((of - to).norm() / to.norm()) for of, to in pairs)
+    pairs = zip(tensors, exact, strict=True)
+    return max(float((tensor - reference).norm() / reference.norm()) for tensor, reference in pairs)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 51, 1000])
@@ -56,8 +56,8 @@ def test_it_is_exact(chunk: int) -> None:
     """In float64; the loss is scaled, and so are its gradients."""
     hidden, head, targets = inputs(torch.float64)
     expected = gradients(3 * plain(hidden, head, targets), hidden, head)
-    found = 3 * cross_entropy(Unprojected(hidden, head, chunk), targets)
-    assert error(gradients(found, hidden, head), expected) < 1e-14
+    tripled = 3 * cross_entropy(Unprojected(hidden, head, chunk), targets)
+    assert error(gradients(tripled, hidden, head), expected) < 1e-14
     with torch.no_grad():
         evaluated = cross_entropy(Unprojected(hidden, head, chunk), targets)
     assert float(3 * evaluated) == pytest.approx(float(expected[0]), rel=1e-14)
@@ -67,7 +67,7 @@ def test_it_is_exact(chunk: int) -> None:
 def test_it_is_as_near_to_float64_as_the_plain_loss(dtype: torch.dtype) -> None:
     """Of the same numbers in this dtype: loss and gradients of both round the logits alike."""
     hidden, head, targets = inputs(dtype)
-    wide = [of.detach().double().requires_grad_() for of in (hidden, head)]
+    wide = [tensor.detach().double().requires_grad_() for tensor in (hidden, head)]
     exact = gradients(plain(*wide, targets), *wide)
     whole = gradients(cross_entropy(hidden @ head.T, targets), hidden, head)
     chunked = gradients(cross_entropy(Unprojected(hidden, head, 16), targets), hidden, head)
@@ -116,26 +116,26 @@ def test_parts_may_be_replaced() -> None:
 def test_labels_are_drawn_in_chunks() -> None:
     """Sophia's: the same as of all logits at once."""
     hidden, head, targets = inputs(torch.float32)
-    of = partial(against_samples, cross_entropy, targets, MicrobatchPlace(0, 0, 0, 1))
+    sampled_loss = partial(against_samples, cross_entropy, targets, MicrobatchPlace(0, 0, 0, 1))
     torch.manual_seed(0)
-    whole = of()(hidden @ head.T)
+    whole = sampled_loss()(hidden @ head.T)
     for chunk in (10, 1000):
-        assert torch.isclose(of()(Unprojected(hidden, head, chunk)), whole, rtol=1e-6)
+        assert torch.isclose(sampled_loss()(Unprojected(hidden, head, chunk)), whole, rtol=1e-6)
     assert not torch.isclose(cross_entropy(hidden @ head.T, targets) * 51**0.5, whole, rtol=0.01)
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_a_model_s_gradients_are_those_of_the_plain_loss(is_tied: bool) -> None:
-    found = []
+    by_loss = []
     for chunk in (None, 16):
         recipe = replace(SMALL, tied_embeddings=is_tied, loss_chunk=chunk)
         module = recipe.stage(0, recipe.split(1, 17))
         recipe.initialise(module, 0)
         cross_entropy(module(TOKENS[:, :-1]), TOKENS[:, 1:]).backward()
-        found.append({name: weight.grad for name, weight in module.named_parameters()})
-    assert found[0].keys() == found[1].keys()
-    for name, gradient in found[0].items():
-        torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-6)
+        by_loss.append({name: weight.grad for name, weight in module.named_parameters()})
+    assert by_loss[0].keys() == by_loss[1].keys()
+    for name, gradient in by_loss[0].items():
+        torch.testing.assert_close(by_loss[1][name], gradient, rtol=1e-4, atol=1e-6)
 
 
 def test_the_split_counts_it() -> None:

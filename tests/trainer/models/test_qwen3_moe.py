@@ -50,12 +50,13 @@ def test_kinds() -> None:
     for router in ("matrix", "vector"):
         recipe = replace(MOE, router=router, balance="bias")
         kinds = recipe.kinds(whole(recipe))
-        of = {name.removeprefix("model.layers.0."): kind for name, kind in kinds.items()}
-        assert of["mlp.gate.weight"] == router
-        assert of["mlp.balance.bias"] == "balance"
-        assert of["self_attn.q_norm.weight"] == "vector"
-        assert of["self_attn.q_proj.weight"] == "matrix"
-        assert {of[f"mlp.experts.{name}_proj"] for name in ("gate", "up", "down")} == {"experts"}
+        kind_of = {name.removeprefix("model.layers.0."): kind for name, kind in kinds.items()}
+        assert kind_of["mlp.gate.weight"] == router
+        assert kind_of["mlp.balance.bias"] == "balance"
+        assert kind_of["self_attn.q_norm.weight"] == "vector"
+        assert kind_of["self_attn.q_proj.weight"] == "matrix"
+        stacks = [f"mlp.experts.{name}_proj" for name in ("gate", "up", "down")]
+        assert {kind_of[name] for name in stacks} == {"experts"}
 
 
 def test_a_matrix_with_one_row_is_a_vector() -> None:

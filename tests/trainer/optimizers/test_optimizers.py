@@ -57,14 +57,14 @@ def step(optimizer: Optimizer, batch: int, scale: float = 1.0) -> None:
 
 
 def test_kinds_follow_the_module_not_the_shape() -> None:
-    found = kinds(model())
-    assert {name for name, kind in found.items() if kind == "embedding"} == {
+    kind_of = kinds(model())
+    assert {name for name, kind in kind_of.items() if kind == "embedding"} == {
         "model.embed_tokens.weight"
     }
-    assert {name for name, kind in found.items() if kind == "vector"} == {
-        name for name in found if name.endswith("norm.weight")
+    assert {name for name, kind in kind_of.items() if kind == "vector"} == {
+        name for name in kind_of if name.endswith("norm.weight")
     }
-    assert sum(kind == "matrix" for kind in found.values()) == 7 * 4
+    assert sum(kind == "matrix" for kind in kind_of.values()) == 7 * 4
 
 
 @every
@@ -201,8 +201,8 @@ def test_the_true_pipeline_gives_the_emulations_numbers(tmp_path: Path) -> None:
         small.config(tmp_path, *words, f"optimizer={name}", "num_updates=4", "model.num_layers=4")
         for name in NAMES
     ]
-    for one, ranks in zip(configs, gangs.pipelined(configs), strict=True):
-        assert len(gangs.assert_equal(one, ranks).updates) == 4
+    for config, ranks in zip(configs, gangs.pipelined(configs), strict=True):
+        assert len(gangs.assert_equal(config, ranks).updates) == 4
 
 
 RATES = (0.05, 0.1, 0.2, 0.3, 1.0, 0.02)

@@ -57,10 +57,10 @@ def reference(name: str, kind: str) -> references.Reference:
     """The equations of a kind of weight; a YAML without them fails here."""
     if kind == "vector" and name == "scion":
         return _adamw
-    found = EVERY | {"scion": of_matrices.scion}
-    found["schedule_free_adamw"] = references.schedule_free_adamw
-    found |= MATRICES if kind == "matrix" else dict.fromkeys(MATRICES, _adamw)
-    return found[name]
+    equations = EVERY | {"scion": of_matrices.scion}
+    equations["schedule_free_adamw"] = references.schedule_free_adamw
+    equations |= MATRICES if kind == "matrix" else dict.fromkeys(MATRICES, _adamw)
+    return equations[name]
 
 
 def _adamw(w: Tensor, batches: references.Batches, o: SimpleNamespace, place: int) -> Tensor:
@@ -155,11 +155,11 @@ def test_schedule_free_is_evaluated_at_its_average() -> None:
     y = [weight.detach().clone() for weight in ours]
     start, batches = problem()
     options = SimpleNamespace(**maker("schedule_free_adamw").keywords)
-    for i, found in enumerate(evaluated(optimizer, ours)[:-1]):
+    for i, average in enumerate(evaluated(optimizer, ours)[:-1]):
         mine = [(gradients[i], factor) for gradients, factor in batches]
         _, x = references.schedule_free(start[i], mine, options)
-        torch.testing.assert_close(found, x, rtol=1e-12, atol=1e-12)
-        assert not torch.equal(found, ours[i])
+        torch.testing.assert_close(average, x, rtol=1e-12, atol=1e-12)
+        assert not torch.equal(average, ours[i])
     assert all(map(torch.equal, ours, y))
     for name in set(NAMES) - {"schedule_free_adamw"}:
         ours, optimizer = trained(name, {})

@@ -22,7 +22,7 @@ def test_it_is_evaluated_at_the_average() -> None:
     for first in range(T):
         toy.run(executor, (first, first + 1))
         before = toy.weights(executor)
-        found = executor.evaluate([rows])
+        loss = executor.evaluate([rows])
         assert all(map(torch.equal, toy.weights(executor), before)), "looking changes nothing"
 
     model = nn.Sequential(*toy.modules(1)[0])
@@ -45,7 +45,7 @@ def test_it_is_evaluated_at_the_average() -> None:
 
     load(parameters, x)
     expected = toy.loss(model(rows[:, :-1]), rows[:, 1:]).detach()
-    assert abs(found - float(expected)) < 1e-10
+    assert abs(loss - float(expected)) < 1e-10
     exported = [t for stage in executor._stages for t in stage.weights().values()]
     for ours, average, y in zip(exported, x, toy.weights(executor), strict=True):
         torch.testing.assert_close(ours, average, rtol=1e-9, atol=1e-10)

@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 from tests.support.every_optimizer import NAMES, maker
 from trainer.config.combinations import NOT_SHARDED
 from trainer.optimizers.averaging import evaluated
+from trainer.optimizers.in_parts import optimizer_in_parts
 from trainer.optimizers.routing import Kind, Parameters, buffers, is_entrywise
 from trainer.optimizers.sharded import Sharded, owners, sharded
 from trainer.optimizers.state import Observer, by_weight
-from trainer.stages.in_parts import optimizer_in_parts
 
 SHAPES: list[tuple[Kind, tuple[int, ...]]] = [
     ("embedding", (65, 24)),
@@ -43,9 +43,9 @@ class Replica:
     """The weights of one replica, or of all, with their optimizer and random numbers."""
 
     def __init__(self, make: Callable[[Parameters], Optimizer]) -> None:
-        of = parameters()
-        self.weights = [weight for _, weight in of]
-        self.optimizer = make(of)
+        weights = parameters()
+        self.weights = [weight for _, weight in weights]
+        self.optimizer = make(weights)
         self.random = torch.manual_seed(0).get_state()
 
     def step(self, t: int) -> None:
@@ -85,22 +85,23 @@ class Replicas:
         self.exchange()
 
     def evaluated(self) -> list[list[Tensor]]:
-        found = [evaluated(replica.optimizer, replica.weights) for replica in self.all]
+        averages = [evaluated(replica.optimizer, replica.weights) for replica in self.all]
         self.exchange()
-        return found
+        return averages
 
 
 def undivided(name: str) -> Callable[[Parameters], Optimizer]:
     make = maker(name)
-    return lambda of: optimizer_in_parts(make, of, is_entrywise=is_entrywise(make.func))
+    return lambda weights: optimizer_in_parts(make, weights, is_entrywise=is_entrywise(make.func))
 
 
-def size(of: Any) -> int:
+def size(value: Any) -> int:
     """Entries of all tensors in a state."""
-    if isinstance(of, Tensor):
-        return of.numel()
-    parts = of.values() if isinstance(of, dict) else of if isinstance(of, list | tuple) else ()
-    return sum(map(size, parts))
+    if isinstance(value, Tensor):
+        return value.numel()
+    if isinstance(value, dict):
+        return size([*value.values()])
+    return sum(map(size, value)) if isinstance(value, list | tuple) else 0
 
 
 @pytest.mark.parametrize("number", [2, pytest.param(3, marks=pytest.mark.slow)])
@@ -113,22 +114,22 @@ def test_every_optimizer(name: str, number: int) -> None:
         whole.step(t)
         replicas.step(t)
         averages = evaluated(whole.optimizer, whole.weights)
-        for replica, found in zip(replicas.all, replicas.evaluated(), strict=True):
+        for replica, shown in zip(replicas.all, replicas.evaluated(), strict=True):
             is_equal &= all(map(torch.equal, replica.weights, whole.weights))
-            is_equal &= all(map(torch.equal, found, averages))
+            is_equal &= all(map(torch.equal, shown, averages))
     assert is_equal == (name not in NOT_SHARDED)
 
     parts = [by_weight(replica.optimizer) for replica in replicas.all]
-    sizes = [sum(size(of["state"]) for of in part.values()) for part in parts]
-    total = sum(size(of["state"]) for of in by_weight(whole.optimizer).values())
+    sizes = [sum(size(weight["state"]) for weight in part.values()) for part in parts]
+    total = sum(size(weight["state"]) for weight in by_weight(whole.optimizer).values())
     assert sum(sizes) == total
     assert max(sizes) < total * (0.65 if number == 2 else 0.5)
 
 
 def test_a_weight_has_one_owner_and_the_loads_are_close() -> None:
     sizes = [7, 1, 5, 5, 4, 2]
-    found = owners(sizes, 2)
-    loads = [sum(s for s, o in zip(sizes, found, strict=True) if o == who) for who in (0, 1)]
+    owned_by = owners(sizes, 2)
+    loads = [sum(s for s, o in zip(sizes, owned_by, strict=True) if o == who) for who in (0, 1)]
     assert sorted(loads) == [12, 12]
     assert owners(sizes, 1) == [0] * 6
     assert sorted(owners([1, 1], 4)) == [0, 1]
@@ -138,7 +139,7 @@ def test_a_replica_without_weights_of_its_own_steps_nothing() -> None:
     parts = [("matrix", nn.Parameter(torch.ones(4, 4), requires_grad=False))]
     seen: list[int] = []
     make = sharded(
-        undivided("adamw"), lambda kind: 2, 1, 2, lambda of: seen.extend(o for o, _ in of)
+        undivided("adamw"), lambda kind: 2, 1, 2, lambda shared: seen.extend(o for o, _ in shared)
     )
     optimizer = make(parts)  # type: ignore[arg-type]
     assert isinstance(optimizer, Sharded)

@@ -52,9 +52,9 @@ def test_squares_of_sampled_gradients_estimate_the_gauss_newton_diagonal() -> No
     targets, num_draws = torch.zeros(2, 3, dtype=torch.int64), 4000
     total = torch.zeros(4, 3)
     for draw in range(num_draws):
-        of = against_samples(toy.loss, targets, MicrobatchPlace(draw, 0, 0, num_parts=1))
+        sampled_loss = against_samples(toy.loss, targets, MicrobatchPlace(draw, 0, 0, num_parts=1))
         logits = F.linear(x, weight).view(2, 3, 4)
-        total += torch.autograd.grad(of(logits), weight)[0] ** 2
+        total += torch.autograd.grad(sampled_loss(logits), weight)[0] ** 2
     chances = F.linear(x, weight).detach().softmax(-1)
     exact = torch.einsum("nk,nj->kj", chances * (1 - chances), x**2) / 6
     torch.testing.assert_close(total / num_draws, exact, rtol=0.12, atol=0.002)
@@ -106,7 +106,7 @@ def test_no_correction_sees_the_curvature(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_curvature_is_of_the_data_alone(tmp_path: Path) -> None:
     """What a mixture adds to the loss is not in it."""
-    found = []
+    curvatures = []
     for balance in ("none", "loss"):
         words = ("optimizer=sophia", "pipeline=pipedream_2bw", f"model.balance={balance}")
         config = small.config(tmp_path, *moe.WORDS, *words)
@@ -115,9 +115,9 @@ def test_the_curvature_is_of_the_data_alone(tmp_path: Path) -> None:
         run.observe(0)
         [stage] = run._stages
         states = [stage.optimizer._state(weight) for weight in stage.versions.master]
-        found.append([state["curvature"] for state in states if "curvature" in state])
-    assert found[0]
-    assert all(map(torch.equal, *found))
+        curvatures.append([state["curvature"] for state in states if "curvature" in state])
+    assert curvatures[0]
+    assert all(map(torch.equal, *curvatures))
 
 
 WORDS = (
@@ -138,7 +138,7 @@ def test_executors_and_restarts_change_nothing(tmp_path: Path) -> None:
         if row["update"] == 8:
             raise Stop
 
-    found = []
+    trials = []
     for name, words in {"a": WORDS, "b": (*WORDS, "runner=pipelined"), "c": WORDS}.items():
         config = small.config(tmp_path / name, *words)
         if name == "c":
@@ -146,10 +146,10 @@ def test_executors_and_restarts_change_nothing(tmp_path: Path) -> None:
                 run_trial(config, stop)
         run_trial(config)
         [out] = (tmp_path / name).glob("results/trials/*")
-        found.append(rows(out))
-    assert found[0] == found[1] == found[2]
+        trials.append(rows(out))
+    assert trials[0] == trials[1] == trials[2]
     plain = small.config(tmp_path / "d", *WORDS, "optimizer.observe_every=100")
     run_trial(plain)
     [out] = (tmp_path / "d").glob("results/trials/*")
-    assert found[0][:2] == rows(out)[:2], "both have seen the curvature of batch 0"
-    assert found[0] != rows(out)
+    assert trials[0][:2] == rows(out)[:2], "both have seen the curvature of batch 0"
+    assert trials[0] != rows(out)

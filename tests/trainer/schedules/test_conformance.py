@@ -75,15 +75,15 @@ def test_every_choice_has_delays_here() -> None:
 def test_its_delays_are_those_of_its_paper(name: str, m: int) -> None:
     """Counted from the operations, which are proven to run."""
     made = schedule(name, m)
-    found: dict[int, list[int]] = {stage: [] for stage in range(STAGES)}
+    by_stage: dict[int, list[int]] = {stage: [] for stage in range(STAGES)}
     for first, last in pairwise(made.phases):
         operations = made.operations(first, last)
         check(operations, made.lags, first)
         for ops in operations:
             for stage, counted in delays(ops).items():
-                found[stage] += counted
+                by_stage[stage] += counted
     start, cooldown = (START, COOLDOWN) if "synchronous_start" in _node(name) else (0, 0)
-    for stage, counted in found.items():
+    for stage, counted in by_stage.items():
         lag = DELAYS[name](stage, made.num_microbatches)
         late = [min(t, lag) for t in range(T - start - cooldown)]
         assert counted == [0] * start + late + [0] * cooldown

@@ -122,7 +122,7 @@ def test_the_weights_of_the_backward_matter(m: int) -> None:
     for executor in (stages, stashing):
         toy.run(executor, (0, T))
     apart = zip(toy.weights(stages), toy.weights(stashing), strict=True)
-    assert max(float((one - other).abs().max()) for one, other in apart) > 1e-4
+    assert max(float((ours - theirs).abs().max()) for ours, theirs in apart) > 1e-4
 
 
 def test_drains_change_no_number() -> None:
@@ -161,7 +161,7 @@ def test_a_fresh_gradient_is_of_the_newest_weights() -> None:
 def test_without_a_delay_it_is_sync() -> None:
     made = schedule(4)
     flushed = replace(made, lags=(0,) * STAGES, in_place=False, flushes=True)
-    ours, theirs = (toy.emulated(of, PLAIN) for of in (schedule(4, start=T), flushed))
+    ours, theirs = (toy.emulated(made, PLAIN) for made in (schedule(4, start=T), flushed))
     for executor in (ours, theirs):
         toy.run(executor, (0, T))
     assert _equal(toy.weights(ours), toy.weights(theirs))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 from math import ceil
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +19,7 @@ from torch.distributed.pipelining.schedules import (
     _PipelineScheduleRuntime,
 )
 
+from tests.support.delayed import PHASES
 from trainer.base.errors import BadInput
 from trainer.schedules.operations import Schedule, delays, horizon
 from trainer.schedules.proof import check
@@ -41,15 +43,15 @@ STAGES, MICROBATCHES = st.integers(1, 8), st.integers(1, 16)
 
 def counted(schedule: Schedule) -> list[list[int]]:
     """Delay of every batch, one list per stage, over all phases; every phase is proven possible."""
-    found: list[list[int]] = [[] for _ in range(schedule.num_stages)]
+    by_stage: list[list[int]] = [[] for _ in range(schedule.num_stages)]
     marks = schedule.phases
     for first, last in pairwise(marks):
         operations = schedule.operations(first, last)
         check(operations, schedule.lags, first)
         for ops in operations:
             for stage, of_stage in delays(ops).items():
-                found[stage] += of_stage
-    return found
+                by_stage[stage] += of_stage
+    return by_stage
 
 
 @given(p=STAGES, m=MICROBATCHES)
@@ -90,18 +92,13 @@ def test_two_chunks_in_a_v_are_in_the_order_of_torchs(
     for rank, ops in enumerate(ours(1, num_stages=p, num_microbatches=m).operations(0, 1)):
         actions = runtime._calculate_single_rank_operations(rank)
         expected = [
-            (kind, one.stage_index, one.microbatch_index)
+            (kind, step.stage_index, step.microbatch_index)
             for action in actions
             if action is not None
-            for one in action.sub_actions or [action]
-            for kind in TORCHS[one.computation_type]
+            for step in action.sub_actions or [action]
+            for kind in TORCHS[step.computation_type]
         ]
         assert [(op.kind, op.stage, op.microbatch) for op in ops if op.kind != "U"] == expected
-
-
-def test_dualpipe_v_of_fewer_than_2p_microbatches_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"=7: DualPipeV needs at least 2 \* num_stages = 8$"):
-        dualpipe_v(T, num_stages=4, num_microbatches=7)
 
 
 @given(p=STAGES, groups=st.integers(1, 4), v=st.integers(1, 4))
@@ -111,11 +108,6 @@ def test_interleaving_chunks_makes_no_delay(p: int, groups: int, v: int) -> None
         [chunk * p + rank for chunk in range(v)] for rank in range(p)
     ]
     assert counted(schedule) == [[0] * T] * (p * v)
-
-
-def test_interleaving_needs_groups_of_p_microbatches() -> None:
-    with pytest.raises(BadInput, match="multiple of num_stages=4"):
-        interleaved_1f1b(T, num_stages=4, num_chunks=2, num_microbatches=6)
 
 
 @given(
@@ -135,15 +127,13 @@ def test_two_buffered_weights_delay_every_stage_by_one(
         return
     schedule = pipedream_2bw(T, num_stages=p, num_microbatches=m, **options)
     delayed = T - start - cooldown
-    one = [0] * start + [min(t, 1) for t in range(delayed)] + [0] * cooldown
-    assert counted(schedule) == [one] * p
+    expected = [0] * start + [min(t, 1) for t in range(delayed)] + [0] * cooldown
+    assert counted(schedule) == [expected] * p
 
 
 @given(p=STAGES, m=MICROBATCHES)
 def test_weight_stashing_delays_a_stage_by_its_depth(p: int, m: int) -> None:
-    schedule = pipedream(
-        T, num_stages=p, num_microbatches=m, synchronous_start=0, synchronous_cooldown=0
-    )
+    schedule = pipedream(T, num_stages=p, num_microbatches=m, **PHASES)
     for stage, delay_of_batch in enumerate(counted(schedule)):
         depth = ceil((p - 1 - stage) / m)
         assert delay_of_batch == [min(t, depth) for t in range(T)]
@@ -151,37 +141,19 @@ def test_weight_stashing_delays_a_stage_by_its_depth(p: int, m: int) -> None:
 
 @given(p=STAGES, m=MICROBATCHES, tau=st.integers(0, 5))
 def test_constant_delay(p: int, m: int, tau: int) -> None:
-    schedule = constant_delay(
-        T,
-        delay=tau,
-        num_stages=p,
-        num_microbatches=m,
-        synchronous_start=0,
-        synchronous_cooldown=0,
-    )
+    schedule = constant_delay(T, delay=tau, num_stages=p, num_microbatches=m, **PHASES)
     assert counted(schedule) == [[min(t, tau) for t in range(T)]] * p
 
 
 @given(p=STAGES, m=MICROBATCHES)
 def test_at_most_one_update_is_pending(p: int, m: int) -> None:
-    schedule = pipedream(
-        T, num_stages=p, num_microbatches=m, synchronous_start=0, synchronous_cooldown=0
-    )
+    schedule = pipedream(T, num_stages=p, num_microbatches=m, **PHASES)
     for ops in schedule.operations(0, T):
         complete = updated = 0
         for op in ops:
             assert complete - updated <= (2 if op.kind == "U" else 1)
             complete += op.kind == "B" and op.microbatch == m - 1
             updated += op.kind == "U"
-
-
-def test_2bw_of_fewer_than_p_minus_1_microbatches_is_refused() -> None:
-    phases = {"synchronous_start": 0, "synchronous_cooldown": 0}
-    assert pipedream_2bw(T, num_stages=4, num_microbatches=3, **phases).lags == (1,) * 4
-    with pytest.raises(BadInput, match="at least num_stages - 1 = 3"):
-        pipedream_2bw(T, num_stages=4, num_microbatches=2, **phases)
-    with pytest.raises(BadInput, match=r"with slack needs at least 2 \* \(num_stages - 1\) = 6"):
-        pipedream_2bw(T, num_stages=4, num_microbatches=5, **phases, slack=True)
 
 
 def test_only_zero_bubble_splits_the_backward() -> None:
@@ -196,24 +168,44 @@ def test_without_a_delay_there_is_one_phase() -> None:
 
 @pytest.mark.parametrize("start", [0.25, 3])
 def test_a_float_is_a_share_and_an_int_a_number_of_updates(start: float) -> None:
-    schedule = pipedream_2bw(
-        T, num_stages=1, num_microbatches=1, synchronous_start=start, synchronous_cooldown=0
-    )
+    phases = PHASES | {"synchronous_start": start}
+    schedule = pipedream_2bw(T, num_stages=1, num_microbatches=1, **phases)
     assert schedule.phases == (0, 3, T)
-
-
-def test_phases_longer_than_the_run_are_refused() -> None:
-    with pytest.raises(BadInput, match="num_updates=12"):
-        pipedream_2bw(
-            T, num_stages=1, num_microbatches=1, synchronous_start=10, synchronous_cooldown=0.5
-        )
 
 
 def test_the_horizon_is_the_last_batch_that_a_rank_begins_before_an_update() -> None:
     """Under 2BW that is the next batch, if there is one; a flush comes before it."""
-    delayed = pipedream_2bw(
-        6, num_stages=3, num_microbatches=3, synchronous_start=0, synchronous_cooldown=0
-    ).operations(0, 6)
+    delayed = pipedream_2bw(6, num_stages=3, num_microbatches=3, **PHASES).operations(0, 6)
     flushed = sync(6, num_stages=3, num_microbatches=3).operations(0, 6)
     assert [horizon(delayed, batch) for batch in range(6)] == [1, 2, 3, 4, 5, 5]
     assert [horizon(flushed, batch) for batch in range(6)] == [*range(6)]
+
+
+TOO_FEW = "2BW needs at least num_stages - 1 = 3"
+TOO_FEW_FOR_SLACK = r"with slack needs at least 2 \* \(num_stages - 1\) = 6"
+
+
+@pytest.mark.parametrize(
+    ("make", "m", "options", "why"),
+    [
+        (dualpipe_v, 7, {}, r"=7: DualPipeV needs at least 2 \* num_stages = 8$"),
+        (interleaved_1f1b, 6, {"num_chunks": 2}, "multiple of num_stages=4"),
+        (pipedream_2bw, 2, PHASES, TOO_FEW),
+        (pipedream_2bw, 5, {**PHASES, "slack": True}, TOO_FEW_FOR_SLACK),
+        (
+            pipedream_2bw,
+            3,
+            {"synchronous_start": 10, "synchronous_cooldown": 0.5},
+            "num_updates=12",
+        ),
+    ],
+)
+def test_what_a_schedule_of_four_stages_cannot_do_is_refused(
+    make: Callable[..., Schedule], m: int, options: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(BadInput, match=why):
+        make(T, num_stages=4, num_microbatches=m, **options)
+
+
+def test_2bw_of_p_minus_1_microbatches_has_a_lag_of_1() -> None:
+    assert pipedream_2bw(T, num_stages=4, num_microbatches=3, **PHASES).lags == (1,) * 4

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.delayed import PHASES
 from trainer.schedules.operations import Schedule
 from trainer.schedules.recipes import (
     dualpipe_v,
@@ -21,7 +22,6 @@ from trainer.schedules.recipes import (
 from trainer.schedules.simulate import Timeline, simulate, steady
 
 STAGES, MICROBATCHES, BATCHES = st.integers(1, 8), st.integers(1, 16), st.integers(1, 5)
-PHASES = {"synchronous_start": 0, "synchronous_cooldown": 0}
 FORWARD, BACKWARD = 1.0, 2.0
 FREE = {"F": FORWARD, "B": BACKWARD, "I": 1.0, "W": 1.0, "U": 0.0}
 
@@ -41,24 +41,24 @@ def test_two_buffered_weights_flush_once(p: int, m: int, k: int) -> None:
 @given(p=STAGES, m=MICROBATCHES, k=BATCHES)
 def test_1f1b_flushes_every_batch(p: int, m: int, k: int) -> None:
     schedule = sync(k, num_stages=p, num_microbatches=m)
-    found = timeline(schedule)
-    assert found.makespan == k * (m + p - 1) * (FORWARD + BACKWARD)
-    assert found.bubble == pytest.approx((p - 1) / (m + p - 1))
+    simulated = timeline(schedule)
+    assert simulated.makespan == k * (m + p - 1) * (FORWARD + BACKWARD)
+    assert simulated.bubble == pytest.approx((p - 1) / (m + p - 1))
 
 
 @given(p=STAGES, m=MICROBATCHES)
 def test_a_stage_keeps_the_microbatches_ahead_of_it(p: int, m: int) -> None:
     schedule = sync(2, num_stages=p, num_microbatches=m)
-    found = timeline(schedule)
-    assert [found.peak_activations(s) for s in range(p)] == [min(m, p - s) for s in range(p)]
+    simulated = timeline(schedule)
+    assert [simulated.peak_activations(s) for s in range(p)] == [min(m, p - s) for s in range(p)]
 
 
 @given(p=STAGES, m=MICROBATCHES)
 def test_gpipe_takes_as_long_as_1f1b_and_keeps_every_activation(p: int, m: int) -> None:
     schedule = gpipe(2, num_stages=p, num_microbatches=m)
-    found = timeline(schedule)
-    assert found.makespan == 2 * (m + p - 1) * (FORWARD + BACKWARD)
-    assert [found.peak_activations(s) for s in range(p)] == [m] * p
+    simulated = timeline(schedule)
+    assert simulated.makespan == 2 * (m + p - 1) * (FORWARD + BACKWARD)
+    assert [simulated.peak_activations(s) for s in range(p)] == [m] * p
 
 
 @given(p=STAGES, groups=st.integers(1, 4), v=st.integers(1, 4))
@@ -70,19 +70,19 @@ def test_chunks_divide_the_bubble_and_cost_activations(p: int, groups: int, v: i
     """
     m = groups * p
     schedule = interleaved_1f1b(2, num_stages=p, num_chunks=v, num_microbatches=m)
-    found = timeline(schedule)
-    assert found.makespan == 2 * (m * v + p - 1) * (FORWARD + BACKWARD)
+    simulated = timeline(schedule)
+    assert simulated.makespan == 2 * (m * v + p - 1) * (FORWARD + BACKWARD)
     kept = [min(m * v, p * v + p - 1 - 2 * rank) for rank in range(p)]
-    assert [found.peak_activations(rank) for rank in range(p)] == kept
+    assert [simulated.peak_activations(rank) for rank in range(p)] == kept
 
 
 @given(p=STAGES, m=MICROBATCHES)
 def test_weight_halves_fill_the_bubble_and_cost_no_activations(p: int, m: int) -> None:
     """ZB-H1: a bubble of (p − 1)(tf + ti − tw) per batch, if there are p microbatches to fill."""
     m = max(m, p)
-    found = timeline(zero_bubble_h1(2, num_stages=p, num_microbatches=m))
-    assert found.makespan == 2 * (m * 3 + p - 1)
-    assert max(found.peak_activations(s) for s in range(p)) <= p
+    simulated = timeline(zero_bubble_h1(2, num_stages=p, num_microbatches=m))
+    assert simulated.makespan == 2 * (m * 3 + p - 1)
+    assert max(simulated.peak_activations(s) for s in range(p)) <= p
 
 
 @given(p=STAGES, m=MICROBATCHES)
@@ -91,20 +91,20 @@ def test_a_v_leaves_a_rank_no_bubble_and_costs_no_activations(p: int, m: int) ->
     microbatch without a gap on every rank, and the activations of 2p chunks, which are p whole
     microbatches. Ranks start up to p − 1 steps late, and wait that long for the gradient's norm."""
     m = max(m, 2 * p - 1)
-    found = timeline(zero_bubble_v(2, num_stages=p, num_microbatches=m))
-    assert found.makespan == 2 * (6 * m + p - 1)
-    for rank, spans in enumerate(found.spans):
+    simulated = timeline(zero_bubble_v(2, num_stages=p, num_microbatches=m))
+    assert simulated.makespan == 2 * (6 * m + p - 1)
+    for rank, spans in enumerate(simulated.spans):
         steps = [(start, end) for op, start, end in spans if op.batch == 0 and op.kind != "U"]
         assert steps[0][0] == rank
         assert steps[-1][1] - steps[0][0] == 6 * m
-        assert found.peak_activations(rank) == 2 * p
+        assert simulated.peak_activations(rank) == 2 * p
 
 
 @given(p=STAGES, m=MICROBATCHES)
 def test_few_microbatches_in_a_v_keep_no_more(p: int, m: int) -> None:
-    found = timeline(zero_bubble_v(2, num_stages=p, num_microbatches=m))
-    assert max(found.peak_activations(rank) for rank in range(p)) <= 2 * min(p, m)
-    assert found.makespan >= 2 * (6 * m + p - 1)
+    simulated = timeline(zero_bubble_v(2, num_stages=p, num_microbatches=m))
+    assert max(simulated.peak_activations(rank) for rank in range(p)) <= 2 * min(p, m)
+    assert simulated.makespan >= 2 * (6 * m + p - 1)
 
 
 @settings(max_examples=25)
@@ -119,17 +119,17 @@ def test_pairs_in_a_v_idle_as_if_their_forward_were_free(
     whole = forward + weights
     costs = {"F": forward, "I": forward, "W": weights, "U": 0.0}
     operations = dualpipe_v(2, num_stages=p, num_microbatches=m).operations(0, 2)
-    found = simulate(operations, [costs] * p)
+    simulated = simulate(operations, [costs] * p)
     bubble = (p - 1) * (whole + whole - 3 * weights)
-    assert found.makespan == 2 * (2 * m * (forward + whole) + bubble)
-    assert [found.peak_activations(rank) for rank in range(p)] == [2 * p + 1] * p
+    assert simulated.makespan == 2 * (2 * m * (forward + whole) + bubble)
+    assert [simulated.peak_activations(rank) for rank in range(p)] == [2 * p + 1] * p
 
 
 def test_messages_and_updates_take_time() -> None:
     """Two stages, one microbatch: F, message, F, B, message, B, then a message for the norm, U."""
     operations = sync(1, num_stages=2, num_microbatches=1).operations(0, 1)
-    found = simulate(operations, [{"F": 1.0, "B": 2.0, "U": 4.0}] * 2, communication=0.5)
-    assert found.makespan == 1 + 0.5 + 1 + 2 + 0.5 + 2 + 0.5 + 4
+    simulated = simulate(operations, [{"F": 1.0, "B": 2.0, "U": 4.0}] * 2, communication=0.5)
+    assert simulated.makespan == 1 + 0.5 + 1 + 2 + 0.5 + 2 + 0.5 + 4
 
 
 @given(p=STAGES, more=MICROBATCHES, message=st.floats(0, 1.5))

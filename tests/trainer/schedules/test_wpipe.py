@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tests.support import toy
+from tests.support.delayed import PHASES
 from trainer.optimizers.sgd import sgd
 from trainer.schedules.operations import Op, Schedule
 from trainer.schedules.recipes import wpipe
@@ -18,8 +19,7 @@ PLAIN = partial(sgd, lr=LR, momentum=0.0, nesterov=False, weight_decay=0.0, fuse
 
 
 def schedule(num_stages: int = 1) -> Schedule:
-    phases = {"synchronous_start": 0, "synchronous_cooldown": 0}
-    return wpipe(T, num_stages=num_stages, num_microbatches=M, **phases)
+    return wpipe(T, num_stages=num_stages, num_microbatches=M, **PHASES)
 
 
 def test_it_trains_its_equation() -> None:

@@ -24,9 +24,9 @@ def config(folder: Path, *words: str) -> dict[str, Any]:
     return small.config(folder, *SHAPE, "correction=none", *words)
 
 
-def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
+def assert_equal(split_config: dict[str, Any], whole_config: dict[str, Any]) -> None:
     """Both train the same, to the last bit."""
-    split, whole = gangs.emulated(one), gangs.emulated(other)
+    split, whole = gangs.emulated(split_config), gangs.emulated(whole_config)
     assert split.updates == whole.updates
     assert split.val_loss == whole.val_loss
     assert all(torch.equal(split.weights[name], whole.weights[name]) for name in whole.weights)
@@ -78,16 +78,17 @@ def test_the_input_half_leaves_the_weights_alone() -> None:
 
 
 def test_every_matrix_of_the_model_but_an_embedding_is_put_off(tmp_path: Path) -> None:
-    one = config(tmp_path, "pipeline=zero_bubble_h1", "model.tied_embeddings=false")
-    parts = build_parts(one, one["num_updates"])
-    executor = build_emulated(one, parts, CPU)
+    split = config(tmp_path, "pipeline=zero_bubble_h1", "model.tied_embeddings=false")
+    parts = build_parts(split, split["num_updates"])
+    executor = build_emulated(split, parts, CPU)
     [stage] = executor._stages
     for _, op in interleave(parts.schedule.operations(0, 1)):
         if op.kind == "W":
             break
         executor._do[op.kind](op)
-    [(leaves, early, later)] = stage._halfway.values()
-    found = [name for name, g in zip(stage.versions.names, early, strict=True) if g is not None]
-    assert all(name.endswith(("norm.weight", "embed_tokens.weight")) for name in found)
-    late = later.compute()
-    assert [leaf in late for leaf in leaves] == [gradient is None for gradient in early]
+    [microbatch] = stage._in_flight.values()
+    early = microbatch.early
+    names = [name for name, g in zip(stage.versions.names, early, strict=True) if g is not None]
+    assert all(name.endswith(("norm.weight", "embed_tokens.weight")) for name in names)
+    late = microbatch.weights_later.compute()
+    assert [leaf in late for leaf in microbatch.leaves] == [gradient is None for gradient in early]

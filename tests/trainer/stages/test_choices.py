@@ -44,12 +44,9 @@ def test_shares_and_loads_are_those_of_the_sets(tmp_path: Path) -> None:
     module = parts.model.stage(0, parts.model.split(1, config["seq_len"])).to_empty(device="cpu")
     tokens = parts.batches[T][:, :-1]
     late, fresh = (choices(module, weights, tokens) for weights in (read, newest))
-    pairs = [
-        (one, other)
-        for a, b in zip(late, fresh, strict=True)
-        for one, other in zip(a, b, strict=True)
-    ]
-    changed = sum(len(one - other) for one, other in pairs) / sum(len(one) for one, _ in pairs)
+    layers = zip(late, fresh, strict=True)
+    pairs = [pair for layer in layers for pair in zip(*layer, strict=True)]
+    changed = sum(len(a - b) for a, b in pairs) / sum(len(a) for a, _ in pairs)
     assert changed > 0, "else the case shows nothing"
     loads = [Counter(expert for chosen in layer for expert in chosen) for layer in late]
     mean = sum(loads[0].values()) / config["model"]["num_experts"]
@@ -63,12 +60,12 @@ def test_shares_and_loads_are_those_of_the_sets(tmp_path: Path) -> None:
 
 def test_without_a_delay_nothing_is_stale(tmp_path: Path) -> None:
     result = run_trial(small.config(tmp_path, *moe.WORDS, "diagnostics=5"))
-    found = rows(tmp_path / "results" / "trials" / result["trial_id"])
-    shares = [row["diagnostics"]["routing"]["changed_share"] for row in found[::5]]
+    written = rows(tmp_path / "results" / "trials" / result["trial_id"])
+    shares = [row["diagnostics"]["routing"]["changed_share"] for row in written[::5]]
     assert shares == [0.0, 0.0, 0.0]
 
 
 def test_a_model_without_experts_has_none(tmp_path: Path) -> None:
     result = run_trial(small.config(tmp_path, *DELAYED, "diagnostics=6"))
-    found = rows(tmp_path / "results" / "trials" / result["trial_id"])
-    assert "routing" not in found[6]["diagnostics"]
+    written = rows(tmp_path / "results" / "trials" / result["trial_id"])
+    assert "routing" not in written[6]["diagnostics"]

@@ -30,13 +30,13 @@ def drawn(t: int, what: int) -> list[Tensor]:
     return [vector, stack, bias]
 
 
-def apart(of: list[Tensor]) -> list[Tensor]:
-    vector, stack, _ = of
+def apart(tensors: list[Tensor]) -> list[Tensor]:
+    vector, stack, _ = tensors
     return [vector, *(matrix.clone() for matrix in stack.unbind())]
 
 
-def together(of: list[Tensor]) -> list[Tensor]:
-    return of
+def together(tensors: list[Tensor]) -> list[Tensor]:
+    return tensors
 
 
 def train(
@@ -52,7 +52,7 @@ def train(
         torch._foreach_sub_(weights, update)
         correction.apply(weights, update, delays)
         ahead = correction.ahead(weights, update)
-        seen += [tensor.clone() for of in (gradients, weights, ahead) for tensor in of]
+        seen += [tensor.clone() for tensors in (gradients, weights, ahead) for tensor in tensors]
     return seen
 
 
@@ -83,11 +83,11 @@ def test_a_stack_is_corrected_matrix_by_matrix(name: str) -> None:
 def test_it_keeps_its_state_by_weight(name: str) -> None:
     """A tensor of a stack's state has one part per matrix, and the state can be taken back."""
     for node in variants(name):
-        one, other = stacked(node), stacked(node)
-        train(one, together, drawn(0, 0), range(4))
-        vector, stack, bias = deepcopy(one.state())
+        saved, other = stacked(node), stacked(node)
+        train(saved, together, drawn(0, 0), range(4))
+        vector, stack, bias = deepcopy(saved.state())
         assert bias == {}
         assert all(len(tensor) == SHAPE[0] for tensor in stack.values())
         other.restore([dict(vector), dict(stack), {}])
-        after = [train(of, together, drawn(9, 9), range(4, T)) for of in (one, other)]
+        after = [train(made, together, drawn(9, 9), range(4, T)) for made in (saved, other)]
         assert all(map(torch.equal, *after))

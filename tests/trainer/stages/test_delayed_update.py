@@ -93,12 +93,12 @@ def test_stages_and_microbatches_change_no_semantics(num_stages: int, coefficien
 
 def test_the_order_of_forwards_and_backwards_changes_no_number() -> None:
     shape = {"num_stages": 4, "num_microbatches": 3}
-    one, other = (
+    whole, other = (
         toy.emulated(make(T, **shape), ADAMW, clip_norm=0.5)
         for make in (schedules.sync, schedules.gpipe)
     )
-    assert toy.run(one, (0, T)) == toy.run(other, (0, T))
-    assert_equal(one, toy.weights(other))
+    assert toy.run(whole, (0, T)) == toy.run(other, (0, T))
+    assert_equal(whole, toy.weights(other))
 
 
 def test_phases_switch_the_delay_on_and_off() -> None:
@@ -145,8 +145,8 @@ def test_a_correction_that_reads_nothing_costs_nothing() -> None:
     [stage] = executor._stages
     assert isinstance(stage._correction, Onlooker)
     assert stage._correction.seen == [[]] * T
-    assert [len(of["slots"]) for of in stage.state().values()] == [2] * len(stage.lags)
-    assert [of["ahead"] for of in stage.state().values()] == [[]] * len(stage.lags)
+    assert [len(weight["slots"]) for weight in stage.state().values()] == [2] * len(stage.lags)
+    assert [weight["ahead"] for weight in stage.state().values()] == [[]] * len(stage.lags)
 
 
 @pytest.mark.parametrize("num_replicas", [2, 3])

@@ -33,7 +33,7 @@ def trial(folder: Path, *words: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("optimizer", ["muon", "kron", "sophia"])
 def test_a_comparison_changes_no_number(tmp_path: Path, optimizer: str) -> None:
-    """A dry update of every optimizer: stages/test_optimizer_in_parts.py."""
+    """A dry update of every optimizer: optimizers/test_in_parts.py."""
     words = (*DELAYED, *TWO, f"optimizer={optimizer}", "clip_norm=0.5")
     plain = trial(tmp_path / "a", *words)
     compared = trial(tmp_path / "b", *words, "diagnostics=3")
@@ -54,15 +54,15 @@ def test_without_delay_there_is_no_difference(tmp_path: Path) -> None:
 
 
 def test_it_is_in_metrics_by_group(tmp_path: Path) -> None:
-    found = trial(tmp_path, *DELAYED, "diagnostics=4", "num_updates=5")
-    groups = found[4]["diagnostics"]
+    written = trial(tmp_path, *DELAYED, "diagnostics=4", "num_updates=5")
+    groups = written[4]["diagnostics"]
     assert set(groups) == {"all", "matrix", "embedding", "vector"}
     for name in ("weight_norm", "update_norm", "gradient_norm"):
         parts = [groups[kind][name] for kind in ("matrix", "embedding", "vector")]
         assert groups["all"][name] == pytest.approx(math.hypot(*parts))
-    assert groups["all"]["gradient_norm"] == pytest.approx(found[4]["grad_norm"])
+    assert groups["all"]["gradient_norm"] == pytest.approx(written[4]["grad_norm"])
     assert 0 < groups["matrix"]["update_cosine"] < 1
-    json.dumps(found, allow_nan=False)
+    json.dumps(written, allow_nan=False)
 
 
 def test_it_equals_the_equations() -> None:
@@ -75,9 +75,7 @@ def test_it_equals_the_equations() -> None:
         return t if t == 6 else version(t)
 
     history, _ = expected(ADAMW, torch.float64, version, coefficient=0.7)
-    fresh, _ = expected(
-        ADAMW, torch.float64, lambda t: t if t == 6 else version(t), coefficient=0.7
-    )
+    fresh, _ = expected(ADAMW, torch.float64, fresh_once, coefficient=0.7)
     # With a fresh gradient there is no correction, so W(6) − W(7) is the fresh u itself.
     u_fresh = flat(fresh[6]) - flat(fresh[7])
     applied = flat(history[6]) - flat(history[7])
@@ -87,12 +85,12 @@ def test_it_equals_the_equations() -> None:
     toy.run(executor, (0, 6))
     executor.probe(6)
     toy.run(executor, (6, 7))
-    found = {
-        f"{i}.{name}": of
+    comparison = {
+        f"{i}.{name}": products
         for i, stage in enumerate(executor._stages)
-        for name, of in stage.take_comparison().items()
+        for name, products in stage.take_comparison().items()
     }
-    all_of_it = summary(found)["all"]
+    all_of_it = summary(comparison)["all"]
     cosine = applied.dot(u_fresh) / (applied.norm() * u_fresh.norm())
     assert all_of_it["applied_cosine"] == pytest.approx(float(cosine), rel=1e-10)
     error = (applied - u_fresh).norm() / u_fresh.norm()
@@ -109,8 +107,9 @@ def test_the_change_of_a_gradient_is_told(tmp_path: Path) -> None:
     changes = []
     for coefficient in (1.0, 10.0):
         words = ("pipeline=pipedream_2bw", "correction=taylor", "diagnostics=4")
-        found = trial(tmp_path / str(coefficient), *words, f"correction.coefficient={coefficient}")
-        changes.append(found[4]["diagnostics"]["all"]["gradient_change"])
+        word = f"correction.coefficient={coefficient}"
+        written = trial(tmp_path / str(coefficient), *words, word)
+        changes.append(written[4]["diagnostics"]["all"]["gradient_change"])
     assert changes[1] == pytest.approx(10 * changes[0], rel=0.2)
 
 

@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 from tests.support.every_optimizer import NAMES, maker
 from trainer.optimizers import state
 from trainer.optimizers.averaging import evaluated
+from trainer.optimizers.in_parts import optimizer_in_parts
 from trainer.optimizers.routing import Kind, is_entrywise
 from trainer.optimizers.state import Observer
-from trainer.stages.in_parts import optimizer_in_parts
 from trainer.stages.update import dry_update
 
 every = pytest.mark.parametrize("name", NAMES)
@@ -38,7 +38,7 @@ def drawn(t: int) -> dict[Kind, Tensor]:
 
 def apart(tensors: Mapping[Kind, Tensor]) -> list[tuple[Kind, Tensor]]:
     """The stack's matrices and the vector in one dimension as weights of their own."""
-    return [(kind, part.clone()) for kind, of in tensors.items() for part in parts_of(kind, of)]
+    return [(kind, part.clone()) for kind in tensors for part in parts_of(kind, tensors[kind])]
 
 
 def stacked(name: str, with_bias: bool = False) -> tuple[Named, Optimizer]:
@@ -80,8 +80,8 @@ def by_itself(name: str) -> list[Tensor]:
 
 
 def values(weights: Named, optimizer: Optimizer) -> list[Tensor]:
-    found = evaluated(optimizer, [w for _, w in weights])
-    return [part for (kind, _), w in zip(weights, found, strict=True) for part in parts_of(kind, w)]
+    shown = evaluated(optimizer, [w for _, w in weights])
+    return [part for (kind, _), w in zip(weights, shown, strict=True) for part in parts_of(kind, w)]
 
 
 def parts_of(kind: Kind, weight: Tensor) -> list[Tensor]:
@@ -129,15 +129,15 @@ def test_a_resumed_optimizer_goes_on_to_the_last_bit(name: str) -> None:
     for (_, weight), (data, _) in zip(resumed[0], loaded, strict=True):
         weight.data.copy_(data)
     pairs = zip(resumed[0], loaded, strict=True)
-    state.restore(resumed[1], {weight: of for (_, weight), (_, of) in pairs})
+    state.restore(resumed[1], {weight: saved_state for (_, weight), (_, saved_state) in pairs})
     for t in range(3, UPDATES):
         step(*resumed, t)
     assert all(map(torch.equal, values(*resumed), values(*whole)))
 
 
 def gradients(weights: Named, t: int) -> list[Tensor]:
-    found = drawn(t)
-    return [found.get(kind, torch.ones(4)) for kind, _ in weights]
+    gradients = drawn(t)
+    return [gradients.get(kind, torch.ones(4)) for kind, _ in weights]
 
 
 @every
