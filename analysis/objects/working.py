@@ -76,7 +76,9 @@ class WorkingFolder:
             except BaseException as error:
                 with suppress(LeaseLost, StoreAway):
                     files = self._lease.register.files
-                    self._lease.swap(files={**files, **_ended(files, _name(error))}, holder=None)
+                    self._lease.swap(
+                        files={**files, **_ended(files, type(error).__name__)}, holder=None
+                    )
                 raise
             try:
                 with repeated(self._push_new, HEARTBEAT_EVERY, "upload"):
@@ -84,7 +86,7 @@ class WorkingFolder:
             except BaseException as error:
                 if self._lease.is_lost():
                     raise LeaseLost("the trial was, or may be, taken over") from error
-                self._give_back(_name(error))
+                self._give_back(type(error).__name__)
                 raise
             self._give_back(Status.FAILED)
 
@@ -208,10 +210,6 @@ class WorkingFolder:
         key = f"{folder}/{name}"
         self._bucket.upload(key, content)
         return {"key": key, "size": size}
-
-
-def _name(error: BaseException) -> str:
-    return type(error).__name__
 
 
 def _ended(files: Mapping[str, File], how: str) -> dict[str, File]:

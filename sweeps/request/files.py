@@ -11,6 +11,7 @@ from trainer.base import documents
 from trainer.base.cli import one_of
 from trainer.base.errors import BadInput
 from trainer.base.places import CONF, FORMER_SCALES
+from trainer.config.names import yamls
 
 ALL, PAPER = "all", "paper"
 """The names that stand for every sweep of conf/sweep, and for those of the paper."""
@@ -23,7 +24,7 @@ def slug(name: str) -> str:
 
 def known(group: str) -> list[str]:
     """Return the names of the choices in a group of conf/, sorted."""
-    return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+    return [path.stem for path in yamls(group)]
 
 
 def sweep_files(names: str) -> list[tuple[str, dict[str, Any]]]:
