@@ -40,8 +40,8 @@ trials/<id>/evaluation/; the report shows them."""
 
 def main(words: Sequence[str]) -> int:
     """Exit code: 0 done, 1 a trial could not be asked, 143 stopped. Raises BadInput."""
-    tasks, benchmarks, limit, max_length, asked = parse_words(words)
-    trials = _with_weights(asked)
+    tasks, benchmarks, limit, max_length, request = parse_words(words)
+    trials = _with_weights(request)
     from sweeps.cluster.evaluations import Evaluation, lines  # torch and Ray are slow
     from trainer.evaluation.questions import questions
 
@@ -51,12 +51,12 @@ def main(words: Sequence[str]) -> int:
     left, num = evaluation.left(), evaluation.num_asked()
     answered = f"{evaluation.num_answered():,} of {num:,} answered"
     print(f"{len(trials)} trials, {len(left)} to ask: {answered}", flush=True)
-    if asked.dry_run:
+    if request.dry_run:
         from analysis.statistics.downstream import precision
 
-        print(precision(asked.results))
+        print(precision(request.results))
         return DONE
-    return _run(evaluation, asked) if left else DONE
+    return _run(evaluation, request) if left else DONE
 
 
 class EvaluationWords(NamedTuple):
@@ -98,11 +98,11 @@ def _take_count(given: Given, key: str) -> int | None:
     return int(word)
 
 
-def _with_weights(asked: Request) -> list[Trial]:
+def _with_weights(request: Request) -> list[Trial]:
     """The finished trials of the sweeps that kept their weights; says what the others lack."""
     from trainer.models.export import FINAL
 
-    planned = all_planned(plan_sweeps(asked))
+    planned = all_planned(plan_sweeps(request))
     results = [(trial, finished(trial)) for trial in planned]
     # A trial that diverged has no final model.
     done = [trial for trial, row in results if row and row["status"] == Status.COMPLETED]
@@ -110,16 +110,16 @@ def _with_weights(asked: Request) -> list[Trial]:
     if not kept:
         allowed = (
             f"must have trials that kept their final weights: {len(done)} of {len(planned)} trials "
-            f"have finished in {asked.results}, none with save_final=true"
+            f"have finished in {request.results}, none with save_final=true"
         )
-        raise BadInput("sweep", asked.title, allowed)
+        raise BadInput("sweep", request.title, allowed)
     if len(kept) < len(planned):
         without = f"{len(done) - len(kept)} finished without them (save_final=true keeps them)"
         print(f"{len(kept)} of {len(planned)} trials kept their weights, {without}")
     return kept
 
 
-def _run(evaluation: Evaluation, asked: Request) -> int:
+def _run(evaluation: Evaluation, request: Request) -> int:
     from sweeps.cluster.connection import cluster, require_seen_by_nodes
     from sweeps.cluster.evaluations import run_evaluation
 
@@ -129,9 +129,9 @@ def _run(evaluation: Evaluation, asked: Request) -> int:
         print(f"{evaluation.num_answered():,} of {num:,} answered", flush=True)
 
     with cluster(), stopping(SAYS) as asked_to_stop:
-        require_seen_by_nodes(open_store(asked.where))
+        require_seen_by_nodes(open_store(request.where))
         problems = run_evaluation(
-            evaluation, asked.gpus_per_trial, asked_to_stop, Throttled(show, SHOW_EVERY)
+            evaluation, request.gpus_per_trial, asked_to_stop, Throttled(show, SHOW_EVERY)
         )
         if asked_to_stop():
             return Stopped.exit_code
