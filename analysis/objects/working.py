@@ -19,7 +19,7 @@ from typing import IO, Any
 from analysis.objects import register
 from analysis.objects.bucket import BucketClient, StoreAway, StoreRefuses
 from analysis.objects.lease import RegisterLease
-from analysis.objects.mirror import fetch
+from analysis.objects.mirror import fetch, names_in
 from analysis.objects.register import ARCHIVED, CHECKPOINT, RESULT, File, see
 from trainer.base.children import repeated
 from trainer.base.errors import LeaseLost
@@ -167,7 +167,7 @@ class WorkingFolder:
         return self._listed(last)
 
     def _listed(self, last: bool) -> dict[str, File]:
-        names = sorted(_names(self._path), key=lambda name: not name.startswith(CHECKPOINT))
+        names = sorted(names_in(self._path), key=lambda name: not name.startswith(CHECKPOINT))
         newest, num_before = self._lease.register.attempt_file, self._num_uploaded
         files = {**self._kept, newest: self._lease.register.files[newest]}
         for name in names:
@@ -228,8 +228,3 @@ def _ended(files: Mapping[str, File], how: str) -> dict[str, File]:
 def _stamp(path: Path) -> Stamp:
     stat = path.stat()
     return stat.st_ino, stat.st_mtime_ns, stat.st_size
-
-
-def _names(folder: Path) -> Iterator[str]:
-    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return (str(path) for path in paths if not any(part.startswith(".") for part in path.parts))

@@ -82,8 +82,9 @@ def _cell(value: Any) -> Any:
 
 def _finished_ns(result: Config, written_ns: int) -> int:
     seconds = result.get("finished_at")
-    is_known = isinstance(seconds, float) and 0 < seconds < LAST
-    return round(seconds * 1e9) if is_known else written_ns
+    if isinstance(seconds, float) and 0 < seconds < LAST:
+        return round(seconds * 1e9)
+    return written_ns
 
 
 def arm_columns(config: Config, result: Config) -> dict[str, Any]:

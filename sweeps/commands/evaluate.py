@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from sweeps.plan.sweep_plan import all_planned, plan_sweeps
-from sweeps.request.command_line import Request, parse_request
+from sweeps.request.command_line import Request, parse_count, parse_request
 from sweeps.request.expand import Trial
 from sweeps.store.opened import open_store
 from sweeps.store.results import finished
@@ -14,7 +14,6 @@ from sweeps.view.render import Throttled
 from trainer.base.cli import DONE, FAILED, Given, parse
 from trainer.base.errors import BadInput, Stopped
 from trainer.base.places import require_folder
-from trainer.base.ranges import MAX_COUNT
 from trainer.base.status import Status
 from trainer.base.stopping import stopping
 from trainer.data.benchmarks import BENCHMARKS, FOLDER
@@ -73,7 +72,10 @@ def parse_words(words: Sequence[str]) -> EvaluationWords:
     """Raises BadInput for words that nothing can be asked by."""
     given = parse(words, "python -m sweeps evaluate", __doc__ or "", KEYS)
     tasks, benchmarks = _take_tasks(given), given.pop("benchmarks", str(FOLDER))
-    limit, max_length = (_take_count(given, key) for key in ("limit", "max_length"))
+    limit, max_length = (
+        parse_count(key, given.pop(key), low=1) if key in given else None
+        for key in ("limit", "max_length")
+    )
     request = parse_request([f"{key}={value}" for key, value in given.items()])
     require_folder("results", request.where)  # weights of an object store stay there
     return EvaluationWords(tasks, benchmarks, limit, max_length, request)
@@ -88,14 +90,6 @@ def _take_tasks(given: Given) -> list[str]:
     if len({*names}) < len(names):
         raise BadInput("tasks", word, "must name each task once")
     return names
-
-
-def _take_count(given: Given, key: str) -> int | None:
-    if (word := given.pop(key, None)) is None:
-        return None
-    if not word.isdecimal() or not 0 < int(word) <= MAX_COUNT:
-        raise BadInput(key, word, "must be a whole number above 0")
-    return int(word)
 
 
 def _with_weights(request: Request) -> list[Trial]:
