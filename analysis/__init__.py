@@ -36,7 +36,7 @@ def load(results: str | Path, trial_ids: Collection[str] | None = None) -> pd.Da
     from analysis.objects.mirror import pulled
     from analysis.table.load import load as load_folder
 
-    return load_folder(pulled(results), trial_ids)
+    return load_folder(pulled(results), trial_ids, stacklevel=3)
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -40,10 +40,6 @@ LENGTH = 1024
 """Tokens of a sequence, for the attention of a model that `forward` names."""
 LONGEST = 1e9
 """The largest time, in any unit."""
-FORMATS: Mapping[str, Callable[[Any], str]] = {
-    "text": str,
-    "json": lambda advice: json.dumps(plain(asdict(advice)), indent=1, ensure_ascii=False),
-}
 
 
 def main(given: Given) -> None:
@@ -57,7 +53,7 @@ def main(given: Given) -> None:
         count(having(given, key, KEYS), key, 0, MOST[key]) for key in ("stages", "microbatches")
     )
     updates = count(given, "updates", 0, MOST["updates"])
-    form = take_choice(given, "format", [*FORMATS])
+    form = take_choice(given, "format", ("text", "json"))
     optimizer = having(given, "optimizer", KEYS)["optimizer"]
     store = pulled(given.get("results", "results"))
     conditions = {key: value for key, value in given.items() if key not in KEYS}
@@ -77,7 +73,8 @@ def main(given: Given) -> None:
         )
     for warning in caught:
         print(f"warning: {warning.message}", file=sys.stderr)
-    print(FORMATS[form](advice))
+    is_json = form == "json"
+    print(json.dumps(plain(asdict(advice)), indent=1, ensure_ascii=False) if is_json else advice)
 
 
 def _costs(given: Mapping[str, str], stages: int) -> Any:

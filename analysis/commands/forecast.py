@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analysis.commands.words import count, having
 from analysis.objects.mirror import pulled
@@ -38,7 +38,7 @@ SIZES = ("batch", "parameters")
 
 def main(given: Given) -> None:
     """Prints one row per arm; raises BadInput."""
-    form = take_choice(given, "format", [*FORMATS])
+    form = take_choice(given, "format", ("text", "json"))
     optimizer = having(given, "optimizer", KEYS)["optimizer"]
     updates = count(having(given, "updates", KEYS), "updates", 0, LARGEST)
     seeds = count(given, "seeds", 3, LARGEST)
@@ -47,13 +47,14 @@ def main(given: Given) -> None:
         require_folder(key, given[key])
     results = pulled(given.get("results", "results"))
     from analysis.forecast.answer import answer
+    from analysis.forecast.text import plain, text
 
     conditions = {key: value for key, value in given.items() if key not in KEYS}
     answers = [
         answer(ladder, (updates, *_sizes(ladder, sizes)), seeds)
         for ladder in _ladders(results, optimizer, given.get("arm"), conditions)
     ]
-    print(FORMATS[form](answers))
+    print(json.dumps([*map(plain, answers)], indent=1) if form == "json" else text(answers))
     _write([each for each in answers if each.point], given, conditions)
 
 
@@ -107,18 +108,3 @@ def _write(
             print(f"recorded {record(each, conditions, Path(given['record']))}", file=sys.stderr)
     if "out" in given and answers:
         print(f"wrote {draw(answers, Path(given['out']))}", file=sys.stderr)
-
-
-def _text(answers: Sequence[Answer]) -> str:
-    from analysis.forecast.text import text
-
-    return text(answers)
-
-
-def _json(answers: Sequence[Any]) -> str:
-    from analysis.forecast.text import plain
-
-    return json.dumps([plain(each) for each in answers], indent=1)
-
-
-FORMATS: Mapping[str, Callable[[Sequence[Answer]], str]] = {"text": _text, "json": _json}

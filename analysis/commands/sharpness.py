@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from analysis.commands.words import count
@@ -26,7 +26,7 @@ SYNCHRONOUS = ("pipeline=sync", "correction=none", "runner=emulated")
 
 def main(given: Given) -> None:
     """Prints each measurement when it is made, then what they say; raises BadInput."""
-    form = take_choice(given, "format", [*FORMATS])
+    form = take_choice(given, "format", ("text", "json"))
     delay, tokens = count(given, "delay", 1, MOST_DELAY), count(given, "tokens", 2048, MOST)
     every = count(given, "every", 0, MOST)
     config = _synchronous(given)
@@ -38,7 +38,10 @@ def main(given: Given) -> None:
     require_covered(config["optimizer"])
     every = every or math.ceil(plan_trial(config).num_updates / 4)
     rows = beside_limits(config["optimizer"], measured(config, every, tokens), delay)
-    FORMATS[form](rows, delay)
+    if form == "json":
+        print(json.dumps([row.plain() for row in rows], indent=1))
+    else:
+        _print_text(rows, delay)
 
 
 def _synchronous(given: Given) -> dict[str, Any]:
@@ -52,7 +55,7 @@ def _synchronous(given: Given) -> dict[str, Any]:
     return compose([*(f"{key}={value}" for key, value in words.items()), *SYNCHRONOUS])
 
 
-def _text(rows: Iterable[Any], delay: int) -> None:
+def _print_text(rows: Iterable[Any], delay: int) -> None:
     from analysis.theory.score import standing_head, standing_row, where_it_stands
 
     print(standing_head(delay), flush=True)
@@ -61,10 +64,3 @@ def _text(rows: Iterable[Any], delay: int) -> None:
         standings.append(standing)
         print(standing_row(standing), flush=True)
     print(where_it_stands(standings, delay))
-
-
-def _json(rows: Iterable[Any], delay: int) -> None:
-    print(json.dumps([row.plain() for row in rows], indent=1))
-
-
-FORMATS: Mapping[str, Callable[[Iterable[Any], int], None]] = {"text": _text, "json": _json}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -29,18 +29,18 @@ GROUPS = ("optimizer", "correction")
 
 def main(given: Given) -> None:
     """Prints one row per optimizer; raises BadInput."""
-    from analysis.theory.stability import stability
+    from analysis.theory.stability import stability, table, title
 
     delay, k = count(given, "delay", 1, MOST_DELAY, low=0), _k(given)
     updates = amount(given, "updates", math.inf, 0, MOST_UPDATES, "a whole")
-    form = take_choice(given, "format", [*FORMATS])
+    form = take_choice(given, "format", ("text", "json"))
     correction = given.get("correction", "error_feedback")
     settings = [f"{key}={value}" for key, value in given.items() if key not in KEYS]
     rows = [
         stability((name, correction), *nodes, delay=delay, k=k, updates=updates)
         for name, nodes in _chosen(given.get("optimizer"), correction, settings)
     ]
-    print(FORMATS[form](rows))
+    print(_json(rows) if form == "json" else f"{title(rows[0])}\n{table(rows)}")
 
 
 def _k(given: Given) -> float:
@@ -73,17 +73,8 @@ def _chosen(
     return nodes
 
 
-def _text(rows: Sequence[Any]) -> str:
-    from analysis.theory.stability import table, title
-
-    return f"{title(rows[0])}\n{table(rows)}"
-
-
 def _json(stabilities: Sequence[Any]) -> str:
     """Return the fields of each row and what follows from them."""
     follows = ("sync_over_delayed", "corrected_over_delayed", "noise_removed")
     rows = [{**asdict(row), **{key: getattr(row, key) for key in follows}} for row in stabilities]
     return json.dumps(plain(rows), indent=1)
-
-
-FORMATS: Mapping[str, Callable[[Sequence[Any]], str]] = {"text": _text, "json": _json}

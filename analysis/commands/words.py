@@ -28,7 +28,8 @@ def amount(
         return default
     value = number(given[key])
     if not low <= value <= high or (kind != "a" and not value.is_integer()):
-        raise BadInput(key, given[key], f"must be {kind} number from {low:,g} to {high:,g}")
+        ends = f"{low:g} to {high:g}" if kind == "a" else f"{low:,.0f} to {high:,.0f}"
+        raise BadInput(key, given[key], f"must be {kind} number from {ends}")
     return value
 
 

@@ -148,7 +148,7 @@ class Mirror:
         A result is the first that goes, and the last that comes: it says that the rest stays.
         """
         wanted = {name: file for name, file in seen.register.files.items() if _is_shown(name)}
-        there = {str(path.relative_to(folder)) for path in _files(folder)}
+        there = {*names_in(folder)}
         for name in sorted(there - {*wanted}, key=_result_first):
             (folder / name).unlink(missing_ok=True)
         for name in sorted(wanted, key=_result_first, reverse=True):
@@ -211,8 +211,10 @@ def _is_shown(name: str) -> bool:
     return not name.endswith(WEIGHTS) and not name.startswith(ARCHIVED)
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
+def names_in(folder: Path) -> Iterator[str]:
+    """Yield the files below a folder by their paths in it, but for hidden ones."""
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return (str(path) for path in paths if not any(part.startswith(".") for part in path.parts))
 
 
 def _result_first(name: str) -> bool:

@@ -100,18 +100,14 @@ def objects(trial_id: str) -> str:
 def see(bucket: BucketClient, trial_id: str) -> Seen | None:
     """Return the register of a trial; None if it has none. Raises Damaged, StoreAway."""
     try:
-        response = bucket.read(key(trial_id))
-        return Seen(read(response.content), response.version, response.modified)
+        content, version, modified = bucket.read(key(trial_id))
+        document = parse(content, REGISTER)
+        values = {field.name: document[field.name] for field in fields(Register)}
+        return Seen(Register(**values), version, modified)
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise Damaged(Path(key(trial_id)), str(error)) from None
-
-
-def read(content: bytes) -> Register:
-    """Return the register in `content`. Raises ValueError, which says in a line what is wrong."""
-    document = parse(content, REGISTER)
-    return Register(**{field.name: document[field.name] for field in fields(Register)})
 
 
 def _is_inside(name: str) -> str:

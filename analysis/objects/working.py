@@ -19,7 +19,7 @@ from typing import IO, Any
 from analysis.objects import register
 from analysis.objects.bucket import BucketClient, StoreAway, StoreRefuses
 from analysis.objects.lease import RegisterLease
-from analysis.objects.mirror import fetch
+from analysis.objects.mirror import fetch, names_in
 from analysis.objects.register import ARCHIVED, CHECKPOINT, RESULT, File, see
 from trainer.base.children import repeated
 from trainer.base.errors import LeaseLost
@@ -76,7 +76,9 @@ class WorkingFolder:
             except BaseException as error:
                 with suppress(LeaseLost, StoreAway):
                     files = self._lease.register.files
-                    self._lease.swap(files={**files, **_ended(files, _name(error))}, holder=None)
+                    self._lease.swap(
+                        files={**files, **_ended(files, type(error).__name__)}, holder=None
+                    )
                 raise
             try:
                 with repeated(self._push_new, HEARTBEAT_EVERY, "upload"):
@@ -84,7 +86,7 @@ class WorkingFolder:
             except BaseException as error:
                 if self._lease.is_lost():
                     raise LeaseLost("the trial was, or may be, taken over") from error
-                self._give_back(_name(error))
+                self._give_back(type(error).__name__)
                 raise
             self._give_back(Status.FAILED)
 
@@ -165,7 +167,7 @@ class WorkingFolder:
         return self._listed(last)
 
     def _listed(self, last: bool) -> dict[str, File]:
-        names = sorted(_names(self._path), key=lambda name: not name.startswith(CHECKPOINT))
+        names = sorted(names_in(self._path), key=lambda name: not name.startswith(CHECKPOINT))
         newest, num_before = self._lease.register.attempt_file, self._num_uploaded
         files = {**self._kept, newest: self._lease.register.files[newest]}
         for name in names:
@@ -210,10 +212,6 @@ class WorkingFolder:
         return {"key": key, "size": size}
 
 
-def _name(error: BaseException) -> str:
-    return type(error).__name__
-
-
 def _ended(files: Mapping[str, File], how: str) -> dict[str, File]:
     """Return the newest attempt's file with its end; nothing if it tells the end already."""
     newest = max(filter(NAME.fullmatch, files))
@@ -230,8 +228,3 @@ def _ended(files: Mapping[str, File], how: str) -> dict[str, File]:
 def _stamp(path: Path) -> Stamp:
     stat = path.stat()
     return stat.st_ino, stat.st_mtime_ns, stat.st_size
-
-
-def _names(folder: Path) -> Iterator[str]:
-    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return (str(path) for path in paths if not any(part.startswith(".") for part in path.parts))

@@ -52,8 +52,8 @@ def answered(folder: str) -> dict[str, Scores]:
         try:
             scores[path.stem] = _scores(str(path), path.stat().st_mtime_ns)
         except (ValueError, LookupError, OSError):
-            said = f"{path} is damaged: delete it, and evaluate its trial again"
-            warnings.warn(said, DamagedRows, stacklevel=2)
+            message = f"{path} is damaged: delete it, and evaluate its trial again"
+            warnings.warn(message, DamagedRows, stacklevel=2)
     return scores
 
 

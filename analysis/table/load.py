@@ -31,33 +31,35 @@ class DamagedRows(UserWarning):
     """Lines of a metrics.jsonl are damaged, so that curves lack their updates; or answers are."""
 
 
-def load(results: str | Path, trial_ids: Collection[str] | None = None) -> pd.DataFrame:
+def load(
+    results: str | Path, trial_ids: Collection[str] | None = None, *, stacklevel: int = 2
+) -> pd.DataFrame:
     """Return one row per trial in the folder `results`, in its folder `trials`, or of one trial's
     folder; columns: `schema.TRIAL`.
 
     `results` may also be a CSV that a report wrote (`trials.csv`), which has no curves.
     `trial_ids`: only those in folders of these names. Warns of damaged files: the trial counts as
-    unfinished, or is left out if its config is damaged. Raises BadInput if there is no such folder
-    or CSV.
+    unfinished, or is left out if its config is damaged; `stacklevel`: whose line that names, 2 the
+    caller's. Raises BadInput if there is no such folder or CSV.
     """
     path = Path(results)
     if _is_published(path):
         rows = _read_published(path)
         rows = [row for row in rows if trial_ids is None or row["trial_id"] in trial_ids]
     else:
-        rows = _of_folders(path, trial_ids)
+        rows = _of_folders(path, trial_ids, stacklevel + 1)
     names = dict.fromkeys([*TRIAL, *(name for row in rows for name in row)])
     columns = {name: _column(name, [row.get(name) for row in rows]) for name in names}
     return with_one_name(pd.DataFrame(columns))
 
 
-def _of_folders(results: Path, trial_ids: Collection[str] | None) -> list[Row]:
+def _of_folders(results: Path, trial_ids: Collection[str] | None, stacklevel: int) -> list[Row]:
     folder, names, index = _places(results)
     if trial_ids is not None:
         names = sorted({*names} & {*trial_ids})
     rows, damaged = read_trials(folder, names, index, whole=trial_ids is None)
     if damaged:
-        warnings.warn(in_a_line(damaged, "run their trials again"), stacklevel=3)
+        warnings.warn(in_a_line(damaged, "run their trials again"), stacklevel=stacklevel)
     return [{**row, "folder": str(folder / name)} for name, row in rows.items()]
 
 

@@ -27,8 +27,8 @@ def title_case(name: str) -> str:
 
 def _of_choice(path: Path) -> str:
     """What the YAML of a choice says that it is called, else its title case."""
-    said = NAME.match(path.read_text())
-    return said[1] if said else title_case(path.stem)
+    match = NAME.match(path.read_text())
+    return match[1] if match else title_case(path.stem)
 
 
 OPTIMIZERS = {path.stem: _of_choice(path) for path in yamls("optimizer")} | {"adamh": "AdamH"}
@@ -134,7 +134,7 @@ def parameters(number: float) -> str:
 
 def in_words(known: pd.Series | Mapping[str, Any]) -> str:
     """Return keys of the config and their values: `learning rate 0.004, batch size 16`."""
-    return ", ".join(f"{key(name)} {value(of)}" for name, of in known.items())
+    return ", ".join(f"{key(name)} {value(raw)}" for name, raw in known.items())
 
 
 def settings(trials: pd.DataFrame) -> dict[str, str]:
@@ -166,15 +166,15 @@ def families(trials: pd.DataFrame) -> dict[str, str]:
 def _first_rows(trials: pd.DataFrame, column: str) -> list[dict[Any, Any]]:
     """Return one row for each value of `column`, with a counted delay if there is one."""
     known = trials[[column, "delay"]].sort_values("delay", ascending=False, kind="stable")
-    said = [name for name in IN_NAME if name in trials]
-    return trials.loc[known.drop_duplicates(column).index, said].to_dict("records")
+    columns = [name for name in IN_NAME if name in trials]
+    return trials.loc[known.drop_duplicates(column).index, columns].to_dict("records")
 
 
 def _told_apart(words: Mapping[str, str]) -> dict[str, str]:
     """Return the names; labels that would share a name, as an option has none, keep theirs too."""
-    said = [*words.values()]
+    names = [*words.values()]
     return {
-        label: name if said.count(name) == 1 else f"{name} ({label})"
+        label: name if names.count(name) == 1 else f"{name} ({label})"
         for label, name in words.items()
     }
 

@@ -81,8 +81,10 @@ def _cell(value: Any) -> Any:
 
 
 def _finished_ns(result: Config, written_ns: int) -> int:
-    said = result.get("finished_at")
-    return round(said * 1e9) if isinstance(said, float) and 0 < said < LAST else written_ns
+    seconds = result.get("finished_at")
+    if isinstance(seconds, float) and 0 < seconds < LAST:
+        return round(seconds * 1e9)
+    return written_ns
 
 
 def arm_columns(config: Config, result: Config) -> dict[str, Any]:

@@ -129,7 +129,10 @@ def _now(table: pd.DataFrame) -> pd.DataFrame:
         .replace({Status.UNFINISHED: Status.INTERRUPTED})
         .mask(running, Status.RUNNING)
     )
-    hosts = {at: f"{of.get('host', '?')} pid {of.get('pid', '?')}" for at, of in runs.items()}
+    hosts = {
+        folder: f"{attempt.get('host', '?')} pid {attempt.get('pid', '?')}"
+        for folder, attempt in runs.items()
+    }
     where = table["device_name"].mask(running, table["folder"].map(hosts).astype("string"))
     return table.assign(status=status, where=where)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -41,22 +41,17 @@ def tasks(trials: pd.DataFrame) -> dict[str, str]:
     """Return for each point its task in words: model, data, tokens and whatever else differs among
     the points of its optimizer and is not TUNED; empty if nothing does."""
     tokens = tokens_asked(trials.drop_duplicates("point").set_index("point"))
-    return {
-        point: words
-        for group in varied(trials).values()
-        for point, words in _words(
-            group.assign(tokens=tokens), [*_fixed(group), *_if_varied(tokens[group.index])]
-        )
-    }
+
+    def settings(group: pd.DataFrame) -> pd.DataFrame:
+        is_varied = tokens[group.index].nunique(dropna=False) > 1
+        return _fixed(group).assign(**{"tokens": tokens} if is_varied else {})
+
+    return _words(trials, settings)
 
 
 def kinds(trials: pd.DataFrame) -> dict[str, str]:
     """Return for each point its task in words, but for how long it trains."""
-    return {
-        point: words
-        for group in varied(trials).values()
-        for point, words in _words(group, _fixed(group))
-    }
+    return _words(trials, _fixed)
 
 
 class Family(NamedTuple):
@@ -72,7 +67,7 @@ def families(trials: pd.DataFrame) -> dict[str, Family]:
     return {
         str(point): Family(in_words(row), _as_config(row))
         for group in varied(trials).values()
-        for point, row in group[[key for key in group if key not in LENGTH]].iterrows()
+        for point, row in _without_length(group).iterrows()
     }
 
 
@@ -81,33 +76,34 @@ def families_by_decay(trials: pd.DataFrame) -> dict[str, str]:
     weight decay of an update falls as the updates grow, so that each run decays as much in all.
     """
     updates = updates_asked(trials.drop_duplicates("point").set_index("point"))
-    return {
-        str(point): in_words(row)
-        for group in varied(trials).values()
-        if DECAY in group
-        for point, row in _of_whole_runs(group, updates).iterrows()
-    }
+
+    def settings(group: pd.DataFrame) -> pd.DataFrame:
+        if DECAY not in group:
+            return group.head(0)
+        decay = group[DECAY].astype(float) * updates[group.index].astype(float)
+        in_all = decay.map(lambda total: float(f"{total:.9g}"))
+        return _without_length(group.assign(**{DECAY: in_all}))
+
+    return _words(trials, settings)
 
 
-def _of_whole_runs(group: pd.DataFrame, updates: pd.Series) -> pd.DataFrame:
-    """Return the settings without their length, with the weight decay of all updates together."""
-    decay = group[DECAY].astype(float) * updates[group.index].astype(float)
-    kept = [key for key in group if key not in LENGTH]
-    return group.assign(**{DECAY: decay.map(lambda total: float(f"{total:.9g}"))})[kept]
+def _words(
+    trials: pd.DataFrame, settings: Callable[[pd.DataFrame], pd.DataFrame]
+) -> dict[str, str]:
+    """Return for each point, in words, its row of what `settings` makes of an optimizer's table."""
+    tables = map(settings, varied(trials).values())
+    return {str(point): in_words(row) for table in tables for point, row in table.iterrows()}
 
 
 def _as_config(row: pd.Series) -> dict[str, Any]:
     return {str(key): None if pd.isna(value) else value for key, value in row.to_dict().items()}
 
 
-def _fixed(group: pd.DataFrame) -> list[str]:
-    return [key for key in map(str, group) if group_of(key) not in TUNED and key not in LENGTH]
+def _fixed(group: pd.DataFrame) -> pd.DataFrame:
+    """Return the settings that are neither tuned nor a length."""
+    kept = [key for key in map(str, group) if group_of(key) not in TUNED and key not in LENGTH]
+    return group[kept]
 
 
-def _if_varied(tokens: pd.Series) -> list[str]:
-    return ["tokens"] if tokens.nunique(dropna=False) > 1 else []
-
-
-def _words(group: pd.DataFrame, keys: list[str]) -> Iterator[tuple[str, str]]:
-    for point, row in group[keys].iterrows():
-        yield str(point), in_words(row)
+def _without_length(group: pd.DataFrame) -> pd.DataFrame:
+    return group[[key for key in group if key not in LENGTH]]

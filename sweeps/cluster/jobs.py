@@ -101,7 +101,9 @@ def submit(
     while f"{name}-{number}" in attempts:
         number += 1
     last = attempts.get(f"{name}-{number - 1}")
-    if last is not None and (not last.status.is_terminal() or (_succeeded(last) and not again)):
+    if last is not None and (
+        not last.status.is_terminal() or (last.status == "SUCCEEDED" and not again)
+    ):
         print(f"job {last.submission_id}: submitted before, {last.status.lower()}", flush=True)
         return str(last.submission_id)
     job_id = f"{name}-{number}"
@@ -118,12 +120,6 @@ def submit(
             raise
     print(f"job {job_id}: submitted", flush=True)
     return job_id
-
-
-def _succeeded(job: Job) -> bool:
-    from ray.job_submission import JobStatus
-
-    return bool(job.status == JobStatus.SUCCEEDED)
 
 
 def follow(client: Client, job_id: str) -> int:
@@ -163,9 +159,7 @@ def wait_for_end(client: Client, job_id: str) -> Job:
 
 def exit_code(job: Job) -> int:
     """Return the exit code of the job's command; a stopped job has none, and counts as stopped."""
-    from ray.job_submission import JobStatus
-
-    without: Mapping[Any, int] = {JobStatus.SUCCEEDED: 0, JobStatus.STOPPED: Stopped.exit_code}
+    without: Mapping[str, int] = {"SUCCEEDED": 0, "STOPPED": Stopped.exit_code}
     if job.driver_exit_code is None:
         if job.status not in without:
             print(job.message)

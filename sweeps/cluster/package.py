@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from sweeps.request.command_line import Request
+from sweeps.request.files import is_path
 from sweeps.request.schema import Sweep, keys
 from trainer.base.code import code_digest as folder_digest
 from trainer.base.errors import BadInput
@@ -77,17 +78,13 @@ def take_along(given: Mapping[str, str], request: Request) -> tuple[list[str], O
     words, files = dict(given), dict[str, Path]()
     for key in OF_FILES:
         names = given.get(key, "").split(",")
-        sent = {name: f"{OWN_FILES}/{key}/{Path(name).name}" for name in names if _is_file(name)}
+        sent = {name: f"{OWN_FILES}/{key}/{Path(name).name}" for name in names if is_path(name)}
         files |= {there: Path(name) for name, there in sent.items()}
         if sent:
             words[key] = ",".join(sent.get(name, name) for name in names)
     if code is not None:
         words[CODE_KEY] = OWN_CODE
     return [f"{key}={value}" for key, value in words.items()], Own(code, files)
-
-
-def _is_file(name: str) -> bool:
-    return name.endswith(".yaml")
 
 
 def _code_of(sweeps: Iterable[Sweep]) -> str | None:

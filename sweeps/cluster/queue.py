@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
 from math import frexp
-from typing import Protocol
 from uuid import uuid4
 
 from sweeps.request.expand import Trial
-from sweeps.store.store import KnownTrials, TrialState
+from sweeps.store.store import KnownTrials, StartedTrials, TrialState
 
 LOOK_EVERY = 2.0
 """Seconds between two looks at trials that others hold. A look is about ten operations of the file
@@ -27,16 +26,6 @@ LOOKS_AT_ONCE = 20
 MAX_RETURNS = 10
 """How often a trial comes back as held by another driver before it counts as tried. More often, it
 kills its process on one machine while another one cannot see that it is dead."""
-
-
-class StartedTrials(Protocol):
-    """What a queue asks of a store."""
-
-    def started(self) -> Collection[str]:
-        """Return the ids of the trials that a driver has started, whatever became of them."""
-
-    def look(self, trial_id: str) -> TrialState:
-        """Return what the folder of a started trial says."""
 
 
 def in_order(flops: Mapping[str, float], driver: str) -> list[str]:

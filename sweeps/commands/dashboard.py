@@ -26,12 +26,12 @@ def main(words: Sequence[str]) -> int:
     given = parse(words, "python -m sweeps dashboard", __doc__ or "", OPTIONS)
     of_tracker = {f"{GROUP}.{key}": given.pop(key) for key in KEYS if key in given}
     node = choice.take({GROUP: "wandb", **of_tracker}).node
-    asked = parse_request([f"{key}={value}" for key, value in given.items()]) if given else None
+    request = parse_request([f"{key}={value}" for key, value in given.items()]) if given else None
     made = build_workspace(
         node["project"],
         node["entity"] or "",
-        [*asked.sweeps] if asked else [],
-        [key for sweep in asked.sweeps.values() for key in _swept(sweep)] if asked else [],
+        [*request.sweeps] if request else [],
+        [key for sweep in request.sweeps.values() for key in _swept(sweep)] if request else [],
     )
     print(OUTPUTS[node["mode"]](made))
     return DONE
@@ -39,7 +39,9 @@ def main(words: Sequence[str]) -> int:
 
 def _swept(sweep: Sweep) -> list[str]:
     """The keys in which the sweep's points differ, as they are named in a run's config."""
-    words = [word for axis, of in sweep.grid.items() for v in of for word in overrides(axis, v)]
+    words = [
+        word for axis, values in sweep.grid.items() for v in values for word in overrides(axis, v)
+    ]
     keys = [*(word.split("=")[0] for word in words), *sweep.tune]
     keys += sweep.search.space if sweep.search else []
     return [f"choice.{key}" if (CONF / key).is_dir() else key for key in keys]

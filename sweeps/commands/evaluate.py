@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from sweeps.plan.sweep_plan import all_planned, plan_sweeps
-from sweeps.request.command_line import Request, parse_request
+from sweeps.request.command_line import Request, parse_count, parse_request
 from sweeps.request.expand import Trial
 from sweeps.store.opened import open_store
 from sweeps.store.results import finished
@@ -14,7 +14,6 @@ from sweeps.view.render import Throttled
 from trainer.base.cli import DONE, FAILED, Given, parse
 from trainer.base.errors import BadInput, Stopped
 from trainer.base.places import require_folder
-from trainer.base.ranges import MAX_COUNT
 from trainer.base.status import Status
 from trainer.base.stopping import stopping
 from trainer.data.benchmarks import BENCHMARKS, FOLDER
@@ -40,8 +39,8 @@ trials/<id>/evaluation/; the report shows them."""
 
 def main(words: Sequence[str]) -> int:
     """Exit code: 0 done, 1 a trial could not be asked, 143 stopped. Raises BadInput."""
-    tasks, benchmarks, limit, max_length, asked = parse_words(words)
-    trials = _with_weights(asked)
+    tasks, benchmarks, limit, max_length, request = parse_words(words)
+    trials = _with_weights(request)
     from sweeps.cluster.evaluations import Evaluation, lines  # torch and Ray are slow
     from trainer.evaluation.questions import questions
 
@@ -51,12 +50,12 @@ def main(words: Sequence[str]) -> int:
     left, num = evaluation.left(), evaluation.num_asked()
     answered = f"{evaluation.num_answered():,} of {num:,} answered"
     print(f"{len(trials)} trials, {len(left)} to ask: {answered}", flush=True)
-    if asked.dry_run:
+    if request.dry_run:
         from analysis.statistics.downstream import precision
 
-        print(precision(asked.results))
+        print(precision(request.results))
         return DONE
-    return _run(evaluation, asked) if left else DONE
+    return _run(evaluation, request) if left else DONE
 
 
 class EvaluationWords(NamedTuple):
@@ -73,7 +72,10 @@ def parse_words(words: Sequence[str]) -> EvaluationWords:
     """Raises BadInput for words that nothing can be asked by."""
     given = parse(words, "python -m sweeps evaluate", __doc__ or "", KEYS)
     tasks, benchmarks = _take_tasks(given), given.pop("benchmarks", str(FOLDER))
-    limit, max_length = (_take_count(given, key) for key in ("limit", "max_length"))
+    limit, max_length = (
+        parse_count(key, given.pop(key), low=1) if key in given else None
+        for key in ("limit", "max_length")
+    )
     request = parse_request([f"{key}={value}" for key, value in given.items()])
     require_folder("results", request.where)  # weights of an object store stay there
     return EvaluationWords(tasks, benchmarks, limit, max_length, request)
@@ -90,19 +92,11 @@ def _take_tasks(given: Given) -> list[str]:
     return names
 
 
-def _take_count(given: Given, key: str) -> int | None:
-    if (word := given.pop(key, None)) is None:
-        return None
-    if not word.isdecimal() or not 0 < int(word) <= MAX_COUNT:
-        raise BadInput(key, word, "must be a whole number above 0")
-    return int(word)
-
-
-def _with_weights(asked: Request) -> list[Trial]:
+def _with_weights(request: Request) -> list[Trial]:
     """The finished trials of the sweeps that kept their weights; says what the others lack."""
     from trainer.models.export import FINAL
 
-    planned = all_planned(plan_sweeps(asked))
+    planned = all_planned(plan_sweeps(request))
     results = [(trial, finished(trial)) for trial in planned]
     # A trial that diverged has no final model.
     done = [trial for trial, row in results if row and row["status"] == Status.COMPLETED]
@@ -110,16 +104,16 @@ def _with_weights(asked: Request) -> list[Trial]:
     if not kept:
         allowed = (
             f"must have trials that kept their final weights: {len(done)} of {len(planned)} trials "
-            f"have finished in {asked.results}, none with save_final=true"
+            f"have finished in {request.results}, none with save_final=true"
         )
-        raise BadInput("sweep", asked.title, allowed)
+        raise BadInput("sweep", request.title, allowed)
     if len(kept) < len(planned):
         without = f"{len(done) - len(kept)} finished without them (save_final=true keeps them)"
         print(f"{len(kept)} of {len(planned)} trials kept their weights, {without}")
     return kept
 
 
-def _run(evaluation: Evaluation, asked: Request) -> int:
+def _run(evaluation: Evaluation, request: Request) -> int:
     from sweeps.cluster.connection import cluster, require_seen_by_nodes
     from sweeps.cluster.evaluations import run_evaluation
 
@@ -129,9 +123,9 @@ def _run(evaluation: Evaluation, asked: Request) -> int:
         print(f"{evaluation.num_answered():,} of {num:,} answered", flush=True)
 
     with cluster(), stopping(SAYS) as asked_to_stop:
-        require_seen_by_nodes(open_store(asked.where))
+        require_seen_by_nodes(open_store(request.where))
         problems = run_evaluation(
-            evaluation, asked.gpus_per_trial, asked_to_stop, Throttled(show, SHOW_EVERY)
+            evaluation, request.gpus_per_trial, asked_to_stop, Throttled(show, SHOW_EVERY)
         )
         if asked_to_stop():
             return Stopped.exit_code

@@ -67,14 +67,14 @@ def main(words: Sequence[str]) -> int:
 
 def _trials(rows: Sequence[Row], results: Path) -> tuple[list[Trial], int]:
     """The trials that can run, and the number of those that cannot; prints which and why."""
-    found, refused = [], 0
+    trials, refused = [], 0
     for row in rows:
         try:
-            found.append(recorded(Path(row["folder"]), row["arm"], row["trial_id"], results))
+            trials.append(recorded(Path(row["folder"]), row["arm"], row["trial_id"], results))
         except BadInput as error:
             refused += 1
             print(f"left out: {error}", file=sys.stderr)
-    return found, refused
+    return trials, refused
 
 
 def recorded(folder: Path, arm: str, trial_id: str, results: Path) -> Trial:
@@ -111,7 +111,7 @@ def _run(
 
     with cluster() as folder, stopping(SAYS) as asked_to_stop:
         work = WorkList(store.trials())
-        archived = [store.archive(trial) for trial in trials if finished(trial) is not None]
+        restores = [store.archive(trial) for trial in trials if finished(trial) is not None]
         store.pull()
         work.add(trials)
         try:
@@ -119,8 +119,8 @@ def _run(
             with Display(*view, DriverConsole()) as display:
                 run_trials(work, gpus_per_trial, display, asked_to_stop, tracking, folder, store)
         finally:
-            for earlier in archived:
-                earlier.restore_unless_started()
+            for restore in restores:
+                restore()
         return asked_to_stop()
 
 

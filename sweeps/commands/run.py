@@ -24,7 +24,6 @@ from sweeps.request.files import ALL, PAPER, known
 from sweeps.store.opened import open_store
 from sweeps.store.results import failed, finished, require_ready
 from sweeps.store.store import SweepStore
-from sweeps.tracking import choice
 from trainer.base.atomic import write_json
 from trainer.base.cli import DONE, FAILED, parser
 from trainer.base.errors import Stopped
@@ -39,30 +38,32 @@ MADE_OF, PAGE = ".made_of.json", "index.html"
 
 def main(words: Sequence[str]) -> int:
     """Exit code: 0 done, 1 a trial failed or has not run, 143 stopped. Raises BadInput."""
-    asked = parse_request(_asked_words(words))
-    store = open_store(asked.where)
+    request = parse_request(_request_words(words))
+    store = open_store(request.where)
     store.pull()
-    sweeps = plan_sweeps(asked)
-    print(summary(asked, sweeps), flush=True)
-    if asked.dry_run:
+    sweeps = plan_sweeps(request)
+    print(summary(request, sweeps), flush=True)
+    if request.dry_run:
         return DONE
     require_ready(store, all_planned(sweeps))
-    sweep_record.write(asked, sweeps, store)
-    sweeps, stopped = _run(asked, sweeps, store)
+    sweep_record.write(request, sweeps, store)
+    sweeps, stopped = _run(request, sweeps, store)
     store.pull()
-    sweep_record.write(asked, sweeps, store)  # what is left is priced by what has finished
+    sweep_record.write(request, sweeps, store)  # what is left is priced by what has finished
     if stopped:  # whoever asked will not wait for a report (Slurm kills after a minute)
-        _say_what_is_left(asked, sweeps)
+        _say_what_is_left(request, sweeps)
         return Stopped.exit_code
-    prices = Prices.measured(asked.results, all_planned(sweeps))
-    return max(_end(asked, sweep, prices, store) for sweep in sweeps)
+    prices = Prices.measured(request.results, all_planned(sweeps))
+    return max(_end(request, sweep, prices, store) for sweep in sweeps)
 
 
-def _asked_words(words: Sequence[str]) -> list[str]:
+def _request_words(words: Sequence[str]) -> list[str]:
     """The words of a request. `--help` prints what can be asked for, and exits."""
-    sweeps, scales = (", ".join(known(group)) for group in ("sweep", "scale"))
+    sweeps, scales, trackers, searches = (
+        ", ".join(known(group)) for group in ("sweep", "scale", "tracking", "search")
+    )
     commands = "\n".join(f"  {name:<10}{what}" for name, what in COMMANDS.items())
-    asked: list[str] = (
+    request_words: list[str] = (
         parser(
             "python -m sweeps [COMMAND]",
             "Runs the trials of a sweep that are not in the store yet, then reports gaps.",
@@ -73,21 +74,21 @@ def _asked_words(words: Sequence[str]) -> list[str]:
             "results=  the store (default: results): a folder, or s3://, gs://, az://BUCKET/PREFIX\n"
             "dry_run=  true prints the plan and runs nothing; gpus=8 prices it on so many GPUs\n"
             "gpus_per_trial=  of a trial without ranks, e.g. 0.5 to run two on each GPU\n"
-            f"tracking=  {', '.join(choice.known())}: where to follow the trials; tracking.KEY=… "
+            f"tracking=  {trackers}: where to follow the trials; tracking.KEY=… "
             "as in conf/tracking/ (default: none)\n"
             "seeds=[0,1], grid.KEY=[…], tune.KEY=[…] and advice.KEY=… replace the sweep file's; "
-            f"search={', '.join(known('search'))} lets a sampler choose settings, "
+            f"search={searches} lets a sampler choose settings, "
             "search.KEY=… as in conf/search/; "
             "any other key=value goes to every trial, as in python -m trainer",
         )
         .parse_args(words)
         .keys
     )
-    return asked
+    return request_words
 
 
 def _run(
-    asked: Request, sweeps: list[SweepPlan], store: SweepStore
+    request: Request, sweeps: list[SweepPlan], store: SweepStore
 ) -> tuple[list[SweepPlan], bool]:
     """Runs the trials that can run, in rounds: those that decide which others do, then the others.
 
@@ -113,20 +114,20 @@ def _run(
             num_left = len(work)
             if work.queue.is_ready():
                 planned, console = all_planned(sweeps), DriverConsole()
-                view = (asked.title, planned, work.left, store.folder, store.pull, asked_to_stop)
+                view = (request.title, planned, work.left, store.folder, store.pull, asked_to_stop)
                 with Display(*view, console) as display:
-                    gpus = asked.gpus_per_trial
-                    run_trials(work, gpus, display, asked_to_stop, asked.tracking, folder, store)
+                    gpus = request.gpus_per_trial
+                    run_trials(work, gpus, display, asked_to_stop, request.tracking, folder, store)
             else:
                 time.sleep(POLL_EVERY)
             if len(work) < num_left:
-                sweeps = _refreshed(asked, sweeps, store, asked_to_stop)
+                sweeps = _refreshed(request, sweeps, store, asked_to_stop)
                 work.add(_missing(sweeps))
         return sweeps, asked_to_stop()
 
 
 def _refreshed(
-    asked: Request,
+    request: Request,
     sweeps: list[SweepPlan],
     store: SweepStore,
     asked_to_stop: Callable[[], bool],
@@ -138,7 +139,7 @@ def _refreshed(
             store.pull()
             new = [sweep.refreshed() for sweep in sweeps]
             changed = [now for old, now in zip(sweeps, new, strict=True) if now != old]
-            sweep_record.write(asked, changed, store)
+            sweep_record.write(request, changed, store)
             return new
         except StoreAway:
             time.sleep(POLL_EVERY)
@@ -151,22 +152,22 @@ def _missing(sweeps: Sequence[SweepPlan]) -> list[Trial]:
     return [trial for trial in planned if finished(trial) is None]
 
 
-def _say_what_is_left(asked: Request, sweeps: Sequence[SweepPlan]) -> None:
+def _say_what_is_left(request: Request, sweeps: Sequence[SweepPlan]) -> None:
     left = sum(finished(trial) is None for trial in all_planned(sweeps))
     print(f"stopped with {left} trials to go: the same command resumes them")
-    where = shlex.quote(asked.where)
+    where = shlex.quote(request.where)
     print(f"a report of what is done: python -m analysis results={where} out=report")
 
 
-def _end(asked: Request, plan: SweepPlan, prices: Prices, store: SweepStore) -> int:
+def _end(request: Request, plan: SweepPlan, prices: Prices, store: SweepStore) -> int:
     """Prints what became of a sweep, its report and its advice; returns an exit code."""
-    if len(asked.sweeps) > 1:
+    if len(request.sweeps) > 1:
         print(f"\nsweep {plan.label}")
     planned = unique(plan.planned)
     lost = [trial for trial in planned if failed(trial)]
     for trial in lost:
         print(f"failed: {trial.name}, see {trial.folder}/result.json")
-    print(_report(asked, plan, prices, store))
+    print(_report(request, plan, prices, store))
     if plan.sweep.verdict:
         print(f"rule for the verdict, written before the run: {plan.sweep.verdict}")
     left = sum(finished(trial) is None for trial in planned) - len(lost)
@@ -175,24 +176,24 @@ def _end(asked: Request, plan: SweepPlan, prices: Prices, store: SweepStore) -> 
     return FAILED if lost or left else DONE
 
 
-def _report(asked: Request, plan: SweepPlan, prices: Prices, store: SweepStore) -> str:
+def _report(request: Request, plan: SweepPlan, prices: Prices, store: SweepStore) -> str:
     """Writes the report of the arms at the chosen values, unless it is there; returns its text.
 
     The other values that tuning tried are in tuned.csv.
     """
-    out = asked.results / "reports" / plan.label
+    out = request.results / "reports" / plan.label
     folders = [trial.folder for trial in unique(plan.planned)]
-    now = state(sweep_record.record(asked, plan, prices), folders, code_version())
+    now = state(sweep_record.record(request, plan, prices), folders, code_version())
     text = printed(out, now)
     if text is not None:
         return f"{text}\nnothing has changed since this report was made"
     from analysis.report.report import report
 
-    lines = [report(asked.results, out, plan.label, asked.where)]
+    lines = [report(request.results, out, plan.label, request.where)]
     lines += tried_report.write(plan.sweep, plan.choices, out)
     if (search := plan.sweep.search) is not None:
-        lines += tried_report.compare(asked.results, search, plan.planned, out)
-    text = "\n".join([*lines, *advice(asked.results, plan, asked.where)])
+        lines += tried_report.compare(request.results, search, plan.planned, out)
+    text = "\n".join([*lines, *advice(request.results, plan, request.where)])
     note(out, now, text)
     store.push(out)
     return text

@@ -31,11 +31,11 @@ watch=  true shows the progress until all trials have ended, or Ctrl-C"""
 class WatchedSweep:
     """The progress of a sweep, as its store records it."""
 
-    def __init__(self, asked: Request) -> None:
-        self._asked, self._gaps = asked, GapTable(asked.results)
-        self._store = open_store(asked.where)
+    def __init__(self, request: Request) -> None:
+        self._request, self._gaps = request, GapTable(request.results)
+        self._store = open_store(request.where)
         self._store.pull()
-        self._sweeps = plan_sweeps(asked)
+        self._sweeps = plan_sweeps(request)
         self.progress = Progress([])
 
     def render(self, width: int | None) -> RenderableType:
@@ -50,7 +50,7 @@ class WatchedSweep:
         note = ""
         if any(trial.plan.data_hash is None for trial in trials):
             note = "its data is not prepared here: trials cannot be recognised by their ids"
-        return render(self._asked.title, self.progress, gaps=self._gaps.text, note=note)
+        return render(self._request.title, self.progress, gaps=self._gaps.text, note=note)
 
 
 def main(words: Sequence[str]) -> int:

@@ -30,7 +30,7 @@ def main(words: Sequence[str]) -> int:
     if parsed.dry_run:
         raise BadInput("dry_run", "true", "must be false: the plan is made without a cluster")
     require_shared(parsed)
-    asked, own = take_along(given, parsed)
+    job_words, own = take_along(given, parsed)
     with jobs_of(address) as client:
-        job_id = submit(client, parsed.label, asked, again, own)
+        job_id = submit(client, parsed.label, job_words, again, own)
         return follow(client, job_id) if follows else 0

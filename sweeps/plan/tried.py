@@ -62,16 +62,6 @@ class Choice:
         """The trials that choose, as far as they are known."""
         return [trial for setting in self.tried for trial in setting.trials]
 
-    @property
-    def runnable(self) -> list[Trial]:
-        """The trials that can run now."""
-        return [*self.choosing, *(self.arms if self.settled else [])]
-
-    @property
-    def planned(self) -> list[Trial]:
-        """All trials, as far as they are known."""
-        return [*self.choosing, *self.arms]
-
 
 def untried(point: GridPoint) -> Choice:
     """Return the choice at a point where nothing has been tried."""

@@ -61,7 +61,7 @@ def parse_request(arguments: Sequence[str]) -> Request:
     names, scale = given.pop("sweep", ""), present_scale(given.pop("scale", "few_updates"))
     results, dry_run = given.pop("results", "results"), take_flag(given, "dry_run")
     gpus_per_trial = parse_gpus(given.pop("gpus_per_trial", "1"))
-    gpus = _parse_count("gpus", given.pop("gpus", "0"))
+    gpus = parse_count("gpus", given.pop("gpus", "0"), low=0)
     files = [(f"{slug(name)}-{scale}", content) for name, content in sweep_files(names)]
     labels = [label for label, _ in files]
     for label in labels:
@@ -180,9 +180,10 @@ def parse_gpus(given: str) -> float:
     return gpus
 
 
-def _parse_count(key: str, given: str) -> int:
-    if not given.isdecimal() or int(given) > MAX_COUNT:
-        raise BadInput(key, given, f"must be a whole number from 0 to {MAX_COUNT:,}")
+def parse_count(key: str, given: str, low: int) -> int:
+    """Return the whole number; raises BadInput unless it is from `low` to MAX_COUNT."""
+    if not given.isdecimal() or not low <= int(given) <= MAX_COUNT:
+        raise BadInput(key, given, f"must be a whole number from {low} to {MAX_COUNT:,}")
     return int(given)
 
 

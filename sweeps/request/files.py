@@ -11,6 +11,7 @@ from trainer.base import documents
 from trainer.base.cli import one_of
 from trainer.base.errors import BadInput
 from trainer.base.places import CONF, FORMER_SCALES
+from trainer.config.names import yamls
 
 ALL, PAPER = "all", "paper"
 """The names that stand for every sweep of conf/sweep, and for those of the paper."""
@@ -23,7 +24,7 @@ def slug(name: str) -> str:
 
 def known(group: str) -> list[str]:
     """Return the names of the choices in a group of conf/, sorted."""
-    return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+    return [path.stem for path in yamls(group)]
 
 
 def sweep_files(names: str) -> list[tuple[str, dict[str, Any]]]:
@@ -41,7 +42,7 @@ def sweep_files(names: str) -> list[tuple[str, dict[str, Any]]]:
 
 def _sweep_file(name: str) -> tuple[str, dict[str, Any]]:
     content = _read("sweep", name, f", {ALL}, {PAPER}, or path/to/a.yaml")
-    label = Path(name).stem if _is_path(name) else name
+    label = Path(name).stem if is_path(name) else name
     return label, _with_present_scales({"base": [], **content})
 
 
@@ -84,15 +85,16 @@ def search_file(name: str) -> dict[str, Any]:
     return _read("search", name, ", or path/to/a.yaml")
 
 
-def _is_path(name: str) -> bool:
+def is_path(name: str) -> bool:
+    """Return whether the name of a sweep or a search is the path of a file."""
     return name.endswith(".yaml")
 
 
 def _read(group: str, name: str, paths: str = "") -> dict[str, Any]:
     """Return the content of a file. `paths`: what else than a name of the group is allowed."""
-    if not (paths and _is_path(name)) and name not in known(group):
+    if not (paths and is_path(name)) and name not in known(group):
         raise one_of(group, name, known(group), paths)
-    path = Path(name) if paths and _is_path(name) else CONF / group / f"{name}.yaml"
+    path = Path(name) if paths and is_path(name) else CONF / group / f"{name}.yaml"
     try:
         if not path.is_file():
             raise FileNotFoundError("there is none")

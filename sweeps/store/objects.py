@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -15,7 +15,7 @@ from analysis.objects import register
 from analysis.objects.bucket import BucketClient, Changed, StoreAway
 from analysis.objects.lease import RegisterLease, edit, is_free
 from analysis.objects.mirror import AT_ONCE, Mirror, fetch
-from analysis.objects.register import ARCHIVED, CHECKPOINT, RESULT, File, Register, see
+from analysis.objects.register import ARCHIVED, CHECKPOINT, RESULT, Register, see
 from analysis.objects.working import WorkingFolder
 from sweeps.request.expand import Trial
 from sweeps.store.store import STAYS, Config, RunningTrial, Spare, TrialState
@@ -49,10 +49,11 @@ class ObjectStore:
     def require_usable(self) -> None:
         """Raise BadInput if the store does not answer, or is without conditional writes."""
         try:
-            with _probe(self._bucket) as (key, version):
-                other = {name: f'"{uuid4().hex}"' for name in version}
-                again = partial(self._bucket.create, key, b"twice")
-                stale = partial(self._bucket.replace, key, b"stale", _stale(version, other))
+            with _probe(self._bucket) as (probe, version):
+                # A version that the object never had; a generation is a number.
+                other = {key: "1" if key == "version" else f'"{uuid4().hex}"' for key in version}
+                again = partial(self._bucket.create, probe, b"twice")
+                stale = partial(self._bucket.replace, probe, b"stale", other)
                 refused = [_refuses(request) for request in (again, stale)]
         except StoreAway as error:
             why = str(error).partition(": ")[2]
@@ -98,9 +99,21 @@ class ObjectStore:
             with WorkingFolder(self._bucket, lease, folder, stored).held():
                 yield RunningTrial(here, lease.is_lost)
 
-    def archive(self, trial: Trial) -> ArchivedFiles:
-        """Rename the files of the output in the register."""
-        return ArchivedFiles(self._bucket, trial.plan.trial_id)
+    def archive(self, trial: Trial) -> Callable[[], object]:
+        """Rename the files of the output in the register, to `earlier-<n>/`; no object moves."""
+        before: list[Register] = []
+
+        def put_aside(now: Register) -> Register | None:
+            archived = _archived(now)
+            before[:] = [now] if archived else []
+            return archived
+
+        def put_back(now: Register) -> Register | None:
+            is_new = not before or now.attempt != before[0].attempt
+            return None if is_new else replace(now, files=before[0].files)
+
+        edit(self._bucket, trial.plan.trial_id, put_aside)
+        return partial(edit, self._bucket, trial.plan.trial_id, put_back)
 
     def spare(self, folders: Sequence[Path]) -> Iterator[Spare]:
         """Yield checkpoints, and what no register names: uploads of processes that were killed."""
@@ -166,28 +179,13 @@ class Registers:
             return TrialState.HELD
 
 
-class ArchivedFiles:
-    """The output of a finished trial, under names in `earlier-<n>/`; no object moves."""
-
-    def __init__(self, bucket: BucketClient, trial_id: str) -> None:
-        self._bucket, self._trial_id = bucket, trial_id
-        self._num_attempts, self._files = -1, dict[str, File]()
-        edit(bucket, trial_id, self._put_aside)
-
-    def _put_aside(self, now: Register) -> Register | None:
-        if RESULT not in now.files:
-            return None
-        self._num_attempts, self._files = now.attempt, dict(now.files)
-        earlier = {name.split("/")[0] for name in now.files if name.startswith(ARCHIVED)}
-        archive = f"{ARCHIVED}{1 + len(earlier):06d}"
-        return replace(now, files={_moved(name, archive): now.files[name] for name in now.files})
-
-    def restore_unless_started(self) -> None:
-        """Give the files their names back if no new attempt at the trial was made."""
-        edit(self._bucket, self._trial_id, self._back)
-
-    def _back(self, now: Register) -> Register | None:
-        return replace(now, files=self._files) if now.attempt == self._num_attempts else None
+def _archived(now: Register) -> Register | None:
+    """Return the register with its output in a new folder; None without a result."""
+    if RESULT not in now.files:
+        return None
+    earlier = {name.split("/")[0] for name in now.files if name.startswith(ARCHIVED)}
+    archive = f"{ARCHIVED}{1 + len(earlier):06d}"
+    return replace(now, files={_moved(name, archive): file for name, file in now.files.items()})
 
 
 def _moved(name: str, archive: str) -> str:
@@ -221,11 +219,6 @@ def _refuses(request: Callable[[], object]) -> bool:
     except Changed:
         return True
     return False
-
-
-def _stale(version: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
-    """Return a version that the object never had; a generation is a number."""
-    return {**other, **({"version": "1"} if "version" in version else {})}
 
 
 def _without_checkpoints(now: Register) -> Register:

@@ -59,9 +59,25 @@ class FileStore:
             raise Held("trial", trial_id, "another process runs this trial")
         yield RunningTrial(config)
 
-    def archive(self, trial: Trial) -> ArchivedOutput:
-        """Move the output to a folder beside it."""
-        return ArchivedOutput(trial.folder)
+    def archive(self, trial: Trial) -> Callable[[], None]:
+        """Move the output to `earlier-<n>/` in the trial's folder.
+
+        The result moves last: until then the trial is finished, and after that nothing is left.
+        """
+        folder, num_attempts = trial.folder, len(attempts(trial.folder))
+        archive = folder / f"earlier-{1 + len([*folder.glob('earlier-*')]):06d}"
+        archive.mkdir()
+        stays = {path for pattern in STAYS for path in folder.glob(pattern)}
+        for path in [*({*folder.iterdir()} - stays), folder / "result.json"]:
+            path.rename(archive / path.name)
+
+        def restore() -> None:
+            if len(attempts(folder)) == num_attempts:
+                for path in sorted(archive.iterdir(), key=lambda path: path.name == "result.json"):
+                    path.rename(folder / path.name)
+                archive.rmdir()
+
+        return restore
 
     def spare(self, folders: Sequence[Path]) -> Iterator[Spare]:
         """Yield the checkpoints and partial files of each folder that no process holds."""
@@ -114,30 +130,6 @@ class Folders:
             return TrialState.FREE if holder(trial.folder) is None else TrialState.HELD
         except (OSError, BadInput):  # the store may be away for a moment
             return TrialState.HELD
-
-
-class ArchivedOutput:
-    """The output of a finished trial, moved to `earlier-<n>/` so that the trial can run again.
-
-    The result is moved last: until then the trial is finished, and after that nothing is left.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._num_attempts = folder, len(attempts(folder))
-        self._archive = folder / f"earlier-{1 + len([*folder.glob('earlier-*')]):06d}"
-        self._archive.mkdir()
-        stays = {path for pattern in STAYS for path in folder.glob(pattern)}
-        for path in {*folder.iterdir()} - stays:
-            path.rename(self._archive / path.name)
-        (folder / "result.json").rename(self._archive / "result.json")
-
-    def restore_unless_started(self) -> None:
-        """Move everything back, the result last, if no new attempt at the trial was made."""
-        if len(attempts(self._folder)) == self._num_attempts:
-            moved = sorted(self._archive.iterdir(), key=lambda path: path.name == "result.json")
-            for path in moved:
-                path.rename(self._folder / path.name)
-            self._archive.rmdir()
 
 
 def _names(store: Path) -> list[str]:

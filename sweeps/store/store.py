@@ -45,26 +45,23 @@ class Spare(NamedTuple):
     delete: Callable[[], object]
 
 
-class Archived(Protocol):
-    """The output of a finished trial, put aside so that the trial can run again."""
+class StartedTrials(Protocol):
+    """What drivers see of each other's trials: which are started, which free."""
 
-    def restore_unless_started(self) -> None:
-        """Put everything back if no new attempt at the trial was made."""
+    def started(self) -> Collection[str]:
+        """Return the ids of the trials that any driver has started, ended ones included."""
+
+    def look(self, trial_id: str) -> TrialState:
+        """Return what the store says of a started trial."""
 
 
-class KnownTrials(Protocol):
-    """Trials by their ids, and what drivers see of each other's: which are started, which free."""
+class KnownTrials(StartedTrials, Protocol):
+    """Trials by their ids; `started` tells of no other trial."""
 
     def __getitem__(self, trial_id: str) -> Trial: ...
 
     def add(self, trial: Trial) -> None:
         """Make a trial known."""
-
-    def started(self) -> Collection[str]:
-        """Return the ids of the known trials that any driver has started, ended ones included."""
-
-    def look(self, trial_id: str) -> TrialState:
-        """Return what the store says of a started trial."""
 
 
 class SweepStore(Protocol):
@@ -99,8 +96,11 @@ class SweepStore(Protocol):
         Raises Held if another process runs it, LeaseLost if one took it over meanwhile.
         """
 
-    def archive(self, trial: Trial) -> Archived:
-        """Put the output of a finished trial aside."""
+    def archive(self, trial: Trial) -> Callable[[], object]:
+        """Put the output of a finished trial aside, so that it can run again.
+
+        Returns a function that puts everything back if no new attempt at the trial was made.
+        """
 
     def spare(self, folders: Sequence[Path]) -> Iterable[Spare]:
         """Return checkpoints of the trials in these folders of `folder`, and what killed processes

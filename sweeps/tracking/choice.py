@@ -22,8 +22,8 @@ from sweeps.tracking.tracker import About, Tracker
 from trainer.base.build import Node, build
 from trainer.base.cli import one_of
 from trainer.base.errors import BadInput, LeaseLost, Stopped
-from trainer.base.places import CONF
 from trainer.base.status import Status
+from trainer.config.names import yamls
 from trainer.config.schema import check_choice
 from trainer.config.words import parse_value
 from trainer.folder.record import Row
@@ -134,22 +134,18 @@ class Tracking:
         return Background(partial(build, self.node, about), self.wait)
 
 
-def known() -> list[str]:
-    """Return the names of all trackers in conf/tracking, sorted."""
-    return sorted(file.stem for file in (CONF / GROUP).glob("*.yaml"))
-
-
 def take(given: dict[str, str]) -> Tracking:
     """Remove `tracking` and `tracking.KEY` from `given`; return the tracker that they choose.
 
     Raises BadInput for an unknown name or key, or a value that the tracker does not allow.
     """
     name = given.pop(GROUP, "none")
-    if name not in known():
-        raise one_of(GROUP, name, known())
+    files = {path.stem: path for path in yamls(GROUP)}
+    if name not in files:
+        raise one_of(GROUP, name, [*files])
     keys = {key for key in given if key.startswith(f"{GROUP}.")}
     changes = {key.partition(".")[2]: parse_value(key, given.pop(key)) for key in keys}
-    return make_tracking({**_load(name), **changes})
+    return make_tracking({**yaml.safe_load(files[name].read_text()), **changes})
 
 
 def make_tracking(node: dict[str, Any]) -> Tracking:
@@ -161,8 +157,3 @@ def make_tracking(node: dict[str, Any]) -> Tracking:
     except ValidationError:
         raise BadInput(f"{GROUP}.wait", wait, "must be seconds, from 0 to 1e8") from None
     return Tracking(check_choice(GROUP, keys), wait)
-
-
-def _load(name: str) -> dict[str, Any]:
-    node: dict[str, Any] = yaml.safe_load((CONF / GROUP / f"{name}.yaml").read_text())
-    return node

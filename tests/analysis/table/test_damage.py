@@ -61,6 +61,7 @@ def test_a_trial_with_a_damaged_config_is_left_out(name: str, tmp_path: Path) ->
             table = load(tmp_path)
         pd.testing.assert_frame_equal(table, whole)
         assert "\n" not in str(caught[0].message)
+        assert caught[0].filename == __file__, "it names the line of the caller"
 
 
 @pytest.mark.parametrize("link", [False, True])

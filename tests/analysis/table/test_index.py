@@ -191,13 +191,13 @@ def test_some_trials_are_loaded_as_if_there_were_no_others(tmp_path: Path) -> No
     make(tmp_path / "all")
     ids = ["0001", "0003", "empty", "nowhere"]
     for _ in range(2):
-        found = load(tmp_path / "all", ids)
+        some = load(tmp_path / "all", ids)
         load(tmp_path / "all")
     shutil.copytree(tmp_path / "all" / "trials", tmp_path / "few" / "trials")
     for other in ("0000", "0002", "0004"):
         shutil.rmtree(tmp_path / "few" / "trials" / other)
     aside = ["folder", "finished_at"]
     pd.testing.assert_frame_equal(
-        found.drop(columns=aside), load(tmp_path / "few").drop(columns=aside)
+        some.drop(columns=aside), load(tmp_path / "few").drop(columns=aside)
     )
     assert len(load(tmp_path / "all")) == 5

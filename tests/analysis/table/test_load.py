@@ -119,15 +119,15 @@ def test_when_a_trial_finished_is_what_it_says_itself(tmp_path: Path) -> None:
     """A copy of a store has other times; only results of older code do not say it."""
     settings = config()
     folders = [write(tmp_path, settings, result(settings, 1.5)) for _ in range(3)]
-    for folder, said in zip(
+    for folder, end in zip(
         folders, ({"finished_at": 1.5e9}, {}, {"finished_at": "x"}), strict=True
     ):
         path = folder / "result.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
+        path.write_text(json.dumps({**json.loads(path.read_text()), **end}))
         os.utime(path, (1e9, 1e9))
     table = load(tmp_path).set_index("trial_id")
-    found = [table.loc[folder.name, "finished_at"].timestamp() for folder in folders]
-    assert found == [1.5e9, 1e9, 1e9]
+    seconds = [table.loc[folder.name, "finished_at"].timestamp() for folder in folders]
+    assert seconds == [1.5e9, 1e9, 1e9]
 
 
 def test_an_empty_store_gives_the_schema_and_a_missing_one_is_bad_input(tmp_path: Path) -> None:
@@ -158,8 +158,8 @@ def test_what_is_told_of_a_csv_is_what_is_told_of_its_store(published: tuple[Pat
     assert_frame_equal(of_csv[same], of_store[same])
     assert_frame_equal(gaps(of_csv), gaps(of_store))
     assert_frame_equal(best(of_csv), best(of_store))
-    asked = {"optimizer": "adamw", "stages": 4, "microbatches": 8}
-    assert str(advise(of_csv, **asked)) == str(advise(of_store, **asked))
+    question = {"optimizer": "adamw", "stages": 4, "microbatches": 8}
+    assert str(advise(of_csv, **question)) == str(advise(of_store, **question))
 
 
 def test_some_of_its_trials(published: tuple[Path, Path]) -> None:
@@ -185,7 +185,7 @@ def test_csvs_are_put_together_as_tables_are() -> None:
     """A key that is null is one value, whichever of them holds it."""
     names = ("tiny_trials", "momentum_trials", "advice_trials")
     trials = pd.concat([load(ROOT / "docs" / f"{name}.csv") for name in names])
-    found = gaps(trials)
-    row = found[(found["optimizer"] == "muon") & (found["arm"] == "delay_ef")]
+    table = gaps(trials)
+    row = table[(table["optimizer"] == "muon") & (table["arm"] == "delay_ef")]
     assert row["setting"].str.contains("momentum=0.95, num_updates=400").any()
     assert not row["setting"].str.contains("None|nan").any()

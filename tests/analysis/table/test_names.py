@@ -24,13 +24,13 @@ def test_an_optimizer_has_the_name_that_its_yaml_says_or_that_of_its_file() -> N
 
 def test_arms_are_named_by_what_they_are_made_of(tmp_path: Path) -> None:
     write_sweep(tmp_path, "optimizers", optimizers=["adamw"], seeds=1, arms=ALL_ARMS)
-    found = names.arms(load(tmp_path))
-    assert found["delay_ef"] == "delay + EF"
-    assert found["delay_ef(0.25)"] == "delay + EF (λ = 0.25)"
-    assert found["delay_ef_gradient"] == "delay + EF on gradients"
-    assert found["delay_taylor(1000)"] == "delay + Taylor (λ = 1,000)"
-    assert found["delay_ef+start(0.1)"] == "delay + EF, sync start 10 %"
-    assert len({*found.values()}) == len(found)
+    arms = names.arms(load(tmp_path))
+    assert arms["delay_ef"] == "delay + EF"
+    assert arms["delay_ef(0.25)"] == "delay + EF (λ = 0.25)"
+    assert arms["delay_ef_gradient"] == "delay + EF on gradients"
+    assert arms["delay_taylor(1000)"] == "delay + Taylor (λ = 1,000)"
+    assert arms["delay_ef+start(0.1)"] == "delay + EF, sync start 10 %"
+    assert len({*arms.values()}) == len(arms)
 
 
 def test_what_has_no_name_here_keeps_its_label() -> None:

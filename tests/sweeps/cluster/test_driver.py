@@ -93,7 +93,7 @@ def test_a_driver_starts_its_own_cluster_and_only_a_real_wish_stops(tmp_path: Pa
     after it."""
     announced = Path("/tmp/ray/ray_current_cluster")
     before = announced.read_text() if announced.exists() else None
-    environment = {key: of for key, of in os.environ.items() if key != "RAY_ADDRESS"}
+    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
     done = subprocess.run(
         [sys.executable, "-c", OWN_CLUSTER],
         check=False,
@@ -170,10 +170,10 @@ def test_ray_that_does_not_start_or_answer_is_one_line_at_once(
             where, why = f"127.0.0.1:{held.getsockname()[1]}", "refused"
         monkeypatch.setenv("RAY_ADDRESS", where)
     assert main(small.overrides(tmp_path, "sweep=main", "scale=micro", "seeds=[0]")) == 1
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert f"Ray does not start or answer ({where})" in said
-    assert why in said
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert f"Ray does not start or answer ({where})" in printed
+    assert why in printed
 
 
 def test_nobody_waits_for_a_report_after_a_stop(
@@ -182,9 +182,9 @@ def test_nobody_waits_for_a_report_after_a_stop(
     """The signal comes when the cluster has started."""
     words = stopped(tmp_path, monkeypatch, lambda: None)
     assert main(words) == 143
-    said = capsys.readouterr().out.splitlines()
-    assert "trials to go" in said[-2]
-    assert said[-1].endswith(f"python -m analysis results={tmp_path / 'results'} out=report")
+    printed = capsys.readouterr().out.splitlines()
+    assert "trials to go" in printed[-2]
+    assert printed[-1].endswith(f"python -m analysis results={tmp_path / 'results'} out=report")
     assert not (tmp_path / "results" / "reports").exists()
 
 

@@ -129,11 +129,11 @@ def test_the_files_and_the_code_that_a_sweep_file_names_go_with_the_job(
 def test_a_job_is_another_one_if_a_file_of_its_own_changes(
     own_files: dict[str, str], tmp_path: Path
 ) -> None:
-    asked = parse_request(words_of(own_files))
-    before = job_name("depth", *take_along(own_files, asked))
-    assert before == job_name("depth", *take_along(own_files, asked))
+    request = parse_request(words_of(own_files))
+    before = job_name("depth", *take_along(own_files, request))
+    assert before == job_name("depth", *take_along(own_files, request))
     (tmp_path / "wide.yaml").write_text("budget: 3\n")
-    assert job_name("depth", *take_along(own_files, asked)) != before
+    assert job_name("depth", *take_along(own_files, request)) != before
 
 
 def test_the_code_of_the_command_line_wins(own_files: dict[str, str]) -> None:

@@ -84,9 +84,9 @@ def test_what_no_attempt_can_mend_is_recorded(
     trial = train(store, tmp_path, f"resume_from={tmp_path / 'checkpoint-1.pt'}")
     assert told[-1]["status"] == Status.FAILED
     store.pull()
-    found = read_result(trial.folder)
-    assert found is not None
-    assert "resume_from" in found["error"]
+    result = read_result(trial.folder)
+    assert result is not None
+    assert "resume_from" in result["error"]
     died = {trial.plan.trial_id: RuntimeError("killed")}
     driver._record_deaths([trial], died, store)
-    assert read_result(trial.folder) == found
+    assert read_result(trial.folder) == result

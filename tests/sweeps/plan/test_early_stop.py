@@ -182,8 +182,8 @@ def test_a_sweep_that_stopped_early_reports_why_and_is_done(
             run_trial(trial.config)
         plan = plan.refreshed()
     assert main(words) == 0
-    said = capsys.readouterr().out
-    assert "3 asked, 3 unique, 3 done, 0 to do" in said
-    assert "optimizer.lr=1e-09 is left out: its sync arm ended at" in said
+    printed = capsys.readouterr().out
+    assert "3 asked, 3 unique, 3 done, 0 to do" in printed
+    assert "optimizer.lr=1e-09 is left out: its sync arm ended at" in printed
     notes = (tmp_path / "results" / "reports" / "early-micro" / "gaps.md").read_text()
     assert "optimizer.lr=1e-09 is left out" in notes

@@ -43,8 +43,8 @@ def plan(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, str]
 
 def cost(*words: str) -> Cost:
     """What the trials take that have still to run, all on one kind of machine."""
-    asked = parse_request(words)
-    priced = PricedSweeps(asked, plan_sweeps(asked))
+    request = parse_request(words)
+    priced = PricedSweeps(request, plan_sweeps(request))
     [total] = priced.costs(priced.todo)
     return total
 
@@ -62,10 +62,10 @@ def test_hours_are_those_of_finished_trials_of_the_same_shape(
     line = plan(words, capsys)["time"]
     assert "7 of 7 trials by the time that finished ones of their shape took" in line
     assert "assumed" not in line
-    found = cost(*words)
-    assert found.total == pytest.approx(2 * 7 * trials[0].plan.tokens / 400)  # on two cores each
-    assert found.clock(7) == pytest.approx(2 * trials[0].plan.tokens / 400)
-    assert found.clock(1_000) == found.longest == pytest.approx(trials[0].plan.tokens / 400)
+    price = cost(*words)
+    assert price.total == pytest.approx(2 * 7 * trials[0].plan.tokens / 400)  # on two cores each
+    assert price.clock(7) == pytest.approx(2 * trials[0].plan.tokens / 400)
+    assert price.clock(1_000) == price.longest == pytest.approx(trials[0].plan.tokens / 400)
     mixed = plan([*words, "grid.batch_size=[16,32,8]"], capsys)["time"]
     assert "15 of 23 trials by the time" in mixed
     assert "8 by counted FLOPs and bytes, at the rates assumed of core" in mixed
@@ -143,10 +143,10 @@ def test_every_rank_of_a_gang_is_paid_for(tmp_path: Path) -> None:
     for trial in trials[1:]:
         leave_finished(trial.folder, trial.config, tokens_per_second=1000.0)
     tokens = trials[0].plan.tokens
-    found = cost(*words, "gpus_per_trial=0.5")
-    assert found.unit == "GPU"
-    assert found.total == pytest.approx(4 * tokens / 1000)
-    assert found.longest == pytest.approx(tokens / 1000)
+    price = cost(*words, "gpus_per_trial=0.5")
+    assert price.unit == "GPU"
+    assert price.total == pytest.approx(4 * tokens / 1000)
+    assert price.longest == pytest.approx(tokens / 1000)
 
 
 @pytest.mark.parametrize(
@@ -176,17 +176,17 @@ def test_the_paper_s_scales_tell_sizes_memory_and_how_the_model_is_cut(
     words = ("sweep=main", "advice=null", "grid.optimizer=[muon]", "seeds=[0]")
     short = (*words, f"results={tmp_path}")
     true = ("runner=pipelined", "pipeline.num_stages=8", "pipeline.num_microbatches=8")
-    found = plan([*short, "scale=2b", *true], capsys)
+    price = plan([*short, "scale=2b", *true], capsys)
     of_all = "moe_2b 1,915,784,192 parameters, 506,498,048 active per token"
     most = "3.31 times as fast on 4 ranks as on one, and on more no faster"
-    assert found["models"] == f"models    {of_all}, {most}"
-    assert "up to 8.63 GB per rank" in found["memory"]
-    assert found["split"] == (
+    assert price["models"] == f"models    {of_all}, {most}"
+    assert "up to 8.63 GB per rank" in price["memory"]
+    assert price["split"] == (
         "split     stages of 2, 2, 2, 2, 2, 3, 3, 0 layers: 8 ranks are at most 3.31 times as fast "
         "as one; so are more: the head alone is the slowest"
     )
-    assert "5e+10 in the longest trial" in found["tokens"]
-    assert "data/fineweb is not prepared here" in found["data"]
+    assert "5e+10 in the longest trial" in price["tokens"]
+    assert "data/fineweb is not prepared here" in price["data"]
     alone = plan([*short, "scale=2b"], capsys)
     assert "split" not in alone
     assert "up to 39.4 GB per rank" in alone["memory"]

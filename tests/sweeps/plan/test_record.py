@@ -35,14 +35,14 @@ def words(folder: Path, more: str = "") -> list[str]:
 
 def look_at(folder: Path, more: str = "") -> tuple[Request, SweepPlan]:
     """What is asked for, and its plan."""
-    asked = parse_request(words(folder, more))
-    [plan] = plan_sweeps(asked)
-    return asked, plan
+    request = parse_request(words(folder, more))
+    [plan] = plan_sweeps(request)
+    return request, plan
 
 
-def recorded(folder: Path, asked: Request, plan: SweepPlan) -> dict[str, Any]:
+def recorded(folder: Path, request: Request, plan: SweepPlan) -> dict[str, Any]:
     """The record that is written of the plan."""
-    sweep_record.write(asked, [plan], FileStore(asked.results))
+    sweep_record.write(request, [plan], FileStore(request.results))
     return read(folder)
 
 
@@ -80,17 +80,17 @@ def test_it_holds_what_was_asked_and_every_trial(tmp_path: Path) -> None:
 
 
 def test_of_a_sweep_that_runs_seconds_are_by_what_has_finished(tmp_path: Path) -> None:
-    asked, plan = look_at(tmp_path)
+    request, plan = look_at(tmp_path)
     finish(plan.planned[0], 2.0)
-    trials = recorded(tmp_path, asked, plan)["trials"].values()
+    trials = recorded(tmp_path, request, plan)["trials"].values()
     assert [trial["seconds"] for trial in trials] == [pytest.approx(2.0)] * 8
 
 
 def test_with_tuning_and_early_stop_it_follows_what_is_chosen(tmp_path: Path) -> None:
     """Nothing is compared before it is chosen; of two points the worse one is left out."""
     more = "tune: {clip_norm: [1, 2]}\nearly_stop: {margin: 0.1}\n"
-    asked, plan = look_at(tmp_path, more)
-    first = recorded(tmp_path, asked, plan)
+    request, plan = look_at(tmp_path, more)
+    first = recorded(tmp_path, request, plan)
     assert (first["settled"], first["compared"]) == (False, [])
     assert any("not chosen yet" in remark for remark in first["remarks"])
     while todo := [trial for trial in plan.runnable if not trial.folder.exists()]:
@@ -99,7 +99,7 @@ def test_with_tuning_and_early_stop_it_follows_what_is_chosen(tmp_path: Path) ->
                 lr, clip = trial.config["optimizer"]["lr"], trial.config["clip_norm"]
                 finish(trial, 2 + 10 * lr + abs(clip - 1) / 100)
         plan = plan.refreshed()
-    last = recorded(tmp_path, asked, plan)
+    last = recorded(tmp_path, request, plan)
     assert last["settled"]
     compared = [last["trials"][key] for key in last["compared"]]
     assert sorted((t["arm"], t["seed"]) for t in compared) == [
@@ -115,8 +115,8 @@ def test_a_dry_run_leaves_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_a_store_without_room_for_it_is_refused(tmp_path: Path) -> None:
-    asked, plan = look_at(tmp_path)
-    asked.results.mkdir()
-    (asked.results / "sweeps").write_text("in its place")
+    request, plan = look_at(tmp_path)
+    request.results.mkdir()
+    (request.results / "sweeps").write_text("in its place")
     with pytest.raises(BadInput, match="results"):
-        sweep_record.write(asked, [plan], FileStore(asked.results))
+        sweep_record.write(request, [plan], FileStore(request.results))

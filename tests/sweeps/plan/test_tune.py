@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from sweeps.plan.early_stop import judge
 from sweeps.plan.tried import Choice, untried
 from sweeps.plan.tried_report import remarks, write
 from sweeps.plan.tuning import MAX_EXTENSIONS, Values, beyond, tune, tune_all
@@ -64,31 +65,37 @@ def bowl(lowest: float) -> Loss:
     return lambda value: abs(math.log(value / lowest))
 
 
-def test_the_best_inner_value_is_chosen_for_all_arms_and_seeds(tmp_path: Path) -> None:
-    choice, order = run_to_the_end(sweep(), tmp_path, bowl(0.004))
-    assert (chosen(choice), order) == ((0.004,), [(0.002,), (0.004,), (0.008,)])
+def test_the_best_value_is_for_all_arms_and_seeds_and_shares_its_sync_trial(tmp_path: Path) -> None:
+    choice, _ = run_to_the_end(sweep(), tmp_path, bowl(0.004))
     assert [(t.arm, t.config["seed"], t.config["optimizer"]["lr"]) for t in choice.arms] == [
         (arm, seed, 0.004) for arm in ("sync", "delay") for seed in (3, 5)
     ]
-
-
-def test_tuning_trials_are_sync_trials_of_the_first_seed_and_shared_with_the_arms(
-    tmp_path: Path,
-) -> None:
-    choice, _ = run_to_the_end(sweep(), tmp_path, bowl(0.004))
     assert {(t.arm, t.config["seed"]) for t in choice.choosing} == {("sync", 3)}
     assert choice.tried[1].trials[0].plan.trial_id == choice.arms[0].plan.trial_id
 
 
-@pytest.mark.parametrize(
-    ("lowest", "more"), [(0.016, [0.016, 0.032]), (0.0005, [0.001, 0.0005, 0.00025])]
-)
-def test_a_best_value_on_the_edge_extends_the_grid(
-    lowest: float, more: list[float], tmp_path: Path
+# name → loss, the rate that is chosen, the rates that are tried after 0.002, 0.004 and 0.008
+LOSSES: dict[str, tuple[Loss, float, list[float]]] = {
+    "inside": (bowl(0.004), 0.004, []),
+    "equal": (lambda lr: 1.0 if 0.003 < lr < 0.01 else 2.0, 0.004, []),
+    "above": (bowl(0.016), 0.016, [0.016, 0.032]),
+    "below": (bowl(0.0005), 0.0005, [0.001, 0.0005, 0.00025]),
+    "a diverged one is the worst": (lambda lr: None if lr > 0.003 else 9.0 - lr, 0.002, [0.001]),
+    "all factors diverge": (
+        lambda lr: None if lr > 0.0006 else bowl(0.00025)(lr),
+        0.00025,
+        [0.001, 0.0005, 0.00025, 0.000125],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_lowest_loss_wins_and_a_best_value_on_the_edge_extends_the_grid(
+    name: str, tmp_path: Path
 ) -> None:
-    choice, order = run_to_the_end(sweep(), tmp_path, bowl(lowest))
-    assert chosen(choice) == (lowest,)
-    assert order == [(lr,) for lr in (0.002, 0.004, 0.008, *more)]
+    loss, best, more = LOSSES[name]
+    choice, order = run_to_the_end(sweep(), tmp_path, loss)
+    assert (chosen(choice), order) == ((best,), [(lr,) for lr in (0.002, 0.004, 0.008, *more)])
 
 
 def test_the_extension_is_bounded_and_the_edge_is_named(tmp_path: Path) -> None:
@@ -97,21 +104,6 @@ def test_the_extension_is_bounded_and_the_edge_is_named(tmp_path: Path) -> None:
     assert len(order) == 3 + MAX_EXTENSIONS
     assert chosen(choice) == max(order) == (2.048,)
     assert "optimizer.lr=2.048, on the edge" in remarks(swept, [choice])[1]
-
-
-def test_a_diverged_value_is_the_worst(tmp_path: Path) -> None:
-    choice, order = run_to_the_end(sweep(), tmp_path, lambda lr: None if lr > 0.003 else 9.0 - lr)
-    assert chosen(choice) == (0.002,)
-    assert order == [(0.002,), (0.004,), (0.008,), (0.001,)]
-
-
-def test_where_every_factor_diverged_smaller_values_are_tried(tmp_path: Path) -> None:
-    def loss(lr: float) -> float | None:
-        return None if lr > 0.0006 else bowl(0.00025)(lr)
-
-    choice, order = run_to_the_end(sweep(), tmp_path, loss)
-    assert chosen(choice) == (0.00025,)
-    assert order[3:] == [(0.001,), (0.0005,), (0.00025,), (0.000125,)]
 
 
 def test_a_point_whose_every_value_diverged_is_left_out(tmp_path: Path) -> None:
@@ -127,7 +119,7 @@ def test_until_it_is_settled_the_plan_is_an_estimate_and_no_arm_runs(tmp_path: P
     choice = tune(swept, point)
     assert (choice.settled, chosen(choice)) == (False, None)
     assert {trial.config["optimizer"]["lr"] for trial in choice.arms} == {0.004}
-    assert choice.runnable == choice.choosing
+    assert judge(swept, [choice])[0].runnable == choice.choosing
     leave_loss(choice.choosing[-1].folder, 1.0)
     assert not tune(swept, point).settled
 
@@ -205,11 +197,6 @@ def test_a_shared_value_is_chosen_at_one_optimizer_for_each_other_setting(tmp_pa
     assert lion.leader is None
     assert chosen(lion) == pytest.approx((0.008,))
     assert "(as of optimizer=adamw clip_norm=1)" in remarks(swept, tuned)[1]
-
-
-def test_of_equal_losses_the_smallest_value_wins(tmp_path: Path) -> None:
-    choice, _ = run_to_the_end(sweep(), tmp_path, lambda lr: 1.0 if 0.003 < lr < 0.01 else 2.0)
-    assert chosen(choice) == (0.004,)
 
 
 def test_too_many_combinations_are_refused() -> None:

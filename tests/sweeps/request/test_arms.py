@@ -55,9 +55,9 @@ def test_a_value_that_is_written_twice_is_refused(
 ) -> None:
     words = ["sweep=main", f"results={tmp_path}", "dry_run=true", "grid.optimizer=[adamw]"]
     assert main([*words, f"grid.optimizer.lr={values}"]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "must not repeat a value" in said
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert "must not repeat a value" in printed
 
 
 @pytest.mark.parametrize("word", ["+seed=1", "++seed=1", "~seed=1", "++out=x", "+out=x"])

@@ -15,16 +15,16 @@ from trainer.base.errors import BadInput
 
 def test_a_trial_of_several_sweeps_has_the_tags_of_all(tmp_path: Path) -> None:
     request = parse_request(["sweep=main,horizon", "seeds=[0]", f"results={tmp_path}"])
-    found = all_planned(plan_sweeps(request))
-    by_sweeps = {trial.sweeps for trial in found}
+    trials = all_planned(plan_sweeps(request))
+    by_sweeps = {trial.sweeps for trial in trials}
     assert by_sweeps == {
         ("main-few_updates",),
         ("horizon-few_updates",),
         ("main-few_updates", "horizon-few_updates"),
     }
-    shared = {trial.name: trial for trial in found if len(trial.sweeps) == 2}
+    shared = {trial.name: trial for trial in trials if len(trial.sweeps) == 2}
     assert shared["muon delay seed 0"].config["num_updates"] == 400
-    names = {trial.name for trial in found if trial.sweeps == ("horizon-few_updates",)}
+    names = {trial.name for trial in trials if trial.sweeps == ("horizon-few_updates",)}
     assert "adamw num_updates=100 delay_ef seed 0" in names
     assert (request.label, request.title) == (
         "main-few_updates_horizon-few_updates",

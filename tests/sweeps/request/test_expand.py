@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 import sweeps
 from sweeps.request.checks import check_sweep
 from sweeps.request.expand import points
 from tests.support.sweep_requests import ARMS, asked, content, expand, only
-from trainer.base.errors import BadInput
 
 
 def test_every_combination_is_asked_once(tmp_path: Path) -> None:
@@ -35,16 +32,18 @@ def test_a_trial_that_several_points_ask_for_is_one_trial(tmp_path: Path) -> Non
 def test_a_mapping_in_the_grid_moves_keys_together(tmp_path: Path) -> None:
     pairs = [{"optimizer": "muon", "optimizer.lr": 0.5}, {"optimizer": "adamw"}]
     trials = expand(check_sweep(content(grid={"pair": pairs})), tmp_path)
-    found = {(t.config["optimizer"]["_target_"][-4:], t.config["optimizer"]["lr"]) for t in trials}
-    assert found == {("muon", 0.5), ("damw", 0.002)}
+    seen = {(t.config["optimizer"]["_target_"][-4:], t.config["optimizer"]["lr"]) for t in trials}
+    assert seen == {("muon", 0.5), ("damw", 0.002)}
 
 
 def test_arms_of_a_point_differ_in_pipeline_and_correction_only(tmp_path: Path) -> None:
-    one, *others = (t.config for t in expand(check_sweep(content()), tmp_path))
+    sync, *others = (t.config for t in expand(check_sweep(content()), tmp_path))
     for other in others:
         arms = {"pipeline", "correction"}
-        assert {key for key in one if one[key] != other[key]} <= arms | {"choices"}
-        assert {key for key, of in one["choices"].items() if of != other["choices"][key]} <= arms
+        assert {key for key in sync if sync[key] != other[key]} <= arms | {"choices"}
+        assert {
+            key for key, value in sync["choices"].items() if value != other["choices"][key]
+        } <= arms
 
 
 def test_a_sweep_of_batch_sizes_holds_the_tokens(tmp_path: Path) -> None:
@@ -52,16 +51,11 @@ def test_a_sweep_of_batch_sizes_holds_the_tokens(tmp_path: Path) -> None:
     assert {trial.plan.tokens for trial in trials} == {400 * 16 * 128}
 
 
-def test_a_sweep_without_a_sync_arm_is_refused() -> None:
-    with pytest.raises(BadInput, match="sync"):
-        check_sweep(content(arms={"delay": ARMS["delay"]}))
-
-
 def test_a_list_of_the_grid_is_replaced_mappings_included(tmp_path: Path) -> None:
     values = "[sgd, {optimizer: muon, optimizer.lr: 0.5}]"
     sweep = only("sweep=optimizers", f"grid.optimizer={values}")
-    found = [point.configs["sync"]["optimizer"]["lr"] for point in points(sweep, tmp_path)]
-    assert found == [0.004, 0.5]
+    rates = [point.configs["sync"]["optimizer"]["lr"] for point in points(sweep, tmp_path)]
+    assert rates == [0.004, 0.5]
 
 
 def test_the_public_names_plan_a_sweep(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def _former_record(store: Path, scale: str) -> None:
 def test_a_former_store_opens_with_the_names_of_today(tmp_path: Path) -> None:
     for scale in ("long", "tiny", "micro"):
         _former_record(tmp_path, scale)
-    held = {one.label: one for one in records(tmp_path)}
+    held = {kept.label: kept for kept in records(tmp_path)}
     assert [*held] == ["main-few_updates", "main-micro", "main-tiny"]
     assert [*held["main-few_updates"].trials] == ["trial-tiny"]
     assert [*held["main-tiny"].trials] == ["trial-long"]
@@ -58,10 +58,10 @@ def test_a_former_store_opens_with_the_names_of_today(tmp_path: Path) -> None:
 
 def test_a_sweep_of_today_takes_no_former_record_away(tmp_path: Path) -> None:
     _former_record(tmp_path, "tiny")
-    asked = parse_request(
+    request = parse_request(
         ["sweep=main", "scale=tiny", "seeds=[0]", "advice=null", f"results={tmp_path}"]
     )
-    write(asked, plan_sweeps(asked), FileStore(tmp_path))
-    held = {one.label: one for one in records(tmp_path)}
+    write(request, plan_sweeps(request), FileStore(tmp_path))
+    held = {kept.label: kept for kept in records(tmp_path)}
     assert [*held["main-few_updates"].trials] == ["trial-tiny"]
     assert len(held["main-tiny"].trials) == 9

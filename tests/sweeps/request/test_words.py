@@ -31,15 +31,10 @@ BAD = {
     "sweep=main tracking=wandb tracking.wait=inf": "tracking.wait=inf: must be seconds",
     "sweep=main tracking=wandb tracking.wiat=1": "tracking.wiat=1: must be a known key",
     "sweep=main tracking=wandb tracking.project=[": "tracking.project=[: must be one value",
-    "sweep=main seeds=3": "sweep.seeds=3: must be a valid list",
-    "sweep=main seeds=[1,1]": "sweep.seeds=[1, 1]: must not repeat a value",
-    "sweep=main seeds=[-1]": "sweep.seeds.0=-1: must be greater",
     "sweep=main seeds=[true]": "sweep.seeds.0=True: must be a valid integer",
     "sweep=main seeds=[１]": "sweep.seeds.0=１: must be a valid integer",
-    f"sweep=main seeds={[*range(1_500)]}".replace(", ", ","): "must have at most 1000 items",
     f"sweep=main seeds={[*range(200_000)]}".replace(", ", ","): "must have at most 10,000 char",
     f"sweep=main seeds={'[' * 3_000}": "more than 20 lists and mappings",
-    "sweep=main tune.optimizer.lr=[1,.inf]": "sweep.tune.optimizer.lr.1=inf: must be a number",
     "sweep=main tune.optimizer.lr=[1,nan]": "sweep.tune.optimizer.lr.1=nan: must be a number",
     "sweep=main tune.optimizer.lr=[1e-300,1]": "sweep.tune.optimizer.lr.0=1e-300: must be",
     "sweep=main search=optun": "search=optun: must be one of optuna, or path/to/a.yaml",
@@ -49,8 +44,6 @@ BAD = {
     "sweep=main search=optuna search.space=3": "sweep.search.space=3: must be a valid dictionary",
     "sweep=main search=optuna search.space.batch_size=[4": "batch_size=[4: must be YAML",
     "sweep=main search=optuna search.space.clip_nrom=[1,2]": "search.space.clip_nrom=null leaves",
-    "sweep=main grid.optimizer=[muno]": "optimizer=muno: must be one of muon",
-    "sweep=main grid.optimizer.lr=[1,fast]": "optimizer.lr=fast: must be a valid number",
     "sweep=main grid.=[1]": "grid.=[1]: must be a key of the config",
     "sweep=main optimizer.lrr=1": "optimizer.lrr=1: must be a key of the config",
     "sweep=main +optimizer.lrr=1": "optimizer.lrr=1: must be a known key",
@@ -60,10 +53,8 @@ BAD = {
     "sweep=main --dry": "--dry=: is not an option of this command",
     "sweep=main optimizer=sgd": "optimizer=sgd: is set by the sweep's grid",
     "sweep=main correction.coefficient=-2": "coefficient=-2",
-    "sweep=main grid.optimizer=[]": "sweep.grid.optimizer=[]: must have at least 1",
     "sweep=main grid.nonsense=[1]": "nonsense",
     "sweep=main seeds=[": "seeds=[: must be YAML",
-    "sweep=main tune.optimizer=[1,2]": "sweep.tune=optimizer: must not be an axis",
     "sweep=main tune.optimizer.nowhere=[1,2]": "optimizer.nowhere",
     "sweep=main tune.optimizer.momentum=[1,2]": "optimizer.momentum",
     "sweep=main tracking.project=x": "tracking.project=x: must be a known key",
@@ -85,9 +76,9 @@ BAD = {
     "evaluate": "tasks=: must name tasks: [mmlu,",
     "evaluate sweep=main scale=micro tasks=[copa,copa]": "must name each task once",
     "evaluate tasks=[copa,]": "tasks=[copa,]: must name tasks",
-    "evaluate tasks=copa max_length=x": "max_length=x: must be a whole number above 0",
+    "evaluate tasks=copa max_length=x": "max_length=x: must be a whole number from 1 to",
     "evaluate sweep=main scale=micro tasks=copa benchmark=hub": "benchmark=hub",
-    "evaluate sweep=main scale=micro tasks=[copa] limit=0": "limit=0: must be a whole number above",
+    "evaluate sweep=main scale=micro tasks=[copa] limit=0": "limit=0: must be a whole number from",
     "evaluate sweep=main scale=micro tasks=[copa]": "must have trials that kept their final",
     "prune": "checkpoints=: must be finished or failed or all",
     "prune checkpoints=some": "checkpoints=some: must be finished or failed or all",
@@ -123,5 +114,5 @@ def test_every_command_is_tried() -> None:
 
 
 def test_a_path_of_a_sweep_needs_no_quotes() -> None:
-    asked = parse_request(["sweep=main", "data.path=dätä/🙂"])
-    assert "data.path=dätä/🙂" in next(iter(asked.sweeps.values())).base
+    request = parse_request(["sweep=main", "data.path=dätä/🙂"])
+    assert "data.path=dätä/🙂" in next(iter(request.sweeps.values())).base

@@ -69,7 +69,7 @@ def test_a_killed_process_costs_what_it_did_after_its_last_upload(
     server.write(key, json.dumps(left).encode())
     server.write("a/store/trials/" + trial.plan.trial_id + "/000001/999999/in_vain.pt", b"x")
     result = run(objects, trial)
-    assert [one["attempt"] for one in result["attempts"]] in ([1, 2], [2])
+    assert [attempt["attempt"] for attempt in result["attempts"]] in ([1, 2], [2])
     objects.pull()
     whole = small.config(tmp_path, f"out={tmp_path / 'whole'}")
     assert run_trial(whole)["final_val_loss"] == result["final_val_loss"]
@@ -79,17 +79,17 @@ def test_a_killed_process_costs_what_it_did_after_its_last_upload(
 
 
 def checkpoints(server: s3_server.ServedBucket) -> dict[str, bytes]:
-    return {key: of.content for key, of in server.objects.items() if "checkpoint-" in key}
+    return {key: stored.content for key, stored in server.objects.items() if "checkpoint-" in key}
 
 
 def slowly(ask: Callable[[], bool]) -> Callable[[], bool]:
     """Gives the thread that uploads its turn between two updates."""
 
-    def asked() -> bool:
+    def asks() -> bool:
         time.sleep(0.1)
         return ask()
 
-    return asked
+    return asks
 
 
 def test_what_was_saved_outlives_an_attempt_that_could_not_fetch_it(
@@ -166,8 +166,8 @@ def test_a_store_that_is_throttled_now_and_then_is_no_trouble(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(requests, "NUM_TRIES", 5)
-    asked = iter(range(10**6))
-    server.fault = lambda method, key: "503" if next(asked) % 3 == 0 else None
+    numbers = iter(range(10**6))
+    server.fault = lambda method, key: "503" if next(numbers) % 3 == 0 else None
     trial = trial_of(objects, tmp_path)
     run(objects, trial)
     objects.pull()

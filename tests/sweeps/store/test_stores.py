@@ -54,9 +54,9 @@ def test_a_trial_runs_stops_goes_on_and_is_read(store: SweepStore, tmp_path: Pat
     store.pull()
     [row] = analysis.load(store.folder).to_dict("records")
     assert (row["status"], row["final_val_loss"]) == ("completed", result["final_val_loss"])
-    found = [lease.read(path) for path in lease.attempts(trial.folder)]
-    assert [one["ended"] for one in found] == ["Stopped", "completed"]
-    assert [one["attempt"] for one in result["attempts"]] == [1, 2]
+    attempts = [lease.read(path) for path in lease.attempts(trial.folder)]
+    assert [attempt["ended"] for attempt in attempts] == ["Stopped", "completed"]
+    assert [attempt["attempt"] for attempt in result["attempts"]] == [1, 2]
     assert not [*trial.folder.glob("checkpoint-*")]
     whole = small.config(tmp_path, f"out={tmp_path / 'whole'}")
     assert run_trial(whole)["final_val_loss"] == result["final_val_loss"]
@@ -92,9 +92,9 @@ def test_a_failure_is_recorded_and_what_it_saved_is_kept(store: SweepStore, tmp_
     with pytest.raises(OSError, match="a broken machine"):
         run(store, trial, fail)
     store.pull()
-    found = read_result(trial.folder)
-    assert found is not None
-    assert found["status"] == "failed"
+    result = read_result(trial.folder)
+    assert result is not None
+    assert result["status"] == "failed"
     known = store.trials()
     known.add(trial)
     assert known.look(trial.plan.trial_id) == TrialState.FREE
@@ -121,14 +121,14 @@ def test_a_finished_trial_runs_again_from_the_start(store: SweepStore, tmp_path:
     store.pull()
     again = recorded(trial.folder, "sync", trial.plan.trial_id, store.folder)
     assert again.folder == trial.folder.absolute()
-    store.archive(again).restore_unless_started()
+    store.archive(again)()
     store.pull()
     assert read_result(trial.folder) == first
-    archive = store.archive(again)
+    restore = store.archive(again)
     store.pull()
     assert read_result(trial.folder) is None
     second = run(store, again)
-    archive.restore_unless_started()
+    restore()
     assert (second["final_val_loss"], second["attempts"][0]["attempt"]) == (
         first["final_val_loss"],
         2,
@@ -166,8 +166,8 @@ def test_partial_records_of_killed_drivers_are_deleted(tmp_path: Path) -> None:
     written_now = left(records, ".main-micro.json.456.partial", 0)
     record = left(records, "old.json", 2 * STALE_AFTER)
     words = small.overrides(tmp_path, "sweep=main", "scale=micro", "seeds=[0]")
-    asked = parse_request(words)
-    sweep_record.write(asked, plan_sweeps(asked), FileStore(asked.results))
+    request = parse_request(words)
+    sweep_record.write(request, plan_sweeps(request), FileStore(request.results))
     assert not old.exists()
     assert written_now.exists()
     assert record.exists()

@@ -21,17 +21,17 @@ def spec(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def panels(found: Any) -> list[Any]:
-    sections = found["spec"]["section"]["panelBankConfig"]["sections"]
+def panels(workspace: Any) -> list[Any]:
+    sections = workspace["spec"]["section"]["panelBankConfig"]["sections"]
     return [panel for section in sections for panel in section["panels"]]
 
 
 def test_validation_losses_are_drawn_by_update_grouped_by_arm(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = spec(capsys, "sweep=main", "project=p", "entity=e")
-    assert (found["project"], found["entity"]) == ("p", "e")
-    first = panels(found)[0]["config"]
+    workspace = spec(capsys, "sweep=main", "project=p", "entity=e")
+    assert (workspace["project"], workspace["entity"]) == ("p", "e")
+    first = panels(workspace)[0]["config"]
     assert first["metrics"] == ["val_loss"]
     assert first["xAxis"] == "update"
     assert first["groupBy"] == "jobType"
@@ -54,8 +54,8 @@ def test_every_swept_key_is_an_axis_that_a_runs_config_has(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     words = ["sweep=momentum", "grid.correction=[error_feedback]", "grid.batch_size=[8,16]"]
-    found = panels(spec(capsys, *words))
-    [coordinates] = [p for p in found if p["viewType"] == "Parallel Coordinates Plot"]
+    workspace = panels(spec(capsys, *words))
+    [coordinates] = [p for p in workspace if p["viewType"] == "Parallel Coordinates Plot"]
     keys = [column["accessor"] for column in coordinates["config"]["columns"]]
     assert (keys[0], keys[-1]) == ("run:jobType", "summary:final_val_loss")
     config = small.config(tmp_path, "correction=error_feedback")

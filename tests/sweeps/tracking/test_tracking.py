@@ -35,7 +35,9 @@ def inspect(run: Path, *options: str) -> str:
 def history(run: Path) -> list[Row]:
     records = [json.loads(line) for line in inspect(run).splitlines()]
     items = [record["history"]["item"] for record in records if record["type"] == "history"]
-    return [{key: of for key, of in item.items() if not key.startswith("_")} for item in items]
+    return [
+        {key: value for key, value in item.items() if not key.startswith("_")} for item in items
+    ]
 
 
 def test_wandb_holds_what_metrics_jsonl_holds(tmp_path: Path) -> None:
@@ -46,15 +48,15 @@ def test_wandb_holds_what_metrics_jsonl_holds(tmp_path: Path) -> None:
     [run] = runs(config)
     assert history(run) == [dict(numbers(row)) for row in rows(config)]
     assert "diagnostics/all/update_cosine" in history(run)[3]
-    found = json.loads(inspect(run, "--summary"))
+    run_record = json.loads(inspect(run, "--summary"))
     result = json.loads((folder(config) / "result.json").read_text())
     for key in ("status", "final_val_loss", "delays", "wall_seconds"):
-        assert found["summary"][key] == result[key]
-    assert found["config"].pop("choice")["series"] == "adamw sync"
-    assert found["config"] == json.loads((folder(config) / "config.json").read_text())
+        assert run_record["summary"][key] == result[key]
+    assert run_record["config"].pop("choice")["series"] == "adamw sync"
+    assert run_record["config"] == json.loads((folder(config) / "config.json").read_text())
     store = read_store_id(Path(config["results"]))
-    assert found["run_id"] == f"{store}-{folder(config).name}"
-    assert found["tags"] == ["adamw", "main-micro", "mine", "momentum-micro", "sync"]
+    assert run_record["run_id"] == f"{store}-{folder(config).name}"
+    assert run_record["tags"] == ["adamw", "main-micro", "mine", "momentum-micro", "sync"]
     described = next(json.loads(line) for line in inspect(run).splitlines() if '"run":' in line)
     assert described["run"]["run_group"] == "main-micro"
     assert described["run"]["job_type"] == "sync"
@@ -121,18 +123,18 @@ def test_tensorboard_shows_hyperparameters(tmp_path: Path) -> None:
     config = small.config(tmp_path, "optimizer.lr=0.03", "pipeline=pipedream_2bw")
     tracked(config, chosen("tracking=tensorboard"))
     place = tmp_path / "results/tracking/tensorboard/main-micro" / named(config)
-    found = EventAccumulator(str(place)).Reload()
-    content = found.PluginTagToContent("hparams")["_hparams_/session_start_info"]
+    events = EventAccumulator(str(place)).Reload()
+    content = events.PluginTagToContent("hparams")["_hparams_/session_start_info"]
     shown = HParamsPluginData.FromString(content).session_start_info.hparams
     assert shown["optimizer"].string_value == "adamw"
     assert shown["pipeline"].string_value == "pipedream_2bw"
     assert shown["arm"].string_value == "sync"
     assert shown["optimizer.lr"].number_value == 0.03
     assert shown["seed"].number_value == 0
-    experiment = found.PluginTagToContent("hparams")["_hparams_/experiment"]
+    experiment = events.PluginTagToContent("hparams")["_hparams_/experiment"]
     metrics = HParamsPluginData.FromString(experiment).experiment.metric_infos
     assert {metric.name.tag for metric in metrics} == {"val_loss", "train_loss"}
-    assert {"val_loss", "train_loss"} <= set(found.Tags()["scalars"])
+    assert {"val_loss", "train_loss"} <= set(events.Tags()["scalars"])
 
 
 @pytest.mark.parametrize("name", ["none", "wandb", "tensorboard"])
@@ -160,6 +162,6 @@ def test_without_a_tracker_nothing_is_made_and_nothing_is_warned_of(tmp_path: Pa
 
 def test_one_of_many_drivers_names_the_store(tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as pool:
-        found = set(pool.map(read_store_id, [tmp_path] * 64))
-    assert len(found) == 1
+        names = set(pool.map(read_store_id, [tmp_path] * 64))
+    assert len(names) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["store_id"]

@@ -38,7 +38,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trials(corpus: Path, results: Path, num_trials: int) -> list[Trial]:
     configs = [small.config(corpus, f"results={results}", f"seed={s}") for s in range(num_trials)]
-    return [Trial("sync", of, plan_trial(of)) for of in configs]
+    return [Trial("sync", config, plan_trial(config)) for config in configs]
 
 
 def metrics(folder: Path, *rows: dict[str, Any], end: str = "\n") -> None:
@@ -108,10 +108,12 @@ def test_seldom_takes_a_small_share_of_the_time() -> None:
 class Screen:
     """A display with its console, told what Tune tells."""
 
-    def __init__(self, of: list[Trial], todo: list[Trial], results: Path, terminal: bool) -> None:
+    def __init__(
+        self, planned: list[Trial], todo: list[Trial], results: Path, terminal: bool
+    ) -> None:
         self.file = io.StringIO()
         console = Console(file=self.file, force_terminal=terminal, width=100)
-        self.display = Display("name", of, todo, results, lambda: None, lambda: False, console)
+        self.display = Display("name", planned, todo, results, lambda: None, lambda: False, console)
 
     @property
     def text(self) -> str:
@@ -132,12 +134,12 @@ class Screen:
 
 
 def test_lines_where_there_is_no_terminal(corpus: Path, tmp_path: Path) -> None:
-    one, two = of = trials(corpus, tmp_path, 2)
-    screen = Screen(of, of, tmp_path, terminal=False)
+    one, two = planned = trials(corpus, tmp_path, 2)
+    screen = Screen(planned, planned, tmp_path, terminal=False)
     with screen.display:
         screen.start(one)
         screen.start(two)
-        assert screen.display.running == {trial.plan.trial_id for trial in of}
+        assert screen.display.running == {trial.plan.trial_id for trial in planned}
         screen.row(one, **ROW, status=Status.RUNNING)
         # At 0.5 updates/s, as both.
         screen.row(one, num_done=12, wall_seconds=24.0, status=Status.COMPLETED)
@@ -152,12 +154,12 @@ def test_lines_where_there_is_no_terminal(corpus: Path, tmp_path: Path) -> None:
 def test_the_view_on_a_terminal_counts_what_runs_here_and_elsewhere(
     corpus: Path, tmp_path: Path
 ) -> None:
-    mine, theirs, failed, waiting = of = trials(corpus, tmp_path, 4)
+    mine, theirs, failed, waiting = planned = trials(corpus, tmp_path, 4)
     words = ("1 failed", "1 running", "1 elsewhere", "1 waiting", "5 of 12", "100 tokens/s")
     with ExitStack() as held:
         theirs.folder.mkdir(parents=True)
         held.enter_context(leased(theirs.folder, lambda: "completed"))
-        screen = Screen(of, [mine, failed, waiting], tmp_path, terminal=True)
+        screen = Screen(planned, [mine, failed, waiting], tmp_path, terminal=True)
         with screen.display:
             screen.start(mine)
             screen.start(failed)
