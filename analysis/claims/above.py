@@ -13,12 +13,12 @@ from analysis.claims.rule import (
     SAME,
     ClaimRule,
     Codes,
+    Estimate,
     Mask,
     Means,
     MeansAt,
-    Number,
     codes_of,
-    number,
+    estimate,
 )
 from analysis.statistics.intervals import Values, mean_intervals, moments, ratio_interval
 
@@ -78,10 +78,10 @@ class Above(ClaimRule):
         either = [name for name, (low, _) in ends.items() if not low > 0]
         return f"{' and '.join(either)}: may lie on either side of 0"
 
-    def numbers(self, values: Values) -> list[Number]:
+    def numbers(self, values: Values) -> list[Estimate]:
         """Each contrast of several rows; that of one row is shown already."""
         several = [each for each in self.contrasts if np.count_nonzero(each.weights) > 1]
-        return [number(contrast.name, contrast.of(values)) for contrast in several]
+        return [estimate(contrast.name, contrast.of(values)) for contrast in several]
 
     def means_at(self, means: Means) -> MeansAt:
         """False: one contrast is 0, all others are positive. Just true: every contrast is 0, as far
@@ -107,7 +107,7 @@ class Removed(Above):
     share says of the limit.
     """
 
-    def numbers(self, values: Values) -> list[Number]:
+    def numbers(self, values: Values) -> list[Estimate]:
         """The share of the plain gap that is removed."""
         return [share("share removed", values[1], values[0])]
 
@@ -120,10 +120,10 @@ def removes(low: float, high: float | None = None) -> Removed:
     return Removed(tuple(contrasts), Contrast("the gap of the plain delay", (1.0, 0.0), 0))
 
 
-def share(name: str, left: Values, plain: Values) -> Number:
+def share(name: str, left: Values, plain: Values) -> Estimate:
     """The share of a plain gap that is removed, with Fieller's interval."""
     low, high = ratio_interval(left, plain)
-    return name, float(1 - left.mean() / plain.mean()), 1 - high, 1 - low, len(plain)
+    return Estimate(name, float(1 - left.mean() / plain.mean()), 1 - high, 1 - low, len(plain))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from analysis.claims.above import near_best, share
 from analysis.claims.claim import Claim
 from analysis.claims.comparison import Comparison, Row
 from analysis.claims.measure import PAPER, measured, of_delay, of_points, row
-from analysis.claims.rule import SAME, ClaimRule, Codes, Mask, Means, MeansAt, Number, codes_of
+from analysis.claims.rule import SAME, ClaimRule, Codes, Estimate, Mask, Means, MeansAt, codes_of
 from analysis.statistics.intervals import CONFIDENCE, Values, mean_intervals
 from trainer.base.status import Status
 
@@ -56,7 +56,7 @@ class NoHelp(ClaimRule):
             return f"λ={', '.join(large)} may remove {SAME:.0%} or more"
         return "the largest coefficient is not shown to change the loss"
 
-    def numbers(self, values: Values) -> list[Number]:
+    def numbers(self, values: Values) -> list[Estimate]:
         """The share that each coefficient removes."""
         lefts = values[0] - _removed(values)
         return [

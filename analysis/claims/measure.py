@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.claims.above import Above, Contrast
 from analysis.claims.comparison import Comparison, Row
-from analysis.claims.rule import Codes, Means, MeansAt, Number, number
+from analysis.claims.rule import ClaimRule, Codes, Estimate, Means, MeansAt, estimate
 from analysis.statistics.intervals import Values
 from analysis.statistics.pairs import VARIANT, pairs
 from analysis.table.points import settings
@@ -77,6 +77,14 @@ def row(name: str, found: pd.DataFrame, value: str = "value", *, shown: bool = T
     return Row(name, pd.Series(values[known], seeds[known]), shown)
 
 
+def share_removed(
+    name: str, rows: pd.DataFrame, rule: ClaimRule, optimizer: Hashable
+) -> Comparison:
+    """What Error Feedback leaves of the gap of the plain delay, among rows of `measured`."""
+    arms = [row(arm, rows[rows["arm"] == arm]) for arm in ("delay", "delay_ef")]
+    return Comparison(name, arms, rule, optimizer in PAPER)
+
+
 class Column(NamedTuple):
     """The gap of an arm, with one or more points to choose from."""
 
@@ -117,10 +125,10 @@ class AtBest(Above):
         """The contrasts of the gaps at the chosen points that decide nothing."""
         return super().why(self.columns(values))
 
-    def numbers(self, values: Values) -> list[Number]:
+    def numbers(self, values: Values) -> list[Estimate]:
         """The gaps at the chosen points, and their contrasts."""
         columns = self.columns(values)
-        gaps = [number(name, gap) for name, gap in zip(self.names, columns, strict=True)]
+        gaps = [estimate(name, gap) for name, gap in zip(self.names, columns, strict=True)]
         return [*gaps, *super().numbers(columns)]
 
     def columns(self, values: Values) -> Values:

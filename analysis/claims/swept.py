@@ -10,8 +10,8 @@ import pandas as pd
 from analysis.claims.above import removes
 from analysis.claims.claim import Claim
 from analysis.claims.comparison import Comparison, Row
-from analysis.claims.measure import PAPER, Column, ends, measured, more, row, with_key
-from analysis.claims.rule import SAME, ClaimRule, Codes, Means, MeansAt, Number, codes_of
+from analysis.claims.measure import Column, ends, measured, more, share_removed, with_key
+from analysis.claims.rule import SAME, ClaimRule, Codes, Estimate, Means, MeansAt, codes_of
 from analysis.statistics.best import Grid, grids
 from analysis.statistics.intervals import CONFIDENCE, Values, held_out_gaps, interval_of_best
 from analysis.statistics.regime import MEMORIES, TOLERANCE
@@ -39,11 +39,11 @@ class BestBelow(ClaimRule):
         """That the interval holds the margin."""
         return f"holds values on both sides of {self.margin:g}"
 
-    def numbers(self, values: Values) -> list[Number]:
+    def numbers(self, values: Values) -> list[Estimate]:
         """The difference of the bests."""
         low, high = self._ends(values, CONFIDENCE)
         gaps = held_out_gaps(*self._arms(values))
-        return [(self.name, float(gaps.mean()), float(low), float(high), len(gaps))]
+        return [Estimate(self.name, float(gaps.mean()), float(low), float(high), len(gaps))]
 
     def means_at(self, means: Means) -> MeansAt:
         """True: the bests are alike. Else they differ by the margin: without any gap, the claim
@@ -104,11 +104,10 @@ def at_longest_horizon(trials: pd.DataFrame) -> list[Comparison]:
     tokens = found["point"].map(trials.groupby("point")["tokens"].max())
     compared = []
     for optimizer, rows in found.assign(tokens=tokens).groupby("optimizer"):
-        last = rows[rows["tokens"] == rows["tokens"].max()]
-        plain, left = (last[last["arm"] == arm] for arm in ("delay", "delay_ef"))
-        if len(plain) and len(left):
-            two = [row("delay", plain), row("delay_ef", left)]
-            compared.append(Comparison(str(optimizer), two, removes(1 - SAME), optimizer in PAPER))
+        longest = rows[rows["tokens"] == rows["tokens"].max()]
+        if {"delay", "delay_ef"} <= {*longest["arm"]}:
+            rule = removes(1 - SAME)
+            compared.append(share_removed(str(optimizer), longest, rule, optimizer))
     return compared
 
 

@@ -18,11 +18,11 @@ from analysis.claims.rule import (
     SAME,
     ClaimRule,
     Codes,
+    Estimate,
     Means,
     MeansAt,
-    Number,
     codes_of,
-    number,
+    estimate,
 )
 from analysis.statistics.intervals import Values, mean_intervals
 from analysis.statistics.spikes import WINDOW, spikes
@@ -49,9 +49,9 @@ class Either(ClaimRule):
         """That the change may be nothing, or not small."""
         return f"{self.name}: may be 0, or more than {SAME:.0%}"
 
-    def numbers(self, values: Values) -> list[Number]:
+    def numbers(self, values: Values) -> list[Estimate]:
         """The change."""
-        return [number(self.name, _change(values))]
+        return [estimate(self.name, _change(values))]
 
     def means_at(self, means: Means) -> MeansAt:
         """False: no change. Just true: a change of SAME. True: as observed."""
