@@ -147,20 +147,21 @@ def near_best(coefficients: list[float]) -> NearBest:
     """That the gap at the coefficient 1 is at most SAME of the plain gap above each other one, and
     below the plain gap; rows: the plain delay, then the coefficients, ascending."""
     rows = [0.0, *coefficients]
-    one = rows.index(1.0)
+    at_one = rows.index(1.0)
 
     def weights(other: int) -> tuple[float, ...]:
         return tuple(
-            SAME * (row == 0) - float(row == one) + float(row == other) for row in range(len(rows))
+            SAME * (row == 0) - float(row == at_one) + float(row == other)
+            for row in range(len(rows))
         )
 
     contrasts = [
         Contrast(f"{SAME:.0%} of the plain gap minus (λ=1 minus λ={value:g})", weights(row), row)
         for row, value in enumerate(rows)
-        if row not in (0, one)
+        if row not in (0, at_one)
     ]
-    helps = tuple(float(row == 0) - float(row == one) for row in range(len(rows)))
-    return NearBest(tuple(contrasts), Contrast("what λ=1 removes", helps, one))
+    helps = tuple(float(row == 0) - float(row == at_one) for row in range(len(rows)))
+    return NearBest(tuple(contrasts), Contrast("what λ=1 removes", helps, at_one))
 
 
 def near_best_of_arm(names: Sequence[str], chosen: int) -> NearBest:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from analysis.statistics.intervals import Values, mean_interval
+from analysis.statistics.intervals import Values, ends_text, mean_with_ends
 
 SAME = 0.2
 """A difference is small if it is surely below this share of the gap of the plain delay."""
@@ -42,14 +42,13 @@ class Estimate(NamedTuple):
             return f"{self.name} diverged at {self.n} of {self.n}"
         if math.isnan(self.mean):
             return f"{self.name} n={self.n}"
-        interval = "" if math.isnan(self.low) else f" [{self.low:+.3f}, {self.high:+.3f}]"
-        return f"{self.name} {self.mean:+.3f}{interval} n={self.n}"
+        ends = ends_text(self.low, self.high, "+.3f")
+        return f"{self.name} {self.mean:+.3f}{ends} n={self.n}"
 
 
 def estimate(name: str, values: Values) -> Estimate:
     """The mean of one value per seed; NaN without any."""
-    mean = float(values.mean()) if len(values) else math.nan
-    return Estimate(name, mean, *mean_interval(values), len(values))
+    return Estimate(name, *mean_with_ends(values), len(values))
 
 
 class MeansAt(NamedTuple):

@@ -70,8 +70,8 @@ def _at_best(losses: Values) -> Values:
 
 def _momentum(trials: pd.DataFrame) -> list[Comparison]:
     key = "optimizer.momentum"
-    found = with_key(trials, measured(trials), key)
-    delay = found[(found["arm"] == "delay") & found[key].notna()]
+    gaps = with_key(trials, measured(trials), key)
+    delay = gaps[(gaps["arm"] == "delay") & gaps[key].notna()]
     updates = delay["point"].map(trials.groupby("point")["num_updates"].max())
     long = delay[updates * (1 - delay[key]) >= MEMORIES - TOLERANCE]
     compared = []
@@ -93,17 +93,17 @@ def _falls(optimizer: str, columns: list[Column], rows: pd.DataFrame) -> Compari
 
 
 def _stages(trials: pd.DataFrame) -> list[Comparison]:
-    found = measured(trials)
-    late = found[found["arm"] == "pipedream"]
+    gaps = measured(trials)
+    late = gaps[gaps["arm"] == "pipedream"]
     return _grows(late, "num_stages")
 
 
 def at_longest_horizon(trials: pd.DataFrame) -> list[Comparison]:
     """For each optimizer, what Error Feedback leaves of the gap where it trains longest."""
-    found = measured(trials)
-    tokens = found["point"].map(trials.groupby("point")["tokens"].max())
+    gaps = measured(trials)
+    tokens = gaps["point"].map(trials.groupby("point")["tokens"].max())
     compared = []
-    for optimizer, rows in found.assign(tokens=tokens).groupby("optimizer"):
+    for optimizer, rows in gaps.assign(tokens=tokens).groupby("optimizer"):
         longest = rows[rows["tokens"] == rows["tokens"].max()]
         if {"delay", "delay_ef"} <= {*longest["arm"]}:
             rule = removes(1 - SAME)
@@ -132,13 +132,13 @@ def _best_of(grid: Grid) -> Comparison:
 
 
 def _large_batches(trials: pd.DataFrame) -> list[Comparison]:
-    found = with_key(trials, measured(trials), "batch_size")
-    return _grows(found[found["arm"] == "delay"], "batch_size")
+    gaps = with_key(trials, measured(trials), "batch_size")
+    return _grows(gaps[gaps["arm"] == "delay"], "batch_size")
 
 
-def _grows(found: pd.DataFrame, key: str) -> list[Comparison]:
+def _grows(gaps: pd.DataFrame, key: str) -> list[Comparison]:
     """For each optimizer, that the gap is larger at the largest value of the key."""
-    by_optimizer = [(str(name), ends(rows, key)) for name, rows in found.groupby("optimizer")]
+    by_optimizer = [(str(name), ends(rows, key)) for name, rows in gaps.groupby("optimizer")]
     return [more(name, *columns) for name, columns in by_optimizer if len(columns) == 2]
 
 
