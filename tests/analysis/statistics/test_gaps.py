@@ -133,7 +133,7 @@ def test_only_what_varies_has_a_column(tmp_path: Path) -> None:
     for momentum in (0.5, 0.9):
         put(tmp_path, "sync", [1.0], momentum=momentum)
         put(tmp_path, "delay", [1.2], momentum=momentum)
-    header = gap_table(gaps(load(tmp_path))).splitlines()[0]
+    header = gap_table(gaps(load(tmp_path))).strip().splitlines()[0]
     assert "setting" in header
     assert "stages" not in header
     assert "microbatches" not in header
