@@ -10,7 +10,7 @@ from analysis.advice.evidence import Evidence, Gap
 from analysis.advice.race import SameTime
 from analysis.advice.speed import Costs, equal_stages
 from analysis.advice.verdict import BY_UPDATES, Decision
-from analysis.statistics.intervals import Interval
+from analysis.statistics.intervals import ends_text
 from analysis.statistics.tax import Tax
 from analysis.statistics.text import tax_text
 
@@ -50,10 +50,10 @@ class Advice:
     of the store ran such trials."""
 
     def __str__(self) -> str:
-        found = self.evidence
-        parts = [_verdict(self), _gaps(self, found) if found else [], [*_speed(self)]]
-        if found and self.gap:
-            parts += [[*_tax(self, self.gap, found)], [*_race(self, self.gap)]]
+        evidence = self.evidence
+        parts = [_verdict(self), _gaps(self, evidence) if evidence else [], [*_speed(self)]]
+        if evidence and self.gap:
+            parts += [[*_tax(self, self.gap, evidence)], [*_race(self, self.gap)]]
         return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
@@ -70,7 +70,7 @@ def _verdict(advice: Advice) -> list[str]:
 
 def _settings(advice: Advice) -> str:
     """The settings that these trials need, where no sweep of the store can make them."""
-    shown = {k: of for k, of in advice.verdict.settle.items() if k not in BY_UPDATES}
+    shown = {key: value for key, value in advice.verdict.settle.items() if key not in BY_UPDATES}
     return ", ".join(f"{key.removeprefix('grid.')}={value}" for key, value in shown.items())
 
 
@@ -79,38 +79,33 @@ def headline(advice: Advice) -> str:
     return "\n".join(_verdict(advice))
 
 
-def _gaps(advice: Advice, found: Evidence) -> list[str]:
-    setting = f" at {found.setting}" if found.setting else ""
+def _gaps(advice: Advice, evidence: Evidence) -> list[str]:
+    setting = f" at {evidence.setting}" if evidence.setting else ""
     return [
-        f"gap of 2BW after {found.updates} updates{setting}, nats per token [95 %]:",
-        *(f"  {gap.arm:<16}{_gap(gap)}" for gap in found.gaps),
-        f"  recommended λ of Error Feedback: {_recommended(advice.gap, found)}",
+        f"gap of 2BW after {evidence.updates} updates{setting}, nats per token [95 %]:",
+        *(f"  {gap.arm:<16}{_gap(gap)}" for gap in evidence.gaps),
+        f"  recommended λ of Error Feedback: {_recommended(advice.gap, evidence)}",
     ]
 
 
 def _gap(gap: Gap) -> str:
-    parts = [f"{gap.gap:+.4f}{_interval(gap.interval, '+.4f')} n={gap.n}"] if gap.n else []
+    parts = [f"{gap.gap:+.4f}{ends_text(*gap.interval, '+.4f')} n={gap.n}"] if gap.n else []
     if not isnan(gap.removed):
-        parts.append(f"removes {gap.removed:.0%}{_interval(gap.removed_interval, '.0%')}")
+        parts.append(f"removes {gap.removed:.0%}{ends_text(*gap.removed_interval, '.0%')}")
     if gap.diverged:
         parts.append(f"{gap.diverged} of {gap.pairs} diverged")
     return ", ".join(parts)
 
 
-def _interval(interval: Interval, form: str) -> str:
-    low, high = interval
-    return "" if isnan(low) else f" [{low:{form}}, {high:{form}}]"
-
-
-def _recommended(chosen: Gap | None, found: Evidence) -> str:
-    tried = [gap.coefficient for gap in found.gaps if gap.coefficient]
+def _recommended(chosen: Gap | None, evidence: Evidence) -> str:
+    tried = [gap.coefficient for gap in evidence.gaps if gap.coefficient]
     if not tried:
         return "not enough data: none was run"
-    of = f"of {', '.join(f'{value:g}' for value in tried)}"
+    among = f"of {', '.join(f'{value:g}' for value in tried)}"
     if chosen is None or not chosen.removes:
-        return f"not enough data: {of} none is shown to remove a part of the gap"
+        return f"not enough data: {among} none is shown to remove a part of the gap"
     only = "" if len(tried) > 1 else ", the only one that was run: sweep=coefficient runs others"
-    return f"{chosen.coefficient:g} (smallest mean gap {of}{only})"
+    return f"{chosen.coefficient:g} (smallest mean gap {among}{only})"
 
 
 def _speed(advice: Advice) -> Iterator[str]:
@@ -137,13 +132,13 @@ def _over_mean(costs: Costs) -> float:
     return max(whole) * len(whole) / sum(whole)
 
 
-def _tax(advice: Advice, gap: Gap, found: Evidence) -> Iterator[str]:
+def _tax(advice: Advice, gap: Gap, evidence: Evidence) -> Iterator[str]:
     tax = gap.tax
     yield f"token tax of {gap.arm}, the updates it needs for sync's loss over sync's own:"
     if not tax.tax_n:
         yield f"  not enough data: {tax.tax_why}"
         return
-    yield f"  {tax_text(tax._asdict())} n={tax.tax_n}, sync with {found.updates} updates"
+    yield f"  {tax_text(tax._asdict())} n={tax.tax_n}, sync with {evidence.updates} updates"
     for name, speed_up in advice.speed_ups.items():
         yield f"  against {speed_up:.3f}, the speed-up over {name}: {break_even(tax, speed_up)}"
 
@@ -172,5 +167,5 @@ def _at_that_time(at: SameTime) -> str:
     if isnan(at.gap):
         return f"{lengths}, no delayed runs are that long"
     between = ", between runs of other lengths" if at.is_interpolated else ""
-    gap = f"{at.gap:+.4f}{_interval(at.interval, '+.4f')} n={at.n}"
+    gap = f"{at.gap:+.4f}{ends_text(*at.interval, '+.4f')} n={at.n}"
     return f"{lengths}, loss {gap} from sync's{between}"

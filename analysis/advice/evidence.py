@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,8 +91,8 @@ def _points(trials: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """One row per point that has a pair: its task, its pairs, its loss of sync and its length."""
     known = trials.drop_duplicates("point").set_index("point")
     tokens = tokens_asked(known)
-    found = rows.groupby("point").agg(n=("n", "max"), loss_sync=("loss_sync", "min"))
-    return found.assign(
+    by_point = rows.groupby("point").agg(n=("n", "max"), loss_sync=("loss_sync", "min"))
+    return by_point.assign(
         tokens=tokens,
         work=(tokens * known["num_parameters"]).astype(float),
         kind=pd.Series(kinds(trials)),
@@ -105,7 +105,12 @@ def _at(
     own = family[point]
     twins = [other for other, of_other in family.items() if of_other.words == own.words]
     here = done[(done["point"] == point) & (done["status"] == Status.COMPLETED)]
-    gaps = tuple(_gap(point, arm, rows, coefficient) for arm, coefficient in _of(point, rows, arms))
+    at_point = rows[rows["point"] == point]
+    gaps = tuple(
+        _gap(at_point[at_point["arm"] == arm], float(coefficient))
+        for arm, coefficient in arms.items()
+        if arm in {*at_point["arm"]}
+    )
     names = ["sync", *(gap.arm for gap in gaps)]
     sync = here[here["arm"] == "sync"].drop_duplicates("seed")
     return Evidence(
@@ -119,19 +124,13 @@ def _at(
     )
 
 
-def _of(point: str, rows: pd.DataFrame, arms: pd.Series) -> Iterator[tuple[str, float]]:
-    present = {*rows.loc[rows["point"] == point, "arm"]}
-    yield from ((str(arm), float(value)) for arm, value in arms.items() if arm in present)
-
-
-def _gap(point: str, arm: str, rows: pd.DataFrame, coefficient: float) -> Gap:
+def _gap(of_arm: pd.DataFrame, coefficient: float) -> Gap:
     """With the number of stages that has the most pairs: it changes nothing with 2BW."""
-    at = rows[(rows["point"] == point) & (rows["arm"] == arm)]
-    most = at.sort_values(["n", *VARIANT], ascending=[False, True, True])
+    most = of_arm.sort_values(["n", *VARIANT], ascending=[False, True, True])
     [row] = most.head(1).to_dict("records")
     return Gap(
         coefficient,
-        arm,
+        str(row["arm"]),
         int(row["n"]),
         float(row["gap"]),
         (float(row["low"]), float(row["high"])),

@@ -63,29 +63,29 @@ class SameTime:
         return [floor(self.sync_updates + NEARLY), ceil(self.updates - NEARLY)]
 
 
-def same_time(found: Evidence, arms: Sequence[str], speed_up: float) -> SameTime:
+def same_time(evidence: Evidence, arms: Sequence[str], speed_up: float) -> SameTime:
     """Delayed runs longer by the speed-up, or sync runs shorter by it where there are none so long.
 
     Which of the two is compared depends on the lengths of the runs alone and not on their losses:
     taking the one that shows more would decide too often. Runs of the very length come before an
     interpolation, longer delayed runs before shorter sync ones. `arms`: as in `after`.
     """
-    longer = after(found, arms, found.updates * speed_up, found.updates)
-    shorter = after(found, arms, found.updates, found.updates / speed_up)
+    longer = after(evidence, arms, evidence.updates * speed_up, evidence.updates)
+    shorter = after(evidence, arms, evidence.updates, evidence.updates / speed_up)
     return max(longer, shorter, key=lambda at: (at.n >= 2, not at.is_interpolated, at.n > 0))
 
 
-def after(found: Evidence, arms: Sequence[str], updates: float, sync_updates: float) -> SameTime:
+def after(evidence: Evidence, arms: Sequence[str], updates: float, sync_updates: float) -> SameTime:
     """The delayed run after `updates`, at each seed with the arm of the lowest mean loss on the
     other seeds, and sync after `sync_updates`."""
-    sync = found.finals["sync"]
+    sync = evidence.finals["sync"]
     gaps = np.array(
         [
-            loss_after(found.finals[arm][seed], round(updates, 6))
+            loss_after(evidence.finals[arm][seed], round(updates, 6))
             - loss_after(losses, round(sync_updates, 6))
             for seed, losses in sync.items()
-            for arm in [_best_without(found, arms, seed)]
-            if seed in found.finals[arm]
+            for arm in [_best_without(evidence, arms, seed)]
+            if seed in evidence.finals[arm]
         ]
     )
     known = gaps[np.isfinite(gaps)]
@@ -100,18 +100,20 @@ def after(found: Evidence, arms: Sequence[str], updates: float, sync_updates: fl
         float(wider * known.std(ddof=1)) if len(known) > 1 else np.nan,
         (mean - wider * (high - low) / 2, mean + wider * (high - low) / 2),
         not _has(sync, sync_updates),
-        not any(_has(found.finals[arm], updates) for arm in arms),
+        not any(_has(evidence.finals[arm], updates) for arm in arms),
     )
 
 
-def _best_without(found: Evidence, arms: Sequence[str], seed: int) -> str:
-    """The arm of the lowest mean loss at `found.updates` on the seeds but this one."""
+def _best_without(evidence: Evidence, arms: Sequence[str], seed: int) -> str:
+    """The arm of the lowest mean loss at `evidence.updates` on the seeds but this one."""
     if len(arms) == 1:
         return arms[0]
-    finals = [found.finals[arm] for arm in arms]
-    known = ({s for s, losses in by_seed.items() if found.updates in losses} for by_seed in finals)
+    finals = [evidence.finals[arm] for arm in arms]
+    known = (
+        {s for s, losses in by_seed.items() if evidence.updates in losses} for by_seed in finals
+    )
     others = set.intersection(*known) - {seed}
-    means = [np.mean([by_seed[s][found.updates] for s in others]) for by_seed in finals]
+    means = [np.mean([by_seed[s][evidence.updates] for s in others]) for by_seed in finals]
     return arms[int(np.argmin(means))]
 
 

@@ -68,13 +68,13 @@ def equal_stages(num_stages: int) -> Costs:
 
 def flushed_speeds(costs: Costs, num_microbatches: int) -> dict[str, Speed]:
     """By name, the synchronous pipelines that can have so many microbatches."""
-    found = {}
+    speeds = {}
     for name, schedule in FLUSHED.items():
         try:
-            found[name] = speed(schedule, costs, num_microbatches)
+            speeds[name] = speed(schedule, costs, num_microbatches)
         except BadInput:  # interleaved 1F1B needs a multiple of p, DualPipeV 2p or more
             continue
-    return found
+    return speeds
 
 
 def speed_up(name: str, costs: Costs, num_microbatches: int) -> float:
@@ -106,12 +106,14 @@ def fastest(speeds: Mapping[str, Speed], activations: float) -> str:
 def speed(schedule: Callable[..., Schedule], costs: Costs, num_microbatches: int) -> Speed:
     """The speed of a pipeline with one rank per stage of `costs`; raises BadInput as `schedule`."""
     ranks = len(costs.forward)
-    found = schedule(SETTLED, num_stages=ranks, num_microbatches=num_microbatches)
+    settled = schedule(SETTLED, num_stages=ranks, num_microbatches=num_microbatches)
     by_rank = [
         {"F": forward, "B": backward, "I": backward / 2, "W": backward / 2, "U": costs.update}
         for forward, backward in zip(costs.forward, costs.backward, strict=True)
     ]
-    by_chunk = [{kind: time / found.num_chunks for kind, time in of.items()} for of in by_rank]
-    batch_time, start = steady(found, by_chunk, costs.communication)
+    by_chunk = [
+        {kind: time / settled.num_chunks for kind, time in times.items()} for times in by_rank
+    ]
+    batch_time, start = steady(settled, by_chunk, costs.communication)
     peak = max(start.peak_activations(rank) for rank in range(ranks))
-    return Speed(batch_time, peak / found.num_chunks)
+    return Speed(batch_time, peak / settled.num_chunks)

@@ -9,6 +9,7 @@ from typing import Any
 
 from analysis.advice.evidence import Evidence, Gap
 from analysis.advice.race import NEARLY, SameTime
+from analysis.statistics.intervals import ends_text
 from analysis.statistics.power import seeds_needed
 
 GO, STAY, UNDECIDED = "go asynchronous", "stay synchronous", "not enough data"
@@ -89,10 +90,8 @@ BY_UPDATES = {"tokens_per_parameter": "null"}
 
 
 def _by_time(at: SameTime) -> str:
-    low, high = at.interval
-    return (
-        f"in the same time its loss is {at.gap:+.4f} [{low:+.4f}, {high:+.4f}] n={at.n} from sync's"
-    )
+    loss = f"{at.gap:+.4f}{ends_text(*at.interval, '+.4f')} n={at.n}"
+    return f"in the same time its loss is {loss} from sync's"
 
 
 def _more_seeds(at: SameTime) -> dict[str, Any]:

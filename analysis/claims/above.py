@@ -13,12 +13,12 @@ from analysis.claims.rule import (
     SAME,
     ClaimRule,
     Codes,
+    Estimate,
     Mask,
     Means,
     MeansAt,
-    Number,
     codes_of,
-    number,
+    estimate,
 )
 from analysis.statistics.intervals import Values, mean_intervals, moments, ratio_interval
 
@@ -78,10 +78,10 @@ class Above(ClaimRule):
         either = [name for name, (low, _) in ends.items() if not low > 0]
         return f"{' and '.join(either)}: may lie on either side of 0"
 
-    def numbers(self, values: Values) -> list[Number]:
+    def numbers(self, values: Values) -> list[Estimate]:
         """Each contrast of several rows; that of one row is shown already."""
         several = [each for each in self.contrasts if np.count_nonzero(each.weights) > 1]
-        return [number(contrast.name, contrast.of(values)) for contrast in several]
+        return [estimate(contrast.name, contrast.of(values)) for contrast in several]
 
     def means_at(self, means: Means) -> MeansAt:
         """False: one contrast is 0, all others are positive. Just true: every contrast is 0, as far
@@ -107,7 +107,7 @@ class Removed(Above):
     share says of the limit.
     """
 
-    def numbers(self, values: Values) -> list[Number]:
+    def numbers(self, values: Values) -> list[Estimate]:
         """The share of the plain gap that is removed."""
         return [share("share removed", values[1], values[0])]
 
@@ -120,10 +120,10 @@ def removes(low: float, high: float | None = None) -> Removed:
     return Removed(tuple(contrasts), Contrast("the gap of the plain delay", (1.0, 0.0), 0))
 
 
-def share(name: str, left: Values, plain: Values) -> Number:
+def share(name: str, left: Values, plain: Values) -> Estimate:
     """The share of a plain gap that is removed, with Fieller's interval."""
     low, high = ratio_interval(left, plain)
-    return name, float(1 - left.mean() / plain.mean()), 1 - high, 1 - low, len(plain)
+    return Estimate(name, float(1 - left.mean() / plain.mean()), 1 - high, 1 - low, len(plain))
 
 
 @dataclass(frozen=True)
@@ -147,20 +147,21 @@ def near_best(coefficients: list[float]) -> NearBest:
     """That the gap at the coefficient 1 is at most SAME of the plain gap above each other one, and
     below the plain gap; rows: the plain delay, then the coefficients, ascending."""
     rows = [0.0, *coefficients]
-    one = rows.index(1.0)
+    at_one = rows.index(1.0)
 
     def weights(other: int) -> tuple[float, ...]:
         return tuple(
-            SAME * (row == 0) - float(row == one) + float(row == other) for row in range(len(rows))
+            SAME * (row == 0) - float(row == at_one) + float(row == other)
+            for row in range(len(rows))
         )
 
     contrasts = [
         Contrast(f"{SAME:.0%} of the plain gap minus (λ=1 minus λ={value:g})", weights(row), row)
         for row, value in enumerate(rows)
-        if row not in (0, one)
+        if row not in (0, at_one)
     ]
-    helps = tuple(float(row == 0) - float(row == one) for row in range(len(rows)))
-    return NearBest(tuple(contrasts), Contrast("what λ=1 removes", helps, one))
+    helps = tuple(float(row == 0) - float(row == at_one) for row in range(len(rows)))
+    return NearBest(tuple(contrasts), Contrast("what λ=1 removes", helps, at_one))
 
 
 def near_best_of_arm(names: Sequence[str], chosen: int) -> NearBest:

@@ -8,37 +8,34 @@ import pandas as pd
 from analysis.claims.above import near_best_of_arm, removes
 from analysis.claims.claim import Claim
 from analysis.claims.comparison import Comparison, Row
-from analysis.claims.measure import PAPER, Column, measured, more, row, with_key, words
+from analysis.claims.measure import PAPER, Column, measured, more, share_removed, with_key, words
 from analysis.claims.rule import SAME
 from analysis.claims.swept import at_longest_horizon
 from analysis.statistics.best import Grid, grids
 
 RATE = "optimizer.lr"
+PAIR = ("muon", "adamw")
 
 
 def _muon_is_robust(trials: pd.DataFrame) -> list[Comparison]:
     """One per model that both optimizers train."""
-    found = with_key(trials, measured(trials), "model")
-    delay = found[found["arm"] == "delay"]
+    rows = with_key(trials, measured(trials), "model")
+    pair = rows[(rows["arm"] == "delay") & rows["optimizer"].isin(PAIR)]
     return [
-        more(str(model), *(Column(name, of[name]) for name in ("muon", "adamw")))
-        for model, rows in delay.groupby("model")
-        for of in [{str(name): group for name, group in rows.groupby("optimizer")}]
-        if {"muon", "adamw"} <= {*of}
+        more(str(model), *(Column(name, group[group["optimizer"] == name]) for name in PAIR))
+        for model, group in pair.groupby("model")
+        if group["optimizer"].nunique() == 2
     ]
 
 
 def _feedback_helps(trials: pd.DataFrame) -> list[Comparison]:
     """One per model and optimizer."""
-    found = with_key(trials, measured(trials), "model")
-    compared = []
-    for (model, optimizer), rows in found.groupby(["model", "optimizer"]):
-        plain, left = (rows[rows["arm"] == arm] for arm in ("delay", "delay_ef"))
-        if len(left):
-            two = [row("delay", plain), row("delay_ef", left)]
-            name = words(model, optimizer)
-            compared.append(Comparison(name, two, removes(0.0), optimizer in PAPER))
-    return compared
+    rows = with_key(trials, measured(trials), "model")
+    return [
+        share_removed(words(model, optimizer), group, removes(0.0), optimizer)
+        for (model, optimizer), group in rows.groupby(["model", "optimizer"])
+        if "delay_ef" in {*group["arm"]}
+    ]
 
 
 def _same_rate(trials: pd.DataFrame) -> list[Comparison]:

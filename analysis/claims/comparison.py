@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,32 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.claims.rule import ClaimRule
-from analysis.statistics.intervals import Values, mean_interval
-
-
-class Estimate(NamedTuple):
-    """A mean with its 95 % interval over n seeds; infinite where all of them diverged."""
-
-    name: str
-    mean: float
-    low: float
-    high: float
-    n: int
-
-    def __str__(self) -> str:
-        if math.isinf(self.mean):
-            return f"{self.name} diverged at {self.n} of {self.n}"
-        if math.isnan(self.mean):
-            return f"{self.name} n={self.n}"
-        interval = "" if math.isnan(self.low) else f" [{self.low:+.3f}, {self.high:+.3f}]"
-        return f"{self.name} {self.mean:+.3f}{interval} n={self.n}"
-
-
-def estimate(values: Values, name: str) -> Estimate:
-    """The mean of one value per seed."""
-    low, high = mean_interval(values)
-    return Estimate(name, float(values.mean()) if len(values) else math.nan, low, high, len(values))
+from analysis.claims.rule import ClaimRule, Estimate, estimate
+from analysis.statistics.intervals import Values
 
 
 class Row(NamedTuple):
@@ -61,7 +36,7 @@ class Row(NamedTuple):
         """The mean over the seeds that did not diverge, or over all seeds if none completed."""
         values = self.by_seed.to_numpy(dtype=float)
         finite = values[np.isfinite(values)]
-        return estimate(finite if len(finite) else values, self.name)
+        return estimate(self.name, finite if len(finite) else values)
 
 
 @dataclass(frozen=True)
@@ -94,5 +69,4 @@ class Comparison:
     def numbers(self) -> tuple[Estimate, ...]:
         """What is compared, and the paired numbers that decide."""
         paired = [] if self.flaw else self.rule.numbers(self.values)
-        own = [row.estimate for row in self.rows if row.shown]
-        return (*own, *(Estimate(*one) for one in paired))
+        return (*(row.estimate for row in self.rows if row.shown), *paired)

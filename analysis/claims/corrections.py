@@ -13,7 +13,7 @@ from analysis.claims.above import near_best, share
 from analysis.claims.claim import Claim
 from analysis.claims.comparison import Comparison, Row
 from analysis.claims.measure import PAPER, measured, of_delay, of_points, row
-from analysis.claims.rule import SAME, ClaimRule, Codes, Mask, Means, MeansAt, Number, codes_of
+from analysis.claims.rule import SAME, ClaimRule, Codes, Estimate, Mask, Means, MeansAt, codes_of
 from analysis.statistics.intervals import CONFIDENCE, Values, mean_intervals
 from trainer.base.status import Status
 
@@ -56,7 +56,7 @@ class NoHelp(ClaimRule):
             return f"λ={', '.join(large)} may remove {SAME:.0%} or more"
         return "the largest coefficient is not shown to change the loss"
 
-    def numbers(self, values: Values) -> list[Number]:
+    def numbers(self, values: Values) -> list[Estimate]:
         """The share that each coefficient removes."""
         lefts = values[0] - _removed(values)
         return [
@@ -113,13 +113,13 @@ class Diverges(ClaimRule):
 
 
 def _near_one(trials: pd.DataFrame) -> list[Comparison]:
-    found = measured(trials)
+    gaps = measured(trials)
     compared = []
-    for optimizer, name, rows in of_points(of_delay(found, "error_feedback")):
+    for optimizer, name, rows in of_points(of_delay(gaps, "error_feedback")):
         values = sorted(rows["coefficient"].unique())
         if len(values) < 2:
             continue
-        plain = _plain(found, rows)
+        plain = _plain(gaps, rows)
         reason = "" if 1.0 in values else "λ=1 is missing"
         rule = near_best(values if 1.0 in values else [1.0])
         of_values = [_at(rows, value) for value in values]
@@ -129,21 +129,21 @@ def _near_one(trials: pd.DataFrame) -> list[Comparison]:
 
 
 def _taylor(trials: pd.DataFrame) -> list[Comparison]:
-    found = measured(trials)
+    gaps = measured(trials)
     compared = []
-    for optimizer, name, rows in of_points(of_delay(found, "taylor")):
+    for optimizer, name, rows in of_points(of_delay(gaps, "taylor")):
         values = sorted(rows["coefficient"].unique())
         of_values = [_at(rows, value) for value in values]
         rule = NoHelp(tuple(values))
         compared.append(
-            Comparison(name, [_plain(found, rows), *of_values], rule, optimizer in PAPER)
+            Comparison(name, [_plain(gaps, rows), *of_values], rule, optimizer in PAPER)
         )
     return compared
 
 
-def _plain(found: pd.DataFrame, rows: pd.DataFrame) -> Row:
+def _plain(gaps: pd.DataFrame, rows: pd.DataFrame) -> Row:
     """The plain delay at the point of these rows."""
-    return row("delay", found[(found["arm"] == "delay") & found["point"].isin(rows["point"])])
+    return row("delay", gaps[(gaps["arm"] == "delay") & gaps["point"].isin(rows["point"])])
 
 
 def _at(rows: pd.DataFrame, coefficient: float) -> Row:
@@ -151,8 +151,8 @@ def _at(rows: pd.DataFrame, coefficient: float) -> Row:
 
 
 def _diverges(trials: pd.DataFrame) -> list[Comparison]:
-    found = measured(trials)
-    rows = found[(found["arm"] == "delay_ef_gradient") & found["optimizer"].isin(PAPER)]
+    gaps = measured(trials)
+    rows = gaps[(gaps["arm"] == "delay_ef_gradient") & gaps["optimizer"].isin(PAPER)]
     of_each = [
         row(
             f"{name}: share that diverged",

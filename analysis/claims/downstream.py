@@ -13,7 +13,7 @@ from numpy.random import Generator
 from analysis.claims.claim import Claim
 from analysis.claims.comparison import Comparison, Row
 from analysis.claims.measure import PAPER, words
-from analysis.claims.rule import ClaimRule, Codes, Means, MeansAt, Number, codes_of
+from analysis.claims.rule import ClaimRule, Codes, Estimate, Means, MeansAt, codes_of
 from analysis.statistics.crossed import Noise, intervals, noise, safe_intervals
 from analysis.statistics.downstream import TaskScores, task_scores
 from analysis.statistics.intervals import Values
@@ -54,11 +54,11 @@ class Equal(ClaimRule):
             return "sync may answer by chance: guesses are all equal"
         return f"the difference may be more or less than {self.margin:g}"
 
-    def numbers(self, values: Values) -> list[Number]:
+    def numbers(self, values: Values) -> list[Estimate]:
         """The difference, with its interval over seeds and questions."""
         low, high = self._interval(values, DIFFERENCE)
         mean = float(values[DIFFERENCE].mean())
-        return [("difference", mean, float(low), float(high), values.shape[-1])]
+        return [Estimate("difference", mean, float(low), float(high), values.shape[-1])]
 
     def means_at(self, means: Means) -> MeansAt:
         """False: a difference of the margin, up or down, which is just true as well. True: no

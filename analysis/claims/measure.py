@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.claims.above import Above, Contrast
 from analysis.claims.comparison import Comparison, Row
-from analysis.claims.rule import Codes, Means, MeansAt, Number, number
+from analysis.claims.rule import ClaimRule, Codes, Estimate, Means, MeansAt, estimate
 from analysis.statistics.intervals import Values
 from analysis.statistics.pairs import VARIANT, pairs
 from analysis.table.points import settings
@@ -36,31 +36,31 @@ def measured(trials: pd.DataFrame) -> pd.DataFrame:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        found = pairs(trials)
-    found = found[found["status_sync"] == Status.COMPLETED]
-    value = found["gap"].astype(float).mask(found["status"] == Status.DIVERGED, np.inf)
-    found = found.assign(value=value, setting=found["point"].map(settings(trials)))
+        rows = pairs(trials)
+    rows = rows[rows["status_sync"] == Status.COMPLETED]
+    value = rows["gap"].astype(float).mask(rows["status"] == Status.DIVERGED, np.inf)
+    rows = rows.assign(value=value, setting=rows["point"].map(settings(trials)))
     arms = trials.drop_duplicates("arm")[["arm", *(c for c in OF_ARM if c != "base_arm")]]
-    return found[value.notna()].sort_values([*VARIANT, "seed"]).merge(arms, on="arm")
+    return rows[value.notna()].sort_values([*VARIANT, "seed"]).merge(arms, on="arm")
 
 
-def of_delay(found: pd.DataFrame, correction: str) -> pd.DataFrame:
+def of_delay(rows: pd.DataFrame, correction: str) -> pd.DataFrame:
     """Rows of `measured` of the delay with a correction, from the first update to the last."""
-    whole = (found["start"] == 0) & (found["cooldown"] == 0)
-    return found[whole & (found["schedule"] == DELAY) & (found["method"] == correction)]
+    whole = (rows["start"] == 0) & (rows["cooldown"] == 0)
+    return rows[whole & (rows["schedule"] == DELAY) & (rows["method"] == correction)]
 
 
-def with_key(trials: pd.DataFrame, found: pd.DataFrame, key: str) -> pd.DataFrame:
+def with_key(trials: pd.DataFrame, rows: pd.DataFrame, key: str) -> pd.DataFrame:
     """The rows with the value that their point has for a key of the config."""
     if key not in trials:
-        return found[:0].assign(**{key: np.nan})
-    return found.merge(trials.drop_duplicates("point")[["point", key]], on="point")
+        return rows[:0].assign(**{key: np.nan})
+    return rows.merge(trials.drop_duplicates("point")[["point", key]], on="point")
 
 
-def of_points(found: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
+def of_points(rows: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
     """For each optimizer and point: the optimizer, both in words, and the rows."""
-    for (optimizer, setting, _), rows in found.groupby(["optimizer", "setting", "point"]):
-        yield str(optimizer), words(optimizer, setting), rows
+    for (optimizer, setting, _), group in rows.groupby(["optimizer", "setting", "point"]):
+        yield str(optimizer), words(optimizer, setting), group
 
 
 def words(*parts: Hashable) -> str:
@@ -69,25 +69,33 @@ def words(*parts: Hashable) -> str:
     return f"{first} ({', '.join(others)})" if others else first
 
 
-def row(name: str, found: pd.DataFrame, value: str = "value", *, shown: bool = True) -> Row:
+def row(name: str, rows: pd.DataFrame, value: str = "value", *, shown: bool = True) -> Row:
     """A column by seed; at a seed with several stages or microbatches, the fewest."""
-    seeds, first = np.unique(found["seed"].to_numpy(), return_index=True)
-    values = found[value].to_numpy(float, na_value=np.nan)[first]
+    seeds, first = np.unique(rows["seed"].to_numpy(), return_index=True)
+    values = rows[value].to_numpy(float, na_value=np.nan)[first]
     known = ~np.isnan(values)
     return Row(name, pd.Series(values[known], seeds[known]), shown)
+
+
+def share_removed(
+    name: str, rows: pd.DataFrame, rule: ClaimRule, optimizer: Hashable
+) -> Comparison:
+    """What Error Feedback leaves of the gap of the plain delay, among rows of `measured`."""
+    arms = [row(arm, rows[rows["arm"] == arm]) for arm in ("delay", "delay_ef")]
+    return Comparison(name, arms, rule, optimizer in PAPER)
 
 
 class Column(NamedTuple):
     """The gap of an arm, with one or more points to choose from."""
 
     name: str
-    found: pd.DataFrame
+    rows: pd.DataFrame
     """Rows of `measured`."""
 
     @property
     def points(self) -> list[pd.DataFrame]:
         """Those with the most seeds, and no divergence if there are such."""
-        once = self.found.drop_duplicates(["point", "seed"])
+        once = self.rows.drop_duplicates(["point", "seed"])
         groups = [rows for _, rows in once.groupby("point")]
         most = max(map(len, groups), default=0)
         whole = [rows for rows in groups if len(rows) == most]
@@ -117,10 +125,10 @@ class AtBest(Above):
         """The contrasts of the gaps at the chosen points that decide nothing."""
         return super().why(self.columns(values))
 
-    def numbers(self, values: Values) -> list[Number]:
+    def numbers(self, values: Values) -> list[Estimate]:
         """The gaps at the chosen points, and their contrasts."""
         columns = self.columns(values)
-        gaps = [number(name, gap) for name, gap in zip(self.names, columns, strict=True)]
+        gaps = [estimate(name, gap) for name, gap in zip(self.names, columns, strict=True)]
         return [*gaps, *super().numbers(columns)]
 
     def columns(self, values: Values) -> Values:
@@ -156,10 +164,10 @@ def more(what: str, less: Column, greater: Column) -> Comparison:
     columns = (less, greater)
     contrast = Contrast(f"{greater.name} minus {less.name}", (-1.0, 1.0), 1)
     choices = [column.points for column in columns]
-    optimizers = {name for column in columns for name in column.found["optimizer"]}
+    optimizers = {name for column in columns for name in column.rows["optimizer"]}
     counts = optimizers <= {*PAPER}
     if not all(choices) or all(len(points) <= 1 for points in choices):
-        rows = [row(column.name, column.found) for column in columns]
+        rows = [row(column.name, column.rows) for column in columns]
         return Comparison(what, rows, Above((contrast,)), counts)
     rows = [
         row(column.name, point, value, shown=False)
@@ -172,10 +180,10 @@ def more(what: str, less: Column, greater: Column) -> Comparison:
     return Comparison(what, rows, AtBest((contrast,), points=sizes, names=names), counts)
 
 
-def ends(found: pd.DataFrame, key: str, values: Sequence[float] | None = None) -> list[Column]:
+def ends(rows: pd.DataFrame, key: str) -> list[Column]:
     """The columns of the smallest and the largest value of a key; fewer without two of them."""
-    known = sorted({*found[key].dropna()} if values is None else {*values})
+    known = sorted({*rows[key].dropna()})
     return [
-        Column(f"{key.rpartition('.')[2]} {value:g}", found[found[key] == value])
+        Column(f"{key.rpartition('.')[2]} {value:g}", rows[rows[key] == value])
         for value in (known[:1] + known[1:][-1:])
     ]

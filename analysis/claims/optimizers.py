@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 
 import pandas as pd
@@ -20,6 +21,7 @@ from analysis.claims.measure import (
     more,
     of_points,
     row,
+    share_removed,
 )
 from analysis.claims.rule import ClaimRule
 
@@ -34,39 +36,24 @@ PAIRED = (
     "points is taken at the one where sync is best on the first third of the seeds, and compared "
     "on the others"
 )
+MAIN_PAIR = [("muon", "adamw")]
+AROUND_LION = [*product(ROBUST, [BETWEEN]), *product([BETWEEN], FRAGILE)]
 SHARE = "the 95 % interval (Fieller) of the share that it removes"
 
 
 def _costs(trials: pd.DataFrame) -> list[Comparison]:
-    found = measured(trials)
+    rows = measured(trials)
     rule = Above((Contrast("the gap", (1.0,), 0),))
     return [
-        Comparison(name, [row("delay", rows)], rule, optimizer in PAPER)
-        for optimizer, name, rows in of_points(found[found["arm"] == "delay"])
+        Comparison(name, [row("delay", delay)], rule, optimizer in PAPER)
+        for optimizer, name, delay in of_points(rows[rows["arm"] == "delay"])
     ]
 
 
-def _order(trials: pd.DataFrame) -> list[Comparison]:
-    return _compare(trials, [*product(ROBUST, FRAGILE)])
-
-
-def _between(trials: pd.DataFrame) -> list[Comparison]:
-    below_it = [(optimizer, BETWEEN) for optimizer in ROBUST]
-    return _compare(trials, [*below_it, *((BETWEEN, optimizer) for optimizer in FRAGILE)])
-
-
-def _main_pair(trials: pd.DataFrame) -> list[Comparison]:
-    return _compare(trials, [("muon", "adamw")])
-
-
-def _robust_three(trials: pd.DataFrame) -> list[Comparison]:
-    return _compare(trials, [("muon", "soap"), ("soap", "adamw")])
-
-
-def _compare(trials: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> list[Comparison]:
+def _order(trials: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> list[Comparison]:
     """One per pair (less, more) of optimizers, whether or not there are trials of both."""
-    found = measured(trials)
-    delay = found[found["arm"] == "delay"]
+    rows = measured(trials)
+    delay = rows[rows["arm"] == "delay"]
     column = {name: Column(name, delay[delay["optimizer"] == name]) for name in PAPER}
     return [
         more(f"{less} less than {greater}", column[less], column[greater])
@@ -75,26 +62,13 @@ def _compare(trials: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> list[Com
     ]
 
 
-def _helps(trials: pd.DataFrame) -> list[Comparison]:
-    return _shares(trials, removes(0.0))
-
-
-def _most(trials: pd.DataFrame) -> list[Comparison]:
-    return _shares(trials, removes(0.5, 0.9))
-
-
 def _shares(trials: pd.DataFrame, rule: ClaimRule) -> list[Comparison]:
-    found = measured(trials)
-    plain, left = found[found["arm"] == "delay"], found[found["arm"] == "delay_ef"]
-    plain_at = dict(iter(plain.groupby("point")))
+    """One per optimizer and point with Error Feedback."""
+    rows = measured(trials)
+    at = dict(iter(rows[rows["arm"].isin(["delay", "delay_ef"])].groupby("point")))
     return [
-        Comparison(
-            name,
-            [row("delay", plain_at.get(rows["point"].iloc[0], plain[:0])), row("delay_ef", rows)],
-            rule,
-            optimizer in PAPER,
-        )
-        for optimizer, name, rows in of_points(left)
+        share_removed(name, at[with_feedback["point"].iloc[0]], rule, optimizer)
+        for optimizer, name, with_feedback in of_points(rows[rows["arm"] == "delay_ef"])
     ]
 
 
@@ -114,7 +88,7 @@ CLAIMS = (
         "tables 1, 2 (360M: +0.278 and +0.012)",
         ("main", *SHARED),
         f"AdamW's gap is larger than Muon's {PAIRED}.",
-        _main_pair,
+        partial(_order, pairs=MAIN_PAIR),
     ),
     Claim(
         "adamw_over_muon_own",
@@ -122,7 +96,7 @@ CLAIMS = (
         "tables 1, 2 (360M: both at AdamW's)",
         ("tuned_own",),
         f"AdamW's gap is larger than Muon's {PAIRED}.",
-        _main_pair,
+        partial(_order, pairs=MAIN_PAIR),
     ),
     Claim(
         "robust_three",
@@ -130,7 +104,7 @@ CLAIMS = (
         "tables 1, 2 (360M: +0.012, +0.027, +0.278)",
         SHARED,
         f"Each of the two pairs, {PAIRED}.",
-        _robust_three,
+        partial(_order, pairs=[("muon", "soap"), ("soap", "adamw")]),
     ),
     Claim(
         "order",
@@ -138,7 +112,7 @@ CLAIMS = (
         "tables 1, 2, figure 2",
         (*ALL, "fragile"),
         f"Each of the eight pairs, {PAIRED}.",
-        _order,
+        partial(_order, pairs=[*product(ROBUST, FRAGILE)]),
     ),
     Claim(
         "lion_between",
@@ -147,7 +121,7 @@ CLAIMS = (
         ALL,
         f"Lion's gap is larger than that of each of {', '.join(ROBUST)}, smaller than that of each "
         f"of {', '.join(FRAGILE)}, {PAIRED}.",
-        _between,
+        partial(_order, pairs=AROUND_LION),
     ),
     Claim(
         "ef_helps",
@@ -156,7 +130,7 @@ CLAIMS = (
         EACH,
         f"For each optimizer of the paper with a gap: {SHARE} lies above 0; contradicted where it "
         "lies below.",
-        _helps,
+        partial(_shares, rule=removes(0.0)),
     ),
     Claim(
         "ef_most",
@@ -165,6 +139,6 @@ CLAIMS = (
         EACH,
         f"For each optimizer of the paper with a gap: {SHARE} lies within 50 to 90 %; contradicted "
         "where it lies outside of that altogether.",
-        _most,
+        partial(_shares, rule=removes(0.5, 0.9)),
     ),
 )

@@ -7,6 +7,7 @@ without any effect: the audit simulates stores there.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from analysis.statistics.intervals import Values, mean_intervals
+from analysis.statistics.intervals import Values, ends_text, mean_with_ends
 
 SAME = 0.2
 """A difference is small if it is surely below this share of the gap of the plain delay."""
@@ -23,10 +24,31 @@ Codes = NDArray[np.int8]
 """REPRODUCED, CONTRADICTED, or 0: undecided."""
 Mask = NDArray[np.bool_]
 """Shape (...)."""
-Number = tuple[str, float, float, float, int]
-"""Name, mean, ends of the 95 % interval, seeds."""
 Means = NDArray[np.float64]
 """Shape (rows,)."""
+
+
+class Estimate(NamedTuple):
+    """A mean with its 95 % interval over n seeds; infinite where all of them diverged."""
+
+    name: str
+    mean: float
+    low: float
+    high: float
+    n: int
+
+    def __str__(self) -> str:
+        if math.isinf(self.mean):
+            return f"{self.name} diverged at {self.n} of {self.n}"
+        if math.isnan(self.mean):
+            return f"{self.name} n={self.n}"
+        ends = ends_text(self.low, self.high, "+.3f")
+        return f"{self.name} {self.mean:+.3f}{ends} n={self.n}"
+
+
+def estimate(name: str, values: Values) -> Estimate:
+    """The mean of one value per seed; NaN without any."""
+    return Estimate(name, *mean_with_ends(values), len(values))
 
 
 class MeansAt(NamedTuple):
@@ -67,7 +89,7 @@ class ClaimRule(ABC):
     def means_at(self, means: Means) -> MeansAt:
         """Where the audit simulates stores, from the means that were observed."""
 
-    def numbers(self, values: Values) -> list[Number]:
+    def numbers(self, values: Values) -> list[Estimate]:
         """The paired numbers that decide, beside the rows themselves."""
         return []
 
@@ -80,12 +102,6 @@ class ClaimRule(ABC):
         factor = np.linalg.qr(residuals.T).R.T  # of the covariance, and no wider than it
         noise = rng.standard_normal((stores, factor.shape[1], num_seeds))
         return means[..., None, :, None] + factor @ noise
-
-
-def number(name: str, values: Values) -> Number:
-    """The mean of one value per seed."""
-    low, high = mean_intervals(values)
-    return name, float(values.mean()), float(low), float(high), len(values)
 
 
 def codes_of(shown: Mask, refuted: Mask, known: Mask | bool = True) -> Codes:

@@ -10,8 +10,8 @@ import pandas as pd
 from analysis.claims.above import removes
 from analysis.claims.claim import Claim
 from analysis.claims.comparison import Comparison, Row
-from analysis.claims.measure import PAPER, Column, ends, measured, more, row, with_key
-from analysis.claims.rule import SAME, ClaimRule, Codes, Means, MeansAt, Number, codes_of
+from analysis.claims.measure import Column, ends, measured, more, share_removed, with_key
+from analysis.claims.rule import SAME, ClaimRule, Codes, Estimate, Means, MeansAt, codes_of
 from analysis.statistics.best import Grid, grids
 from analysis.statistics.intervals import CONFIDENCE, Values, held_out_gaps, interval_of_best
 from analysis.statistics.regime import MEMORIES, TOLERANCE
@@ -39,11 +39,11 @@ class BestBelow(ClaimRule):
         """That the interval holds the margin."""
         return f"holds values on both sides of {self.margin:g}"
 
-    def numbers(self, values: Values) -> list[Number]:
+    def numbers(self, values: Values) -> list[Estimate]:
         """The difference of the bests."""
         low, high = self._ends(values, CONFIDENCE)
         gaps = held_out_gaps(*self._arms(values))
-        return [(self.name, float(gaps.mean()), float(low), float(high), len(gaps))]
+        return [Estimate(self.name, float(gaps.mean()), float(low), float(high), len(gaps))]
 
     def means_at(self, means: Means) -> MeansAt:
         """True: the bests are alike. Else they differ by the margin: without any gap, the claim
@@ -70,8 +70,8 @@ def _at_best(losses: Values) -> Values:
 
 def _momentum(trials: pd.DataFrame) -> list[Comparison]:
     key = "optimizer.momentum"
-    found = with_key(trials, measured(trials), key)
-    delay = found[(found["arm"] == "delay") & found[key].notna()]
+    gaps = with_key(trials, measured(trials), key)
+    delay = gaps[(gaps["arm"] == "delay") & gaps[key].notna()]
     updates = delay["point"].map(trials.groupby("point")["num_updates"].max())
     long = delay[updates * (1 - delay[key]) >= MEMORIES - TOLERANCE]
     compared = []
@@ -93,22 +93,21 @@ def _falls(optimizer: str, columns: list[Column], rows: pd.DataFrame) -> Compari
 
 
 def _stages(trials: pd.DataFrame) -> list[Comparison]:
-    found = measured(trials)
-    late = found[found["arm"] == "pipedream"]
+    gaps = measured(trials)
+    late = gaps[gaps["arm"] == "pipedream"]
     return _grows(late, "num_stages")
 
 
 def at_longest_horizon(trials: pd.DataFrame) -> list[Comparison]:
     """For each optimizer, what Error Feedback leaves of the gap where it trains longest."""
-    found = measured(trials)
-    tokens = found["point"].map(trials.groupby("point")["tokens"].max())
+    gaps = measured(trials)
+    tokens = gaps["point"].map(trials.groupby("point")["tokens"].max())
     compared = []
-    for optimizer, rows in found.assign(tokens=tokens).groupby("optimizer"):
-        last = rows[rows["tokens"] == rows["tokens"].max()]
-        plain, left = (last[last["arm"] == arm] for arm in ("delay", "delay_ef"))
-        if len(plain) and len(left):
-            two = [row("delay", plain), row("delay_ef", left)]
-            compared.append(Comparison(str(optimizer), two, removes(1 - SAME), optimizer in PAPER))
+    for optimizer, rows in gaps.assign(tokens=tokens).groupby("optimizer"):
+        longest = rows[rows["tokens"] == rows["tokens"].max()]
+        if {"delay", "delay_ef"} <= {*longest["arm"]}:
+            rule = removes(1 - SAME)
+            compared.append(share_removed(str(optimizer), longest, rule, optimizer))
     return compared
 
 
@@ -133,13 +132,13 @@ def _best_of(grid: Grid) -> Comparison:
 
 
 def _large_batches(trials: pd.DataFrame) -> list[Comparison]:
-    found = with_key(trials, measured(trials), "batch_size")
-    return _grows(found[found["arm"] == "delay"], "batch_size")
+    gaps = with_key(trials, measured(trials), "batch_size")
+    return _grows(gaps[gaps["arm"] == "delay"], "batch_size")
 
 
-def _grows(found: pd.DataFrame, key: str) -> list[Comparison]:
+def _grows(gaps: pd.DataFrame, key: str) -> list[Comparison]:
     """For each optimizer, that the gap is larger at the largest value of the key."""
-    by_optimizer = [(str(name), ends(rows, key)) for name, rows in found.groupby("optimizer")]
+    by_optimizer = [(str(name), ends(rows, key)) for name, rows in gaps.groupby("optimizer")]
     return [more(name, *columns) for name, columns in by_optimizer if len(columns) == 2]
 
 

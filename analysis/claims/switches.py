@@ -18,11 +18,11 @@ from analysis.claims.rule import (
     SAME,
     ClaimRule,
     Codes,
+    Estimate,
     Means,
     MeansAt,
-    Number,
     codes_of,
-    number,
+    estimate,
 )
 from analysis.statistics.intervals import Values, mean_intervals
 from analysis.statistics.spikes import WINDOW, spikes
@@ -49,9 +49,9 @@ class Either(ClaimRule):
         """That the change may be nothing, or not small."""
         return f"{self.name}: may be 0, or more than {SAME:.0%}"
 
-    def numbers(self, values: Values) -> list[Number]:
+    def numbers(self, values: Values) -> list[Estimate]:
         """The change."""
-        return [number(self.name, _change(values))]
+        return [estimate(self.name, _change(values))]
 
     def means_at(self, means: Means) -> MeansAt:
         """False: no change. Just true: a change of SAME. True: as observed."""
@@ -108,23 +108,23 @@ def _by_height(
 
 
 def _start(trials: pd.DataFrame) -> list[Comparison]:
-    found = measured(trials)
-    alone = (found["arm"] == found["base_arm"]) & (found["schedule"] == DELAY)
-    started = found[alone & (found["start"] > 0) & (found["cooldown"] == 0)]
-    return _lower(found, started.assign(without="delay"))
+    gaps = measured(trials)
+    alone = (gaps["arm"] == gaps["base_arm"]) & (gaps["schedule"] == DELAY)
+    started = gaps[alone & (gaps["start"] > 0) & (gaps["cooldown"] == 0)]
+    return _lower(gaps, started.assign(without="delay"))
 
 
 def _cooldown(trials: pd.DataFrame) -> list[Comparison]:
-    found = measured(trials)
-    cooled = found[found["cooldown"] > 0]
-    return _lower(found, cooled.assign(without=cooled["arm_without_cooldown"]))
+    gaps = measured(trials)
+    cooled = gaps[gaps["cooldown"] > 0]
+    return _lower(gaps, cooled.assign(without=cooled["arm_without_cooldown"]))
 
 
-def _lower(found: pd.DataFrame, changed: pd.DataFrame) -> list[Comparison]:
+def _lower(gaps: pd.DataFrame, changed: pd.DataFrame) -> list[Comparison]:
     """For each arm, that its gap is below that of the arm `without`, at the same point."""
     compared = []
     for (*key, base, point), rows in changed.groupby([*ARM, "without", "point"]):
-        plain = found[(found["point"] == point) & (found["arm"] == base)]
+        plain = gaps[(gaps["point"] == point) & (gaps["arm"] == base)]
         two = Column(str(key[-1]), rows), Column(str(base), plain)
         compared.append(more(_named(tuple(key)), *two))
     return compared

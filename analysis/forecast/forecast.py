@@ -130,7 +130,7 @@ class Forecaster:
         highest = max(logarithms.values())
         likelihoods = {name: float(np.exp(value - highest)) for name, value in logarithms.items()}
         total = sum(likelihoods.values())
-        found = [
+        forms = [
             Form(
                 form=name,
                 exponents={key: of[0] for key, of in law.exponents(self._best[name]).items()},
@@ -139,7 +139,7 @@ class Forecaster:
             )
             for name, law in self.taxes.items()
         ]
-        return sorted(found, key=lambda form: -form.likelihood)
+        return sorted(forms, key=lambda form: -form.likelihood)
 
     @cached_property
     def exponents(self) -> dict[str, Interval]:
@@ -180,12 +180,12 @@ class Forecaster:
         parameters = self.sync.fit(losses, every * self._loss_weights)
         slopes = self.sync.slopes(parameters, self.ladder.settings)
         own = self.sync.slopes(self._best_slopes, self.ladder.settings)
-        found = {}
+        parameters_by_form = {}
         for name, law in self.taxes.items():
             fitted = law.model(own)(self._best[name])[0][0]
             gaps = self._noisy(self.means.gaps, self.means.gap_errors, fitted, law.num_parameters)
-            found[name] = law.fit(gaps, every * self._gap_weights, slopes)
-        return parameters, found
+            parameters_by_form[name] = law.fit(gaps, every * self._gap_weights, slopes)
+        return parameters, parameters_by_form
 
     def _noisy(self, seen: Values, errors: Values, fitted: Values, num_parameters: int) -> Values:
         """[draws, rungs]: `seen` with noise of its size, or of the misfit where it is larger."""

@@ -139,11 +139,11 @@ def _ladder(optimizer: str, arm: str, words: str, paired: pd.DataFrame) -> Ladde
         best = (
             group.groupby("point")["final_val_loss_sync"].mean().idxmin() if _any(group) else None
         )
-        found = _rung(settings, group[group["point"] == best])
-        if isinstance(found, Rung):
-            rungs.append(found)
+        rung = _rung(settings, group[group["point"] == best])
+        if isinstance(rung, Rung):
+            rungs.append(rung)
         else:
-            dropped.append(found)
+            dropped.append(rung)
     return Ladder(optimizer, arm, tuple(rungs), words, tuple(dropped))
 
 

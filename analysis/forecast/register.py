@@ -16,7 +16,7 @@ import pandas as pd
 from analysis.forecast.answer import Answer
 from analysis.forecast.ladder import Ladder, Rung, every_ladder, name_of
 from analysis.forecast.text import plain
-from analysis.statistics.intervals import mean_interval
+from analysis.statistics.intervals import ends_text, mean_with_ends
 from analysis.table.selection import fulfilling
 from analysis.table.text import markdown
 from trainer.base.atomic import write_json
@@ -46,20 +46,20 @@ def data_hash(ladder: Ladder) -> str:
     return hashlib.sha256(json.dumps(rungs).encode()).hexdigest()
 
 
-def record(of: Answer, conditions: Mapping[str, str], folder: Path) -> Path:
+def record(answer: Answer, conditions: Mapping[str, str], folder: Path) -> Path:
     """Writes a forecast with its date and the hash of its data, and returns the file.
 
     The name holds the hash: the same forecast of the same data keeps its first date. `conditions`:
     those that chose the trials.
     """
-    found, digest = plain(of), data_hash(of.ladder)
-    at = "-".join(f"{letter}{value}" for letter, value in zip("TBN", of.target, strict=True))
-    path = folder / f"{of.ladder.optimizer}-{of.ladder.arm}-{at}-{digest[:8]}.json"
+    numbers, digest = plain(answer), data_hash(answer.ladder)
+    at = "-".join(f"{letter}{value}" for letter, value in zip("TBN", answer.target, strict=True))
+    path = folder / f"{answer.ladder.optimizer}-{answer.ladder.arm}-{at}-{digest[:8]}.json"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        trials = sorted(of.ladder.trial_ids)
+        trials = sorted(answer.ladder.trial_ids)
         more = {"date": datetime.now(UTC).isoformat(), "data_hash": digest}
-        write_json(path, {**found, **more, "conditions": dict(conditions), "trials": trials})
+        write_json(path, {**numbers, **more, "conditions": dict(conditions), "trials": trials})
     return path
 
 
@@ -75,8 +75,8 @@ class Check:
     @property
     def settings(self) -> tuple[int, int, int]:
         """Updates, tokens per update, parameters."""
-        said = self.forecast
-        return said["updates"], said["batch"], said["parameters"]
+        forecast = self.forecast
+        return forecast["updates"], forecast["batch"], forecast["parameters"]
 
     @property
     def verdict(self) -> str:
@@ -97,19 +97,19 @@ class Check:
 
 def checks(folder: Path, trials: pd.DataFrame) -> list[Check]:
     """Every forecast recorded in a folder, beside the trials of `load`'s table, by date."""
-    found = [_read(path) for path in sorted(folder.glob("*.json"))]
-    return [_check(each, trials) for each in sorted(found, key=lambda each: str(each["date"]))]
+    forecasts = [_read(path) for path in sorted(folder.glob("*.json"))]
+    return [_check(each, trials) for each in sorted(forecasts, key=lambda each: str(each["date"]))]
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
-        missing = [key for key in NEEDED if key not in found]
+        forecast = json.loads(path.read_text())
+        missing = [key for key in NEEDED if key not in forecast]
     except (OSError, ValueError, TypeError) as error:
         raise BadInput("record", path, f"must hold recorded forecasts ({error})") from None
     if missing:
         raise BadInput("record", path, f"must hold recorded forecasts: lacks {', '.join(missing)}")
-    return dict(found)
+    return dict(forecast)
 
 
 def _check(forecast: Mapping[str, Any], trials: pd.DataFrame) -> Check:
@@ -131,14 +131,14 @@ def _check(forecast: Mapping[str, Any], trials: pd.DataFrame) -> Check:
     return Check(forecast, rung, bool((ended < pd.Timestamp(forecast["date"])).any()))
 
 
-def text(found: Sequence[Check]) -> str:
+def text(every: Sequence[Check]) -> str:
     """A Markdown table with one row per forecast, and the score below it."""
-    return f"{markdown(HEADS, map(_cells, found))}\n\n{score(found)}"
+    return f"{markdown(HEADS, map(_cells, every))}\n\n{score(every)}"
 
 
-def score(found: Sequence[Check]) -> str:
+def score(every: Sequence[Check]) -> str:
     """How many of those that were checked held, and how many were too high."""
-    checked = [each for each in found if each.verdict in (INSIDE, OUTSIDE)]
+    checked = [each for each in every if each.verdict in (INSIDE, OUTSIDE)]
     inside = sum(each.verdict == INSIDE for each in checked)
     above = sum(each.error > 0 for each in checked)
     return (
@@ -147,14 +147,17 @@ def score(found: Sequence[Check]) -> str:
     )
 
 
-def _cells(of: Check) -> list[str]:
-    said = of.forecast
-    interval = f"[{said['gap_low']:+.4f}, {said['gap_high']:+.4f}]"
-    cells = [f"{said['optimizer']}, {said['arm']}", name_of(of.settings), str(said["date"])[:10]]
-    cells.append(f"{said['gap']:+.4f} {interval}")
-    if of.rung is None:
-        return [*cells, "", "", "", of.verdict]
-    mean, (low, high) = float(of.rung.gaps.mean()), mean_interval(of.rung.gaps)
-    ends = "" if math.isnan(low) else f" [{low:+.4f}, {high:+.4f}]"
-    seeds = str(len(of.rung.gaps))
-    return [*cells, f"{mean:+.4f}{ends}", seeds, f"{of.error:+.4f}", of.verdict]
+def _cells(check: Check) -> list[str]:
+    forecast = check.forecast
+    ends = ends_text(forecast["gap_low"], forecast["gap_high"], "+.4f")
+    cells = [
+        f"{forecast['optimizer']}, {forecast['arm']}",
+        name_of(check.settings),
+        str(forecast["date"])[:10],
+        f"{forecast['gap']:+.4f}{ends}",
+    ]
+    if check.rung is None:
+        return [*cells, "", "", "", check.verdict]
+    mean, low, high = mean_with_ends(check.rung.gaps)
+    measured = f"{mean:+.4f}{ends_text(low, high, '+.4f')}"
+    return [*cells, measured, str(len(check.rung.gaps)), f"{check.error:+.4f}", check.verdict]

@@ -9,6 +9,7 @@ from typing import Any
 from analysis.forecast.answer import Answer, Foretold
 from analysis.forecast.forecast import Forecast, Form
 from analysis.forecast.ladder import Ladder, name_of
+from analysis.statistics.intervals import ends_text
 from analysis.table.text import markdown, some
 
 HEADS = ("arm", "gap [95 %]", "token tax [95 %]", "form", "rungs", "T of the rungs")
@@ -28,16 +29,16 @@ def text(answers: Sequence[Answer]) -> str:
     return "\n".join(lines)
 
 
-def _cells(of: Answer) -> list[str]:
-    lengths = [rung.updates for rung in of.ladder.rungs]
+def _cells(answer: Answer) -> list[str]:
+    lengths = [rung.updates for rung in answer.ladder.rungs]
     ladder = [str(len(lengths)), f"{min(lengths):,} to {max(lengths):,}" if lengths else ""]
-    if of.point is None:
-        return [of.ladder.arm, "not enough data", "", "", *ladder]
-    form = of.forms[0].form + (", extrapolated" if of.is_beyond else "")
+    if answer.point is None:
+        return [answer.ladder.arm, "not enough data", "", "", *ladder]
+    form = answer.forms[0].form + (", extrapolated" if answer.is_beyond else "")
     return [
-        of.ladder.arm,
-        gap_text(of.point),
-        tax_text(of.point),
+        answer.ladder.arm,
+        gap_text(answer.point),
+        tax_text(answer.point),
         form,
         *ladder,
     ]
@@ -45,28 +46,26 @@ def _cells(of: Answer) -> list[str]:
 
 def gap_text(point: Forecast) -> str:
     """`+0.0129 [+0.0070, +0.0190]`."""
-    low, high = point.gap_interval
-    return f"{point.gap:+.4f} [{low:+.4f}, {high:+.4f}]"
+    return f"{point.gap:+.4f}{ends_text(*point.gap_interval, '+.4f')}"
 
 
 def tax_text(point: Forecast) -> str:
     """`1.060 [1.031, 1.094]`."""
-    low, high = point.tax_interval
-    return f"{point.tax:.3f} [{low:.3f}, {high:.3f}]"
+    return f"{point.tax:.3f}{ends_text(*point.tax_interval, '.3f')}"
 
 
-def _behind(of: Answer) -> list[str]:
-    arm = of.ladder.arm
-    if of.point is None:
-        return [f"{arm}: not enough data: {of.why}"]
-    lines = [f"{arm}: {', '.join(map(_form, of.forms))}", f"{arm}: {_exponents(of)}"]
-    if of.ladder.shared:
-        lines.append(f"{arm}: rungs of {of.ladder.shared}")
-    if of.left_out:
-        lines.append(f"{arm}: no term of {', '.join(of.left_out)}, which does not vary")
-    lines += [f"{arm}: without {reason}" for reason in of.ladder.dropped]
-    lines += [f"{arm}: {line}" for line in _outside(of.ladder)]
-    return lines + [f"{arm}: {_foretold(each)}" for each in of.longest]
+def _behind(answer: Answer) -> list[str]:
+    arm = answer.ladder.arm
+    if answer.point is None:
+        return [f"{arm}: not enough data: {answer.why}"]
+    lines = [f"{arm}: {', '.join(map(_form, answer.forms))}", f"{arm}: {_exponents(answer)}"]
+    if answer.ladder.shared:
+        lines.append(f"{arm}: rungs of {answer.ladder.shared}")
+    if answer.left_out:
+        lines.append(f"{arm}: no term of {', '.join(answer.left_out)}, which does not vary")
+    lines += [f"{arm}: without {reason}" for reason in answer.ladder.dropped]
+    lines += [f"{arm}: {line}" for line in _outside(answer.ladder)]
+    return lines + [f"{arm}: {_foretold(each)}" for each in answer.longest]
 
 
 def _form(form: Form) -> str:
@@ -75,8 +74,8 @@ def _form(form: Form) -> str:
     return f"{form.form} ({exponents}; off by {form.held_out:.4f} on rungs left out{refuted})"
 
 
-def _exponents(of: Answer) -> str:
-    each = (f"{name} in [{low:.2f}, {high:.2f}]" for name, (low, high) in of.exponents.items())
+def _exponents(answer: Answer) -> str:
+    each = (f"{name} in [{low:.2f}, {high:.2f}]" for name, (low, high) in answer.exponents.items())
     return ", ".join(each)
 
 
@@ -91,26 +90,27 @@ def _outside(ladder: Ladder) -> Iterator[str]:
             yield f"{many} are outside of the paper's regime, {reason}: {some(names)}"
 
 
-def _foretold(of: Foretold) -> str:
-    where = "inside" if of.is_inside else "OUTSIDE"
-    said, seen = gap_text(of.point), of.rung.gaps.mean()
-    return f"{name_of(of.rung.settings)} from shorter rungs: {said}, measured {seen:+.4f}, {where}"
+def _foretold(foretold: Foretold) -> str:
+    where = "inside" if foretold.is_inside else "OUTSIDE"
+    forecast, seen = gap_text(foretold.point), foretold.rung.gaps.mean()
+    name = name_of(foretold.rung.settings)
+    return f"{name} from shorter rungs: {forecast}, measured {seen:+.4f}, {where}"
 
 
-def plain(of: Answer) -> dict[str, Any]:
+def plain(answer: Answer) -> dict[str, Any]:
     """For JSON: numbers, words, lists and mappings."""
-    updates, batch, parameters = of.target
-    found: dict[str, Any] = {
-        **{"optimizer": of.ladder.optimizer, "arm": of.ladder.arm, "updates": updates},
-        **{"batch": batch, "parameters": parameters, "seeds": of.seeds, "why": of.why},
-        "rungs": [list(rung.settings) for rung in of.ladder.rungs],
-        "regimes": [rung.regime for rung in of.ladder.rungs],
+    updates, batch, parameters = answer.target
+    numbers: dict[str, Any] = {
+        **{"optimizer": answer.ladder.optimizer, "arm": answer.ladder.arm, "updates": updates},
+        **{"batch": batch, "parameters": parameters, "seeds": answer.seeds, "why": answer.why},
+        "rungs": [list(rung.settings) for rung in answer.ladder.rungs],
+        "regimes": [rung.regime for rung in answer.ladder.rungs],
     }
-    if of.point is None:
-        return found
+    if answer.point is None:
+        return numbers
     forms = [
         {"form": form.form, "held_out": form.held_out, "counts": form.counts, **form.exponents}
-        for form in of.forms
+        for form in answer.forms
     ]
     longest = [
         {
@@ -118,13 +118,13 @@ def plain(of: Answer) -> dict[str, Any]:
             "measured": float(each.rung.gaps.mean()),
             **_point(each.point),
         }
-        for each in of.longest
+        for each in answer.longest
     ]
     return {
-        **found,
-        **_point(of.point),
-        **{"is_beyond": of.is_beyond, "forms": forms, "left_out": list(of.left_out)},
-        "exponents": {key: list(ends) for key, ends in of.exponents.items()},
+        **numbers,
+        **_point(answer.point),
+        **{"is_beyond": answer.is_beyond, "forms": forms, "left_out": list(answer.left_out)},
+        "exponents": {key: list(ends) for key, ends in answer.exponents.items()},
         "longest_from_shorter": longest,
     }
 

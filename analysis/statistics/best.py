@@ -14,7 +14,7 @@ from analysis.statistics.intervals import (
     Values,
     held_out_gaps,
     interval_of_best,
-    mean_intervals,
+    mean_interval,
 )
 from analysis.statistics.pairs import VARIANT, pairs
 from analysis.table.points import settings
@@ -172,54 +172,49 @@ def _chosen(
     ]
 
 
-class _Settings(NamedTuple):
-    """Mean losses at the seeds of choice, infinite if one diverged: of the arm by SETTING, of sync
-    by point; and how many settings are left out."""
-
-    arm: pd.Series
-    sync: pd.Series
-    sync_diverged: int
-    incomplete: int
-
-
 def _row_of_choice(
     group: pd.DataFrame, choice: Collection[int], words: dict[str, str]
 ) -> dict[str, Any]:
-    known = _settings(group[group["seed"].isin(choice)])
+    means, sync_diverged, incomplete = _settings(group[group["seed"].isin(choice)])
+    tried = means["arm_loss"]
     counts = {
-        **{"n": 0, "pairs": 0, "num_points": len(known.arm)},
-        "arm_diverged": int(np.isinf(known.arm).sum()),
-        **{"sync_diverged": known.sync_diverged, "incomplete": known.incomplete},
+        **{"n": 0, "pairs": 0, "num_points": len(tried)},
+        "arm_diverged": int(np.isinf(tried).sum()),
+        **{"sync_diverged": sync_diverged, "incomplete": incomplete},
     }
-    if known.arm.empty or np.isinf(known.arm.min()):
+    if tried.empty or np.isinf(tried.min()):
         return counts
-    at, arm = _lowest_setting(known.arm)
-    at_sync = str(known.sync.idxmin())
+    at, arm = tried.index[int(tried.to_numpy().argmin())]
+    at_sync = str(means["sync_loss"].groupby("point").first().idxmin())
     rest = group[~group["seed"].isin(choice)]
     own = rest[(rest["point"] == at) & (rest["arm"] == arm)].set_index("seed")
     base = rest[rest["point"] == at_sync].drop_duplicates("seed").set_index("seed")
     seeds = own.index.intersection(base.index[base["final_val_loss_sync"].notna()])
     sync = base.loc[seeds, "final_val_loss_sync"]
     gaps = (own.loc[seeds, "final_val_loss"] - sync).dropna()
-    low, high = mean_intervals(gaps.to_numpy(dtype=float))
+    low, high = mean_interval(gaps.to_numpy(dtype=float))
+    coefficient = "" if arm == group["family"].iloc[0] else arm
     return {
         **counts,
         "n": len(gaps),
         "pairs": len(seeds),
         "gap": gaps.mean(),
-        "low": float(low),
-        "high": float(high),
+        "low": low,
+        "high": high,
         "loss_sync": sync[gaps.index].mean(),
         "loss": own.loc[gaps.index, "final_val_loss"].mean(),
         "point_sync": at_sync,
         "point": at,
         "setting_sync": words[at_sync],
-        "setting": _in_words(words[at], arm, group["family"].iloc[0]),
+        "setting": ", ".join(filter(None, (words[at], coefficient))),
     }
 
 
-def _settings(tried: pd.DataFrame) -> _Settings:
-    """The settings that have every seed of choice, and at which sync completed."""
+def _settings(tried: pd.DataFrame) -> tuple[pd.DataFrame, int, int]:
+    """Mean losses by SETTING at the seeds of choice, infinite where the arm diverged at one.
+
+    Left out, and counted beside them: the settings at which sync diverged, or that lack a seed.
+    """
     seeds = tried.groupby(SETTING)["seed"].nunique()
     whole = seeds[seeds == tried["seed"].nunique()].index
     losses = tried.assign(
@@ -228,21 +223,4 @@ def _settings(tried: pd.DataFrame) -> _Settings:
     ).groupby(SETTING)[["arm_loss", "sync_loss"]]
     means = losses.mean().loc[whole].sort_index()
     fair = means[np.isfinite(means["sync_loss"])]
-    sync = fair["sync_loss"].droplevel("arm")
-    return _Settings(
-        fair["arm_loss"],
-        sync[~sync.index.duplicated()],
-        len(means) - len(fair),
-        len(seeds) - len(whole),
-    )
-
-
-def _lowest_setting(losses: pd.Series) -> tuple[str, str]:
-    """The point and the arm of the lowest loss."""
-    point, arm = losses.index[int(losses.to_numpy().argmin())]
-    return str(point), str(arm)
-
-
-def _in_words(setting: str, arm: str, family: str) -> str:
-    """The setting, with the arm's name where that says a coefficient."""
-    return ", ".join(word for word in (setting, "" if arm == family else arm) if word)
+    return fair, len(means) - len(fair), len(seeds) - len(whole)

@@ -125,9 +125,9 @@ def seeds_needed(scores: Values, half_width: float) -> int | None:
     """
     if len(scores) < 2:
         return None
-    spread, found = scores.mean(axis=1).var(ddof=1), noise(scores)
+    spread = scores.mean(axis=1).var(ddof=1)
     n = np.arange(2.0, MOST_SEEDS + 1)
-    variance, freedom = _of_spread(spread, n, found)
+    variance, freedom = _of_spread(spread, n, noise(scores))
     halves = stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * np.sqrt(variance)
     enough = n[halves <= half_width]
     return int(enough[0]) if len(enough) else None

@@ -62,7 +62,7 @@ def task_scores(trials: pd.DataFrame) -> list[TaskScores]:
         paired = pairs(trials)
     both = paired[(paired["status"] == Status.COMPLETED) & paired["gap"].notna()]
     folders = dict(zip(trials["trial_id"], trials["folder"], strict=True))
-    known = {of: answered(folders[of]) for of in {*both["trial_id"], *both["trial_id_sync"]}}
+    known = {name: answered(folders[name]) for name in {*both["trial_id"], *both["trial_id_sync"]}}
     return [
         TaskScores(*map(_plain, key), *of_task)
         for key, rows in both.groupby(SAME_ARM)
@@ -76,21 +76,21 @@ def _plain(value: Any) -> Any:
 
 def _tasks(rows: pd.DataFrame, known: dict[str, dict[str, Scores]]) -> Iterator[tuple[Any, ...]]:
     """Task, seeds, and the scores of sync and of the arm, for each task."""
-    found: dict[str, list[tuple[int, Scores, Scores]]] = {}
+    by_stem: dict[str, list[tuple[int, Scores, Scores]]] = {}
     for row in rows.sort_values("seed").to_dict("records"):
         own, sync = known[row["trial_id"]], known[row["trial_id_sync"]]
         for stem in own.keys() & sync.keys():
-            found.setdefault(stem, []).append((int(row["seed"]), sync[stem], own[stem]))
+            by_stem.setdefault(stem, []).append((int(row["seed"]), sync[stem], own[stem]))
     chosen: dict[str, str] = {}
-    for stem in sorted(found, key=lambda stem: len(found[stem])):
+    for stem in sorted(by_stem, key=lambda stem: len(by_stem[stem])):
         chosen[task_of(stem)] = stem
     for task, stem in sorted(chosen.items()):
-        seeds, of_sync, of_arm = zip(*found[stem], strict=True)
+        seeds, of_sync, of_arm = zip(*by_stem[stem], strict=True)
         yield task, seeds, _stacked(of_sync), _stacked(of_arm)
 
 
 def _stacked(scores: Sequence[Scores]) -> Scores:
-    return {name: np.stack([one[name] for one in scores]) for name in scores[0]}
+    return {name: np.stack([of_seed[name] for of_seed in scores]) for name in scores[0]}
 
 
 def downstream(trials: pd.DataFrame) -> pd.DataFrame:

@@ -9,7 +9,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.intervals import Values, excludes_zero, mean_interval, ratio_interval
+from analysis.statistics.intervals import (
+    Values,
+    excludes_zero,
+    mean_interval,
+    mean_with_ends,
+    ratio_interval,
+)
 from analysis.statistics.pairs import SAME_ARM, SAME_TRIAL, VARIANT, pairs
 from analysis.statistics.regime import regimes
 from analysis.statistics.tax import Tax, taxes
@@ -68,27 +74,27 @@ def _table(rows: list[dict[str, Any]]) -> pd.DataFrame:
     return table.sort_values(["optimizer", "setting", "point", "arm", *VARIANT], ignore_index=True)
 
 
-def _with_plain_gap(found: pd.DataFrame) -> pd.DataFrame:
+def _with_plain_gap(paired: pd.DataFrame) -> pd.DataFrame:
     """Adds `gap_plain` and `status_plain`, those of the same trial without a correction."""
-    twin = found[[*SAME_TRIAL, "gap", "status"]].rename(columns={"arm": "base_arm"})
+    twin = paired[[*SAME_TRIAL, "gap", "status"]].rename(columns={"arm": "base_arm"})
     keys = ["base_arm" if key == "arm" else key for key in SAME_TRIAL]
-    return found.merge(twin, on=keys, how="left", suffixes=("", "_plain"))
+    return paired.merge(twin, on=keys, how="left", suffixes=("", "_plain"))
 
 
-def _groups(found: pd.DataFrame) -> dict[tuple[Any, ...], Group]:
+def _groups(paired: pd.DataFrame) -> dict[tuple[Any, ...], Group]:
     """The pairs of each arm at each point, by the values of SAME_ARM."""
-    status = found["status_sync"]
+    status = paired["status_sync"]
     columns = {
-        **{name: found[name].to_numpy() for name in ("seed", "delay")},
-        **{name: found[name].to_numpy(float) for name in LOSSES},
+        **{name: paired[name].to_numpy() for name in ("seed", "delay")},
+        **{name: paired[name].to_numpy(float) for name in LOSSES},
         "is_fair": status.eq(Status.COMPLETED).fillna(False).to_numpy(bool),
         "sync_diverged": status.eq(Status.DIVERGED).fillna(False).to_numpy(bool),
         "no_sync": status.isna().to_numpy(),
-        "has_plain": (found["status_plain"].notna() & (found["arm"] != found["base_arm"])).to_numpy(
-            bool
-        ),
+        "has_plain": (
+            paired["status_plain"].notna() & (paired["arm"] != paired["base_arm"])
+        ).to_numpy(bool),
     }
-    rows: dict[Any, Any] = dict(found.groupby(SAME_ARM).indices)
+    rows: dict[Any, Any] = dict(paired.groupby(SAME_ARM).indices)
     # A table per group would take ten times as long.
     return {key: {name: column[at] for name, column in columns.items()} for key, at in rows.items()}
 
@@ -96,13 +102,13 @@ def _groups(found: pd.DataFrame) -> dict[tuple[Any, ...], Group]:
 def _row(key: tuple[Any, ...], group: Group, seeds: set[int]) -> dict[str, Any]:
     known = ~np.isnan(group["gap"])
     gap = group["gap"][known]
-    low, high = mean_interval(gap)
+    mean, low, high = mean_with_ends(gap)
     num_fair = int(group["is_fair"].sum())
     return {
         **dict(zip(SAME_ARM, key, strict=True)),
         "delay": max(filter(pd.notna, group["delay"]), default=None),
         "n": len(gap),
-        "gap": _mean(gap),
+        "gap": mean,
         "low": low,
         "high": high,
         "loss_sync": _mean(group["final_val_loss_sync"][known]),

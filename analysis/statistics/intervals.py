@@ -22,6 +22,16 @@ def mean_interval(values: Values, confidence: float = CONFIDENCE) -> Interval:
     return float(low), float(high)
 
 
+def mean_with_ends(values: Values) -> tuple[float, float, float]:
+    """The mean of n values, shape (n,), and both ends of its interval; NaN as far as unknown."""
+    return (float(values.mean()) if len(values) else np.nan, *mean_interval(values))
+
+
+def ends_text(low: float, high: float, form: str) -> str:
+    """` [+0.2120, +0.2640]` by the format; empty for an unknown interval."""
+    return "" if np.isnan(low) else f" [{low:{form}}, {high:{form}}]"
+
+
 def mean_intervals(values: Values, confidence: float = CONFIDENCE) -> tuple[Values, Values]:
     """Lower and upper ends for values of shape (..., n): see `Moments.interval`."""
     return moments(values).interval(confidence)

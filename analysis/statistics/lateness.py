@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pandas as pd
 
-from analysis.statistics.intervals import mean_interval
+from analysis.statistics.intervals import mean_with_ends
 from analysis.table.load import metrics
 from analysis.table.points import settings
 from trainer.base.status import Status
@@ -33,14 +33,17 @@ def lateness(trials: pd.DataFrame) -> pd.DataFrame:
         {**trial, "setting": words[trial["point"]], **_of_trial(trial["folder"])}
         for trial in done[done["delay"].fillna(0) > 0].to_dict("records")
     ]
-    found = pd.DataFrame(rows, columns=COLUMNS)
-    return found[found["measured"] > 0].reset_index(drop=True)
+    trained = pd.DataFrame(rows, columns=COLUMNS)
+    return trained[trained["measured"] > 0].reset_index(drop=True)
 
 
 def _of_trial(folder: str) -> dict[str, float]:
     measured = [row["diagnostics"].get("all", {}) for row in metrics(folder, "diagnostics")]
     table = pd.DataFrame(
-        [{column: of.get(name) for column, name in MEASURES.items()} for of in measured],
+        [
+            {column: diagnostics.get(name) for column, name in MEASURES.items()}
+            for diagnostics in measured
+        ],
         columns=[*MEASURES],
         dtype=float,
     )
@@ -48,12 +51,12 @@ def _of_trial(folder: str) -> dict[str, float]:
     return {"measured": len(late), **late.mean()}
 
 
-def compared(found: pd.DataFrame) -> pd.DataFrame:
+def compared(late: pd.DataFrame) -> pd.DataFrame:
     """One row per arm, setting and pair of optimizers, from `lateness`: the mean `difference`, the
     optimizer's cosine minus the other's, paired by seed, with its 95 % interval."""
     rows = [
         {"arm": arm, "setting": setting, **row}
-        for (arm, setting), group in found.groupby(["arm", "setting"])
+        for (arm, setting), group in late.groupby(["arm", "setting"])
         for row in _pairs(group)
     ]
     return pd.DataFrame(rows, columns=COMPARED)
@@ -61,9 +64,8 @@ def compared(found: pd.DataFrame) -> pd.DataFrame:
 
 def _pairs(group: pd.DataFrame) -> Iterator[dict[str, object]]:
     cosines = group.pivot_table(index="seed", columns="optimizer", values="cosine")
-    for one, other in combinations(cosines, 2):
-        paired = (cosines[one] - cosines[other]).dropna().to_numpy()
-        low, high = mean_interval(paired)
-        mean = paired.mean() if len(paired) else float("nan")
+    for optimizer, other in combinations(cosines, 2):
+        paired = (cosines[optimizer] - cosines[other]).dropna().to_numpy()
+        mean, low, high = mean_with_ends(paired)
         numbers = {"difference": mean, "low": low, "high": high, "n": len(paired)}
-        yield {"optimizer": one, "other": other, **numbers}
+        yield {"optimizer": optimizer, "other": other, **numbers}

@@ -53,16 +53,16 @@ def pairs(trials: pd.DataFrame) -> pd.DataFrame:
     _refuse_mixed_data(trials)
     done = results(trials)[KEPT]
     sync, arms = done[done["arm"] == "sync"], done[done["arm"] != "sync"]
-    found = arms.merge(
+    paired = arms.merge(
         sync.drop(columns=["arm", "base_arm", "delay"]),
         on=["optimizer", "point", "seed"],
         how="left",
         suffixes=("", "_sync"),
     )
-    foreign = [found[name] != found[f"{name}_sync"] for name in VARIANT]
-    found["foreign"] = foreign[0] | foreign[1]
+    foreign = [paired[name] != paired[f"{name}_sync"] for name in VARIANT]
+    paired["foreign"] = foreign[0] | foreign[1]
     order = ["foreign", *(f"{name}_sync" for name in VARIANT)]
-    best = found.sort_values(order, kind="stable").drop_duplicates(SAME_TRIAL)
+    best = paired.sort_values(order, kind="stable").drop_duplicates(SAME_TRIAL)
     _warn_of_mixed(best[best["status_sync"].notna()])
     best["gap"] = best["final_val_loss"] - best["final_val_loss_sync"]
     return best.drop(columns="foreign").sort_values(SAME_TRIAL, ignore_index=True)

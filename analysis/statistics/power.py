@@ -54,8 +54,8 @@ def detectable_shift(freedom: float) -> float:
         """
         return float(stats.nct.sf(critical, freedom, shift)) - POWER
 
-    found: float = optimize.brentq(excess, 0, 4 * critical)
-    return found
+    shift: float = optimize.brentq(excess, 0, 4 * critical)
+    return shift
 
 
 def seeds_needed(sd: float, half_width: float) -> int:
@@ -78,8 +78,8 @@ def spreads(results: Path, trial_ids: Collection[str]) -> dict[str, Spread]:
         trials = load(results, trial_ids)
         if trials.empty:
             return {}
-        found = pairs(trials)
-    groups = found.groupby(SAME_ARM)["gap"].agg(["var", "count"])
+        paired = pairs(trials)
+    groups = paired.groupby(SAME_ARM)["gap"].agg(["var", "count"])
     several = groups[groups["count"] > 1]
     return {
         str(optimizer): Spread(

@@ -33,8 +33,8 @@ def paper_losses() -> Mapping[str, Mapping[str, float]]:
     rows = reported_taxes()[reported_taxes()["who"] == PAPER]
     return {
         str(optimizer): {
-            "sync": of["loss_sync"].iloc[0],
-            **dict(zip(of["arm"], of["loss"], strict=True)),
+            "sync": losses["loss_sync"].iloc[0],
+            **dict(zip(losses["arm"], losses["loss"], strict=True)),
         }
-        for optimizer, of in rows.groupby("optimizer", sort=False)
+        for optimizer, losses in rows.groupby("optimizer", sort=False)
     }

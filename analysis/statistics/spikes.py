@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.intervals import mean_interval
+from analysis.statistics.intervals import mean_with_ends
 from analysis.statistics.pairs import pairs
 from analysis.table.load import config_of, training_losses
 from analysis.table.points import settings
@@ -93,10 +93,10 @@ def _switch(trial: Mapping[Any, Any]) -> int:
 
 def _of_arm(group: pd.DataFrame) -> dict[str, float]:
     heights = group["height"].dropna().to_numpy(dtype=float)
-    low, high = mean_interval(heights)
+    mean, low, high = mean_with_ends(heights)
     return {
         "n": len(heights),
-        "mean_height": heights.mean() if len(heights) else np.nan,
+        "mean_height": mean,
         "low": low,
         "high": high,
         "recovered": int(group["recovery"].notna().sum()),

@@ -58,15 +58,15 @@ def taxes(trials: pd.DataFrame, pairs: pd.DataFrame) -> dict[tuple[Any, ...], Ta
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # pairs has warned of the same trials
         done = results(trials)
-    alike = {point: of.words for point, of in families(trials).items()}
-    found = _taxes(done, pairs, alike, trials)
+    alike = {point: family.words for point, family in families(trials).items()}
+    by_arm = _taxes(done, pairs, alike, trials)
     by_decay = families_by_decay(trials)
     if not by_decay:
-        return found
+        return by_arm
     others = _taxes(done, pairs, by_decay, trials)
     return {
         key: others[key] if tax.tax_why == ONE_LENGTH and others[key].tax_n else tax
-        for key, tax in found.items()
+        for key, tax in by_arm.items()
     }
 
 
@@ -78,13 +78,13 @@ def _taxes(
     sync = done[done["arm"] == "sync"].sort_values(VARIANT, kind="stable")
     sync_finals = _by_family(sync, ["optimizer"], family, lengths)
     arm_finals = _by_family(pairs, ["optimizer", "arm", *VARIANT], family, lengths)
-    found = {}
+    by_arm = {}
     for key in pairs[SAME_ARM].drop_duplicates().itertuples(index=False, name=None):
         optimizer, point, arm, *variant = key
         of_sync = sync_finals.get((optimizer, family.get(point, point)), {})
         of_arm = arm_finals[optimizer, arm, *variant, family.get(point, point)]
-        found[key] = token_tax(of_sync, of_arm, int(lengths[point]))
-    return found
+        by_arm[key] = token_tax(of_sync, of_arm, int(lengths[point]))
+    return by_arm
 
 
 def _by_family(
@@ -92,12 +92,12 @@ def _by_family(
 ) -> dict[tuple[Any, ...], dict[int, dict[int, float]]]:
     """Final losses by seed and length, for the values of `keys` and a family of points; of several
     trials the first."""
-    found: dict[tuple[Any, ...], dict[int, dict[int, float]]] = {}
+    finals: dict[tuple[Any, ...], dict[int, dict[int, float]]] = {}
     columns = [*keys, "point", "seed", "final_val_loss"]
     for *key, point, seed, loss in table[columns].itertuples(index=False):
-        by_seed = found.setdefault((*key, family.get(point, point)), {})
+        by_seed = finals.setdefault((*key, family.get(point, point)), {})
         by_seed.setdefault(int(seed), {}).setdefault(int(lengths[point]), float(loss))
-    return found
+    return finals
 
 
 def token_tax(sync: Finals, delayed: Finals, updates: int) -> Tax:
@@ -114,9 +114,9 @@ def token_tax(sync: Finals, delayed: Finals, updates: int) -> Tax:
         return Tax(tax_why=f"{diverged} of {len(seeds)} delayed runs diverged")
     own = {seed: sync[seed] for seed in seeds}, {seed: delayed[seed] for seed in seeds}
     estimates = [by_lengths(*own, updates), by_slope(*own, updates)]
-    found = [tax for tax in estimates if tax.tax_n]
-    if found:
-        return next((tax for tax in found if tax.tax_n > 1), found[0])
+    known = [tax for tax in estimates if tax.tax_n]
+    if known:
+        return next((tax for tax in known if tax.tax_n > 1), known[0])
     return Tax(tax_why="; ".join(dict.fromkeys(tax.tax_why for tax in estimates)))
 
 

@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from analysis.statistics.intervals import ends_text
 from analysis.statistics.regime import INACTIVE, SHORT
 from analysis.statistics.tax import MAIN_ARMS, best_taxes
 from analysis.table import names
@@ -32,14 +33,14 @@ REASONS = {
 
 def gap_text(row: Cells) -> str:
     """`+0.2380 [+0.2120, +0.2640]`; `+0.2380 n=1` for a single pair; `—` for none."""
-    return f"{row['gap']:+.4f} {_interval(row, 'low', 'high', '+.4f')}" if row["n"] else "—"
+    return f"{row['gap']:+.4f}{_interval(row, 'low', 'high', '+.4f')}" if row["n"] else "—"
 
 
 def tax_text(row: Cells) -> str:
     """`1.32 [1.20, 1.45] (lengths)`, with what it is from; `1.32 n=1 (slope)`; empty for none."""
     if not row["tax_n"]:
         return ""
-    return f"{row['tax']:.2f} {_interval(row, 'tax_low', 'tax_high', '.2f')} ({row['tax_from']})"
+    return f"{row['tax']:.2f}{_interval(row, 'tax_low', 'tax_high', '.2f')} ({row['tax_from']})"
 
 
 def taxes_text(gaps: pd.DataFrame) -> str:
@@ -48,10 +49,10 @@ def taxes_text(gaps: pd.DataFrame) -> str:
     paired = gaps[(gaps["pairs"] > 0) & gaps["arm"].isin(MAIN_ARMS)]
     if paired.empty:
         return ""
-    found = _named(best_taxes(paired)).to_dict("records")
-    if not found:
+    best = _named(best_taxes(paired)).to_dict("records")
+    if not best:
         return f"not enough data: {paired['tax_why'].mode()[0]}"
-    return ", ".join(f"{row['optimizer']} {row['arm']} {tax_text(row)}" for row in found)
+    return ", ".join(f"{row['optimizer']} {row['arm']} {tax_text(row)}" for row in best)
 
 
 def diverged_text(row: Cells) -> str:
@@ -60,7 +61,7 @@ def diverged_text(row: Cells) -> str:
 
 
 def _interval(row: Cells, low: str, high: str, form: str) -> str:
-    return "n=1" if math.isnan(row[low]) else f"[{row[low]:{form}}, {row[high]:{form}}]"
+    return ends_text(row[low], row[high], form) or " n=1"
 
 
 def _loss(name: str) -> Callable[[Cells], str]:
@@ -70,7 +71,7 @@ def _loss(name: str) -> Callable[[Cells], str]:
 def _share(row: Cells) -> str:
     if math.isnan(row["removed"]):
         return ""
-    return f"{row['removed']:.0%} {_interval(row, 'removed_low', 'removed_high', '.0%')}"
+    return f"{row['removed']:.0%}{_interval(row, 'removed_low', 'removed_high', '.0%')}"
 
 
 def _plain(name: str) -> Callable[[Cells], str]:

@@ -44,34 +44,34 @@ def hooks(node: Node, delay: int) -> Hooks:
     )  # fresh gradients are not corrected
 
 
-def _none(of: Settings, delay: int) -> Hooks:
+def _none(settings: Settings, delay: int) -> Hooks:
     return Hooks(late(delay))
 
 
-def _error_feedback(of: Settings, delay: int) -> Hooks:
+def _error_feedback(settings: Settings, delay: int) -> Hooks:
     """u_t + λ (u_t − u_{t−lag})."""
-    lag = delay if of["lag"] == "delay" else 1
-    return Hooks(late(delay), applied=SAME + of["coefficient"] * change(lag))
+    lag = delay if settings["lag"] == "delay" else 1
+    return Hooks(late(delay), applied=SAME + settings["coefficient"] * change(lag))
 
 
-def _matched_error_feedback(of: Settings, delay: int) -> Hooks:
+def _matched_error_feedback(settings: Settings, delay: int) -> Hooks:
     """u_t + λ τ (u_t − u_{t−lag})."""
-    return _error_feedback({**of, "coefficient": of["coefficient"] * delay}, delay)
+    return _error_feedback({**settings, "coefficient": settings["coefficient"] * delay}, delay)
 
 
-def _gradient_error_feedback(of: Settings, delay: int) -> Hooks:
+def _gradient_error_feedback(settings: Settings, delay: int) -> Hooks:
     """g_t + λ (g_t − g_{t−1})."""
-    return Hooks(late(delay), gradient=SAME + of["coefficient"] * change())
+    return Hooks(late(delay), gradient=SAME + settings["coefficient"] * change())
 
 
-def _weight_prediction(of: Settings, delay: int) -> Hooks:
+def _weight_prediction(settings: Settings, delay: int) -> Hooks:
     """W(v) − h τ u_{v−1}, and u_{v−1} is W(v−1) − W(v)."""
-    return Hooks(late(delay) * (SAME + of["horizon"] * delay * change()))
+    return Hooks(late(delay) * (SAME + settings["horizon"] * delay * change()))
 
 
-def _taylor(of: Settings, delay: int) -> Hooks:
+def _taylor(settings: Settings, delay: int) -> Hooks:
     """g + λ D (W(t) − W(version)) with D held at the curvature: λ is the share that is undone."""
-    share = of["coefficient"]
+    share = settings["coefficient"]
     return Hooks((1 - share) * late(delay) + share * SAME)
 
 

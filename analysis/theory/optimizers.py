@@ -35,21 +35,21 @@ def linear(node: Node, updates: float = math.inf) -> Filter:
     return LINEAR[address](node, updates)
 
 
-def _averaged(of: Settings, updates: float) -> Filter:
+def _averaged(settings: Settings, updates: float) -> Filter:
     """m ← β m + (1 − β) g, and m is applied."""
-    return average(of["momentum"])
+    return average(settings["momentum"])
 
 
-def _summed(of: Settings, updates: float) -> Filter:
+def _summed(settings: Settings, updates: float) -> Filter:
     """b ← β b + g, and b is applied, or g + β b: Nesterov's."""
-    summed = total(of["momentum"])
-    return SAME + of["momentum"] * summed if of["nesterov"] else summed
+    summed = total(settings["momentum"])
+    return SAME + settings["momentum"] * summed if settings["nesterov"] else summed
 
 
-def _look_ahead(of: Settings, updates: float) -> Filter:
+def _look_ahead(settings: Settings, updates: float) -> Filter:
     """m ← β m + (1 − β) g, and m is applied, or (1 − β) g + β m: Nesterov's."""
-    momentum = of["momentum"]
-    return _ahead(momentum, momentum) if of["nesterov"] else average(momentum)
+    momentum = settings["momentum"]
+    return _ahead(momentum, momentum) if settings["nesterov"] else average(momentum)
 
 
 def _ahead(decay: float, share: float) -> Filter:
@@ -57,40 +57,40 @@ def _ahead(decay: float, share: float) -> Filter:
     return (1 - share) * SAME + share * average(decay)
 
 
-def _nadamw(of: Settings, updates: float) -> Filter:
+def _nadamw(settings: Settings, updates: float) -> Filter:
     """The share of m in the update grows with the updates, from half of β to β; its decay is β."""
-    ramp = 0.96 ** (updates * of["momentum_decay"]) if of["momentum_decay"] else 1.0
-    return _ahead(of["momentum"], of["momentum"] * (1 - 0.5 * ramp))
+    ramp = 0.96 ** (updates * settings["momentum_decay"]) if settings["momentum_decay"] else 1.0
+    return _ahead(settings["momentum"], settings["momentum"] * (1 - 0.5 * ramp))
 
 
-def _adan(of: Settings, updates: float) -> Filter:
+def _adan(settings: Settings, updates: float) -> Filter:
     """m + β d, where d averages the differences of gradients with decay β."""
-    decay = of["difference_decay"]
-    return average(of["momentum"]) + decay * (average(decay) * change())
+    decay = settings["difference_decay"]
+    return average(settings["momentum"]) + decay * (average(decay) * change())
 
 
-def _ademamix(of: Settings, updates: float) -> Filter:
+def _ademamix(settings: Settings, updates: float) -> Filter:
     """A fast average and `slow_share` times a slow one, both still growing in the slow warm-up."""
-    way, decay = min(updates / of["slow_warmup"], 1.0), of["slow_momentum"]
+    way, decay = min(updates / settings["slow_warmup"], 1.0), settings["slow_momentum"]
     if way < 1:
-        fast, slow = math.log(of["momentum"]), math.log(decay)
+        fast, slow = math.log(settings["momentum"]), math.log(decay)
         decay = math.exp(fast * slow / ((1 - way) * slow + way * fast))
-    return average(of["momentum"]) + way * of["slow_share"] * average(decay)
+    return average(settings["momentum"]) + way * settings["slow_share"] * average(decay)
 
 
-def _mars(of: Settings, updates: float) -> Filter:
+def _mars(settings: Settings, updates: float) -> Filter:
     """The average of g_t + γ β / (1 − β) · (g_t − g_{t−1})."""
-    decay = of["momentum"]
-    return (SAME + of["correction"] * decay / (1 - decay) * change()) * average(decay)
+    decay = settings["momentum"]
+    return (SAME + settings["correction"] * decay / (1 - decay) * change()) * average(decay)
 
 
-def _lion(of: Settings, updates: float) -> Filter:
+def _lion(settings: Settings, updates: float) -> Filter:
     """interpolation · m_{t−1} + (1 − interpolation) · g_t."""
-    share = of["interpolation"]
-    return share * (late(1) * average(of["momentum"])) + (1 - share) * SAME
+    share = settings["interpolation"]
+    return share * (late(1) * average(settings["momentum"])) + (1 - share) * SAME
 
 
-def _plain(of: Settings, updates: float) -> Filter:
+def _plain(settings: Settings, updates: float) -> Filter:
     return SAME
 
 

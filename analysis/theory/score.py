@@ -52,13 +52,13 @@ class RankCorrelation:
 def rank_correlation(predicted: Sequence[float], measured: Sequence[float]) -> RankCorrelation:
     """The correlation of 2 to MOST pairs; ties have their mean rank. Raises ValueError for other
     numbers of pairs, and where all values of a side are equal, which ranks nothing."""
-    one, other = (stats.rankdata(values) for values in (predicted, measured))
-    n = len(one)
-    if not 2 <= n <= MOST or len({*one}) == 1 or len({*other}) == 1:
+    first, second = (stats.rankdata(values) for values in (predicted, measured))
+    n = len(first)
+    if not 2 <= n <= MOST or len({*first}) == 1 or len({*second}) == 1:
         raise ValueError(f"no ranks of 2 to {MOST} pairs: {list(predicted)}, {list(measured)}")
-    one, other = ((ranks - ranks.mean()) / ranks.std() for ranks in (one, other))
-    rho = float(one @ other / n)
-    orders = np.array(list(permutations(other))) @ one / n
+    first, second = ((ranks - ranks.mean()) / ranks.std() for ranks in (first, second))
+    rho = float(first @ second / n)
+    orders = np.array(list(permutations(second))) @ first / n
     p = float(np.mean(np.abs(orders) >= abs(rho) - 1e-9))
     return RankCorrelation(rho, *_interval(rho, n), p, n)
 
@@ -78,12 +78,12 @@ def predictions(trials: pd.DataFrame, gaps: pd.DataFrame, *, over: bool = False)
     schedule of the optimizer's own counts as it stands after the last update of the run, or, if
     `over`, as it ends.
     """
-    found = gaps[(gaps["pairs"] > 0) & gaps["delay"].notna() & (gaps["start"] == 0)]
-    found = found[found["method"].isin(["none", "error_feedback"])]
+    delayed = gaps[(gaps["pairs"] > 0) & gaps["delay"].notna() & (gaps["start"] == 0)]
+    delayed = delayed[delayed["method"].isin(["none", "error_feedback"])]
     first = trials.drop_duplicates("point").set_index("point")
-    limits = [_limits(row, first.loc[row["point"]], over) for row in found.to_dict("records")]
-    columns = pd.DataFrame(limits, columns=["sync", "delayed", "corrected"], index=found.index)
-    return pd.concat([found, columns], axis=1)
+    limits = [_limits(row, first.loc[row["point"]], over) for row in delayed.to_dict("records")]
+    columns = pd.DataFrame(limits, columns=["sync", "delayed", "corrected"], index=delayed.index)
+    return pd.concat([delayed, columns], axis=1)
 
 
 def settings(name: str, trial: Row) -> dict[str, Any]:
@@ -105,7 +105,8 @@ def _limits(gap: Row, trial: Row, over: bool) -> tuple[float, float, float]:
     fed = {"_target_": FEEDBACK, "coefficient": gap["coefficient"], "lag": 1}
     corrected = plain if gap["method"] == "none" else hooks(fed, delay)
     sync, delayed, with_it = (
-        largest_stable(Loop(optimizer, of)) for of in (Hooks(SAME), plain, corrected)
+        largest_stable(Loop(optimizer, corrected_by))
+        for corrected_by in (Hooks(SAME), plain, corrected)
     )
     return sync, delayed, with_it
 

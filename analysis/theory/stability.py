@@ -105,8 +105,8 @@ def stability(
     )
 
 
-def _ratio(limit: float, of: float) -> float:
-    return limit / of if of else math.nan
+def _ratio(limit: float, other: float) -> float:
+    return limit / other if other else math.nan
 
 
 def largest_stable(loop: Loop) -> float:

@@ -20,31 +20,31 @@ def test_faster_and_no_worse_in_the_same_time_is_a_go(tmp_path: Path) -> None:
     add(tmp_path, "sync", [1.00, 1.01, 1.02])
     add(tmp_path, "delay", [1.02, 1.03, 1.05])
     add(tmp_path, "delay", [0.92, 0.93, 0.94], updates=450)
-    found = ask(tmp_path)
-    at = found.same_time["ZB-V"]
+    advice = ask(tmp_path)
+    at = advice.same_time["ZB-V"]
     share = np.log(425 / 400) / np.log(450 / 400)
     gaps = np.array([0.02, 0.02, 0.03]) + share * np.array([-0.10, -0.10, -0.11])
     expected = stats.ttest_1samp(gaps, 0).confidence_interval(0.95)
-    assert found.verdict.word == found.verdicts["ZB-V"].word == GO
+    assert advice.verdict.word == advice.verdicts["ZB-V"].word == GO
     assert (at.updates, at.n, at.gap) == pytest.approx((425, 3, gaps.mean()))
     assert at.interval == pytest.approx((expected.low, expected.high))
     # Sync's losses lie 2/10, 2/10 and 3/11 of the way from the delayed ones at 400 to 450.
-    assert found.gap is not None
+    assert advice.gap is not None
     tax = (450 / 400) ** np.mean([2 / 10, 2 / 10, 3 / 11])
-    assert found.gap.tax.tax == pytest.approx(tax)
+    assert advice.gap.tax.tax == pytest.approx(tax)
     # 550 updates were not run, and are not extrapolated; but 1F1B is slower than ZB-V.
-    assert np.isnan(found.same_time["1F1B"].gap)
-    assert found.verdicts["1F1B"].word == GO
+    assert np.isnan(advice.same_time["1F1B"].gap)
+    assert advice.verdicts["1F1B"].word == GO
 
 
 def test_slower_to_the_same_loss_is_a_stay(tmp_path: Path) -> None:
     add(tmp_path, "sync", [1.00, 1.01, 1.02])
     add(tmp_path, "delay", [1.30, 1.32, 1.32])
     add(tmp_path, "delay", [1.20, 1.21, 1.22], updates=425)
-    found = ask(tmp_path)
-    assert found.verdict.word == STAY
-    assert found.same_time["ZB-V"].gap == pytest.approx(0.2)
-    assert "not enough data: above 1.06: no delayed run ends as low as sync" in str(found)
+    advice = ask(tmp_path)
+    assert advice.verdict.word == STAY
+    assert advice.same_time["ZB-V"].gap == pytest.approx(0.2)
+    assert "not enough data: above 1.06: no delayed run ends as low as sync" in str(advice)
 
 
 def test_an_interpolation_decides_nothing_in_favour_of_the_side_that_it_flatters(
@@ -71,35 +71,26 @@ def test_sync_runs_of_the_same_time_compare_as_well(tmp_path: Path) -> None:
     add(tmp_path, "sync", [1.0, 1.01, 1.02])
     add(tmp_path, "sync", [1.2, 1.21, 1.22], updates=376)
     add(tmp_path, "delay", [1.10, 1.12, 1.13])
-    found = ask(tmp_path)
-    at = found.same_time["ZB-V"]
+    advice = ask(tmp_path)
+    at = advice.same_time["ZB-V"]
     assert (at.updates, at.sync_updates) == pytest.approx((400, 400 / 1.0625))
     assert at.lengths == [376, 400]
-    assert found.verdict.word == GO
-    assert found.gap is not None
-    assert found.gap.tax.tax_from == "slope"
+    assert advice.verdict.word == GO
+    assert advice.gap is not None
+    assert advice.gap.tax.tax_from == "slope"
 
 
 def test_an_interval_that_holds_zero_asks_for_seeds(tmp_path: Path) -> None:
     add(tmp_path, "sync", [1.00, 1.01, 1.02])
     add(tmp_path, "delay", [1.05, 1.05, 1.05])
     add(tmp_path, "delay", [0.94, 0.97, 1.01], updates=425)
-    found = ask(tmp_path)
-    assert found.verdict.word == UNDECIDED
+    advice = ask(tmp_path)
+    assert advice.verdict.word == UNDECIDED
     # Differences of −0.06, −0.04, −0.01: t(0.975, 4) = 2.776 times 0.0252 / √5 is 0.031 < 0.0367,
     # t(0.975, 3) = 3.182 times 0.0252 / √4 is 0.040.
-    assert found.verdict.settle["seeds"] == [0, 1, 2, 3, 4]
-    assert found.verdict.settle["grid.num_updates"] == [400, 425]
-    assert "run more of these trials: num_updates=[400, 425], seeds=[0, 1, 2, 3, 4]" in str(found)
-
-
-def test_without_longer_runs_a_small_gap_is_not_decided(tmp_path: Path) -> None:
-    add(tmp_path, "sync", [1.00, 1.01, 1.02])
-    add(tmp_path, "delay", [1.02, 1.04, 1.05])
-    found = ask(tmp_path)
-    assert found.verdict.word == UNDECIDED
-    assert found.verdict.settle["num_updates"] == 425
-    assert "num_updates=425" in str(found)
+    assert advice.verdict.settle["seeds"] == [0, 1, 2, 3, 4]
+    assert advice.verdict.settle["grid.num_updates"] == [400, 425]
+    assert "run more of these trials: num_updates=[400, 425], seeds=[0, 1, 2, 3, 4]" in str(advice)
 
 
 def test_the_tax_stands_against_each_speed_up(tmp_path: Path) -> None:
@@ -108,13 +99,13 @@ def test_the_tax_stands_against_each_speed_up(tmp_path: Path) -> None:
     add(tmp_path, "sync", [1.00, 1.01, 1.02])
     for updates, gap in ((400, 0.12), (450, 0.03), (640, -0.1)):
         add(tmp_path, "delay", [1.0 + gap, 1.01 + gap, 1.021 + gap], updates=updates)
-    found = ask(tmp_path, updates=400)
-    assert found.gap is not None
+    advice = ask(tmp_path, updates=400)
+    assert advice.gap is not None
     tax = 450 / 400 * (640 / 450) ** (3 / 13)
-    assert found.gap.tax.tax == pytest.approx(tax, rel=1e-3)
-    assert f"{tax:.2f} [" in str(found)
-    assert "the speed-up over 1F1B: the tax is lower" in str(found)
-    assert "the speed-up over ZB-H1: the tax is higher" in str(found)
+    assert advice.gap.tax.tax == pytest.approx(tax, rel=1e-3)
+    assert f"{tax:.2f} [" in str(advice)
+    assert "the speed-up over 1F1B: the tax is lower" in str(advice)
+    assert "the speed-up over ZB-H1: the tax is higher" in str(advice)
     thin = tmp_path / "thin"
     for seed in (0, 1):
         add(thin, "sync", [1.0 + seed / 100])
@@ -130,34 +121,32 @@ def test_an_uncertain_tax_decides_nothing(tmp_path: Path) -> None:
     )
 
 
-def test_runs_of_one_length_have_no_tax(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("delay", "stages", "word", "told"),
+    [
+        (
+            [1.02, 1.04, 1.05],
+            4,
+            UNDECIDED,
+            "to settle it, run more of these trials: num_updates=425",
+        ),
+        ([1.4, 1.5, 1.6], 4, UNDECIDED, "not enough data: runs of one length only"),
+        ([0.9, 0.9, 0.9], 4, GO, "no higher, and they take less time"),
+        ([0.9, 0.9, 0.9], 1, STAY, "2BW is no faster here"),
+        ([0.9, None, 0.9], 4, STAY, "diverged where sync did not: delay in 1 of 3"),
+    ],
+    ids=["small gap, no longer runs", "no tax", "gap below 0", "no bubble", "diverged alone"],
+)
+def test_runs_of_one_length(
+    tmp_path: Path, delay: list[float | None], stages: int, word: str, told: str
+) -> None:
     """Whatever the loss was in the middle of a run: its learning rate had not decayed yet."""
-    add(tmp_path, "sync", [1.0, 1.1, 1.2])
-    add(tmp_path, "delay", [1.4, 1.5, 1.6])
-    found = ask(tmp_path)
-    assert "not enough data: runs of one length only" in str(found)
-    assert found.verdict.word == UNDECIDED
-
-
-def test_a_gap_below_zero_is_a_go(tmp_path: Path) -> None:
-    add(tmp_path, "sync", [1.0, 1.0, 1.0])
-    add(tmp_path, "delay", [0.9, 0.9, 0.9])
-    found = ask(tmp_path)
-    assert found.verdict.word == GO
-
-
-def test_a_pipeline_without_a_bubble_gains_nothing(tmp_path: Path) -> None:
-    add(tmp_path, "sync", [1.0, 1.0, 1.0])
-    add(tmp_path, "delay", [0.9, 0.9, 0.9])
-    assert ask(tmp_path, stages=1).verdict.word == STAY
-
-
-def test_a_delay_that_diverged_alone_is_a_stay(tmp_path: Path) -> None:
-    add(tmp_path, "sync", [1.0, 1.0, 1.0])
-    add(tmp_path, "delay", [0.9, None, 0.9])
-    found = ask(tmp_path)
-    assert found.verdict.word == STAY
-    assert "delay in 1 of 3" in found.verdict.why
+    add(tmp_path, "sync", [1.00, 1.01, 1.02])
+    add(tmp_path, "delay", delay)
+    advice = ask(tmp_path, stages=stages)
+    assert advice.verdict.word == word
+    assert told in str(advice)
+    assert advice.verdict.settle.get("num_updates") == (425 if word == UNDECIDED else None)
 
 
 @pytest.mark.parametrize("losses", [{"sync": [1.0], "delay": [0.5]}, {"sync": [1.0, 1.0]}, {}])
@@ -165,6 +154,6 @@ def test_fewer_than_two_pairs_decide_nothing(tmp_path: Path, losses: dict[str, A
     write(tmp_path, config("sync", seed=9), None)
     for arm, of_seeds in losses.items():
         add(tmp_path, arm, of_seeds)
-    found = ask(tmp_path)
-    assert found.verdict.word == UNDECIDED
-    assert "run more of these trials: seeds=[0, 1, 2]" in str(found)
+    advice = ask(tmp_path)
+    assert advice.verdict.word == UNDECIDED
+    assert "run more of these trials: seeds=[0, 1, 2]" in str(advice)

@@ -13,7 +13,7 @@ from analysis.commands import COMMANDS, advise
 from tests.support.synthetic_store import write_arms
 from trainer.base.errors import BadInput
 
-ASKED = {"optimizer": "muon", "stages": "4", "microbatches": "8"}
+PIPELINE = {"optimizer": "muon", "stages": "4", "microbatches": "8"}
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def results(tmp_path: Path) -> Path:
 
 
 def answer(capsys: pytest.CaptureFixture[str], results: Path, **more: str) -> str:
-    advise.main(ASKED | {"results": str(results)} | more)
+    advise.main(PIPELINE | {"results": str(results)} | more)
     return capsys.readouterr().out
 
 
@@ -39,15 +39,15 @@ def test_the_first_line_is_the_verdict(capsys: pytest.CaptureFixture[str], resul
 
 
 def test_json_says_the_same(capsys: pytest.CaptureFixture[str], results: Path) -> None:
-    found: dict[str, Any] = json.loads(answer(capsys, results, format="json"))
-    assert found["verdict"]["word"] == "go asynchronous"
+    advice: dict[str, Any] = json.loads(answer(capsys, results, format="json"))
+    assert advice["verdict"]["word"] == "go asynchronous"
     in_a_v = dict.fromkeys(("ZB-V", "DualPipeV"), 25.5 / 24)
-    assert found["speed_ups"] == pytest.approx(
+    assert advice["speed_ups"] == pytest.approx(
         {"1F1B": 11 / 8, "interleaved 1F1B": 9.5 / 8, "ZB-H1": 27 / 24, **in_a_v}
     )
-    assert (found["rival"], found["most_activations"]) == ("ZB-V", 4)
-    assert found["gap"]["gap"] == pytest.approx(-0.1)
-    assert found["same_time"]["1F1B"]["gap"] is None  # NaN is not JSON
+    assert (advice["rival"], advice["most_activations"]) == ("ZB-V", 4)
+    assert advice["gap"]["gap"] == pytest.approx(-0.1)
+    assert advice["same_time"]["1F1B"]["gap"] is None  # NaN is not JSON
 
 
 def test_costs_of_the_stages_change_the_speed(
@@ -55,8 +55,8 @@ def test_costs_of_the_stages_change_the_speed(
 ) -> None:
     """A stage of twice the work: 2BW takes m times its forward and backward, 1F1B a pass more."""
     more = {"stages": "2", "microbatches": "4", "forward": "1,2", "backward": "2,4"}
-    found = json.loads(answer(capsys, results, format="json", **more))
-    assert found["speed_ups"]["1F1B"] == pytest.approx((4 * 6 + 3) / (4 * 6))
+    advice = json.loads(answer(capsys, results, format="json", **more))
+    assert advice["speed_ups"]["1F1B"] == pytest.approx((4 * 6 + 3) / (4 * 6))
     text = answer(capsys, results, **more)
     assert "the costs that were given" in text
     assert "takes 1.33 times the mean: all these pipelines are as fast as 1.5 equal stages" in text
@@ -68,14 +68,14 @@ def test_stages_of_a_model_are_as_uneven_as_it_is_cut(
     capsys: pytest.CaptureFixture[str], results: Path, p: int, over_mean: float
 ) -> None:
     """The head of 135m alone is a fifth of its work: beyond six stages layers run out."""
-    asked = {"stages": str(p), "microbatches": str(2 * p), "forward": "smollm2_135m"}
-    assert f"takes {over_mean} times the mean" in answer(capsys, results, **asked)
+    words = {"stages": str(p), "microbatches": str(2 * p), "forward": "smollm2_135m"}
+    assert f"takes {over_mean} times the mean" in answer(capsys, results, **words)
 
 
 def test_a_model_has_no_more_stages_than_layers(results: Path) -> None:
-    asked = {"stages": "5", "microbatches": "8", "forward": "tiny", "results": str(results)}
+    words = {"stages": "5", "microbatches": "8", "forward": "tiny", "results": str(results)}
     with pytest.raises(BadInput, match=r"stages=5: must not exceed model\.num_layers=4"):
-        advise.main(ASKED | asked)
+        advise.main(PIPELINE | words)
 
 
 def test_more_activations_allow_another_rival(
@@ -90,7 +90,7 @@ def test_more_activations_allow_another_rival(
 
 def test_columns_select_the_trials(results: Path) -> None:
     with pytest.raises(BadInput, match="optimizer=muon: must be one that there are trials of"):
-        advise.main(ASKED | {"results": str(results), "batch_size": "32"})
+        advise.main(PIPELINE | {"results": str(results), "batch_size": "32"})
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_columns_select_the_trials(results: Path) -> None:
 )
 def test_bad_input_names_its_key(results: Path, key: str, value: str) -> None:
     with pytest.raises(BadInput) as caught:
-        advise.main(ASKED | {"results": str(results), key: value})
+        advise.main(PIPELINE | {"results": str(results), key: value})
     assert str(caught.value).startswith(f"{key}={value}: ")
     assert "\n" not in str(caught.value)
 
@@ -120,8 +120,8 @@ def test_what_is_missing_is_one_line_and_exit_code_2(
     capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     assert main(["advise", *words]) == 2
-    said = capsys.readouterr()
-    assert (said.out, len(said.err.splitlines())) == ("", 1)
+    output = capsys.readouterr()
+    assert (output.out, len(output.err.splitlines())) == ("", 1)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -15,10 +15,10 @@ from analysis.statistics.intervals import mean_interval
 from analysis.statistics.tax import Tax
 
 
-def wrong(found: Evidence, arms: list[str], speed_up: float) -> bool:
-    at = same_time(found, arms, speed_up)
-    equal = after(found, arms, found.updates, found.updates)
-    return verdict(equal, at, speed_up, found.updates).word == GO
+def wrong(evidence: Evidence, arms: list[str], speed_up: float) -> bool:
+    at = same_time(evidence, arms, speed_up)
+    equal = after(evidence, arms, evidence.updates, evidence.updates)
+    return verdict(equal, at, speed_up, evidence.updates).word == GO
 
 
 def evidence_of(losses: Any, sync: Any, shorter: Any) -> Evidence:
@@ -41,38 +41,39 @@ def test_a_delay_that_gains_nothing_is_a_go_in_at_most_5_percent(n: int, num_arm
     """Runs that take the same time end at the same loss, and all λ are alike. The old rule chose
     the λ on the seeds compared, and took the more decisive of two comparisons."""
     rng, draws = np.random.default_rng([n, num_arms]), 400
-    says, said = 0, 0
+    wrong_now, wrong_before = 0, 0
     for _ in range(draws):
         common = rng.normal(0, 0.02, n)
         losses, shorter, sync = (
             common + rng.normal(0, 0.01, (count, n)) for count in (num_arms, 1, 1)
         )
-        found = evidence_of(losses, sync[0] - 0.1, shorter[0])  # 400 updates of sync: 0.1 lower
-        for by_seed in (found.finals[gap.arm] for gap in found.gaps):
+        evidence = evidence_of(losses, sync[0] - 0.1, shorter[0])  # 400 updates of sync: 0.1 lower
+        for by_seed in (evidence.finals[gap.arm] for gap in evidence.gaps):
             for seed, loss in enumerate(rng.normal(0, 0.01, n) - 0.1 + common):
                 by_seed[seed][450] = loss
-        says += wrong(found, [gap.arm for gap in found.gaps], 450 / 400)
+        wrong_now += wrong(evidence, [gap.arm for gap in evidence.gaps], 450 / 400)
         best = losses[losses.mean(axis=1).argmin()]
-        longer = np.array([found.finals["arm0"][seed][450] for seed in range(n)]) - (sync[0] - 0.1)
+        at_450 = np.array([evidence.finals["arm0"][seed][450] for seed in range(n)])
+        longer = at_450 - (sync[0] - 0.1)
         ends = [mean_interval(gaps)[1] for gaps in (best - shorter[0], longer)]
-        said += min(ends) < 0
+        wrong_before += min(ends) < 0
     slack = 3 * np.sqrt(0.05 * 0.95 / draws)
-    assert says / draws <= 0.05 + slack
+    assert wrong_now / draws <= 0.05 + slack
     if num_arms == 7:
-        assert said / draws > 0.05 + slack
+        assert wrong_before / draws > 0.05 + slack
 
 
 def test_which_comparison_is_made_does_not_depend_on_its_losses() -> None:
     """Both are there; the delayed runs that are longer count, though the others would say go."""
-    found = evidence_of([[1.0, 1.1, 1.2]], [1.0, 1.1, 1.2], [1.5, 1.6, 1.7])
-    at = same_time(found, ["arm0"], 450 / 400)
+    evidence = evidence_of([[1.0, 1.1, 1.2]], [1.0, 1.1, 1.2], [1.5, 1.6, 1.7])
+    at = same_time(evidence, ["arm0"], 450 / 400)
     assert (at.updates, at.sync_updates) == (450, 400)
     assert at.gap == 0
 
 
 def test_each_seed_is_compared_at_the_arm_that_is_best_on_the_others() -> None:
-    found = evidence_of([[1.0, 1.0, 4.0], [2.0, 2.0, 2.0]], [0.0] * 3, [0.0] * 3)
-    at = after(found, ["arm0", "arm1"], 400, 400)
+    evidence = evidence_of([[1.0, 1.0, 4.0], [2.0, 2.0, 2.0]], [0.0] * 3, [0.0] * 3)
+    at = after(evidence, ["arm0", "arm1"], 400, 400)
     # Seeds 1, 2 have 2.5 and 2: arm1; likewise 0, 2; seeds 0 and 1 choose arm0, which has 4.
     assert at.gap == pytest.approx(np.mean([2.0, 2.0, 4.0]))
     plain = stats.ttest_1samp([2.0, 2.0, 4.0], 0).confidence_interval(0.95)

@@ -34,11 +34,11 @@ def test_the_coefficient_of_the_smallest_gap_that_is_shown_to_help(
     add(tmp_path, "delay", [1.4, 1.42, 1.41])
     for coefficient, losses in feedback.items():
         add(tmp_path, "delay_ef", losses, coefficient=coefficient)
-    found = ask(tmp_path)
-    assert found.gap is not None
-    assert found.gap.coefficient == chosen
-    said = "not enough data" if chosen == 0 else f"{chosen:g} (smallest mean gap"
-    assert f"λ of Error Feedback: {said}" in str(found)
+    advice = ask(tmp_path)
+    assert advice.gap is not None
+    assert advice.gap.coefficient == chosen
+    words = "not enough data" if chosen == 0 else f"{chosen:g} (smallest mean gap"
+    assert f"λ of Error Feedback: {words}" in str(advice)
 
 
 def test_the_longest_training_that_can_be_decided_is_shown(tmp_path: Path) -> None:
@@ -60,11 +60,11 @@ def test_the_command_repeats_a_setting_whose_key_is_null(tmp_path: Path) -> None
         for arm in ("sync", "delay"):
             trial = config(arm) | {"clip_norm": clip_norm}
             write(tmp_path, trial, result(trial, loss), curve=True)
-    found = ask(tmp_path)
-    assert found.evidence is not None
-    assert found.evidence.keys == {"clip_norm": None}
+    advice = ask(tmp_path)
+    assert advice.evidence is not None
+    assert advice.evidence.keys == {"clip_norm": None}
     words = ("sweep=main", "scale=micro", "data=gcide", "seeds=[7]", "dry_run=true")
-    ids = found.evidence.trials
+    ids = advice.evidence.trials
     made = Record(
         *("main", "micro", "main-micro", words, "", (), (0,), True, (), frozenset(ids)),
         trials={name: RecordedTrial("sync", 0, None, None, None) for name in ids},
@@ -87,7 +87,7 @@ def test_the_command_repeats_a_setting_whose_key_is_null(tmp_path: Path) -> None
         ({"microbatches": 10**6}, "microbatches=1000000: must be 4096 at most"),
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path: Path, asked: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_is_refused(tmp_path: Path, question: dict[str, Any], message: str) -> None:
     add(tmp_path, "sync", [1.0])
     with pytest.raises(BadInput, match=message):
-        ask(tmp_path, **asked)
+        ask(tmp_path, **question)

@@ -31,31 +31,31 @@ def test_equal_stages_gain_the_bubble(p: int, m: int) -> None:
     of this again, if m ≥ 2p − 1, and so does DualPipeV, which keeps a chunk more. Interleaved 1F1B
     has half of 1F1B's, and keeps more."""
     m = max(m, p)
-    of = {name: speed_up(name, equal_stages(p), m) for name in ("1F1B", "ZB-H1")}
-    assert of["1F1B"] == pytest.approx(1 / (1 - (p - 1) / (m + p - 1)))
-    assert of["ZB-H1"] == pytest.approx((3 * m + p - 1) / (3 * m))
+    speed_ups = {name: speed_up(name, equal_stages(p), m) for name in ("1F1B", "ZB-H1")}
+    assert speed_ups["1F1B"] == pytest.approx(1 / (1 - (p - 1) / (m + p - 1)))
+    assert speed_ups["ZB-H1"] == pytest.approx((3 * m + p - 1) / (3 * m))
     m = max(2 * p, m - m % p)
-    found = flushed_speeds(equal_stages(p), m)
-    assert found["ZB-V"].batch_time == pytest.approx(3 * m + (p - 1) / 2)
-    assert found["DualPipeV"].batch_time == pytest.approx(3 * m + (p - 1) / 2)
-    assert found["DualPipeV"].activations == p + 0.5
-    assert found["interleaved 1F1B"].batch_time == pytest.approx(3 * (m + (p - 1) / 2))
-    assert found["interleaved 1F1B"].activations == (3 * p - 1) / 2
-    assert {found[name].activations for name in ("1F1B", "ZB-H1", "ZB-V")} == {p}
+    speeds = flushed_speeds(equal_stages(p), m)
+    assert speeds["ZB-V"].batch_time == pytest.approx(3 * m + (p - 1) / 2)
+    assert speeds["DualPipeV"].batch_time == pytest.approx(3 * m + (p - 1) / 2)
+    assert speeds["DualPipeV"].activations == p + 0.5
+    assert speeds["interleaved 1F1B"].batch_time == pytest.approx(3 * (m + (p - 1) / 2))
+    assert speeds["interleaved 1F1B"].activations == (3 * p - 1) / 2
+    assert {speeds[name].activations for name in ("1F1B", "ZB-H1", "ZB-V")} == {p}
     assert speed(TWO_BUFFERED, equal_stages(p), m).activations == p
 
 
 def test_the_rival_is_the_fastest_that_keeps_no_more() -> None:
     """A forward of 8 and halves of 1: where the halves fill little, more chunks gain most."""
     costs = Costs((8.0,) * 4, (2.0,) * 4)
-    found = flushed_speeds(costs, 8)
-    times = {name: at.batch_time for name, at in found.items()}
+    speeds = flushed_speeds(costs, 8)
+    times = {name: at.batch_time for name, at in speeds.items()}
     assert min(times, key=lambda name: times[name]) == "interleaved 1F1B"
-    assert fastest(found, 4) == "ZB-V"
-    assert fastest(found, 5.5) == "interleaved 1F1B"
+    assert fastest(speeds, 4) == "ZB-V"
+    assert fastest(speeds, 5.5) == "interleaved 1F1B"
     assert speed_up_over_fastest(costs, 8) == pytest.approx(times["ZB-V"] / (8 * 10))
     with pytest.raises(BadInput, match="activations=3: must be 4 or more"):
-        fastest(found, 3)
+        fastest(speeds, 3)
     assert set(flushed_speeds(costs, 6)) == {*FLUSHED} - {"interleaved 1F1B", "DualPipeV"}
 
 
@@ -66,8 +66,8 @@ def test_the_slowest_stage_sets_the_pace_of_2bw() -> None:
 
 def test_a_rank_with_several_chunks_does_the_work_of_one_with_one() -> None:
     """Alone it is never idle, whatever the schedule; an update counts once."""
-    found = flushed_speeds(Costs((3.0,), (5.0,), update=0.5), 4)
-    assert {name: at.batch_time for name, at in found.items()} == pytest.approx(
+    speeds = flushed_speeds(Costs((3.0,), (5.0,), update=0.5), 4)
+    assert {name: at.batch_time for name, at in speeds.items()} == pytest.approx(
         dict.fromkeys(FLUSHED, 4 * 8 + 0.5)
     )
 

@@ -28,9 +28,9 @@ def test_the_seeds_that_decide_are_those_of_the_noncentral_t() -> None:
     standard deviation is 0.8 from n = 10 on."""
     by_hand = np.array([-1.0, 0.0, 1.0]) * 0.2 + 0.2
     rows = [Row("less", pd.Series([0.0, 0.0, 0.0])), Row("more", pd.Series(by_hand))]
-    found = audit([Comparison("part", rows, LARGER)], 0.95, 1)
-    assert found.seeds in (9, 10, 11)
-    assert found.power.share == pytest.approx(found.decided.share)
+    made = audit([Comparison("part", rows, LARGER)], 0.95, 1)
+    assert made.seeds in (9, 10, 11)
+    assert made.power.share == pytest.approx(made.decided.share)
 
 
 def test_what_no_number_of_seeds_decides_is_said() -> None:
@@ -39,10 +39,12 @@ def test_what_no_number_of_seeds_decides_is_said() -> None:
 
 
 def test_noise_has_the_paired_spread_of_the_store() -> None:
-    one = stored(LARGER, [0.1, 0.3], 5, 0)
-    drawn = LARGER.draw(np.zeros(2), one.values, (20_000, 4), np.random.default_rng(0))
+    store = stored(LARGER, [0.1, 0.3], 5, 0)
+    drawn = LARGER.draw(np.zeros(2), store.values, (20_000, 4), np.random.default_rng(0))
     difference = drawn[:, 1] - drawn[:, 0]
-    assert difference.std() == pytest.approx((one.values[1] - one.values[0]).std(ddof=1), rel=0.02)
+    assert difference.std() == pytest.approx(
+        (store.values[1] - store.values[0]).std(ddof=1), rel=0.02
+    )
 
 
 def test_parts_that_cannot_be_simulated_are_counted() -> None:
@@ -50,7 +52,7 @@ def test_parts_that_cannot_be_simulated_are_counted() -> None:
     lost = Comparison(
         "lost", [Row("less", pd.Series([0.1])), Row("more", pd.Series([0.2]))], LARGER
     )
-    found = audited(whole._replace(comparisons=[*whole.comparisons, lost])).audit
-    assert found is not None
-    assert found.num_left_out == 1
+    made = audited(whole._replace(comparisons=[*whole.comparisons, lost])).audit
+    assert made is not None
+    assert made.num_left_out == 1
     assert audited(whole._replace(comparisons=[lost])).audit is None

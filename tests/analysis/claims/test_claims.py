@@ -94,15 +94,13 @@ CASES: dict[str, dict[Outcome, list[Group]]] = {
         NO: swept("batch_size", {8: 0.5, 16: 0.1}),
         OPEN: swept("batch_size", {8: 0.1}),
     },
-    "horizon": {
-        YES: feedback(0.1, 0.0, keys={"num_updates": 800}),
-        NO: feedback(0.1, 0.05, keys={"num_updates": 800}),
-        OPEN: feedback(0.0, 0.0, keys={"num_updates": 800}),
-    },
-    "moe_horizon": {
-        YES: feedback(0.1, 0.0, keys={"num_updates": 800}),
-        NO: feedback(0.1, 0.05, keys={"num_updates": 800}),
-        OPEN: feedback(0.0, 0.0, keys={"num_updates": 800}),
+    **{
+        name: {
+            YES: feedback(0.1, 0.0, keys={"num_updates": 800}),
+            NO: feedback(0.1, 0.05, keys={"num_updates": 800}),
+            OPEN: feedback(0.0, 0.0, keys={"num_updates": 800}),
+        }
+        for name in ("horizon", "moe_horizon")
     },
     "moe_rate": {
         YES: rates({0.1: 0.45, 0.2: 0.4, 0.4: 0.6}),
@@ -174,13 +172,13 @@ def test_every_claim_is_tested() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_known_answers(name: str, outcome: Outcome, tmp_path: Path) -> None:
     store(tmp_path, CASES[name][outcome])
-    found = verdict(name, tmp_path)
-    assert found.outcome == outcome, found
-    assert {type(comparison.rule) for comparison in found.comparisons} <= AUDITED
+    judgement = verdict(name, tmp_path)
+    assert judgement.outcome == outcome, judgement
+    assert {type(comparison.rule) for comparison in judgement.comparisons} <= AUDITED
     if outcome != OPEN:
-        assert all(part.numbers for part in found.parts)
+        assert all(part.numbers for part in judgement.parts)
     else:
-        assert any(part.why for part in found.parts)
+        assert any(part.why for part in judgement.parts)
 
 
 @pytest.mark.parametrize("name", BY_NAME)
@@ -201,8 +199,8 @@ def test_trials_that_say_nothing_of_a_claim(name: str, tmp_path: Path) -> None:
     """A sweep of which only sync is done, or nothing at all."""
     settings = config("sync")
     write(tmp_path, settings, result(settings, 2.0))
-    found = verdict(name, tmp_path)
-    assert found.outcome == OPEN
-    assert all(part.why for part in found.parts)
+    judgement = verdict(name, tmp_path)
+    assert judgement.outcome == OPEN
+    assert all(part.why for part in judgement.parts)
     trials = load(tmp_path)[:0]
     assert judged(BY_NAME[name], trials).outcome == OPEN

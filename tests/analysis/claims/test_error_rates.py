@@ -25,16 +25,16 @@ SEEDS = (3, 5, 8, 16)
 @pytest.mark.parametrize("name", PARTS)
 def test_no_claim_is_called_what_it_is_not(name: str, n: int) -> None:
     parts = stored_parts(PARTS[name], n)
-    found = audit(parts, against(parts), 1, STORES)
-    assert found.reproduced_if_false.share <= MOST + SLACK
-    assert found.contradicted_if_true.share <= MOST + SLACK
-    assert found.decided_if_placebo.share <= MOST + SLACK
+    rates = audit(parts, against(parts), 1, STORES)
+    assert rates.reproduced_if_false.share <= MOST + SLACK
+    assert rates.contradicted_if_true.share <= MOST + SLACK
+    assert rates.decided_if_placebo.share <= MOST + SLACK
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_a_rule_says_what_is_so_where_it_is_plain(name: str) -> None:
     """A rule that says nothing errs never: with many seeds it must speak."""
     parts = stored_parts(PARTS[name], 64)
-    found = audit(parts, against(parts), 1, 100)
-    assert found.power.share > 0.9
-    assert found.seeds is not None
+    rates = audit(parts, against(parts), 1, 100)
+    assert rates.power.share > 0.9
+    assert rates.seeds is not None

@@ -28,53 +28,40 @@ from tests.support.simulated_claims import (
 )
 
 
-class Holds:
+def holds_zero(values: Values) -> Any:
     """The old rule of the horizon: EF reaches sync if the interval of what is left holds 0."""
-
-    @staticmethod
-    def decide(values: Values, confidence: float) -> Any:
-        plain, left = (mean_intervals(values[..., row, :])[0] for row in (0, 1))
-        return np.where(plain > 0, np.where(left <= 0, REPRODUCED, CONTRADICTED), 0)
+    plain, left = (mean_intervals(values[..., row, :])[0] for row in (0, 1))
+    return np.where(plain > 0, np.where(left <= 0, REPRODUCED, CONTRADICTED), 0)
 
 
-class Overlap:
+def overlap(values: Values) -> Any:
     """The old rule of the coefficient: two unpaired intervals overlap."""
-
-    @staticmethod
-    def decide(values: Values, confidence: float) -> Any:
-        one = NEAR.contrasts[0].weights.index(-1.0)
-        low, high = mean_intervals(values)
-        best = values[..., 1:, :].mean(axis=-1).argmin(axis=-1)[..., None]
-        of_best = np.take_along_axis(high[..., 1:], best, axis=-1)[..., 0]
-        helps = high[..., one] < low[..., 0]
-        near = np.where(of_best < low[..., one], CONTRADICTED, REPRODUCED)
-        return np.where(helps, near, 0)
+    at_one = NEAR.contrasts[0].weights.index(-1.0)
+    low, high = mean_intervals(values)
+    best = values[..., 1:, :].mean(axis=-1).argmin(axis=-1)[..., None]
+    of_best = np.take_along_axis(high[..., 1:], best, axis=-1)[..., 0]
+    helps = high[..., at_one] < low[..., 0]
+    near = np.where(of_best < low[..., at_one], CONTRADICTED, REPRODUCED)
+    return np.where(helps, near, 0)
 
 
-class NotShown:
+def not_shown(values: Values) -> Any:
     """The old rule of Taylor: no coefficient is shown to help, and the largest one harms."""
-
-    @staticmethod
-    def decide(values: Values, confidence: float) -> Any:
-        removed = values[..., :1, :] - values[..., 1:, :]
-        low, high = mean_intervals(removed)
-        return np.where((low <= 0).all(axis=-1) & (high[..., -1] < 0), REPRODUCED, 0)
+    removed = values[..., :1, :] - values[..., 1:, :]
+    low, high = mean_intervals(removed)
+    return np.where((low <= 0).all(axis=-1) & (high[..., -1] < 0), REPRODUCED, 0)
 
 
-class TwoOfThree:
+def two_of_three(values: Values) -> Any:
     """The old rule of feedback on gradients: two of three trials diverge."""
-
-    @staticmethod
-    def decide(values: Values, confidence: float) -> Any:
-        return np.where(values.mean(axis=(-2, -1)) >= 2 / 3, REPRODUCED, 0)
+    return np.where(values.mean(axis=(-2, -1)) >= 2 / 3, REPRODUCED, 0)
 
 
-class AlwaysAt95:
+class AlwaysAt95(Above):
     """The old contradiction: the 95 % interval of any of many parts."""
 
-    @staticmethod
-    def decide(values: Values, confidence: float) -> Any:
-        return LARGER.decide(values, 0.95)
+    def decide(self, values: Values, confidence: float) -> Any:
+        return super().decide(values, 0.95)
 
 
 NEAR: NearBest = near_best([0.5, 1.0, 1.5])
@@ -84,22 +71,22 @@ NEAR: NearBest = near_best([0.5, 1.0, 1.5])
 @pytest.mark.parametrize(
     ("old", "rule", "means"),
     [
-        (Holds, removes(0.8), [0.1, 0.05]),
-        (Overlap, NEAR, [0.1, 0.08, 0.05, 0.08]),
-        (NotShown, NoHelp((1.0, 2.0)), [0.05, 0.05, 0.1]),
-        (TwoOfThree, Diverges(), [1.0]),
+        (holds_zero, removes(0.8), [0.1, 0.05]),
+        (overlap, NEAR, [0.1, 0.08, 0.05, 0.08]),
+        (not_shown, NoHelp((1.0, 2.0)), [0.05, 0.05, 0.1]),
+        (two_of_three, Diverges(), [1.0]),
     ],
     ids=["holds 0", "overlap", "not shown", "two of three"],
 )
 def test_the_old_rules_call_what_is_false_reproduced(
-    old: Any, rule: ClaimRule, means: list[float], n: int
+    old: Callable[[Values], Any], rule: ClaimRule, means: list[float], n: int
 ) -> None:
     """On the same simulated stores on which the rule in use errs in at most 5 %."""
-    one = stored(rule, means, n, 0)
+    store = stored(rule, means, n, 0)
     worst, of_rule = 0.0, 0.0
     for at in rule.means_at(np.array(means)).just_false:
-        values = rule.draw(at, one.values, (STORES, n), np.random.default_rng(5))
-        worst = max(worst, float(np.mean(old.decide(values, 0.95) == REPRODUCED)))
+        values = rule.draw(at, store.values, (STORES, n), np.random.default_rng(5))
+        worst = max(worst, float(np.mean(old(values) == REPRODUCED)))
         of_rule = max(of_rule, float(np.mean(rule.decide(values, 0.95) == REPRODUCED)))
     assert of_rule <= MOST + SLACK
     assert worst > MOST + SLACK
@@ -107,21 +94,13 @@ def test_the_old_rules_call_what_is_false_reproduced(
 
 def test_eight_parts_at_95_percent_contradict_what_is_true() -> None:
     parts = stored_parts(ORDER, 3)
-    mutants = [replace(one, rule=_like(one.rule, AlwaysAt95.decide)) for one in parts]
+    mutants = [replace(part, rule=AlwaysAt95(LARGER.contrasts)) for part in parts]
     rates = [
-        audit(of, against(of), 1, STORES).contradicted_if_true.share for of in (parts, mutants)
+        audit(comparisons, against(comparisons), 1, STORES).contradicted_if_true.share
+        for comparisons in (parts, mutants)
     ]
     assert rates[0] <= MOST + SLACK
     assert rates[1] > 2 * MOST
-
-
-def _like(rule: ClaimRule, decide: Callable[[Values, float], Any]) -> Any:
-    class Mutant(Above):
-        def decide(self, values: Values, confidence: float) -> Any:
-            return decide(values, confidence)
-
-    assert isinstance(rule, Above)
-    return Mutant(rule.contrasts, rule.needed)
 
 
 def test_pairs_decide_where_two_intervals_do_not() -> None:

@@ -40,9 +40,9 @@ def test_an_arm_that_diverged_everywhere_lost_and_one_that_did_in_part_decides_n
     tmp_path: Path,
 ) -> None:
     store(tmp_path / "all", [Group(None), Group(0.1, "muon")])
-    found = verdict("adamw_over_muon", tmp_path / "all")
-    assert found.outcome == YES
-    assert "adamw diverged at 3 of 3" in [str(number) for number in found.parts[0].numbers]
+    judgement = verdict("adamw_over_muon", tmp_path / "all")
+    assert judgement.outcome == YES
+    assert "adamw diverged at 3 of 3" in [str(number) for number in judgement.parts[0].numbers]
     store(tmp_path / "part", [Group(0.3), Group(0.1, "muon")])
     path = next(
         p.parent
@@ -52,25 +52,25 @@ def test_an_arm_that_diverged_everywhere_lost_and_one_that_did_in_part_decides_n
     settings = json.loads((path / "config.json").read_text())
     lost = {"trial_id": path.name, **result(settings, None)}
     (path / "result.json").write_text(json.dumps(lost))
-    found = verdict("adamw_over_muon", tmp_path / "part")
-    assert found.outcome == OPEN
-    assert "adamw: 1 of 3 diverged" in found.parts[0].why
+    judgement = verdict("adamw_over_muon", tmp_path / "part")
+    assert judgement.outcome == OPEN
+    assert "adamw: 1 of 3 diverged" in judgement.parts[0].why
 
 
 def test_a_claim_that_was_never_run_says_how() -> None:
     claim = BY_NAME["momentum"]
-    found = not_run(claim, "python -m sweeps sweep=momentum scale=tiny results=r")
-    assert found.outcome == OPEN
-    assert "python -m sweeps sweep=momentum scale=tiny" in found.parts[0].why
+    judgement = not_run(claim, "python -m sweeps sweep=momentum scale=tiny results=r")
+    assert judgement.outcome == OPEN
+    assert "python -m sweeps sweep=momentum scale=tiny" in judgement.parts[0].why
 
 
 def test_a_difference_that_two_intervals_cannot_tell_is_decided_by_pairs(tmp_path: Path) -> None:
     """Seeds that move both gaps alike: each interval is 0.5 wide, their difference has none."""
     groups = [Group(0.4, spread=WIDE), Group(0.3, spread=WIDE, pipeline=COOLED)]
     store(tmp_path, groups)
-    found = verdict("cooldown", tmp_path)
-    assert found.outcome == YES
-    arm, base, difference = found.parts[0].numbers
+    judgement = verdict("cooldown", tmp_path)
+    assert judgement.outcome == YES
+    arm, base, difference = judgement.parts[0].numbers
     assert arm.high > base.low
     assert (difference.low, difference.high) == pytest.approx((0.1, 0.1))
 
@@ -78,25 +78,25 @@ def test_a_difference_that_two_intervals_cannot_tell_is_decided_by_pairs(tmp_pat
 def test_only_the_papers_optimizers_judge_it_and_others_have_their_own_line(tmp_path: Path) -> None:
     store(tmp_path, [*feedback(0.4, 0.1), *feedback(0.3, 0.4, optimizer="nadamw")])
     for name in ("ef_helps", "ef_most"):
-        found = verdict(name, tmp_path)
-        assert found.outcome == YES
-        assert [part.what for part in found.parts] == ["adamw"]
-        assert [(part.what, part.outcome) for part in found.others] == [("nadamw", NO)]
+        judgement = verdict(name, tmp_path)
+        assert judgement.outcome == YES
+        assert [part.what for part in judgement.parts] == ["adamw"]
+        assert [(part.what, part.outcome) for part in judgement.others] == [("nadamw", NO)]
 
 
 def test_half_of_the_gap_that_is_left_is_no_sync_however_wide_its_interval(tmp_path: Path) -> None:
     """The interval of what is left holds 0: that is no sign of equality."""
     store(tmp_path, [Group(0.1), Group(0.05, correction="ef", spread=(0.0, 0.03, -0.03))])
-    found = verdict("horizon", tmp_path)
-    assert found.parts[0].numbers[1].low < 0
-    assert found.outcome == OPEN
+    judgement = verdict("horizon", tmp_path)
+    assert judgement.parts[0].numbers[1].low < 0
+    assert judgement.outcome == OPEN
 
 
 def test_the_best_at_the_edge_of_the_grid_decides_nothing(tmp_path: Path) -> None:
     store(tmp_path, coefficients("ef", {0.5: 0.2, 1.0: 0.1, 1.25: 0.098}))
-    found = verdict("coefficient", tmp_path)
-    assert found.outcome == OPEN
-    assert "edge of the grid" in found.parts[0].why
+    judgement = verdict("coefficient", tmp_path)
+    assert judgement.outcome == OPEN
+    assert "edge of the grid" in judgement.parts[0].why
 
 
 @pytest.mark.parametrize(("updates", "says"), [(9_999, OPEN), (10_000, YES)])
@@ -110,9 +110,9 @@ def test_a_momentum_needs_a_run_that_is_long_beside_its_memory(
 
 def test_short_momenta_are_judged_where_long_ones_cannot_be(tmp_path: Path) -> None:
     store(tmp_path, swept("momentum", {0.8: 0.3, 0.9: 0.2, 0.99: 0.9}, {"num_updates": 1_000}))
-    found = verdict("momentum", tmp_path)
-    assert found.outcome == YES
-    assert [number.name for number in found.parts[0].numbers][:2] == [
+    judgement = verdict("momentum", tmp_path)
+    assert judgement.outcome == YES
+    assert [number.name for number in judgement.parts[0].numbers][:2] == [
         "momentum 0.9",
         "momentum 0.8",
     ]
@@ -125,8 +125,8 @@ def test_many_parts_do_not_make_a_contradiction_of_noise(tmp_path: Path) -> None
     store(
         tmp_path, [alone[0], *noisy, *of({"mars": 0.4, "muon": 0.1, "normuon": 0.1, "adan": 0.1})]
     )
-    found = {part.what: part for part in verdict("order", tmp_path).parts}
-    part = found["soap less than adamw"]
+    parts = {part.what: part for part in verdict("order", tmp_path).parts}
+    part = parts["soap less than adamw"]
     assert part.numbers[-1].high < 0
     assert part.outcome == OPEN
     assert "too little among so many parts" in part.why
@@ -141,9 +141,9 @@ def test_a_point_is_chosen_on_the_first_seeds_and_compared_on_the_others(tmp_pat
             late = [loss + gap + added + 0.001 * seed for seed, loss in enumerate(base)]
             put(tmp_path, "sync", base, lr=rate, batch_size=size)
             put(tmp_path, "delay", late, lr=rate, batch_size=size)
-    found = verdict("large_batches", tmp_path)
-    assert found.outcome == YES
-    small, large, difference = found.parts[0].numbers
+    judgement = verdict("large_batches", tmp_path)
+    assert judgement.outcome == YES
+    small, large, difference = judgement.parts[0].numbers
     assert [small.mean, large.mean, difference.mean] == pytest.approx([0.1015, 0.3015, 0.2])
 
 
@@ -152,5 +152,5 @@ def test_a_gap_that_was_not_measured_decides_nothing() -> None:
     columns = ["optimizer", "point", "seed", "value", "final_val_loss_sync"]
     rows = [("muon", point, seed, 0.1, 2.0) for point in "ab" for seed in (0, 1, 2)]
     measured = pd.DataFrame(rows, columns=columns)
-    found = more("muon", Column("none", measured[:0]), Column("two", measured))
-    assert found.flaw
+    judgement = more("muon", Column("none", measured[:0]), Column("two", measured))
+    assert judgement.flaw

@@ -36,7 +36,7 @@ def test_the_law_does_not_know_what_was_measured_since(foretold: Answer) -> None
     assert measured["mean"] == pytest.approx(0.02)
     assert measured["is_beyond"]
     for kind in (LAW, RUNG, TARGET):
-        shown = [of[of["kind"] == kind].reset_index(drop=True) for of in (before, after)]
+        shown = [table[table["kind"] == kind].reset_index(drop=True) for table in (before, after)]
         assert len(shown[0])
         assert shown[0].equals(shown[1])
 

@@ -24,10 +24,10 @@ def simulated() -> Ladder:
 
 def test_a_store_gives_back_the_rungs_that_were_written(tmp_path: Path, simulated: Ladder) -> None:
     write(tmp_path, simulated)
-    [found] = ladders(load(tmp_path), "muon")
-    assert (found.optimizer, found.arm, found.dropped) == ("muon", "delay", ())
-    assert [rung.settings for rung in found.rungs] == [rung.settings for rung in simulated.rungs]
-    for own, written in zip(found.rungs, simulated.rungs, strict=True):
+    [stored] = ladders(load(tmp_path), "muon")
+    assert (stored.optimizer, stored.arm, stored.dropped) == ("muon", "delay", ())
+    assert [rung.settings for rung in stored.rungs] == [rung.settings for rung in simulated.rungs]
+    for own, written in zip(stored.rungs, simulated.rungs, strict=True):
         np.testing.assert_allclose(own.gaps, written.gaps, atol=1e-12)
         np.testing.assert_allclose(own.losses, written.losses, atol=1e-12)
         assert len(own.trial_ids) == 2 * len(own.gaps)
@@ -41,10 +41,10 @@ def test_rungs_of_other_settings_are_another_ladder(tmp_path: Path, simulated: L
     for more, level in (({"momentum": 0.99}, 0.5), ({"lr": 0.1}, 9.0), ({"lr": 0.2}, 1.0)):
         put(tmp_path, "sync", [level, level + 0.1], **keys, **more)
         put(tmp_path, "delay", [level + 1, level + 1.1], **keys, **more)
-    [found] = ladders(load(tmp_path), "muon")
-    assert len(found.rungs) == len(simulated.rungs)
-    assert "momentum=0.9" in found.shared
-    np.testing.assert_allclose(found.rungs[0].gaps, [1, 1])
+    [stored] = ladders(load(tmp_path), "muon")
+    assert len(stored.rungs) == len(simulated.rungs)
+    assert "momentum=0.9" in stored.shared
+    np.testing.assert_allclose(stored.rungs[0].gaps, [1, 1])
 
 
 def test_numbers_of_stages_are_not_mixed(tmp_path: Path, simulated: Ladder) -> None:
@@ -53,8 +53,8 @@ def test_numbers_of_stages_are_not_mixed(tmp_path: Path, simulated: Ladder) -> N
     settings = config("delay", optimizer="muon") | {"seq_len": 64, "batch_size": 2}
     settings["pipeline"] |= {"num_stages": 4, "num_microbatches": 4}
     write_trial(tmp_path, settings, result(settings, 9.0))
-    [found] = ladders(load(tmp_path), "muon")
-    assert [len(rung.gaps) for rung in found.rungs] == [3] * len(simulated.rungs)
+    [stored] = ladders(load(tmp_path), "muon")
+    assert [len(rung.gaps) for rung in stored.rungs] == [3] * len(simulated.rungs)
 
 
 def test_a_rung_with_a_diverged_run_does_not_count(tmp_path: Path, simulated: Ladder) -> None:
@@ -62,9 +62,9 @@ def test_a_rung_with_a_diverged_run_does_not_count(tmp_path: Path, simulated: La
     keys = {"optimizer": "muon", "num_updates": 50, "batch_size": 2, "seq_len": 64}
     put(tmp_path, "sync", [3.0, 3.0], **keys)
     put(tmp_path, "delay", [3.1, None], **keys)
-    [found] = ladders(load(tmp_path), "muon")
-    assert len(found.rungs) == len(simulated.rungs)
-    assert found.dropped == (f"T=50, B=128, N={SIZE:,}: 1 of 2 delayed runs diverged",)
+    [stored] = ladders(load(tmp_path), "muon")
+    assert len(stored.rungs) == len(simulated.rungs)
+    assert stored.dropped == (f"T=50, B=128, N={SIZE:,}: 1 of 2 delayed runs diverged",)
 
 
 def test_rungs_outside_of_the_papers_regime_are_said_to_be(
@@ -72,11 +72,11 @@ def test_rungs_outside_of_the_papers_regime_are_said_to_be(
 ) -> None:
     """A momentum of 0.9 remembers ten updates, so that 1,000 are enough; no decay is active."""
     write(tmp_path, simulated)
-    [found] = ladders(load(tmp_path), "muon")
+    [stored] = ladders(load(tmp_path), "muon")
     short = "T < 100 / (1 - momentum)"
-    assert {rung.updates for rung in found.rungs if short in rung.regime} == {400, 800}
-    said = text([answer(found, (12_800, 128, SIZE), 3)])
-    assert f"delay: 4 of 8 rungs are outside of the paper's regime, {short}: T=400, B=128" in said
+    assert {rung.updates for rung in stored.rungs if short in rung.regime} == {400, 800}
+    words = text([answer(stored, (12_800, 128, SIZE), 3)])
+    assert f"delay: 4 of 8 rungs are outside of the paper's regime, {short}: T=400, B=128" in words
 
 
 def test_a_forecast_needs_rungs_for_what_it_asks(simulated: Ladder) -> None:
@@ -97,14 +97,14 @@ def test_a_forecast_needs_rungs_for_what_it_asks(simulated: Ladder) -> None:
 
 
 def test_the_longest_rungs_are_foretold_from_the_shorter(simulated: Ladder) -> None:
-    found = answer(simulated, (12_800, 128, SIZE), 3)
-    assert found.is_beyond
-    assert found.left_out == ["parameters"]
-    assert [each.rung.updates for each in found.longest] == [3200, 3200]
+    forecast = answer(simulated, (12_800, 128, SIZE), 3)
+    assert forecast.is_beyond
+    assert forecast.left_out == ["parameters"]
+    assert [each.rung.updates for each in forecast.longest] == [3200, 3200]
     shorter = replace(simulated, rungs=simulated.rungs[:-2])
     again = answer(shorter, simulated.rungs[-1].settings, 3)
     assert again.point is not None
-    assert found.longest[-1].point.gap == pytest.approx(again.point.gap)
+    assert forecast.longest[-1].point.gap == pytest.approx(again.point.gap)
     assert not answer(simulated, (1000, 200, SIZE), 3).is_beyond
 
 

@@ -86,11 +86,11 @@ def test_intervals_of_exponents_hold_the_true_ones_as_often_as_they_say(floor: f
     truth, held, positive = Truth(floor=floor), {"p": 0, "q": 0}, 0
     for i in range(30):
         shown = ladder(truth, np.random.default_rng(i))
-        found = Forecaster(shown, seed=i, draws=200).exponents
+        exponents = Forecaster(shown, seed=i, draws=200).exponents
         for name, value in (("p", truth.p), ("q", truth.q)):
-            low, high = found[name]
+            low, high = exponents[name]
             held[name] += low <= value <= high
-        positive += found["p"][0] > 0
+        positive += exponents["p"][0] > 0
     assert min(held.values()) >= binom.ppf(CHANCE, 30, CONFIDENCE)
     assert positive >= 20
 

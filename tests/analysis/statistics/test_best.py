@@ -1,7 +1,11 @@
-"""The best settings of two arms are compared on seeds that did not choose them."""
+"""The best settings of two arms are compared on seeds that did not choose them.
+
+After a search the seeds of choice choose the settings, and the others alone compare them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +19,31 @@ from analysis.statistics.best import compare
 from analysis.table.schema import BEST
 from tests.support.synthetic_store import config, result, write
 
+CHOICE = (1000, 1001)
+
 
 def store(folder: Path, losses: dict[str, Any], **changes: Any) -> Path:
-    """`losses[arm][rate]` has one loss per seed; None diverges."""
+    """`losses[arm][rate]` has one loss per seed, or losses by seed; None diverges."""
     for arm, by_rate in losses.items():
         for rate, of_seeds in by_rate.items():
-            for seed, loss in enumerate(of_seeds):
+            by_seed = of_seeds if isinstance(of_seeds, dict) else dict(enumerate(of_seeds))
+            for seed, loss in by_seed.items():
                 settings = config(arm, seed=seed) | changes
                 settings["optimizer"]["lr"] = rate
                 write(folder, settings, result(settings, loss))
     return folder
 
 
-def one(folder: Path) -> Any:
-    table = best(load(folder))
+def one(folder: Path, choice: Collection[int] = ()) -> Any:
+    table = best(load(folder), choice)
     assert {name: str(table[name].dtype) for name in table} == {k: v[0] for k, v in BEST.items()}
     assert len(table) == 1
     return table.iloc[0]
 
 
 def interval(values: Any, wider: float = 1.0) -> tuple[float, float]:
-    found = stats.ttest_1samp(values, 0).confidence_interval(0.95)
-    half = wider * (found.high - found.low) / 2
+    ends = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    half = wider * (ends.high - ends.low) / 2
     return np.mean(values) - half, np.mean(values) + half
 
 
@@ -129,16 +136,72 @@ def test_few_and_many_seeds_cover_95_percent(
 ) -> None:
     """And `gap` has no bias; the one of the same seeds has, where the arm's settings are alike."""
     rng, draws, truth = np.random.default_rng(0), 1_000, 0.1
-    found = []
+    compared = []
     for _ in range(draws):
         sync = of_sync[:, None] + rng.normal(0, 0.01, (6, n))
-        found.append(compare(sync, truth + of_arm[:, None] + rng.normal(0, 0.01, (6, n))))
-    kept = [one for one in found if one is not None]
-    covered = np.mean([one.interval[0] <= truth <= one.interval[1] for one in kept])
+        compared.append(compare(sync, truth + of_arm[:, None] + rng.normal(0, 0.01, (6, n))))
+    kept = [bests for bests in compared if bests is not None]
+    covered = np.mean([low <= truth <= high for low, high in (bests.interval for bests in kept)])
     assert len(kept) == draws
     assert covered >= 0.95 - 4 * np.sqrt(0.95 * 0.05 / draws)
-    gaps = np.array([one.held_out.mean() for one in kept])
+    gaps = np.array([bests.held_out.mean() for bests in kept])
     # A setting that is a little worse is chosen at times, in each arm alike.
     assert gaps.mean() == pytest.approx(truth, abs=4 * gaps.std() / np.sqrt(draws) + 1e-3)
     if of_sync is STEEP and of_arm is FLAT:
-        assert np.mean([one.same_seeds.mean() for one in kept]) < truth - 0.008 / np.sqrt(n)
+        assert np.mean([bests.same_seeds.mean() for bests in kept]) < truth - 0.008 / np.sqrt(n)
+
+
+def test_settings_are_chosen_at_the_seeds_of_choice_and_compared_at_the_others(
+    tmp_path: Path,
+) -> None:
+    sync = {
+        0.001: {1000: 1.0, 1001: 1.4, 0: 5.0, 1: 5.1, 2: 5.2},
+        0.002: {1000: 1.3, 1001: 1.3, 0: 3.0, 1: 3.0, 2: 3.0},
+    }
+    delay = {
+        0.001: {1000: 2.0, 1001: 2.0, 0: 4.0, 1: 4.0, 2: 4.0},
+        0.002: {1000: 1.5, 1001: 1.6, 0: 5.3, 1: 5.3, 2: 5.7},
+    }
+    row = one(store(tmp_path, {"sync": sync, "delay": delay}), CHOICE)
+    assert (row["setting_sync"], row["setting"]) == ("optimizer.lr=0.001", "optimizer.lr=0.002")
+    gaps = [0.3, 0.2, 0.5]
+    assert row["gap"] == pytest.approx(np.mean(gaps))
+    assert (row["n"], row["pairs"], row["num_points"]) == (3, 3, 2)
+    assert (row["loss_sync"], row["loss"]) == pytest.approx((5.1, 16.3 / 3))
+    assert (row["low"], row["high"]) == pytest.approx(interval(gaps))
+    assert np.isnan(row["gap_same_seeds"])
+
+
+def test_settings_without_a_sync_or_without_a_seed_are_left_out_and_counted(tmp_path: Path) -> None:
+    both = {1000: 1.0, 1001: 1.0}
+    sync = {
+        0.001: {1000: 2.0, 1001: 2.0, 0: 2.0, 1: 2.0},
+        **{0.002: {1000: None, 1001: 1.0}, 0.004: {1000: 1.0}, 0.008: {1000: 2.5, 1001: 2.5}},
+    }
+    delay = {
+        0.001: {1000: 3.0, 1001: 3.0, 0: 2.5, 1: None},
+        **{0.002: both, 0.004: {1000: 1.0}, 0.008: {1000: None, 1001: 1.0}},
+    }
+    row = one(store(tmp_path, {"sync": sync, "delay": delay}), CHOICE)
+    assert (row["sync_diverged"], row["incomplete"], row["arm_diverged"]) == (1, 1, 1)
+    assert (row["num_points"], row["n"], row["pairs"]) == (2, 1, 2)
+    assert row["gap"] == pytest.approx(0.5)
+
+
+def test_a_coefficient_is_a_part_of_the_setting(tmp_path: Path) -> None:
+    for coefficient, loss in ((0.5, 1.2), (1.5, 1.1)):
+        for seed in (*CHOICE, 0, 1):
+            settings = config("delay_ef", seed=seed)
+            settings["correction"]["coefficient"] = coefficient
+            write(tmp_path, settings, result(settings, loss + (seed == 1)))
+    at_rate_of_config = {0.004: dict.fromkeys((*CHOICE, 0, 1), 1.0)}
+    row = one(store(tmp_path, {"sync": at_rate_of_config}), CHOICE)
+    assert (row["arm"], row["setting"], row["num_points"]) == ("delay_ef", "delay_ef(1.5)", 2)
+    assert (row["gap"], row["n"]) == (pytest.approx(0.6), 2)
+
+
+def test_without_compared_seeds_nothing_is_averaged(tmp_path: Path) -> None:
+    alike = {0.001: dict.fromkeys(CHOICE, 1.0)}
+    row = one(store(tmp_path, {"sync": alike, "delay": alike}), CHOICE)
+    assert (row["n"], row["pairs"]) == (0, 0)
+    assert np.isnan(row["gap"])

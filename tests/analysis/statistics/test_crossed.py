@@ -84,8 +84,8 @@ def test_the_difference_that_is_detected_is_so_in_80_percent() -> None:
     shape, spread = (4, 300), (0.02, 0.2, 0.3)
     rng = np.random.default_rng(3)
     known = np.mean([detectable_difference(drawn(shape, spread, rng)) for _ in range(200)])
-    found = [crossed_interval(drawn(shape, spread, rng) + known)[0] > 0 for _ in range(STORES)]
-    assert 0.72 <= np.mean(found) <= 0.92
+    detected = [crossed_interval(drawn(shape, spread, rng) + known)[0] > 0 for _ in range(STORES)]
+    assert 0.72 <= np.mean(detected) <= 0.92
     assert detectable_difference(drawn((1, 300), spread, rng)) == math.inf
 
 

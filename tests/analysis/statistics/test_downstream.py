@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -34,15 +35,15 @@ def store(folder: Path, seeds: int = 3) -> None:
 def by_hand(trial: str) -> dict[str, list[float]]:
     """Scores in loops, from the file's own words."""
     [path] = Path(trial, "evaluation").glob("*.jsonl")
-    found: dict[str, list[float]] = {"accuracy": [], "bits_per_byte": [], "margin": [], "share": []}
+    scores: dict[str, list[float]] = defaultdict(list)
     for row in map(json.loads, path.read_text().splitlines()):
         right, wrong = (row["log_likelihoods"][i] for i in (row["gold"], 1 - row["gold"]))
-        found["accuracy"].append(float(right > wrong))
-        found["bits_per_byte"].append(-right / BYTES / math.log(2))
-        found["margin"].append((right - wrong) / BYTES / math.log(2))
+        scores["accuracy"].append(float(right > wrong))
+        scores["bits_per_byte"].append(-right / BYTES / math.log(2))
+        scores["margin"].append((right - wrong) / BYTES / math.log(2))
         chances = math.exp(right / BYTES), math.exp(wrong / BYTES)
-        found["share"].append(chances[0] / sum(chances))
-    return found
+        scores["share"].append(chances[0] / sum(chances))
+    return scores
 
 
 def test_scores_and_differences_are_those_of_the_answers(tmp_path: Path) -> None:
@@ -53,8 +54,8 @@ def test_scores_and_differences_are_those_of_the_answers(tmp_path: Path) -> None
     assert {*table["task"]} == {"piqa"}
     for arm, measure in ((a, m) for a in ("delay", "delay_ef") for m in by_hand(folders.iloc[0])):
         own, sync = (
-            np.array([by_hand(folders[of, seed])[measure] for seed in range(3)])
-            for of in (arm, "sync")
+            np.array([by_hand(folders[of_arm, seed])[measure] for seed in range(3)])
+            for of_arm in (arm, "sync")
         )
         row = table.loc[(arm, measure)]
         assert row["difference"] == pytest.approx((own - sync).mean())

@@ -1,4 +1,7 @@
-"""Every gap is a mean over pairs with its interval; it counts what it leaves out."""
+"""Every gap is a mean over pairs with its interval; it counts what it leaves out.
+
+Its table in words has the rows with a pair, and the columns that tell them apart.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,12 @@ import pytest
 from scipy import stats
 
 from analysis import gaps, load
+from analysis.statistics.text import gap_table
 from analysis.table.schema import GAP
 from tests.support.paired import one
-from tests.support.synthetic_store import config, write, write_arms
+from tests.support.synthetic_store import config, put, write, write_arms
+
+Losses = list[float | None]
 
 
 def test_gaps_are_means_of_paired_differences(tmp_path: Path) -> None:
@@ -27,32 +33,25 @@ def test_gaps_are_means_of_paired_differences(tmp_path: Path) -> None:
     assert {name: str(table[name].dtype) for name in table} == {k: v[0] for k, v in GAP.items()}
 
 
-def test_a_diverged_arm_is_counted_beside_the_mean(tmp_path: Path) -> None:
-    write_arms(tmp_path, {"sync": [1.0, 1.0, 1.0], "delay": [1.2, None, 1.4]})
+@pytest.mark.parametrize(
+    ("sync", "delay", "counts", "gap"),
+    [
+        ([1.0] * 3, [1.2, None, 1.4], (2, 1, 3, 0), 0.3),
+        ([1.0, 1.0], [None, None], (0, 2, 2, 0), np.nan),
+        ([1.0, None, None, 1.0], [1.2, 1.9, None, 1.4], (2, 0, 2, 2), 0.3),
+        ([1.0], [1.2], (1, 0, 1, 0), 0.2),
+    ],
+    ids=["an arm diverged once", "an arm always diverged", "sync diverged", "one pair"],
+)
+def test_what_diverged_is_left_out_and_counted(
+    tmp_path: Path, sync: Losses, delay: Losses, counts: tuple[int, ...], gap: float
+) -> None:
+    """`counts`: pairs in the mean, diverged arms, pairs whose sync completed, diverged sync."""
+    write_arms(tmp_path, {"sync": sync, "delay": delay})
     row = one(gaps(load(tmp_path)), "delay")
-    assert (row["n"], row["diverged"], row["pairs"]) == (2, 1, 3)
-    assert row["gap"] == pytest.approx(0.3)
-
-
-def test_an_arm_that_always_diverged_has_no_gap(tmp_path: Path) -> None:
-    write_arms(tmp_path, {"sync": [1.0, 1.0], "delay": [None, None]})
-    row = one(gaps(load(tmp_path)), "delay")
-    assert (row["n"], row["diverged"], row["pairs"]) == (0, 2, 2)
-    assert np.isnan(row["gap"])
-
-
-def test_a_seed_whose_sync_trial_diverged_is_left_out_and_counted(tmp_path: Path) -> None:
-    write_arms(tmp_path, {"sync": [1.0, None, None, 1.0], "delay": [1.2, 1.9, None, 1.4]})
-    row = one(gaps(load(tmp_path)), "delay")
-    assert (row["n"], row["diverged"], row["sync_diverged"]) == (2, 0, 2)
-    assert row["gap"] == pytest.approx(0.3)
-
-
-def test_one_pair_has_a_gap_and_no_interval(tmp_path: Path) -> None:
-    write_arms(tmp_path, {"sync": [1.0], "delay": [1.2]})
-    row = one(gaps(load(tmp_path)), "delay")
-    assert (row["n"], row["gap"]) == (1, pytest.approx(0.2))
-    assert np.isnan([row["low"], row["high"]]).all()
+    assert tuple(row[["n", "diverged", "pairs", "sync_diverged"]]) == counts
+    assert row["gap"] == pytest.approx(gap, nan_ok=True)
+    assert np.isnan([row["low"], row["high"]]).all() == (row["n"] < 2)
 
 
 def test_the_share_removed_is_a_ratio_of_means_over_the_same_seeds(tmp_path: Path) -> None:
@@ -117,3 +116,24 @@ def test_nothing_to_compare_gives_an_empty_table(tmp_path: Path) -> None:
     assert list(gaps(load(tmp_path))) == list(GAP)
     write_arms(tmp_path, {"sync": [1.0]})
     assert gaps(load(tmp_path)).empty
+
+
+def test_a_row_without_a_pair_is_left_out(tmp_path: Path) -> None:
+    put(tmp_path, "sync", [1.0, 1.1])
+    put(tmp_path, "delay", [1.2, 1.3])
+    put(tmp_path, "delay_ef", [1.2], momentum=0.5)  # no sync with this momentum
+    table = gaps(load(tmp_path))
+    assert (table["pairs"] > 0).sum() == 1 < len(table)
+    rows = gap_table(table).strip().splitlines()[2:]
+    assert len(rows) == 1
+    assert "+0.2000" in rows[0]
+
+
+def test_only_what_varies_has_a_column(tmp_path: Path) -> None:
+    for momentum in (0.5, 0.9):
+        put(tmp_path, "sync", [1.0], momentum=momentum)
+        put(tmp_path, "delay", [1.2], momentum=momentum)
+    header = gap_table(gaps(load(tmp_path))).strip().splitlines()[0]
+    assert "setting" in header
+    assert "stages" not in header
+    assert "microbatches" not in header

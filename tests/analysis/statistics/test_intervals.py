@@ -46,11 +46,6 @@ def test_zero_is_excluded_on_either_side(interval: tuple[float, float], excludes
     assert excludes_zero(interval) is excludes
 
 
-def test_one_value_has_no_interval() -> None:
-    assert np.isnan(mean_interval(np.array([1.0]))).all()
-    assert not excludes_zero(mean_interval(np.array([1.0])))
-
-
 def test_many_means_are_as_one_by_one_and_a_confidence_is_a_choice() -> None:
     values = generator().normal(0.1, 0.05, (4, 3, 5))
     low, high = mean_intervals(values, 0.99)
@@ -59,15 +54,20 @@ def test_many_means_are_as_one_by_one_and_a_confidence_is_a_choice() -> None:
     assert high == pytest.approx(expected.high)
 
 
-def test_all_alike_and_infinite_is_an_infinite_mean_and_some_infinite_is_unknown() -> None:
-    assert mean_interval(np.full(3, np.inf)) == (np.inf, np.inf)
-    assert np.isnan(mean_interval(np.array([np.inf, 1.0, 2.0]))).all()
-    assert np.isnan(mean_interval(np.array([np.inf, -np.inf]))).all()
-
-
-def test_equal_values_have_an_interval_of_no_width() -> None:
-    assert mean_interval(np.full(3, 0.5)) == (0.5, 0.5)
-    assert mean_interval(np.full(25, 0.5)) == (0.5, 0.5)
+@pytest.mark.parametrize(
+    ("values", "interval"),
+    [
+        ([1.0], (np.nan, np.nan)),
+        ([0.5] * 3, (0.5, 0.5)),
+        ([0.5] * 25, (0.5, 0.5)),
+        ([np.inf] * 3, (np.inf, np.inf)),
+        ([np.inf, 1.0, 2.0], (np.nan, np.nan)),
+        ([np.inf, -np.inf], (np.nan, np.nan)),
+    ],
+    ids=["one value", "equal", "many equal", "all infinite", "some infinite", "both infinities"],
+)
+def test_values_without_a_spread(values: list[float], interval: tuple[float, float]) -> None:
+    assert np.array_equal(mean_interval(np.array(values)), interval, equal_nan=True)
 
 
 def tolerance(draws: int) -> float:

@@ -17,15 +17,15 @@ Measured = list[tuple[float, float] | None]
 """Cosine and error of some updates; None: not measured there."""
 
 
-def add(store: Path, of: Measured, *, optimizer: str = "adamw", seed: int = 0) -> None:
+def add(store: Path, measured: Measured, *, optimizer: str = "adamw", seed: int = 0) -> None:
     """A delayed trial with these measurements, and its synchronous partner."""
     for arm in ("sync", "delay"):
         settings = config(arm, optimizer=optimizer, seed=seed)
         folder = write(store, settings, result(settings, 1.0))
     rows = [
         {"update": t, "train_loss": 1.0}
-        | ({} if one is None else {"diagnostics": {"all": of_model(*one)}})
-        for t, one in enumerate(of)
+        | ({} if measurement is None else {"diagnostics": {"all": of_model(*measurement)}})
+        for t, measurement in enumerate(measured)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 

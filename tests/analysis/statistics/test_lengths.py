@@ -31,15 +31,16 @@ def test_beyond_the_runs_nothing_is_known_but_the_side() -> None:
 
 @given(RUNS, st.floats(0.1, 11))
 def test_a_length_is_never_beyond_the_runs(finals: dict[int, float], level: float) -> None:
-    found = length_to(finals, level)
-    assert found in (0, np.inf) or min(finals) * 0.999 <= found <= max(finals) * 1.001
+    length = length_to(finals, level)
+    assert length in (0, np.inf) or min(finals) * 0.999 <= length <= max(finals) * 1.001
 
 
 @given(RUNS, st.floats(0.5, 10), st.floats(0.5, 10))
 def test_a_lower_loss_never_takes_fewer_updates(
-    finals: dict[int, float], one: float, other: float
+    finals: dict[int, float], low: float, high: float
 ) -> None:
-    assert length_to(finals, min(one, other)) >= length_to(finals, max(one, other)) * (1 - 1e-9)
+    low, high = sorted((low, high))
+    assert length_to(finals, low) >= length_to(finals, high) * (1 - 1e-9)
 
 
 def test_runs_that_noise_has_put_out_of_order_are_pooled() -> None:

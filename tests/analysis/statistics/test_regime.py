@@ -37,21 +37,18 @@ def test_each_rule_by_hand(
     assert regimes(trials) == {"a": expected}
 
 
-def test_a_run_that_diverged_early_is_not_short() -> None:
-    keys = {"optimizer.momentum": 0.9, "optimizer.lr": 0.01, "optimizer.weight_decay": 1.0}
-    rows = [{"point": "a", "num_updates": updates, **keys} for updates in (7, 1000)]
-    assert regimes(pd.DataFrame(rows)) == {"a": ""}
+USUAL = {"optimizer.momentum": 0.9, "optimizer.lr": 0.01, "optimizer.weight_decay": 1.0}
 
 
-def test_a_length_that_is_not_known_yet_breaks_no_rule() -> None:
-    """Of an unfinished trial that counts in tokens per parameter."""
-    keys = {"optimizer.momentum": 0.9, "optimizer.lr": 0.01, "optimizer.weight_decay": 1.0}
-    trials = pd.DataFrame([{"point": "a", **keys, "num_updates": None}])
-    assert regimes(trials.astype({"num_updates": "Int64", "point": "string"})) == {"a": ""}
-
-
-def test_columns_that_no_optimizer_has_judge_nothing() -> None:
-    assert regimes(pd.DataFrame([{"point": "a", "num_updates": 10}])) == {"a": ""}
+@pytest.mark.parametrize(
+    ("updates", "keys"),
+    [([7, 1000], USUAL), ([None], USUAL), ([10], {})],
+    ids=["a run that diverged early", "a length that is not known yet", "keys of no optimizer"],
+)
+def test_what_breaks_no_rule(updates: list[int | None], keys: dict[str, float]) -> None:
+    rows = [{"point": "a", "num_updates": num, **keys} for num in updates]
+    trials = pd.DataFrame(rows).astype({"num_updates": "Int64", "point": "string"})
+    assert regimes(trials) == {"a": ""}
 
 
 def test_the_gap_of_such_a_point_and_the_remarks_say_so(tmp_path: Path) -> None:
@@ -65,6 +62,6 @@ def test_the_gap_of_such_a_point_and_the_remarks_say_so(tmp_path: Path) -> None:
         "optimizer.momentum=0.5": "",
         "optimizer.momentum=0.9": SHORT,
     }
-    [said] = [line for line in notes(trials, table) if "regime" in line]
-    assert SHORT in said
-    assert said.endswith("adamw (optimizer.momentum=0.9)")
+    [remark] = [line for line in notes(trials, table) if "regime" in line]
+    assert SHORT in remark
+    assert remark.endswith("adamw (optimizer.momentum=0.9)")

@@ -41,21 +41,33 @@ def measured(after: Any, sync: float = LEVEL) -> tuple[float, float]:
     return measure(own, np.full(len(own), sync))
 
 
-def test_a_plateau_has_its_height_and_ends_where_the_window_left_it() -> None:
-    height, recovery = measured(curve((3.0, 30), (1.5, 50)))
-    assert height == pytest.approx(1.0)
-    # Of a window's 10 losses 7 must be 1.5 for a mean of no more than 2: 3.0 · 3 + 1.5 · 7 = 19.5.
-    assert recovery == 30 + 7
+@pytest.mark.parametrize(
+    ("after", "height", "recovery"),
+    [
+        # Of a window's 10 losses 7 must be 1.5 for a mean of no more than 2: 3.0 · 3 + 1.5 · 7.
+        (curve((3.0, 30), (1.5, 50)), 1.0, 30 + 7),
+        (curve((LEVEL, 5), (4.0, 1), (LEVEL, 60)), 2.0 / WINDOW, 6 + WINDOW),
+        (curve((LEVEL, WINDOW), (9.0, 50)), 0.0, 0),
+        (curve((LEVEL, WINDOW)), 0.0, 0),
+        (curve((LEVEL, 50)), 0.0, 0),
+        (curve((1.5, 50)), -0.5, 0),
+        (curve((2.5, 50)), 0.5, np.nan),
+        (curve((LEVEL, 20), (np.nan, 5)), 0.0, 0),
+        (curve((np.nan, 20)), np.nan, np.nan),
+        (curve((LEVEL, WINDOW - 1)), np.nan, np.nan),
+    ],
+    ids=[
+        *("a plateau", "short: the window averages it", "what happens later is no spike"),
+        *("a window is enough", "level", "below sync", "stays: no recovery"),
+        *("a loss that is not finite later", "losses that are not finite", "too few updates"),
+    ],
+)
+def test_height_and_recovery(after: Any, height: float, recovery: float) -> None:
+    assert measured(after) == pytest.approx((height, recovery), nan_ok=True)
 
 
-def test_a_short_spike_is_averaged_over_the_window() -> None:
-    height, recovery = measured(curve((LEVEL, 5), (4.0, 1), (LEVEL, 60)))
-    assert height == pytest.approx(2.0 / WINDOW)
-    assert recovery == 6 + WINDOW
-
-
-def test_the_window_is_fixed_and_what_happens_later_is_no_spike() -> None:
-    assert measured(curve((LEVEL, WINDOW), (9.0, 50))) == (0.0, 0.0)
+def test_without_the_losses_of_sync_there_is_no_height() -> None:
+    assert np.isnan(measured(np.full(50, LEVEL), sync=np.nan)).all()
 
 
 def test_what_sync_does_at_the_same_updates_is_no_spike() -> None:
@@ -65,32 +77,6 @@ def test_what_sync_does_at_the_same_updates_is_no_spike() -> None:
     assert measure(falling, falling) == (0.0, 0.0)
     late = falling + np.where(np.arange(100) < WINDOW, 0.0, 0.05)
     assert measure(late, falling)[0] == pytest.approx(0.05)
-
-
-def test_a_loss_below_sync_is_no_spike() -> None:
-    height, recovery = measured(np.full(50, 1.5))
-    assert (height, recovery) == (pytest.approx(-0.5), 0)
-
-
-def test_a_curve_that_stays_at_its_level_has_no_spike() -> None:
-    assert measured(np.full(50, LEVEL)) == (0.0, 0.0)
-
-
-def test_a_spike_that_stays_has_no_recovery() -> None:
-    height, recovery = measured(np.full(50, 2.5))
-    assert height == pytest.approx(0.5)
-    assert np.isnan(recovery)
-
-
-def test_losses_that_are_not_finite_are_no_height() -> None:
-    assert measured(np.array([2.0] * 20 + [np.nan] * 5))[0] == 0
-    assert np.isnan(measured(np.full(20, np.nan))).all()
-    assert np.isnan(measured(np.full(50, 2.0), sync=np.nan)).all()
-
-
-def test_too_few_updates_are_no_measurement() -> None:
-    assert np.isnan(measured(np.full(WINDOW - 1, 2.0))).all()
-    assert measured(np.full(WINDOW, 2.0)) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(

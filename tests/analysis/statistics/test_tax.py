@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -57,22 +57,22 @@ def runs(
 
 @pytest.mark.parametrize("tax", [1.05, 1.3, 1.9])
 def test_delayed_runs_of_several_lengths_tell_the_tax(tax: float) -> None:
-    found = token_tax(runs([T]), runs([400, 500, 650, 800], tax=tax), T)
-    assert (found.tax_from, found.tax_n) == (LENGTHS, 3)
-    assert tax <= found.tax <= 1.01 * tax  # a chord lies above the law: a little too large
+    estimate = token_tax(runs([T]), runs([400, 500, 650, 800], tax=tax), T)
+    assert (estimate.tax_from, estimate.tax_n) == (LENGTHS, 3)
+    assert tax <= estimate.tax <= 1.01 * tax  # a chord lies above the law: a little too large
 
 
 @pytest.mark.parametrize("tax", [0.9, 1.05, 1.3])
 def test_the_law_of_sync_tells_a_small_tax(tax: float) -> None:
-    found = token_tax(runs([200, 400, 800]), runs([T], tax=tax), T)
-    assert (found.tax_from, found.tax_n) == (SLOPE, 3)
-    assert found.tax == pytest.approx(tax, rel=0.03)
+    estimate = token_tax(runs([200, 400, 800]), runs([T], tax=tax), T)
+    assert (estimate.tax_from, estimate.tax_n) == (SLOPE, 3)
+    assert estimate.tax == pytest.approx(tax, rel=0.03)
 
 
 @pytest.mark.parametrize("neighbour", [200, 800])
 def test_at_an_end_of_the_lengths_the_law_tells_it_less_well(neighbour: int) -> None:
-    found = token_tax(runs([T, neighbour]), runs([T], tax=1.2), T)
-    assert found.tax == pytest.approx(1.2, rel=0.05)
+    tax = token_tax(runs([T, neighbour]), runs([T], tax=1.2), T)
+    assert tax.tax == pytest.approx(1.2, rel=0.05)
 
 
 def test_measured_runs_count_more_than_the_law() -> None:
@@ -85,12 +85,12 @@ def test_measured_runs_count_more_than_the_law() -> None:
 def test_intervals_by_lengths_cover(seeds: int) -> None:
     chance = np.random.default_rng(1)
     options = {"seeds": seeds, "noise": 0.01, "chance": chance}
-    found = [
+    taxes = [
         by_lengths(runs([T], **options), runs([350, 470, 620, 800], tax=1.3, **options), T)
         for _ in range(REPEATS)
     ]
-    assert all(one.tax_n == seeds for one in found)
-    covered = np.mean([one.tax_low <= 1.3 <= one.tax_high for one in found])
+    assert all(tax.tax_n == seeds for tax in taxes)
+    covered = np.mean([tax.tax_low <= 1.3 <= tax.tax_high for tax in taxes])
     assert covered == pytest.approx(0.95, abs=SLACK)
 
 
@@ -105,10 +105,10 @@ def test_intervals_by_the_slope_carry_both_errors(seeds: int) -> None:
         losses = np.array([sync[seed][T] for seed in range(seeds)])
         gap = 0.25 * slope + 0.003 * chance.standard_normal(seeds)
         delayed = {seed: {T: losses[seed] + gap[seed]} for seed in range(seeds)}
-        found = by_slope(sync, delayed, T)
-        assert found.tax_n == seeds
-        covered.append(found.tax_low <= np.exp(0.25) <= found.tax_high)
-        known = gap.mean() / np.log(found.tax)  # the slope that was found
+        tax = by_slope(sync, delayed, T)
+        assert tax.tax_n == seeds
+        covered.append(tax.tax_low <= np.exp(0.25) <= tax.tax_high)
+        known = gap.mean() / np.log(tax.tax)  # the slope that was found
         low, high = np.array(mean_interval(gap)) / known
         by_gap_alone.append(low <= 0.25 <= high)
     assert np.mean(covered) == pytest.approx(0.95, abs=SLACK)
@@ -118,46 +118,49 @@ def test_intervals_by_the_slope_carry_both_errors(seeds: int) -> None:
 # Censoring, missing runs
 
 
-def test_a_loss_that_no_delayed_run_reaches_is_a_bound() -> None:
-    found = token_tax(runs([T]), runs([400, 500], tax=1.6), T)
-    assert (found.tax_n, found.tax_from) == (0, "")
-    assert np.isnan(found.tax)
-    assert found.tax_why.startswith("above 1.25: ")
+def with_one(runs: Finals, seed: int, finals: Mapping[int, float]) -> Finals:
+    """The runs with those of one seed changed."""
+    return {**runs, seed: {**runs[seed], **finals}}
 
 
-def test_a_loss_that_every_delayed_run_beats_is_a_bound() -> None:
-    found = token_tax(runs([T]), runs([400, 500], tax=0.8), T)
-    assert np.isnan(found.tax)
-    assert found.tax_why.startswith("below 1: ")
-
-
-def test_seeds_on_both_sides_of_the_last_run_are_no_mean_of_some() -> None:
-    sync, delayed = runs([T]), runs([400, 500], tax=1.2)
-    delayed[2] = runs([400, 500], tax=1.5)[2]
-    found = token_tax(sync, delayed, T)
-    assert found.tax_n == 0
-    assert found.tax_why.startswith("at 1 of 3 seeds ")
+@pytest.mark.parametrize(
+    ("delayed", "why"),
+    [
+        (runs([400, 500], tax=1.6), "above 1.25: "),
+        (runs([400, 500], tax=0.8), "below 1: "),
+        (with_one(runs([400, 500], tax=1.2), 2, runs([400, 500], tax=1.5)[2]), "at 1 of 3 seeds "),
+        (with_one(runs([400, 800], tax=1.3), 1, {800: np.nan}), "at 1 of 3 seeds "),
+    ],
+    ids=["reached by none", "beaten by all", "seeds on both sides", "a longer run diverged"],
+)
+def test_a_loss_beyond_the_delayed_runs_is_a_bound_and_no_mean_of_some(
+    delayed: Finals, why: str
+) -> None:
+    tax = token_tax(runs([T]), delayed, T)
+    assert (tax.tax_n, tax.tax_from) == (0, "")
+    assert np.isnan(tax.tax)
+    assert tax.tax_why.startswith(why)
 
 
 def test_the_law_stands_in_where_delayed_runs_are_too_short() -> None:
-    found = token_tax(runs([200, 400, 800]), runs([400, 500], tax=1.35), T)
-    assert found.tax_from == SLOPE
-    assert found.tax_why == ""
+    tax = token_tax(runs([200, 400, 800]), runs([400, 500], tax=1.35), T)
+    assert tax.tax_from == SLOPE
+    assert tax.tax_why == ""
 
 
 def test_seeds_without_the_longer_run_are_left_out() -> None:
     sync, delayed = runs([T]), runs([400, 800], tax=1.3)
     del delayed[1][800]
-    found = token_tax(sync, delayed, T)
-    assert found.tax_n == 2
+    tax = token_tax(sync, delayed, T)
+    assert tax.tax_n == 2
     del delayed[2][800], delayed[0][400]
     assert token_tax(sync, delayed, T).tax_n == 0
 
 
 def test_one_seed_has_no_interval() -> None:
-    found = token_tax(runs([T], seeds=1), runs([400, 800], tax=1.3, seeds=1), T)
-    assert (found.tax_n, found.tax_from) == (1, LENGTHS)
-    assert np.isnan([found.tax_low, found.tax_high]).all()
+    tax = token_tax(runs([T], seeds=1), runs([400, 800], tax=1.3, seeds=1), T)
+    assert (tax.tax_n, tax.tax_from) == (1, LENGTHS)
+    assert np.isnan([tax.tax_low, tax.tax_high]).all()
 
 
 def test_two_seeds_of_the_law_count_more_than_one_of_the_lengths() -> None:
@@ -178,28 +181,21 @@ def test_two_seeds_of_the_law_count_more_than_one_of_the_lengths() -> None:
     ids=["one length", "no delayed run", "diverged", "another length"],
 )
 def test_without_a_number_there_is_a_reason(sync: Finals, delayed: Finals, why: str) -> None:
-    found = token_tax(sync, delayed, T)
-    assert (found.tax_n, found.tax_why) == (0, why)
+    tax = token_tax(sync, delayed, T)
+    assert (tax.tax_n, tax.tax_why) == (0, why)
 
 
-def test_a_law_that_may_be_flat_tells_nothing() -> None:
-    sync = {0: {200: 2.0, 400: 1.99}, 1: {200: 2.0, 400: 2.05}, 2: {200: 2.0, 400: 1.95}}
-    delayed = {seed: {T: 2.1} for seed in sync}
-    assert "longer runs of sync are not shown to end lower" in token_tax(sync, delayed, T).tax_why
+NEARLY_FLAT = {0: {200: 2.0, T: 1.99}, 1: {200: 2.0, T: 2.05}, 2: {200: 2.0, T: 1.95}}
+ROUNDING = {0: {200: np.nextafter(2.0, 3.0), T: 2.0}}
+"""Its slope is above 0 by a rounding error."""
 
 
-def test_a_slope_that_is_a_rounding_error_tells_nothing() -> None:
-    sync = {0: {200: np.nextafter(2.0, 3.0), T: 2.0}}
-    assert slope_at(sync[0], T) > 0
-    found = token_tax(sync, {0: {T: 2.1}}, T)
-    assert found.tax_n == 0
-    assert found.tax_why.endswith("longer runs of sync are not shown to end lower")
-
-
-def test_a_longer_run_that_diverged_is_no_bound() -> None:
-    delayed = runs([400, 800], tax=1.3)
-    delayed[1][800] = np.nan
-    assert token_tax(runs([T]), delayed, T).tax_why.startswith("at 1 of 3 seeds ")
+@pytest.mark.parametrize("sync", [NEARLY_FLAT, ROUNDING], ids=["nearly flat", "rounding error"])
+def test_a_law_that_may_be_flat_tells_nothing(sync: Finals) -> None:
+    assert slope_at(ROUNDING[0], T) > 0
+    tax = token_tax(sync, {seed: {T: 2.1} for seed in sync}, T)
+    assert tax.tax_n == 0
+    assert tax.tax_why.endswith("longer runs of sync are not shown to end lower")
 
 
 # In the table of gaps
@@ -213,21 +209,26 @@ def store(path: Path, tax: float, lengths: Sequence[int], **keys: float) -> None
         put(path, "delay", delayed, num_updates=length, **keys)
 
 
+def gaps_by(path: Path, key: str) -> pd.DataFrame:
+    """The table of gaps by a key of the config and by length."""
+    trials = load(path)
+    columns = [key, "num_updates_asked"]
+    keys = trials.drop_duplicates("point").set_index("point")[columns]
+    return gaps(trials).join(keys, on="point").set_index(columns)
+
+
 def test_the_table_has_the_tax_of_each_point(tmp_path: Path) -> None:
     """Runs of another learning rate are another law; the longest run has only sync's slope."""
     store(tmp_path, 1.5, [400, 560, 800], lr=0.004)
     store(tmp_path, 1.2, [400, 560, 800], lr=0.002)
-    trials = load(tmp_path)
-    table = gaps(trials)
-    keys = trials.drop_duplicates("point").set_index("point")[["optimizer.lr", "num_updates_asked"]]
-    found = table.set_index("point").join(keys).set_index(["optimizer.lr", "num_updates_asked"])
+    table = gaps_by(tmp_path, "optimizer.lr")
     for lr, tax in ((0.004, 1.5), (0.002, 1.2)):
-        assert found.loc[(lr, 400), "tax"] == pytest.approx(tax, rel=0.02)
-        assert found.loc[(lr, 400), "tax_from"] == LENGTHS
-        assert found.loc[(lr, 800), "tax_from"] == SLOPE
-        assert found.loc[(lr, 800), "tax"] == pytest.approx(tax, rel=0.1)
-        assert found.loc[(lr, 800), "tax_n"] == 3
-    assert f"{found.loc[(0.004, 400), 'tax']:.2f} [" in gap_table(table)
+        assert table.loc[(lr, 400), "tax"] == pytest.approx(tax, rel=0.02)
+        assert table.loc[(lr, 400), "tax_from"] == LENGTHS
+        assert table.loc[(lr, 800), "tax_from"] == SLOPE
+        assert table.loc[(lr, 800), "tax"] == pytest.approx(tax, rel=0.1)
+        assert table.loc[(lr, 800), "tax_n"] == 3
+    assert f"{table.loc[(0.004, 400), 'tax']:.2f} [" in gap_table(table)
     assert gap_table(table).count("(slope)") == 3
 
 
@@ -236,32 +237,31 @@ def test_a_decay_that_falls_as_the_length_grows_is_one_law(tmp_path: Path) -> No
     for tax, whole in ((1.5, 400), (1.2, 100)):
         for length in (400, 560, 800):
             store(tmp_path, tax, [length], weight_decay=whole / length)
-    trials = load(tmp_path)
-    decays = trials.drop_duplicates("point").set_index("point")["optimizer.weight_decay"]
-    table = gaps(trials).set_index("point")
-    lengths = trials.drop_duplicates("point").set_index("point")["num_updates_asked"]
-    short = table[lengths.reindex(table.index) == 400]
-    found = {decays[point]: row for point, row in short.iterrows()}
+    table = gaps_by(tmp_path, "optimizer.weight_decay")
     for tax, decay in ((1.5, 1.0), (1.2, 0.25)):
-        assert found[decay]["tax"] == pytest.approx(tax, rel=0.02)
-        assert found[decay]["tax_from"] == LENGTHS
+        assert table.loc[(decay, 400), "tax"] == pytest.approx(tax, rel=0.02)
+        assert table.loc[(decay, 400), "tax_from"] == LENGTHS
 
 
 def test_lengths_of_one_decay_count_before_those_of_another(tmp_path: Path) -> None:
     """Runs of one setting tell its tax; without any the reason is that they are missing."""
     store(tmp_path, 1.5, [400, 560, 800], weight_decay=1.0)
     store(tmp_path, 3.0, [800], weight_decay=0.5)
-    trials = load(tmp_path)
-    lengths = trials.drop_duplicates("point").set_index("point")["num_updates_asked"]
-    table = gaps(trials)
-    (shortest,) = table.loc[table["point"].map(lengths) == 400, "tax"]
-    assert shortest == pytest.approx(1.5, rel=0.02)
+    table = gaps_by(tmp_path, "optimizer.weight_decay")
+    assert table.loc[(1.0, 400), "tax"] == pytest.approx(1.5, rel=0.02)
 
 
-def test_decays_of_no_length_in_common_tell_nothing(tmp_path: Path) -> None:
-    store(tmp_path, 1.5, [400], weight_decay=1.0)
-    store(tmp_path, 1.5, [800], weight_decay=0.7)
-    assert gaps(load(tmp_path))["tax_why"].tolist() == ["runs of one length only"] * 2
+@pytest.mark.parametrize("lengths_by_decay", [{1.0: 400, 0.7: 800}, {0.1: 400}])
+def test_runs_of_one_length_have_no_column_of_taxes(
+    lengths_by_decay: dict[float, int], tmp_path: Path
+) -> None:
+    """Also where other lengths have another decay that does not fall with the length."""
+    for decay, length in lengths_by_decay.items():
+        store(tmp_path, 1.5, [length], weight_decay=decay)
+    table = gaps(load(tmp_path))
+    assert {*table["tax_why"]} == {"runs of one length only"}
+    assert len(table) == len(lengths_by_decay)
+    assert "token tax" not in gap_table(table)
 
 
 def test_the_tax_of_an_optimizer_is_that_of_its_best_point_with_a_tax() -> None:
@@ -273,9 +273,9 @@ def test_the_tax_of_an_optimizer_is_that_of_its_best_point_with_a_tax() -> None:
         ("muon", "delay", 0, 1.8, np.nan),
         ("adamw", "delay", 3, 2.1, 1.5),
     ]
-    found = best_taxes(pd.DataFrame(rows, columns=columns))
-    assert found["optimizer"].tolist() == ["adamw", "muon"]
-    assert found["tax"].tolist() == [1.5, 1.2]
+    best = best_taxes(pd.DataFrame(rows, columns=columns))
+    assert best["optimizer"].tolist() == ["adamw", "muon"]
+    assert best["tax"].tolist() == [1.5, 1.2]
 
 
 def test_a_longer_delayed_run_needs_no_longer_run_of_sync(tmp_path: Path) -> None:
@@ -285,11 +285,3 @@ def test_a_longer_delayed_run_needs_no_longer_run_of_sync(tmp_path: Path) -> Non
     table = gaps(load(tmp_path)).set_index("pairs")
     assert table.loc[2, "tax"] == pytest.approx(1.1, rel=0.01)
     assert (table.loc[0, "tax_n"], table.loc[0, "tax_why"]) == (0, "no pair")
-
-
-def test_a_table_of_one_length_has_no_column_of_taxes(tmp_path: Path) -> None:
-    store(tmp_path, 1.5, [400])
-    table = gaps(load(tmp_path))
-    assert table["tax_why"].tolist() == ["runs of one length only"]
-    assert isinstance(table["tax"], pd.Series)
-    assert "token tax" not in gap_table(table)

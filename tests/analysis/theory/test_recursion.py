@@ -57,10 +57,10 @@ def trained(optimizer: dict[str, Any], *rest: Any, **more: Any) -> NDArray[np.fl
 @pytest.mark.parametrize("delay", [1, 3])
 def test_weights_follow_the_recursion(correction: str, kind: str, delay: int) -> None:
     """Exact up to rounding, from the update on at which no lag reaches the start of the run."""
-    of = settings(*CORRECTIONS[correction])
+    fed = settings(*CORRECTIONS[correction])
     optimizer = node("sgd", lr=0.15, **OPTIMIZERS[kind])
-    weights = trained(optimizer, of, delay, T)
-    a = closed(optimizer, of, delay).characteristic(0.15)
+    weights = trained(optimizer, fed, delay, T)
+    a = closed(optimizer, fed, delay).characteristic(0.15)
     left = np.convolve(weights, a, mode="valid")[2 * delay + 2 :]
     assert np.abs(left).max() < SMALL * np.abs(weights).max()
     assert np.abs(weights[1:] - weights[:-1]).max() > 0.1
@@ -69,12 +69,12 @@ def test_weights_follow_the_recursion(correction: str, kind: str, delay: int) ->
 @each_correction
 def test_noise_is_the_power_of_the_response_to_one_noisy_gradient(correction: str) -> None:
     """White noise of variance 1 gives the sum of the squares of that response."""
-    of, k = settings(*CORRECTIONS[correction]), 0.2
+    fed, k = settings(*CORRECTIONS[correction]), 0.2
     optimizer = node("sgd", lr=k, **OPTIMIZERS["nesterov"])
-    quiet, noisy = (trained(optimizer, of, 1, 140, noise=noise) for noise in ({}, {9: 1.0}))
+    quiet, noisy = (trained(optimizer, fed, 1, 140, noise=noise) for noise in ({}, {9: 1.0}))
     response = (noisy - quiet) / k
     assert abs(response[-1]) < 1e-6
-    expected = closed(optimizer, of, 1).noise(k)
+    expected = closed(optimizer, fed, 1).noise(k)
     np.testing.assert_allclose(np.square(response).sum(), expected, rtol=1e-9)
 
 
@@ -100,11 +100,11 @@ def test_an_optimizer_follows_its_recursion(name: str, monkeypatch: pytest.Monke
     """
     monkeypatch.setattr(ORTHOGONALISED, lambda gradient, **_: gradient)
     decays = {key: 0.5 - 0.1 * i for i, key in enumerate(DECAYS)}
-    optimizer, of = node(name, **decays, **FROZEN[name]), settings("error_feedback")
-    loop = closed(optimizer, of, 1)
+    optimizer, fed = node(name, **decays, **FROZEN[name]), settings("error_feedback")
+    loop = closed(optimizer, fed, 1)
     k = 0.7 * largest_stable(loop)
     scale = EPS if name in BY_EPS else 1.0
-    weights = trained({**optimizer, "lr": k * scale}, of, 1, 90)[60:]
+    weights = trained({**optimizer, "lr": k * scale}, fed, 1, 90)[60:]
     left = np.convolve(weights, loop.characteristic(k), mode="valid")
     assert np.abs(left).max() < 1e-9 * np.abs(weights).max()
     assert np.abs(weights).max() > 0
@@ -120,6 +120,6 @@ def test_the_sign_of_an_update_is_that_of_the_filter(name: str) -> None:
     gradients = torch.randn(80, 1, 1, generator=torch.Generator().manual_seed(0)).double()
     made = every_optimizer.maker(name, lr=1e-6, weight_decay=0.0)([(KINDS[name], weight)])
     updates = [update.item() for update in responses(made, weight, list(gradients))]
-    of = linear(optimizer)
-    filtered = lfilter(of.now.coef, of.past.coef, gradients.flatten().numpy())
+    own = linear(optimizer)
+    filtered = lfilter(own.now.coef, own.past.coef, gradients.flatten().numpy())
     assert np.array_equal(np.sign(updates), np.sign(filtered))

@@ -1,4 +1,4 @@
-"""Rank correlations against scipy's, and what predictions are made of."""
+"""Rank correlations against scipy's, what predictions are made of, and a sharpness in words."""
 
 from __future__ import annotations
 
@@ -10,38 +10,46 @@ import pytest
 from scipy import stats
 
 from analysis import gaps, load
-from analysis.theory.score import predictions, rank_correlation, settings
+from analysis.theory.score import (
+    Standing,
+    beside_limits,
+    predictions,
+    rank_correlation,
+    settings,
+    standing_row,
+    where_it_stands,
+)
+from tests.support import every_optimizer
 from tests.support.markdown import ROOT
 
 DOCS = ROOT / "docs"
 ONE, OTHER = [1.0, 2.0, 2.0, 5.0, 7.0, 3.0, 0.5], [2.0, 1.0, 4.0, 6.0, 5.0, 9.0, 0.1]
 
 
-def test_rho_is_scipys_also_with_ties() -> None:
+def test_rho_and_p_are_scipys_also_with_ties() -> None:
+    """p: by scipy's ρ of each of the 120 orders of five."""
     assert rank_correlation(ONE, OTHER).rho == pytest.approx(stats.spearmanr(ONE, OTHER).statistic)
-
-
-def test_p_is_the_share_of_all_orders() -> None:
-    """By scipy's ρ of each of the 120 orders of five."""
-    one, other = ONE[:5], OTHER[:5]
-    orders = [stats.spearmanr(one, order).statistic for order in permutations(other)]
-    observed = abs(stats.spearmanr(one, other).statistic)
+    first, second = ONE[:5], OTHER[:5]
+    orders = [stats.spearmanr(first, order).statistic for order in permutations(second)]
+    observed = abs(stats.spearmanr(first, second).statistic)
     as_far = [abs(rho) >= observed - 1e-9 for rho in orders]
-    assert rank_correlation(one, other).p == pytest.approx(sum(as_far) / math.factorial(5))
+    assert rank_correlation(first, second).p == pytest.approx(sum(as_far) / math.factorial(5))
 
 
 def test_the_best_order_of_four_is_one_of_two_in_24() -> None:
-    found = rank_correlation([1, 2, 3, 4], [2, 3, 5, 7])
-    assert (found.rho, found.p) == (pytest.approx(1.0), pytest.approx(2 / 24))
-    assert math.isnan(found.low)
+    correlation = rank_correlation([1, 2, 3, 4], [2, 3, 5, 7])
+    assert (correlation.rho, correlation.p) == (pytest.approx(1.0), pytest.approx(2 / 24))
+    assert math.isnan(correlation.low)
 
 
 def test_the_interval_is_that_of_the_published_formula() -> None:
     """Bonett and Wright: tanh(atanh ρ ± 1.96 √((1 + ρ² / 2) / (n − 3)))."""
-    found = rank_correlation([1, 2, 3, 4, 5, 6, 7, 8], [2, 1, 4, 3, 6, 5, 8, 7])
-    half = 1.959964 * math.sqrt((1 + found.rho**2 / 2) / 5)
-    assert found.low == pytest.approx(math.tanh(math.atanh(found.rho) - half), rel=1e-6)
-    assert found.high == pytest.approx(math.tanh(math.atanh(found.rho) + half), rel=1e-6)
+    correlation = rank_correlation([1, 2, 3, 4, 5, 6, 7, 8], [2, 1, 4, 3, 6, 5, 8, 7])
+    half = 1.959964 * math.sqrt((1 + correlation.rho**2 / 2) / 5)
+    assert correlation.low == pytest.approx(math.tanh(math.atanh(correlation.rho) - half), rel=1e-6)
+    assert correlation.high == pytest.approx(
+        math.tanh(math.atanh(correlation.rho) + half), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("pairs", [([1.0], [2.0]), ([1.0, 1.0], [1.0, 2.0]), ([0.0] * 10,) * 2])
@@ -53,8 +61,8 @@ def test_what_has_no_ranks_is_refused(pairs: tuple[list[float], list[float]]) ->
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_predictions_are_of_the_settings_of_the_trials() -> None:
     trials = load(Path(DOCS, "momentum_trials.csv"))
-    found = predictions(trials, gaps(trials))
-    adamw = found[found["optimizer"] == "adamw"].sort_values("sync")
+    limits = predictions(trials, gaps(trials))
+    adamw = limits[limits["optimizer"] == "adamw"].sort_values("sync")
     expected = [2 * (1 + momentum) / (1 - momentum) for momentum in (0.8, 0.9, 0.95, 0.99)]
     assert adamw["sync"].tolist() == pytest.approx(expected, rel=1e-4)
     assert adamw["delayed"].tolist() == pytest.approx([1.0] * 4, rel=1e-4)
@@ -62,5 +70,34 @@ def test_predictions_are_of_the_settings_of_the_trials() -> None:
 
 
 def test_a_setting_that_a_trial_lacks_is_that_of_the_yaml() -> None:
-    found = settings("muon", {"optimizer.momentum": 0.5, "optimizer.nesterov": None})
-    assert (found["momentum"], found["nesterov"]) == (0.5, True)
+    merged = settings("muon", {"optimizer.momentum": 0.5, "optimizer.nesterov": None})
+    assert (merged["momentum"], merged["nesterov"]) == (0.5, True)
+
+
+def standing(k: float, num_updates: int = 10) -> Standing:
+    return Standing(num_updates, 2.0, 0.002, k, 38.0, 1.0)
+
+
+def test_the_limits_are_those_of_the_optimizer_as_it_stands() -> None:
+    """NAdamW's momentum grows over the run, and its limits with it."""
+    made = every_optimizer.maker("nadamw")
+    node = {"_target_": every_optimizer.address("nadamw"), **made.keywords}
+    early, late = beside_limits(node, [standing(1.0, 1), standing(1.0, 10**6)], 1)
+    assert late.sync == pytest.approx(13.6, abs=0.05)
+    assert late.delayed == pytest.approx(2.53, abs=0.005)
+    assert early.delayed < 0.7 * late.delayed
+
+
+def test_the_sharpest_moment_decides() -> None:
+    below = [standing(0.2), standing(0.9, 20), standing(0.5, 30)]
+    assert "0.90 of the limit of a delay of 1" in where_it_stands(below, 1)
+    assert "after 20 updates" in where_it_stands(below, 1)
+    assert not where_it_stands(below, 1).startswith("warning")
+    assert where_it_stands([*below, standing(7.6, 40)], 1).startswith(
+        "warning: your run sits at 7.60"
+    )
+    assert "diverged" in where_it_stands([], 1)
+
+
+def test_a_row_has_both_shares() -> None:
+    assert standing_row(standing(1.9, 1600)) == "| 1,600 | 2.000 | 0.002 | 1.90 | 0.05 | 1.90 |"

@@ -56,19 +56,19 @@ def test_limits_are_those_that_were_found_before(name: str) -> None:
         strength: limit(node(name), {**FEEDBACK, "coefficient": strength}, 1)
         for strength in np.arange(0, 2.25, 0.25)
     }
-    found = [sync, delayed, by_strength[1.0], sync / delayed, by_strength[1.0] / delayed]
-    assert all(map(close, found, printed)), found
+    numbers = [sync, delayed, by_strength[1.0], sync / delayed, by_strength[1.0] / delayed]
+    assert all(map(close, numbers, printed)), numbers
     assert max(by_strength, key=lambda strength: by_strength[strength]) == best
 
 
 def test_the_refined_best_strength_is_at_least_as_good_as_the_grid() -> None:
-    best, found = best_strength(linear(node("muon")), FEEDBACK, 1)
+    best, best_limit = best_strength(linear(node("muon")), FEEDBACK, 1)
     around = [
         limit(node("muon"), {**FEEDBACK, "coefficient": best + step}, 1) for step in (-0.02, 0.02)
     ]
     assert best == pytest.approx(0.61, abs=0.01)
-    assert found == pytest.approx(limit(node("muon"), {**FEEDBACK, "coefficient": best}, 1))
-    assert found > max(around)
+    assert best_limit == pytest.approx(limit(node("muon"), {**FEEDBACK, "coefficient": best}, 1))
+    assert best_limit > max(around)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
@@ -80,11 +80,11 @@ def test_without_nesterov_a_delay_of_one_caps_k_at_one(momentum: float) -> None:
 
 
 def test_a_delay_of_three_is_under_corrected_by_a_coefficient_of_one() -> None:
-    found = [
+    limits = [
         limit(node("muon"), {**FEEDBACK, **changes}, 3)
         for changes in ({}, {"lag": "delay"}, {"coefficient": 3.0})
     ]
-    assert all(map(close, found, ["0.82", "1.11", "1.64"])), found
+    assert all(map(close, limits, ["0.82", "1.11", "1.64"])), limits
 
 
 @pytest.mark.parametrize("delay", [0, 1, 2, 5])
@@ -120,11 +120,11 @@ def test_feedback_has_the_recursion_of_prediction(name: str) -> None:
     """At a delay of 1, with λ = h."""
     prediction = {**every_correction.settings("weight_prediction"), "horizon": 0.7}
     loops = [
-        Loop(linear(node(name)), hooks(of, 1))
-        for of in ({**FEEDBACK, "coefficient": 0.7}, prediction)
+        Loop(linear(node(name)), hooks(correction, 1))
+        for correction in ({**FEEDBACK, "coefficient": 0.7}, prediction)
     ]
-    one, other = (loop.characteristic(0.4) for loop in loops)
-    np.testing.assert_allclose(one, other, atol=1e-15)
+    own, predicted = (loop.characteristic(0.4) for loop in loops)
+    np.testing.assert_allclose(own, predicted, atol=1e-15)
 
 
 def test_a_taylor_term_with_the_right_curvature_undoes_the_delay() -> None:
@@ -133,11 +133,11 @@ def test_a_taylor_term_with_the_right_curvature_undoes_the_delay() -> None:
 
 
 def test_without_a_delay_nothing_is_corrected() -> None:
-    found = stability(("muon", "feedback"), node("muon"), FEEDBACK, delay=0, k=0.1)
-    assert found.sync == found.delayed == found.corrected
-    assert (found.noise_delayed, found.noise_corrected) == (1.0, 1.0)
-    assert math.isnan(found.best_strength)
-    assert math.isnan(found.noise_removed)
+    row = stability(("muon", "feedback"), node("muon"), FEEDBACK, delay=0, k=0.1)
+    assert row.sync == row.delayed == row.corrected
+    assert (row.noise_delayed, row.noise_corrected) == (1.0, 1.0)
+    assert math.isnan(row.best_strength)
+    assert math.isnan(row.noise_removed)
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "mars", "adan", "lion"])
@@ -161,8 +161,7 @@ REFUSED = r"is not linear|no fixed recursion|not covered by the theory"
 
 @pytest.mark.parametrize("name", every_optimizer.NAMES)
 def test_every_optimizer_is_linear_or_refused_with_a_reason(name: str) -> None:
-    address = node(name)["_target_"]
-    if address in optimizers.LINEAR:
+    if node(name)["_target_"] in optimizers.LINEAR:
         assert linear(node(name)).past.coef[0] == 1
         assert 0 < limit(node(name), NONE, 1) < math.inf
     else:
@@ -172,10 +171,12 @@ def test_every_optimizer_is_linear_or_refused_with_a_reason(name: str) -> None:
 
 @pytest.mark.parametrize("name", every_correction.NAMES)
 def test_every_correction_is_linear_or_refused_with_a_reason(name: str) -> None:
-    of = every_correction.settings(name)
-    if of["_target_"] not in corrections.LINEAR:
+    correction = every_correction.settings(name)
+    if correction["_target_"] in corrections.LINEAR:
+        hooks(correction, 1)
+    else:
         with pytest.raises(BadInput, match=REFUSED):
-            hooks(of, 1)
+            hooks(correction, 1)
 
 
 def test_what_the_theory_does_not_know_is_not_covered() -> None:

@@ -123,7 +123,7 @@ def test_every_optimizer(name: str, number: int) -> None:
     sizes = [sum(size(weight["state"]) for weight in part.values()) for part in parts]
     total = sum(size(weight["state"]) for weight in by_weight(whole.optimizer).values())
     assert sum(sizes) == total
-    assert max(sizes) < total * (0.65 if number == 2 else 0.5)
+    assert total == 0 or max(sizes) < total * (0.65 if number == 2 else 0.5)
 
 
 def test_a_weight_has_one_owner_and_the_loads_are_close() -> None:
