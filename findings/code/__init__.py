@@ -1,1 +1,1 @@
-"""The documents that are made from the trials published in docs/: `python -m bench.documents`."""
+"""The code of the notebook: it publishes trials and makes tables, sentences and figures of them."""

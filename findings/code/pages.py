@@ -1,35 +1,85 @@
-"""Documents with parts that are made: tables, and sentences in lines of WIDTH.
+"""Pages with parts that are made: each stands between a marker and `<!-- end -->`.
 
-A part stands between `<!-- table: NAME -->` or `<!-- text: NAME -->` and `<!-- end -->`. What is
-between them is made from the CSVs in docs/ by the function of that name in PARTS.
+A marker is a call: `<!-- verdicts sweep=momentum scale=tiny -->` calls the function `verdicts` of
+one of MODULES with these words. A table stays as it is; a sentence is wrapped in lines of WIDTH.
 """
 
 from __future__ import annotations
 
+import inspect
+import os
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from bench.documents.parts import PARTS, Part
+from findings.code import forecasts, measures, pairs, sentences, tables, theory
+from findings.code.cells import Markdown
+from findings.code.published import FINDINGS, ROOT
+from trainer.base.cli import one_of
+from trainer.base.errors import BadInput
 
-ROOT = Path(__file__).parents[2]
-PAGES = ("findings", "advise", "theory", "forecast", "evaluation")
-DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / f"{page}.md" for page in PAGES))
-PLACE = re.compile(r"(<!-- (table|text): ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MODULES = (forecasts, measures, pairs, sentences, tables, theory)
+CALLS: Mapping[str, Callable[..., str]] = {
+    name: function
+    for module in MODULES
+    for name, function in inspect.getmembers(module, inspect.isfunction)
+    if function.__module__ == module.__name__ and not name.startswith("_")
+}
+"""Every public function of MODULES by its name."""
+PARTS = re.compile(r"<!-- (?!end -->)(.*?) -->\n(.*?)(?=<!-- )(<!-- end -->)?", re.DOTALL)
 WIDTH = 120
 """Columns of the prose."""
 
 
-def written(text: str, parts: Mapping[str, Part] = PARTS) -> str:
-    """A document with every part made again. Raises KeyError for a name that is not in `parts`."""
+def pages() -> list[Path]:
+    """The pages with parts that are made."""
+    docs = [ROOT / "docs" / f"{page}.md" for page in ("advise", "theory", "forecast", "evaluation")]
+    return [ROOT / "README.md", *docs, *sorted(FINDINGS.rglob("*.md"))]
 
-    def made(place: re.Match[str]) -> str:
-        start, kind, name, end = place.groups()
-        content = parts[name]()
-        return f"{start}{content if kind == 'table' else wrapped(content)}\n{end}"
 
-    return PLACE.sub(made, text)
+def made(text: str, page: Path) -> str:
+    """The text of a page with every part made again. Raises BadInput, which names the page, for a
+    marker that is no call, or that has no end."""
+
+    def part(place: re.Match[str]) -> str:
+        marker, _, end = place.groups()
+        try:
+            if end is None:
+                raise BadInput("marker", marker, "must be followed by <!-- end -->")
+            content = _call(marker)
+        except BadInput as error:
+            raise BadInput(os.path.relpath(page, ROOT), marker, str(error)) from None
+        linked = _linked(content, page)
+        shown = linked if isinstance(content, Markdown) else wrapped(linked)
+        return f"<!-- {marker} -->\n{shown}\n{end}"
+
+    return PARTS.sub(part, f"{text}<!-- ").removesuffix("<!-- ")
+
+
+def _call(marker: str) -> str:
+    name, *words = marker.split()
+    if name not in CALLS:
+        raise one_of("call", name, sorted(CALLS))
+    pairs = dict(word.partition("=")[::2] for word in words)
+    values: dict[str, Any] = {
+        key: int(value) if value.isdigit() else value for key, value in pairs.items()
+    }
+    try:
+        inspect.signature(CALLS[name]).bind(**values)
+    except TypeError as error:
+        raise BadInput("call", name, str(error)) from None
+    return CALLS[name](**values)
+
+
+def _linked(text: str, page: Path) -> str:
+    """The text with links into findings/ as seen from the page."""
+    return re.sub(
+        r"\]\((findings/[^)]+)\)",
+        lambda link: f"]({os.path.relpath(ROOT / link[1], page.parent)})",
+        text,
+    )
 
 
 def wrapped(text: str) -> str:

@@ -1,70 +1,111 @@
-"""The figures in docs/, drawn from the trials published there."""
+"""The figures of the pages, and what docs/gaps.ipynb shows: drawn from the published trials."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 
-import pandas as pd
+import nbformat
+from nbclient import NotebookClient
 
 from analysis.figures import BY_NAME
+from analysis.figures.data.downstream import of_scores
+from analysis.figures.draw.fonts import with_font
 from analysis.figures.figure import Plot, Spec, plot, whole
 from analysis.figures.files import picture
-from analysis.figures.fonts import with_font
-from analysis.figures.scores import of_scores
+from analysis.figures.forecast import drawn
+from analysis.forecast.answer import answer
+from analysis.forecast.ladder import ladders
 from analysis.table.names import REPORTED_ARMS
-from bench.documents import others
-from bench.documents.published import (
-    DOCS,
+from findings.code.published import (
+    FEW,
+    FINDINGS,
     FRONT,
     LENGTHS,
-    LONG,
-    SWEEPS,
+    ROOT,
+    TINY,
+    Published,
     View,
     of_sweep,
-    published_scores,
+    published,
+    scores,
     view,
 )
 from trainer.base.atomic import write_atomically
 
-
-def _downstream() -> pd.DataFrame:
-    """The published scores, model by model."""
-    scores = published_scores()
-    return of_scores(scores.assign(setting=scores["model"]), REPORTED_ARMS)
-
-
+FEW_MAIN = published("main", FEW)
 TRIALS: Mapping[str, tuple[str, Callable[[], View]]] = {
-    "final_losses": ("final_losses", partial(view, FRONT)),
-    "two_regimes": ("final_losses", partial(view, SWEEPS["main"], FRONT)),
-    "regimes": ("final_losses", partial(view, SWEEPS["main"], LONG["shared_rate"])),
-    "optimizers": ("fig02_optimizers", partial(of_sweep, "synchronous_start")),
-    "gradient_feedback": ("final_losses", partial(of_sweep, "gradient_feedback")),
-    "taylor": ("fig14_taylor", partial(of_sweep, "taylor")),
-    "momentum": ("fig04_momentum", partial(of_sweep, "momentum")),
-    "coefficient": ("fig15_coefficient", partial(of_sweep, "coefficient")),
-    "batch_size": ("fig13_batch_size", partial(of_sweep, "batch_size")),
-    "moe_horizon": ("fig05b_moe_horizon", partial(of_sweep, "moe_horizon")),
-    "moe_learning_rate": ("fig16b_moe_learning_rate", partial(of_sweep, "moe_learning_rate")),
-    "token_tax": ("token_tax", partial(view, LENGTHS)),
-    "break_even": ("break_even", partial(view, LENGTHS)),
+    "main/final_losses": ("final_losses", partial(view, FRONT)),
+    "main/two_regimes": ("final_losses", partial(view, FEW_MAIN, FRONT)),
+    "shared_rate/regimes": (
+        "final_losses",
+        partial(view, FEW_MAIN, published("shared_rate", TINY)),
+    ),
+    "optimizers/optimizers": ("fig02_optimizers", partial(of_sweep, "synchronous_start", FEW)),
+    "gradient_feedback/gradient_feedback": (
+        "final_losses",
+        partial(of_sweep, "gradient_feedback", FEW),
+    ),
+    "taylor/taylor": ("fig14_taylor", partial(of_sweep, "taylor", FEW)),
+    "momentum/momentum": ("fig04_momentum", partial(of_sweep, "momentum", FEW)),
+    "coefficient/coefficient": ("fig15_coefficient", partial(of_sweep, "coefficient", FEW)),
+    "batch_size/batch_size": ("fig13_batch_size", partial(of_sweep, "batch_size", FEW)),
+    "moe_horizon/moe_horizon": ("fig05b_moe_horizon", partial(of_sweep, "moe_horizon", FEW)),
+    "moe_learning_rate/moe_learning_rate": (
+        "fig16b_moe_learning_rate",
+        partial(of_sweep, "moe_learning_rate", FEW),
+    ),
+    "token_tax/token_tax": ("token_tax", partial(view, LENGTHS)),
+    "token_tax/break_even": ("break_even", partial(view, LENGTHS)),
 }
-"""SVG in docs/ → the figure of the report, and the trials that it shows. A CSV has no curves, and
-so no figure over training is among them."""
+"""SVG in findings/ → the figure of the report, and the trials that it shows. A table of trials has
+no curves, and so no figure over training is among them."""
+LONGEST, SEEDS_OF_LONGEST = (12_800, 128, 108_928), 5
+"""Updates, tokens per update and parameters of the sweep `ladder_top`, and its seeds."""
+NOTEBOOK = ROOT / "docs" / "gaps.ipynb"
+NOTEBOOK_TRIALS = FINDINGS / "main" / "trials_tiny.csv"
+TIMEOUT = 300
+"""Seconds that a cell of the notebook may take."""
 
 
-def _shown(name: str) -> Plot:
-    figure_name, shown = TRIALS[name]
+def _of_trials(picture_name: str) -> Plot:
+    figure_name, shown = TRIALS[picture_name]
     figure = BY_NAME[figure_name]
     return plot(figure, figure.data(*shown()))
 
 
+def _downstream() -> Plot:
+    """The published scores, model by model."""
+    rows = scores()
+    data = of_scores(rows.assign(setting=rows["model"]), REPORTED_ARMS)
+    return plot(BY_NAME["downstream"], data)
+
+
+def _longest() -> Plot:
+    """What was foretold of the largest rung of the ladder at `tiny`, and what it said."""
+    before, after = (
+        view(trials).trials
+        for trials in (Published(("ladder/trials_tiny",)), published("ladder", TINY))
+    )
+    answers, rungs = [], []
+    for optimizer in ("adamw", "muon"):
+        short, long = (
+            next(ladder for ladder in ladders(trials, optimizer) if ladder.arm == "delay")
+            for trials in (before, after)
+        )
+        answers.append(answer(short, LONGEST, SEEDS_OF_LONGEST))
+        rungs += [rung for rung in long.rungs if rung.settings == LONGEST]
+    return drawn(answers, rungs)
+
+
 PICTURES: Mapping[str, Callable[[], Plot]] = {
-    **{name: partial(_shown, name) for name in TRIALS},
-    "downstream": lambda: plot(BY_NAME["downstream"], _downstream()),
-    "forecast": others.longest,
+    **{name: partial(_of_trials, name) for name in TRIALS},
+    "downstream/downstream": _downstream,
+    "forecasts/forecast": _longest,
 }
-"""SVG in docs/ → what draws it."""
+"""SVG in findings/ → what draws it."""
 
 
 def pictured(name: str) -> Spec:
@@ -72,8 +113,28 @@ def pictured(name: str) -> Spec:
     return whole(PICTURES[name]())
 
 
-def write() -> None:
-    """Writes all of them."""
+def write_pictures() -> None:
+    """Writes all of PICTURES."""
     for name in PICTURES:
         svg = with_font(picture(pictured(name)))
-        write_atomically(DOCS / f"{name}.svg", svg.encode())
+        write_atomically(FINDINGS / f"{name}.svg", svg.encode())
+
+
+def executed(path: Path = NOTEBOOK) -> nbformat.NotebookNode:
+    """The notebook with new outputs on the trials of the README; it is not written."""
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(
+        notebook,
+        timeout=TIMEOUT,
+        record_timing=False,
+        resources={"metadata": {"path": str(path.parent)}},
+    )
+    own = {"PYTHONPATH": str(ROOT), "PIPEGAP_RESULTS": str(NOTEBOOK_TRIALS)}
+    client.execute(env={**os.environ, **own})
+    notebook.metadata.pop("language_info", None)  # the version of this machine's Python
+    return notebook
+
+
+def write_notebook() -> None:
+    """Writes the notebook with new outputs."""
+    nbformat.write(executed(), NOTEBOOK)

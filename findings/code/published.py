@@ -1,4 +1,4 @@
-"""The trials that are published in docs/, by sweep and scale."""
+"""The published trials: `findings/STUDY/trials_SCALE.csv`, by sweep and scale."""
 
 from __future__ import annotations
 
@@ -11,79 +11,66 @@ import pandas as pd
 
 from analysis import gaps, load
 from analysis.statistics.tax import MAIN_ARMS
+from trainer.base.cli import one_of
 
-DOCS = Path(__file__).parents[2] / "docs"
+FINDINGS = Path(__file__).parents[1]
+ROOT = FINDINGS.parent
+FEW, TINY = "few_updates", "tiny"
+FED_GRADIENT = ("sync", "delay", "delay_ef", "delay_ef_gradient")
+Tables = tuple[str, ...]
 
 
 class Published(NamedTuple):
-    """The files of a sweep's trials, and which of their arms it compares; empty: all."""
+    """Tables of trials by their path in findings/, and the arms that are compared; empty: all."""
 
-    files: Sequence[str]
-    arms: Sequence[str] = ()
+    tables: Tables
+    arms: Tables = ()
 
 
-SWEEPS: Mapping[str, Published] = {
-    "main": Published(["tiny_trials"]),
-    "optimizers": Published(["optimizers_trials"]),
-    "synchronous_start": Published(["optimizers_trials", "synchronous_start_trials"]),
-    "gradient_feedback": Published(
-        ["tiny_trials", "corrections_trials"], ("sync", "delay", "delay_ef", "delay_ef_gradient")
+EXCEPTIONS: Mapping[tuple[str, str], Published] = {
+    ("synchronous_start", FEW): Published(
+        ("optimizers/trials_few_updates", "synchronous_start/trials_few_updates")
     ),
-    "taylor": Published(
-        ["tiny_trials", "corrections_trials"],
+    ("gradient_feedback", FEW): Published(
+        ("main/trials_few_updates", "gradient_feedback/trials_few_updates"), FED_GRADIENT
+    ),
+    ("taylor", FEW): Published(
+        ("main/trials_few_updates", "gradient_feedback/trials_few_updates"),
         ("sync", "delay", *(f"delay_taylor({10**power})" for power in range(6))),
     ),
-    "momentum": Published(["momentum_trials"]),
-    "coefficient": Published(["coefficient_trials", "momentum_trials"]),
-    "batch_size": Published(["batch_size_trials", "tiny_trials"], ("sync", "delay")),
-    "dtype": Published(["dtype_trials"]),
-    "families": Published(["families_trials"]),
-    "moe_horizon": Published(["moe_horizon_trials"]),
-    "moe_learning_rate": Published(["moe_learning_rate_trials"]),
-    "second_rung": Published(["second_rung_trials"]),
-}
-LONG: Mapping[str, Published] = {
-    "shared_rate": Published(["long_trials", "nadamw_long_trials"]),
-    "main": Published(["replication_long_trials"]),
-    "fragile": Published(["replication_long_trials", "fragile_long_trials"], ("sync", "delay")),
-    "gradient_feedback": Published(
-        ["corrections_long_trials"], ("sync", "delay", "delay_ef", "delay_ef_gradient")
+    ("coefficient", FEW): Published(
+        ("coefficient/trials_few_updates", "momentum/trials_few_updates")
     ),
-    "taylor": Published(["taylor_long_trials"]),
-    "cooldown": Published(
-        ["corrections_long_trials"],
+    ("batch_size", FEW): Published(
+        ("batch_size/trials_few_updates", "main/trials_few_updates"), ("sync", "delay")
+    ),
+    ("shared_rate", TINY): Published(("shared_rate/trials_tiny", "shared_rate/trials_tiny_nadamw")),
+    ("main", TINY): Published(("replication/trials_tiny",)),
+    ("fragile", TINY): Published(
+        ("replication/trials_tiny", "fragile/trials_tiny"), ("sync", "delay")
+    ),
+    ("gradient_feedback", TINY): Published(("gradient_feedback/trials_tiny",), FED_GRADIENT),
+    ("cooldown", TINY): Published(
+        ("gradient_feedback/trials_tiny",),
         (
             *("sync", "delay", "delay_ef", "delay_ef+cooldown(0.1)"),
             *(f"delay+cooldown({share})" for share in (0.05, 0.1, 0.2)),
         ),
     ),
-    "horizon": Published(["horizon_long_trials", "horizon_soap_long_trials"]),
-    "ladder": Published(["ladder_long_trials", "ladder_top_long_trials"]),
-    "horizon_end": Published(["horizon_end_long_trials"]),
-    "synchronous_start": Published(["synchronous_start_long_trials"]),
-    "nadamw": Published(["nadamw_long_trials", "nadamw_momentum_long_trials"]),
-    "nesterov": Published(["nesterov_long_trials"]),
-    "noise": Published(["noise_long_trials"]),
-    "coefficient": Published(["coefficient_long_trials"]),
-    "momentum": Published(["momentum_long_trials"]),
-    "overshoot": Published(["overshoot_long_trials"]),
-    "momentum_ends": Published(["momentum_ends_more_long_trials"]),
-    "batch_size": Published(["batch_size_six_long_trials"]),
-    "remedies": Published(["remedies_long_trials"]),
-    "spike": Published(["spike_long_trials"]),
-    "stages": Published(["stages_long_trials"]),
-    "staleness": Published(["staleness_long_trials"]),
-    "tuned_shared": Published(["tuned_shared_long_trials"]),
-    "tuned_own": Published(["tuned_own_long_trials"]),
+    ("horizon", TINY): Published(("horizon/trials_tiny", "horizon/trials_tiny_soap")),
+    ("ladder", TINY): Published(("ladder/trials_tiny", "ladder_top/trials_tiny")),
+    ("nadamw", TINY): Published(("shared_rate/trials_tiny_nadamw", "nadamw/trials_tiny")),
 }
-SCALES = {"tiny": SWEEPS, "long": LONG}
-"""The sweeps of each scale that have published trials."""
-FRONT = Published(["trials"])
-"""Those of the README's job, `main` at `tiny`."""
-FRONT_ADVICE = Published(["trials", "advice_long_trials"])
-"""Those, and delayed runs that are as much longer as 2BW is faster."""
-LENGTHS = Published(["tiny_trials", "advice_trials", "momentum_trials"], ("sync", *MAIN_ARMS))
-"""Trials of several lengths at `tiny`."""
+"""Sweep and scale → what is published of them, where it is not their study's own table."""
+FRONT = Published(("main/trials_tiny",))
+"""The trials of the README's job, `main` at `tiny`."""
+FRONT_ADVICE = Published((*FRONT.tables, "main/advice_tiny"))
+"""Those of the README's job, and delayed runs that are as much longer as 2BW is faster."""
+LENGTHS = Published(
+    ("main/trials_few_updates", "main/advice_few_updates", "momentum/trials_few_updates"),
+    ("sync", *MAIN_ARMS),
+)
+"""Trials of several lengths at `few_updates`."""
 
 
 class View(NamedTuple):
@@ -93,32 +80,57 @@ class View(NamedTuple):
     gaps: pd.DataFrame
 
 
-def view(*published: Published) -> View:
-    """The trials of all of these together."""
-    return _view(tuple((tuple(one.files), tuple(one.arms)) for one in published))
+def sweeps(scale: str) -> list[str]:
+    """The sweeps that have published trials at a scale, sorted."""
+    own = {path.parent.name for path in FINDINGS.glob(f"*/trials_{scale}.csv")}
+    return sorted(own | {sweep for sweep, at in EXCEPTIONS if at == scale})
+
+
+def published(sweep: str, scale: str) -> Published:
+    """What is published of a sweep at a scale. Raises BadInput if nothing is."""
+    if sweep not in sweeps(scale):
+        raise one_of("sweep", sweep, sweeps(scale))
+    return EXCEPTIONS.get((sweep, scale), Published((f"{sweep}/trials_{scale}",)))
+
+
+def read(table: str) -> pd.DataFrame:
+    """A table of trials by its path in findings/ without .csv. Raises BadInput if there is none."""
+    return load(FINDINGS / f"{table}.csv")
 
 
 @cache
-def _view(published: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]) -> View:
+def view(*parts: Published) -> View:
+    """The trials of all `parts` together, each trial once."""
     tables = []
-    for files, arms in published:
-        table = pd.concat([load(DOCS / f"{name}.csv") for name in files])
-        tables.append(table[table["arm"].isin(arms)] if arms else table)
+    for part in parts:
+        trials = pd.concat([read(table) for table in part.tables])
+        tables.append(trials[trials["arm"].isin(part.arms)] if part.arms else trials)
     trials = pd.concat(tables).drop_duplicates("trial_id").reset_index(drop=True)
     return View(trials, gaps(trials))
 
 
-def of_sweep(sweep: str, scale: str = "tiny") -> View:
+def of_sweep(sweep: str, scale: str) -> View:
     """The trials of one sweep; of `coefficient` only the points at which it has some."""
-    found = view(SCALES[scale][sweep])
+    shown = view(published(sweep, scale))
     if sweep != "coefficient":
-        return found
-    points = found.gaps.loc[found.gaps["coefficient"].notna() & (found.gaps["pairs"] > 0), "point"]
-    trials = found.trials[found.trials["point"].isin(points)]
+        return shown
+    corrected = shown.gaps["coefficient"].notna() & (shown.gaps["pairs"] > 0)
+    return at_points(shown, shown.gaps.loc[corrected, "point"])
+
+
+def at_points(shown: View, points: Sequence[str] | pd.Series) -> View:
+    """The trials at these points alone."""
+    trials = shown.trials[shown.trials["point"].isin(points)]
     return View(trials, gaps(trials))
 
 
-def published_scores() -> pd.DataFrame:
+def scores() -> pd.DataFrame:
     """`analysis.downstream` of the trials of three small models, which `model` names."""
-    found = pd.read_csv(DOCS / "downstream.csv")
-    return found.sort_values(["model", "optimizer", "arm", "task"], kind="stable")
+    rows = pd.read_csv(FINDINGS / "downstream" / "scores.csv")
+    return rows.sort_values(["model", "optimizer", "arm", "task"], kind="stable")
+
+
+def spikes(trials: pd.DataFrame) -> pd.DataFrame:
+    """The published rows of `analysis.statistics.spikes`, with the points of their trials."""
+    heights = pd.read_csv(FINDINGS / "spike" / "heights_tiny.csv")
+    return heights.merge(trials[["trial_id", "point"]], on="trial_id")

@@ -1,4 +1,4 @@
-"""What the documents say of claims and of trials.
+"""What the pages say of claims and of trials: every public function is a call.
 
 Verdicts are those of `analysis.claims`: no sentence here says more than a rule that was written
 before the run.
@@ -11,47 +11,64 @@ from functools import cache
 
 import pandas as pd
 
-from analysis import advise, load
-from analysis.advice.advice import break_even
-from analysis.claims import CLAIMS, Outcome, Verdict, audited, judged
-from analysis.claims.claim import ClaimPart
-from analysis.report.facts import MICROBATCHES, STAGES
+from analysis import advise
+from analysis.advice.text import break_even
+from analysis.claims import CLAIMS, Claim, Outcome, Verdict, audited, judged
+from analysis.claims.claim import Part
+from analysis.claims.switches import spike, spike_by_decay
+from analysis.report.recommendation import MICROBATCHES, STAGES
 from analysis.statistics.intervals import CONFIDENCE
 from analysis.statistics.text import tax_text
 from analysis.table.answers import ACCURACY, BITS, title
 from analysis.table.names import REPORTED_ARMS, minus, prose
-from analysis.table.names import optimizer as optimizer_name
-from bench.documents.cells import table
-from bench.documents.published import (
-    DOCS,
+from analysis.table.names import optimizer as name
+from findings.code.cells import Markdown, table
+from findings.code.published import (
+    FEW,
     FRONT_ADVICE,
     LENGTHS,
-    SCALES,
+    TINY,
     of_sweep,
-    published_scores,
+    read,
+    scores,
+    spikes,
+    sweeps,
     view,
 )
-from bench.documents.spike import by_published
 
 MOST_PARTS, MOST_NUMBERS = 2, 3
 """Of a verdict, and of a part: what has more is named without its numbers, which a table has."""
+BY_HEIGHT = {"spike": spike, "spike_by_decay": spike_by_decay}
+"""The claims that compare heights, which are published beside the trials."""
+PLACES = {("main", TINY): "replication"}
+"""The study that has the trials of a sweep at a scale, if it is not the sweep's own."""
+
+
+def _compared(claim: Claim) -> Claim:
+    """The claim, on the published heights if it compares some."""
+    compare = BY_HEIGHT.get(claim.name)
+    if compare is None:
+        return claim
+    return claim._replace(compare=lambda trials: compare(trials, spikes(trials)))
 
 
 @cache
-def _judged(sweep: str, scale: str) -> Sequence[Verdict]:
+def _verdicts(sweep: str, scale: str) -> Sequence[Verdict]:
     """The verdicts of the claims about a sweep, on its trials alone."""
     trials = of_sweep(sweep, scale).trials
-    claims = [by_published(claim, scale) for claim in CLAIMS if sweep in claim.sweeps]
-    return [judged(claim, trials) for claim in claims]
+    return [judged(_compared(claim), trials) for claim in CLAIMS if sweep in claim.sweeps]
 
 
-@cache
-def verdict_table(scale: str = "tiny") -> str:
-    """Each sweep by itself: what its claims come to, and how often their rules err."""
+def _all_verdicts(scale: str) -> list[tuple[str, Verdict]]:
+    """The verdicts at a scale with their sweeps."""
+    return [(sweep, verdict) for sweep in sweeps(scale) for verdict in _verdicts(sweep, scale)]
+
+
+def verdict_table(scale: str) -> Markdown:
+    """Each sweep by itself: the verdict on each claim about it, and how often its rule errs."""
     rows = [
         [f"`{sweep}`", verdict.claim.statement, _outcome(verdict), _sure(audited(verdict))]
-        for sweep in SCALES[scale]
-        for verdict in _judged(sweep, scale)
+        for sweep, verdict in _all_verdicts(scale)
     ]
     return table(["sweep", "claim", "verdict", "how sure"], rows)
 
@@ -65,9 +82,9 @@ def _sure(verdict: Verdict) -> str:
     return verdict.doubt or verdict.parts[0].why
 
 
-def contradicted(scale: str = "tiny") -> str:
-    """One line: the claims that are, and of which sweep."""
-    all_of_them = [(sweep, one) for sweep in SCALES[scale] for one in _judged(sweep, scale)]
+def contradicted(scale: str) -> str:
+    """One line: the claims that are contradicted at a scale, and by which sweep."""
+    all_of_them = _all_verdicts(scale)
     against = [
         f"*{verdict.claim.statement}* (`{sweep}`)"
         for sweep, verdict in all_of_them
@@ -78,11 +95,57 @@ def contradicted(scale: str = "tiny") -> str:
     return f"Against the paper at this scale: {'; '.join(against) or nothing}."
 
 
-def verdicts(sweep: str, *names: str, scale: str = "tiny") -> str:
-    """One point of a list per claim about the sweep, or of these alone: its outcome, its words, and
-    its parts by their outcome."""
-    found = [one for one in _judged(sweep, scale) if not names or one.claim.name in names]
-    return "\n".join(map(_verdict, found))
+def claims() -> Markdown:
+    """One row per claim: where the paper says it, what was measured, and the verdicts."""
+    rows = []
+    for claim in CLAIMS:
+        at = {
+            scale: [(s, v) for s, v in _all_verdicts(scale) if v.claim.name == claim.name]
+            for scale in (TINY, FEW)
+        }
+        known = [verdict for scale in at for _, verdict in at[scale]]
+        measured = _measured(max(known, key=_num_seeds)) if known else ""
+        said = [f"{claim.statement} ({claim.place.partition(' (')[0]})", measured]
+        rows.append([*said, *(_linked(scale, at[scale]) for scale in at)])
+    return table(
+        ["the paper", "measured, with most seeds", "many small updates", "few large"], rows
+    )
+
+
+def _num_seeds(verdict: Verdict) -> int:
+    return max((number.n for part in verdict.parts for number in part.numbers), default=0)
+
+
+def _measured(verdict: Verdict) -> str:
+    """The number that decides each part; of many parts, how many came out how."""
+    if len(verdict.parts) > MOST_PARTS:
+        return verdict.summary
+    numbers = [(part.what, part.numbers[-1]) for part in verdict.parts if part.numbers]
+    return "; ".join(prose(f"{what}: {number}") for what, number in numbers)
+
+
+def _linked(scale: str, verdicts: Sequence[tuple[str, Verdict]]) -> str:
+    """`**reproduced** by [main](…)`, for each outcome."""
+    said = []
+    for outcome in Outcome:
+        places = [
+            f"[{PLACES.get((sweep, scale), sweep)}](findings/{PLACES.get((sweep, scale), sweep)}"
+            "/README.md)"
+            for sweep, verdict in verdicts
+            if verdict.outcome == outcome
+        ]
+        said += [f"**{outcome}** {', '.join(places)}"] if places else []
+    return "; ".join(said)
+
+
+def verdicts(sweep: str, scale: str, only: str = "") -> str:
+    """One point of a list per claim about the sweep, or for `only` these: its outcome, its words,
+    and its parts by their outcome."""
+    return "\n".join(
+        _verdict(verdict)
+        for verdict in _verdicts(sweep, scale)
+        if not only or verdict.claim.name in only.split(",")
+    )
 
 
 def _verdict(verdict: Verdict) -> str:
@@ -95,52 +158,56 @@ def _verdict(verdict: Verdict) -> str:
     )
 
 
-def _by_outcome(parts: Sequence[ClaimPart], words: Callable[[ClaimPart], str]) -> Iterator[str]:
+def _by_outcome(parts: Sequence[Part], words: Callable[[Part], str]) -> Iterator[str]:
     for outcome in Outcome:
         if said := [words(part) for part in parts if part.outcome == outcome]:
             yield f"{str(outcome).capitalize()}: {'; '.join(said)}."
 
 
-def _words(part: ClaimPart) -> str:
+def _words(part: Part) -> str:
     return prose(part.what)
 
 
-def _with_numbers(part: ClaimPart) -> str:
+def _with_numbers(part: Part) -> str:
     numbers = [*map(str, part.numbers)]
     shown = numbers if len(numbers) <= MOST_NUMBERS else []
     more = "; ".join(filter(None, [*shown, part.why]))
     return prose(f"{part.what} ({more})" if more else part.what)
 
 
-def counts(file: str) -> str:
-    """How many trials a file lists, and how long they are."""
-    trials = load(DOCS / f"{file}.csv")
-    lengths = [str(length) for length in sorted({*trials["num_updates_asked"]})]
+def trials(table: str) -> str:
+    """How many trials a table lists, and how long they are."""
+    rows = read(table)
+    lengths = [str(length) for length in sorted({*rows["num_updates_asked"]})]
     updates = " or ".join(filter(None, [", ".join(lengths[:-1]), lengths[-1]]))
-    return f"{len(trials)} trials of {updates} updates: [{file}.csv]({file}.csv)."
+    return f"{len(rows)} trials of {updates} updates: {_link(table)}."
 
 
-def made_twice(file: str, other: str) -> str:
-    """How far trials that two files have, which were run apart, ended from each other."""
-    both = load(DOCS / f"{file}.csv").merge(load(DOCS / f"{other}.csv"), on="trial_id")
+def _link(table: str) -> str:
+    return f"[{table.rpartition('/')[2]}.csv](findings/{table}.csv)"
+
+
+def made_twice(table: str, other: str) -> str:
+    """How far trials that two tables have, which were run apart, ended from each other."""
+    both = read(table).merge(read(other), on="trial_id")
     apart = (both["final_val_loss_x"] - both["final_val_loss_y"]).abs().max()
     return (
-        f"{len(both)} of them had been run for [{other}.csv]({other}.csv) too: the largest "
-        f"difference of their final losses is {apart:g}."
+        f"{len(both)} of them had been run for {_link(other)} too: the largest difference of their "
+        f"final losses is {apart:g}."
     )
 
 
 def may_i() -> str:
     """What the README's job advises each optimizer, with the longer runs that settle it."""
     trials = view(FRONT_ADVICE).trials
-    optimizers = sorted({*trials["optimizer"]})
-    found = [
-        advise(trials, optimizer=of, stages=STAGES, microbatches=MICROBATCHES) for of in optimizers
+    answers = [
+        advise(trials, optimizer=optimizer, stages=STAGES, microbatches=MICROBATCHES)
+        for optimizer in sorted({*trials["optimizer"]})
     ]
     lines = [
-        f"- {optimizer_name(of.optimizer)}, against {of.rival}: **{of.verdict.word}**; "
-        f"{of.verdict.why}."
-        for of in found
+        f"- {name(answer.optimizer)}, against {answer.rival}: **{answer.verdict.word}**; "
+        f"{answer.verdict.why}."
+        for answer in answers
     ]
     return minus("\n".join(lines))
 
@@ -148,37 +215,38 @@ def may_i() -> str:
 def same_time() -> str:
     """The delayed run of Muon that takes as long as sync on 4 stages with 8 microbatches."""
     trials = view(LENGTHS).trials
-    found = advise(trials, optimizer="muon", stages=4, microbatches=8, updates=400)
-    at = found.same_time["ZB-H1"]
+    answer = advise(trials, optimizer="muon", stages=4, microbatches=8, updates=400)
+    at = answer.same_time["ZB-H1"]
     low, high = at.interval
-    assert found.gap is not None
-    tax = tax_text(found.gap.tax._asdict())
+    assert answer.gap is not None
+    tax = tax_text(answer.gap.tax._asdict())
     return (
         f"Final losses say otherwise: delayed runs of {at.updates:.0f} updates, which take as long "
         f"as the {at.sync_updates:.0f} of sync against ZB-H1, ended {at.gap:+.4f} [{low:+.4f}, "
         f"{high:+.4f}] from sync (n={at.n}), and the token tax is {tax}, below the speed-up of "
-        f"{found.speed_ups['ZB-H1']:.3f}. Against ZB-V the speed-up is "
-        f"{found.speed_ups['ZB-V']:.3f}: {break_even(found.gap.tax, found.speed_ups['ZB-V'])}."
+        f"{answer.speed_ups['ZB-H1']:.3f}. Against ZB-V the speed-up is "
+        f"{answer.speed_ups['ZB-V']:.3f}: {break_even(answer.gap.tax, answer.speed_ups['ZB-V'])}."
     ).replace("-0", "−0")
 
 
-def downstream() -> str:
-    """Of each model, how many published intervals of differences do not hold 0, and which."""
-    found = published_scores()
-    found = found[found["measure"].isin([ACCURACY, BITS]) & found["low"].notna()]
-    return "\n".join(f"- {model}: {_outside(rows)}." for model, rows in found.groupby("model"))
+def differences() -> str:
+    """How many published intervals of downstream differences of each model do not hold 0, and
+    which."""
+    rows = scores()
+    rows = rows[rows["measure"].isin([ACCURACY, BITS]) & rows["low"].notna()]
+    return "\n".join(f"- {model}: {_outside(of)}." for model, of in rows.groupby("model"))
 
 
-def _outside(found: pd.DataFrame) -> str:
-    outside = found[(found["low"] > 0) | (found["high"] < 0)]
-    named = [
-        f"{optimizer_name(optimizer)}, {REPORTED_ARMS[str(arm)]}: "
-        f"{str(measure).replace('_', ' ')} in {', '.join(map(title, rows['task']))}"
-        for (optimizer, arm, measure), rows in outside.groupby(["optimizer", "arm", "measure"])
+def _outside(rows: pd.DataFrame) -> str:
+    outside = rows[(rows["low"] > 0) | (rows["high"] < 0)]
+    names = [
+        f"{name(optimizer)}, {REPORTED_ARMS[str(arm)]}: "
+        f"{str(measure).replace('_', ' ')} in {', '.join(map(title, group['task']))}"
+        for (optimizer, arm, measure), group in outside.groupby(["optimizer", "arm", "measure"])
     ]
-    expected = (1 - CONFIDENCE) * len(found)
-    which = f" ({'; '.join(named)})" if named else ""
+    expected = (1 - CONFIDENCE) * len(rows)
+    which = f" ({'; '.join(names)})" if names else ""
     return (
-        f"of {len(found)} intervals of accuracy and of bits per byte {len(outside)} do not hold "
+        f"of {len(rows)} intervals of accuracy and of bits per byte {len(outside)} do not hold "
         f"0{which}; were there no difference, {expected:.0f} would be expected"
     )

@@ -1,220 +1,327 @@
-"""The tables of README.md, docs/findings.md and docs/advise.md."""
+"""The tables of gaps. Every public function is a call that a page may make."""
 
 from __future__ import annotations
 
 import pandas as pd
+from scipy import stats
 
-from analysis import load
-from analysis.forecast.register import Check, checks, score
-from analysis.forecast.register import text as forecasts_text
+from analysis import best
+from analysis.statistics.intervals import CONFIDENCE
 from analysis.statistics.reported import reported_taxes
 from analysis.statistics.tax import MAIN_ARMS, best_taxes
 from analysis.statistics.text import gap_table, tax_text
-from analysis.table.names import REPORTED_ARMS
+from analysis.table.names import REPORTED_ARMS, arms, settings
 from analysis.table.names import optimizer as name
-from bench.documents.cells import gap, loss, mean, removed, rows_of, table
-from bench.documents.published import (
-    DOCS,
+from findings.code import cells
+from findings.code.cells import (
+    Groups,
+    Markdown,
+    Quantity,
+    by_group,
+    by_value,
+    count_of,
+    gap_of,
+    groups,
+    less,
+    mean,
+    optimizer_of,
+    removed_by,
+    sync_loss,
+    table,
+    tax_of,
+    value_of,
+)
+from findings.code.published import (
+    FEW,
+    FRONT,
     LENGTHS,
-    LONG,
-    SWEEPS,
-    Published,
+    TINY,
     View,
+    at_points,
     of_sweep,
+    published,
     view,
 )
 
 
-def main_table(of: Published) -> str:
-    """As `python -m analysis` prints it."""
-    return gap_table(view(of).gaps).strip()
+def main(front: int = 0) -> Markdown:
+    """The table that `python -m analysis` prints, of the README's job or of `few_updates`."""
+    shown = view(FRONT) if front else of_sweep("main", FEW)
+    return Markdown(gap_table(shown.gaps).strip())
 
 
-def taxes() -> str:
-    """Ours at `tiny`, each at the point of the lowest loss of sync that has one."""
+def taxes() -> Markdown:
+    """Our token taxes at `few_updates`, each at the point of the lowest loss of sync."""
     rows = best_taxes(view(LENGTHS).gaps).to_dict("records")
-    cells = [
+    lines = [
         [name(r["optimizer"]), REPORTED_ARMS[r["arm"]], tax_text(r), str(r["tax_n"])] for r in rows
     ]
-    return table(["optimizer", "arm", "token tax [95 %] (from)", "n"], cells)
+    return table(["optimizer", "arm", "token tax [95 %] (from)", "n"], lines)
 
 
-def taxes_of_others() -> str:
-    """Theirs, with what they are of."""
-    rows = reported_taxes().to_dict("records")
-    cells = [
+def taxes_of_others() -> Markdown:
+    """The token taxes that others report."""
+    lines = [
         [
             *(name(row["optimizer"]), REPORTED_ARMS[row["arm"]], f"{row['tax']:.2f}"),
             *(row["tax_from"], row["who"]),
         ]
-        for row in rows
+        for row in reported_taxes().to_dict("records")
     ]
-    return table(["optimizer", "arm", "token tax", "from", "of"], cells)
+    return table(["optimizer", "arm", "token tax", "from", "of"], lines)
 
 
-def conversions() -> str:
-    """Where the numbers of others are from, and how each was converted."""
-    sources = reported_taxes().drop_duplicates(["source", "converted"])
-    return "\n".join(
-        f"- {row['who'].partition(',')[0].capitalize()} ({row['source']}): {row['converted']}."
-        for row in sources.to_dict("records")
-    )
+def optimizers(sweep: str, scale: str) -> Markdown:
+    """One row per optimizer whose delay has a pair, by the gap of the delay."""
+    rows = [group for group in groups(of_sweep(sweep, scale)).values() if "delay" in group.arms]
+    columns: dict[str, Quantity] = {
+        "optimizer": optimizer_of,
+        "lr": value_of("optimizer.lr"),
+        "sync loss": sync_loss,
+        "gap of the delay": gap_of("delay"),
+        "gap with Error Feedback": gap_of("delay_ef"),
+        "gap removed": removed_by("delay_ef"),
+        "n": count_of(*MAIN_ARMS),
+    }
+    return by_group(sorted(rows, key=lambda group: group.arms["delay"]["gap"]), columns)
 
 
-def optimizers(sweep: str, scale: str = "tiny") -> str:
-    """By the gap of the delay; an optimizer whose delay has no pair is left out."""
-    trials, found = of_sweep(sweep, scale)
-    rates = trials.drop_duplicates("optimizer").set_index("optimizer")["optimizer.lr"]
-    rows = [item for item in rows_of(found).items() if "delay" in item[1]]
-    rows.sort(key=lambda item: item[1]["delay"]["gap"])
-    heads = ["optimizer", "lr", "sync loss", "gap of the delay", "gap with Error Feedback"]
-    return table(
-        [*heads, "gap removed", "n"],
-        [
-            [
-                *(name(optimizer), f"{rates[optimizer]:g}", loss(arms["delay"])),
-                *(gap(arms["delay"]), gap(arms.get("delay_ef")), removed(arms.get("delay_ef"))),
-                " and ".join(
-                    dict.fromkeys(str(arms[arm]["n"]) for arm in MAIN_ARMS if arm in arms)
-                ),
-            ]
-            for optimizer, arms in rows
-        ],
-    )
-
-
-def synchronous_start(scale: str = "tiny") -> str:
-    """By the gap with it."""
+def synchronous_start(scale: str) -> Markdown:
+    """One row per optimizer, by the gap with a synchronous start."""
     start = "delay+start(0.1)"
-    trials, found = of_sweep("synchronous_start", scale)
-    rows = rows_of(found)
-    ordered = sorted(rows.items(), key=lambda item: item[1][start]["gap"])
-    heads = ["optimizer", "gap of the delay", "with a synchronous start", "with Error Feedback"]
+    rows = groups(of_sweep("synchronous_start", scale)).values()
+    columns: dict[str, Quantity] = {
+        "optimizer": optimizer_of,
+        "gap of the delay": gap_of("delay"),
+        "with a synchronous start": gap_of(start),
+        "with Error Feedback": gap_of("delay_ef"),
+        "start minus delay": less(start, "delay"),
+        "start minus Error Feedback": less(start, "delay_ef"),
+        "n": count_of(start),
+    }
+    return by_group(sorted(rows, key=lambda group: group.arms[start]["gap"]), columns)
+
+
+def gradient_feedback() -> Markdown:
+    """Feedback on updates and on gradients at `few_updates`, one row per optimizer."""
+    late = "delay_ef_gradient"
+    columns: dict[str, Quantity] = {
+        "optimizer": optimizer_of,
+        "gap of the delay": gap_of("delay"),
+        "feedback on updates": gap_of("delay_ef"),
+        "feedback on gradients": gap_of(late),
+        "removed by that": removed_by(late),
+        "diverged": lambda group: f"{group.arms[late]['diverged']} of {group.arms[late]['pairs']}",
+        "n": count_of(late),
+    }
+    return by_group(groups(of_sweep("gradient_feedback", FEW)).values(), columns)
+
+
+def overshoot() -> Markdown:
+    """The gap at each coefficient of Error Feedback, and the gap at 1 minus it, paired by seed."""
+    columns: dict[str, Quantity] = {
+        "optimizer": optimizer_of,
+        "gap of the delay": gap_of("delay"),
+        "λ = 1": gap_of("delay_ef"),
+        "λ = 2": gap_of("delay_ef(2)"),
+        "λ = 4": gap_of("delay_ef(4)"),
+        "1 minus 2": less("delay_ef", "delay_ef(2)"),
+        "1 minus 4": less("delay_ef", "delay_ef(4)"),
+        "n": count_of("delay"),
+    }
+    return by_group(groups(of_sweep("overshoot", TINY)).values(), columns)
+
+
+def families() -> Markdown:
+    """One row per model and optimizer, the models by their parameters."""
+    rows = groups(of_sweep("families", FEW), "num_parameters").items()
+    columns: dict[str, Quantity] = {
+        "model": lambda group: f"`{group.trial['model']}`",
+        "optimizer": optimizer_of,
+        "sync loss": sync_loss,
+        "gap of the delay": gap_of("delay"),
+        "gap with Error Feedback": gap_of("delay_ef"),
+        "gap removed": removed_by("delay_ef"),
+        "n": count_of("delay"),
+    }
+    ordered = sorted(rows, key=lambda item: (item[0][1], item[0][0]))
+    return by_group([group for _, group in ordered], columns)
+
+
+def every_arm(sweep: str, scale: str) -> Markdown:
+    """One row per point and arm that has a pair, by optimizer, point and gap; columns that would be
+    empty are left out."""
+    trials, rows = of_sweep(sweep, scale)
+    names, at = arms(trials), settings(trials)
+    shown = rows[rows["pairs"] > 0].assign(at=rows["point"].map(at).fillna(""))
+    lines = [
+        [
+            *(name(row["optimizer"]), row["at"], names[row["arm"]], cells.loss(row)),
+            *(cells.gap(row), cells.removed(row), str(row["n"]), str(row["diverged"] or "")),
+        ]
+        for row in shown.sort_values(["optimizer", "at", "gap"], kind="stable").to_dict("records")
+    ]
+    heads = ["optimizer", "at", "arm", "sync loss", "gap", "gap removed", "n", "diverged"]
+    kept = [place for place, _ in enumerate(heads) if any(line[place] for line in lines)]
+    return table([heads[i] for i in kept], [[line[i] for i in kept] for line in lines])
+
+
+def coefficients(sweep: str, scale: str, method: str) -> Markdown:
+    """Gap and share removed against the coefficient of a correction."""
+    rows = {
+        at[0]: {row["coefficient"]: row for row in group.arms.values() if row["method"] == method}
+        | {0: group.arms["delay"]}
+        for at, group in sorted(groups(of_sweep(sweep, scale)).items())
+    }
+    values = sorted({value for by_coefficient in rows.values() for value in by_coefficient})
+    lines = [
+        [
+            f"{name(optimizer)}: {said}",
+            *(cell(by_coefficient.get(value)) for value in values),
+            str(by_coefficient[0]["n"]),
+        ]
+        for optimizer, by_coefficient in rows.items()
+        for said, cell in (("gap", cells.gap), ("removed", cells.removed))
+    ]
+    return table(["λ", "0, plain delay", *(f"{value:,g}" for value in values[1:]), "n"], lines)
+
+
+PLAIN = {": sync loss": sync_loss, ": gap of the delay": gap_of("delay")}
+
+
+def momentum(sweep: str, scale: str) -> Markdown:
+    """Sync's loss and the gap of the delay, one column per momentum."""
+    rows = groups(of_sweep(sweep, scale), "optimizer.momentum")
+    return by_value("momentum", rows, PLAIN, "{:g}")
+
+
+def batch_size(scale: str) -> Markdown:
+    """The same by batch size, each at the learning rate that is best on sync there."""
+    shown = of_sweep("batch_size", scale)
+    sizes = shown.trials.drop_duplicates("point").set_index("point")["batch_size"]
+    points = shown.gaps.assign(size=shown.gaps["point"].map(sizes))
+    points = points.sort_values("loss_sync", kind="stable").drop_duplicates(["optimizer", "size"])
+    rows = groups(at_points(shown, points["point"]), "batch_size")
+    lines: dict[str, Quantity] = {": lr": value_of("optimizer.lr"), **PLAIN}
+    return by_value("batch size", rows, lines, "{:g}")
+
+
+def best_points(scale: str) -> Markdown:
+    """Each arm of the sweep over batch sizes at its own best point of the grid."""
     return table(
-        [*heads, "start minus delay", "start minus Error Feedback", "n"],
+        ["optimizer", "best delay minus best sync", "n", "sync's point", "the delay's point"],
         [
             [
-                *(name(optimizer), *(gap(arms[arm]) for arm in ("delay", start, "delay_ef"))),
-                *(_difference(trials, optimizer, start, other) for other in ("delay", "delay_ef")),
-                str(arms[start]["n"]),
+                *(name(row["optimizer"]), cells.gap(row), str(row["n"])),
+                *(row["setting_sync"], row["setting"]),
             ]
-            for optimizer, arms in ordered
+            for row in best(of_sweep("batch_size", scale).trials).to_dict("records")
         ],
     )
 
 
-def _difference(trials: pd.DataFrame, optimizer: str, one: str, other: str) -> str:
-    """The mean difference of two arms' final losses, paired by seed."""
-    own = trials[trials["optimizer"] == optimizer]
-    losses = own.pivot_table(index="seed", columns="arm", values="final_val_loss")
-    return mean(losses[one] - losses[other])
+def _of_batch(sweep: str, scale: str, batch_size: int | None) -> View:
+    shown = of_sweep(sweep, scale)
+    if batch_size is None:
+        return shown
+    points = shown.trials.loc[shown.trials["batch_size"] == batch_size, "point"]
+    return View(*(frame[frame["point"].isin(points)] for frame in shown))
 
 
-def gradient_feedback() -> str:
-    """One row per optimizer."""
-    rows = []
-    for optimizer, arms in rows_of(of_sweep("gradient_feedback").gaps).items():
-        late = arms["delay_ef_gradient"]
-        rows.append(
-            [
-                *(name(optimizer), gap(arms["delay"]), gap(arms["delay_ef"]), gap(late)),
-                *(removed(late), f"{late['diverged']} of {late['pairs']}", str(late["n"])),
-            ]
-        )
-    heads = ["optimizer", "gap of the delay", "feedback on updates", "feedback on gradients"]
-    return table([*heads, "removed by that", "diverged", "n"], rows)
+def horizon(sweep: str, scale: str, batch_size: int | None = None) -> Markdown:
+    """Gap and tax of each arm, one column per length; of one batch size or of all."""
+    rows = groups(_of_batch(sweep, scale, batch_size), "num_updates_asked")
+    lines = {
+        f", {REPORTED_ARMS[arm]}: {said}": quantity(arm)
+        for arm in MAIN_ARMS
+        for said, quantity in (("gap", gap_of), ("token tax", tax_of))
+    }
+    return by_value("updates", rows, lines, "{:,}", counted=False)
 
 
-def coefficients(sweep: str, method: str, scale: str = "tiny") -> str:
-    """Gap and share against the coefficient of a correction."""
-    found = of_sweep(sweep, scale).gaps
-    found = found[found["method"].isin(["none", method]) & (found["pairs"] > 0)]
-    values = sorted(found["coefficient"].dropna().unique())
-    rows = []
-    for optimizer, group in found.groupby("optimizer"):
-        by_value = {row["coefficient"]: row for row in group.to_dict("records")}
-        plain = group[group["method"] == "none"].to_dict("records")[0]
-        at = [by_value.get(value) for value in values]
-        rows.append([f"{name(optimizer)}: gap", gap(plain), *map(gap, at), str(plain["n"])])
-        rows.append([f"{name(optimizer)}: removed", "", *map(removed, at), str(plain["n"])])
-    return table(["λ", "0, plain delay", *(f"{value:,g}" for value in values), "n"], rows)
+def shrinking(sweep: str, scale: str, later: int, batch_size: int | None = None) -> Markdown:
+    """How much larger each gap is at the shortest length, and at `later`, than at the longest,
+    paired by seed."""
+    rows = groups(_of_batch(sweep, scale, batch_size), "num_updates_asked")
+    lengths = sorted({length for _, length in rows})
+    starts = (lengths[0], later)
+    lines = []
+    for optimizer in sorted({optimizer for optimizer, _ in rows}):
+        for arm in MAIN_ARMS:
+            first, second, last = (
+                _paired(rows, (optimizer, length), arm) for length in (*starts, lengths[-1])
+            )
+            changes = [mean(first - last), mean(second - last)]
+            lines.append([f"{name(optimizer)}, {REPORTED_ARMS[arm]}", *changes, str(len(last))])
+    heads = [f"{start:,} minus {lengths[-1]:,}" for start in starts]
+    return table(["gap, paired by seed", *heads, "n"], lines)
 
 
-def forecasts() -> str:
-    """The registered ones beside what was measured since."""
-    return forecasts_text(_checks())
+def _paired(rows: Groups, at: tuple[object, ...], arm: str) -> pd.Series:
+    """The gaps of an arm by seed."""
+    losses = rows[at].losses
+    return losses[arm] - losses["sync"]
 
 
-def forecast_score() -> str:
-    """How many of them held."""
-    return score(_checks())
+def stages() -> Markdown:
+    """The gaps of 2BW and of original PipeDream by the number of stages, and their differences."""
+    losses = of_sweep("stages", TINY).trials.pivot_table(
+        index="seed", columns=["optimizer", "arm", "pipeline.num_stages"], values="final_val_loss"
+    )
+    lines, n = [], str(len(losses))
+    for optimizer in losses.columns.unique("optimizer"):
+        sync, two, old = (losses[optimizer][arm] for arm in ("sync", "delay", "pipedream"))
+        lines.append([f"{name(optimizer)}: sync loss", *map("{:.3f}".format, sync.mean()), "", n])
+        for said, gaps in (
+            ("2BW: gap", two - sync),
+            ("original PipeDream: gap", old - sync),
+            ("PipeDream minus 2BW, paired", old - two),
+        ):
+            changes = [mean(gaps[value]) for value in gaps]
+            ends = mean(gaps.iloc[:, -1] - gaps.iloc[:, 0])
+            lines.append([f"{name(optimizer)}, {said}", *changes, ends, n])
+    heads = [f"P = {value}" for value in losses.columns.unique("pipeline.num_stages")]
+    return table(["", *heads, "the most minus the fewest, paired", "n"], lines)
 
 
-def _checks() -> list[Check]:
-    published = (Published(["forecast_trials"]), SWEEPS["second_rung"], LONG["ladder"])
-    return checks(DOCS / "forecasts", view(*published).trials)
-
-
-def regimes(*optimizers: str) -> str:
+def regimes(only: str = "") -> Markdown:
     """The gap of the delay in few large updates, in many small ones, and in the paper's run: of
     these optimizers, or of all."""
-    few, many = _regime(of_sweep("main")), _regime(of_sweep("shared_rate", "long"))
+    few, many = _regime(of_sweep("main", FEW)), _regime(of_sweep("shared_rate", TINY))
     reported = reported_taxes()
     theirs = reported[reported["who"].str.startswith("paper") & (reported["arm"] == "delay")]
     gaps_of_paper = (theirs["loss"] - theirs["loss_sync"]).set_axis(theirs["optimizer"])
     paper = {str(optimizer): f"{value:+.3f}" for optimizer, value in gaps_of_paper.items()}
     columns = (few, many, ("the paper, 360M", paper))
     rows = [
-        [name(optimizer), *(cells.get(optimizer, "") for _, cells in columns)]
-        for optimizer in optimizers or many[1]
+        [name(optimizer), *(shown.get(optimizer, "") for _, shown in columns)]
+        for optimizer in (only.split(",") if only else many[1])
     ]
     return table(["gap of the delay", *(head for head, _ in columns)], rows)
 
 
-def _regime(of: View) -> tuple[str, dict[str, str]]:
+def _regime(shown: View) -> tuple[str, dict[str, str]]:
     """What an update is, and the gap of the delay of each optimizer."""
-    first = of.trials.iloc[0]
+    first = shown.trials.iloc[0]
     size = f"{first['batch_size']:g} × {first['seq_len']:g}"
     head = f"{first['num_updates']:,} updates of {size} bytes, lr {first['optimizer.lr']:g}"
-    rows = rows_of(of.gaps).items()
-    return head, {key: f"{gap(arms['delay'])} (n={arms['delay']['n']})" for key, arms in rows}
+    counted = {at[0]: group.arms["delay"] for at, group in groups(shown).items()}
+    return head, {key: f"{cells.gap(row)} (n={row['n']})" for key, row in counted.items()}
 
 
-def rate_of_long() -> str:
-    """The learning rates that were tried on AdamW at each weight decay, with sync's loss."""
-    trials = load(DOCS / "long_rate_trials.csv").sort_values("optimizer.lr")
+def replication() -> Markdown:
+    """Gaps of the first seeds, of the others and of all, and the standard error of the last."""
+    first, other = published("shared_rate", TINY), published("main", TINY)
+    before, again, both = (groups(view(*parts)) for parts in ((first,), (other,), (first, other)))
     lines = []
-    for decay, group in trials.groupby("optimizer.weight_decay"):
-        pairs = zip(group["optimizer.lr"], group["final_val_loss"], strict=True)
-        tried = ", ".join(f"{rate:g} ({loss:.3f})" for rate, loss in pairs)
-        lines.append([f"{decay:g}", tried])
-    return table(["weight decay", "tried (loss)"], lines)
-
-
-def tried_rates() -> str:
-    """The learning rates that the tuning tried, with sync's loss at seed 0."""
-    tried = pd.read_csv(DOCS / "optimizers_tuned.csv").rename(columns={"optimizer.lr": "value"})
-    lines = [
-        [
-            name(str(point).removeprefix("optimizer=")),
-            ", ".join(f"{row.value:g} ({row.loss:.3f})" for row in group.itertuples()),
-            f"{group.loc[group['chosen'], 'value'].iloc[0]:g}",
-        ]
-        for point, group in tried.groupby("point")
-    ]
-    return table(["optimizer", "tried (loss)", "chosen"], lines)
-
-
-def overshoot(scale: str) -> str:
-    """The gap at each coefficient of Error Feedback, and the gap at 1 minus it, paired by seed."""
-    one, others = "delay_ef", ("delay_ef(2)", "delay_ef(4)")
-    trials = of_sweep("overshoot", scale).trials
-    losses = trials.pivot_table(index="seed", columns=["optimizer", "arm"], values="final_val_loss")
-    rows = []
-    for optimizer in sorted({*losses.columns.get_level_values("optimizer")}):
-        of = losses[optimizer]
-        gaps = [of[arm] - of["sync"] for arm in ("delay", one, *others)]
-        saved = [of[one] - of[arm] for arm in others]
-        rows.append([name(optimizer), *map(mean, gaps), *map(mean, saved), str(len(of))])
-    heads = ["optimizer", "gap of the delay", "λ = 1", "λ = 2", "λ = 4"]
-    return table([*heads, "1 minus 2", "1 minus 4", "n"], rows)
+    for at in again:
+        for arm in MAIN_ARMS:
+            rows = [of_seeds[at].arms[arm] for of_seeds in (before, again)]
+            last = both[at].arms[arm]
+            half = (last["high"] - last["low"]) / 2  # of Student's interval
+            error = half / stats.t.ppf((1 + CONFIDENCE) / 2, last["n"] - 1)
+            counted = [f"{cells.gap(row)} (n={row['n']})" for row in rows]
+            said = [name(at[0]), REPORTED_ARMS[arm], *counted]
+            lines.append([*said, cells.gap(last), f"{error:.4f}"])
+    heads = ["optimizer", "arm", "the first seeds", "the others", "all", "standard error of all"]
+    return table(heads, lines)

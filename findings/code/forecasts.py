@@ -1,34 +1,34 @@
-"""Our law of the token tax beside what others measured: the table of docs/forecast.md."""
+"""Our law of the token tax beside what was measured: every public function is a call."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from analysis import load
-from analysis.figures.figure import Plot
-from analysis.figures.forecast import drawn
-from analysis.forecast.answer import answer
 from analysis.forecast.forecast import Forecaster
 from analysis.forecast.ladder import Ladder, ladders
+from analysis.forecast.register import Check, checks
+from analysis.forecast.register import score as score_text
+from analysis.forecast.register import text as checks_text
 from analysis.forecast.text import tax_text
 from analysis.statistics.reported import reported_taxes
 from analysis.table.names import REPORTED_ARMS, minus
 from analysis.table.names import optimizer as name
-from bench.documents.cells import table
-from bench.documents.published import DOCS, LONG, SWEEPS
+from findings.code.cells import Markdown, table
+from findings.code.published import FEW, FINDINGS, TINY, Published, published, view
 
-RUNGS: Mapping[str, Sequence[str]] = {
-    "ours, 0.1M, same decay": ["horizon_long_trials", "forecast_trials"],
-    "ours, 0.1M": LONG["ladder"].files,
-    "ours, 0.4M": SWEEPS["second_rung"].files,
+RECORDS = FINDINGS / "forecasts"
+FORECAST = Published(("forecasts/trials_tiny",))
+RUNGS: Mapping[str, Published] = {
+    "ours, 0.1M, same decay": Published(("horizon/trials_tiny", *FORECAST.tables)),
+    "ours, 0.1M": published("ladder", TINY),
+    "ours, 0.4M": published("second_rung", FEW),
 }
-"""Whose runs → the files of their trials."""
+"""Whose runs → their trials."""
 UPDATES: Mapping[str, int] = {
     "paper, 360M": 27_604,
     "marin, 130M MoE, T = 6,000": 6_000,
@@ -38,33 +38,41 @@ UPDATES: Mapping[str, int] = {
 OURS = {"pipedream": "delay"}
 """An arm of theirs → the arm of ours that is nearest to it."""
 SEEDS = 3
-LONGEST, SEEDS_OF_LONGEST = (12_800, 128, 108_928), 5
-"""Updates, tokens per update and parameters of the sweep `ladder_top`."""
 
 
-def _ladders(whose: str) -> Mapping[tuple[str, str], Ladder]:
-    return _of_files(tuple(RUNGS[whose]))
+def forecasts() -> Markdown:
+    """The registered forecasts beside what was measured since."""
+    return Markdown(checks_text(_checks()))
+
+
+def score() -> str:
+    """How many registered forecasts held."""
+    return score_text(_checks())
+
+
+def _checks() -> list[Check]:
+    trials = view(FORECAST, published("second_rung", FEW), published("ladder", TINY)).trials
+    return checks(RECORDS, trials)
 
 
 @cache
-def _of_files(files: tuple[str, ...]) -> Mapping[tuple[str, str], Ladder]:
-    """Optimizer and arm → the ladder of some files' trials."""
-    trials = pd.concat([load(DOCS / f"{file}.csv") for file in files])
-    trials = trials.drop_duplicates("trial_id").reset_index(drop=True)
+def _ladders(trials: Published) -> Mapping[tuple[str, str], Ladder]:
+    """Optimizer and arm → the ladder of some trials."""
+    rows = view(trials).trials
     return {
         (optimizer, ladder.arm): ladder
-        for optimizer in sorted(set(trials["optimizer"]))
-        for ladder in ladders(trials, optimizer)
+        for optimizer in sorted(set(rows["optimizer"]))
+        for ladder in ladders(rows, optimizer)
     }
 
 
 @cache
 def _forecaster(whose: str, optimizer: str, arm: str) -> Forecaster:
-    return Forecaster(_ladders(whose)[optimizer, arm])
+    return Forecaster(_ladders(RUNGS[whose])[optimizer, arm])
 
 
-def taxes() -> str:
-    """Theirs, and what our laws say at as many updates of our own runs."""
+def beside_others() -> Markdown:
+    """The token taxes of others, and what our laws say at as many updates of our own runs."""
     heads = ["who", "optimizer, arm", "updates", "their tax", *RUNGS]
     return table(heads, [_line(row) for row in reported_taxes().to_dict("records")])
 
@@ -78,34 +86,23 @@ def _line(row: Mapping[Any, Any]) -> list[str]:
 
 def _at(whose: str, optimizer: str, arm: str, updates: int) -> str:
     """Our tax in runs of so many updates, of the smallest batch among the rungs."""
-    if (optimizer, arm) not in _ladders(whose):
+    rungs = _ladders(RUNGS[whose])
+    if (optimizer, arm) not in rungs:
         return ""
-    _, batch, parameters = _ladders(whose)[optimizer, arm].settings.min(0)
+    _, batch, parameters = rungs[optimizer, arm].settings.min(0)
     settings = np.array([[updates, batch, parameters]])
     return tax_text(_forecaster(whose, optimizer, arm).at(settings, SEEDS)[0])
 
 
-def exponents() -> str:
+def exponents() -> Markdown:
     """p and q of tax - 1 ~ T^-p B^q: of our laws, and p between marin's two horizons."""
     heads = ["who", "optimizer, arm", "p [95 %]", "q [95 %]", "from"]
     return table(heads, [*_ours(), *_theirs()])
 
 
-def longest() -> Plot:
-    """What was foretold of the largest rung of the ladder at `tiny`, and what it said."""
-    rungs, all_rungs = (
-        _of_files(tuple(files)) for files in (LONG["ladder"].files[:1], LONG["ladder"].files)
-    )
-    arms = [(optimizer, "delay") for optimizer in ("adamw", "muon")]
-    return drawn(
-        [answer(rungs[arm], LONGEST, SEEDS_OF_LONGEST) for arm in arms],
-        [rung for arm in arms for rung in all_rungs[arm].rungs if rung.settings == LONGEST],
-    )
-
-
 def _ours() -> Iterator[list[str]]:
-    for whose in RUNGS:
-        for (optimizer, arm), ladder in _ladders(whose).items():
+    for whose, trials in RUNGS.items():
+        for (optimizer, arm), ladder in _ladders(trials).items():
             forecaster = _forecaster(whose, optimizer, arm)
             form = forecaster.forms[0].form
             lengths = sorted({rung.updates for rung in ladder.rungs})
@@ -116,7 +113,8 @@ def _ours() -> Iterator[list[str]]:
 
 
 def _exponent(forecaster: Forecaster, letter: str) -> str:
-    """Of the form that foretells best, with its interval; empty if the ladder does not vary it."""
+    """The exponent of the form that foretells best, with its interval; empty if the ladder does not
+    vary it."""
     if letter not in forecaster.exponents:
         return ""
     low, high = forecaster.exponents[letter]
@@ -133,3 +131,12 @@ def _theirs() -> Iterator[list[str]]:
             p = math.log(first / last) / math.log(long / short)
             words = f"{name(str(optimizer))}, {REPORTED_ARMS.get(str(arm), arm)}"
             yield ["marin", words, f"{p:+.2f}", "", f"2 lengths, {short:,} and {long:,} updates"]
+
+
+def conversions() -> str:
+    """Where the taxes of others are from, and how each was converted."""
+    sources = reported_taxes().drop_duplicates(["source", "converted"])
+    return "\n".join(
+        f"- {row['who'].partition(',')[0].capitalize()} ({row['source']}): {row['converted']}."
+        for row in sources.to_dict("records")
+    )
