@@ -12,9 +12,9 @@ from functools import cache
 import pandas as pd
 
 from analysis import advise
-from analysis.advice.text import break_even
+from analysis.advice.advice import break_even
 from analysis.claims import CLAIMS, Claim, Outcome, Verdict, audited, judged
-from analysis.claims.claim import Part
+from analysis.claims.claim import ClaimPart
 from analysis.claims.switches import spike, spike_by_decay
 from analysis.report.recommendation import MICROBATCHES, STAGES
 from analysis.statistics.intervals import CONFIDENCE
@@ -158,17 +158,17 @@ def _verdict(verdict: Verdict) -> str:
     )
 
 
-def _by_outcome(parts: Sequence[Part], words: Callable[[Part], str]) -> Iterator[str]:
+def _by_outcome(parts: Sequence[ClaimPart], words: Callable[[ClaimPart], str]) -> Iterator[str]:
     for outcome in Outcome:
         if said := [words(part) for part in parts if part.outcome == outcome]:
             yield f"{str(outcome).capitalize()}: {'; '.join(said)}."
 
 
-def _words(part: Part) -> str:
+def _words(part: ClaimPart) -> str:
     return prose(part.what)
 
 
-def _with_numbers(part: Part) -> str:
+def _with_numbers(part: ClaimPart) -> str:
     numbers = [*map(str, part.numbers)]
     shown = numbers if len(numbers) <= MOST_NUMBERS else []
     more = "; ".join(filter(None, [*shown, part.why]))

@@ -13,10 +13,9 @@ import pandas as pd
 from analysis.statistics.reported import reported_taxes
 from analysis.table.names import minus
 from analysis.table.names import optimizer as name
-from analysis.theory.score import FEEDBACK, Rank, predictions, rank_correlation, settings
-from analysis.theory.stability import Stability, stability
-from analysis.theory.text import table as limits_table
-from analysis.theory.text import three_digits
+from analysis.theory.score import FEEDBACK, RankCorrelation, predictions, rank_correlation, settings
+from analysis.theory.stability import Stability, stability, three_digits
+from analysis.theory.stability import table as limits_table
 from findings.code import cells
 from findings.code.cells import Markdown, Row, groups, table
 from findings.code.published import FEW, FINDINGS, TINY, of_sweep
@@ -24,7 +23,7 @@ from findings.code.published import FEW, FINDINGS, TINY, of_sweep
 K = 0.1
 """The k at which noise is compared."""
 REMOVED = f"removed of the noise at k = {K:g}"
-Ranked = tuple[str, str, Rank]
+Ranked = tuple[str, str, RankCorrelation]
 """What is ranked, by what of the theory, and how well."""
 
 
@@ -162,14 +161,14 @@ def ranks() -> Markdown:
     return table(heads, [[cell.replace("-", "−") for cell in row] for row in rows])
 
 
-def _with_interval(rank: Rank) -> str:
+def _with_interval(rank: RankCorrelation) -> str:
     """Spearman's ρ with the interval, where that is known."""
     if math.isnan(rank.low):
         return f"{rank.rho:+.2f}"
     return f"{rank.rho:+.2f} [{rank.low:+.2f}, {rank.high:+.2f}]"
 
 
-def _rank(predicted: Iterable[float], measured: Iterable[float]) -> Rank:
+def _rank(predicted: Iterable[float], measured: Iterable[float]) -> RankCorrelation:
     return rank_correlation(list(predicted), list(measured))
 
 

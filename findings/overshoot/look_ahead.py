@@ -1,6 +1,6 @@
 """What Error Feedback's look-ahead does where nothing is late: sync with λ (u_t − u_{t−1}) added.
 
-    python -m bench.look_ahead [results=results] [out=docs/look_ahead_long.csv]
+    python -m findings.overshoot.look_ahead [results=results] [out=findings/overshoot/look_ahead_tiny.csv]
 
 At `tiny`, Error Feedback with a coefficient above 1 ended below sync. A delay of one update is
 worth a look-ahead of one: if that is all, sync with λ ends where the delayed run with λ + 1 ends,
@@ -71,7 +71,7 @@ def final_loss(point: Point, results: str) -> dict[str, Any]:
 def main() -> None:
     """Writes the table of all."""
     given = dict(word.split("=", 1) for word in sys.argv[1:])
-    out = Path(given.get("out", CODE_ROOT / "docs" / "look_ahead_long.csv"))
+    out = Path(given.get("out", CODE_ROOT / "findings" / "overshoot" / "look_ahead_tiny.csv"))
     points = [*product(OPTIMIZERS, COEFFICIENTS, SEEDS)]
     results = [given.get("results", "results")] * len(points)
     with ProcessPoolExecutor(AT_ONCE, get_context("spawn"), os.nice, (10,)) as pool:
