@@ -1,6 +1,6 @@
 """What Error Feedback's look-ahead does where nothing is late: sync with λ (u_t − u_{t−1}) added.
 
-    python -m findings.overshoot.look_ahead [results=results] [out=findings/overshoot/look_ahead_tiny.csv]
+    python -m findings.overshoot.look_ahead [results=results] [out=…/look_ahead_tiny.csv]
 
 At `tiny`, Error Feedback with a coefficient above 1 ended below sync. A delay of one update is
 worth a look-ahead of one: if that is all, sync with λ ends where the delayed run with λ + 1 ends,

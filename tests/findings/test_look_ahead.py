@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis import load
-from bench.documents.published import DOCS
-from bench.look_ahead import OPTIMIZERS, LookAhead, config_of
+from findings.code.published import read
+from findings.overshoot.look_ahead import OPTIMIZERS, LookAhead, config_of
 from trainer.config.compose import compose
 from trainer.config.plan import plan_trial
 
@@ -33,6 +32,6 @@ def test_the_rest_is_the_synchronous_trial_of_the_sweep(optimizer: str) -> None:
     config = config_of((optimizer, 3, 9), "results")
     assert config["correction"]["coefficient"] == 3
     plain = config | {"correction": compose(["correction=none"])["correction"]}
-    trials = load(DOCS / "overshoot_long_trials.csv").query("arm == 'sync' and seed == 9")
+    trials = read("overshoot/trials_tiny").query("arm == 'sync' and seed == 9")
     (published,) = trials.loc[trials["optimizer"] == optimizer, "trial_id"]
     assert plan_trial(plain).trial_id == published

@@ -1,11 +1,10 @@
-"""Tables of docs/findings.md beside what a few lines make of the published CSVs."""
+"""Tables of findings/ beside what a few lines make of the published CSVs."""
 
 from __future__ import annotations
 
 import csv
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from functools import partial
 
 import numpy as np
 import pytest
@@ -18,18 +17,17 @@ from analysis.theory.filters import SAME
 from analysis.theory.optimizers import linear
 from analysis.theory.recursion import Loop
 from analysis.theory.score import FEEDBACK, settings
-from bench.documents import along, measured, noise, paired, remedies, spike, tables
-from bench.documents.published import DOCS, LONG
+from findings.code import measures, pairs, tables, theory
+from findings.code.published import FINDINGS
 
 FED = {"_target_": FEEDBACK, "coefficient": 1.0, "lag": 1}
-NESTEROV = partial(paired.nesterov, "long")
 Losses = Mapping[tuple[str, ...], Mapping[str, float]]
 
 
 def losses(file: str, *keys: str, **only: str) -> Losses:
     """(values of the keys) → seed → final loss."""
     found: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
-    with (DOCS / f"{file}.csv").open() as lines:
+    with (FINDINGS / f"{file}.csv").open() as lines:
         for row in csv.DictReader(lines):
             if all(row[key] == value for key, value in only.items()):
                 at = tuple(row[key] for key in keys)
@@ -56,8 +54,8 @@ def lines(table: str) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("table", "file", "key", "variants"),
     [
-        (NESTEROV, "nesterov_long_trials", "optimizer.nesterov", ("True", "False")),
-        (paired.dtypes, "dtype_trials", "dtype", ("float32", "bfloat16")),
+        (pairs.nesterov, "nesterov/trials_tiny", "optimizer.nesterov", ("True", "False")),
+        (pairs.dtypes, "dtype/trials_few_updates", "dtype", ("float32", "bfloat16")),
     ],
 )
 def test_two_variants(
@@ -77,8 +75,8 @@ def test_two_variants(
 
 
 def test_coefficients_beyond_one() -> None:
-    of = losses("overshoot_long_trials", "optimizer", "arm")
-    rows = {row[0]: row for row in lines(tables.overshoot("long"))}
+    of = losses("overshoot/trials_tiny", "optimizer", "arm")
+    rows = {row[0]: row for row in lines(tables.overshoot())}
     for optimizer in {at[0] for at in of}:
         one, two = of[optimizer, "delay_ef"], of[optimizer, "delay_ef(2)"]
         row = rows[name(optimizer)]
@@ -99,8 +97,8 @@ def test_coefficients_beyond_one() -> None:
     ],
 )
 def test_what_a_remedy_saves(arm: str, alone: str, said: str) -> None:
-    of = losses("remedies_long_trials", "optimizer", "arm", num_updates="1600")
-    found = lines(remedies.every_remedy(LONG["remedies"], "long", 1600))
+    of = losses("remedies/trials_tiny", "optimizer", "arm", num_updates="1600")
+    found = lines(pairs.remedies())
     rows = {(row[0], row[1]): row for row in found}
     for optimizer in {at[0] for at in of}:
         row = rows[name(optimizer), said]
@@ -111,16 +109,16 @@ def test_what_a_remedy_saves(arm: str, alone: str, said: str) -> None:
 def of_trials(file: str, column: str) -> Mapping[tuple[str, str], Mapping[str, float]]:
     """(optimizer, arm) → seed → a number of its trial."""
     found: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
-    with (DOCS / f"{file}.csv").open() as lines:
+    with (FINDINGS / f"{file}.csv").open() as lines:
         for row in csv.DictReader(lines):
             found[row["optimizer"], row["arm"]][row["seed"]] = float(row[column])
     return found
 
 
 def test_how_near_late_updates_are() -> None:
-    cosines = of_trials("lateness_long", "cosine")
-    gaps = losses("staleness_long_trials", "optimizer", "arm")
-    rows = {(row[0], row[1]): row for row in lines(measured.lateness("long"))}
+    cosines = of_trials("staleness/lateness_tiny", "cosine")
+    gaps = losses("staleness/trials_tiny", "optimizer", "arm")
+    rows = {(row[0], row[1]): row for row in lines(measures.lateness())}
     arm, said = "delay+start(0.1)", "delay, sync start 10 %"
     for optimizer in ("adamw", "muon", "soap"):
         row = rows[name(optimizer), said]
@@ -132,13 +130,13 @@ def test_how_near_late_updates_are() -> None:
 
 
 def test_the_height_of_a_spike() -> None:
-    of = losses("spike_long_trials", "optimizer", "optimizer.variance_decay", "arm")
+    of = losses("spike/trials_tiny", "optimizer", "optimizer.variance_decay", "arm")
     heights: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
-    with (DOCS / "spikes_long.csv").open() as found:
+    with (FINDINGS / "spike/heights_tiny.csv").open() as found:
         for row in csv.DictReader(found):
             at = row["optimizer"], row["setting"].removeprefix("optimizer.variance_decay=")
             heights[at][row["seed"]] = float(row["height"])
-    rows = {(row[0], row[1]): row for row in lines(spike.spikes("long"))}
+    rows = {(row[0], row[1]): row for row in lines(measures.spike())}
     for (optimizer, decay), by_seed in heights.items():
         row = rows[name(optimizer), decay]
         start, delay = (of[optimizer, decay, arm] for arm in ("delay+start(0.5)", "delay"))
@@ -150,8 +148,8 @@ def test_the_height_of_a_spike() -> None:
 
 
 def test_a_gap_shrinks_with_the_length() -> None:
-    of = losses("second_rung_trials", "optimizer", "arm", "num_updates_asked")
-    rows = {row[0]: row for row in lines(along.shrinking("second_rung", "tiny", later=3200))}
+    of = losses("second_rung/trials_few_updates", "optimizer", "arm", "num_updates_asked")
+    rows = {row[0]: row for row in lines(tables.shrinking("second_rung", "few_updates", 3200))}
     for optimizer in ("adamw", "muon"):
         first, later, last = (
             minus(of[optimizer, "delay", length], of[optimizer, "sync", length])
@@ -161,13 +159,13 @@ def test_a_gap_shrinks_with_the_length() -> None:
         assert row[1:] == [cell(minus(first, last)), cell(minus(later, last)), "3"]
 
 
-def test_the_theory_stands_beside_the_gaps_of_long() -> None:
+def test_the_theory_stands_beside_the_gaps_of_tiny() -> None:
     """NAdamW's share is that of its momentum after 1,600 updates."""
-    of = losses("nadamw_long_trials", "arm")
-    rows = {row[0]: row for row in lines(noise.optimizers())}
+    of = losses("shared_rate/trials_tiny_nadamw", "arm")
+    rows = {row[0]: row for row in lines(theory.noise())}
     loop = linear(settings("nadamw", {"optimizer.lr": 0.002}), 1600)
     sync, late, fed = (
-        Loop(loop, of_delay).noise(noise.K)
+        Loop(loop, of_delay).noise(theory.K)
         for of_delay in (Hooks(SAME), Hooks(filters.late(1)), hooks(FED, 1))
     )
     assert rows["NAdamW"][1] == f"{late / sync:.3f}"
@@ -183,9 +181,9 @@ def plain(values: Mapping[str, float]) -> str:
 
 
 def test_a_look_ahead_of_sync_beside_that_of_the_delay() -> None:
-    late = losses("overshoot_long_trials", "optimizer", "arm")
-    ahead = losses("look_ahead_long", "optimizer", "coefficient")
-    rows = {(row[0], row[1]): row for row in lines(paired.look_ahead("long"))}
+    late = losses("overshoot/trials_tiny", "optimizer", "arm")
+    ahead = losses("overshoot/look_ahead_tiny", "optimizer", "coefficient")
+    rows = {(row[0], row[1]): row for row in lines(pairs.look_ahead())}
     for optimizer in ("adamw", "muon", "soap"):
         for coefficient, arm in (("1", "delay_ef(2)"), ("3", "delay_ef(4)")):
             own, sync = ahead[optimizer, coefficient], late[optimizer, "sync"]
@@ -195,8 +193,8 @@ def test_a_look_ahead_of_sync_beside_that_of_the_delay() -> None:
 
 
 def test_gaps_by_the_number_of_stages() -> None:
-    of = losses("stages_long_trials", "optimizer", "arm", "pipeline.num_stages")
-    rows = {row[0]: row for row in lines(along.stages("long"))}
+    of = losses("stages/trials_tiny", "optimizer", "arm", "pipeline.num_stages")
+    rows = {row[0]: row for row in lines(tables.stages())}
     for optimizer in ("adamw", "muon"):
         gaps = {}
         for arm, said in (("delay", "2BW: gap"), ("pipedream", "original PipeDream: gap")):
