@@ -13,6 +13,7 @@ from analysis.statistics.text import tax_text
 from analysis.table.names import minus
 from analysis.table.names import optimizer as name
 from findings.code.published import View
+from trainer.base.cli import one_of
 
 Row = Mapping[Any, Any]
 
@@ -138,9 +139,27 @@ def sync_loss(group: Group) -> str:
     return loss(group.arms.get("delay"))
 
 
-def by_group(rows: Iterable[Group], columns: Mapping[str, Quantity]) -> Markdown:
-    """One row per group; head of a column → its quantity."""
-    return table([*columns], [[cell(group) for cell in columns.values()] for group in rows])
+def diverged(arm: str) -> Quantity:
+    """How many pairs of an arm diverged."""
+    return lambda group: f"{group.arms[arm]['diverged']} of {group.arms[arm]['pairs']}"
+
+
+QUANTITIES: Mapping[str, Callable[..., Quantity]] = {
+    "optimizer": lambda: optimizer_of,
+    "model": lambda: lambda group: f"`{group.trial['model']}`",
+    "sync loss": lambda: sync_loss,
+    **{"gap": gap_of, "removed": removed_by, "tax": tax_of, "less": less},
+    **{"n": count_of, "value": value_of, "diverged": diverged},
+}
+"""Name of a quantity → what makes it of the words that follow the name."""
+
+
+def quantity(words: str) -> Quantity:
+    """What `less delay_ef delay` and such words ask for. Raises BadInput for other words."""
+    name_of_it, *arms = [words] if words in QUANTITIES else words.split()
+    if name_of_it not in QUANTITIES:
+        raise one_of("quantity", name_of_it, [*QUANTITIES])
+    return QUANTITIES[name_of_it](*arms)
 
 
 def by_value(

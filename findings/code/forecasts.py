@@ -19,14 +19,13 @@ from analysis.statistics.reported import reported_taxes
 from analysis.table.names import REPORTED_ARMS, minus
 from analysis.table.names import optimizer as name
 from findings.code.cells import Markdown, table
-from findings.code.published import FEW, FINDINGS, TINY, Published, published, view
+from findings.code.published import FINDINGS, view
 
 RECORDS = FINDINGS / "forecasts"
-FORECAST = Published(("forecasts/trials_tiny",))
-RUNGS: Mapping[str, Published] = {
-    "ours, 0.1M, same decay": Published(("horizon/trials_tiny", *FORECAST.tables)),
-    "ours, 0.1M": published("ladder", TINY),
-    "ours, 0.4M": published("second_rung", FEW),
+RUNGS = {
+    "ours, 0.1M, same decay": "same_decay",
+    "ours, 0.1M": "ladder tiny",
+    "ours, 0.4M": "second_rung few_updates",
 }
 """Whose runs → their trials."""
 UPDATES: Mapping[str, int] = {
@@ -51,12 +50,12 @@ def score() -> str:
 
 
 def _checks() -> list[Check]:
-    trials = view(FORECAST, published("second_rung", FEW), published("ladder", TINY)).trials
+    trials = view("forecast", "second_rung few_updates", "ladder tiny").trials
     return checks(RECORDS, trials)
 
 
 @cache
-def _ladders(trials: Published) -> Mapping[tuple[str, str], Ladder]:
+def _ladders(trials: str) -> Mapping[tuple[str, str], Ladder]:
     """Optimizer and arm → the ladder of some trials."""
     rows = view(trials).trials
     return {

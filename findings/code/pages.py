@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import shlex
 import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -48,7 +49,7 @@ def made(text: str, page: Path) -> str:
         try:
             if end is None:
                 raise BadInput("marker", marker, "must be followed by <!-- end -->")
-            content = _call(marker)
+            content = call(marker)
         except BadInput as error:
             raise BadInput(os.path.relpath(page, ROOT), marker, str(error)) from None
         linked = _linked(content, page)
@@ -58,8 +59,9 @@ def made(text: str, page: Path) -> str:
     return PARTS.sub(part, f"{text}<!-- ").removesuffix("<!-- ")
 
 
-def _call(marker: str) -> str:
-    name, *words = marker.split()
+def call(marker: str) -> str:
+    """What the call of a marker makes. Raises BadInput for an unknown call or word."""
+    name, *words = shlex.split(marker)
     if name not in CALLS:
         raise one_of("call", name, sorted(CALLS))
     pairs = dict(word.partition("=")[::2] for word in words)

@@ -19,49 +19,9 @@ from analysis.figures.forecast import drawn
 from analysis.forecast.answer import answer
 from analysis.forecast.ladder import ladders
 from analysis.table.names import REPORTED_ARMS
-from findings.code.published import (
-    FEW,
-    FINDINGS,
-    FRONT,
-    LENGTHS,
-    ROOT,
-    TINY,
-    Published,
-    View,
-    of_sweep,
-    published,
-    scores,
-    view,
-)
+from findings.code.published import CONTENT, FINDINGS, ROOT, scores, view
 from trainer.base.atomic import write_atomically
 
-FEW_MAIN = published("main", FEW)
-TRIALS: Mapping[str, tuple[str, Callable[[], View]]] = {
-    "main/final_losses": ("final_losses", partial(view, FRONT)),
-    "main/two_regimes": ("final_losses", partial(view, FEW_MAIN, FRONT)),
-    "shared_rate/regimes": (
-        "final_losses",
-        partial(view, FEW_MAIN, published("shared_rate", TINY)),
-    ),
-    "optimizers/optimizers": ("fig02_optimizers", partial(of_sweep, "synchronous_start", FEW)),
-    "gradient_feedback/gradient_feedback": (
-        "final_losses",
-        partial(of_sweep, "gradient_feedback", FEW),
-    ),
-    "taylor/taylor": ("fig14_taylor", partial(of_sweep, "taylor", FEW)),
-    "momentum/momentum": ("fig04_momentum", partial(of_sweep, "momentum", FEW)),
-    "coefficient/coefficient": ("fig15_coefficient", partial(of_sweep, "coefficient", FEW)),
-    "batch_size/batch_size": ("fig13_batch_size", partial(of_sweep, "batch_size", FEW)),
-    "moe_horizon/moe_horizon": ("fig05b_moe_horizon", partial(of_sweep, "moe_horizon", FEW)),
-    "moe_learning_rate/moe_learning_rate": (
-        "fig16b_moe_learning_rate",
-        partial(of_sweep, "moe_learning_rate", FEW),
-    ),
-    "token_tax/token_tax": ("token_tax", partial(view, LENGTHS)),
-    "token_tax/break_even": ("break_even", partial(view, LENGTHS)),
-}
-"""SVG in findings/ → the figure of the report, and the trials that it shows. A table of trials has
-no curves, and so no figure over training is among them."""
 LONGEST, SEEDS_OF_LONGEST = (12_800, 128, 108_928), 5
 """Updates, tokens per update and parameters of the sweep `ladder_top`, and its seeds."""
 NOTEBOOK = ROOT / "docs" / "gaps.ipynb"
@@ -70,10 +30,9 @@ TIMEOUT = 300
 """Seconds that a cell of the notebook may take."""
 
 
-def _of_trials(picture_name: str) -> Plot:
-    figure_name, shown = TRIALS[picture_name]
+def _of_trials(figure_name: str, *views: str) -> Plot:
     figure = BY_NAME[figure_name]
-    return plot(figure, figure.data(*shown()))
+    return plot(figure, figure.data(*view(*views)))
 
 
 def _downstream() -> Plot:
@@ -85,10 +44,7 @@ def _downstream() -> Plot:
 
 def _longest() -> Plot:
     """What was foretold of the largest rung of the ladder at `tiny`, and what it said."""
-    before, after = (
-        view(trials).trials
-        for trials in (Published(("ladder/trials_tiny",)), published("ladder", TINY))
-    )
+    before, after = (view(name).trials for name in ("rungs", "ladder tiny"))
     answers, rungs = [], []
     for optimizer in ("adamw", "muon"):
         short, long = (
@@ -101,7 +57,7 @@ def _longest() -> Plot:
 
 
 PICTURES: Mapping[str, Callable[[], Plot]] = {
-    **{name: partial(_of_trials, name) for name in TRIALS},
+    **{name: partial(_of_trials, *words) for name, words in CONTENT["pictures"].items()},
     "downstream/downstream": _downstream,
     "forecasts/forecast": _longest,
 }

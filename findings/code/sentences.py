@@ -25,8 +25,6 @@ from analysis.table.names import optimizer as name
 from findings.code.cells import Markdown, table
 from findings.code.published import (
     FEW,
-    FRONT_ADVICE,
-    LENGTHS,
     TINY,
     of_sweep,
     read,
@@ -199,7 +197,7 @@ def made_twice(table: str, other: str) -> str:
 
 def may_i() -> str:
     """What the README's job advises each optimizer, with the longer runs that settle it."""
-    trials = view(FRONT_ADVICE).trials
+    trials = view("front_advice").trials
     answers = [
         advise(trials, optimizer=optimizer, stages=STAGES, microbatches=MICROBATCHES)
         for optimizer in sorted({*trials["optimizer"]})
@@ -214,7 +212,7 @@ def may_i() -> str:
 
 def same_time() -> str:
     """The delayed run of Muon that takes as long as sync on 4 stages with 8 microbatches."""
-    trials = view(LENGTHS).trials
+    trials = view("lengths").trials
     answer = advise(trials, optimizer="muon", stages=4, microbatches=8, updates=400)
     at = answer.same_time["ZB-H1"]
     low, high = at.interval

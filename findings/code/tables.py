@@ -17,15 +17,11 @@ from findings.code.cells import (
     Groups,
     Markdown,
     Quantity,
-    by_group,
     by_value,
-    count_of,
     gap_of,
     groups,
-    less,
     mean,
-    optimizer_of,
-    removed_by,
+    quantity,
     sync_loss,
     table,
     tax_of,
@@ -33,26 +29,23 @@ from findings.code.cells import (
 )
 from findings.code.published import (
     FEW,
-    FRONT,
-    LENGTHS,
     TINY,
     View,
     at_points,
     of_sweep,
-    published,
     view,
 )
 
 
 def main(front: int = 0) -> Markdown:
     """The table that `python -m analysis` prints, of the README's job or of `few_updates`."""
-    shown = view(FRONT) if front else of_sweep("main", FEW)
+    shown = view("front") if front else of_sweep("main", FEW)
     return Markdown(gap_table(shown.gaps).strip())
 
 
 def taxes() -> Markdown:
     """Our token taxes at `few_updates`, each at the point of the lowest loss of sync."""
-    rows = best_taxes(view(LENGTHS).gaps).to_dict("records")
+    rows = best_taxes(view("lengths").gaps).to_dict("records")
     lines = [
         [name(r["optimizer"]), REPORTED_ARMS[r["arm"]], tax_text(r), str(r["tax_n"])] for r in rows
     ]
@@ -71,81 +64,21 @@ def taxes_of_others() -> Markdown:
     return table(["optimizer", "arm", "token tax", "from", "of"], lines)
 
 
-def optimizers(sweep: str, scale: str) -> Markdown:
-    """One row per optimizer whose delay has a pair, by the gap of the delay."""
-    rows = [group for group in groups(of_sweep(sweep, scale)).values() if "delay" in group.arms]
-    columns: dict[str, Quantity] = {
-        "optimizer": optimizer_of,
-        "lr": value_of("optimizer.lr"),
-        "sync loss": sync_loss,
-        "gap of the delay": gap_of("delay"),
-        "gap with Error Feedback": gap_of("delay_ef"),
-        "gap removed": removed_by("delay_ef"),
-        "n": count_of(*MAIN_ARMS),
-    }
-    return by_group(sorted(rows, key=lambda group: group.arms["delay"]["gap"]), columns)
+def rows(sweep: str, scale: str, columns: str, sort: str = "", key: str = "") -> Markdown:
+    """One row per optimizer, or per optimizer and value of `key`.
 
-
-def synchronous_start(scale: str) -> Markdown:
-    """One row per optimizer, by the gap with a synchronous start."""
-    start = "delay+start(0.1)"
-    rows = groups(of_sweep("synchronous_start", scale)).values()
-    columns: dict[str, Quantity] = {
-        "optimizer": optimizer_of,
-        "gap of the delay": gap_of("delay"),
-        "with a synchronous start": gap_of(start),
-        "with Error Feedback": gap_of("delay_ef"),
-        "start minus delay": less(start, "delay"),
-        "start minus Error Feedback": less(start, "delay_ef"),
-        "n": count_of(start),
-    }
-    return by_group(sorted(rows, key=lambda group: group.arms[start]["gap"]), columns)
-
-
-def gradient_feedback() -> Markdown:
-    """Feedback on updates and on gradients at `few_updates`, one row per optimizer."""
-    late = "delay_ef_gradient"
-    columns: dict[str, Quantity] = {
-        "optimizer": optimizer_of,
-        "gap of the delay": gap_of("delay"),
-        "feedback on updates": gap_of("delay_ef"),
-        "feedback on gradients": gap_of(late),
-        "removed by that": removed_by(late),
-        "diverged": lambda group: f"{group.arms[late]['diverged']} of {group.arms[late]['pairs']}",
-        "n": count_of(late),
-    }
-    return by_group(groups(of_sweep("gradient_feedback", FEW)).values(), columns)
-
-
-def overshoot() -> Markdown:
-    """The gap at each coefficient of Error Feedback, and the gap at 1 minus it, paired by seed."""
-    columns: dict[str, Quantity] = {
-        "optimizer": optimizer_of,
-        "gap of the delay": gap_of("delay"),
-        "λ = 1": gap_of("delay_ef"),
-        "λ = 2": gap_of("delay_ef(2)"),
-        "λ = 4": gap_of("delay_ef(4)"),
-        "1 minus 2": less("delay_ef", "delay_ef(2)"),
-        "1 minus 4": less("delay_ef", "delay_ef(4)"),
-        "n": count_of("delay"),
-    }
-    return by_group(groups(of_sweep("overshoot", TINY)).values(), columns)
-
-
-def families() -> Markdown:
-    """One row per model and optimizer, the models by their parameters."""
-    rows = groups(of_sweep("families", FEW), "num_parameters").items()
-    columns: dict[str, Quantity] = {
-        "model": lambda group: f"`{group.trial['model']}`",
-        "optimizer": optimizer_of,
-        "sync loss": sync_loss,
-        "gap of the delay": gap_of("delay"),
-        "gap with Error Feedback": gap_of("delay_ef"),
-        "gap removed": removed_by("delay_ef"),
-        "n": count_of("delay"),
-    }
-    ordered = sorted(rows, key=lambda item: (item[0][1], item[0][0]))
-    return by_group([group for _, group in ordered], columns)
+    `columns`: `HEAD: QUANTITY WORDS; …`, a quantity alone is its own head. `sort`: an arm, by whose
+    gap the rows are sorted, or a key of the trials.
+    """
+    shown = groups(of_sweep(sweep, scale), *([key] if key else []))
+    chosen = [shown[at] for at in sorted(shown)]
+    if sort:
+        chosen = [group for group in chosen if sort in group.arms or sort in group.trial]
+        chosen.sort(key=lambda g: g.arms[sort]["gap"] if sort in g.arms else g.trial[sort])
+    heads = [column.strip().rpartition(": ") for column in columns.split(";")]
+    quantities = [quantity(words) for *_, words in heads]
+    lines = [[cell(group) for cell in quantities] for group in chosen]
+    return table([head or words for head, _, words in heads], lines)
 
 
 def every_arm(sweep: str, scale: str) -> Markdown:
@@ -311,8 +244,8 @@ def _regime(shown: View) -> tuple[str, dict[str, str]]:
 
 def replication() -> Markdown:
     """Gaps of the first seeds, of the others and of all, and the standard error of the last."""
-    first, other = published("shared_rate", TINY), published("main", TINY)
-    before, again, both = (groups(view(*parts)) for parts in ((first,), (other,), (first, other)))
+    first, other = "shared_rate tiny", "main tiny"
+    before, again, both = (groups(view(*names)) for names in ((first,), (other,), (first, other)))
     lines = []
     for at in again:
         for arm in MAIN_ARMS:

@@ -19,7 +19,7 @@ from trainer.base.errors import BadInput
 pytestmark = pytest.mark.filterwarnings("ignore:.*(pairs mix|several versions):UserWarning")
 MEASURED = re.compile(r"[+−-]\d\.\d{3}|\[[+−-]?\d+(\.\d+)?, [+−-]?\d+|\d %")
 """A gap, an interval or a share."""
-MARKERS = re.compile(r"<!-- (?!end -->)(.*?) -->")
+MARKERS = re.compile(r"<!-- (?!end -->)(.*?) -->", re.DOTALL)
 VERDICT = re.compile(r"^\| `(\w+)` \| (.*?) \| \*\*(.*?)\*\*.* \| (.+) \|$", re.MULTILINE)
 """A row of the table of verdicts: sweep, statement, outcome, and how sure it is."""
 NUMBER = "+0.405 [+0.313, +0.496]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 
@@ -18,6 +19,7 @@ from analysis.theory.optimizers import linear
 from analysis.theory.recursion import Loop
 from analysis.theory.score import FEEDBACK, settings
 from findings.code import measures, pairs, tables, theory
+from findings.code.pages import call
 from findings.code.published import FINDINGS
 
 FED = {"_target_": FEEDBACK, "coefficient": 1.0, "lag": 1}
@@ -76,7 +78,9 @@ def test_two_variants(
 
 def test_coefficients_beyond_one() -> None:
     of = losses("overshoot/trials_tiny", "optimizer", "arm")
-    rows = {row[0]: row for row in lines(tables.overshoot())}
+    page = (FINDINGS / "overshoot" / "README.md").read_text()
+    [marker] = re.findall(r"<!-- (rows sweep=overshoot .*?) -->", page, re.DOTALL)
+    rows = {row[0]: row for row in lines(call(marker))}
     for optimizer in {at[0] for at in of}:
         one, two = of[optimizer, "delay_ef"], of[optimizer, "delay_ef(2)"]
         row = rows[name(optimizer)]
