@@ -12,6 +12,7 @@ from analysis.statistics.intervals import mean_interval
 from analysis.statistics.text import tax_text
 from analysis.table.names import minus
 from analysis.table.names import optimizer as name
+from analysis.table.text import markdown
 from findings.code.published import View
 from trainer.base.cli import one_of
 
@@ -58,9 +59,7 @@ def mean_and_count(differences: pd.Series) -> tuple[str, str]:
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Markdown:
     """A table in Markdown."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return Markdown(re.sub(r"\|  (?=\|)", "| ", text))
+    return Markdown(re.sub(r"\|  (?=\|)", "| ", markdown(heads, rows)))
 
 
 class Group(NamedTuple):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.report.protocols import TUNED
+from analysis.report.table_data import TUNED
 from analysis.statistics.intervals import mean_interval
 from analysis.statistics.tax import MAIN_ARMS
 from analysis.statistics.text import tax_text

@@ -11,11 +11,11 @@ import nbformat
 from nbclient import NotebookClient
 
 from analysis.figures import BY_NAME
-from analysis.figures.data.downstream import of_scores
-from analysis.figures.draw.fonts import with_font
 from analysis.figures.figure import Plot, Spec, plot, whole
 from analysis.figures.files import picture
+from analysis.figures.fonts import with_font
 from analysis.figures.forecast import drawn
+from analysis.figures.scores import of_scores
 from analysis.forecast.answer import answer
 from analysis.forecast.ladder import ladders
 from analysis.table.names import REPORTED_ARMS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from itertools import permutations
-from pathlib import Path
 
 import pytest
 from scipy import stats
