@@ -66,8 +66,7 @@ def publish(
     sweep: str = "",
     scale: str = "tiny",
     table: str = "",
-    *,
-    findings: Path = FINDINGS,
+    findings: str | Path = FINDINGS,
 ) -> str:
     """Writes the finished trials that sweeps compare in a store as a table of a study.
 
@@ -75,6 +74,7 @@ def publish(
     that has no such trial, trials of other data than each other or than those published before, and
     if a trial that was published before is not among them.
     """
+    findings = Path(findings)
     studies = sorted(path.name for path in findings.iterdir() if (path / "README.md").is_file())
     if study not in studies:
         raise one_of("study", study, studies)

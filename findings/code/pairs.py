@@ -75,8 +75,9 @@ def look_ahead() -> Markdown:
     ahead = pd.read_csv(FINDINGS / "overshoot" / "look_ahead_tiny.csv")
     rows = []
     for (optimizer, coefficient), trials in ahead.groupby(["optimizer", "coefficient"]):
-        own, as_far = trials.set_index("seed")["final_val_loss"], int(coefficient) + 1
-        sync, late = (delayed[optimizer][arm] for arm in ("sync", f"delay_ef({as_far})"))
+        own = trials.set_index("seed")["final_val_loss"]
+        as_far = int(trials["coefficient"].iloc[0]) + 1
+        sync, late = (delayed[str(optimizer)][arm] for arm in ("sync", f"delay_ef({as_far})"))
         said = [name(optimizer), f"{coefficient}", f"{as_far}"]
         rows.append([*said, mean(own - sync), mean(late - sync), *mean_and_count(own - late)])
     heads = ["optimizer", "λ of sync", "λ of the delay", "sync with it minus sync"]
