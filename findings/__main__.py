@@ -51,7 +51,7 @@ def _publish_words(given: dict[str, str]) -> dict[str, str]:
     for key in ("study", "results"):
         if key not in given:
             raise BadInput(key, "", "must be given: python -m findings publish study=… results=…")
-    words = {
+    words: dict[str, str] = {
         key: given.pop(key)
         for key in ("study", "results", "sweep", "scale", "table")
         if key in given
