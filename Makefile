@@ -53,8 +53,8 @@ figures: $(READY) $(call corpus,$(FIGURE_SCALES))  ## every figure and table of 
 	done; \
 	$(if $(DRY_RUN),,[ $$code -eq 2 ] || $(BIN)/python -m analysis $(STORE) out=report || code=$$?;) exit $$code
 
-docs: $(READY)  ## the tables, verdicts and figures of README.md and docs/, from the trials published there
-	$(BIN)/python -m bench.documents
+docs: $(READY)  ## the tables, verdicts and figures of README.md, docs/ and findings/, from the published trials
+	$(BIN)/python -m findings
 
 site: $(READY)  ## the documentation as a site, in site/; REPO_URL=<URL> links to the code
 	$(BIN)/python -m mkdocs build

@@ -165,6 +165,15 @@ def test_no_module_is_shadowed_by_a_name_of_its_package(path: Path) -> None:
     assert not bound & {sibling.stem for sibling in path.parent.iterdir()}
 
 
+@pytest.mark.parametrize("package", ["trainer", "sweeps", "analysis", "bench", "findings"])
+def test_the_notebook_is_known_to_nobody(package: str) -> None:
+    """findings/ imports the product, never the other way, and bench/ and findings/ nothing of each
+    other."""
+    strangers = {"bench"} if package == "findings" else {"findings"}
+    for path in (ROOT / package).rglob("*.py"):
+        assert not {module.split(".")[0] for module in imports(path)} & strangers, name(path)
+
+
 @pytest.mark.parametrize("package", ROOMS)
 def test_rooms_have_no_circle(package: str) -> None:
     TopologicalSorter(ROOMS[package]).prepare()  # raises CycleError

@@ -11,14 +11,14 @@ from trainer.base.errors import BadInput
 from trainer.base.places import require_folder
 
 KEYS = {
-    "record": "the folder of the forecasts (default: docs/forecasts)",
+    "record": "the folder of the forecasts (default: findings/forecasts)",
     "results": "the store (default: results)",
 }
 
 
 def main(given: Given) -> None:
     """Prints one row per forecast; raises BadInput."""
-    record, results = given.get("record", "docs/forecasts"), given.get("results", "results")
+    record, results = given.get("record", "findings/forecasts"), given.get("results", "results")
     require_folder("record", record)
     folder = Path(record)
     if not folder.is_dir():

@@ -10,11 +10,13 @@ from typing import Any
 from trainer.base import documents
 from trainer.base.cli import one_of
 from trainer.base.errors import BadInput
-from trainer.base.places import CONF, FORMER_SCALES
+from trainer.base.places import CODE_ROOT, CONF, FORMER_SCALES
 from trainer.config.names import yamls
 
 ALL, PAPER = "all", "paper"
-"""The names that stand for every sweep of conf/sweep, and for those of the paper."""
+"""The names that stand for every sweep with a name, and for those of the paper."""
+STUDIES, OF_STUDY = CODE_ROOT / "findings", "sweep.yaml"
+"""A checkout has follow-up sweeps here: `findings/STUDY/sweep.yaml` is the sweep STUDY."""
 
 
 def slug(name: str) -> str:
@@ -23,16 +25,20 @@ def slug(name: str) -> str:
 
 
 def known(group: str) -> list[str]:
-    """Return the names of the choices in a group of conf/, sorted."""
-    return [path.stem for path in yamls(group)]
+    """Return the names of the choices in a group of conf/, with those of sweeps in findings/."""
+    names = {path.stem for path in yamls(group)}
+    if group == "sweep":
+        names |= {file.parent.name for file in STUDIES.glob(f"*/{OF_STUDY}")}
+    return sorted(names)
 
 
 def sweep_files(names: str) -> list[tuple[str, dict[str, Any]]]:
     """Return the label of each sweep and the content of its file, which is not checked yet.
 
-    `names`: sweeps `a,b`, `all` those of conf/sweep, or `paper`, those that answer something that
-    the paper asks. A sweep is the name of a file in conf/sweep, or a path that ends in .yaml, whose
-    stem is the label then. Raises BadInput if a file is not there, or holds no keys and values.
+    `names`: sweeps `a,b`, `all` those with a name, or `paper`, those that answer something that the
+    paper asks. A sweep is the name of a file in conf/sweep or of a study in findings/, or a path
+    that ends in .yaml. The label of a path is its stem, and that of a study's path is the study.
+    Raises BadInput if a file is not there, or holds no keys and values.
     """
     if names not in (ALL, PAPER):
         return [_sweep_file(name) for name in names.split(",")]
@@ -42,8 +48,14 @@ def sweep_files(names: str) -> list[tuple[str, dict[str, Any]]]:
 
 def _sweep_file(name: str) -> tuple[str, dict[str, Any]]:
     content = _read("sweep", name, f", {ALL}, {PAPER}, or path/to/a.yaml")
-    label = Path(name).stem if is_path(name) else name
-    return label, _with_present_scales({"base": [], **content})
+    return _label(name), _with_present_scales({"base": [], **content})
+
+
+def _label(name: str) -> str:
+    if not is_path(name):
+        return name
+    path = Path(name).resolve()
+    return path.parent.name if path == STUDIES / path.parent.name / OF_STUDY else path.stem
 
 
 def _with_present_scales(content: dict[str, Any]) -> dict[str, Any]:
@@ -90,11 +102,16 @@ def is_path(name: str) -> bool:
     return name.endswith(".yaml")
 
 
+def _named(group: str, name: str) -> Path:
+    path = CONF / group / f"{name}.yaml"
+    return path if group != "sweep" or path.exists() else STUDIES / name / OF_STUDY
+
+
 def _read(group: str, name: str, paths: str = "") -> dict[str, Any]:
     """Return the content of a file. `paths`: what else than a name of the group is allowed."""
     if not (paths and is_path(name)) and name not in known(group):
         raise one_of(group, name, known(group), paths)
-    path = Path(name) if paths and is_path(name) else CONF / group / f"{name}.yaml"
+    path = Path(name) if paths and is_path(name) else _named(group, name)
     try:
         if not path.is_file():
             raise FileNotFoundError("there is none")

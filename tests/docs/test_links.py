@@ -11,7 +11,7 @@ import yaml
 from tests.support.markdown import DOCUMENTS, FENCE, ROOT, spans
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-IN_CODE = re.compile(r"(trainer|sweeps|analysis|tests|bench|conf|docs|deploy)/[\w./-]*")
+IN_CODE = re.compile(r"(trainer|sweeps|analysis|tests|bench|conf|docs|deploy|findings)/[\w./-]*")
 TESTS = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
 
 each = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

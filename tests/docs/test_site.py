@@ -36,7 +36,15 @@ def test_it_builds_and_links_to_every_page_of_the_repository(tmp_path: Path) -> 
 @pytest.mark.parametrize("link", ["[a](docs/nowhere.md)", "[a](docs/trial.md#nowhere)"])
 def test_a_link_that_leads_nowhere_fails_it(link: str, tmp_path: Path) -> None:
     root = tmp_path / "copy"
-    for name in ("docs", "bench", "mkdocs.yml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+    for name in (
+        "docs",
+        "bench",
+        "findings",
+        "mkdocs.yml",
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+    ):
         path = ROOT / name
         copy = shutil.copytree if path.is_dir() else shutil.copy
         root.mkdir(exist_ok=True)

@@ -13,6 +13,7 @@ DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "bench").glob("*.md")),
+    *sorted((ROOT / "findings").rglob("*.md")),
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")

@@ -174,8 +174,8 @@ def test_no_table_has_the_name_of_a_figure() -> None:
 
 
 def test_a_panel_per_size_says_how_long_its_trials_are() -> None:
-    docs = Path(__file__).parents[3] / "docs"
-    trials = pd.concat([load(docs / "trials.csv"), load(docs / "tiny_trials.csv")])
+    main = Path(__file__).parents[3] / "findings" / "main"
+    trials = pd.concat([load(main / f"trials_{scale}.csv") for scale in ("tiny", "few_updates")])
     data = BY_NAME["final_losses"].data(trials, gaps(trials))
     assert {*data["panel"]} == {
         "109k parameters, 1,600 updates",

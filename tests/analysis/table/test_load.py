@@ -18,7 +18,7 @@ from tests.support.synthetic_store import config, put, result, write
 from trainer.base.errors import BadInput
 
 ROOT = Path(__file__).parents[3]
-EVERY = sorted((ROOT / "docs").glob("*trials.csv"))
+EVERY = sorted((ROOT / "findings").glob("*/trials_*.csv"))
 
 
 def test_a_row_has_the_schema_and_the_dotted_config(tmp_path: Path) -> None:
@@ -183,8 +183,8 @@ def test_every_csv_of_the_documents_is_one(path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*(pairs mix|several versions):UserWarning")
 def test_csvs_are_put_together_as_tables_are() -> None:
     """A key that is null is one value, whichever of them holds it."""
-    names = ("tiny_trials", "momentum_trials", "advice_trials")
-    trials = pd.concat([load(ROOT / "docs" / f"{name}.csv") for name in names])
+    names = ("main/trials_few_updates", "momentum/trials_few_updates", "main/advice_few_updates")
+    trials = pd.concat([load(ROOT / "findings" / f"{name}.csv") for name in names])
     table = gaps(trials)
     row = table[(table["optimizer"] == "muon") & (table["arm"] == "delay_ef")]
     assert row["setting"].str.contains("momentum=0.95, num_updates=400").any()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from itertools import permutations
-from pathlib import Path
 
 import pytest
 from scipy import stats
@@ -22,7 +21,7 @@ from analysis.theory.score import (
 from tests.support import every_optimizer
 from tests.support.markdown import ROOT
 
-DOCS = ROOT / "docs"
+FINDINGS = ROOT / "findings"
 ONE, OTHER = [1.0, 2.0, 2.0, 5.0, 7.0, 3.0, 0.5], [2.0, 1.0, 4.0, 6.0, 5.0, 9.0, 0.1]
 
 
@@ -60,7 +59,7 @@ def test_what_has_no_ranks_is_refused(pairs: tuple[list[float], list[float]]) ->
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_predictions_are_of_the_settings_of_the_trials() -> None:
-    trials = load(Path(DOCS, "momentum_trials.csv"))
+    trials = load(FINDINGS / "momentum" / "trials_few_updates.csv")
     limits = predictions(trials, gaps(trials))
     adamw = limits[limits["optimizer"] == "adamw"].sort_values("sync")
     expected = [2 * (1 + momentum) / (1 - momentum) for momentum in (0.8, 0.9, 0.95, 0.99)]

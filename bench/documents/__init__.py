@@ -1,1 +1,0 @@
-"""The documents that are made from the trials published in docs/: `python -m bench.documents`."""

@@ -1,0 +1,1 @@
+"""The laboratory notebook: what the project measured, one folder per study, and its pages."""

@@ -1,0 +1,137 @@
+"""The notebook's commands: publish trials, and make every page and figure from what is published.
+
+python -m findings                                      # what `make docs` calls
+python -m findings publish study=momentum results=results
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+import pandas as pd
+
+from analysis import load
+from analysis.report.report import PLACES
+from analysis.table.records import records
+from findings.code.published import FINDINGS, ROOT
+from sweeps.request.files import known
+from trainer.base.atomic import write_atomically
+from trainer.base.cli import BAD_INPUT, DONE, end_with, one_of, parse, refuse_others, split_command
+from trainer.base.errors import BadInput
+
+COMMANDS = ("pages", "publish")
+KEYS = """keys of publish:
+  study=STUDY    a folder of findings/
+  results=PATH   the store of the trials
+  sweep=NAMES    the sweeps whose trials are compared (default: the study)
+  scale=SCALE    the scale of the trials (default: tiny)
+  table=NAME     the table that is written (default: trials_SCALE)"""
+
+
+def main() -> int:
+    """Runs the command; returns the exit code."""
+    try:
+        command, words = split_command(sys.argv[1:], COMMANDS, "pages")
+        given = parse(words, "python -m findings", "makes every page, or publishes trials", KEYS)
+        if command == "publish":
+            print(publish(**_publish_words(given)))
+        else:
+            refuse_others(given, "python -m findings")
+            make_pages()
+    except BadInput as error:
+        print(error, file=sys.stderr)
+        return BAD_INPUT
+    return DONE
+
+
+def _publish_words(given: dict[str, str]) -> dict[str, str]:
+    """The words of `publish`. Raises BadInput for another one, or if one is missing."""
+    for key in ("study", "results"):
+        if key not in given:
+            raise BadInput(key, "", "must be given: python -m findings publish study=… results=…")
+    words: dict[str, str] = {
+        key: given.pop(key)
+        for key in ("study", "results", "sweep", "scale", "table")
+        if key in given
+    }
+    refuse_others(given, "python -m findings publish")
+    return words
+
+
+def publish(
+    study: str,
+    results: str,
+    sweep: str = "",
+    scale: str = "tiny",
+    table: str = "",
+    findings: str | Path = FINDINGS,
+) -> str:
+    """Writes the finished trials that sweeps compare in a store as a table of a study.
+
+    Returns a line that says what it wrote. Raises BadInput for an unknown study or sweep, a store
+    that has no such trial, trials of other data than each other or than those published before, and
+    if a trial that was published before is not among them.
+    """
+    findings = Path(findings)
+    studies = sorted(path.name for path in findings.iterdir() if (path / "README.md").is_file())
+    if study not in studies:
+        raise one_of("study", study, studies)
+    sweeps = (sweep or study).split(",")
+    for name in sweeps:
+        if name not in known("sweep"):
+            raise one_of("sweep", name, known("sweep"))
+    compared = {
+        trial
+        for record in records(Path(results))
+        if record.sweep in sweeps and record.scale == scale
+        for trial in record.compared
+    }
+    trials = load(results, compared)
+    trials = trials[trials["final_val_loss"].notna() | (trials["status"] == "diverged")]
+    if trials.empty:
+        allowed = f"must have finished trials of sweep={','.join(sweeps)} scale={scale}"
+        raise BadInput("results", results, allowed)
+    path = findings / study / f"{table or f'trials_{scale}'}.csv"
+    _check(trials, path)
+    shown = trials.drop(columns=PLACES, errors="ignore").sort_values("trial_id")
+    write_atomically(path, shown.to_csv(index=False).encode())
+    return f"{path.relative_to(findings.parent)}: {len(shown)} trials{_mixed(shown)}"
+
+
+def _check(trials: pd.DataFrame, path: Path) -> None:
+    """Raises BadInput for trials of several data, or that are not all that `path` has already."""
+    before = load(path) if path.is_file() else trials
+    hashes = pd.concat([trials, before]).groupby("data")["data_hash"].nunique()
+    if (hashes > 1).any():
+        raise BadInput("results", path.name, "must be trials of the data of those published before")
+    if lost := {*before["trial_id"]} - {*trials["trial_id"]}:
+        allowed = f"has {len(lost)} published trials that the store lacks: choose another table="
+        raise BadInput("table", path.name, allowed)
+
+
+def _mixed(trials: pd.DataFrame) -> str:
+    """A warning if the trials are of several commits."""
+    commits = trials["git"].nunique()
+    return f"; they are of {commits} commits" if commits > 1 else ""
+
+
+def make_pages() -> None:
+    """Writes the pages and figures, and says which pages changed."""
+    from findings.code.pages import made, pages
+    from findings.code.pictures import write_notebook, write_pictures
+
+    warnings.simplefilter("ignore", UserWarning)  # of commits: a page's trials are of several
+    for path in pages():
+        text = path.read_text()
+        new = made(text, path)
+        if new != text:
+            write_atomically(path, new.encode())
+            print(f"changed: {path.relative_to(ROOT)}")
+    write_pictures()
+    write_notebook()
+
+
+if __name__ == "__main__":
+    end_with(main)

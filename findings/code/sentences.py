@@ -1,0 +1,250 @@
+"""What the pages say of claims and of trials: every public function is a call.
+
+Verdicts are those of `analysis.claims`: no sentence here says more than a rule that was written
+before the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+
+import pandas as pd
+
+from analysis import advise
+from analysis.advice.advice import break_even
+from analysis.claims import CLAIMS, Claim, Outcome, Verdict, audited, judged
+from analysis.claims.claim import ClaimPart
+from analysis.claims.switches import spike, spike_by_decay
+from analysis.report.facts import MICROBATCHES, STAGES
+from analysis.statistics.intervals import CONFIDENCE
+from analysis.statistics.text import tax_text
+from analysis.table.answers import ACCURACY, BITS, title
+from analysis.table.names import REPORTED_ARMS, minus, prose
+from analysis.table.names import optimizer as name
+from findings.code.cells import Markdown, table
+from findings.code.published import (
+    FEW,
+    TINY,
+    of_sweep,
+    read,
+    scores,
+    spikes,
+    sweeps,
+    view,
+)
+
+MOST_PARTS, MOST_NUMBERS = 2, 3
+"""Of a verdict, and of a part: what has more is named without its numbers, which a table has."""
+BY_HEIGHT = {"spike": spike, "spike_by_decay": spike_by_decay}
+"""The claims that compare heights, which are published beside the trials."""
+PLACES = {("main", TINY): "replication"}
+"""The study that has the trials of a sweep at a scale, if it is not the sweep's own."""
+
+
+def _compared(claim: Claim) -> Claim:
+    """The claim, on the published heights if it compares some."""
+    compare = BY_HEIGHT.get(claim.name)
+    if compare is None:
+        return claim
+    return claim._replace(compare=lambda trials: compare(trials, spikes(trials)))
+
+
+@cache
+def _verdicts(sweep: str, scale: str) -> Sequence[Verdict]:
+    """The verdicts of the claims about a sweep, on its trials alone."""
+    trials = of_sweep(sweep, scale).trials
+    return [judged(_compared(claim), trials) for claim in CLAIMS if sweep in claim.sweeps]
+
+
+def _all_verdicts(scale: str) -> list[tuple[str, Verdict]]:
+    """The verdicts at a scale with their sweeps."""
+    return [(sweep, verdict) for sweep in sweeps(scale) for verdict in _verdicts(sweep, scale)]
+
+
+def verdict_table(scale: str) -> Markdown:
+    """Each sweep by itself: the verdict on each claim about it, and how often its rule errs."""
+    rows = [
+        [f"`{sweep}`", verdict.claim.statement, _outcome(verdict), _sure(audited(verdict))]
+        for sweep, verdict in _all_verdicts(scale)
+    ]
+    return table(["sweep", "claim", "verdict", "how sure"], rows)
+
+
+def _outcome(verdict: Verdict) -> str:
+    parts = f" ({verdict.summary})" if len(verdict.parts) > 1 else ""
+    return f"**{verdict.outcome}**{parts}"
+
+
+def _sure(verdict: Verdict) -> str:
+    return verdict.doubt or verdict.parts[0].why
+
+
+def contradicted(scale: str) -> str:
+    """One line: the claims that are contradicted at a scale, and by which sweep."""
+    all_of_them = _all_verdicts(scale)
+    against = [
+        f"*{verdict.claim.statement}* (`{sweep}`)"
+        for sweep, verdict in all_of_them
+        if verdict.outcome == Outcome.CONTRADICTED
+    ]
+    decided = sum(verdict.outcome != Outcome.UNDECIDED for _, verdict in all_of_them)
+    nothing = f"nothing, with {decided} of {len(all_of_them)} verdicts decided"
+    return f"Against the paper at this scale: {'; '.join(against) or nothing}."
+
+
+def claims() -> Markdown:
+    """One row per claim: where the paper says it, what was measured, and the verdicts."""
+    rows = []
+    for claim in CLAIMS:
+        at = {
+            scale: [(s, v) for s, v in _all_verdicts(scale) if v.claim.name == claim.name]
+            for scale in (TINY, FEW)
+        }
+        known = [verdict for scale in at for _, verdict in at[scale]]
+        measured = _measured(max(known, key=_num_seeds)) if known else ""
+        said = [f"{claim.statement} ({claim.place.partition(' (')[0]})", measured]
+        rows.append([*said, *(_linked(scale, at[scale]) for scale in at)])
+    return table(
+        ["the paper", "measured, with most seeds", "many small updates", "few large"], rows
+    )
+
+
+def _num_seeds(verdict: Verdict) -> int:
+    return max((number.n for part in verdict.parts for number in part.numbers), default=0)
+
+
+def _measured(verdict: Verdict) -> str:
+    """The number that decides each part; of many parts, how many came out how."""
+    if len(verdict.parts) > MOST_PARTS:
+        return verdict.summary
+    numbers = [(part.what, part.numbers[-1]) for part in verdict.parts if part.numbers]
+    return "; ".join(prose(f"{what}: {number}") for what, number in numbers)
+
+
+def _linked(scale: str, verdicts: Sequence[tuple[str, Verdict]]) -> str:
+    """`**reproduced** by [main](…)`, for each outcome."""
+    said = []
+    for outcome in Outcome:
+        places = [
+            f"[{PLACES.get((sweep, scale), sweep)}](findings/{PLACES.get((sweep, scale), sweep)}"
+            "/README.md)"
+            for sweep, verdict in verdicts
+            if verdict.outcome == outcome
+        ]
+        said += [f"**{outcome}** {', '.join(places)}"] if places else []
+    return "; ".join(said)
+
+
+def verdicts(sweep: str, scale: str, only: str = "") -> str:
+    """One point of a list per claim about the sweep, or for `only` these: its outcome, its words,
+    and its parts by their outcome."""
+    return "\n".join(
+        _verdict(verdict)
+        for verdict in _verdicts(sweep, scale)
+        if not only or verdict.claim.name in only.split(",")
+    )
+
+
+def _verdict(verdict: Verdict) -> str:
+    words = _words if len(verdict.parts) > MOST_PARTS else _with_numbers
+    others = [f"{_words(part)} ({part.outcome})" for part in verdict.others]
+    beside = f" Not in the paper: {'; '.join(others)}." if others else ""
+    return (
+        f"- **{str(verdict.outcome).capitalize()}**: *{verdict.claim.statement}*. "
+        f"{' '.join(_by_outcome(verdict.parts, words))}{beside}"
+    )
+
+
+def _by_outcome(parts: Sequence[ClaimPart], words: Callable[[ClaimPart], str]) -> Iterator[str]:
+    for outcome in Outcome:
+        if said := [words(part) for part in parts if part.outcome == outcome]:
+            yield f"{str(outcome).capitalize()}: {'; '.join(said)}."
+
+
+def _words(part: ClaimPart) -> str:
+    return prose(part.what)
+
+
+def _with_numbers(part: ClaimPart) -> str:
+    numbers = [*map(str, part.numbers)]
+    shown = numbers if len(numbers) <= MOST_NUMBERS else []
+    more = "; ".join(filter(None, [*shown, part.why]))
+    return prose(f"{part.what} ({more})" if more else part.what)
+
+
+def trials(table: str) -> str:
+    """How many trials a table lists, and how long they are."""
+    rows = read(table)
+    lengths = [str(length) for length in sorted({*rows["num_updates_asked"]})]
+    updates = " or ".join(filter(None, [", ".join(lengths[:-1]), lengths[-1]]))
+    return f"{len(rows)} trials of {updates} updates: {_link(table)}."
+
+
+def _link(table: str) -> str:
+    return f"[{table.rpartition('/')[2]}.csv](findings/{table}.csv)"
+
+
+def made_twice(table: str, other: str) -> str:
+    """How far trials that two tables have, which were run apart, ended from each other."""
+    both = read(table).merge(read(other), on="trial_id")
+    apart = (both["final_val_loss_x"] - both["final_val_loss_y"]).abs().max()
+    return (
+        f"{len(both)} of them had been run for {_link(other)} too: the largest difference of their "
+        f"final losses is {apart:g}."
+    )
+
+
+def may_i() -> str:
+    """What the README's job advises each optimizer, with the longer runs that settle it."""
+    trials = view("front_advice").trials
+    answers = [
+        advise(trials, optimizer=optimizer, stages=STAGES, microbatches=MICROBATCHES)
+        for optimizer in sorted({*trials["optimizer"]})
+    ]
+    lines = [
+        f"- {name(answer.optimizer)}, against {answer.rival}: **{answer.verdict.word}**; "
+        f"{answer.verdict.why}."
+        for answer in answers
+    ]
+    return minus("\n".join(lines))
+
+
+def same_time() -> str:
+    """The delayed run of Muon that takes as long as sync on 4 stages with 8 microbatches."""
+    trials = view("lengths").trials
+    answer = advise(trials, optimizer="muon", stages=4, microbatches=8, updates=400)
+    at = answer.same_time["ZB-H1"]
+    low, high = at.interval
+    assert answer.gap is not None
+    tax = tax_text(answer.gap.tax._asdict())
+    return (
+        f"Final losses say otherwise: delayed runs of {at.updates:.0f} updates, which take as long "
+        f"as the {at.sync_updates:.0f} of sync against ZB-H1, ended {at.gap:+.4f} [{low:+.4f}, "
+        f"{high:+.4f}] from sync (n={at.n}), and the token tax is {tax}, below the speed-up of "
+        f"{answer.speed_ups['ZB-H1']:.3f}. Against ZB-V the speed-up is "
+        f"{answer.speed_ups['ZB-V']:.3f}: {break_even(answer.gap.tax, answer.speed_ups['ZB-V'])}."
+    ).replace("-0", "−0")
+
+
+def differences() -> str:
+    """How many published intervals of downstream differences of each model do not hold 0, and
+    which."""
+    rows = scores()
+    rows = rows[rows["measure"].isin([ACCURACY, BITS]) & rows["low"].notna()]
+    return "\n".join(f"- {model}: {_outside(of)}." for model, of in rows.groupby("model"))
+
+
+def _outside(rows: pd.DataFrame) -> str:
+    outside = rows[(rows["low"] > 0) | (rows["high"] < 0)]
+    names = [
+        f"{name(optimizer)}, {REPORTED_ARMS[str(arm)]}: "
+        f"{str(measure).replace('_', ' ')} in {', '.join(map(title, group['task']))}"
+        for (optimizer, arm, measure), group in outside.groupby(["optimizer", "arm", "measure"])
+    ]
+    expected = (1 - CONFIDENCE) * len(rows)
+    which = f" ({'; '.join(names)})" if names else ""
+    return (
+        f"of {len(rows)} intervals of accuracy and of bits per byte {len(outside)} do not hold "
+        f"0{which}; were there no difference, {expected:.0f} would be expected"
+    )

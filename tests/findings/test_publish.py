@@ -1,0 +1,115 @@
+"""`python -m findings publish` writes the trials that a sweep compares, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from analysis import load
+from findings import __main__ as command
+from findings.__main__ import publish
+from findings.code import pages, published, sentences
+from tests.support.synthetic_store import record, write_arms
+from trainer.base.errors import BadInput
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store of the sweep `momentum` at `tiny`, which compares all of its trials but the last."""
+    results = tmp_path / "results"
+    write_arms(results, {"sync": [1.7, 1.6], "delay": [1.8, None]})
+    ids = sorted(path.name for path in (results / "trials").iterdir())
+    record(results, "momentum", "tiny", ids, compared=ids[:-1])
+    return results
+
+
+@pytest.fixture
+def findings(tmp_path: Path) -> Path:
+    folder = tmp_path / "findings"
+    (folder / "momentum").mkdir(parents=True)
+    (folder / "momentum" / "README.md").write_text("# Momentum\n")
+    return folder
+
+
+def test_a_table_has_the_compared_trials_without_places(store: Path, findings: Path) -> None:
+    said = publish("momentum", str(store), findings=findings)
+    path = findings / "momentum" / "trials_tiny.csv"
+    assert said == "findings/momentum/trials_tiny.csv: 3 trials"
+    trials, of_store = load(path), load(store)
+    assert trials["trial_id"].tolist() == of_store["trial_id"].tolist()[:-1]
+    assert trials["final_val_loss"].tolist() == of_store["final_val_loss"].tolist()[:-1]
+    assert not {"folder", "results", "data.path"} & {*path.read_text().split("\n")[0].split(",")}
+    assert publish("momentum", str(store), findings=findings) == said, "again is the same"
+
+
+def test_pages_show_what_was_published(
+    store: Path, findings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish("momentum", str(store), findings=findings)
+    monkeypatch.setattr(published, "FINDINGS", findings)
+    page = findings / "momentum" / "README.md"
+    page.write_text("# Momentum\n\n<!-- trials table=momentum/trials_tiny -->\n<!-- end -->\n")
+    text = pages.made(page.read_text(), page)
+    assert "3 trials of 400 updates: [trials_tiny.csv](" in text
+    assert sentences.trials("momentum/trials_tiny") == (
+        "3 trials of 400 updates: [trials_tiny.csv](findings/momentum/trials_tiny.csv)."
+    )
+
+
+def test_trials_of_several_commits_are_said_to_be(store: Path, findings: Path) -> None:
+    path = next((store / "trials").iterdir()) / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"git": "other"}))
+    assert publish("momentum", str(store), findings=findings).endswith("they are of 2 commits")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"study": "nothing"}, "study=nothing: must be one of momentum"),
+        ({"sweep": "nothing"}, "sweep=nothing: must be one of"),
+        ({"scale": "micro"}, "must have finished trials of sweep=momentum scale=micro"),
+        ({"results": "nowhere"}, "no such folder"),
+    ],
+)
+def test_what_cannot_be_published_is_refused(
+    words: dict[str, str], said: str, store: Path, findings: Path
+) -> None:
+    with pytest.raises(BadInput, match=said):
+        publish(**{"study": "momentum", "results": str(store), **words}, findings=findings)
+    assert not [*findings.rglob("*.csv")]
+
+
+def test_trials_of_other_data_and_fewer_trials_are_refused(store: Path, findings: Path) -> None:
+    publish("momentum", str(store), findings=findings)
+    table = findings / "momentum" / "trials_tiny.csv"
+    kept = table.read_text()
+    first, *rest = sorted((store / "trials").iterdir())
+    changed = json.loads((first / "result.json").read_text()) | {"data_hash": "e" * 64}
+    (first / "result.json").write_text(json.dumps(changed))
+    with pytest.raises(BadInput, match="must be trials of the data of those published before"):
+        publish("momentum", str(store), findings=findings)
+    ids = [path.name for path in rest]
+    record(store, "momentum", "tiny", ids, compared=ids[:-1])
+    with pytest.raises(BadInput, match="1 published trials that the store lacks"):
+        publish("momentum", str(store), findings=findings)
+    assert table.read_text() == kept
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["publish", "results=results"], "study=: must be given"),
+        (["publish", "study=main", "results=results", "size=2"], "size=2: is not a key"),
+        (["print"], "must be key=value, or a command first: pages, publish"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_in_one_line(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["findings", *words])
+    assert command.main() == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
