@@ -155,9 +155,10 @@ class SimulatedBucket(BucketClient):
 
     def change(self, trial_id: str) -> None:
         """Replaces the register of a trial by a newer one."""
-        current = self.read(register.key(trial_id))
-        new = replace(register.read(current.content), beat=1)
-        self.replace(register.key(trial_id), new.json(), current.version)
+        seen = register.see(self, trial_id)
+        assert seen is not None
+        new = replace(seen.register, beat=1)
+        self.replace(register.key(trial_id), new.json(), seen.version)
 
 
 def timed_load(name: str, store: Path, pull: Callable[[], None] = lambda: None) -> None:

@@ -130,7 +130,7 @@ def recommendations(trials: pd.DataFrame, store: str) -> Iterator[Recommendation
         yield Recommendation(str(optimizer), advice.verdict.word, advice.verdict.why, command)
 
 
-class RunningTrial(NamedTuple):
+class TrialNow(NamedTuple):
     """One trial that a process runs, in words."""
 
     trial_id: str
@@ -143,20 +143,20 @@ class RunningTrial(NamedTuple):
     where: str
 
 
-def running(trials: pd.DataFrame) -> list[RunningTrial]:
+def running(trials: pd.DataFrame) -> list[TrialNow]:
     """Return the trials of the table that have no final result and that a process holds."""
     rows = trials.loc[~trials["status"].isin(FINAL)].to_dict("records")
     return [trial for row in rows if (trial := _running(row)) is not None]
 
 
-def _running(row: dict[Any, Any]) -> RunningTrial | None:
+def _running(row: dict[Any, Any]) -> TrialNow | None:
     folder = Path(row["folder"])
     held = holder(folder)
     if held is None:
         return None
     last = last_row(folder) or {}
     speed = last.get("tokens_per_second")
-    return RunningTrial(
+    return TrialNow(
         row["trial_id"],
         str(row["optimizer"]),
         str(row["arm"]),

@@ -62,7 +62,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Markdown:
     return Markdown(re.sub(r"\|  (?=\|)", "| ", markdown(heads, rows)))
 
 
-class Group(NamedTuple):
+class TrialGroup(NamedTuple):
     """What was measured of one optimizer, at one value of each key."""
 
     arms: Mapping[str, Row]
@@ -73,9 +73,9 @@ class Group(NamedTuple):
     """One of the trials."""
 
 
-Groups = Mapping[tuple[Any, ...], Group]
+Groups = Mapping[tuple[Any, ...], TrialGroup]
 """(optimizer, value of each key …) → its group."""
-Quantity = Callable[[Group], str]
+Quantity = Callable[[TrialGroup], str]
 """What makes a cell of a group."""
 
 
@@ -89,7 +89,7 @@ def groups(view: View, *keys: str) -> Groups:
         trials = view.trials[view.trials["point"].isin(of_group["point"])]
         losses = trials.pivot_table(index="seed", columns="arm", values="final_val_loss")
         arms = {row["arm"]: row for row in of_group.to_dict("records")}
-        made[at] = Group(arms, losses, trials.iloc[0].to_dict())
+        made[at] = TrialGroup(arms, losses, trials.iloc[0].to_dict())
     return made
 
 
@@ -128,12 +128,12 @@ def value_of(key: str) -> Quantity:
     return lambda group: f"{group.trial[key]:g}"
 
 
-def optimizer_of(group: Group) -> str:
+def optimizer_of(group: TrialGroup) -> str:
     """The name of the optimizer."""
     return name(group.trial["optimizer"])
 
 
-def sync_loss(group: Group) -> str:
+def sync_loss(group: TrialGroup) -> str:
     """The mean final loss of sync."""
     return loss(group.arms.get("delay"))
 

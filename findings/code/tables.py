@@ -129,7 +129,7 @@ def momentum(sweep: str, scale: str) -> Markdown:
 
 
 def batch_size(scale: str) -> Markdown:
-    """The same by batch size, each at the learning rate that is best on sync there."""
+    """Sync's loss and the delay's gap by batch size, at the learning rate best for sync there."""
     shown = of_sweep("batch_size", scale)
     sizes = shown.trials.drop_duplicates("point").set_index("point")["batch_size"]
     points = shown.gaps.assign(size=shown.gaps["point"].map(sizes))

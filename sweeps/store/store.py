@@ -72,7 +72,7 @@ class SweepStore(Protocol):
 
     @property
     def name(self) -> str:
-        """As people call it: a path or a URL."""
+        """What people call the store: a path or a URL."""
 
     @property
     def folder(self) -> Path:

@@ -14,7 +14,7 @@ from analysis.claims import ALL_PARTS, Outcome, Verdict
 from analysis.claims.audit import MOST_SEEDS
 from analysis.figures import Figure, Plot, panels
 from analysis.figures.fonts import usual_faces
-from analysis.report.facts import MICROBATCHES, STAGES, Overview, Recommendation, RunningTrial
+from analysis.report.facts import MICROBATCHES, STAGES, Overview, Recommendation, TrialNow
 from analysis.report.page.listing import Listing
 from analysis.table.curves import spaced
 from analysis.table.names import prose
@@ -76,7 +76,7 @@ class Page(NamedTuple):
     advice: Sequence[Recommendation]
     lead: Drawn | None
     """The figure of the first screen."""
-    running: Sequence[RunningTrial]
+    running: Sequence[TrialNow]
     remarks: Sequence[str]
     chapters: Sequence[Chapter]
     """Their figures without the lead."""
@@ -154,7 +154,7 @@ def html(page: Page, *, live: str = "") -> str:
     )
 
 
-def running_html(running: Sequence[RunningTrial]) -> str:
+def running_html(running: Sequence[TrialNow]) -> str:
     """Return the part of the document that lists the running trials."""
     return _environment().get_template("running.html").render(running=running)
 
