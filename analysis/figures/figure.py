@@ -134,7 +134,7 @@ def described(title: str, caption: Sequence[str], data: pd.DataFrame) -> str:
     """
     parts = [title, *_shown(data)]
     if "mean" in data and "update" not in data:
-        means = data.drop_duplicates([name for name in PLACES if name in data])
+        means = data.drop_duplicates([name for name in PLACES if name in data] or None)
         means = means[means["mean"].notna()]
         if len(means) <= MOST_MEANS:
             parts.append("; ".join(map(_mean, means.to_dict("records"))))

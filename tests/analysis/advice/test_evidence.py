@@ -79,7 +79,7 @@ def test_the_command_repeats_a_setting_whose_key_is_null(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("question", "message"),
     [
         ({"optimizer": "muon"}, r"optimizer=muon: .*\(adamw\)"),
         ({"microbatches": 2}, r"microbatches=2: .*at least stages - 1 = 3"),

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
-import yaml
 
 from analysis.claims import CLAIMS, Claim
+from sweeps.request.files import ALL, sweep_files
 
-CONF = Path(__file__).parents[3] / "conf" / "sweep"
+VERDICTS = {name: content["verdict"] for name, content in sweep_files(ALL)}
+"""Name of each sweep in conf/ and findings/ → its rule."""
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
 def test_thresholds_agree(claim: Claim) -> None:
-    verdicts = [
-        yaml.safe_load((CONF / f"{name}.yaml").read_text())["verdict"] for name in claim.sweeps
-    ]
-    assert numbers(claim.rule) <= numbers(" ".join(verdicts))
+    assert numbers(claim.rule) <= numbers(" ".join(VERDICTS[name] for name in claim.sweeps))
 
 
 def numbers(text: str) -> set[str]:
@@ -28,7 +25,6 @@ def numbers(text: str) -> set[str]:
 def test_no_sweep_decides_by_whether_two_intervals_overlap() -> None:
     """Differences are paired: two overlapping intervals say neither that two numbers are equal nor
     that they are not."""
-    for path in CONF.glob("*.yaml"):
-        text = yaml.safe_load(path.read_text())["verdict"]
-        assert "overlap" not in text, path.name
-        assert "difference" not in text or "paired" in text, path.name
+    for name, text in VERDICTS.items():
+        assert "overlap" not in text, name
+        assert "difference" not in text or "paired" in text, name

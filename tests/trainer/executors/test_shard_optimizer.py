@@ -40,8 +40,8 @@ def config(folder: Path, *words: str) -> dict[str, Any]:
 def test_every_number_is_that_of_the_emulation(tmp_path: Path, p: int) -> None:
     """Which divides nothing; on p=2 the tied embedding may have two owners."""
     configs = [config(tmp_path, f"pipeline.num_stages={p}", *way) for way in WAYS]
-    for config, ranks in zip(configs, gangs.pipelined(configs), strict=True):
-        gangs.assert_equal(config, ranks)
+    for resolved, ranks in zip(configs, gangs.pipelined(configs), strict=True):
+        gangs.assert_equal(resolved, ranks)
 
 
 LAYOUTS = {
