@@ -85,6 +85,9 @@ STORES = """    "muon_is_robust": {
     },
 """
 CORRECTION_YAML = example("mine/correction/smaller_steps.yaml", smaller_steps="trainer.corrections")
+SCALE = """# As few_updates, with eight layers.
+base: [model=tiny_deep, data=wiki, num_updates=400, batch_size=16, seq_len=128, eval_every=100]
+"""
 SWEEP = """
 grid: {optimizer: [lion]}
 arms: {sync: [pipeline=sync], delay: [pipeline=pipedream_2bw]}
@@ -155,7 +158,7 @@ ADDITIONS = {
             ],
             "tests/analysis/claims/test_claims.py": [Edit(STORES, '    "adamw_over_muon": {')],
         },
-        ["tests/analysis/claims", "-k", "muon_is_robust or every"],
+        ["tests/analysis/claims/test_claims.py", "-k", "muon_is_robust or every_claim"],
     ),
     "figure": Addition(
         {
@@ -165,18 +168,15 @@ ADDITIONS = {
             ],
             "analysis/figures/__init__.py": [Edit('"mine", ', '"taxes"')],
         },
-        [
-            *("tests/analysis/figures", "tests/analysis/report/test_report.py"),
-            *("-k", "my_gaps or every or report"),
-        ],
+        ["tests/analysis/figures/test_conformance.py", "-k", "my_gaps or every"],
     ),
     "scale": Addition(
-        {"conf/scale/mine.yaml": [Edit("# Mine.\nbase: [model=nano, num_updates=10]\n")]},
-        ["tests/sweeps/test_sweeps.py", "tests/sweeps/request", "-k", "scale or every"],
+        {"conf/scale/mine.yaml": [Edit(SCALE)]},
+        ["tests/sweeps/request", "-k", "scale"],
     ),
     "sweep": Addition(
         {"conf/sweep/mine.yaml": [Edit(SWEEP)]},
-        ["tests/docs/test_sweeps.py", "tests/docs/test_links.py", "tests/sweeps/request"],
+        ["tests/docs/test_sweeps.py", "tests/sweeps/request/test_arms.py", "-k", "mine or sweep"],
     ),
 }
 
