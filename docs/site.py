@@ -16,7 +16,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("*.md", "docs/**/*", "findings/**/*", "bench/*.md")
-SHOWN = {".md", ".svg", ".csv", ".json", ".ipynb", ".yaml"}
+SHOWN = {".md", ".svg", ".csv", ".json", ".ipynb", ".yaml", ".css"}
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
