@@ -15,7 +15,7 @@ KEYS = {
 
 
 def main(given: Given) -> None:
-    """Also of an empty store; raises BadInput."""
+    """Write the report of a store, which may be empty, and print its text; raises BadInput."""
     places = {"results": "results", "out": "report", **given}
     require_folder("out", places["out"])
     results, out = pulled(places["results"]), Path(places["out"])
