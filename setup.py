@@ -1,7 +1,5 @@
 """Installs conf/, which lies at the root of a checkout, as trainer/conf; see pyproject.toml."""
 
-from __future__ import annotations
-
 from setuptools import find_packages, setup
 
 setup(

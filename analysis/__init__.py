@@ -1,7 +1,5 @@
 """Results → tidy table → paired gaps with uncertainty → figures and a report."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
@@ -27,7 +25,7 @@ WHERE = {
 neither pandas nor scipy."""
 
 
-def load(results: str | Path, trial_ids: Collection[str] | None = None) -> pd.DataFrame:
+def load(results: str | Path, trial_ids: Collection[str] | None = None) -> "pd.DataFrame":
     """Return the table of the trials in `results`, as `analysis.table.load.load` does.
 
     `results` may also be the URL of an object store: what changed there is fetched first. Raises

@@ -1,7 +1,5 @@
 """`python -m analysis [COMMAND] [key=value …]`; without a command, it writes a report."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module

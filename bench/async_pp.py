@@ -10,8 +10,6 @@ written for GPUs: what moves tensors there does nothing, and -O leaves out the a
 tensors are there.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout

@@ -5,8 +5,6 @@
 Heads as in the model tiny; the number of tokens is the same at every length.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from functools import partial

@@ -7,8 +7,6 @@ the mean time of each rank's F, B and U and the median time of a message, of the
 slack 2BW runs its forwards earlier, so that messages keep nobody waiting.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from statistics import median

@@ -7,8 +7,6 @@ over the ranks, versions and updates are real. Each contender stands beside the 
 schedule, with the mean time of its operations and messages in that run.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Mapping, Sequence

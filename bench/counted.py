@@ -6,8 +6,6 @@ Nothing runs: `dry_run=true` prices trials without a measurement in this way. A 
 counted as a Llama whose matrices have as many entries, without what else it does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -8,8 +8,6 @@ turn. The aim: at most 3 % more. What it adds to the update does not depend on `
 column compares that alone with the bare step.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from functools import partial

@@ -7,8 +7,6 @@ START seconds from its choice to its lease, or to the news that another driver w
 does, a driver chooses one trial ahead. Ideal: one queue without any delay.
 """
 
-from __future__ import annotations
-
 import heapq
 import random
 import sys

@@ -6,8 +6,6 @@
 The model has random weights. Its tokens are bytes, or those of `tokenizer`.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 

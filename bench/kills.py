@@ -12,8 +12,6 @@ With `bucket` the store is a bucket, which the provider's usual variables lead t
 on this machine, which prints these variables: `python -m tests.support.s3_server 9000`.
 """
 
-from __future__ import annotations
-
 import random
 import signal
 import subprocess

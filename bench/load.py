@@ -10,8 +10,6 @@ process's memory, with rows of 60 KB for each trial; each request takes `latency
 which is simulated, and a listing takes one request per 1,000 objects.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -7,8 +7,6 @@ table has the peak of its resident memory above that before the head's products,
 counts.
 """
 
-from __future__ import annotations
-
 import resource
 import sys
 from concurrent.futures import ProcessPoolExecutor

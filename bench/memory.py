@@ -8,8 +8,6 @@ states are counted in bytes, and a plan says how many bytes it expects. Weights 
 activations in both. A peak is resident memory above that of the process before the model.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

@@ -6,8 +6,6 @@ Prints two tables of this process's CPU time, medians of rounds in which all tak
 updates of the tiny models on the same batches, and the optimizer's step alone, gradients given.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 

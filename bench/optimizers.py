@@ -6,8 +6,6 @@ An update is all that a stage does once the gradient is there, in fp32 on one th
 preconditioners are made matrix by matrix, and timed separately on one of 30 layers.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -5,8 +5,6 @@
 All contenders have one model, microbatches, data, optimizer and global clip, and share processes.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from itertools import count

@@ -1,7 +1,5 @@
 """Gangs of ranks on this machine, a core each, that are timed together."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count

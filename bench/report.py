@@ -7,8 +7,6 @@ of learning rates that compares them all. The picture is timed in headless Chrom
 of the navigation, where chromium and chromedriver are on the PATH.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import resource

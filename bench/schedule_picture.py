@@ -4,8 +4,6 @@
 simulated, a forward takes 1, a backward 2 and an update 1 unit of time, messages none.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

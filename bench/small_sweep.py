@@ -1,7 +1,5 @@
 """A small sweep as a process of its own, which can be disturbed and then looked at."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

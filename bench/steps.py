@@ -1,7 +1,5 @@
 """Training steps to time: pipegap's, and the same step in plain torch with transformers' model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any

@@ -10,8 +10,6 @@ part of these seconds is training. `overhead`: trials of two updates in three ar
 the command, and by the bare function one after the other in this process.
 """
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Fair timing: the contenders in turn, medians, ratios within one run."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from statistics import median

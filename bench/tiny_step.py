@@ -6,8 +6,6 @@ The bf16 contender of transformers runs under autocast, as its users do on a CPU
 `compile=true`, compiled steps run beside those that are not.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@ Relative links then work on the site as in a checkout. Code is not on the site: 
 to the repository, or is its name alone where the repository has no URL.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from posixpath import dirname, join, normpath

@@ -4,8 +4,6 @@ python -m findings                                      # what `make docs` calls
 python -m findings publish study=momentum results=results
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`python -m sweeps [COMMAND] [key=value …]`; without a command, it runs a sweep."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib import import_module

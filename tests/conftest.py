@@ -1,7 +1,5 @@
 """One thread per test process: bitwise equality must not depend on how a sum was split."""
 
-from __future__ import annotations
-
 import gc
 import signal
 from collections.abc import Iterator

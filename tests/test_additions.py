@@ -4,8 +4,6 @@ The additions are the examples of docs/extending.md, moved into the package. CON
 how many files each of them touches.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The shape of the code base: dependencies point one way, nothing dispatches on a name."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What deploy/ holds fits Ray's schema, our own command line and the time that a stop takes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

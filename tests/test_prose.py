@@ -1,7 +1,5 @@
 """How the code and the pages are written: docstrings stand alone, a name has one home."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter

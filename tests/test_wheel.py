@@ -1,7 +1,5 @@
 """What an installed wheel gives: every command runs outside a checkout, with its configs."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

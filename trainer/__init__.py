@@ -1,7 +1,5 @@
 """One trial: a pipeline-parallel training run with an exact, counted gradient delay."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """Runs one trial: `python -m trainer [key=value …]`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

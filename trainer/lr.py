@@ -3,8 +3,6 @@
 All warm up linearly by (t + 1) / num_warmup, so that no update has a learning rate of zero.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Annotated

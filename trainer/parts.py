@@ -1,7 +1,5 @@
 """Builds the parts of a trial from its resolved config."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How far a trial is: when it evaluates, saves or compares, what it has counted, how it ended."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping

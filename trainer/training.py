@@ -1,7 +1,5 @@
 """Trains the parts of one trial from drain to drain, evaluates, and records."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Runs one trial, in this process or as a gang of processes."""
 
-from __future__ import annotations
-
 import os
 import traceback
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """An advice: a verdict on one optimizer and pipeline with what it rests on, in words."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isnan

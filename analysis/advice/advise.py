@@ -1,7 +1,5 @@
 """May this optimizer train in this pipeline with a delay? The verdict, from a store of trials."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What a store shows of the delay: gaps at the best setting of sync, for each training length."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ Losses are final losses of runs of the given length, or interpolated between two
 it may only decide against that other side.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, floor

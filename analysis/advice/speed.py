@@ -1,8 +1,6 @@
 """How long a batch takes in the steady state of a pipeline, and how much a rank keeps meanwhile, by
 simulating its schedule."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """The rule: when to go asynchronous, when to stay synchronous, and when data are too few."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil

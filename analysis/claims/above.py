@@ -1,7 +1,5 @@
 """Weighted sums of paired numbers that must lie above 0, and the rules that are made of such."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

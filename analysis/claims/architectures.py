@@ -1,7 +1,5 @@
 """Claims about mixtures of experts and hybrids, which the paper trains at 2B and 10B."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

@@ -5,8 +5,6 @@ A simulated store has the rows, seeds and noise of the one in hand (`claims.rule
 claim are drawn independently of each other. Draws depend on nothing but the seed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What a claim is, and how it is judged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """What a rule is applied to: numbers of the same seeds, one row per quantity."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

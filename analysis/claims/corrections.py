@@ -1,7 +1,5 @@
 """Claims about corrections: Error Feedback, Taylor compensation, feedback on gradients."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

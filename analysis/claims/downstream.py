@@ -1,7 +1,5 @@
 """Claims about downstream tasks: that they see nothing of a delay whose errors are fed back."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

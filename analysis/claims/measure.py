@@ -1,7 +1,5 @@
 """Paired gaps from the table of trials, as the rows of comparisons, and which of two is larger."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass

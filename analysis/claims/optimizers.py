@@ -1,7 +1,5 @@
 """Claims about what a delay costs each optimizer, and what Error Feedback removes of that."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from itertools import product

@@ -5,8 +5,6 @@ ones by the same lines. Each rule also says at which means a claim is just false
 without any effect: the audit simulates stores there.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Claims about how the gap depends on a swept number: momentum, stages, batch size, horizon."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

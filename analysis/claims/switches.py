@@ -1,7 +1,5 @@
 """Claims about runs that are synchronous in part: at the start, or at the end."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """May I make my pipeline asynchronous? From the trials of a store and a simulated pipeline."""
 
-from __future__ import annotations
-
 import json
 import sys
 import warnings

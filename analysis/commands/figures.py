@@ -1,7 +1,5 @@
 """Draws the figures of a results folder for a paper: one or two columns wide, light or dark."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What will the delay cost on a larger rung? By a law fitted to a ladder of runs in a store."""
 
-from __future__ import annotations
-
 import json
 import sys
 import warnings
@@ -60,7 +58,7 @@ def main(given: Given) -> None:
 
 def _ladders(
     results: Path, optimizer: str, arm: str | None, conditions: Mapping[str, str]
-) -> list[Ladder]:
+) -> "list[Ladder]":
     from analysis.forecast.ladder import ladders
     from analysis.table.load import load
     from analysis.table.selection import fulfilling
@@ -80,7 +78,7 @@ def _ladders(
     return [ladder for ladder in of_all_arms if arm in (None, ladder.arm)]
 
 
-def _sizes(ladder: Ladder, given: Mapping[str, int]) -> tuple[int, int]:
+def _sizes(ladder: "Ladder", given: Mapping[str, int]) -> tuple[int, int]:
     """Return tokens per update and parameters of the target."""
     batch, parameters = (
         given.get(key) or _only(key, {getattr(rung, key) for rung in ladder.rungs}) for key in SIZES
@@ -97,7 +95,7 @@ def _only(key: str, there: set[int]) -> int:
 
 
 def _write(
-    answers: Sequence[Answer], given: Mapping[str, str], conditions: Mapping[str, str]
+    answers: "Sequence[Answer]", given: Mapping[str, str], conditions: Mapping[str, str]
 ) -> None:
     """Write the record and the figure of the forecasts if they are asked for."""
     from analysis.figures.forecast import draw

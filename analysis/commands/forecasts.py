@@ -1,7 +1,5 @@
 """Recorded forecasts beside what was measured since."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Writes a page, every table and figure of a results folder, and prints the gaps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from analysis.objects.mirror import pulled

@@ -1,7 +1,5 @@
 """Serves the report of a results folder to browsers on this machine, and follows the store."""
 
-from __future__ import annotations
-
 import signal
 import tempfile
 import time

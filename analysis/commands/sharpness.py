@@ -1,8 +1,6 @@
 """How near to the edges of stability a synchronous run trains, before any delayed one: the run is
 made here, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Where a delay and its correction put the edge of stability, by theory: no store, no training."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

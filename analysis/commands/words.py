@@ -1,7 +1,5 @@
 """What the commands read from their words, and write as JSON."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

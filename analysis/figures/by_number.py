@@ -1,7 +1,5 @@
 """Gaps and final losses against a number that was swept: data that `lines` draws."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Lines over training: loss and gap of each optimizer, one line per arm, its seeds behind it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import altair as alt

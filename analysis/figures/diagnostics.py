@@ -4,8 +4,6 @@ How much a correction changes the gradient: where it hardly does, it cannot help
 experts, how many choices a delay makes stale, and how unequal the loads are.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import compress
 

@@ -1,7 +1,5 @@
 """Final loss and gap of every arm: one row per optimizer or value of a key, one dot per arm."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """What a figure is: one Vega-Lite specification for files and page."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from textwrap import wrap

@@ -1,7 +1,5 @@
 """A figure as files: SVG, PNG and PDF with letters that every machine shows, and a CSV."""
 
-from __future__ import annotations
-
 import re
 from html import escape
 from pathlib import Path

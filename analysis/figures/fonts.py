@@ -4,8 +4,6 @@ Source Sans Pro (SIL Open Font License 1.1) comes as a package. vl-convert place
 widths; a viewer that lacked it would draw wider letters, and cut titles.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import string

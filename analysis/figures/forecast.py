@@ -1,7 +1,5 @@
 """The figure of a forecast: its target is named by a command, so no report has it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Heat maps of the loss of every arm and of its gap: batch size × learning rate (figure 13)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lines against a swept number: means with their interval, every seed, and divergences."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

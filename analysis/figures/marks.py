@@ -1,7 +1,5 @@
 """Parts of charts: legends, titles, rounded data."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Losses over training and the gap while it grows: data that `curves` draws."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 from typing import Any

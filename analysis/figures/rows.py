@@ -1,7 +1,5 @@
 """What the tables of figures share: columns, names of panels, means, paired seeds, best points."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np

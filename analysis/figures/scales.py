@@ -1,7 +1,5 @@
 """Axes: scales that hold every value and say in words where they are not linear."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 

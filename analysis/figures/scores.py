@@ -1,7 +1,5 @@
 """Downstream scores of each arm minus those of sync (table 4), one row per task."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import altair as alt

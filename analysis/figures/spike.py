@@ -1,7 +1,5 @@
 """The training loss where the delay is switched on, one line per β2 (figure 20)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ optimizers those of Tol (2021, `muted`), and what has an order (sizes, β₂, nu
 of viridis. What differs in colour differs in shape or dash too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from itertools import cycle, product
 from typing import Any, NamedTuple

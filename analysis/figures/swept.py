@@ -1,7 +1,5 @@
 """Which points differ in given keys alone: what a panel against these keys holds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 

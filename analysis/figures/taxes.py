@@ -1,7 +1,5 @@
 """The token tax of all trials of a scale, and the speed-up of the pipeline that it eats up."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import altair as alt

@@ -1,7 +1,5 @@
 """The answer to "what will the delay cost there?": a forecast, or why there is not enough data."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

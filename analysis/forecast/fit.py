@@ -1,7 +1,5 @@
 """Weighted nonlinear least squares of many data sets at once (Levenberg and Marquardt)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

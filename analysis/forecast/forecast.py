@@ -5,8 +5,6 @@ forms. The form that better foretold each rung from the others gives the point, 
 reaches around the intervals of both, unless the rungs refute one of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

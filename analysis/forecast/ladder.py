@@ -1,7 +1,5 @@
 """The rungs of a ladder: runs of one optimizer and arm at several lengths, batches and sizes."""
 
-from __future__ import annotations
-
 import warnings
 from collections import defaultdict
 from collections.abc import Sequence
@@ -74,7 +72,7 @@ class Ladder:
         """The trials of all rungs."""
         return frozenset(name for rung in self.rungs for name in rung.trial_ids)
 
-    def below(self, updates: int) -> Ladder:
+    def below(self, updates: int) -> "Ladder":
         """The rungs that are shorter."""
         rungs = tuple(rung for rung in self.rungs if rung.updates < updates)
         return Ladder(self.optimizer, self.arm, rungs, self.shared)

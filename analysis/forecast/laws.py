@@ -8,8 +8,6 @@ the slope s is forecast, and as in Hoffmann et al. (2203.15556) it does not depe
 critical batch of the tax is a constant of c. A term whose regressor does not vary is left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Forecasts that are written down before the run, so that they can be checked after it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

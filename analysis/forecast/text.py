@@ -1,7 +1,5 @@
 """Answers as lines for people, and as plain data for programs."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Every request has a limit of time and of repetitions. Credentials, region and en
 the provider's usual variables and roles (see docs/cluster.md): they are never read here.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress

@@ -8,8 +8,6 @@ work, not truth: whoever takes a trial over swaps its register, and then no swap
 before can succeed. The holder stops by itself, by its own count of seconds, before it is stale.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable

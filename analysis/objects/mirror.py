@@ -5,8 +5,6 @@ store of files. The copy is derived: it may be deleted at any time, and nothing 
 it reaches the store. A pull asks for what changed since the last one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

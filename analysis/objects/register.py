@@ -7,8 +7,6 @@ key of an object that was written before. So whatever an attempt has uploaded co
 swap of the register names it, and a process that was taken over cannot swap any more.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -72,7 +70,7 @@ class Register:
         """The name of the newest attempt's file."""
         return attempt_name(self.attempt)
 
-    def written_by(self, writer: str, **changes: Any) -> Register:
+    def written_by(self, writer: str, **changes: Any) -> "Register":
         """Return what the process `writer` writes next."""
         return replace(self, writer=writer, beat=self.beat + 1, **changes)
 

@@ -4,8 +4,6 @@ Files are uploaded first, each to a key of its own below the attempt's, and coun
 trial's register names them. The objects that it no longer names are deleted after.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

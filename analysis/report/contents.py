@@ -1,7 +1,5 @@
 """The chapters of a report: figures, tables and verdicts of each scope, written as files."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 

@@ -5,8 +5,6 @@ from a disk may load nothing else. Each file holds the trials whose ids start al
 are some hundred files at most.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """What the page says in words: what was trained, advice, what runs now, the settings of a trial."""
 
-from __future__ import annotations
-
 import shlex
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -8,8 +8,6 @@ The server is read-only: no request changes anything. It listens on the loopback
 refuses requests under another host's name, which a foreign web page could make a browser send.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import math

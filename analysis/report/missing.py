@@ -1,7 +1,5 @@
 """The trials that sweeps asked for and a store lacks, their cost, and the command for them."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable, Sequence
 

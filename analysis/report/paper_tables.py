@@ -1,7 +1,5 @@
 """The tables of a report: each is a function of trials and gaps, and is registered here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

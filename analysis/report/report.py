@@ -1,7 +1,5 @@
 """A results folder → one page, tables and figures in a folder, and the text that is printed."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import warnings
@@ -79,7 +77,7 @@ class _Contents(NamedTuple):
     remarks: Sequence[str]
 
     @classmethod
-    def read(cls, results: Path, label: str | None) -> _Contents:
+    def read(cls, results: Path, label: str | None) -> "_Contents":
         """Read the store `results`, or what the sweep `label` compares of it; raises BadInput."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)

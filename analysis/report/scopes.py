@@ -1,7 +1,5 @@
 """The parts of a report: the trials of each scale, as the records of sweeps list them."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple

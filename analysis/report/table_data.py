@@ -3,8 +3,6 @@
 The paper's numbers are those that public summaries state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The best setting of an arm against the best setting of sync, over the grid that both have."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
@@ -54,7 +52,7 @@ def best(df: pd.DataFrame, choice: Collection[int] = ()) -> pd.DataFrame:
     return _table(rows)
 
 
-def grids(df: pd.DataFrame) -> Iterator[tuple[tuple[Any, ...], Grid]]:
+def grids(df: pd.DataFrame) -> "Iterator[tuple[tuple[Any, ...], Grid]]":
     """The grid of each ROW that has a pair, from `load`'s table, which is not empty."""
     for key, group in _paired(df).groupby(ROW):
         yield key, _grid(group)
@@ -73,7 +71,7 @@ def _table(rows: list[dict[str, Any]]) -> pd.DataFrame:
     return table.sort_values(ROW, ignore_index=True)
 
 
-def _row(grid: Grid, words: dict[str, str]) -> dict[str, Any]:
+def _row(grid: "Grid", words: dict[str, str]) -> dict[str, Any]:
     counts = {
         "pairs": len(grid.seeds),
         "num_points": len(grid.points),

@@ -8,8 +8,6 @@ answers as independent is far too narrow: the seeds are asked the same questions
 model go together.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Downstream scores of each arm beside those of sync, on the same questions and seeds."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The gap of every arm at every point: its mean, interval and counts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """95 % intervals: of a mean, of a ratio of two means, and of the difference of two bests."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """How near late updates are to the fresh ones, on the mean of a run (figures 17 and 18)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import combinations
 

@@ -7,8 +7,6 @@ Final losses fall ever more slowly with the logarithm of the length, so a straig
 of them lies above the truth: an interpolated loss is a little too high, and a length too large.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

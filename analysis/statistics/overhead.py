@@ -1,7 +1,5 @@
 """What a delay and its correction cost in memory and speed (the paper's appendix F)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which trials are compared: each trial of an arm with its synchronous partner."""
 
-from __future__ import annotations
-
 import warnings
 
 import pandas as pd

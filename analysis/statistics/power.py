@@ -4,8 +4,6 @@ Both assume Student's t-interval of paired gaps that are normally distributed wi
 deviation `sd`, which `spreads` estimates from a store.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Collection

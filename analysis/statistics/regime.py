@@ -1,7 +1,5 @@
 """Where a point lies outside of the paper's regime: its numbers say little about the paper's."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator
 
 import pandas as pd

@@ -4,8 +4,6 @@
 reported, the tax is exp(gap / slope) with a slope that is our estimate, and counts as ESTIMATED.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path

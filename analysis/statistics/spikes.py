@@ -1,7 +1,5 @@
 """The spike of the training loss where a synchronous start ends and the delay is switched on."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -13,8 +13,6 @@ carries the errors of both. It assumes that the delayed runs fall as sync does, 
 is straight from here to as far as the tax reaches.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

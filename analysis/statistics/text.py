@@ -1,7 +1,5 @@
 """The table of gaps in words: Markdown in files, a ruled table on a terminal, and remarks on it."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping

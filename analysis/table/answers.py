@@ -1,7 +1,5 @@
 """The answers of trials to downstream tasks, and what they score: `python -m sweeps evaluate`."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings

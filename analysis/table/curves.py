@@ -1,7 +1,5 @@
 """The losses of one trial over its updates, in as many points as a small picture can show."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar

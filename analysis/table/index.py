@@ -5,8 +5,6 @@ files, damaged or made by other code is made from these again; of all others the
 looked at, not opened.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import json

@@ -1,7 +1,5 @@
 """A results folder, or a CSV that a report published, → one tidy table, with one row per trial."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings

@@ -4,8 +4,6 @@ They are made of the columns of the table of trials, and whatever has no name he
 optimizer is called by its YAML's name in title case, unless that YAML begins with `# name: …`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

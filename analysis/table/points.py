@@ -1,7 +1,5 @@
 """The key of a point: what the trials of a comparison must have in common."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The records that `python -m sweeps` leaves in a store: what each sweep was asked to run."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass

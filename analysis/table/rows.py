@@ -4,8 +4,6 @@ The names of arms are labels for people and keys to group by. They are made here
 whoever asks what an arm is made of reads the columns.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Every column of the three tables: its dtype and what it says. Losses in nats per token."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 Columns = Mapping[str, tuple[str, str]]

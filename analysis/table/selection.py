@@ -1,7 +1,5 @@
 """Trials of a store by what is known of them: whoever lists, repeats or prunes selects here."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """The task of a point: the settings that tuning leaves alone, and how long it trains."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Lists and tables as text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from trainer.folder.wellformed import Damaged

@@ -4,8 +4,6 @@ The filters stand where the hooks of `trainer.corrections.none.NoCorrection` sta
 optimizer (`gradient`), after it (`apply`), and where the weights are read (`ahead`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

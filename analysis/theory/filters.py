@@ -1,7 +1,5 @@
 """Linear filters of sequences, as ratios of polynomials in the shift z⁻¹ (the z-transform)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from numpy.polynomial import Polynomial
@@ -17,15 +15,15 @@ class Filter:
     now: Polynomial
     past: Polynomial
 
-    def __add__(self, other: Filter) -> Filter:
+    def __add__(self, other: "Filter") -> "Filter":
         """The sum of both outputs for one input."""
         return Filter(self.now * other.past + other.now * self.past, self.past * other.past)
 
-    def __mul__(self, other: Filter) -> Filter:
+    def __mul__(self, other: "Filter") -> "Filter":
         """One filter after the other."""
         return Filter(self.now * other.now, self.past * other.past)
 
-    def __rmul__(self, factor: float) -> Filter:
+    def __rmul__(self, factor: float) -> "Filter":
         return Filter(factor * self.now, self.past)
 
 

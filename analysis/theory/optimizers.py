@@ -9,8 +9,6 @@ is below 0.001 in conf/. Constants depend on the update where an optimizer has a
 own; `updates` says how many updates are over, infinity that the schedule is.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The closed loop on a quadratic: W(t+1) = W(t) − applied(optimizer(gradient(k · read(W) + n)))."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

@@ -1,8 +1,6 @@
 """The theory beside what was measured: predictions and gaps with their rank correlation, and the
 sharpness of a synchronous run beside the edges of stability."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -136,7 +134,9 @@ class Standing(NamedTuple):
         return {**self._asdict(), "of_sync": self.of_sync, "of_delayed": self.of_delayed}
 
 
-def beside_limits(optimizer: Node, measured: Iterable[Sharpness], delay: int) -> Iterator[Standing]:
+def beside_limits(
+    optimizer: Node, measured: "Iterable[Sharpness]", delay: int
+) -> Iterator[Standing]:
     """Each measurement with the limits of the optimizer as it stands then.
 
     Raises BadInput for an optimizer that is not linear.

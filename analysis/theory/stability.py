@@ -1,7 +1,5 @@
 """Edges of stability and noise of an optimizer: synchronous, delayed, and corrected; as a table."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

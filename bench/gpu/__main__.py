@@ -8,8 +8,6 @@ transformers, the update alone, the evaluation, and whole trials; writes `out`/m
 it is a dry run: every part runs, and its times say nothing.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence

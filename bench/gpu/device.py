@@ -1,8 +1,6 @@
 """A GPU as its clock and its memory see it, and its ceilings. On a CPU, for a dry run, they say
 nothing."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Work for a GPU on random tokens: updates by arm and optimizer beside transformers' step,
 evaluations, and whole trials, in which checkpoints and records add to the updates."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -3,8 +3,6 @@
 Radford et al. 2019; weights have the names of Hugging Face's GPT2LMHeadModel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt

@@ -1,7 +1,5 @@
 """Tables in Markdown: their rows are groups of trials, their cells are quantities of arms."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple

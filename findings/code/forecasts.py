@@ -1,7 +1,5 @@
 """Our law of the token tax beside what was measured: every public function is a call."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """Tables of what was measured beside losses: every public function is a call."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import combinations
 from typing import Any

@@ -4,8 +4,6 @@ A marker is a call: `<!-- verdicts sweep=momentum scale=tiny -->` calls the func
 one of MODULES with these words. A table stays as it is; a sentence is wrapped in lines of WIDTH.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

@@ -1,7 +1,5 @@
 """Tables of variants beside each other, paired by seed: every public function is a call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The figures of the pages, and what docs/gaps.ipynb shows: drawn from the published trials."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """The published trials: `findings/STUDY/trials_SCALE.csv`, and what published.yaml says of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path

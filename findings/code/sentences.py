@@ -4,8 +4,6 @@ Verdicts are those of `analysis.claims`: no sentence here says more than a rule 
 before the run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 

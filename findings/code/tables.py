@@ -1,7 +1,5 @@
 """The tables of gaps. Every public function is a call that a page may make."""
 
-from __future__ import annotations
-
 import pandas as pd
 from scipy import stats
 

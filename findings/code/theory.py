@@ -1,7 +1,5 @@
 """The theory beside what was measured, without a fit: every public function is a call."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache

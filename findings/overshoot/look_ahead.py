@@ -10,8 +10,6 @@ for AdamW, Muon and SOAP, to within 0.003 by the 95 % interval of the paired dif
 run at a time; a second call goes on.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 All nodes of a cluster must share the store.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

@@ -1,7 +1,5 @@
 """Runs trials on Ray Tune, each to its end, whatever becomes of the others."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Asks trials of a store the questions of downstream tasks, each trial in a Ray task."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

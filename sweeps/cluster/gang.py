@@ -1,7 +1,5 @@
 """Runs the ranks of a gang as Ray actors, each in a bundle of the trial's placement group."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

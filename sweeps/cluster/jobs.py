@@ -1,7 +1,5 @@
 """Sweeps as jobs of a Ray cluster: one job per request, followed from here or left alone."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

@@ -4,8 +4,6 @@ Keys belong in the environment of the nodes. The store and the data must lie on 
 nodes share, under the same paths.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping

@@ -4,8 +4,6 @@ Every driver has an order of its own, so that two of them seldom want the same t
 others have started and comes back to it later, since their driver may die.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -3,8 +3,6 @@
 It is a Ray actor. Its process starts sooner because this module imports neither torch nor Tune.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import ray

@@ -1,7 +1,5 @@
 """What Tune asks of a driver, and tells it: the next trial, whether to stop, what is untracked."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Mapping, Set

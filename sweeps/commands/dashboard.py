@@ -1,7 +1,5 @@
 """Makes the wandb workspace of a sweep: prints its spec, or saves it to the server."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from sweeps.request.command_line import parse_request

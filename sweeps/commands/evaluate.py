@@ -1,7 +1,5 @@
 """Asks the trials of a sweep that kept their final weights the questions of downstream tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -113,7 +111,7 @@ def _with_weights(request: Request) -> list[Trial]:
     return kept
 
 
-def _run(evaluation: Evaluation, request: Request) -> int:
+def _run(evaluation: "Evaluation", request: Request) -> int:
     from sweeps.cluster.connection import cluster, require_seen_by_nodes
     from sweeps.cluster.evaluations import run_evaluation
 

@@ -1,7 +1,5 @@
 """Lists the jobs of a Ray cluster that are sweeps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime
 

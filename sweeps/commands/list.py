@@ -1,7 +1,5 @@
 """Lists trials of a store."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from sweeps.store.selected import KEYS, select

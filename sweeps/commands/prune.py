@@ -1,7 +1,5 @@
 """Deletes checkpoints of selected trials, never of a trial that a process runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs trials of a store again, from their recorded configs."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

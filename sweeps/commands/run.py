@@ -1,7 +1,5 @@
 """Runs the missing trials of a sweep, then reports gaps."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shlex

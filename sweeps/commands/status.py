@@ -1,7 +1,5 @@
 """Shows the progress of a sweep that another process runs."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress

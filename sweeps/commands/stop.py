@@ -1,7 +1,5 @@
 """Ends jobs of a Ray cluster: their running trials save a checkpoint first."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from sweeps.cluster.jobs import ADDRESS, jobs_of, sweep_jobs, wait_for_end

@@ -1,7 +1,5 @@
 """Sends a sweep to a Ray cluster, as a job that runs `python -m sweeps` there."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from sweeps.cluster.jobs import ADDRESS, follow, jobs_of, submit

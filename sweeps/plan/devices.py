@@ -3,8 +3,6 @@
 The seconds are the trial's counted work at the rates of devices.yaml.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

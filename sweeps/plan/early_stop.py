@@ -8,8 +8,6 @@ because another one is better.
 The store alone decides all this: a sweep that was killed makes the same decisions when it resumes.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What sweeps will cost, before they run: trials, tokens, FLOPs, hours, storage."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +27,7 @@ class Prices:
     throughput: Throughput
 
     @classmethod
-    def measured(cls, store: Path, trials: Sequence[Trial]) -> Prices:
+    def measured(cls, store: Path, trials: Sequence[Trial]) -> "Prices":
         """Return prices by the finished trials; for shapes without one, by others of the store."""
         throughput = Throughput()
         for trial in trials:

@@ -7,8 +7,6 @@ completed. All arms run at these settings, at the sweep's own seeds, which chose
 The store alone decides all this: a search that was killed asks and is told the same again.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean

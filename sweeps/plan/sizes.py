@@ -1,7 +1,5 @@
 """The lines of a plan on its models and files: parameters, memory of a rank, cuts, storage."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any

@@ -1,7 +1,5 @@
 """What people read of a sweep: its plan before it runs, and the advice that it ends with."""
 
-from __future__ import annotations
-
 import shlex
 import warnings
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ updates, PipeDream-2BW makes more. What it gains is shown by delayed runs of tha
 against sync's runs of T. The advice compares them; the sweep's report does not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -84,7 +82,7 @@ class SweepPlan:
         tried = tried_report.remarks(self.sweep, self.choices)
         return [*tried, *early_stop.remarks(self.sweep, self.points)]
 
-    def refreshed(self) -> SweepPlan:
+    def refreshed(self) -> "SweepPlan":
         """Return the plan by the results that the store has now."""
         if self.settled:
             return self

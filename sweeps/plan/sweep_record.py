@@ -7,8 +7,6 @@ in its report) and `trials`: id → `arm`, `seed`, `tokens`, `flops` and `second
 with start and evaluation, null if no trial of its shape has finished.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The settings that a sweep tries at a point before its arms run there, and what it chose."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace

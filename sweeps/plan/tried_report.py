@@ -1,7 +1,5 @@
 """What a sweep tried and chose at its points: lines for people, and a table of tried settings."""
 
-from __future__ import annotations
-
 import csv
 import math
 import warnings

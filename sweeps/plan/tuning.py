@@ -10,8 +10,6 @@ chosen there (the paper's protocol), but for those that set a tuned key themselv
 The store alone decides all this: a sweep that was killed chooses the same when it resumes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """That a sweep does not contradict itself."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import combinations, pairwise
 from math import prod

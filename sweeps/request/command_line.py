@@ -1,7 +1,5 @@
 """What a command line asks for: a sweep at a scale, a store, and whether to run it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A sweep at a scale → the trials that it asks for, validated, each once."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Sequence

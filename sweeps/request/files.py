@@ -1,7 +1,5 @@
 """Reads sweep files and scales, by their name in conf/, or a sweep file by its path."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a sweep file may hold: keys, their types and ranges, and the overrides they stand for."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """A store that is a bucket of an object store, or a prefix in it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -78,7 +76,7 @@ class ObjectStore:
             content = path.read_bytes()
             self._bucket.upload(str(path.relative_to(self.folder)), content)
 
-    def trials(self) -> Registers:
+    def trials(self) -> "Registers":
         """Return an empty collection of trials."""
         return Registers(self._bucket)
 

@@ -1,7 +1,5 @@
 """The store that a word of a command names: a folder that machines share, or an object store."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,7 +46,7 @@ class FileStore:
     def push(self, *paths: Path) -> None:
         """Do nothing."""
 
-    def trials(self) -> Folders:
+    def trials(self) -> "Folders":
         """Return an empty collection of trials."""
         return Folders()
 

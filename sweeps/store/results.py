@@ -1,7 +1,5 @@
 """The results that a store holds of a sweep's trials, and whether the others can run."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The trials of a store that the words of a command select."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from typing import TYPE_CHECKING
@@ -18,7 +16,7 @@ COLUMN=     only trials with this value in a column of the table of trials: stat
             optimizer=muon, optimizer.lr=0.004, seed=0,1, arm=delay*, correction.coefficient=none"""
 
 
-def select(given: Given) -> Selection:
+def select(given: Given) -> "Selection":
     """Return the trials in the store `results` that fulfil all other conditions of `given`.
 
     Raises BadInput. Prints the warnings of `load` and, if no trial is selected, what could be.

@@ -1,7 +1,5 @@
 """What sweeps need of a store, whether it is a folder that machines share or an object store."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum, auto

@@ -1,7 +1,5 @@
 """The pace of trials, measured on finished ones of the same shape in the store."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Mapping

@@ -3,8 +3,6 @@
 It runs in a thread of its own, so that no trial waits for it or fails because of it.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -89,7 +87,7 @@ class Background:
         except BaseException as error:  # a library may raise anything, SystemExit included
             self.trouble = f"{type(error).__name__}: {' '.join(str(error).split())}"
 
-    def __enter__(self) -> Background:
+    def __enter__(self) -> "Background":
         return self
 
     def __exit__(

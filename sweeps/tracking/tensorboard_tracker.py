@@ -1,7 +1,5 @@
 """Tracks a trial by TensorBoard's event files."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -45,7 +43,7 @@ class TensorboardTracker:
             if key != "update":
                 self._writer.add_scalar(key, value, step)
 
-    def _open(self, step: int) -> SummaryWriter:
+    def _open(self, step: int) -> "SummaryWriter":
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 

@@ -1,7 +1,5 @@
 """The interface of a tracker, and what it gets of a trial."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Real

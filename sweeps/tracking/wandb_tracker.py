@@ -1,7 +1,5 @@
 """Tracks a trial on Weights & Biases."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The wandb workspace of a sweep, as code: shows what `WandbTracker` logs, by arm."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -19,7 +17,7 @@ MAX_RUNS = 200
 
 def build_workspace(
     project: str, entity: str, sweeps: Sequence[str], swept: Sequence[str]
-) -> ws.Workspace:
+) -> "ws.Workspace":
     """Return a workspace of the runs with a tag of these `sweeps`, or of all runs of the project.
 
     Sections: losses by update and arm; final losses by arm and over the keys; training. `swept` are
@@ -45,13 +43,13 @@ def build_workspace(
     )
 
 
-def spec(made: ws.Workspace) -> str:
+def spec(made: "ws.Workspace") -> str:
     """Return the workspace as the server stores it, as JSON; the library keeps this to itself."""
     json: str = made._to_model().model_dump_json(by_alias=True, indent=1)
     return json
 
 
-def save(made: ws.Workspace) -> str:
+def save(made: "ws.Workspace") -> str:
     """Save the workspace to the server, as a new view; return its URL.
 
     Raises BadInput without a key in the environment, or if the server refuses it.
@@ -69,7 +67,7 @@ def save(made: ws.Workspace) -> str:
     return url
 
 
-def _curves(*names: str) -> list[PanelTypes]:
+def _curves(*names: str) -> "list[PanelTypes]":
     """Return curves of means over the runs of each arm, and of each optimizer and arm."""
     import wandb_workspaces.reports.v2 as wr
 
@@ -94,7 +92,7 @@ def _curves(*names: str) -> list[PanelTypes]:
     ]
 
 
-def _over_keys(swept: Sequence[str]) -> list[PanelTypes]:
+def _over_keys(swept: Sequence[str]) -> "list[PanelTypes]":
     import wandb_workspaces.reports.v2 as wr
 
     loss = wr.SummaryMetric("final_val_loss")

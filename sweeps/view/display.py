@@ -1,7 +1,5 @@
 """What a driver shows: a live view on a terminal, else one line per trial that ended."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -58,7 +56,7 @@ class Display(Callback):
         self._read = Throttled(self._read_store, READ_EVERY)
         self._draw = Throttled(self._frame, DRAW_EVERY)
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> "Display":
         if self._console.is_terminal:
             for library in LIBRARIES:
                 import_module(library)

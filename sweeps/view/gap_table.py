@@ -1,7 +1,5 @@
 """The gap table of the trials that have ended, for a view that must never fail."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Collection
 from pathlib import Path

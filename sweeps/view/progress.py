@@ -1,7 +1,5 @@
 """The progress of a sweep's trials, from the driver that runs them or from the store."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +40,7 @@ class State:
 class Progress:
     """The trials of a sweep with their states, which start as those of `before` if it has them."""
 
-    def __init__(self, trials: Sequence[Trial], before: Progress | None = None) -> None:
+    def __init__(self, trials: Sequence[Trial], before: "Progress | None" = None) -> None:
         known: Mapping[str, State] = {} if before is None else before.states
         self.trials = {trial.plan.trial_id: trial for trial in trials}
         self.states: dict[str, State] = {key: known.get(key, State()) for key in self.trials}

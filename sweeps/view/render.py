@@ -1,7 +1,5 @@
 """The view of a running sweep, the consoles that show it, and how often it may be made."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

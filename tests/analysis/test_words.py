@@ -1,7 +1,5 @@
 """A wrong word of `python -m analysis` is refused in one line, and nothing is written."""
 
-from __future__ import annotations
-
 import pytest
 
 from analysis.__main__ import main

@@ -1,7 +1,5 @@
 """The time that a plan counts is near what was measured."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.counted import ROWS, Measured, counted

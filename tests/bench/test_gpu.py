@@ -1,7 +1,5 @@
 """The benchmark of a GPU runs to its end on a CPU, and its tables have what it measured."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from unittest.mock import patch

@@ -1,7 +1,5 @@
 """What bench.mixtures compares is comparable: the same size, or the same work."""
 
-from __future__ import annotations
-
 import torch
 
 from bench.mixtures import MIXTURE, apart, dense_as_large, recipe_of, weights_of

@@ -1,7 +1,5 @@
 """docs/code.md: its commands run, the example equals transformers, and the folder's code counts."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

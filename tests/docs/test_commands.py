@@ -1,8 +1,6 @@
 """Every command in the documents is one that the project understands: it is run as far as it goes
 without training anything and without a cluster."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

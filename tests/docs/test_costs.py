@@ -1,7 +1,5 @@
 """The costs that docs/forecast.md tells of are those that the plans print."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

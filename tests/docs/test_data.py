@@ -1,7 +1,5 @@
 """The commands of docs/data.md that need no hub run as they are printed."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

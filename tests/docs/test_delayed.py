@@ -1,7 +1,5 @@
 """The example of docs/delayed.md works as printed, and the analysis finds the gap that it made."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

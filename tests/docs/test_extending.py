@@ -1,7 +1,5 @@
 """The examples of docs/extending.md work as they are printed there."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Whatever a document points at is there, and what it should list is complete."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the documents say of the tables is so: the schema is the code's, the notebook runs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

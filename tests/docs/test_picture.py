@@ -1,7 +1,5 @@
 """The picture of the README shows what the schedules do."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path

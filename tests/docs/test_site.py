@@ -1,7 +1,5 @@
 """The documentation site builds without a warning, links and anchors included."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

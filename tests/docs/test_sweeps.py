@@ -1,7 +1,5 @@
 """docs/sweeps.md: its table has every sweep of the paper, and says of each what it asks there."""
 
-from __future__ import annotations
-
 import re
 
 from sweeps.request.command_line import parse_request

@@ -1,7 +1,5 @@
 """The function of docs/torchtitan.md, on a container as torchtitan's: a list stepped as one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The look-ahead corrects where nothing is late, as Error Feedback does elsewhere."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

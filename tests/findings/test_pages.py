@@ -1,7 +1,5 @@
 """Tables, numbers, verdicts and figures of the pages follow from the published trials."""
 
-from __future__ import annotations
-
 import re
 from html import unescape
 from pathlib import Path

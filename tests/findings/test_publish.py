@@ -1,7 +1,5 @@
 """`python -m findings publish` writes the trials that a sweep compares, and nothing else."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tables of findings/ beside what a few lines make of the published CSVs."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """`pytest tests/fuzz --examples N` tries N inputs of each kind, and prints how they ended."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support import fuzzing

@@ -1,7 +1,5 @@
 """Odd command lines are refused in one line, or accepted; either leaves nothing behind."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

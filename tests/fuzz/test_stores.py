@@ -1,7 +1,5 @@
 """A store with one damaged file: it is named or left aside, and no other trial suffers from it."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

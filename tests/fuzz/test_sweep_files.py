@@ -1,7 +1,5 @@
 """Odd sweep files are refused in one line, or priced; either leaves nothing behind."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

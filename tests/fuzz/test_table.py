@@ -1,7 +1,5 @@
 """The table of a long run has a row for each kind of input, however its tests ended."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

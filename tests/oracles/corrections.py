@@ -5,8 +5,6 @@ return what batch t reads, its gradient, the factor on the learning rate, and W(
 correction needs a reference here, in `REFERENCES`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace as Settings

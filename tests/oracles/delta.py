@@ -1,7 +1,5 @@
 """The gated delta rule token by token, as in equation 10 of arXiv 2412.06464."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

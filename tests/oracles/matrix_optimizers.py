@@ -1,7 +1,5 @@
 """The published algorithms for hidden matrices, written naively: see also optimizers.py."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -4,8 +4,6 @@ Every expert is a module of its own, so nothing here knows stacks. The loss has 
 written out; biases follow DeepSeek-V3's rule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

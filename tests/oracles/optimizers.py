@@ -4,8 +4,6 @@ Each takes the weight at the start, its gradients with the learning rate's facto
 the settings of conf/optimizer/, and which of the matrices it is; and returns the weight at the end.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace as Settings

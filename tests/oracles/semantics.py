@@ -1,7 +1,5 @@
 """The semantics written naively from its equations: every version is kept, nothing is clever."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -4,8 +4,6 @@ Of ours it takes the model, the batches and, for a delay, the list of operations
 as naively as can be: all of them, and for each batch a copy of the one that it reads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stores of trials that an advice is asked of."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

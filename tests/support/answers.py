@@ -1,7 +1,5 @@
 """Answers of trials to a task, as the evaluation leaves them, by numbers of the test's choice."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from zlib import crc32

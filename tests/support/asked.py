@@ -1,7 +1,5 @@
 """A small task of multiple choice of the tests' own, and a trial that kept its final weights."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

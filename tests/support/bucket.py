@@ -1,7 +1,5 @@
 """A server of buckets in this process, which the environment of a test names."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The words that choose each YAML of conf/, with the keys that it leaves to its user."""
 
-from __future__ import annotations
-
 GIVEN = {
     "data=hf": ["data.name=org/set", f"data.revision={'0' * 40}"],
     "data=text": ["data.path=text.txt"],

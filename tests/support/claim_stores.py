@@ -1,7 +1,5 @@
 """Stores in which a claim is true or false, and what its rule says of them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

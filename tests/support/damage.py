@@ -1,7 +1,5 @@
 """A store of which one file is damaged, as hypothesis draws it, and restored."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -1,7 +1,5 @@
 """The setting in which a delayed update is compared with its equations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace

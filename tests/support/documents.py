@@ -1,7 +1,5 @@
 """Two hundred documents, and a data set prepared from them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from trainer.data.prepare import prepare

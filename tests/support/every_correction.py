@@ -1,7 +1,5 @@
 """Every correction of conf/correction/, and whole runs of it beside its reference."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Every optimizer of conf/optimizer/: a YAML there is in the tests from then on."""
 
-from __future__ import annotations
-
 from functools import cache, partial
 from typing import Any
 

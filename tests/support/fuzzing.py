@@ -1,7 +1,5 @@
 """Runs a command in this process on odd input, and asserts how it may end."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

@@ -1,7 +1,5 @@
 """Trains configs as a true pipeline and as its emulation, and hands back all numbers."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

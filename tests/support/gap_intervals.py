@@ -1,7 +1,5 @@
 """A figure as one file, which tests register: every gap as a dot with its interval."""
 
-from __future__ import annotations
-
 import altair as alt
 import pandas as pd
 

@@ -1,7 +1,5 @@
 """A small hybrid in Qwen3-Next's shape."""
 
-from __future__ import annotations
-
 from tests.support.moe import SIZES
 from trainer.models.qwen3_next import Qwen3Next
 

@@ -1,7 +1,5 @@
 """What tensors a computation holds at most, told by watching every operation of torch."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from typing import Any

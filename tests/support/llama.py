@@ -1,7 +1,5 @@
 """A small Llama and tokens for it."""
 
-from __future__ import annotations
-
 import torch
 
 from trainer.models.llama import Llama

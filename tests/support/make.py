@@ -1,7 +1,5 @@
 """What `make` would run."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 

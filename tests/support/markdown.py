@@ -1,7 +1,5 @@
 """The documents of the project, and what their code blocks say."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

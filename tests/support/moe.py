@@ -1,7 +1,5 @@
 """A small mixture of experts in Qwen3-MoE's shape, and tokens for it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

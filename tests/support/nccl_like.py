@@ -1,7 +1,5 @@
 """NCCL's rules about communicators on top of gloo, so that a CPU shows what would hang on GPUs."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

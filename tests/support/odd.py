@@ -1,7 +1,5 @@
 """Hypothesis strategies for input that is nearly right: valid words, files and JSON, changed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from copy import deepcopy

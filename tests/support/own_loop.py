@@ -1,7 +1,5 @@
 """A training loop as people write it, around a `DelayedOptimizer`, on the toy model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

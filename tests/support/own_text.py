@@ -1,7 +1,5 @@
 """Text of one's own in each kind of file that is read."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

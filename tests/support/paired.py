@@ -1,7 +1,5 @@
 """Trials to be paired, and what is found of an arm."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

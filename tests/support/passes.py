@@ -4,8 +4,6 @@ A pass reads or writes as many bytes as the weights have in fp32. A call on a li
 once; views do not count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """A model beside its counterpart in transformers: loaded from the export, logits, gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """One weight on a quadratic, trained by the project's own stage and emulated executor."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """A Ray cluster of one node, started as users do, with a Jobs API behind a token."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """The least that a result and the state of a checkpoint hold."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

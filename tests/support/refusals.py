@@ -1,7 +1,5 @@
 """A wrong word: exit code 2, one line on stderr, and nothing is left."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

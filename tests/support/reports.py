@@ -1,7 +1,5 @@
 """Reports in less time: with some of the figures, and without pictures that no test looks at."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -5,8 +5,6 @@ Amazon's servers. `python -m tests.support.s3_server PORT` runs a server for oth
 processes and prints the variables that lead to it; its bucket is s3://bucket.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import sys

@@ -1,7 +1,5 @@
 """The toy loop on two ranks: each has half of every batch, with DDP or with FSDP2."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Simulated parts of a claim, with means of the test's choice, and how often a rule may err."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

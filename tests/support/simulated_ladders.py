@@ -1,7 +1,5 @@
 """Ladders whose law the test chooses: as rungs, and as a results folder."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A trial that takes a second: a small corpus and a small config in a folder of the test's own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Trials of a store, as tests run them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A sweep file that is in order, and the line that a malformed one is refused with."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Sweeps asked for in a few words, and their trials."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stores as the sweeps of the paper's figures leave them: few seeds, losses from a formula."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from copy import deepcopy

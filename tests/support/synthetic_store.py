@@ -1,7 +1,5 @@
 """Writes results folders whose numbers the test chooses."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

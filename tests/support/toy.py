@@ -1,7 +1,5 @@
 """A small model in stages, its batches, and an emulated run of it."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial

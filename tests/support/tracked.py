@@ -1,7 +1,5 @@
 """Trials that are tracked, and what they wrote."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

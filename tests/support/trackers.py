@@ -1,7 +1,5 @@
 """Trackers that misbehave, for the tests."""
 
-from __future__ import annotations
-
 import threading
 
 from sweeps.tracking.tracker import About

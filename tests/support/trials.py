@@ -1,7 +1,5 @@
 """What tests of whole trials share: records without the clock, and ways to stop a trial."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A model as one stage, with its initial weights."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from trainer.models.decoder import Decoder

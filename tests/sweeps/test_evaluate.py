@@ -1,7 +1,5 @@
 """`python -m sweeps evaluate`: which trials are asked, and that a kill costs nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A report is made again if, and only if, something that it is made of has changed."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

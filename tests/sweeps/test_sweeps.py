@@ -1,7 +1,5 @@
 """A sweep is planned, or refused before it starts; it runs what is missing, whatever fails."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A sweep in a bucket, by its commands: the same tables as in a folder, to the last bit."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

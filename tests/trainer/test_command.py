@@ -1,7 +1,5 @@
 """What `python -m trainer` says of a trial, and what `import trainer` gives."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

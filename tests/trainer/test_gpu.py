@@ -1,7 +1,5 @@
 """What only a GPU can show: the same trial there, in bf16, compiled, with a fused optimizer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

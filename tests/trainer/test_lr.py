@@ -1,7 +1,5 @@
 """Learning-rate factors against their formulas."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

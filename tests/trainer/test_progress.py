@@ -1,7 +1,5 @@
 """A trial drains wherever its schedule changes, whatever else it has to stop for."""
 
-from __future__ import annotations
-
 from itertools import islice, pairwise
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A trial is recorded whole, resumes bit for bit, and a divergence is a result."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Builds what a resolved config names: `_target_` is an import path, the rest are its keywords."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module

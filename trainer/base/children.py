@@ -1,7 +1,5 @@
 """Work beside that of a process: in processes that end with it, and by a thread that repeats it."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """Command lines: their words, key=value each; exit codes; durations as people say them."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import math

@@ -1,7 +1,5 @@
 """A folder of the user's own Python (`code=DIR`), whose modules and YAMLs a config may name."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import sys

@@ -5,8 +5,6 @@ Scalars are numbers, true, false and null as YAML 1.2 has them: 1e-3 is a number
 stand for gigabytes; tags are not read.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Errors for users: entry points print them on stderr and exit with their `exit_code`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from difflib import SequenceMatcher

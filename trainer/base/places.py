@@ -1,7 +1,5 @@
 """Where the files lie that come with the code, and which words can name a file or folder."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

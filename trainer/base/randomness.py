@@ -1,7 +1,5 @@
 """Named random streams: every random number of a trial is a function of (seed, purpose)."""
 
-from __future__ import annotations
-
 import hashlib
 
 import torch

@@ -4,8 +4,6 @@ A range has an upper end where a larger number would not be refused by what it i
 hours or all memory before anything is said.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Interval

@@ -1,7 +1,5 @@
 """The process that a trial runs in: device, threads, determinism, memory."""
 
-from __future__ import annotations
-
 import gc
 import re
 import resource

@@ -1,7 +1,5 @@
 """Temporary folders of a process, which the next one deletes if it was killed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

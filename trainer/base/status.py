@@ -1,7 +1,5 @@
 """What is known of a trial: one word, the same in result.json, tables, lists and live views."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

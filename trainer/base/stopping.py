@@ -1,7 +1,5 @@
 """Signals ask to stop: Ctrl-C, SIGTERM (Slurm, Kubernetes, `ray job stop`), a lost terminal."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

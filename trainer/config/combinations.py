@@ -1,7 +1,5 @@
 """Which settings, each valid alone, do not go together, and why."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Hydra composes the YAMLs that are chosen. Keys are set here, so that every mista
 found in our own words before Hydra is asked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from typing import Any

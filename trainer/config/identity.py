@@ -10,8 +10,6 @@ class. Modules that these import, and code without a source file (built in, comp
 A class from the folder `code` counts by all Python files of that folder.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import json

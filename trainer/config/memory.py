@@ -1,7 +1,5 @@
 """The weights of each stage, and the memory that a rank needs for them, before a trial runs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache

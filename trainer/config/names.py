@@ -3,8 +3,6 @@
 The names are those of YAMLs in conf/.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path

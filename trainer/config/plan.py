@@ -1,7 +1,5 @@
 """What a trial will be, known before it runs and without its data: id, length, cost."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ parameters are its keys, their annotations its types and ranges. So nothing is d
 `choices` has the names that people chose by, for tables and figures.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Mapping

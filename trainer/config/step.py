@@ -4,8 +4,6 @@ Products of matrices and attention are limited by FLOPs, all other kernels by th
 read and write. How fast a device does either is not known here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil

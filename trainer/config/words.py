@@ -7,8 +7,6 @@ Hydra's own parser of words is not used: it refuses a plain path such as data/d√
 takes `a,b` for a sweep, keeps the last of two equal keys, and needs 17 times as long.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Error Feedback whose λ follows how well successive updates agree (beyond arXiv 2606.30634)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 

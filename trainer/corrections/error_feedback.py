@@ -1,7 +1,5 @@
 """Error Feedback on updates (arXiv 2606.30634, Eq. 1 and 4)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 

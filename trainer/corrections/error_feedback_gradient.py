@@ -1,7 +1,5 @@
 """Error Feedback on gradients: the paper's ablation, which diverges there (arXiv 2606.30634)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """A smaller learning rate for late gradients (PipeMare, arXiv 1910.05124, technique T1)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Error Feedback whose coefficient grows with the delay."""
 
-from __future__ import annotations
-
 from torch import Tensor
 from typing_extensions import override
 

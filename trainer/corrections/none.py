@@ -1,7 +1,5 @@
 """Does nothing about delay; the interface that every correction implements."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """The last few tensors of every weight, which corrections compare the newest ones with."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Delay compensation by a first-order Taylor expansion of the gradient (DC-ASGD)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 

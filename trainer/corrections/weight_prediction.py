@@ -1,7 +1,5 @@
 """Gradients at predicted weights: SAPipe, XPipe (1911.04610) and SpecTrain in spirit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 

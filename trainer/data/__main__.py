@@ -5,8 +5,6 @@
 `python -m trainer.data evaluation` prepares the questions of benchmarks.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

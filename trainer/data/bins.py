@@ -4,8 +4,6 @@ A header of 256 int32 (magic, version, number of tokens), then the tokens. The s
 file's name: *train*.bin, *val*.bin.
 """
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Annotated, Any

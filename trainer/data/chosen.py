@@ -1,7 +1,5 @@
 """The tokenizer of a config: chosen by a word, read from prepared data, written beside a model."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path

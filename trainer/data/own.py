@@ -1,7 +1,5 @@
 """Text of one's own: files, or a data set of the Hugging Face hub; prepared when first opened."""
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import json

@@ -3,8 +3,6 @@
 Of several processes that prepare one folder, one works and the others wait.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

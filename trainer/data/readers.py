@@ -3,8 +3,6 @@
 They come in batches, each with the state from which the documents after it can be read.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby, islice

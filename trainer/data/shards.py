@@ -5,8 +5,6 @@ for each split its shards and its document ends (.npy, offsets into the split) w
 SHA-256. The manifest's own SHA-256 identifies the data.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

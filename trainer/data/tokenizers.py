@@ -3,8 +3,6 @@
 SmolLM2's is rebuilt from vocabulary and merges of a GGUF file, so that no hub is needed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import struct
@@ -95,7 +93,7 @@ class Subwords:
         self.vocab_size = vocab_size(self._tokenizer)
         self.sha256: str | None = hashlib.sha256(content.encode()).hexdigest()
 
-    def __reduce__(self) -> tuple[Callable[[str, str], Subwords], tuple[str, str]]:
+    def __reduce__(self) -> "tuple[Callable[[str, str], Subwords], tuple[str, str]]":
         """A process that gets a tokenizer with every batch makes that tokenizer once."""
         return _subwords, self._made_from
 

@@ -1,7 +1,5 @@
 """A split of the data: memory-mapped shards read as one sequence of tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate

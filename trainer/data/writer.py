@@ -1,7 +1,5 @@
 """Writes the splits of a prepared folder, document by document, and goes on where it was killed."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

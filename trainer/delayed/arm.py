@@ -1,7 +1,5 @@
 """What a delayed optimizer may be made of: its pipeline and correction, as a config names them."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What makes gradients late in a loop that has one batch in flight: older weights, or waiting."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence

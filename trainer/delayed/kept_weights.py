@@ -1,7 +1,5 @@
 """The loop reads older weights: forward and backward at W(t − τ), while W(t) lies beside."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """`DelayedOptimizer`: wraps the optimizer of any training loop, so that its updates come late."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial

@@ -4,8 +4,6 @@ The tensors of the delay stand beside the wrapped optimizer's, in the state of e
 that begin with `delay_`; what is no tensor stands in each group, as `delayed`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Records a loop of one's own as a trial of a store, so that `python -m analysis` shows its gap."""
 
-from __future__ import annotations
-
 import math
 import time
 import traceback

@@ -1,7 +1,5 @@
 """One update of the wrapped optimizer, from a gradient that is late."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy

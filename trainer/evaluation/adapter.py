@@ -1,7 +1,5 @@
 """A trained model as lm-eval asks it for the log-likelihoods of continuations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

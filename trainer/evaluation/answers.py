@@ -5,8 +5,6 @@ that goes on after a kill asks only open questions. The complete file appears at
 each question once.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Asks the model that a trial ended with the questions of some tasks."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Only whoever prepares questions imports lm-eval. Questions are plain data: they 
 other processes, and their hash says what was asked, whatever made it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

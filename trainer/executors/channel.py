@@ -1,7 +1,5 @@
 """Messages between the stages of different ranks, in the order of the schedule."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Executes a schedule in one process: the same operations on the same stages as the pipeline."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
 from typing import Any

@@ -1,7 +1,5 @@
 """What both executors have in common: which operations are executed, and in which pass."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache

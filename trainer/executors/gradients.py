@@ -4,8 +4,6 @@ The global norm is made from one vector with one slot per weight, in the model's
 weights once, so that it is the same number for any number of stages and processes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Passes over a batch: for an update, to probe a fresh gradient, to estimate curvature."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

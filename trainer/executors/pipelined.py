@@ -1,7 +1,5 @@
 """Executes a schedule as one rank of a true pipeline: the emulation's stages, lists and numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from math import isfinite

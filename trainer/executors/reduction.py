@@ -1,7 +1,5 @@
 """The deferred update: a batch's gradient is summed and clipped while its rank computes on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Checkpoints: complete, written atomically, here or in a thread, verified when they are read."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import re

@@ -8,8 +8,6 @@ since the clocks of machines may differ. The files stay: they are the log of who
 when, and how each attempt ended.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

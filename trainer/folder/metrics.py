@@ -1,7 +1,5 @@
 """metrics.jsonl: one row per update, written by one process at a time, and read after a crash."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What an attempt's file says of its process, and whether that process is known to be dead."""
 
-from __future__ import annotations
-
 import os
 import platform
 import time

@@ -1,7 +1,5 @@
 """A trial's folder: config.json, metrics.jsonl and, last and atomically, result.json."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -43,7 +41,7 @@ class TrialFolder:
     @contextmanager
     def claimed(
         self, config: Mapping[str, Any], made_by: Mapping[str, object]
-    ) -> Iterator[TrialFolder]:
+    ) -> "Iterator[TrialFolder]":
         """Makes the folder and holds the trial's lease while the context lasts.
 
         The attempt notes `made_by`, see `trainer.config.identity.made_by`. Raises BadInput if the

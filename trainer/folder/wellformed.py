@@ -4,8 +4,6 @@ A form lists the keys that are read somewhere. An object may lack keys that are 
 older code did not write, and may have other keys, which newer code wrote.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import chain

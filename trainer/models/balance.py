@@ -4,8 +4,6 @@ A term belongs to the gradient of the microbatch that made it. So versions, micr
 recomputation and checkpoints treat it as they treat every gradient.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

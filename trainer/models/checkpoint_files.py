@@ -1,7 +1,5 @@
 """The files of a model as Hugging Face's transformers store it: a folder, or a name on the hub."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

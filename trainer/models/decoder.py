@@ -1,7 +1,5 @@
 """Decoders that are an embedding, layers and a head, and how they split themselves into stages."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass

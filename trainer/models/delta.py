@@ -1,7 +1,5 @@
 """Gated DeltaNet (arXiv 2412.06464): linear attention whose state decays and corrects itself."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

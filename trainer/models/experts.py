@@ -1,7 +1,5 @@
 """A mixture of experts: a router chooses some of many SwiGLUs for each token."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -21,7 +19,9 @@ class MixtureOfExperts(nn.Module):
     their sum. `balance` may change which experts are chosen; the shares are the router's own.
     """
 
-    def __init__(self, gate: Router, experts: Experts, balance: NoBalance, num_chosen: int) -> None:
+    def __init__(
+        self, gate: "Router", experts: "Experts", balance: NoBalance, num_chosen: int
+    ) -> None:
         super().__init__()
         self.gate, self.experts, self.balance = gate, experts, balance
         self._num_chosen = num_chosen
@@ -50,8 +50,8 @@ class MixtureWithSharedExpert(MixtureOfExperts):
 
     def __init__(
         self,
-        gate: Router,
-        experts: Experts,
+        gate: "Router",
+        experts: "Experts",
         balance: NoBalance,
         num_chosen: int,
         shared_expert: nn.Module,
@@ -104,7 +104,7 @@ class Routes(NamedTuple):
     loads: Tensor
 
     @classmethod
-    def of(cls, chosen: Tensor, num_experts: int) -> Routes:
+    def of(cls, chosen: Tensor, num_experts: int) -> "Routes":
         """The routes to `chosen`, the numbers of experts [tokens, chosen]."""
         pairs = chosen.flatten()
         order = pairs.argsort(stable=True)

@@ -4,8 +4,6 @@ A recipe's export only moves entries: `pretrained` of tensors that hold the numb
 which entry of the checkpoint is which of ours. So every recipe that can be exported can be loaded.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Initial weights, by the module that they belong to."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Protocol, runtime_checkable
 

@@ -1,7 +1,5 @@
 """Parts that every decoder has: norm, attention with rotary positions, feed-forward part, layer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 Parameters have the names of Hugging Face's LlamaForCausalLM, whatever the number of stages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The training loss, and its fusion with the head."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Decoders with a mixture of experts in every layer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -3,8 +3,6 @@
 With a free head size, as in Hugging Face's Qwen3MoeForCausalLM.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial

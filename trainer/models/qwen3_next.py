@@ -2,8 +2,6 @@
 every layer experts beside a shared one. As in Hugging Face's Qwen3NextForCausalLM.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """What the trainer asks of a model, whatever its architecture, and how its stages are compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable

@@ -1,7 +1,5 @@
 """Which layers each stage of a pipeline gets."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise

@@ -1,7 +1,5 @@
 """Adam and its descendants: every weight by its own moments."""
 
-from __future__ import annotations
-
 import torch
 from torch.optim import Optimizer
 from typing_extensions import override

@@ -1,7 +1,5 @@
 """Optimizers that take gradients at some weights and are evaluated at others."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Protocol, runtime_checkable
 

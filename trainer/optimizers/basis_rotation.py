@@ -1,7 +1,5 @@
 """Basis rotation (arXiv 2602.03515): Adam in the eigenbasis of averaged g gᵀ and gᵀ g."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.optim import Optimizer

@@ -1,7 +1,5 @@
 """Dion (arXiv 2504.05295): orthonormal updates of low rank, with error feedback in the momentum."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated
 

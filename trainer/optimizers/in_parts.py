@@ -7,8 +7,6 @@ sees its entries in one dimension: MARS would take it for a matrix. Balance bias
 their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Preconditioners that are Kronecker products: Shampoo, SOAP, PSGD."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

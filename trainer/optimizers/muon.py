@@ -1,7 +1,5 @@
 """Orthogonalised momentum: Muon, NorMuon, AdaMuon and Scion; AdamW for the other weights."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

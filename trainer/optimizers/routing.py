@@ -1,7 +1,5 @@
 """Routes parameters to optimizers, by the module that they belong to. Vectors never decay."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, Protocol, TypeVar, runtime_checkable
 

@@ -1,7 +1,5 @@
 """Descent by momentum alone: SGD, and updates whose entries all have one size."""
 
-from __future__ import annotations
-
 import torch
 from torch.optim import Optimizer
 

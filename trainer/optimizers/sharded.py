@@ -6,8 +6,6 @@ whole, so that an optimizer of matrices sees whole matrices (arXiv 1910.02054, s
 ZeroRedundancyOptimizer divides in the same way, and its fully_shard cuts matrices into rows).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sophia-G (arXiv 2305.14342): momentum divided by curvature, each entry clipped to ±1."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """What a stage asks of an optimizer beside its steps: state by weight, and curvature."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import deepcopy
 from itertools import chain

@@ -1,7 +1,5 @@
 """What optimizers of hidden matrices are made of: AdamW beside them, and batches of one shape."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping

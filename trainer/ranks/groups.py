@@ -1,7 +1,5 @@
 """The processes of one trial: p ranks per replica, which live and die together."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Starts the ranks of a gang on this machine, and ends all of them when one fails."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Supervises the ranks of a gang, wherever they run, and finds the one that caused a failure."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic

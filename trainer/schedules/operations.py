@@ -5,8 +5,6 @@ of the weights that they read, U(t) makes version t + 1, and the delay of batch 
 *counted* from that list: t − version (`delays`). Executors only execute the list.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile

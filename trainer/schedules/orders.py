@@ -5,8 +5,6 @@ number of the microbatch, counted from the first of these batches. A schedule th
 one batch at a time.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain

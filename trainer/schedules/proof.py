@@ -1,7 +1,5 @@
 """Operation lists of all ranks in one order; the proof that a schedule can run. Pure data."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from trainer.schedules.operations import Op

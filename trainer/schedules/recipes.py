@@ -4,8 +4,6 @@ Each returns the `Schedule` of a training of `num_updates` updates, and raises B
 that it does not support.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Simulates how long a schedule takes if its operations take given times. Pure data, no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Trains the synchronous run of a config and measures its sharpness on the way; writes nothing."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple

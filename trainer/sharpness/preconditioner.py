@@ -4,8 +4,6 @@ Its update is lr · P⁻¹ · (a filter of gradients), as in analysis/theory. It
 P = sqrt(v / (1 − β₂^n)) + eps, entry by entry, of SOAP in the eigenbasis of its factors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A backward in two halves: first the input's gradient, later the weights' gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -93,13 +91,13 @@ class Overwritten:
         """A context for the forward."""
         return saved_tensors_hooks(self._pack, self._unpack)
 
-    def _pack(self, saved: Tensor) -> Tensor | _OfWeight:
+    def _pack(self, saved: Tensor) -> "Tensor | _OfWeight":
         place = self._places.get(saved.untyped_storage().data_ptr())
         if place is None:
             return saved
         return _OfWeight(place, saved.size(), saved.stride(), int(saved.storage_offset()))
 
-    def _unpack(self, packed: Tensor | _OfWeight) -> Tensor:
+    def _unpack(self, packed: "Tensor | _OfWeight") -> Tensor:
         if isinstance(packed, Tensor):
             return packed
         return self.now[packed.place].detach().as_strided(*packed[1:])

@@ -4,8 +4,6 @@ A correction sees a stack [experts, rows, columns] matrix by matrix: each matrix
 own, to the last bit. Balance biases have no correction.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any

@@ -5,8 +5,6 @@ W(t) (arXiv 2606.30634, figures 17 and 18). It takes a second gradient and a sec
 (`update.dry_update`).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

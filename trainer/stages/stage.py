@@ -3,8 +3,6 @@
 All that docs/semantics.md asks of a stage is here, once; executors only order the calls.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The update as a value: u_t = W(t) − optimizer(W(t)); and the corrected one, W(t) → W(t + 1)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import deepcopy
 

@@ -1,7 +1,5 @@
 """The versions of a stage's weights that are alive, and the master that the optimizer steps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 

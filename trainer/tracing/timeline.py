@@ -1,7 +1,5 @@
 """A picture of what every rank did when, measured above and simulated below."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias

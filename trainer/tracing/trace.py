@@ -1,7 +1,5 @@
 """What all ranks did when: as a trace for Perfetto, and as costs for a simulation."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Sequence

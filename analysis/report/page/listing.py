@@ -1,7 +1,5 @@
 """A table as the page shows it: words for people, and the numbers that it is sorted by."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType

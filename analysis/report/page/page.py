@@ -1,7 +1,5 @@
 """What a page holds, and how it becomes HTML."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path

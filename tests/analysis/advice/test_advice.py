@@ -1,7 +1,5 @@
 """Each verdict follows from its rule, on stores worked out by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

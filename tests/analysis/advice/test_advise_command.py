@@ -1,7 +1,5 @@
 """`python -m analysis advise` answers in text and JSON, and says in a line what it cannot use."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

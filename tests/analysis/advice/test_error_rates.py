@@ -1,7 +1,5 @@
 """How often an advice errs where the delay gains nothing, and what keeps it from erring."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

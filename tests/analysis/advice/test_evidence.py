@@ -1,7 +1,5 @@
 """The trials that an advice rests on: of which training, of which setting, with which λ."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import replace
 from pathlib import Path

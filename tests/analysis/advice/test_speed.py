@@ -1,7 +1,5 @@
 """What each pipeline gains in time, by stages worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

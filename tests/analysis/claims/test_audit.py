@@ -1,7 +1,5 @@
 """An audit is repeatable, and its numbers are those of a t-test worked out by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """A sweep's rule and that of the claims that it decides, in other words, have the same numbers."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Each claim of the paper is judged by its rule: reproduced, contradicted, not enough data."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

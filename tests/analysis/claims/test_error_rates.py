@@ -4,8 +4,6 @@ At 3 to 16 seeds, each rule calls a claim that is just false reproduced in at mo
 is just true contradicted in at most 5 %.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from analysis.claims.audit import audit

@@ -1,7 +1,5 @@
 """The rules that were used before err where those in use do not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What may decide a claim: pairs of the paper's own trials, and nothing that noise would show."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

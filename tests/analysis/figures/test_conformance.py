@@ -1,7 +1,5 @@
 """Every registered figure: whatever the store holds, nothing is lost, hidden or a traceback."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache

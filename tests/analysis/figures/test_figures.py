@@ -1,7 +1,5 @@
 """The data of the figures: what was swept is the axis, and no seed is lost."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The files of a figure: their width, their letters, their words, and a dark variant."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

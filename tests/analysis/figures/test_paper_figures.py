@@ -1,7 +1,5 @@
 """The data of the paper's figures, each against a naive computation, and what rows and maps say."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the figures of the token tax show, and how others' numbers were converted."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`forecast` and `forecasts` from the command line, before and after the run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

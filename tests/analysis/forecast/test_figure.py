@@ -1,7 +1,5 @@
 """The figure of a forecast beside what was measured since."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

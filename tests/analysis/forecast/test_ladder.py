@@ -1,7 +1,5 @@
 """Which rungs a store has, and what they support."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

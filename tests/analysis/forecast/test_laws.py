@@ -1,7 +1,5 @@
 """The fits against scipy's, the law's own numbers, and intervals that hold what they claim."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The page in a browser: no message, charts, tables, a trial's drawer, print, phones, live."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

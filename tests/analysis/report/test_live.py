@@ -1,7 +1,5 @@
 """`python -m analysis serve` follows its store, for this machine alone, and leaves nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The page says what the files say, of any store, and nothing of a store is taken for markup."""
 
-from __future__ import annotations
-
 import html
 import json
 import math

@@ -1,7 +1,5 @@
 """`python -m analysis` writes the same report from the same store, and never a traceback."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

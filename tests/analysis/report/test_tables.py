@@ -1,7 +1,5 @@
 """Tables of a report: both protocols, remedies, and what is missing with the hours it takes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

@@ -3,8 +3,6 @@
 After a search the seeds of choice choose the settings, and the others alone compare them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any

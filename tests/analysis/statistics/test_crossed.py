@@ -1,7 +1,5 @@
 """Intervals over seeds and questions cover the mean as often as they say."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 

@@ -1,7 +1,5 @@
 """Downstream scores: paired by seed and question, worded by what they are of."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import defaultdict

@@ -3,8 +3,6 @@
 Its table in words has the rows with a pair, and the columns that tell them apart.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

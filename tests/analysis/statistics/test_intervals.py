@@ -1,7 +1,5 @@
 """Intervals agree with scipy and with their definition, and cover what they claim."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

@@ -1,7 +1,5 @@
 """How near late updates are to the fresh ones, on measurements with known means."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

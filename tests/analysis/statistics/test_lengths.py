@@ -1,7 +1,5 @@
 """Final losses by length are interpolated in the logarithm, never extrapolated."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

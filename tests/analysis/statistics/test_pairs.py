@@ -1,7 +1,5 @@
 """Which trials make a pair: those of one seed, point, corpus and code; depths are never mixed."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a plan says of its seeds: against simulated experiments, and a search by hand."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A point outside of the paper's regime says so in every table, and in words."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

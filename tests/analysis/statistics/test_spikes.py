@@ -1,7 +1,5 @@
 """The spike at the switch is measured as its docstring says, on curves with known answers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

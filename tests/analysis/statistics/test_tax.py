@@ -1,7 +1,5 @@
 """The token tax of laws whose tax is known."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

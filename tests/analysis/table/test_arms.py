@@ -1,7 +1,5 @@
 """An arm is named by its counted delay and its config, and what it is made of is in columns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

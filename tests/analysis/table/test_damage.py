@@ -1,7 +1,5 @@
 """One damaged trial or record is named in a line and left out; the others stay."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A table is the same with and without an index, whatever happened to the store or the index."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A results folder, or the CSV that a report made of it, becomes one tidy table."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Names as people write them: every optimizer has one, and no two arms share one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

@@ -15,8 +15,6 @@ Here f is Σ |x| (1 − e^−|x|), which is star-convex and not convex (Nesterov
 norm is the largest entry, and the optimizer Signum, whose sign is that maximiser.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The recursion of a loop is what the project's own stage and executor do on a quadratic."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

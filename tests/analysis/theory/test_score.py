@@ -1,7 +1,5 @@
 """Rank correlations against scipy's, what predictions are made of, and a sharpness in words."""
 
-from __future__ import annotations
-
 import math
 from itertools import permutations
 

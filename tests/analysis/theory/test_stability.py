@@ -1,7 +1,5 @@
 """Edges of stability and noise against closed forms, numbers found before, and each other."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A sweep as a job of a Ray cluster: sent once, followed, stopped, gone on with."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A driver's own cluster, and the wish to stop that its trials can ask for."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

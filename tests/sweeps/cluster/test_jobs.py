@@ -1,7 +1,5 @@
 """Following a job: its log, its end, and the exit code that scripts read."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Whatever is killed at whatever moment: nothing is lost, nothing runs twice, nothing is left."""
 
-from __future__ import annotations
-
 import random
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Four drivers share a store while one is killed and clocks differ: each trial completes once."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a job takes along: the code, allowed variables, no key; and paths that all nodes share."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from zipfile import ZipFile

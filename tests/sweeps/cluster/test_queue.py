@@ -1,7 +1,5 @@
 """Drivers that share a store: each trial is offered once, and those of a dead driver again."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a worker tells its driver of a trial in an object store."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

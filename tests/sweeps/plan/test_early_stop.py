@@ -1,7 +1,5 @@
 """Early stop leaves whole points out, by their sync arm alone, and any driver decides the same."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

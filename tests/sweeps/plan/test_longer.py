@@ -1,7 +1,5 @@
 """The longer runs of a sweep's question: as much longer as 2BW is faster, and never compared."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A plan says what sweeps will cost, and what of that is measured."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The record of a sweep says what the last command planned, while it runs and when it is done."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A search asks Optuna again by what the store has, keeps pairs whole, and spends its budget."""
 
-from __future__ import annotations
-
 import csv
 import math
 import subprocess

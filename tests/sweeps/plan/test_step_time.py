@@ -1,7 +1,5 @@
 """Seconds of counted work: closed forms, and the ratios of pipelines."""
 
-from __future__ import annotations
-
 import pytest
 
 from analysis.advice.speed import Costs, speed_up

@@ -1,7 +1,5 @@
 """The tuned value is the best of the sync arm's, whatever was killed, and is not hidden."""
 
-from __future__ import annotations
-
 import csv
 import math
 import subprocess

@@ -1,7 +1,5 @@
 """Requests are read, and refused or planned; none is run."""
 
-from __future__ import annotations
-
 import pytest
 
 from sweeps.commands import run

@@ -1,7 +1,5 @@
 """Arms differ in staleness only and are called alike everywhere; a sweep's keys stay its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

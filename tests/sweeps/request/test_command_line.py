@@ -1,7 +1,5 @@
 """What a command line asks for: several sweeps, a file of one's own, a scale and its words."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

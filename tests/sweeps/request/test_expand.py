@@ -1,7 +1,5 @@
 """A sweep asks for every combination, and for each trial once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import sweeps

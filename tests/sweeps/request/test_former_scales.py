@@ -1,7 +1,5 @@
 """Names that scales had before version 0.2 are understood, and stores of that time still open."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A malformed sweep file: exit code 2, one line that names key and fix, and nothing is started."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A wrong word of any command of `python -m sweeps` is refused in one line, and nothing starts."""
 
-from __future__ import annotations
-
 import pytest
 
 from sweeps.__main__ import main

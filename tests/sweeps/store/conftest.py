@@ -1,7 +1,5 @@
 """A bucket for the stores of this room."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Who runs a trial of an object store: exactly one process, whatever the network and clocks do."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

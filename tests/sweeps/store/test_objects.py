@@ -1,7 +1,5 @@
 """What only an object store can do wrong."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Trials are listed, run again and pruned by what is known of them; nothing is lost by it."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """One suite for both kinds of store, a folder and an object store: what sweeps ask of each."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -1,7 +1,5 @@
 """The dashboard shows what the tracker logs: its spec, read back as the server would have it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A tracker that hangs, raises, is slow or has a bad key changes and holds up nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

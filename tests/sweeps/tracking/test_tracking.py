@@ -1,7 +1,5 @@
 """Trackers show what metrics.jsonl holds, and can neither change, fail nor hold up a trial."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """How far a sweep is: the same states from the store as from Tune, and a view that never fails."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """A file is whole under its name, whoever else writes it, and temporary files do not pile up."""
 
-from __future__ import annotations
-
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor

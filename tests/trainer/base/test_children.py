@@ -1,7 +1,5 @@
 """Work in the worker: done when the context ends, in order, and its errors are not lost."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A command names its commands, says durations as people do, and ends quietly if nobody listens."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

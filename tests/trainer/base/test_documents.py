@@ -1,7 +1,5 @@
 """YAML is read within bounds: whatever it holds, the work grows with its length at most."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

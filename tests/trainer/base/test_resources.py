@@ -1,7 +1,5 @@
 """A trial leaves the process as it found it."""
 
-from __future__ import annotations
-
 import random
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a killed process left in the temporary folder goes at the next start, and nothing else."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

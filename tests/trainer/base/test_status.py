@@ -1,7 +1,5 @@
 """A status is its word wherever it is written."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

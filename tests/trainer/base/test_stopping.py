@@ -1,8 +1,6 @@
 """SIGTERM, Ctrl-C and a closed terminal save a checkpoint; the same command goes on, and nothing
 is lost."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Words give exactly the config that Hydra gives, for each of them alone and for many at once."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A config has the keys of its choices, runs without Hydra, and its plan says what it will be."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """`dtype=auto`: resolved where the config is made, by what the processor can do."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

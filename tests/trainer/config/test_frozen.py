@@ -1,7 +1,5 @@
 """What stores and people's own configs depend on stays: addresses of choices, and ids of trials."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 

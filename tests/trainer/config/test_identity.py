@@ -1,7 +1,5 @@
 """An id names values: where a class lives and what it is called do not count, its source does."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The memory of the paper's mixture and hybrid is counted: against closed forms, layer by layer."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """A config carries the names that people chose; one made before that gets them by one rule."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a trial will evaluate, keep and write is foreseen, against one that ran."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The counted work of an update: FLOPs against torch's own counter, bytes against closed forms."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Odd but right words just work: a path, a value, a folder of choices of one's own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

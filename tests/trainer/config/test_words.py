@@ -1,7 +1,5 @@
 """A wrong word of `python -m trainer`, and a wrong `--config` file, is refused in our own words."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

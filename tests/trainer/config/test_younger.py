@@ -1,7 +1,5 @@
 """Keys that are younger than kept trials change neither their ids nor what they compare with."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Every correction of conf/correction/ is its paper's equation, and keeps what it says it keeps."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

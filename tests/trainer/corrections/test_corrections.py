@@ -1,7 +1,5 @@
 """Corrections by hand, and how they relate to each other; test_conformance.py has the equations."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The references notice every mistake in a correction that was thought of: each one must differ."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Damaged, foreign or half-written data is refused before training, with the way out."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Prepared data is what was written, and a batch is a pure function of (seed, index)."""
 
-from __future__ import annotations
-
 from itertools import count
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A tokenizer comes out of a GGUF file as it went in; here a tiny file, written by hand."""
 
-from __future__ import annotations
-
 import io
 import json
 import struct

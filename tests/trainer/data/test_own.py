@@ -1,7 +1,5 @@
 """Text of one's own becomes the same tokens from any kind of file, however it was prepared."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

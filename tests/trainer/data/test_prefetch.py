@@ -1,7 +1,5 @@
 """Batches read ahead are the batches, whatever order they are asked for in."""
 
-from __future__ import annotations
-
 from threading import Event, get_ident
 
 import pytest

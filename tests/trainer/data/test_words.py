@@ -1,7 +1,5 @@
 """A wrong word of `python -m trainer.data` is refused in one line, and nothing is downloaded."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """Loops of libraries, not ours: accelerate, and the Trainer of transformers."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What else a loop of one's own does: evaluate, scale losses, schedule, leave weights unused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

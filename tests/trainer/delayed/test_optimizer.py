@@ -1,7 +1,5 @@
 """A loop of one's own makes the numbers of a trial, and of the bare optimizer, to the bit."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from pathlib import Path

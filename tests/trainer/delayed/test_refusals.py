@@ -1,7 +1,5 @@
 """What cannot be delayed is refused, in one line that names the argument."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A loop resumes from its checkpoints to the bit; a state that does not fit is refused."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 from pathlib import Path

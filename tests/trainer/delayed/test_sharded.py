@@ -1,7 +1,5 @@
 """Two ranks with DDP or FSDP2 make the updates of one process that has the whole batch."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

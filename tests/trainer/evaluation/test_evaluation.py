@@ -3,8 +3,6 @@
 One task of the tests' own is asked once for most tests: lm-eval takes seconds to import.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

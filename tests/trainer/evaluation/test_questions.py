@@ -1,7 +1,5 @@
 """Questions as lm-eval's tasks put them, on the benchmarks of the package or of one's own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The true pipeline gives the emulation's numbers, to the last bit."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 from typing import Any

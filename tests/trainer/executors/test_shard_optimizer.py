@@ -1,7 +1,5 @@
 """Replicas that divide the optimizer's states give the numbers of those that do not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

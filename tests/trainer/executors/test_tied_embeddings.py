@@ -1,7 +1,5 @@
 """Tied embeddings over stages: one weight in two places, bit-equal copies, one model's numbers."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -3,8 +3,6 @@
 One gang trains every config with our pipeline, then with torch's, in the same processes.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path

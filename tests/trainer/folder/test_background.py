@@ -1,7 +1,5 @@
 """A checkpoint that is written while the trial goes on is the one that would have been written."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

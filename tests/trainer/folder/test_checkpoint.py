@@ -1,7 +1,5 @@
 """Which checkpoint a trial goes on from, whatever lies in its folder."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 from pathlib import Path

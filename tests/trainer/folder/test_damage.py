@@ -1,7 +1,5 @@
 """Damaged files of a trial's folder: one line that names the file, or it goes on as if absent."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

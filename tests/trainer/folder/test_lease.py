@@ -1,7 +1,5 @@
 """One process runs a trial at a time: whoever dies, sleeps, or has a wrong clock."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

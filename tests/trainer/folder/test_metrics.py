@@ -1,7 +1,5 @@
 """Rows: each update once, in order, on the disk, in the file of the process that may write it."""
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import closing

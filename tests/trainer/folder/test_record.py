@@ -1,7 +1,5 @@
 """The record of a trial through crashes, copies and processes that were taken over unawares."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """A trial goes on with other stages and in another executor as if it had been so all the time."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A disk that is full, a store that cannot be written, files that are not whole: said, no harm."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

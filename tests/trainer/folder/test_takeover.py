@@ -1,7 +1,5 @@
 """A trial that another process took over ends in one line, and loses nothing."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where the limits of what a record may hold lie, to the last step."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

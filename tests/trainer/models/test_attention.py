@@ -1,7 +1,5 @@
 """Attention in bf16 on a CPU: as exact as bf16 is, and each token sees only what came before."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Balance travels with the backward: under delay it is a naive oracle's, however it is run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One graph serves all layers of all stages, however the model is cut."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

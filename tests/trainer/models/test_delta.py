@@ -1,7 +1,5 @@
 """The gated delta rule in chunks is the recurrence, and its parts are what they are called."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

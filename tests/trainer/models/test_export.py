@@ -1,7 +1,5 @@
 """What save_final writes is what was trained, in the format that transformers loads."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What holds for every family: it is transformers' model, however it is cut and run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

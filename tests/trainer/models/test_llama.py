@@ -1,7 +1,5 @@
 """What is said of the dense Llama alone; the rest is in test_families.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """The loss that is fused with the head: exact, and never with all logits in memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

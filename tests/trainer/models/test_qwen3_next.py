@@ -1,7 +1,5 @@
 """What is said of the hybrid alone; the rest is in test_families.py."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

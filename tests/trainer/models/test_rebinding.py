@@ -1,7 +1,5 @@
 """A stage reads its weights when it is called: versions are other leaves, re-bound on it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Stages are balanced by counted work; the best cut is found among all."""
 
-from __future__ import annotations
-
 from itertools import accumulate, combinations, pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """A training that starts from a checkpoint starts from its weights, to the bit, on any stages."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

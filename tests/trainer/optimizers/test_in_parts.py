@@ -2,8 +2,6 @@
 vector with two dimensions what it does to its entries in one.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """What every optimizer of conf/optimizer/ must do, whatever its rule."""
 
-from __future__ import annotations
-
 import io
 from functools import partial
 from pathlib import Path

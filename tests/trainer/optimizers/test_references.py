@@ -1,7 +1,5 @@
 """Every optimizer of conf/optimizer/ equals its published equations over ten updates."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from functools import partial
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Schedule-Free trains at y, late or not, and is evaluated and exported at x, their average."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

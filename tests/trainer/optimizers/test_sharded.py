@@ -1,7 +1,5 @@
 """An optimizer divided among replicas makes the undivided one's weights, to the last bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

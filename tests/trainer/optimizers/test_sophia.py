@@ -1,7 +1,5 @@
 """Sophia: its equations, the curvature it is shown, and that no executor or restart changes it."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whatever befalls a rank ends the whole gang soon, says the first cause, and loses nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """How a process leaves its gang."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Every schedule starts and ends under NCCL's rules about communicators, evaluation included."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

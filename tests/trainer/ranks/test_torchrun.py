@@ -1,7 +1,5 @@
 """`torchrun -m trainer` is the same trial: the ranks come from it, the numbers do not change."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

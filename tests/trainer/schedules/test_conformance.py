@@ -1,7 +1,5 @@
 """Every schedule of conf/pipeline/ has the delays of its paper and trains the equations."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise, product

@@ -1,7 +1,5 @@
 """PACI: weights change under the microbatches that are on their way, as if overwritten there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial

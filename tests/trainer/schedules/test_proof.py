@@ -1,7 +1,5 @@
 """A schedule that deadlocks, or reads a version that is not there, is found before it runs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Schedules name only versions that exist, and their counted delays are those of the design."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 from math import ceil

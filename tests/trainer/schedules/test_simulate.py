@@ -1,7 +1,5 @@
 """Without costs of updates and messages, 2BW has no bubble but the first, 1F1B one per batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

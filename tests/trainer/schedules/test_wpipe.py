@@ -1,7 +1,5 @@
 """WPipe: the first half of the model is one update late, the second is not, and fewer versions."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """The sharpness is that of a quadratic whose answer is known, of the run that a trial would be."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A backward in halves gives the whole one's numbers, to the last bit, and keeps less for later."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which choices of experts a delay makes stale, against sets that are made here."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

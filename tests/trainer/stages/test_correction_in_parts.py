@@ -1,7 +1,5 @@
 """A correction does to each matrix of a stack what it does to that matrix by itself."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import deepcopy
 from functools import partial

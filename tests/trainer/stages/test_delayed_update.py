@@ -1,7 +1,5 @@
 """The emulated trainer equals the equations, exactly."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The oracle notices every mistake that would fake a gap: each mutation must break equality."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The passes over memory that versions and a correction add to an update."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.passes import passes_of_versions

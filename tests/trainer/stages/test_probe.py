@@ -1,7 +1,5 @@
 """The comparison of delayed and fresh updates: right, without a trace, alike in both executors."""
 
-from __future__ import annotations
-
 import json
 import math
 from functools import partial

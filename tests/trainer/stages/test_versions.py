@@ -1,7 +1,5 @@
 """Versions: autograd's guard works, memory is what the design counts, wrong reads raise."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

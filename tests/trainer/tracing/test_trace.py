@@ -1,7 +1,5 @@
 """What the ranks did, as measured: nothing is missing, and the costs are those of the ranks."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
