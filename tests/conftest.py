@@ -10,6 +10,8 @@ import torch
 from hypothesis import settings
 
 from trainer.config import compose
+from trainer.config.compose import Node
+from trainer.config.words import ParsedWords
 from trainer.ranks import spawn
 
 pytest_plugins = ["tests.support.refusals"]
@@ -34,14 +36,14 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def composed_once() -> Iterator[None]:
     """Hydra composes each choice of conf/ once per process, and not for each trial that asks."""
-    whole, known = compose._compose, dict[str, tuple[compose.Node, compose.Node]]()
+    whole, known = compose._compose, dict[str, tuple[Node, Node]]()
 
-    def composed(asked: compose.Words) -> tuple[compose.Node, compose.Node]:
-        if asked.searchpath:  # to files of the test's own
-            return whole(asked)
-        key = str(sorted(asked.choices.items()))
+    def composed(parsed: ParsedWords) -> tuple[Node, Node]:
+        if parsed.searchpath:  # to files of the test's own
+            return whole(parsed)
+        key = str(sorted(parsed.choices.items()))
         if key not in known:
-            known[key] = whole(asked)
+            known[key] = whole(parsed)
         return deepcopy(known[key])
 
     with pytest.MonkeyPatch.context() as patch:
