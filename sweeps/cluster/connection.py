@@ -28,9 +28,12 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX
 """Variables of the workers. A worker runs each of its trials in a new thread, for which glibc would
 open a new arena, and so keep the memory of the trials before."""
 
-LONGEST_BASE = 22
+LONGEST_BASE = 20
 """Letters of the folder above a driver's own: Ray's sockets lie inside, and Linux allows 107 for
 their paths."""
+OF_RAY = "r"
+"""Ray's folder inside a driver's own. Everyone may enter what Ray makes, and nobody else may enter
+a driver's folder."""
 
 
 def temporary_base() -> Path:
@@ -48,7 +51,7 @@ def cluster() -> Iterator[Path]:
     """
     with scratch(temporary_base(), "pipegap-ray-") as folder:
         address = os.environ.get("RAY_ADDRESS") or "local"
-        of_own: dict[str, Any] = {"_temp_dir": str(folder), "include_dashboard": False}
+        of_own: dict[str, Any] = {"_temp_dir": str(folder / OF_RAY), "include_dashboard": False}
         try:
             _require_listening(address)
             ray.init(

@@ -20,7 +20,14 @@ from analysis.objects.bucket import StoreAway
 from sweeps.cluster.gang import run_gang_on_ray
 from sweeps.cluster.queue import WorkList
 from sweeps.cluster.stop_flag import stop_requested
-from sweeps.cluster.tune_hooks import Bundles, Offers, StopWhenAsked, Untracked, num_slots
+from sweeps.cluster.tune_hooks import (
+    Bundles,
+    Offers,
+    StopWhenAsked,
+    Untracked,
+    keys_stay,
+    num_slots,
+)
 from sweeps.plan.devices import bundles
 from sweeps.request.expand import Trial
 from sweeps.store.store import RunningTrial, SweepStore
@@ -63,7 +70,7 @@ def run_trials(
     smallest = min(needed.values(), key=_amount)
     stop = StopWhenAsked(asked_to_stop, display.running)
     train = tune.with_parameters(_train, flag=stop.flag, tracking=tracking, store=store)
-    grid = Tuner(
+    tuner = Tuner(
         tune.with_resources(train, _resources),
         tune_config=TuneConfig(
             search_alg=Offers(
@@ -85,7 +92,9 @@ def run_trials(
             stop=stop,
             failure_config=FailureConfig(max_failures=RETRIES),
         ),
-    ).fit()
+    )
+    with keys_stay():
+        grid = tuner.fit()
     ends = (grid[i] for i in range(len(grid)))
     died = {Path(end.path).name: end.error for end in ends if end.error}
     _record_deaths([trial for trial in trials if trial.plan.trial_id in died], died, store)

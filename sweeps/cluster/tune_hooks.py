@@ -2,11 +2,13 @@
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from typing import Any
 
 import ray
 from ray.tune import Callback, Stopper
+from ray.tune.execution import class_cache
 from ray.tune.search import Searcher
 
 from sweeps.cluster.queue import TrialQueue
@@ -22,6 +24,21 @@ NAMED = 3
 
 Payload = Mapping[str, Any]
 Bundles = list[dict[str, float]]
+
+
+@contextmanager
+def keys_stay() -> Iterator[None]:
+    """Keep Tune from telling Ray the AWS keys of the environment, for Ray logs what it is told.
+
+    A trial's process needs no telling: it inherits the environment of its node.
+    """
+    told = class_cache.ENV_VARS_TO_PROPAGATE
+    keys = {name for name in told if name.startswith("AWS_")}
+    told -= keys
+    try:
+        yield
+    finally:
+        told |= keys
 
 
 class Offers(Searcher):

@@ -1,4 +1,4 @@
-"""A Ray cluster of one node, started as users do, with a Jobs API behind a token."""
+"""A Ray cluster on this machine, started as users do, with a Jobs API behind a token."""
 
 import os
 import signal
@@ -20,22 +20,27 @@ MARK = "PIPEGAP_TEST_HEAD"
 
 
 @contextmanager
-def head(num_cpus: int = 2) -> Iterator[tuple[dict[str, str], Path]]:
+def head(num_cpus: int = 2, num_others: int = 0) -> Iterator[tuple[dict[str, str], Path]]:
     """Yields the environment in which a client finds the cluster, and the folder of its files.
 
-    Nothing of it is left after.
+    The cluster has `num_others` nodes beside its head, each with `num_cpus`. Nothing is left after.
     """
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # short: sockets lie in it
         port, dashboard, agent, agent_grpc, runtime, metrics, client = _free_ports(7)
         environment = {**marked(folder), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+        if num_others:
+            environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"  # nodes reach each other
+        node = [
+            *(str(BIN / "ray"), "start", "--block", "--node-ip-address=127.0.0.1"),
+            *(f"--num-cpus={num_cpus}", "--min-worker-port=0", "--max-worker-port=0"),
+            "--object-store-memory=100000000",
+        ]
         command = [
-            *(str(BIN / "ray"), "start", "--head", "--block", "--node-ip-address=127.0.0.1"),
-            *(f"--port={port}", f"--dashboard-port={dashboard}", f"--num-cpus={num_cpus}"),
+            *(*node, "--head", f"--port={port}", f"--dashboard-port={dashboard}"),
             *(f"--dashboard-agent-listen-port={agent}", f"--metrics-export-port={metrics}"),
             *(f"--dashboard-agent-grpc-port={agent_grpc}", f"--runtime-env-agent-port={runtime}"),
-            *(f"--ray-client-server-port={client}", "--min-worker-port=0"),
-            *("--max-worker-port=0", "--object-store-memory=100000000"),
-            *("--include-dashboard=true", f"--temp-dir={folder}"),
+            *(f"--ray-client-server-port={client}", "--include-dashboard=true"),
+            f"--temp-dir={folder}",
         ]
         address, log = f"http://127.0.0.1:{dashboard}", Path(folder) / "start.log"
         with ended_by_mark(folder), log.open("w") as said:
@@ -43,10 +48,18 @@ def head(num_cpus: int = 2) -> Iterator[tuple[dict[str, str], Path]]:
                 command, env=environment, stdout=said, stderr=said, start_new_session=True
             )
             _await_jobs_api(process, address, log)
+            joining = [*node, f"--address=127.0.0.1:{port}"]
+            others = [
+                subprocess.Popen(joining, env=environment, stdout=said, stderr=said)
+                for _ in range(num_others)
+            ]
             del environment[MARK]
-            yield {**environment, "RAY_API_SERVER_ADDRESS": address}, Path(folder)
-            process.kill()
-            process.wait()
+            try:
+                yield {**environment, "RAY_API_SERVER_ADDRESS": address}, Path(folder)
+            finally:
+                for started in (process, *others):
+                    started.kill()
+                    started.wait()
 
 
 def marked(mark: str) -> dict[str, str]:

@@ -62,7 +62,7 @@ with cluster() as folder:
     sockets = ray.get_runtime_context().gcs_address
     assert sockets != "127.0.0.1:1", sockets
     session = Path(ray._private.worker._global_node.get_session_dir_path())
-    assert session.parent == folder, session
+    assert session.parent.parent == folder, session
     stop = StopWhenAsked(lambda: asked, {"one"})
     assert not stop_requested(stop.flag)
     kill(stop.flag)
@@ -224,5 +224,5 @@ def test_a_long_temporary_folder_is_too_long_for_sockets(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    folder = f"{connection.temporary_base()}/pipegap-ray-12345678"
+    folder = f"{connection.temporary_base()}/pipegap-ray-12345678/{connection.OF_RAY}"
     assert len(f"{folder}/session_2026-11-22_11-18-11_123456_1234567/sockets/plasma_store") < 108

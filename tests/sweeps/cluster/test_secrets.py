@@ -1,0 +1,104 @@
+"""Keys of the environment are in no file that a sweep leaves, however it ends."""
+
+import os
+import secrets
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+
+from bench.small_sweep import LENGTH, SWEEP, BucketSweep, SmallSweep
+from tests.support import s3_server, small
+from tests.support.ray_head import head
+
+NAMES = (
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SECURITY_TOKEN", "AWS_SESSION_TOKEN"),
+    *("GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_API_KEY", "AZURE_STORAGE_ACCOUNT_KEY"),
+    *("AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_SECRET", "WANDB_API_KEY", "HF_TOKEN"),
+)
+KEYS = {name: secrets.token_hex(20) for name in NAMES}
+
+
+def leaks(*folders: Path) -> list[str]:
+    """Return every key that a file below the folders holds, with the file."""
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    assert len(files) > 50, "a session and a store have more files than that"
+    contents = ((path, path.read_bytes()) for path in files)
+    return [
+        f"{name} in {path}"
+        for path, content in contents
+        for name, key in KEYS.items()
+        if key.encode() in content
+    ]
+
+
+@pytest.fixture
+def session() -> Iterator[Path]:
+    """A folder for Ray's, whose path is short enough for its sockets."""
+    folder = Path(mkdtemp(prefix="k-", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def sweep(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SmallSweep]:
+    words = small.overrides(tmp_path, *LENGTH, "tracking=wandb")
+    words = [word for word in words if "results=" not in word]
+    if request.param == "folder":
+        yield SmallSweep(tmp_path / "store", words)
+        return
+    with s3_server.serving() as (_, port), pytest.MonkeyPatch.context() as patch:
+        for name, value in s3_server.credentials(port).items():
+            patch.setenv(name, value)
+        yield BucketSweep(tmp_path / "store", words, bucket=f"s3://{s3_server.BUCKET}")
+
+
+def test_no_key_is_left_in_a_file(
+    sweep: SmallSweep, session: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After SIGKILL, when Ray's logs stay, and after the end."""
+    for name, key in {**KEYS, "RAY_TMPDIR": str(session), "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, key)
+    with sweep.start() as driver:
+        while sweep.num_updates() < 20:
+            assert driver.poll() is None, driver.communicate()
+            time.sleep(0.05)
+        driver.kill()
+    [left] = session.glob("pipegap-ray-*")
+    assert stat.S_IMODE(left.stat().st_mode) == 0o700
+    assert not leaks(session, tmp_path)
+    for process in sweep.processes():
+        os.kill(process, signal.SIGKILL)
+    sweep.finish()
+    assert not leaks(tmp_path)
+
+
+@pytest.mark.slow
+def test_no_key_is_left_on_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes, one job that ends and one driver that is killed; Ray's logs stay in both cases."""
+    for name, key in {**KEYS, "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, key)
+    words = [*SWEEP, *small.overrides(tmp_path, *LENGTH, "tracking=wandb")]
+    with head(num_cpus=1, num_others=1) as (environment, files):
+        deadline = time.monotonic() + 120
+        while len(list(files.glob("session_latest/logs/raylet*.out"))) < 2:
+            assert time.monotonic() < deadline, (files / "start.log").read_text()
+            time.sleep(0.1)
+        submit = [sys.executable, "-m", "sweeps", "submit", *words]
+        done = subprocess.run(submit, env=environment, check=False, capture_output=True, text=True)
+        assert "completed" in done.stdout, done
+        environment["RAY_ADDRESS"] = (files / "ray_current_cluster").read_text()
+        killed = SmallSweep(tmp_path / "killed", [w for w in words if "results=" not in w])
+        with killed.start(**environment) as driver:
+            while killed.num_updates() < 20:
+                assert driver.poll() is None, driver.communicate()
+                time.sleep(0.05)
+            driver.kill()
+        assert not leaks(files, tmp_path)
