@@ -3,6 +3,9 @@
 from setuptools import find_packages, setup
 
 setup(
-    packages=[*find_packages(include=["trainer*", "sweeps*", "analysis*"]), "trainer.conf"],
+    packages=[
+        *find_packages(include=["pipegap", "trainer*", "sweeps*", "analysis*"]),
+        "trainer.conf",
+    ],
     package_dir={"trainer.conf": "conf"},
 )

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-CODE = [path for part in ("trainer", "sweeps", "analysis") for path in (ROOT / part).rglob("*.py")]
+PACKAGES = ("pipegap", "trainer", "sweeps", "analysis")
+CODE = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
 TRACKERS = {"wandb", "wandb_workspaces", "tensorboard"}
 FORBIDDEN = {
+    "pipegap": {"ray", "hydra", "torch", "pandas", *TRACKERS},
     "trainer": {"ray", "pandas", "sweeps", "analysis", *TRACKERS},
     "analysis": {"ray", "hydra", "torch", "sweeps", *TRACKERS},
     "sweeps": {"hydra", "pandas"},
@@ -20,6 +22,7 @@ FORBIDDEN = {
 
 
 ROOMS: dict[str, dict[str, set[str]]] = {
+    "pipegap": {"__main__": {"IN_THE_WAY"}},  # a name of the package itself
     "trainer": {
         "schedules": {"base"},
         "optimizers": {"base"},

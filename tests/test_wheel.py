@@ -15,7 +15,8 @@ from ray._private.runtime_env.packaging import create_package
 from tests.support import small
 from trainer.base.places import CODE_ROOT, CONF
 
-SOURCE = ("setup.py", "pyproject.toml", "README.md", "trainer", "sweeps", "analysis", "conf")
+PACKAGES = ("pipegap", "trainer", "sweeps", "analysis")
+SOURCE = ("setup.py", "pyproject.toml", "README.md", "conf", *PACKAGES)
 PROJECT = tomllib.loads((CODE_ROOT / "pyproject.toml").read_text())["project"]
 RELEASE = f"{PROJECT['name']} {PROJECT['version']}"
 
@@ -73,7 +74,7 @@ def run(site: Path, cwd: Path, *words: str) -> str:
 
 def test_every_config_is_installed_and_no_file_is_forgotten(site: Path) -> None:
     assert files(site / "trainer" / "conf") == files(CONF)
-    for package in ("trainer", "sweeps", "analysis"):
+    for package in PACKAGES:
         installed = {name for name in files(site / package) if not name.startswith("conf/")}
         assert installed == files(CODE_ROOT / package)
 
@@ -101,6 +102,23 @@ def test_sweeps_are_planned_by_name_and_by_path(site: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("command", ["trainer.data", "analysis"])
 def test_commands_explain_themselves(site: Path, tmp_path: Path, command: str) -> None:
     assert f"python -m {command}" in run(site, tmp_path, "-m", command, "--help")
+
+
+def test_one_program_has_every_command(site: Path, tmp_path: Path) -> None:
+    program = str(site / "bin" / "pipegap")
+    composed = run(site, tmp_path, program, "trial", "--cfg", "optimizer=muon")
+    assert composed == run(site, tmp_path, "-m", "trainer", "--cfg", "optimizer=muon")
+    told = run(site, tmp_path, program, "--help")
+    assert told == run(site, tmp_path, "-m", "pipegap")
+
+
+@pytest.mark.parametrize("uses", ["import pipegap.__main__", "from pipegap import run_trial"])
+def test_another_package_named_trainer_is_named(site: Path, tmp_path: Path, uses: str) -> None:
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "__init__.py").write_text("")
+    without_checkout = "import sys; sys.meta_path[:] = sys.meta_path[:4]; "  # its finder is last
+    with pytest.raises(AssertionError, match="another package is named trainer: uninstall it"):
+        run(site, tmp_path, "-c", without_checkout + uses)
 
 
 def test_a_job_takes_the_installed_code_along(site: Path, tmp_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""The front package: public names of two packages, and the commands of all."""
+
+import sys
+
+import pytest
+
+import analysis
+import pipegap
+import trainer
+from analysis.commands import COMMANDS as OF_ANALYSIS
+from pipegap.__main__ import DOES, PLACES, main
+from sweeps.commands import COMMANDS as OF_SWEEPS
+
+
+@pytest.mark.parametrize("name", pipegap.__all__)
+def test_a_name_is_what_its_package_has(name: str) -> None:
+    home = trainer if name in trainer.__all__ else analysis
+    assert getattr(pipegap, name) is getattr(home, name)
+
+
+def test_a_name_that_nobody_has() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'nobody'"):
+        pipegap.nobody  # noqa: B018
+
+
+def test_every_command_has_its_own_name_here() -> None:
+    assert set(PLACES) == {*OF_SWEEPS, *OF_ANALYSIS, "trial", "sweep", "data"} - {"run"}
+    assert set(PLACES) <= set(DOES)
+
+
+@pytest.mark.parametrize(
+    ("words", "runs"),
+    [
+        (["trial", "seed=1"], ("trainer", ["seed=1"])),
+        (["sweep", "sweep=main"], ("sweeps", ["sweep=main"])),
+        (["status", "sweep=main"], ("sweeps", ["status", "sweep=main"])),
+        (["report"], ("analysis", [])),
+        (["report", "serve", "port=0"], ("analysis", ["serve", "port=0"])),
+        (["advise", "stages=4"], ("analysis", ["advise", "stages=4"])),
+        (["data", "wiki"], ("trainer.data", ["wiki"])),
+    ],
+)
+def test_a_command_runs_with_its_words(
+    words: list[str], runs: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(sys, "argv", ["pipegap", *words])
+    monkeypatch.setattr(
+        "pipegap.__main__.run_module", lambda module, **_: ran.append((module, sys.argv[1:]))
+    )
+    assert main() == 0
+    assert ran == [runs]
+
+
+def test_a_mistyped_command_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["pipegap", "advice"])
+    assert main() == 2
+    assert capsys.readouterr().err == (
+        "pipegap: advice: must be a command, such as advise, see pipegap --help\n"
+    )
+
+
+def test_it_ends_as_the_command_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["pipegap", "trial", "optimizer.lr=-1"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "optimizer.lr=-1" in capsys.readouterr().err
