@@ -8,13 +8,14 @@ import sys
 from collections.abc import Mapping
 from difflib import get_close_matches
 from runpy import run_module
+from typing import NoReturn
 
 from analysis.commands import COMMANDS as OF_ANALYSIS
 from pipegap import IN_THE_WAY
 from sweeps.commands import COMMANDS as OF_SWEEPS
 
 try:
-    from trainer.base.cli import BAD_INPUT
+    from trainer.base.cli import BAD_INPUT, end_with
 except ModuleNotFoundError as error:
     sys.exit(f"{IN_THE_WAY} ({error})")
 
@@ -43,7 +44,7 @@ DOES = {
 }
 
 
-def main() -> int:
+def run() -> int:
     """Run the command that the first word names, as `python -m` does.
 
     Returns 0 after a list of all commands, 2 if there is no such command; a command ends the
@@ -65,5 +66,10 @@ def main() -> int:
     return 0
 
 
+def main() -> NoReturn:
+    """Run a command and end this process with its exit code."""
+    end_with(run)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

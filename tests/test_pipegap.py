@@ -8,7 +8,7 @@ import analysis
 import pipegap
 import trainer
 from analysis.commands import COMMANDS as OF_ANALYSIS
-from pipegap.__main__ import DOES, PLACES, main
+from pipegap.__main__ import DOES, PLACES, run
 from sweeps.commands import COMMANDS as OF_SWEEPS
 
 
@@ -48,7 +48,7 @@ def test_a_command_runs_with_its_words(
     monkeypatch.setattr(
         "pipegap.__main__.run_module", lambda module, **_: ran.append((module, sys.argv[1:]))
     )
-    assert main() == 0
+    assert run() == 0
     assert ran == [runs]
 
 
@@ -56,7 +56,7 @@ def test_a_mistyped_command_is_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["pipegap", "advice"])
-    assert main() == 2
+    assert run() == 2
     assert capsys.readouterr().err == (
         "pipegap: advice: must be a command, such as advise, see pipegap --help\n"
     )
@@ -67,5 +67,5 @@ def test_it_ends_as_the_command_does(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["pipegap", "trial", "optimizer.lr=-1"])
     with pytest.raises(SystemExit, match="2"):
-        main()
+        run()
     assert "optimizer.lr=-1" in capsys.readouterr().err
