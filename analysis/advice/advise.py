@@ -22,10 +22,10 @@ from analysis.advice.verdict import (
     GO,
     UNDECIDED,
     Decision,
+    candidates,
     recommended,
-    sound,
     verdict,
-    without_gap,
+    without_candidate,
 )
 from analysis.statistics.gaps import gaps
 from analysis.table.records import Record
@@ -91,11 +91,13 @@ def advise(
 
 def _answer(evidence: Evidence | None, speeds: Mapping[str, float], rival: str) -> dict[str, Any]:
     """The fields of an advice that depend on the length of training."""
-    gap = recommended(evidence) if evidence is not None else None
+    left = candidates(evidence, speeds.values()) if evidence is not None else []
+    gap = recommended(left)
     if evidence is None or gap is None:
+        decision = without_candidate(evidence, speeds.values())
         nothing: dict[str, Any] = {"same_time": {}, "verdicts": {}}
-        return {"evidence": evidence, "gap": gap, **nothing, "verdict": without_gap(evidence)}
-    arms = [sound_gap.arm for sound_gap in sound(evidence)]
+        return {"evidence": evidence, "gap": gap, **nothing, "verdict": decision}
+    arms = [candidate.arm for candidate in left]
     updates = evidence.updates
     equal = after(evidence, arms, updates, updates)
     at = {name: same_time(evidence, arms, speed_up) for name, speed_up in speeds.items()}

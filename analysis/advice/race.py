@@ -5,7 +5,7 @@ Losses are final losses of runs of the given length, or interpolated between two
 it may only decide against that other side.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
 
@@ -27,18 +27,21 @@ class SameTime:
     updates: float
     """Of the delayed run."""
     sync_updates: float
+    pairs: int
+    """Seeds at which both sides have runs of these lengths."""
     n: int
+    """Those at which neither diverged."""
     gap: float
-    """Loss of the delayed run minus that of sync, mean over n seeds; NaN if no runs are that
-    long."""
+    """Loss of the delayed run minus that of sync, mean over n seeds; NaN without any."""
     spread: float
     """Standard deviation that the interval is made with: that of the n differences, wider where
     each seed has the arm that is best on the others."""
     interval: Interval
     flatters_delay: bool
-    """Whether sync's losses are interpolated between runs of other lengths."""
+    """Whether sync's losses are interpolated between runs of other lengths, or a delayed run is
+    left out that diverged."""
     flatters_sync: bool
-    """Whether those of the delayed run are."""
+    """Whether the delayed losses are interpolated, or a run of sync is left out."""
 
     @property
     def is_lower(self) -> bool:
@@ -52,7 +55,7 @@ class SameTime:
 
     @property
     def is_interpolated(self) -> bool:
-        """Whether either side is not of runs of that length."""
+        """Whether either side is not of all runs of that length."""
         return self.flatters_delay or self.flatters_sync
 
     @property
@@ -70,7 +73,18 @@ def same_time(evidence: Evidence, arms: Sequence[str], speed_up: float) -> SameT
     """
     longer = after(evidence, arms, evidence.updates * speed_up, evidence.updates)
     shorter = after(evidence, arms, evidence.updates, evidence.updates / speed_up)
-    return max(longer, shorter, key=lambda at: (at.n >= 2, not at.is_interpolated, at.n > 0))
+    return max(longer, shorter, key=lambda at: (at.pairs >= 2, not at.is_interpolated, at.pairs))
+
+
+def compared(evidence: Evidence, arm: str, speed_ups: Iterable[float]) -> list[int]:
+    """The lengths of the arm's runs that are compared with sync's: as many updates as sync makes,
+    and those next to what each speed-up allows."""
+    known = {length for losses in evidence.finals[arm].values() for length in losses}
+    lengths = {evidence.updates}
+    for target in (evidence.updates * speed_up for speed_up in speed_ups):
+        lengths |= {max((length for length in known if length < target + 1), default=0)}
+        lengths |= {min((length for length in known if length > target - 1), default=0)}
+    return sorted(lengths - {0})
 
 
 def after(evidence: Evidence, arms: Sequence[str], updates: float, sync_updates: float) -> SameTime:
@@ -86,19 +100,21 @@ def after(evidence: Evidence, arms: Sequence[str], updates: float, sync_updates:
             if seed in evidence.finals[arm]
         ]
     )
-    known = gaps[np.isfinite(gaps)]
+    known = gaps[np.isfinite(gaps)]  # infinite where the delay diverged, or, below 0, sync
     low, high = mean_interval(known)
     wider = np.sqrt(folds_share(len(known))) if len(arms) > 1 else 1.0
     mean = float(known.mean()) if len(known) else np.nan
     return SameTime(
         updates,
         sync_updates,
+        int((~np.isnan(gaps)).sum()),
         len(known),
         mean,
         float(wider * known.std(ddof=1)) if len(known) > 1 else np.nan,
         (mean - wider * (high - low) / 2, mean + wider * (high - low) / 2),
-        not _has(sync, sync_updates),
-        not any(_has(evidence.finals[arm], updates) for arm in arms),
+        bool(np.isposinf(gaps).any()) or not _has(sync, sync_updates),
+        bool(np.isneginf(gaps).any())
+        or not any(_has(evidence.finals[arm], updates) for arm in arms),
     )
 
 

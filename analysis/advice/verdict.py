@@ -1,12 +1,12 @@
 """The rule: when to go asynchronous, when to stay synchronous, and when data are too few."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
 from analysis.advice.evidence import Evidence, Gap
-from analysis.advice.race import NEARLY, SameTime
+from analysis.advice.race import NEARLY, SameTime, compared
 from analysis.statistics.intervals import ends_text
 from analysis.statistics.power import seeds_needed
 
@@ -25,34 +25,45 @@ class Decision:
     """Keys of the sweep that would decide it; empty if it is decided."""
 
 
-def recommended(evidence: Evidence) -> Gap | None:
+def recommended(candidates: Sequence[Gap]) -> Gap | None:
     """The plain delay, or Error Feedback with the coefficient λ that the evidence favours.
 
     That is the λ of the smallest mean gap if the interval of the share that it removes of the plain
-    gap lies above 0; else the plain delay, or the arm of the smallest gap if that was not run. An
-    arm that is not sound is not recommended. None if no arm is left. λ is chosen on all seeds: no
-    verdict is made of this arm's own gap, but see `race.after`.
+    gap lies above 0; else the plain delay, or the arm of the smallest gap if that was not run. None
+    without candidates. λ is chosen on all seeds: no verdict is made of this arm's own gap, but see
+    `race.after`.
     """
-    sound_gaps = sound(evidence)
-    if not sound_gaps:
+    if not candidates:
         return None
-    smallest = min(sound_gaps, key=lambda gap: gap.gap)
-    plain = next((gap for gap in sound_gaps if gap.coefficient == 0), smallest)
+    smallest = min(candidates, key=lambda gap: gap.gap)
+    plain = next((gap for gap in candidates if gap.coefficient == 0), smallest)
     return smallest if smallest.removes else plain
 
 
-def sound(evidence: Evidence) -> list[Gap]:
-    """The gaps of at least two pairs, at which no run diverged where sync did not."""
-    return [gap for gap in evidence.gaps if gap.n >= 2 and not gap.diverged]
+def candidates(evidence: Evidence, speed_ups: Collection[float]) -> list[Gap]:
+    """The gaps of at least two pairs of arms no run of which, of a length that is compared at one
+    of the speed-ups, diverged where sync did not."""
+    return [
+        gap for gap in evidence.gaps if gap.n >= 2 and not _diverged(evidence, gap.arm, speed_ups)
+    ]
 
 
-def without_gap(evidence: Evidence | None) -> Decision:
+def _diverged(evidence: Evidence, arm: str, speed_ups: Collection[float]) -> list[str]:
+    """How many runs of an arm diverged where sync did not, for each length, in words."""
+    lengths = compared(evidence, arm, speed_ups)
+    counts = ((length, *evidence.diverged(arm, length)) for length in lengths)
+    return [f"{arm} in {k} of {n} runs of {length} updates" for length, k, n in counts if k]
+
+
+def without_candidate(evidence: Evidence | None, speed_ups: Collection[float]) -> Decision:
     """The verdict where no arm can be recommended: stay if the delay diverged and sync did not."""
-    gaps = evidence.gaps if evidence is not None else ()
-    if diverged := [gap for gap in gaps if gap.diverged]:
-        counts = ", ".join(f"{gap.arm} in {gap.diverged} of {gap.pairs}" for gap in diverged)
-        return Decision(STAY, f"the delayed runs diverged where sync did not: {counts}")
-    num_pairs = max((gap.n for gap in gaps), default=0)
+    num_pairs = 0
+    if evidence is not None:
+        counts = [w for gap in evidence.gaps for w in _diverged(evidence, gap.arm, speed_ups)]
+        if counts:
+            why = f"the delayed runs diverged where sync did not: {', '.join(counts)}"
+            return Decision(STAY, why)
+        num_pairs = max((gap.n for gap in evidence.gaps), default=0)
     why = f"a gap has an interval from two pairs of runs on, and there are {num_pairs}"
     return Decision(UNDECIDED, why, {"seeds": [0, 1, 2]})
 

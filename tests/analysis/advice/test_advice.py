@@ -131,7 +131,12 @@ def test_an_uncertain_tax_decides_nothing(tmp_path: Path) -> None:
         ([1.4, 1.5, 1.6], 4, UNDECIDED, "not enough data: runs of one length only"),
         ([0.9, 0.9, 0.9], 4, GO, "no higher, and they take less time"),
         ([0.9, 0.9, 0.9], 1, STAY, "2BW is no faster here"),
-        ([0.9, None, 0.9], 4, STAY, "diverged where sync did not: delay in 1 of 3"),
+        (
+            [0.9, None, 0.9],
+            4,
+            STAY,
+            "diverged where sync did not: delay in 1 of 3 runs of 400 updates",
+        ),
     ],
     ids=["small gap, no longer runs", "no tax", "gap below 0", "no bubble", "diverged alone"],
 )
@@ -145,6 +150,36 @@ def test_runs_of_one_length(
     assert advice.verdict.word == word
     assert told in str(advice)
     assert advice.verdict.settle.get("num_updates") == (425 if word == UNDECIDED else None)
+
+
+@pytest.mark.parametrize("diverged", [1, 6, 8])
+@pytest.mark.parametrize("updates", [425, 450, 640])
+def test_a_longer_run_that_diverged_counts_against_its_arm(
+    tmp_path: Path, updates: int, diverged: int
+) -> None:
+    """However low the others end: of the compared length, or next to it."""
+    add(tmp_path, "sync", [1.0 + seed / 100 for seed in range(8)])
+    add(tmp_path, "delay", [1.01 + seed / 100 for seed in range(8)])
+    longer = [None if seed < diverged else 0.8 + seed / 100 for seed in range(8)]
+    add(tmp_path, "delay", longer, updates=updates)
+    advice = ask(tmp_path)
+    assert advice.verdict.word == STAY
+    counted = f"delay in {diverged} of 8 runs of {updates} updates"
+    assert advice.verdict.why == f"the delayed runs diverged where sync did not: {counted}"
+    add(tmp_path, "sync", [None] * 8, updates=updates)  # no run that long can be trained
+    assert ask(tmp_path, updates=400).verdict.word == UNDECIDED
+
+
+def test_an_arm_that_did_not_diverge_is_left(tmp_path: Path) -> None:
+    add(tmp_path, "sync", [1.0, 1.01, 1.02])
+    for arm, longer in (("delay", [0.8, 0.81, 0.82]), ("delay_ef", [0.7, 0.7, None])):
+        add(tmp_path, arm, [1.05, 1.06, 1.06])
+        add(tmp_path, arm, longer, updates=425)
+    advice = ask(tmp_path)
+    assert advice.verdict.word == GO
+    assert advice.gap is not None
+    assert advice.gap.arm == "delay"
+    assert advice.same_time["ZB-V"].gap == pytest.approx(-0.2)
 
 
 @pytest.mark.parametrize("losses", [{"sync": [1.0], "delay": [0.5]}, {"sync": [1.0, 1.0]}, {}])
