@@ -6,7 +6,7 @@ from math import ceil
 from typing import Any
 
 from analysis.advice.evidence import Evidence, Gap
-from analysis.advice.race import NEARLY, SameTime, compared
+from analysis.advice.race import NEARLY, SameTime, compared, optimistic, pessimistic
 from analysis.statistics.intervals import ends_text
 from analysis.statistics.power import seeds_needed
 
@@ -31,7 +31,7 @@ def recommended(candidates: Sequence[Gap]) -> Gap | None:
     That is the λ of the smallest mean gap if the interval of the share that it removes of the plain
     gap lies above 0; else the plain delay, or the arm of the smallest gap if that was not run. None
     without candidates. λ is chosen on all seeds: no verdict is made of this arm's own gap, but see
-    `race.after`.
+    `race`.
     """
     if not candidates:
         return None
@@ -68,42 +68,59 @@ def without_candidate(evidence: Evidence | None, speed_ups: Collection[float]) -
     return Decision(UNDECIDED, why, {"seeds": [0, 1, 2]})
 
 
-def verdict(same_updates: SameTime, at: SameTime, speed_up: float, updates: int) -> Decision:
-    """In this order, with 95 % intervals of numbers paired by seed:
+def decide(
+    evidence: Evidence, arms: Sequence[str], speed_up: float, largest: float
+) -> tuple[Decision, SameTime | None]:
+    """The verdict against a pipeline over which 2BW has this speed-up, and the comparison that it
+    rests on. `largest`: the speed-up over the slowest pipeline.
+
+    In this order, with 95 % intervals of numbers paired by seed:
 
     1. If 2BW is not faster: stay.
-    2. If there are runs that take the same time, the delayed ones longer by the speed-up: go if the
-       interval of their loss minus sync's lies below 0, stay if it lies above. A loss interpolated
-       between runs of other lengths may only decide against the side that this favours.
-    3. If the interval of the gap after as many updates (`same_updates`) does not exceed 0: go.
-    4. Else not enough data: delayed runs longer by the speed-up would decide it.
+    2. In the same time, if the interval of the delayed loss minus sync's lies below 0: go; if it
+       lies above 0: stay. Where no runs have the lengths for that, a verdict must hold of runs that
+       end no better for its side (see `race`).
+    3. Else not enough data.
     """
     if speed_up <= 1 + 1e-9:
-        return Decision(STAY, "2BW is no faster here")
-    if at.is_lower or at.is_higher:
-        return Decision(GO if at.is_lower else STAY, _by_time(at))
-    if same_updates.interval[1] <= 0:
-        return Decision(GO, "after as many updates its loss is no higher, and they take less time")
-    if at.interval[0] <= 0 <= at.interval[1]:
-        return Decision(UNDECIDED, _by_time(at), _more_seeds(at))
+        return Decision(STAY, "2BW is no faster here"), None
+    low, high = (side(evidence, arms, speed_up) for side in (optimistic, pessimistic))
+    if high.is_lower:
+        return Decision(GO, _by_time(high)), high
+    if low.is_higher:
+        return Decision(STAY, _by_time(low)), low
+    if not high.excess and high.interval[0] <= 0 <= high.interval[1]:
+        return Decision(UNDECIDED, _by_time(high), _more_seeds(high)), high
+    if not high.excess and high.n > 1:
+        why = f"{_by_time(high)}, but what is interpolated favours sync"
+        return Decision(UNDECIDED, why, _longer(evidence, speed_up)), high
     why = (
         f"in the same time there are {speed_up:.3g} times the updates; whether these make up for "
         f"the gap, no runs of that length say"
     )
-    longer = {"num_updates": ceil(updates * speed_up - NEARLY), **BY_UPDATES}
-    return Decision(UNDECIDED, why, longer)
+    return Decision(UNDECIDED, why, _longer(evidence, largest)), high
 
 
 BY_UPDATES = {"tokens_per_parameter": "null"}
 """At the scales that give their length in tokens, num_updates must replace that."""
 
 
+def _longer(evidence: Evidence, speed_up: float) -> dict[str, Any]:
+    return {"num_updates": ceil(evidence.updates * speed_up - NEARLY), **BY_UPDATES}
+
+
 def _by_time(at: SameTime) -> str:
-    loss = f"{at.gap:+.4f}{ends_text(*at.interval, '+.4f')} n={at.n}"
-    return f"in the same time its loss is {loss} from sync's"
+    side = "fewer" if at.excess < 0 else "more"
+    when = f"with {side} updates than the time allows" if at.excess else "in the same time"
+    return f"{when} its loss is {loss_text(at)} from sync's"
+
+
+def loss_text(at: SameTime) -> str:
+    """`-0.0139 [-0.0171, -0.0106] n=8`: the difference of the losses."""
+    return f"{at.gap:+.4f}{ends_text(*at.interval, '+.4f')} n={at.n}"
 
 
 def _more_seeds(at: SameTime) -> dict[str, Any]:
     """The seeds with which the interval around such a mean excludes 0 at this spread."""
     num_seeds = min(seeds_needed(at.spread, abs(at.gap)), MOST_SEEDS) if at.gap else MOST_SEEDS
-    return {"grid.num_updates": at.lengths, **BY_UPDATES, "seeds": [*range(num_seeds)]}
+    return {"grid.num_updates": at.needed, **BY_UPDATES, "seeds": [*range(num_seeds)]}
