@@ -1,16 +1,17 @@
 """An advice: a verdict on one optimizer and pipeline with what it rests on, in words."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isnan
 
 from analysis.advice.evidence import Evidence, Gap
-from analysis.advice.race import SameTime
+from analysis.advice.rivals import Rival, against
 from analysis.advice.speed import Costs, equal_stages
-from analysis.advice.verdict import BY_UPDATES, Decision
+from analysis.advice.verdict import BY_UPDATES, Decision, loss_text
 from analysis.statistics.intervals import ends_text
 from analysis.statistics.tax import Tax
 from analysis.statistics.text import tax_text
+from analysis.table import names
 
 UNEVEN = 0.05
 """How much longer than the mean the slowest stage takes before the text says so."""
@@ -24,10 +25,9 @@ class Advice:
     stages: int
     microbatches: int
     costs: Costs
-    speed_ups: dict[str, float]
-    """For each synchronous pipeline, how many batches 2BW makes in the time of one."""
-    activations: dict[str, float]
-    """For each synchronous pipeline, of how many microbatches a rank keeps activations."""
+    rivals: dict[str, Rival]
+    """The synchronous pipelines by name, in the order in which people meet them. The delay is
+    compared, at each seed with the λ that is best on the others, with each of them."""
     most_activations: float
     """Of how many microbatches a rank may keep activations."""
     rival: str
@@ -36,11 +36,6 @@ class Advice:
     """None if the store has no pair of the delay."""
     gap: Gap | None
     """The gap and the token tax of the recommended arm; None if no arm can be recommended."""
-    same_time: dict[str, SameTime]
-    """The delay, at each seed with the λ that is best on the others, against each synchronous
-    pipeline; empty without an arm."""
-    verdicts: dict[str, Decision]
-    """The verdict against each synchronous pipeline; empty without an arm."""
     verdict: Decision
     """The verdict against the rival."""
     command: str
@@ -49,20 +44,24 @@ class Advice:
 
     def __str__(self) -> str:
         evidence = self.evidence
-        parts = [_verdict(self), _gaps(self, evidence) if evidence else [], [*_speed(self)]]
+        parts = [_verdict(self), _against(self), _gaps(self, evidence) if evidence else []]
         if evidence and self.gap:
-            parts += [[*_tax(self, self.gap, evidence)], [*_race(self, self.gap)]]
-        return "\n\n".join("\n".join(lines) for lines in parts if lines)
+            parts += [[*_tax(self, self.gap, evidence)]]
+        return "\n\n".join("\n".join(lines) for lines in [*parts, [*_speed(self)]] if lines)
+
+
+def sentence(advice: Advice) -> str:
+    """`Muon: go, against every schedule; in the time of 1F1B it makes 37 % more updates and …`."""
+    return f"{names.optimizer(advice.optimizer)}: {against([*advice.rivals.values()])}"
 
 
 def _verdict(advice: Advice) -> list[str]:
-    question = f"{advice.optimizer}, {advice.stages} stages, {advice.microbatches} microbatches"
-    against = f" (against {advice.rival})" if advice.verdicts else ""
-    lines = [f"{question}: {advice.verdict.word}{against}", f"  {advice.verdict.why}"]
+    lines = [sentence(advice)]
     if advice.command:
-        lines.append(f"  to settle it: {advice.command}")
+        lines.append(f"  to settle it against {advice.rival}: {advice.command}")
     elif advice.verdict.settle:
-        lines.append(f"  to settle it, run more of these trials: {_settings(advice)}")
+        settings = _settings(advice)
+        lines.append(f"  to settle it against {advice.rival}, run more of these trials: {settings}")
     return lines
 
 
@@ -73,7 +72,7 @@ def _settings(advice: Advice) -> str:
 
 
 def headline(advice: Advice) -> str:
-    """The verdict alone."""
+    """The sentence, and how to settle what is not decided against the fastest rival."""
     return "\n".join(_verdict(advice))
 
 
@@ -106,13 +105,34 @@ def _recommended(chosen: Gap | None, evidence: Evidence) -> str:
     return f"{chosen.coefficient:g} (smallest mean gap {among}{only})"
 
 
+def _against(advice: Advice) -> list[str]:
+    heads = [
+        f"against ({advice.stages} stages, {advice.microbatches} microbatches)",
+        *("2BW is faster by", "verdict", "loss from sync's in the same time [95 %]", "runs"),
+    ]
+    rows = []
+    for rival in advice.rivals.values():
+        at, row = rival.same_time, rival.row
+        gap = loss_text(at) if at and at.n else ""
+        rows.append([rival.label, f"{rival.speed_up:.3f}", row["verdict"], gap, row["evidence"]])
+    return aligned([heads, *rows])
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Cells in columns, two spaces apart, one line per row."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (map(str.ljust, row, widths) for row in rows)
+    return ["  ".join(line).rstrip() for line in lines]
+
+
 def _speed(advice: Advice) -> Iterator[str]:
-    yield "speed of 2BW in the steady state, simulated:"
-    for name, speed_up in advice.speed_ups.items():
-        kept = f"a rank keeps activations of {advice.activations[name]:g} microbatches"
-        yield f"  {speed_up:.3f} times {name}, where {kept}"
-    most, rival = advice.most_activations, advice.rival
-    yield f"  allowed are {most:g}, so {rival} is the fastest to compare with"
+    yield "speed of 2BW in the steady state, simulated, and activations, in microbatches per rank:"
+    most, fastest = advice.most_activations, advice.rival
+    kept = ", ".join(
+        f"{rival.label} keeps {rival.activations:g}" for rival in advice.rivals.values()
+    )
+    yield f"  {kept}"
+    yield f"  allowed are {most:g}, so {fastest} is the fastest to compare with"
     equal = advice.costs == equal_stages(advice.stages)
     assumed = "equal stages, a backward of two forwards, no time for updates and messages"
     yield f"  assumed: {assumed if equal else 'the costs that were given'}"
@@ -137,8 +157,9 @@ def _tax(advice: Advice, gap: Gap, evidence: Evidence) -> Iterator[str]:
         yield f"  not enough data: {tax.tax_why}"
         return
     yield f"  {tax_text(tax._asdict())} n={tax.tax_n}, sync with {evidence.updates} updates"
-    for name, speed_up in advice.speed_ups.items():
-        yield f"  against {speed_up:.3f}, the speed-up over {name}: {break_even(tax, speed_up)}"
+    for rival in advice.rivals.values():
+        pays = break_even(tax, rival.speed_up)
+        yield f"  against {rival.speed_up:.3f}, the speed-up over {rival.label}: {pays}"
 
 
 def break_even(tax: Tax, speed_up: float) -> str:
@@ -150,20 +171,3 @@ def break_even(tax: Tax, speed_up: float) -> str:
     if tax.tax_low > speed_up:
         return "the tax is higher, so the delay does not pay"
     return "not shown to be lower or higher"
-
-
-def _race(advice: Advice, gap: Gap) -> Iterator[str]:
-    several = len(advice.evidence.gaps) > 1 if advice.evidence else False
-    compared = "the delay, each seed at the λ that is best on the others," if several else gap.arm
-    yield f"{compared} and sync in the same time:"
-    for name, at in advice.same_time.items():
-        yield f"  against {name}: {_at_that_time(at)}: {advice.verdicts[name].word}"
-
-
-def _at_that_time(at: SameTime) -> str:
-    lengths = f"{at.updates:.0f} updates to {at.sync_updates:.0f}"
-    if isnan(at.gap):
-        return f"{lengths}, no delayed runs are that long"
-    between = ", between runs of other lengths" if at.is_interpolated else ""
-    gap = f"{at.gap:+.4f}{ends_text(*at.interval, '+.4f')} n={at.n}"
-    return f"{lengths}, loss {gap} from sync's{between}"

@@ -2,16 +2,19 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from analysis.advice.advice import Advice
 from analysis.advice.evidence import Evidence, Gap, evidence
-from analysis.advice.race import after, same_time
+from analysis.advice.rivals import Rival
 from analysis.advice.speed import (
+    CHUNKS,
+    NEARLY,
     TWO_BUFFERED,
     Costs,
+    Speed,
     equal_stages,
     fastest,
     flushed_speeds,
@@ -19,13 +22,12 @@ from analysis.advice.speed import (
 )
 from analysis.advice.verdict import (
     BY_UPDATES,
-    GO,
     UNDECIDED,
     Decision,
+    candidates,
+    decide,
     recommended,
-    sound,
-    verdict,
-    without_gap,
+    without_candidate,
 )
 from analysis.statistics.gaps import gaps
 from analysis.table.records import Record
@@ -52,6 +54,7 @@ def advise(
     updates: int | None = None,
     costs: Costs | None = None,
     activations: float | None = None,
+    chunks: int = CHUNKS,
     records: Sequence[Record] = (),
 ) -> Advice:
     """The advice for one optimizer and pipeline, from `load`'s table.
@@ -59,58 +62,69 @@ def advise(
     `updates`: how long sync trains; by default the longest training for which the store gives a
     verdict, else the longest. `costs`: times of a microbatch on each stage; by default
     `speed.equal_stages`. `activations`: of how many microbatches a rank may keep activations in
-    the synchronous pipeline; by default as many as with 2BW. `records`: those of the store, from
-    which the advice learns how to run more of its trials. The rule is `verdict.verdict`. Raises
-    BadInput for an optimizer or a length without trials, and for a pipeline that cannot be; warns
-    and raises as `gaps` does.
+    the synchronous pipeline; by default as many as with 2BW. `chunks`: how many parts of the model
+    a rank may have. `records`: those of the store, from which the advice learns how to run more of
+    its trials. The rule is `verdict.decide`, against each pipeline by itself.
+
+    Raises BadInput for an optimizer or a length without trials, and for a pipeline that cannot be;
+    warns and raises as `gaps` does.
     """
     costs = costs or equal_stages(stages)
     _check(stages, microbatches)
-    own, others = speed(TWO_BUFFERED, costs, microbatches), flushed_speeds(costs, microbatches)
+    own = speed(TWO_BUFFERED, costs, microbatches)
     most = own.activations if activations is None else activations
-    rival = fastest(others, most)
-    speeds = {name: at.batch_time / own.batch_time for name, at in others.items()}
+    others = flushed_speeds(costs, microbatches, most, chunks)
+    pipelines = Pipelines(own, others, most, fastest(others, most))
     trials = _trials(df, optimizer)
     by_length = _at_length(evidence(trials, gaps(trials)), updates)
-    answers = [_answer(each, speeds, rival) for each in by_length]
-    answers = answers or [_answer(None, speeds, rival)]
+    answers = [_answer(each, pipelines) for each in by_length] or [_answer(None, pipelines)]
     chosen = next((each for each in answers if each["verdict"].word != UNDECIDED), answers[0])
     return Advice(
         optimizer,
         stages,
         microbatches,
         costs,
-        speeds,
-        {name: at.activations for name, at in others.items()},
-        most,
-        rival,
+        most_activations=most,
+        rival=pipelines.fastest,
         **chosen,
         command=_command(optimizer, chosen["evidence"], chosen["gap"], chosen["verdict"], records),
     )
 
 
-def _answer(evidence: Evidence | None, speeds: Mapping[str, float], rival: str) -> dict[str, Any]:
+class Pipelines(NamedTuple):
+    """2BW, the synchronous pipelines by name, of how many microbatches a rank may keep activations,
+    and the fastest of those that keep no more."""
+
+    own: Speed
+    others: Mapping[str, Speed]
+    most: float
+    fastest: str
+
+    @property
+    def speed_ups(self) -> dict[str, float]:
+        """Batches of 2BW in the time of one of each other pipeline."""
+        return {name: at.batch_time / self.own.batch_time for name, at in self.others.items()}
+
+
+def _answer(evidence: Evidence | None, pipelines: Pipelines) -> dict[str, Any]:
     """The fields of an advice that depend on the length of training."""
-    gap = recommended(evidence) if evidence is not None else None
-    if evidence is None or gap is None:
-        nothing: dict[str, Any] = {"same_time": {}, "verdicts": {}}
-        return {"evidence": evidence, "gap": gap, **nothing, "verdict": without_gap(evidence)}
-    arms = [sound_gap.arm for sound_gap in sound(evidence)]
-    updates = evidence.updates
-    equal = after(evidence, arms, updates, updates)
-    at = {name: same_time(evidence, arms, speed_up) for name, speed_up in speeds.items()}
-    verdicts = {
-        name: verdict(equal, at[name], speed_up, updates) for name, speed_up in speeds.items()
-    }
-    if verdicts[rival].word == GO:  # what beats the rival beats all that are slower
-        slower = [name for name, speed_up in speeds.items() if speed_up >= speeds[rival]]
-        verdicts |= dict.fromkeys(slower, verdicts[rival])
+    speed_ups = pipelines.speed_ups
+    left = candidates(evidence, speed_ups.values()) if evidence is not None else []
+    rivals = {}
+    for name, at in pipelines.others.items():
+        if evidence is not None and left:
+            arms = [candidate.arm for candidate in left]
+            decision, same_time = decide(evidence, arms, speed_ups[name], max(speed_ups.values()))
+        else:
+            decision, same_time = without_candidate(evidence, speed_ups.values()), None
+        fits = at.activations <= pipelines.most + NEARLY
+        kept = at.num_chunks, speed_ups[name], at.activations, fits
+        rivals[name] = Rival(name, *kept, decision, same_time)
     return {
         "evidence": evidence,
-        "gap": gap,
-        "same_time": at,
-        "verdicts": verdicts,
-        "verdict": verdicts[rival],
+        "gap": recommended(left),
+        "rivals": rivals,
+        "verdict": rivals[pipelines.fastest].decision,
     }
 
 

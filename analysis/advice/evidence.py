@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, isfinite, isinf, isnan
 from typing import Any
 
 import pandas as pd
@@ -50,9 +51,26 @@ class Evidence:
     gaps: tuple[Gap, ...]
     """By coefficient, ascending."""
     finals: dict[str, Finals]
-    """For each arm and seed, final losses by updates, also of longer and shorter runs."""
+    """For each arm and seed, final losses by updates, also of longer and shorter runs; infinite
+    where a run diverged."""
     trials: tuple[str, ...] = ()
     """Ids of all these runs."""
+
+    def diverged(self, arm: str, length: int) -> tuple[int, int]:
+        """How many runs of an arm diverged at seeds at which sync did not, and of how many.
+
+        Sync's partner is the run of this length, or, where there is none, that of `updates`.
+        """
+        sync = {
+            seed: by_length.get(length, by_length.get(self.updates, inf))
+            for seed, by_length in self.finals["sync"].items()
+        }
+        losses = [
+            by_length[length]
+            for seed, by_length in self.finals[arm].items()
+            if length in by_length and isfinite(sync.get(seed, inf))
+        ]
+        return sum(map(isinf, losses)), len(losses)
 
 
 def evidence(trials: pd.DataFrame, gaps: pd.DataFrame) -> list[Evidence]:
@@ -141,11 +159,11 @@ def _gap(of_arm: pd.DataFrame, coefficient: float) -> Gap:
 
 
 def _finals(done: pd.DataFrame, points: Sequence[str], arm: str) -> Finals:
-    """Final losses by seed and length; NaN where the trial diverged."""
+    """Final losses by seed and length; infinite where the trial diverged."""
     trials = done[done["point"].isin(points) & (done["arm"] == arm)]
     trials = trials.drop_duplicates(["point", "seed"])
     by_seed: dict[int, dict[int, float]] = {}
     columns = (trials[name] for name in ("seed", "length", "final_val_loss"))
     for seed, length, loss in zip(*columns, strict=True):
-        by_seed.setdefault(int(seed), {})[int(length)] = float(loss)
+        by_seed.setdefault(int(seed), {})[int(length)] = inf if isnan(loss) else float(loss)
     return by_seed

@@ -1,105 +1,207 @@
 """The delayed run against a synchronous pipeline after the same time.
 
-Losses are final losses of runs of the given length, or interpolated between two such runs (see
-`statistics.lengths`). An interpolated loss is a little too high, which favours the other side, so
-it may only decide against that other side.
+Losses are final losses of runs of the lengths that take the same time. Where there are no such
+runs, others stand in (see `statistics.lengths`): those that end no lower, or those that end no
+higher. A comparison that favours one side may only decide for the other one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil, floor
+from math import ceil, floor, inf
 
 import numpy as np
 
 from analysis.advice.evidence import Evidence
-from analysis.statistics.intervals import Interval, folds_share, mean_interval
-from analysis.statistics.lengths import loss_after
-from analysis.statistics.tax import Finals
+from analysis.statistics.intervals import Interval, Values, folds_share, mean_interval
+from analysis.statistics.lengths import StandIn, no_higher, no_lower
 
 NEARLY = 1e-6
 """Updates: the rounding error of a ratio of two simulated times."""
+StandsIn = Callable[[Collection[int], float], StandIn]
+"""Lengths and a number of updates → the runs of these lengths that stand in for it."""
 
 
 @dataclass(frozen=True)
 class SameTime:
     """The delayed run and sync after numbers of updates that take the same time."""
 
+    speed_up: float
     updates: float
     """Of the delayed run."""
     sync_updates: float
+    lengths: tuple[int, ...]
+    """Of the delayed runs that are compared; none if no runs can be."""
+    sync_lengths: tuple[int, ...]
+    excess: float
+    """Updates of the delayed runs compared, on the mean, beyond those that take as long as sync's;
+    negative if they are shorter, NaN without runs, 0 to within an update of each side."""
     n: int
+    """Seeds at which both sides have these runs, and neither diverged."""
     gap: float
-    """Loss of the delayed run minus that of sync, mean over n seeds; NaN if no runs are that
-    long."""
+    """Loss of the delayed run minus that of sync, mean over n seeds; NaN without any."""
     spread: float
     """Standard deviation that the interval is made with: that of the n differences, wider where
-    each seed has the arm that is best on the others."""
+    several arms might have been compared."""
     interval: Interval
-    flatters_delay: bool
-    """Whether sync's losses are interpolated between runs of other lengths."""
-    flatters_sync: bool
-    """Whether those of the delayed run are."""
+    diverged: int
+    """Seeds that are left out because the delayed run diverged and sync's did not."""
+    sync_diverged: int
+    """Seeds that are left out because sync's run diverged and the delayed one did not."""
 
     @property
     def is_lower(self) -> bool:
         """Whether the delayed loss is shown to be lower than sync's."""
-        return self.interval[1] < 0 and not self.flatters_delay
+        return self.interval[1] < 0 and not self.diverged
 
     @property
     def is_higher(self) -> bool:
         """Whether it is shown to be higher."""
-        return self.interval[0] > 0 and not self.flatters_sync
+        return self.interval[0] > 0 and not self.sync_diverged
 
     @property
     def is_interpolated(self) -> bool:
-        """Whether either side is not of runs of that length."""
-        return self.flatters_delay or self.flatters_sync
+        """Whether a loss between runs of two lengths is compared."""
+        return len(self.lengths) > 1 or len(self.sync_lengths) > 1
 
     @property
-    def lengths(self) -> list[int]:
+    def needed(self) -> list[int]:
         """Whole numbers of updates of runs that compare sync and the delayed run."""
         return [floor(self.sync_updates + NEARLY), ceil(self.updates - NEARLY)]
 
+    @property
+    def runs(self) -> str:
+        """The runs that are compared, in words."""
+        lengths, sync_lengths = (
+            " and ".join(f"{length:,}" for length in of_side)
+            for of_side in (self.lengths, self.sync_lengths)
+        )
+        between = "between " if self.is_interpolated else ""
+        side = "fewer" if self.excess < 0 else "more"
+        allowed = f", {side} than the time allows" if self.excess else ""
+        return f"{between}{lengths} updates to sync's {sync_lengths}{allowed}"
 
-def same_time(evidence: Evidence, arms: Sequence[str], speed_up: float) -> SameTime:
-    """Delayed runs longer by the speed-up, or sync runs shorter by it where there are none so long.
 
-    Which of the two is compared depends on the lengths of the runs alone and not on their losses:
-    taking the one that shows more would decide too often. Runs of the very length come before an
-    interpolation, longer delayed runs before shorter sync ones. `arms`: as in `after`.
+@dataclass(frozen=True)
+class StandIns:
+    """What stands in for the runs of both sides, on the delayed one by arm."""
+
+    updates: float
+    sync_updates: float
+    sync: StandIn
+    delayed: dict[str, StandIn]
+
+
+def pessimistic(evidence: Evidence, arms: Sequence[str], speed_up: float) -> SameTime:
+    """The comparison that favours sync, where it favours a side: it may decide for the delay."""
+    return _nearest(evidence, arms, speed_up, no_lower, no_higher)
+
+
+def optimistic(evidence: Evidence, arms: Sequence[str], speed_up: float) -> SameTime:
+    """The comparison that favours the delay, where it favours a side: it may decide for sync."""
+    return _nearest(evidence, arms, speed_up, no_higher, no_lower)
+
+
+def compared(evidence: Evidence, arm: str, speed_ups: Iterable[float]) -> list[int]:
+    """The lengths of the arm's runs that are compared with sync's: as many updates as sync makes,
+    and those that stand in for what each speed-up allows."""
+    lengths = {evidence.updates}
+    known = {length for losses in evidence.finals[arm].values() for length in losses}
+    for updates in (evidence.updates * speed_up for speed_up in speed_ups):
+        lengths |= {*no_lower(known, updates).weights, *no_higher(known, updates).weights}
+    return sorted(lengths)
+
+
+def _nearest(
+    evidence: Evidence,
+    arms: Sequence[str],
+    speed_up: float,
+    of_delayed: StandsIn,
+    of_sync: StandsIn,
+) -> SameTime:
+    """Delayed runs longer by the speed-up, or sync runs shorter by it, whichever the runs are
+    nearer to; of several arms those whose runs are nearest.
+
+    What is compared depends on the lengths of the runs alone and not on their losses: taking what
+    shows more would decide too often. Runs of the very length come before an interpolation.
     """
-    longer = after(evidence, arms, evidence.updates * speed_up, evidence.updates)
-    shorter = after(evidence, arms, evidence.updates, evidence.updates / speed_up)
-    return max(longer, shorter, key=lambda at: (at.n >= 2, not at.is_interpolated, at.n > 0))
+    whole = float(evidence.updates)
+    options = []
+    for updates, sync_updates in ((whole * speed_up, whole), (whole, whole / speed_up)):
+        sync = of_sync(_lengths(evidence, "sync"), sync_updates)
+        stands = {arm: of_delayed(_lengths(evidence, arm), updates) for arm in arms}
+        away = {arm: _away(stand, sync, speed_up) for arm, stand in stands.items()}
+        least = min(away.values())
+        near = {arm: stand for arm, stand in stands.items() if away[arm] == least}
+        options.append((least, StandIns(updates, sync_updates, sync, near)))
+    runs = min(options, key=lambda option: option[0])[1]
+    return _compared(evidence, arms, speed_up, runs)
 
 
-def after(evidence: Evidence, arms: Sequence[str], updates: float, sync_updates: float) -> SameTime:
-    """The delayed run after `updates`, at each seed with the arm of the lowest mean loss on the
-    other seeds, and sync after `sync_updates`."""
-    sync = evidence.finals["sync"]
+def _lengths(evidence: Evidence, arm: str) -> list[int]:
+    """The lengths of an arm's runs at two seeds of sync or more: one seed has no interval."""
+    by_seed = evidence.finals[arm]
+    runs = [length for seed in evidence.finals["sync"] for length in by_seed.get(seed, ())]
+    return sorted({length for length in runs if runs.count(length) > 1})
+
+
+def _excess(stand: StandIn, sync: StandIn, speed_up: float) -> float:
+    """See `SameTime.excess`."""
+    excess = stand.updates - sync.updates * speed_up
+    return 0.0 if abs(excess) < 1 + speed_up else excess
+
+
+def _away(stand: StandIn, sync: StandIn, speed_up: float) -> tuple[float, int]:
+    """How far runs are from taking the same time, as a logarithm, and how many lengths they have;
+    infinite if no runs stand in."""
+    excess = _excess(stand, sync, speed_up)
+    if np.isnan(excess):
+        return inf, 0
+    ratio = 1 + excess / (sync.updates * speed_up)
+    return round(abs(float(np.log(ratio))), 9), len(stand.weights) + len(sync.weights)
+
+
+def _compared(evidence: Evidence, arms: Sequence[str], speed_up: float, runs: StandIns) -> SameTime:
+    """The comparison over seeds, each with the arm of the lowest mean loss on the other seeds.
+
+    The interval allows for the choice among all `arms`, also among those without such runs: people
+    train longer what they saw to be best.
+    """
+    near = [*runs.delayed]
     gaps = np.array(
         [
-            loss_after(evidence.finals[arm][seed], round(updates, 6))
-            - loss_after(losses, round(sync_updates, 6))
-            for seed, losses in sync.items()
-            for arm in [_best_without(evidence, arms, seed)]
-            if seed in evidence.finals[arm]
+            runs.delayed[arm].loss(evidence.finals[arm].get(seed, {})) - runs.sync.loss(losses)
+            for seed, losses in evidence.finals["sync"].items()
+            for arm in [_best_without(evidence, near, seed)]
         ]
     )
     known = gaps[np.isfinite(gaps)]
-    low, high = mean_interval(known)
-    wider = np.sqrt(folds_share(len(known))) if len(arms) > 1 else 1.0
-    mean = float(known.mean()) if len(known) else np.nan
+    mean, spread, interval = _mean(known, len(arms) > 1)
+    stand = runs.delayed[near[0]]
     return SameTime(
-        updates,
-        sync_updates,
-        len(known),
-        mean,
-        float(wider * known.std(ddof=1)) if len(known) > 1 else np.nan,
-        (mean - wider * (high - low) / 2, mean + wider * (high - low) / 2),
-        not _has(sync, sync_updates),
-        not any(_has(evidence.finals[arm], updates) for arm in arms),
+        speed_up=speed_up,
+        updates=runs.updates,
+        sync_updates=runs.sync_updates,
+        lengths=tuple(sorted({x for of_arm in runs.delayed.values() for x in of_arm.weights})),
+        sync_lengths=tuple(sorted(runs.sync.weights)),
+        excess=_excess(stand, runs.sync, speed_up),
+        n=len(known),
+        gap=mean,
+        spread=spread,
+        interval=interval,
+        diverged=int(np.isposinf(gaps).sum()),
+        sync_diverged=int(np.isneginf(gaps).sum()),
     )
+
+
+def _mean(gaps: Values, is_chosen: bool) -> tuple[float, float, Interval]:
+    """Mean, standard deviation and interval, wider if each seed has what is best on the others."""
+    if not len(gaps):
+        return np.nan, np.nan, (np.nan, np.nan)
+    wider = np.sqrt(folds_share(len(gaps))) if is_chosen else 1.0
+    low, high = mean_interval(gaps)
+    mean, half = float(gaps.mean()), wider * (high - low) / 2
+    spread = float(wider * gaps.std(ddof=1)) if len(gaps) > 1 else np.nan
+    return mean, spread, (mean - half, mean + half)
 
 
 def _best_without(evidence: Evidence, arms: Sequence[str], seed: int) -> str:
@@ -111,10 +213,5 @@ def _best_without(evidence: Evidence, arms: Sequence[str], seed: int) -> str:
         {s for s, losses in by_seed.items() if evidence.updates in losses} for by_seed in finals
     )
     others = set.intersection(*known) - {seed}
-    means = [np.mean([by_seed[s][evidence.updates] for s in others]) for by_seed in finals]
-    return arms[int(np.argmin(means))]
-
-
-def _has(finals: Finals, updates: float) -> bool:
-    """Whether there are runs of that length, to within one update."""
-    return any(abs(length - updates) < 1 for losses in finals.values() for length in losses)
+    sums = [sum(by_seed[s][evidence.updates] for s in others) for by_seed in finals]
+    return arms[int(np.argmin(sums))]

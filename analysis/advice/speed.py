@@ -1,9 +1,10 @@
 """How long a batch takes in the steady state of a pipeline, and how much a rank keeps meanwhile, by
 simulating its schedule."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 
 from trainer.base.errors import BadInput
 from trainer.schedules.operations import Schedule
@@ -17,17 +18,22 @@ from trainer.schedules.recipes import (
 )
 from trainer.schedules.simulate import SETTLED, steady
 
-NUM_CHUNKS = 2
-"""Parts of the model per rank of interleaved 1F1B: as many as ZB-V has."""
-FLUSHED: Mapping[str, Callable[..., Schedule]] = {
-    "1F1B": sync,
-    "interleaved 1F1B": partial(interleaved_1f1b, num_chunks=NUM_CHUNKS),
-    "ZB-H1": zero_bubble_h1,
-    "ZB-V": zero_bubble_v,
-    "DualPipeV": dualpipe_v,
+MOST_CHUNKS, CHUNKS = 16, 4
+"""Parts of the model per rank: the most that are simulated, and the most that are assumed of a
+model whose layers are not known."""
+SLOWEST = "1F1B"
+FLUSHED: Mapping[str, Sequence[Callable[..., Schedule]]] = {
+    SLOWEST: [sync],
+    "interleaved 1F1B": [
+        partial(interleaved_1f1b, num_chunks=num) for num in range(2, MOST_CHUNKS + 1)
+    ],
+    "ZB-H1": [zero_bubble_h1],
+    "ZB-V": [zero_bubble_v],
+    "DualPipeV": [dualpipe_v],
 }
-"""The synchronous pipelines that 2BW is compared with. All of them wait for the norm of the whole
-gradient before an update, as 2BW does."""
+"""The synchronous pipelines that 2BW is compared with, in the order in which people meet them, each
+in all of its forms. All wait for the norm of the whole gradient before an update, as 2BW does. Each
+fills a part of the bubble of the first."""
 TWO_BUFFERED = partial(pipedream_2bw, synchronous_start=0, synchronous_cooldown=0)
 NEARLY = 1e-9
 """The rounding error of a number of microbatches or of a ratio."""
@@ -57,6 +63,8 @@ class Speed:
     activations: float
     """Of how many microbatches the rank that keeps most has activations at a time, each counted
     for all of its rank's layers, and until its weight gradients are made."""
+    num_chunks: int
+    """Parts of the model per rank."""
 
 
 def equal_stages(num_stages: int) -> Costs:
@@ -64,31 +72,46 @@ def equal_stages(num_stages: int) -> Costs:
     return Costs((1.0,) * num_stages, (2.0,) * num_stages)
 
 
-def flushed_speeds(costs: Costs, num_microbatches: int) -> dict[str, Speed]:
-    """By name, the synchronous pipelines that can have so many microbatches."""
+def flushed_speeds(
+    costs: Costs, num_microbatches: int, activations: float = inf, chunks: int = CHUNKS
+) -> dict[str, Speed]:
+    """By name, the synchronous pipelines that can have so many microbatches, and that have `chunks`
+    parts of the model per rank at most.
+
+    Of the forms of a pipeline the fastest counts that keeps `activations` at most, or, where none
+    keeps as few, the one that keeps least.
+    """
     speeds = {}
-    for name, schedule in FLUSHED.items():
-        try:
-            speeds[name] = speed(schedule, costs, num_microbatches)
-        except BadInput:  # interleaved 1F1B needs a multiple of p, DualPipeV 2p or more
-            continue
+    for name, forms in FLUSHED.items():
+        known = [*_speeds(forms, costs, num_microbatches, chunks)]
+        fitting = [at for at in known if at.activations <= activations + NEARLY]
+        if fitting:
+            speeds[name] = min(fitting, key=lambda at: round(at.batch_time, 6))
+        elif known:
+            speeds[name] = min(known, key=lambda at: at.activations)
     return speeds
 
 
-def speed_up(name: str, costs: Costs, num_microbatches: int) -> float:
-    """Batches of 2BW in the time of one of the synchronous pipeline `name`.
+def _speeds(
+    forms: Iterable[Callable[..., Schedule]], costs: Costs, num_microbatches: int, chunks: int
+) -> Iterator[Speed]:
+    for form in forms:
+        try:
+            made = form(SETTLED, num_stages=len(costs.forward), num_microbatches=num_microbatches)
+        except BadInput:  # interleaved 1F1B needs a multiple of p, DualPipeV 2p or more
+            continue
+        if made.num_chunks <= chunks:
+            yield _speed(made, costs)
 
-    Raises BadInput where 2BW cannot run (m < p − 1), or that pipeline.
+
+def speed_up(costs: Costs, num_microbatches: int) -> float:
+    """Batches of 2BW in the time of one of the SLOWEST.
+
+    Raises BadInput where 2BW cannot run (m < p − 1).
     """
-    flushed = speed(FLUSHED[name], costs, num_microbatches)
-    return flushed.batch_time / speed(TWO_BUFFERED, costs, num_microbatches).batch_time
-
-
-def speed_up_over_fastest(costs: Costs, num_microbatches: int) -> float:
-    """Batches of 2BW in the time of one of the `fastest` pipeline that keeps no more than it."""
+    [slowest] = FLUSHED[SLOWEST]
     own = speed(TWO_BUFFERED, costs, num_microbatches)
-    others = flushed_speeds(costs, num_microbatches)
-    return others[fastest(others, own.activations)].batch_time / own.batch_time
+    return speed(slowest, costs, num_microbatches).batch_time / own.batch_time
 
 
 def fastest(speeds: Mapping[str, Speed], activations: float) -> str:
@@ -104,7 +127,10 @@ def fastest(speeds: Mapping[str, Speed], activations: float) -> str:
 def speed(schedule: Callable[..., Schedule], costs: Costs, num_microbatches: int) -> Speed:
     """The speed of a pipeline with one rank per stage of `costs`; raises BadInput as `schedule`."""
     ranks = len(costs.forward)
-    settled = schedule(SETTLED, num_stages=ranks, num_microbatches=num_microbatches)
+    return _speed(schedule(SETTLED, num_stages=ranks, num_microbatches=num_microbatches), costs)
+
+
+def _speed(settled: Schedule, costs: Costs) -> Speed:
     by_rank = [
         {"F": forward, "B": backward, "I": backward / 2, "W": backward / 2, "U": costs.update}
         for forward, backward in zip(costs.forward, costs.backward, strict=True)
@@ -113,5 +139,5 @@ def speed(schedule: Callable[..., Schedule], costs: Costs, num_microbatches: int
         {kind: time / settled.num_chunks for kind, time in times.items()} for times in by_rank
     ]
     batch_time, start = steady(settled, by_chunk, costs.communication)
-    peak = max(start.peak_activations(rank) for rank in range(ranks))
-    return Speed(batch_time, peak / settled.num_chunks)
+    peak = max(start.peak_activations(rank) for rank in range(len(by_rank)))
+    return Speed(batch_time, peak / settled.num_chunks, settled.num_chunks)

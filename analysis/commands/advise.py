@@ -3,9 +3,9 @@
 import json
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -17,12 +17,19 @@ from trainer.base.errors import BadInput
 from trainer.base.places import CONF
 from trainer.config.names import yamls
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from analysis.advice.advice import Advice
+
 KEYS = {
-    "optimizer": "which one, as in the store",
+    "optimizer": "which one, as in the store (default: all that were trained with a delay)",
     "stages": "p of the pipeline",
     "microbatches": "m of the pipeline, p - 1 or more",
     "results": "the store (default: results)",
     "activations": "of how many microbatches a rank may keep activations (default: as 2BW does)",
+    "chunks": "how many parts of the model a rank may have (default: as many as the layers of the "
+    "model that forward names allow, else 4)",
     "updates": "how long sync trains (default: what the store can decide at, else the longest)",
     "forward": "time of a microbatch on each stage, in any unit, e.g. the layers of each: 8,8,8,6; "
     "or a model of conf/model, e.g. smollm2_135m: its work on each stage as it is cut",
@@ -32,7 +39,7 @@ KEYS = {
     "format": "text, json",
     "COLUMN": "only trials with this value in a column: num_parameters=418752, batch_size=16",
 }
-MOST = {"stages": 256, "microbatches": 4_096, "updates": 10**9}
+MOST = {"chunks": 16, "stages": 256, "microbatches": 4_096, "updates": 10**9}
 """The largest numbers; a pipeline of these stages is simulated within some seconds."""
 LENGTH = 1024
 """Tokens of a sequence, for the attention of a model that `forward` names."""
@@ -42,7 +49,7 @@ LONGEST = 1e9
 
 def main(given: Given) -> None:
     """Prints the advice; raises BadInput."""
-    from analysis.advice.advise import advise
+    from analysis.advice.speed import CHUNKS
     from analysis.table.load import load
     from analysis.table.records import records
     from analysis.table.selection import fulfilling
@@ -52,30 +59,57 @@ def main(given: Given) -> None:
     )
     updates = count(given, "updates", 0, MOST["updates"])
     form = take_choice(given, "format", ("text", "json"))
-    optimizer = having(given, "optimizer", KEYS)["optimizer"]
     store = pulled(given.get("results", "results"))
     conditions = {key: value for key, value in given.items() if key not in KEYS}
     costs, activations = _costs(given, stages), _times(given, "activations", 1)
+    chunks = count(given, "chunks", _parts(given, stages) or CHUNKS, MOST["chunks"])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        trials = fulfilling(load(store), conditions)
-        advice = advise(
-            trials,
-            optimizer=optimizer,
+        answers = _answers(
+            fulfilling(load(store), conditions),
+            given.get("optimizer"),
             stages=stages,
             microbatches=microbatches,
             updates=updates or None,
             costs=costs,
             activations=activations[0] if activations else None,
+            chunks=chunks,
             records=records(store),
         )
-    for warning in caught:
-        print(f"warning: {warning.message}", file=sys.stderr)
-    is_json = form == "json"
-    print(json.dumps(plain(asdict(advice)), indent=1, ensure_ascii=False) if is_json else advice)
+    for warning in dict.fromkeys(str(warning.message) for warning in caught):
+        print(f"warning: {warning}", file=sys.stderr)
+    print(_as_json(answers, given) if form == "json" else _as_text(answers))
 
 
-def _costs(given: Mapping[str, str], stages: int) -> Any:
+def _answers(trials: "pd.DataFrame", optimizer: str | None, **question: Any) -> "Sequence[Advice]":
+    """Return the advice for an optimizer, or for all; raises BadInput if there is none."""
+    from analysis.advice.advise import advise
+    from analysis.advice.rows import advices
+
+    if optimizer is not None:
+        return [advise(trials, optimizer=optimizer, **question)]
+    answers = [*advices(trials, **question)]
+    if not answers:
+        raise BadInput("optimizer", "", "is missing: no trials with a delay say which there are")
+    return answers
+
+
+def _as_text(answers: "Sequence[Advice]") -> str:
+    from analysis.advice.advice import headline
+    from analysis.advice.rows import matrix
+
+    if len(answers) == 1:
+        return str(answers[0])
+    return "\n".join([matrix(answers), "", *map(headline, answers)])
+
+
+def _as_json(answers: "Sequence[Advice]", given: Given) -> str:
+    """Return the advice for the optimizer that was given, else a list of all."""
+    nodes = [plain(asdict(answer)) for answer in answers]
+    return json.dumps(nodes[0] if "optimizer" in given else nodes, indent=1, ensure_ascii=False)
+
+
+def _costs(given: Given, stages: int) -> Any:
     from analysis.advice.speed import Costs
 
     forward = _work(given, stages) or _times(given, "forward", stages) or (1.0,) * stages
@@ -87,13 +121,20 @@ def _costs(given: Mapping[str, str], stages: int) -> Any:
     return Costs(forward, backward, update, communication)
 
 
-def _work(given: Mapping[str, str], stages: int) -> tuple[float, ...]:
+def _parts(given: Given, stages: int) -> int:
+    """Return how many parts per rank the layers of the model that `forward` names allow; 0 if it
+    names none."""
+    keys = _model(given)
+    return min(max(1, keys["num_layers"] // stages), MOST["chunks"]) if keys else 0
+
+
+def _work(given: Given, stages: int) -> tuple[float, ...]:
     """Return the work of each stage of the model that `forward` names over the mean; empty if it
     names none."""
-    path = CONF / "model" / f"{given.get('forward')}.yaml"
-    if path not in yamls("model"):
+    keys = _model(given)
+    if not keys:
         return ()
-    model = build(yaml.safe_load(path.read_text()))
+    model = build(keys)
     try:
         work = model.work(model.split(stages, LENGTH), LENGTH)
     except BadInput as error:
@@ -101,7 +142,13 @@ def _work(given: Mapping[str, str], stages: int) -> tuple[float, ...]:
     return tuple(stages * stage / sum(work) for stage in work)
 
 
-def _times(given: Mapping[str, str], key: str, num: int) -> tuple[float, ...]:
+def _model(given: Given) -> dict[str, Any]:
+    """Return the keys of the model that `forward` names; empty if it names none."""
+    path = CONF / "model" / f"{given.get('forward')}.yaml"
+    return yaml.safe_load(path.read_text()) if path in yamls("model") else {}
+
+
+def _times(given: Given, key: str, num: int) -> tuple[float, ...]:
     """Return `num` times, all alike if one number is given; empty if the key is not given."""
     if key not in given:
         return ()

@@ -41,7 +41,6 @@ RATIO = "updates to sync's loss, over sync's own"
 
 STAGES = (2, 4, 8, 16)
 MICROBATCHES = (4, 8, 16, 32, 64)
-FLUSHED = "1F1B"
 SPEED_UP, TAX = "speed-up", "tax"
 AT_PIPELINE = [
     *(*PANEL, "kind", "series", "arm", "setting", "stages", "microbatches"),
@@ -138,7 +137,7 @@ def _speed_ups() -> pd.DataFrame:
             "series": f"p = {stages}",
             "stages": stages,
             "microbatches": microbatches,
-            "mean": speed_up(FLUSHED, equal_stages(stages), microbatches),
+            "mean": speed_up(equal_stages(stages), microbatches),
         }
         for stages in STAGES
         for microbatches in MICROBATCHES

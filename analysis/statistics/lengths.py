@@ -1,13 +1,17 @@
-"""Final losses of runs by their length: interpolated in the logarithm, never extrapolated.
+"""Final losses of runs by their length: interpolated, never extrapolated.
 
 Each run has its own learning-rate schedule, which ends with it. A loss in the middle of a longer
 run cannot stand for the final loss of a shorter one: its learning rate has not decayed yet.
 
-Final losses fall ever more slowly with the logarithm of the length, so a straight line between two
-of them lies above the truth: an interpolated loss is a little too high, and a length too large.
+Final losses fall, and ever more slowly: they are a convex function of the length. So a chord, the
+straight line between two of them, lies above the truth: an interpolated loss is a little too high,
+and a length too large. Of a law that is convex in the logarithm of the length the same holds for
+chords in the logarithm, which lie lower. Some laws are convex in the length alone: an exponential
+one, in its first part.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +21,55 @@ ByLength = Mapping[int, float]
 """Final losses by the number of updates of the run."""
 
 
-def loss_after(finals: ByLength, updates: float) -> float:
-    """Final loss of a run of so many updates; NaN outside the lengths of `finals`."""
-    lengths, losses = _sorted(finals)
-    return float(np.interp(np.log(updates), np.log(lengths), losses, left=np.nan, right=np.nan))
+class StandIn(NamedTuple):
+    """Runs that stand for one of another length: the weights, which sum to 1, by their length;
+    empty if no runs can."""
+
+    weights: Mapping[int, float]
+
+    @property
+    def updates(self) -> float:
+        """The mean length; NaN without runs."""
+        weights = self.weights
+        return sum(share * length for length, share in weights.items()) if weights else np.nan
+
+    def loss(self, finals: ByLength) -> float:
+        """The weighted mean of the final losses of one seed; NaN if a run is missing, infinite if
+        one diverged."""
+        if not self.weights or not self.weights.keys() <= finals.keys():
+            return np.nan
+        return sum(share * finals[length] for length, share in self.weights.items())
+
+
+def no_lower(lengths: Collection[int], updates: float) -> StandIn:
+    """Runs that end no lower than one of so many updates.
+
+    They are the run of that length to within one update, else the chord between its neighbours,
+    which lies above a convex law, else the longest run that is shorter.
+    """
+    shorter, longer = _next_to(lengths, updates)
+    if shorter is None or longer is None:
+        return StandIn({shorter: 1.0} if shorter is not None else {})
+    if shorter == longer:
+        return StandIn({shorter: 1.0})
+    share = (updates - shorter) / (longer - shorter)
+    return StandIn({shorter: 1 - share, longer: share})
+
+
+def no_higher(lengths: Collection[int], updates: float) -> StandIn:
+    """Runs that end no higher than one of so many updates: the run of that length to within one
+    update, else the shortest one that is longer."""
+    _, longer = _next_to(lengths, updates)
+    return StandIn({} if longer is None else {longer: 1.0})
+
+
+def _next_to(lengths: Collection[int], updates: float) -> tuple[int | None, int | None]:
+    """The nearest lengths below and above, both the same one if it is less than an update away."""
+    nearest = min(lengths, key=lambda length: abs(length - updates), default=None)
+    if nearest is not None and abs(nearest - updates) < 1:
+        return nearest, nearest
+    shorter = max((length for length in lengths if length < updates), default=None)
+    return shorter, min((length for length in lengths if length > updates), default=None)
 
 
 def length_to(finals: ByLength, level: float) -> float:

@@ -212,16 +212,17 @@ def same_time() -> str:
     """The delayed run of Muon that takes as long as sync on 4 stages with 8 microbatches."""
     trials = view("lengths").trials
     answer = advise(trials, optimizer="muon", stages=4, microbatches=8, updates=400)
-    at = answer.same_time["ZB-H1"]
+    halves, in_a_v = answer.rivals["ZB-H1"], answer.rivals["ZB-V"]
+    at = halves.same_time
+    assert at is not None and answer.gap is not None
     low, high = at.interval
-    assert answer.gap is not None
     tax = tax_text(answer.gap.tax._asdict())
     return (
         f"Final losses say otherwise: delayed runs of {at.updates:.0f} updates, which take as long "
         f"as the {at.sync_updates:.0f} of sync against ZB-H1, ended {at.gap:+.4f} [{low:+.4f}, "
         f"{high:+.4f}] from sync (n={at.n}), and the token tax is {tax}, below the speed-up of "
-        f"{answer.speed_ups['ZB-H1']:.3f}. Against ZB-V the speed-up is "
-        f"{answer.speed_ups['ZB-V']:.3f}: {break_even(answer.gap.tax, answer.speed_ups['ZB-V'])}."
+        f"{halves.speed_up:.3f}. Against ZB-V the speed-up is {in_a_v.speed_up:.3f}: "
+        f"{break_even(answer.gap.tax, in_a_v.speed_up)}."
     ).replace("-0", "−0")
 
 

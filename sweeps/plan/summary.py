@@ -54,7 +54,7 @@ def _precision(results: Path, sweep: SweepPlan) -> Iterator[str]:
 
 
 def advice(results: Path, plan: SweepPlan, store: str) -> Iterator[str]:
-    """Yield the verdict for each optimizer, and the command that shows what it rests on.
+    """Yield the verdicts for each optimizer, and the command that shows what they rest on.
 
     `store`: the name of the store `results` in that command. Nothing for a sweep without a
     question, or without a finished trial.
@@ -63,29 +63,17 @@ def advice(results: Path, plan: SweepPlan, store: str) -> Iterator[str]:
     if question is None or not (results / "trials").is_dir():
         return
     from analysis.advice.advice import headline
-    from analysis.advice.advise import advise
+    from analysis.advice.rows import advices, matrix
     from analysis.table.load import load
     from analysis.table.records import records
 
-    stages, microbatches = question.stages, question.microbatches
+    shape = {"stages": question.stages, "microbatches": question.microbatches}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the report has said the same
         trials = load(results, [trial.plan.trial_id for trial in plan.planned])
-        for optimizer in sorted({*trials["optimizer"].dropna()}):
-            yield headline(
-                advise(
-                    trials,
-                    optimizer=optimizer,
-                    stages=stages,
-                    microbatches=microbatches,
-                    records=records(results),
-                )
-            )
-    if not trials.empty:
-        words = [
-            f"optimizer={trials['optimizer'].iloc[-1]}",
-            f"stages={stages}",
-            f"microbatches={microbatches}",
-            f"results={store}",
-        ]
+        answers = [*advices(trials, **shape, records=records(results))]
+    if answers:
+        words = [*(f"{key}={value}" for key, value in shape.items()), f"results={store}"]
+        yield matrix(answers)
+        yield from map(headline, answers)
         yield f"what this rests on: python -m analysis advise {shlex.join(words)}"

@@ -2,7 +2,8 @@
 
 A sweep with a question also trains longer runs. In the time in which a synchronous pipeline makes T
 updates, PipeDream-2BW makes more. What it gains is shown by delayed runs of that many updates,
-against sync's runs of T. The advice compares them; the sweep's report does not.
+against sync's runs of T. They are as long as the slowest pipeline allows, 1F1B: for what the others
+allow, the advice interpolates. It compares these runs; the sweep's report does not.
 """
 
 from collections.abc import Iterable, Sequence
@@ -122,13 +123,10 @@ def all_planned(sweeps: Iterable[SweepPlan]) -> list[Trial]:
 
 @cache
 def speed_up(stages: int, microbatches: int) -> float:
-    """Return how many batches 2BW makes in the time of one of the fastest synchronous pipeline.
+    """Return how many batches 2BW makes in the time of one of 1F1B, if their stages are equal."""
+    from analysis.advice import speed
 
-    Both keep as many activations, and their stages are equal.
-    """
-    from analysis.advice.speed import equal_stages, speed_up_over_fastest
-
-    return speed_up_over_fastest(equal_stages(stages), microbatches)
+    return speed.speed_up(speed.equal_stages(stages), microbatches)
 
 
 def _lengthened(trial: Trial, factor: float, choice: Choice) -> Trial:

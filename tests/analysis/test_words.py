@@ -40,7 +40,6 @@ BAD = {
     f"{ADVISE} forward=0": "forward=0: must be above 0",
     f"{ADVISE} update=1_0": "update=1_0: must be a number from 0 to 1e+09",
     f"{ADVISE} results=nowhere": "results=nowhere: must be a folder",
-    "advise stages=4 microbatches=8": "optimizer=: is missing",
     "stability delay=1.5": "delay=1.5: must be a whole number from 0 to 32",
     "stability delay=33": "delay=33: must be a whole number from 0 to 32",
     "forecast optimizer=a updates=0": "whole number from 1 to 1,000,000,000,000,000",

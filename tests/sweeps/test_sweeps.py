@@ -73,8 +73,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = run(folder)
     assert done.returncode == 0, done.stderr
     assert "delay_ef" in done.stdout
-    assert "adamw, 4 stages, 8 microbatches: not enough data" in done.stdout  # of one seed
-    assert "to settle it: python -m sweeps sweep=main scale=micro" in done.stdout
+    assert "4 stages, 8 microbatches  1F1B " in done.stdout
+    assert "AdamW: not enough data, against any schedule; " in done.stdout  # of one seed
+    assert "to settle it against ZB-V: python -m sweeps sweep=main scale=micro" in done.stdout
     return folder
 
 
@@ -85,7 +86,7 @@ def test_a_sweep_runs_reports_and_is_done(whole: Path, capsys: pytest.CaptureFix
     assert set(record["compared"]) < set(losses(whole))
     [longer] = set(losses(whole)) - set(record["compared"])
     config = json.loads((whole / "results/trials" / longer / "config.json").read_text())
-    assert (config["num_updates"], config["seed"]) == (64, 0)  # 1.0625 times 60, and rounded up
+    assert (config["num_updates"], config["seed"]) == (83, 0)  # 1.375 times 60, and rounded up
     before = {p: p.stat().st_mtime_ns for p in whole.glob("results/trials/*/*")}
     assert main(words(whole)) == 0
     assert "4 done, 0 to do" in capsys.readouterr().out

@@ -7,32 +7,40 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from analysis.advice.advice import Advice
+from analysis.advice.race import SameTime
 from analysis.advice.verdict import GO, STAY, UNDECIDED
 from tests.support.advised import add, ask
 from tests.support.synthetic_store import config, write
 
 
+def compared(advice: Advice, name: str) -> SameTime:
+    """What the verdict against a pipeline rests on."""
+    at = advice.rivals[name].same_time
+    assert at is not None
+    return at
+
+
 def test_faster_and_no_worse_in_the_same_time_is_a_go(tmp_path: Path) -> None:
-    """425 updates in the time of 400: between runs of 400 and 450, in logarithms, on a line that
-    lies above what runs of 425 would give."""
+    """425 updates in the time of 400: half way between runs of 400 and 450, on a line that lies
+    above what runs of 425 would give. 1F1B's time allows more than the 450 that were run."""
     add(tmp_path, "sync", [1.00, 1.01, 1.02])
     add(tmp_path, "delay", [1.02, 1.03, 1.05])
-    add(tmp_path, "delay", [0.92, 0.93, 0.94], updates=450)
+    add(tmp_path, "delay", [0.92, 0.93, 0.945], updates=450)
     advice = ask(tmp_path)
-    at = advice.same_time["ZB-V"]
-    share = np.log(425 / 400) / np.log(450 / 400)
-    gaps = np.array([0.02, 0.02, 0.03]) + share * np.array([-0.10, -0.10, -0.11])
-    expected = stats.ttest_1samp(gaps, 0).confidence_interval(0.95)
-    assert advice.verdict.word == advice.verdicts["ZB-V"].word == GO
-    assert (at.updates, at.n, at.gap) == pytest.approx((425, 3, gaps.mean()))
-    assert at.interval == pytest.approx((expected.low, expected.high))
-    # Sync's losses lie 2/10, 2/10 and 3/11 of the way from the delayed ones at 400 to 450.
+    for name, share, lengths in (("ZB-V", 0.5, (400, 450)), ("1F1B", 1, (450,))):
+        at = compared(advice, name)
+        gaps = np.array([0.02, 0.02, 0.03]) + share * np.array([-0.10, -0.10, -0.105])
+        expected = stats.ttest_1samp(gaps, 0).confidence_interval(0.95)
+        assert advice.rivals[name].decision.word == GO
+        assert (at.lengths, at.sync_lengths, at.n) == (lengths, (400,), 3)
+        assert at.gap == pytest.approx(gaps.mean())
+        assert at.interval == pytest.approx((expected.low, expected.high))
+    assert advice.verdict == advice.rivals["ZB-V"].decision
+    # Sync's losses lie 2/10, 2/10 and 2/7 of the way from the delayed ones at 400 to 450.
     assert advice.gap is not None
-    tax = (450 / 400) ** np.mean([2 / 10, 2 / 10, 3 / 11])
+    tax = (450 / 400) ** np.mean([2 / 10, 2 / 10, 2 / 7])
     assert advice.gap.tax.tax == pytest.approx(tax)
-    # 550 updates were not run, and are not extrapolated; but 1F1B is slower than ZB-V.
-    assert np.isnan(advice.same_time["1F1B"].gap)
-    assert advice.verdicts["1F1B"].word == GO
 
 
 def test_slower_to_the_same_loss_is_a_stay(tmp_path: Path) -> None:
@@ -41,7 +49,7 @@ def test_slower_to_the_same_loss_is_a_stay(tmp_path: Path) -> None:
     add(tmp_path, "delay", [1.20, 1.21, 1.22], updates=425)
     advice = ask(tmp_path)
     assert advice.verdict.word == STAY
-    assert advice.same_time["ZB-V"].gap == pytest.approx(0.2)
+    assert compared(advice, "ZB-V").gap == pytest.approx(0.2)
     assert "not enough data: above 1.06: no delayed run ends as low as sync" in str(advice)
 
 
@@ -54,14 +62,13 @@ def test_an_interpolation_decides_nothing_in_favour_of_the_side_that_it_flatters
         add(store, "sync", [low, low + 0.01, low + 0.02], updates=200)
         add(store, "sync", [high, high + 0.01, high + 0.02])
         add(store, "delay", [1.10, 1.12, 1.13])
-    # Sync after 400 / 1.0625 updates by hand: 1.20 and 3.0 less 0.9125 of the way to 1.0.
-    by_hand = 1.1167 - (1.21 - 0.9125 * 0.2)
-    assert ask(stay).same_time["ZB-V"].gap == pytest.approx(by_hand, abs=1e-3)
+    # Sync after 400 / 1.0625 updates by hand: 1.20 less 0.8824 of the way to 1.0.
+    by_hand = 1.1167 - (1.21 - 0.8824 * 0.2)
+    assert compared(ask(stay), "ZB-V").gap == pytest.approx(by_hand, abs=1e-3)
     assert ask(stay).verdict.word == STAY  # sync's true loss is lower still
-    lower = ask(go, updates=400).same_time["ZB-V"]
-    assert lower.interval[1] < 0
+    assert 3.01 - 0.8824 * 2.0 > 1.13  # which would be a go
     assert ask(go, updates=400).verdict.word == UNDECIDED
-    assert ask(go, updates=400).verdict.settle["num_updates"] == 425
+    assert ask(go, updates=400).verdict.settle["num_updates"] == 550
 
 
 def test_sync_runs_of_the_same_time_compare_as_well(tmp_path: Path) -> None:
@@ -70,9 +77,9 @@ def test_sync_runs_of_the_same_time_compare_as_well(tmp_path: Path) -> None:
     add(tmp_path, "sync", [1.2, 1.21, 1.22], updates=376)
     add(tmp_path, "delay", [1.10, 1.12, 1.13])
     advice = ask(tmp_path)
-    at = advice.same_time["ZB-V"]
+    at = compared(advice, "ZB-V")
     assert (at.updates, at.sync_updates) == pytest.approx((400, 400 / 1.0625))
-    assert at.lengths == [376, 400]
+    assert (at.lengths, at.sync_lengths) == ((400,), (376,))
     assert advice.verdict.word == GO
     assert advice.gap is not None
     assert advice.gap.tax.tax_from == "slope"
@@ -126,12 +133,17 @@ def test_an_uncertain_tax_decides_nothing(tmp_path: Path) -> None:
             [1.02, 1.04, 1.05],
             4,
             UNDECIDED,
-            "to settle it, run more of these trials: num_updates=425",
+            "to settle it against ZB-V, run more of these trials: num_updates=550",
         ),
         ([1.4, 1.5, 1.6], 4, UNDECIDED, "not enough data: runs of one length only"),
-        ([0.9, 0.9, 0.9], 4, GO, "no higher, and they take less time"),
+        ([0.9, 0.9, 0.9], 4, GO, "400 updates to sync's 400, fewer than the time allows"),
         ([0.9, 0.9, 0.9], 1, STAY, "2BW is no faster here"),
-        ([0.9, None, 0.9], 4, STAY, "diverged where sync did not: delay in 1 of 3"),
+        (
+            [0.9, None, 0.9],
+            4,
+            STAY,
+            "diverged where sync did not: delay in 1 of 3 runs of 400 updates",
+        ),
     ],
     ids=["small gap, no longer runs", "no tax", "gap below 0", "no bubble", "diverged alone"],
 )
@@ -144,7 +156,37 @@ def test_runs_of_one_length(
     advice = ask(tmp_path, stages=stages)
     assert advice.verdict.word == word
     assert told in str(advice)
-    assert advice.verdict.settle.get("num_updates") == (425 if word == UNDECIDED else None)
+    assert advice.verdict.settle.get("num_updates") == (550 if word == UNDECIDED else None)
+
+
+@pytest.mark.parametrize("diverged", [1, 6, 8])
+@pytest.mark.parametrize("updates", [425, 450, 640])
+def test_a_longer_run_that_diverged_counts_against_its_arm(
+    tmp_path: Path, updates: int, diverged: int
+) -> None:
+    """However low the others end: of the compared length, or next to it."""
+    add(tmp_path, "sync", [1.0 + seed / 100 for seed in range(8)])
+    add(tmp_path, "delay", [1.01 + seed / 100 for seed in range(8)])
+    longer = [None if seed < diverged else 0.8 + seed / 100 for seed in range(8)]
+    add(tmp_path, "delay", longer, updates=updates)
+    advice = ask(tmp_path)
+    assert advice.verdict.word == STAY
+    counted = f"delay in {diverged} of 8 runs of {updates} updates"
+    assert advice.verdict.why == f"the delayed runs diverged where sync did not: {counted}"
+    add(tmp_path, "sync", [None] * 8, updates=updates)  # no run that long can be trained
+    assert ask(tmp_path, updates=400).verdict.word == UNDECIDED
+
+
+def test_an_arm_that_did_not_diverge_is_left(tmp_path: Path) -> None:
+    add(tmp_path, "sync", [1.0, 1.01, 1.02])
+    for arm, longer in (("delay", [0.8, 0.81, 0.82]), ("delay_ef", [0.7, 0.7, None])):
+        add(tmp_path, arm, [1.05, 1.06, 1.06])
+        add(tmp_path, arm, longer, updates=425)
+    advice = ask(tmp_path)
+    assert advice.verdict.word == GO
+    assert advice.gap is not None
+    assert advice.gap.arm == "delay"
+    assert compared(advice, "ZB-V").gap == pytest.approx(-0.2)
 
 
 @pytest.mark.parametrize("losses", [{"sync": [1.0], "delay": [0.5]}, {"sync": [1.0, 1.0]}, {}])

@@ -32,7 +32,7 @@ def answer(capsys: pytest.CaptureFixture[str], results: Path, **more: str) -> st
 
 def test_the_first_line_is_the_verdict(capsys: pytest.CaptureFixture[str], results: Path) -> None:
     first, *rest = answer(capsys, results).splitlines()
-    assert first == "muon, 4 stages, 8 microbatches: go asynchronous (against ZB-V)"
+    assert first.startswith("Muon: go, against every schedule; ")
     assert any("recommended λ of Error Feedback: 1 " in line for line in rest)
 
 
@@ -40,12 +40,51 @@ def test_json_says_the_same(capsys: pytest.CaptureFixture[str], results: Path) -
     advice: dict[str, Any] = json.loads(answer(capsys, results, format="json"))
     assert advice["verdict"]["word"] == "go asynchronous"
     in_a_v = dict.fromkeys(("ZB-V", "DualPipeV"), 25.5 / 24)
-    assert advice["speed_ups"] == pytest.approx(
-        {"1F1B": 11 / 8, "interleaved 1F1B": 9.5 / 8, "ZB-H1": 27 / 24, **in_a_v}
+    assert {name: rival["speed_up"] for name, rival in advice["rivals"].items()} == pytest.approx(
+        {"1F1B": 11 / 8, "interleaved 1F1B": 8.75 / 8, "ZB-H1": 27 / 24, **in_a_v}
     )
     assert (advice["rival"], advice["most_activations"]) == ("ZB-V", 4)
     assert advice["gap"]["gap"] == pytest.approx(-0.1)
-    assert advice["same_time"]["1F1B"]["gap"] is None  # NaN is not JSON
+    assert advice["gap"]["removed_interval"]
+    assert advice["gap"]["tax"]  # NaN is not JSON
+
+
+def test_without_an_optimizer_all_are_answered(
+    capsys: pytest.CaptureFixture[str], results: Path
+) -> None:
+    write_arms(results, {"sync": [1.0, 1.1], "delay": [1.5, 1.6]})
+    words = {"stages": "4", "microbatches": "8", "results": str(results)}
+    advise.main(words)
+    table, said = capsys.readouterr().out.split("\n\n")
+    heads, *lines = (line.split("  ") for line in table.splitlines())
+    assert [head.strip() for head in heads if head] == [
+        *("4 stages, 8 microbatches", "1F1B", "interleaved 1F1B, 4 parts"),
+        *("ZB-H1", "ZB-V", "DualPipeV"),
+    ]
+    words_of = {name: [*dict.fromkeys(w.strip() for w in rest if w)] for name, *rest in lines}
+    assert words_of == {"AdamW": ["not enough data"], "Muon": ["go"]}
+    assert said.startswith("AdamW: not enough data, against any schedule; ")
+    assert "\nMuon: go, against every schedule; " in said
+    advise.main(words | {"format": "json"})
+    both = json.loads(capsys.readouterr().out)
+    assert [advice["optimizer"] for advice in both] == ["adamw", "muon"]
+
+
+def test_a_store_without_a_delay_has_no_optimizer_to_ask_about(tmp_path: Path) -> None:
+    write_arms(tmp_path, {"sync": [1.0, 1.1]})
+    with pytest.raises(BadInput, match="optimizer=: is missing"):
+        advise.main({"stages": "4", "microbatches": "8", "results": str(tmp_path)})
+
+
+def test_parts_of_the_model_are_no_more_than_its_layers(
+    capsys: pytest.CaptureFixture[str], results: Path
+) -> None:
+    """Thirty layers on four ranks are seven each; four layers on four ranks have no second part."""
+    for words, chunks in (({"forward": "smollm2_135m"}, 7), ({"chunks": "3"}, 3)):
+        advice = json.loads(answer(capsys, results, format="json", **words))
+        assert advice["rivals"]["interleaved 1F1B"]["num_chunks"] == chunks
+    advice = json.loads(answer(capsys, results, format="json", forward="tiny"))
+    assert {*advice["rivals"]} == {"1F1B", "ZB-H1"}
 
 
 def test_costs_of_the_stages_change_the_speed(
@@ -54,7 +93,7 @@ def test_costs_of_the_stages_change_the_speed(
     """A stage of twice the work: 2BW takes m times its forward and backward, 1F1B a pass more."""
     more = {"stages": "2", "microbatches": "4", "forward": "1,2", "backward": "2,4"}
     advice = json.loads(answer(capsys, results, format="json", **more))
-    assert advice["speed_ups"]["1F1B"] == pytest.approx((4 * 6 + 3) / (4 * 6))
+    assert advice["rivals"]["1F1B"]["speed_up"] == pytest.approx((4 * 6 + 3) / (4 * 6))
     text = answer(capsys, results, **more)
     assert "the costs that were given" in text
     assert "takes 1.33 times the mean: all these pipelines are as fast as 1.5 equal stages" in text
@@ -101,6 +140,7 @@ def test_columns_select_the_trials(results: Path) -> None:
         ("forward", "0"),
         ("communication", "-1"),
         ("activations", "3"),
+        ("chunks", "17"),
         ("updates", "399"),
         ("results", "/no/such/folder"),
         ("optimiser.lr", "1"),
@@ -113,7 +153,7 @@ def test_bad_input_names_its_key(results: Path, key: str, value: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("words", [[], ["optimizer=muon"], ["stages=4", "microbatches=4"], ["x"]])
+@pytest.mark.parametrize("words", [[], ["optimizer=muon"], ["stages=4"], ["x"]])
 def test_what_is_missing_is_one_line_and_exit_code_2(
     capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:

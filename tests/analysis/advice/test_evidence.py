@@ -73,7 +73,7 @@ def test_the_command_repeats_a_setting_whose_key_is_null(tmp_path: Path) -> None
         *("python", "-m", "sweeps", "sweep=main", "scale=micro", "grid.optimizer=[adamw]"),
         *("data=gcide", "clip_norm=null", "seeds=[0,1,2]", "advice=null"),
     ]
-    assert f"to settle it: {told.command}" in str(told)
+    assert f"to settle it against ZB-V: {told.command}" in str(told)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from analysis.advice.speed import (
     flushed_speeds,
     speed,
     speed_up,
-    speed_up_over_fastest,
 )
 from trainer.base.errors import BadInput
 from trainer.schedules.simulate import simulate
@@ -29,11 +28,11 @@ def test_equal_stages_gain_the_bubble(p: int, m: int) -> None:
     of this again, if m ≥ 2p − 1, and so does DualPipeV, which keeps a chunk more. Interleaved 1F1B
     has half of 1F1B's, and keeps more."""
     m = max(m, p)
-    speed_ups = {name: speed_up(name, equal_stages(p), m) for name in ("1F1B", "ZB-H1")}
-    assert speed_ups["1F1B"] == pytest.approx(1 / (1 - (p - 1) / (m + p - 1)))
-    assert speed_ups["ZB-H1"] == pytest.approx((3 * m + p - 1) / (3 * m))
+    assert speed_up(equal_stages(p), m) == pytest.approx(1 / (1 - (p - 1) / (m + p - 1)))
+    assert flushed_speeds(equal_stages(p), m)["ZB-H1"].batch_time == pytest.approx(3 * m + p - 1)
     m = max(2 * p, m - m % p)
-    speeds = flushed_speeds(equal_stages(p), m)
+    speeds = flushed_speeds(equal_stages(p), m, chunks=2)
+    assert speeds["1F1B"].batch_time == max(at.batch_time for at in speeds.values())
     assert speeds["ZB-V"].batch_time == pytest.approx(3 * m + (p - 1) / 2)
     assert speeds["DualPipeV"].batch_time == pytest.approx(3 * m + (p - 1) / 2)
     assert speeds["DualPipeV"].activations == p + 0.5
@@ -46,12 +45,11 @@ def test_equal_stages_gain_the_bubble(p: int, m: int) -> None:
 def test_the_rival_is_the_fastest_that_keeps_no_more() -> None:
     """A forward of 8 and halves of 1: where the halves fill little, more chunks gain most."""
     costs = Costs((8.0,) * 4, (2.0,) * 4)
-    speeds = flushed_speeds(costs, 8)
+    speeds = flushed_speeds(costs, 8, chunks=2)
     times = {name: at.batch_time for name, at in speeds.items()}
     assert min(times, key=lambda name: times[name]) == "interleaved 1F1B"
     assert fastest(speeds, 4) == "ZB-V"
     assert fastest(speeds, 5.5) == "interleaved 1F1B"
-    assert speed_up_over_fastest(costs, 8) == pytest.approx(times["ZB-V"] / (8 * 10))
     with pytest.raises(BadInput, match="activations=3: must be 4 or more"):
         fastest(speeds, 3)
     assert set(flushed_speeds(costs, 6)) == {*FLUSHED} - {"interleaved 1F1B", "DualPipeV"}
@@ -79,3 +77,25 @@ def test_the_steady_state_is_reached_whatever_a_message_and_an_update_take() -> 
     spans = [simulate(schedule.operations(0, k), by_rank, 0.9).makespan for k in (20, 40)]
     assert speed(TWO_BUFFERED, costs, 5).batch_time == pytest.approx((spans[1] - spans[0]) / 20)
     assert SETTLED < 20
+
+
+@pytest.mark.parametrize(
+    ("activations", "communication", "chunks"),
+    [(5.5, 0.0, 4), (4.75, 0.0, 4), (4.4, 0.0, 8), (4.0, 0.0, 8), (5.5, 0.5, 2)],
+)
+def test_interleaved_1f1b_has_its_best_number_of_parts(
+    activations: float, communication: float, chunks: int
+) -> None:
+    """More parts have less of a bubble, (m + (p − 1) / v) instead of m + p − 1, and keep less,
+    p + (p − 1) / v; but more messages are waited for. If none fits, the one that keeps least."""
+    costs = Costs((1.0,) * 4, (2.0,) * 4, communication=communication)
+    at = flushed_speeds(costs, 8, activations, chunks=8 if activations < 4.5 else 4)
+    interleaved = at["interleaved 1F1B"]
+    assert interleaved.num_chunks == chunks
+    assert interleaved.activations == 4 + 3 / chunks
+    if not communication:
+        assert interleaved.batch_time == pytest.approx(3 * (8 + 3 / chunks))
+
+
+def test_a_model_with_one_part_per_rank_has_no_pipeline_of_two() -> None:
+    assert {*flushed_speeds(equal_stages(4), 8, chunks=1)} == {"1F1B", "ZB-H1"}

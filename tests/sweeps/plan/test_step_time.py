@@ -49,7 +49,7 @@ def test_a_true_pipeline_s_time_is_that_of_its_schedule(p: int, m: int) -> None:
     alone = compose([*words, "runner=emulated"])
     whole, forward = of_update_and_forward(alone, 9, SIMPLE)
     assert 3 * forward < whole < p * times["sync"]
-    equal = speed_up("1F1B", Costs((1.0,) * p, (2.0,) * p), m)
+    equal = speed_up(Costs((1.0,) * p, (2.0,) * p), m)
     assert 1 < times["sync"] / times["pipedream_2bw"] <= equal + 1e-9
 
 

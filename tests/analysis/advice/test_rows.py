@@ -1,0 +1,87 @@
+"""The rows of all optimizers of a store, and the sentence of each."""
+
+from pathlib import Path
+
+import pytest
+
+from analysis import load
+from analysis.advice.advice import sentence
+from analysis.advice.rows import ROW, advices, verdict_rows
+from tests.support.advised import add, ask
+from tests.support.synthetic_store import write_arms
+
+RIVALS = ["1F1B", "interleaved 1F1B, 4 parts", "ZB-H1", "ZB-V", "DualPipeV"]
+
+
+def add_runs(store: Path, short: float, long: float) -> None:
+    """Sync ends at 1, delayed runs of 400 and of 550 updates at these losses; three seeds."""
+    add(store, "sync", [1.0, 1.01, 1.02])
+    add(store, "delay_ef", [short, short + 0.01, short + 0.021])
+    add(store, "delay_ef", [long, long + 0.01, long + 0.021], updates=550)
+
+
+def test_one_row_per_optimizer_and_rival(tmp_path: Path) -> None:
+    """At 37.5 % more updates the loss is 0.1 lower, at 6.25 % a sixth of the way there."""
+    add_runs(tmp_path, 1.04, 0.9)
+    write_arms(tmp_path, {"sync": [1.0, 1.1]}, optimizer="lion")  # no delay: no advice
+    write_arms(tmp_path, {"sync": [1.0, 1.1], "delay": [1.2, None]}, optimizer="muon")
+    table = verdict_rows(load(tmp_path), stages=4, microbatches=8)
+    assert {name: str(dtype) for name, dtype in table.dtypes.items()} == ROW
+    assert table["optimizer"].tolist() == ["adamw"] * 5 + ["muon"] * 5
+    assert table["rival"].tolist() == RIVALS * 2
+    adamw = table.head(5).set_index("rival")
+    assert adamw["verdict"].tolist() == ["go", "not enough data", "go", *["not enough data"] * 2]
+    assert adamw["speedup"].tolist() == pytest.approx([11 / 8, 35 / 32, 9 / 8, 17 / 16, 17 / 16])
+    for rival, share in (("1F1B", 1), ("ZB-H1", 1 / 3), ("ZB-V", 1 / 6)):
+        assert adamw.loc[rival, "difference"] == pytest.approx(0.04 - 0.14 * share + 1e-3 / 3)
+    assert adamw["n"].tolist() == [3] * 5
+    between = "between 400 and 550 updates to sync's 400"
+    assert adamw["evidence"].tolist() == ["550 updates to sync's 400", *[between] * 4]
+    muon = table.tail(5)
+    assert muon["verdict"].tolist() == ["stay"] * 5  # it diverged
+    assert muon["n"].tolist() == [0] * 5
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "said"),
+    [
+        (
+            1.0,
+            0.9,
+            "AdamW: go, against every schedule; in the time of 1F1B it makes 37 % more updates and "
+            "ends lower by 0.0997 [",
+        ),
+        (
+            1.02,
+            0.9,
+            "AdamW: go against 1F1B, interleaved 1F1B, 4 parts and ZB-H1; not enough data against "
+            "ZB-V and DualPipeV; in the time of 1F1B it makes 37 % more updates and ends lower by "
+            "0.0997 [",
+        ),
+        (
+            1.3,
+            1.2,
+            "AdamW: stay, against every schedule; in the time of 1F1B it makes 37 % more updates "
+            "and ends higher by 0.2003 [",
+        ),
+        (
+            1.3,
+            0.999,
+            "AdamW: not enough data, against any schedule; in the same time its loss is -0.0007 [",
+        ),
+    ],
+    ids=["go", "go against some", "stay", "undecided"],
+)
+def test_one_sentence_per_optimizer(tmp_path: Path, short: float, long: float, said: str) -> None:
+    add_runs(tmp_path, short, long)
+    [advice] = advices(load(tmp_path), stages=4, microbatches=8)
+    assert sentence(advice).startswith(said)
+    assert str(advice).startswith(said)
+
+
+def test_what_interpolation_leaves_open_asks_for_runs_of_the_very_length(tmp_path: Path) -> None:
+    """The chord lies above sync's loss; the runs of 550 below it."""
+    add_runs(tmp_path, 1.3, 0.9)
+    advice = ask(tmp_path)
+    assert "but what is interpolated favours sync" in advice.verdict.why
+    assert advice.verdict.settle["num_updates"] == 425
