@@ -12,6 +12,7 @@ import pytest
 
 from analysis.__main__ import main as analysis
 from analysis.commands import serve, sharpness
+from pipegap.__main__ import PLACES
 from sweeps.__main__ import main as sweeps
 from sweeps.commands import COMMANDS
 from sweeps.commands.evaluate import parse_words
@@ -28,7 +29,7 @@ from trainer.data.tokenizers import ENCODERS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic V1 style:DeprecationWarning")  # wandb's
 Words = Sequence[str]
-ELSEWHERE = {"git", "cd", "source", "export", "tensorboard", "wandb"}
+ELSEWHERE = {"git", "cd", "source", "export", "tensorboard", "wandb", "pip", "python3"}
 """Programs that are not ours."""
 ACTIVATE = ["source", ".venv/bin/activate"]
 NEED_A_CLUSTER: Mapping[str, Words] = {"jobs": [], "stop": ["ID"]}
@@ -45,6 +46,10 @@ def check(words: Words) -> None:
     program, *rest = words
     if program == "make":
         check_make(rest)
+    elif program == "pipegap":
+        check_program(rest)
+    elif program == "python" and rest[0].endswith(".py"):
+        assert Path(rest[0]).is_file(), words
     elif program in ("python", ".venv/bin/python", "torchrun"):
         at = rest.index("-m")
         check_module(rest[at + 1], rest[at + 2 :])
@@ -59,6 +64,13 @@ def check_make(words: Words) -> None:
         for line in would_run:
             if line.startswith(".venv/bin/python -m ") and " pip " not in line:
                 check(shlex.split(line))
+
+
+def check_program(words: Words) -> None:
+    """`pipegap`: a command that it knows, with words that the command understands."""
+    if words != ["--help"]:
+        module, *begin = PLACES[words[0]]
+        check_module(module, [*begin, *words[1:]])
 
 
 def check_module(module: str, words: Words) -> None:
@@ -174,6 +186,8 @@ def test_a_command_is_understood(
         "python -m analysis advise optimiser=muon",
         "python -m trainer.data wikipedia",
         "python -m bench.nothing",
+        "pipegap advice",
+        "pipegap trial optimizer.momentun=0.9",
         "rm -rf results",
     ],
 )
