@@ -31,11 +31,11 @@ from analysis.figures.rows import (
     SERIES,
     best_points,
     paired_seeds,
+    results_along,
     with_means,
 )
 from analysis.figures.scales import of_gaps, of_losses
 from analysis.figures.style import Style, arm_styles
-from analysis.figures.swept import results_along
 from analysis.statistics.text import diverged_text
 from analysis.table import names
 from analysis.table.names import signed

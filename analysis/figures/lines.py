@@ -1,6 +1,7 @@
 """Lines against a swept number: means with their interval, every seed, and divergences."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import altair as alt
@@ -192,9 +193,9 @@ GAPS = Figure(
     caption=CAPTION,
 )
 LOSSES = Figure(
-    name="fig05_horizon",
+    name="horizon",
     title="Final loss over horizons",
-    data=by_number.losses_over_horizons,
+    data=partial(by_number.losses_along, key="tokens"),
     charts=of_loss_and_gap,
     caption=CAPTION,
     columns=2,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import altair as alt
 import pandas as pd
 
-from analysis.figures.figure import Chart, Figure, Rows
+from analysis.figures.figure import Chart, Figure
 from analysis.figures.marks import (
     ROW_LINE,
     ROW_PAD,
@@ -116,6 +116,5 @@ FIGURES = (
         ),
         source="table 4 (10B MoE)",
         columns=2,
-        rows=Rows.INTERVALS,
     ),
 )
