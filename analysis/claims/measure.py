@@ -32,8 +32,7 @@ def measured(trials: pd.DataFrame) -> pd.DataFrame:
 
     Raises as `pairs` does; the report repeats its warnings, so they are silenced here.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
         rows = pairs(trials)
     rows = rows[rows["status_sync"] == Status.COMPLETED]
     value = rows["gap"].astype(float).mask(rows["status"] == Status.DIVERGED, np.inf)

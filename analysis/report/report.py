@@ -151,9 +151,9 @@ def _write(
         overviews=[overview(scope.title, scope.whole().trials) for scope in contents.parts],
         taxes=[*_taxes(contents.parts)],
         advice=[
-            advice
+            each
             for scope in contents.parts[:1]
-            for advice in recommendations(scope.asked_for().trials, word)
+            for each in recommendations(scope.asked_for().trials, word)
         ],
         lead=lead,
         running=running(contents.shown.trials),

@@ -64,6 +64,11 @@ class Scope:
     general: bool = True
     """Whether figures and tables of any trials show all of its trials; else one sweep each."""
 
+    @property
+    def prefix(self) -> str:
+        """The folder, with a slash unless it is that of the report."""
+        return f"{self.folder}/" if self.folder else ""
+
     def of_sweeps(self, sweeps: Collection[str]) -> StoreView | None:
         """Return the trials that these sweeps compare, taken together; None without a record."""
         named = [record for record in self.records if record.sweep in sweeps]
