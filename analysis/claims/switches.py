@@ -1,7 +1,7 @@
 """Claims about runs that are synchronous in part: at the start, or at the end."""
 
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -67,7 +67,7 @@ def spike(trials: pd.DataFrame, heights: pd.DataFrame) -> list[Comparison]:
     """Is there one? `heights`: the table of `spikes` for these trials."""
     rule = Above((Contrast("the height", (1.0,), 0),))
     return [
-        Comparison(_named(key), [row("height", group, "height")], rule, key[0] in PAPER)
+        Comparison(words(*key), [row("height", group, "height")], rule, key[0] in PAPER)
         for key, group in heights.groupby(ARM)
     ]
 
@@ -114,13 +114,8 @@ def _lower(gaps: pd.DataFrame, changed: pd.DataFrame) -> list[Comparison]:
     for (*key, base, point), rows in changed.groupby([*ARM, "without", "point"]):
         plain = gaps[(gaps["point"] == point) & (gaps["arm"] == base)]
         two = Column(str(key[-1]), rows), Column(str(base), plain)
-        compared.append(more(_named(tuple(key)), *two))
+        compared.append(more(words(*key), *two))
     return compared
-
-
-def _named(key: tuple[Hashable, ...]) -> str:
-    optimizer, setting, arm = key
-    return words(optimizer, setting, arm)
 
 
 CLAIMS = (

@@ -2,7 +2,6 @@
 best ones, and those that differ in given keys alone."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -120,13 +119,6 @@ def _subtitles(shown: pd.DataFrame, settings: Mapping[str, str]) -> list[str]:
     ]
 
 
-class Group(NamedTuple):
-    """The points of one panel: the index of `points`, with the keys that differ among them."""
-
-    subtitle: str
-    points: pd.DataFrame
-
-
 def along(trials: pd.DataFrame, keys: Sequence[str], part_of: str = "") -> pd.DataFrame:
     """Return the points with a result that differ in `keys` alone, and in keys that follow.
 
@@ -140,12 +132,12 @@ def along(trials: pd.DataFrame, keys: Sequence[str], part_of: str = "") -> pd.Da
     if not {*keys} <= {*done}:
         return none
     panels = [
-        group.points[[*keys]].assign(
-            optimizer=optimizer, panel=names.optimizer(optimizer), subtitle=group.subtitle
+        group[[*keys]].assign(
+            optimizer=optimizer, panel=names.optimizer(optimizer), subtitle=subtitle
         )
         for optimizer, points in varied(trials).items()
-        for group in groups(_with_keys(points, done, keys), keys, part_of)
-        if all(group.points[key].nunique(dropna=False) > 1 for key in keys)
+        for subtitle, group in groups(_with_keys(points, done, keys), keys, part_of)
+        if all(group[key].nunique(dropna=False) > 1 for key in keys)
     ]
     return pd.concat(panels) if panels else none
 
@@ -162,15 +154,18 @@ def results_along(trials: pd.DataFrame, keys: Sequence[str], part_of: str = "") 
     return rows.assign(series=with_variant(rows, rows["arm"].map(names.arms(trials))))
 
 
-def groups(points: pd.DataFrame, keys: Sequence[str], part_of: str = "") -> Iterator[Group]:
-    """Yield `points` by the keys that neither are among `keys` nor follow from them."""
+def groups(
+    points: pd.DataFrame, keys: Sequence[str], part_of: str = ""
+) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield subtitle and points of each panel: those that agree in all keys but `keys` and those
+    that follow from them."""
     others = [other for other in distinct(points, keys) if other not in keys]
     follow = [other for other in others if _determine(points, keys, other)]
     fixed = [other for other in others if other not in follow]
     named = [other for other in follow if not part_of or group_of(other) != part_of]
     for _, group in points.groupby(fixed, dropna=False) if fixed else [((), points)]:
         followers = [f"with {names.key(other)} moving along" for other in named]
-        yield Group(lines([names.in_words(group[fixed].iloc[0]), *followers]), group)
+        yield lines([names.in_words(group[fixed].iloc[0]), *followers]), group
 
 
 def distinct(points: pd.DataFrame, first: Sequence[str] = ()) -> list[str]:

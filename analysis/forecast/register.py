@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.forecast.answer import Answer
+from analysis.forecast.answer import Answer, Target
 from analysis.forecast.ladder import Ladder, Rung, every_ladder, name_of
 from analysis.forecast.text import plain
 from analysis.statistics.intervals import ends_text, mean_with_ends
@@ -71,12 +71,6 @@ class Check:
     """Whether one of these runs had ended before the forecast was made."""
 
     @property
-    def settings(self) -> tuple[int, int, int]:
-        """Updates, tokens per update, parameters."""
-        forecast = self.forecast
-        return forecast["updates"], forecast["batch"], forecast["parameters"]
-
-    @property
     def verdict(self) -> str:
         """In words."""
         if self.rung is None:
@@ -91,6 +85,10 @@ class Check:
     def error(self) -> float:
         """Forecast minus measured mean gap; NaN before the run."""
         return math.nan if self.rung is None else self.forecast["gap"] - self.rung.gaps.mean()
+
+
+def _target(forecast: Mapping[str, Any]) -> Target:
+    return forecast["updates"], forecast["batch"], forecast["parameters"]
 
 
 def checks(folder: Path, trials: pd.DataFrame) -> list[Check]:
@@ -114,7 +112,7 @@ def _check(forecast: Mapping[str, Any], trials: pd.DataFrame) -> Check:
     """The forecast beside the runs of its target. If several ladders reach the target, the ladder
     with the most of the trials that the forecast was made from counts, then the largest ladder."""
     chosen = fulfilling(trials, forecast.get("conditions", {}))
-    target = tuple(forecast[key] for key in ("updates", "batch", "parameters"))
+    target = _target(forecast)
     reached = [
         (ladder, rung)
         for ladder in every_ladder(chosen, forecast["optimizer"])
@@ -150,7 +148,7 @@ def _cells(check: Check) -> list[str]:
     ends = ends_text(forecast["gap_low"], forecast["gap_high"], "+.4f")
     cells = [
         f"{forecast['optimizer']}, {forecast['arm']}",
-        name_of(check.settings),
+        name_of(_target(forecast)),
         str(forecast["date"])[:10],
         f"{forecast['gap']:+.4f}{ends}",
     ]

@@ -104,9 +104,9 @@ def minus(text: str) -> str:
     return NEGATIVE.sub("−", text)
 
 
-def signed(number: float, digits: int = 3) -> str:
+def signed(number: float) -> str:
     """Return `+0.405` or `−0.012`."""
-    return minus(f"{number:+.{digits}f}")
+    return minus(f"{number:+.3f}")
 
 
 def prose(text: object) -> str:
