@@ -13,6 +13,7 @@ import pandas as pd
 
 from analysis.forecast.answer import Answer, Target
 from analysis.forecast.ladder import Ladder, Rung, every_ladder, name_of
+from analysis.forecast.laws import REGRESSORS
 from analysis.forecast.text import plain
 from analysis.statistics.intervals import ends_text, mean_with_ends
 from analysis.table.selection import fulfilling
@@ -20,17 +21,7 @@ from analysis.table.text import markdown
 from trainer.base.atomic import write_json
 from trainer.base.errors import BadInput
 
-NEEDED = (
-    "optimizer",
-    "arm",
-    "updates",
-    "batch",
-    "parameters",
-    "gap",
-    "gap_low",
-    "gap_high",
-    "date",
-)
+NEEDED = ("optimizer", "arm", *REGRESSORS, "gap", "gap_low", "gap_high", "date")
 INSIDE, OUTSIDE = "inside", "outside"
 HEADS = ("forecast of", "at", "made", "forecast [95 %]", "measured [95 %]", "n", "error", "verdict")
 
