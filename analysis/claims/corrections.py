@@ -11,7 +11,7 @@ from scipy import stats
 from analysis.claims.above import near_best, share
 from analysis.claims.claim import Claim
 from analysis.claims.comparison import Comparison
-from analysis.claims.measure import PAPER, measured, of_delay, of_points, row
+from analysis.claims.measure import DELAY, PAPER, measured, of_points, row
 from analysis.claims.rule import SAME, ClaimRule, Codes, Estimate, Mask, Means, MeansAt, codes_of
 from analysis.statistics.intervals import CONFIDENCE, Values, mean_intervals
 from trainer.base.status import Status
@@ -116,8 +116,9 @@ def _by_coefficient(
 ) -> list[Comparison]:
     """One per optimizer and point: the plain delay, and that with each coefficient, ascending."""
     gaps = measured(trials)
+    late = gaps[(gaps["schedule"] == DELAY) & (gaps["start"] == 0) & (gaps["cooldown"] == 0)]
     compared = []
-    for optimizer, name, rows in of_points(of_delay(gaps, method)):
+    for optimizer, name, rows in of_points(late[late["method"] == method]):
         values = sorted(rows["coefficient"].unique())
         plain = gaps[(gaps["arm"] == "delay") & gaps["point"].isin(rows["point"])]
         corrected = [row(f"λ={value:g}", rows[rows["coefficient"] == value]) for value in values]

@@ -41,12 +41,6 @@ def measured(trials: pd.DataFrame) -> pd.DataFrame:
     return rows[value.notna()].sort_values([*VARIANT, "seed"]).merge(arms, on="arm")
 
 
-def of_delay(rows: pd.DataFrame, correction: str) -> pd.DataFrame:
-    """Rows of `measured` of the delay with a correction, from the first update to the last."""
-    whole = (rows["start"] == 0) & (rows["cooldown"] == 0)
-    return rows[whole & (rows["schedule"] == DELAY) & (rows["method"] == correction)]
-
-
 def with_key(trials: pd.DataFrame, rows: pd.DataFrame, key: str) -> pd.DataFrame:
     """The rows with the value that their point has for a key of the config."""
     if key not in trials:

@@ -187,7 +187,7 @@ def of_means(
     styles: Styles = arm_styles,
     label: Callable[[pd.DataFrame], str] = with_seeds,
 ) -> list[Chart]:
-    """Draw one chart per panel of rows of `over_training`, against `x` (else tokens) and `y`.
+    """Draw one chart per panel of rows of `over_tokens`, against `x` (else tokens) and `y`.
 
     `styles` returns the looks of the series, `label` the words of one series in the legend.
     """

@@ -3,7 +3,7 @@
 import shutil
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -149,7 +149,11 @@ def _write(
         made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
         summary=summary(contents.shown.trials),
         overviews=[overview(scope.title, scope.whole().trials) for scope in contents.parts],
-        taxes=[*_taxes(contents.parts)],
+        taxes=[
+            f"token tax, {scope.title}: {words}"
+            for scope in contents.parts
+            if (words := taxes_text(scope.asked_for().gaps))
+        ],
         advice=[
             each
             for scope in contents.parts[:1]
@@ -185,13 +189,6 @@ def _listed(trials: pd.DataFrame, made: pd.DataFrame) -> pd.DataFrame:
 
 def _specs(chapters: Sequence[Chapter]) -> list[dict[str, Any]]:
     return [spec for chapter in chapters for drawn in chapter.figures for spec in drawn.specs]
-
-
-def _taxes(parts: Sequence[Scope]) -> Iterator[str]:
-    for scope in parts:
-        words = taxes_text(scope.asked_for().gaps)
-        if words:
-            yield f"token tax, {scope.title}: {words}"
 
 
 def _text(contents: _Contents, page: Page, out: Path) -> str:
