@@ -146,39 +146,33 @@ def near_best(coefficients: list[float]) -> NearBest:
     below the plain gap; rows: the plain delay, then the coefficients, ascending."""
     rows = [0.0, *coefficients]
     at_one = rows.index(1.0)
-
-    def weights(other: int) -> tuple[float, ...]:
-        return tuple(
-            SAME * (row == 0) - float(row == at_one) + float(row == other)
-            for row in range(len(rows))
-        )
-
-    contrasts = [
-        Contrast(f"{SAME:.0%} of the plain gap minus (λ=1 minus λ={value:g})", weights(row), row)
-        for row, value in enumerate(rows)
-        if row not in (0, at_one)
-    ]
     helps = tuple(float(row == 0) - float(row == at_one) for row in range(len(rows)))
-    return NearBest(tuple(contrasts), Contrast("what λ=1 removes", helps, at_one))
+    near = _near([f"λ={value:g}" for value in rows], at_one, 0, "the plain gap")
+    return NearBest(near, Contrast("what λ=1 removes", helps, at_one))
 
 
 def near_best_of_arm(names: Sequence[str], chosen: int) -> NearBest:
     """That the gap at the row `chosen` is at most SAME of itself above each other one; rows: the
     arm at each value of a setting, ascending, above sync at the chosen one."""
+    own = tuple(float(row == chosen) for row in range(len(names)))
+    near = _near(names, chosen, chosen, "the gap")
+    return NearBest(near, Contrast(f"the gap at {names[chosen]}", own, chosen))
+
+
+def _near(names: Sequence[str], chosen: int, base: int, gap: str) -> tuple[Contrast, ...]:
+    """For each other row: SAME of the row `base`, minus what `chosen` lies above the other one."""
     rows = range(len(names))
-
-    def weights(other: int) -> tuple[float, ...]:
-        return tuple(float(row == other) - (1 - SAME) * (row == chosen) for row in rows)
-
-    contrasts = [
+    return tuple(
         Contrast(
-            f"{SAME:.0%} of the gap minus ({names[chosen]} minus {name})", weights(other), other
+            f"{SAME:.0%} of {gap} minus ({names[chosen]} minus {names[other]})",
+            tuple(
+                SAME * (row == base) - float(row == chosen) + float(row == other) for row in rows
+            ),
+            other,
         )
-        for other, name in enumerate(names)
-        if other != chosen
-    ]
-    own = tuple(float(row == chosen) for row in rows)
-    return NearBest(tuple(contrasts), Contrast(f"the gap at {names[chosen]}", own, chosen))
+        for other in rows
+        if other not in (base, chosen)
+    )
 
 
 def _at_edge(values: Values) -> Values:

@@ -1,6 +1,7 @@
 """Claims about corrections: Error Feedback, Taylor compensation, feedback on gradients."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -9,8 +10,8 @@ from scipy import stats
 
 from analysis.claims.above import near_best, share
 from analysis.claims.claim import Claim
-from analysis.claims.comparison import Comparison, Row
-from analysis.claims.measure import PAPER, measured, of_delay, of_points, row
+from analysis.claims.comparison import Comparison
+from analysis.claims.measure import DELAY, PAPER, measured, of_points, row
 from analysis.claims.rule import SAME, ClaimRule, Codes, Estimate, Mask, Means, MeansAt, codes_of
 from analysis.statistics.intervals import CONFIDENCE, Values, mean_intervals
 from trainer.base.status import Status
@@ -110,42 +111,35 @@ class Diverges(ClaimRule):
         return (uniform < means[..., None, :, None]).astype(float)
 
 
-def _near_one(trials: pd.DataFrame) -> list[Comparison]:
+def _by_coefficient(
+    trials: pd.DataFrame, method: str, rule: Callable[[list[float]], ClaimRule]
+) -> list[Comparison]:
+    """One per optimizer and point: the plain delay, and that with each coefficient, ascending."""
     gaps = measured(trials)
+    late = gaps[(gaps["schedule"] == DELAY) & (gaps["start"] == 0) & (gaps["cooldown"] == 0)]
     compared = []
-    for optimizer, name, rows in of_points(of_delay(gaps, "error_feedback")):
+    for optimizer, name, rows in of_points(late[late["method"] == method]):
         values = sorted(rows["coefficient"].unique())
-        if len(values) < 2:
-            continue
-        plain = _plain(gaps, rows)
-        reason = "" if 1.0 in values else "λ=1 is missing"
-        rule = near_best(values if 1.0 in values else [1.0])
-        of_values = [_at(rows, value) for value in values]
-        counts = optimizer in PAPER
-        compared.append(Comparison(name, [plain, *of_values], rule, counts, reason))
+        plain = gaps[(gaps["arm"] == "delay") & gaps["point"].isin(rows["point"])]
+        corrected = [row(f"λ={value:g}", rows[rows["coefficient"] == value]) for value in values]
+        of_arms = [row("delay", plain), *corrected]
+        compared.append(Comparison(name, of_arms, rule(values), optimizer in PAPER))
     return compared
+
+
+def _near_one(trials: pd.DataFrame) -> list[Comparison]:
+    def rule(values: list[float]) -> ClaimRule:
+        return near_best(values if 1.0 in values else [1.0])
+
+    return [
+        replace(each, reason="" if "λ=1" in [row.name for row in each.rows] else "λ=1 is missing")
+        for each in _by_coefficient(trials, "error_feedback", rule)
+        if len(each.rows) > 2
+    ]
 
 
 def _taylor(trials: pd.DataFrame) -> list[Comparison]:
-    gaps = measured(trials)
-    compared = []
-    for optimizer, name, rows in of_points(of_delay(gaps, "taylor")):
-        values = sorted(rows["coefficient"].unique())
-        of_values = [_at(rows, value) for value in values]
-        rule = NoHelp(tuple(values))
-        compared.append(
-            Comparison(name, [_plain(gaps, rows), *of_values], rule, optimizer in PAPER)
-        )
-    return compared
-
-
-def _plain(gaps: pd.DataFrame, rows: pd.DataFrame) -> Row:
-    """The plain delay at the point of these rows."""
-    return row("delay", gaps[(gaps["arm"] == "delay") & gaps["point"].isin(rows["point"])])
-
-
-def _at(rows: pd.DataFrame, coefficient: float) -> Row:
-    return row(f"λ={coefficient:g}", rows[rows["coefficient"] == coefficient])
+    return _by_coefficient(trials, "taylor", lambda values: NoHelp(tuple(values)))
 
 
 def _diverges(trials: pd.DataFrame) -> list[Comparison]:

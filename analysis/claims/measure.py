@@ -32,20 +32,13 @@ def measured(trials: pd.DataFrame) -> pd.DataFrame:
 
     Raises as `pairs` does; the report repeats its warnings, so they are silenced here.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
         rows = pairs(trials)
     rows = rows[rows["status_sync"] == Status.COMPLETED]
     value = rows["gap"].astype(float).mask(rows["status"] == Status.DIVERGED, np.inf)
     rows = rows.assign(value=value, setting=rows["point"].map(settings(trials)))
     arms = trials.drop_duplicates("arm")[["arm", *(c for c in OF_ARM if c != "base_arm")]]
     return rows[value.notna()].sort_values([*VARIANT, "seed"]).merge(arms, on="arm")
-
-
-def of_delay(rows: pd.DataFrame, correction: str) -> pd.DataFrame:
-    """Rows of `measured` of the delay with a correction, from the first update to the last."""
-    whole = (rows["start"] == 0) & (rows["cooldown"] == 0)
-    return rows[whole & (rows["schedule"] == DELAY) & (rows["method"] == correction)]
 
 
 def with_key(trials: pd.DataFrame, rows: pd.DataFrame, key: str) -> pd.DataFrame:

@@ -1,6 +1,7 @@
 """Claims about how the gap depends on a swept number: momentum, stages, batch size, horizon."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -90,12 +91,6 @@ def _falls(optimizer: str, columns: list[Column], rows: pd.DataFrame) -> Compari
     return Comparison(optimizer, short.rows, short.rule, short.counts, reason)
 
 
-def _stages(trials: pd.DataFrame) -> list[Comparison]:
-    gaps = measured(trials)
-    late = gaps[gaps["arm"] == "pipedream"]
-    return _grows(late, "num_stages")
-
-
 def at_longest_horizon(trials: pd.DataFrame) -> list[Comparison]:
     """For each optimizer, what Error Feedback leaves of the gap where it trains longest."""
     gaps = measured(trials)
@@ -129,15 +124,13 @@ def _best_of(grid: Grid) -> Comparison:
     return Comparison("muon", rows, rule, reason=reason)
 
 
-def _large_batches(trials: pd.DataFrame) -> list[Comparison]:
-    gaps = with_key(trials, measured(trials), "batch_size")
-    return _grows(gaps[gaps["arm"] == "delay"], "batch_size")
-
-
-def _grows(gaps: pd.DataFrame, key: str) -> list[Comparison]:
-    """For each optimizer, that the gap is larger at the largest value of the key."""
-    by_optimizer = [(str(name), ends(rows, key)) for name, rows in gaps.groupby("optimizer")]
-    return [more(name, *columns) for name, columns in by_optimizer if len(columns) == 2]
+def _grows(trials: pd.DataFrame, arm: str, key: str) -> list[Comparison]:
+    """For each optimizer, that the gap of the arm is larger at the largest value of the key."""
+    gaps = measured(trials)
+    gaps = gaps if key in gaps else with_key(trials, gaps, key)
+    by_optimizer = gaps[gaps["arm"] == arm].groupby("optimizer")
+    columns = [(str(name), ends(rows, key)) for name, rows in by_optimizer]
+    return [more(name, *two) for name, two in columns if len(two) == 2]
 
 
 CLAIMS = (
@@ -161,7 +154,7 @@ CLAIMS = (
         "most and the fewest stages lies above 0; contradicted where it lies below. That the gap "
         "of 2BW does not grow is no finding: its delay is one update at every depth, so its trials "
         "of all depths compute the same by construction, and only PipeDream is judged.",
-        _stages,
+        partial(_grows, arm="pipedream", key="num_stages"),
     ),
     Claim(
         "best_over_grid",
@@ -182,7 +175,7 @@ CLAIMS = (
         "each at the learning rate that is best for sync on the first third of the seeds: the 95 % "
         "interval of the paired difference on the other seeds lies above 0; contradicted where it "
         "lies below.",
-        _large_batches,
+        partial(_grows, arm="delay", key="batch_size"),
     ),
     Claim(
         "horizon",

@@ -1,7 +1,7 @@
 """Claims about runs that are synchronous in part: at the start, or at the end."""
 
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,7 +10,7 @@ import pandas as pd
 
 from analysis.claims.above import Above, Contrast
 from analysis.claims.claim import Claim
-from analysis.claims.comparison import Comparison, Row
+from analysis.claims.comparison import Comparison
 from analysis.claims.measure import DELAY, PAPER, Column, measured, more, row, with_key, words
 from analysis.claims.rule import (
     SAME,
@@ -67,42 +67,32 @@ def spike(trials: pd.DataFrame, heights: pd.DataFrame) -> list[Comparison]:
     """Is there one? `heights`: the table of `spikes` for these trials."""
     rule = Above((Contrast("the height", (1.0,), 0),))
     return [
-        Comparison(_named(key), [row("height", group, "height")], rule, key[0] in PAPER)
+        Comparison(words(*key), [row("height", group, "height")], rule, key[0] in PAPER)
         for key, group in heights.groupby(ARM)
     ]
 
 
 def spike_by_decay(trials: pd.DataFrame, heights: pd.DataFrame) -> list[Comparison]:
     """Does its height depend on β2?"""
-    key = "optimizer.variance_decay"
-    return [
-        Comparison(
-            str(optimizer),
-            _at_both_ends(group, key),
-            Either("change of the height"),
-            optimizer in PAPER,
-        )
-        for optimizer, group in with_key(trials, heights, key).groupby("optimizer")
-        if group[key].nunique() > 1
-    ]
-
-
-def _at_both_ends(heights: pd.DataFrame, key: str) -> list[Row]:
-    ends = sorted({*heights[key].dropna()})
-    return [
-        row(f"height at β2={value:g}", heights[heights[key] == value], "height")
-        for value in (ends[0], ends[-1])
-    ]
+    key, rule = "optimizer.variance_decay", Either("change of the height")
+    compared = []
+    for optimizer, group in with_key(trials, heights, key).groupby("optimizer"):
+        decays = sorted({*group[key].dropna()})
+        if len(decays) > 1:
+            rows = [
+                row(f"height at β2={decay:g}", group[group[key] == decay], "height")
+                for decay in (decays[0], decays[-1])
+            ]
+            compared.append(Comparison(str(optimizer), rows, rule, optimizer in PAPER))
+    return compared
 
 
 def _by_height(
     compare: Callable[[pd.DataFrame, pd.DataFrame], list[Comparison]], trials: pd.DataFrame
 ) -> list[Comparison]:
     """With the heights of these trials. The report repeats the warnings of `spikes`."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        heights = spikes(trials)
-    return compare(trials, heights)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        return compare(trials, spikes(trials))
 
 
 def _start(trials: pd.DataFrame) -> list[Comparison]:
@@ -124,13 +114,8 @@ def _lower(gaps: pd.DataFrame, changed: pd.DataFrame) -> list[Comparison]:
     for (*key, base, point), rows in changed.groupby([*ARM, "without", "point"]):
         plain = gaps[(gaps["point"] == point) & (gaps["arm"] == base)]
         two = Column(str(key[-1]), rows), Column(str(base), plain)
-        compared.append(more(_named(tuple(key)), *two))
+        compared.append(more(words(*key), *two))
     return compared
-
-
-def _named(key: tuple[Hashable, ...]) -> str:
-    optimizer, setting, arm = key
-    return words(optimizer, setting, arm)
 
 
 CLAIMS = (

@@ -33,8 +33,7 @@ def main(given: Given) -> None:
     width = take_choice({"width": "two", **given}, "width", [*WIDTHS])
     is_dark = take_choice(given, "theme", THEMES) == "dark"
     only = _only(given, [figure.name for figure in FIGURES])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the report says them
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # the report says them
         for scope in scopes(StoreViews(load(store), records(store))):
             own = Path(out) / scope.folder
             own.mkdir(parents=True, exist_ok=True)

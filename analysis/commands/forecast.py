@@ -63,8 +63,7 @@ def _ladders(
     from analysis.table.load import load
     from analysis.table.selection import fulfilling
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the report says them
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # the report says them
         trials = fulfilling(load(results), conditions)
     known = sorted(set(trials["optimizer"].dropna())) if len(trials) else []
     if optimizer not in known:

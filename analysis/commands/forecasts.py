@@ -24,6 +24,5 @@ def main(given: Given) -> None:
     from analysis.forecast.register import checks, text
     from analysis.table.load import load
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the report says them
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # the report says them
         print(text(checks(folder, load(pulled(results)))))

@@ -28,7 +28,7 @@ def main(given: Given) -> None:
     delay, tokens = count(given, "delay", 1, MOST_DELAY), count(given, "tokens", 2048, MOST)
     every = count(given, "every", 0, MOST)
     config = _synchronous(given)
-    from analysis.theory.score import beside_limits
+    from analysis.theory.standing import beside_limits
     from trainer.config.plan import plan_trial
     from trainer.sharpness.measure import measured
     from trainer.sharpness.preconditioner import require_covered
@@ -54,7 +54,7 @@ def _synchronous(given: Given) -> dict[str, Any]:
 
 
 def _print_text(rows: Iterable[Any], delay: int) -> None:
-    from analysis.theory.score import standing_head, standing_row, where_it_stands
+    from analysis.theory.standing import standing_head, standing_row, where_it_stands
 
     print(standing_head(delay), flush=True)
     standings = []

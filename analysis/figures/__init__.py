@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from importlib import import_module
 
-from analysis.figures.figure import Figure, Plot, Rows, panels, plot
+from analysis.figures.figure import Figure, Plot, panels, plot
 from analysis.figures.files import save
 
 MODULES = tuple(
@@ -27,7 +27,6 @@ __all__ = [
     "MODULES",
     "Figure",
     "Plot",
-    "Rows",
     "panels",
     "plot",
     "registered",

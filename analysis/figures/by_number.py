@@ -13,12 +13,14 @@ from analysis.figures.rows import (
     OF_SEED,
     PANEL,
     SERIES,
+    distinct,
+    groups,
     lines,
     paired_seeds,
+    results_along,
     with_means,
     with_variant,
 )
-from analysis.figures.swept import distinct, groups, results_along
 from analysis.table import names
 from analysis.table.points import varied
 
@@ -26,7 +28,8 @@ CORRECTION = ["method", "family", "coefficient"]
 LOSSES = [*PANEL, "key", "value", *SERIES, "size", "loss", "gap", *OF_SEED, *MEAN]
 """One row per trial with its `loss`, and one with its `gap` where sync completed; MEAN is of
 that number. `size` orders several series of one arm: parameters of the model, or tokens."""
-RATE = "optimizer.lr"
+UNITS = {"num_parameters": "", "tokens": " tokens"}
+"""Columns that order the series of an arm → the unit of their values."""
 KEYS = [*PANEL, "series", "value"]
 
 
@@ -129,35 +132,19 @@ def _with_optimizers(table: pd.DataFrame, panel: pd.Series | str) -> pd.DataFram
     return table.assign(panel=panel, series=table["optimizer"].map(names.optimizer))
 
 
-def losses_over_horizons(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
-    """Return rows of LOSSES against the tokens of a run (figure 5): one series per arm."""
-    rows = results_along(_planned(trials), ["tokens"])
-    return _losses(rows.assign(key="tokens", value=rows["tokens"]), trials, gaps)
+def losses_along(
+    trials: pd.DataFrame, gaps: pd.DataFrame, key: str, size: str = "", part_of: str = ""
+) -> pd.DataFrame:
+    """Return rows of LOSSES against `key`: one series per arm, and per value of the column `size`.
 
-
-def losses_by_size(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
-    """Return rows of LOSSES against the learning rate (figure 16): one series per size and arm."""
-    rows = results_along(trials, [RATE, "num_parameters"], part_of="model")
-    return _losses(_by_rate(rows, "num_parameters", ""), trials, gaps)
-
-
-def losses_by_budget(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
-    """Return rows of LOSSES against the learning rate: one series per number of tokens and arm."""
-    rows = results_along(_planned(trials), [RATE, "tokens"])
-    return _losses(_by_rate(rows, "tokens", " tokens"), trials, gaps)
-
-
-def _planned(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the trials with the tokens that their point asks for; a diverged trial has fewer."""
-    return trials.assign(tokens=trials.groupby("point")["tokens"].transform("max"))
-
-
-def _by_rate(rows: pd.DataFrame, size: str, unit: str) -> pd.DataFrame:
-    """Return `rows` with one series per arm and value of the column `size`."""
-    if rows.empty:
-        return rows
-    series = rows[size].map(names.parameters) + f"{unit} " + rows["series"].astype(str)
-    return rows.assign(key=RATE, value=rows[RATE], series=series, size=rows[size])
+    Tokens are those that a point asks for; a diverged trial has fewer.
+    """
+    planned = trials.assign(tokens=trials.groupby("point")["tokens"].transform("max"))
+    rows = results_along(planned, [key, size] if size else [key], part_of)
+    if size and len(rows):
+        sizes = rows[size].map(names.parameters) + UNITS[size]
+        rows = rows.assign(series=sizes + " " + rows["series"].astype(str), size=rows[size])
+    return _losses(rows.assign(key=key, value=rows[key]), trials, gaps)
 
 
 def _losses(rows: pd.DataFrame, trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:

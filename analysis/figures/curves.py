@@ -1,21 +1,146 @@
-"""Lines over training: loss and gap of each optimizer, one line per arm, its seeds behind it."""
+"""Losses over training and the gap while it grows: one line per arm, its seeds behind it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import product
 
 import altair as alt
 import pandas as pd
 
-from analysis.figures import over_training
 from analysis.figures.figure import Chart, Figure
 from analysis.figures.marks import FAINT, GAP_TITLE, SeriesLook, hover, legend, panels_of, rounded
-from analysis.figures.rows import OF_SEED
+from analysis.figures.rows import OF_SEED, PANEL, SERIES, best_points
 from analysis.figures.scales import Axis, linear, of_gaps, of_tokens
 from analysis.figures.style import INK, Styles, arm_styles
-from trainer.base.status import Status
+from analysis.statistics.intervals import mean_intervals
+from analysis.statistics.pairs import pairs
+from analysis.table.load import training_losses, validation_losses
+from analysis.table.tasks import updates_asked
+from trainer.base.status import FINAL, Status
 
+COLUMNS = [*PANEL, *SERIES, *OF_SEED]
+OF_GAP = ["gap", "n", "mean", "low", "high"]
+"""The gap of a trial at an update, and the mean of its series there with its 95 % interval."""
+STAGES = "pipeline.num_stages"
+POINTS = 100
+"""A curve of training losses has about that many points: each is the mean of a hundredth of the
+run."""
+TITLES = {
+    "val_loss": "validation loss (nats per token)",
+    "train_loss": "training loss (nats per token)",
+}
 CAPTION = ("lines: mean over n seeds, to where the first of them diverged (×); faint: each seed",)
-OF_GAPS = "gap: minus the loss of sync at the same seed and update; band: 95 % interval of the mean"
+PAIRED = "gap: minus the loss of sync at the same seed and update; band: 95 % interval of the mean"
 OF_TRAINING = "training loss: means over a hundredth of the run"
+
+
+def validation(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per evaluation of every trial of the best points: one panel per optimizer.
+
+    The columns are COLUMNS, `update`, the `tokens` trained on until then, `val_loss`, and OF_GAP.
+    """
+    return _of_best(trials, gaps, "val_loss", lambda shown: map(validation_losses, shown["folder"]))
+
+
+def validation_of(
+    trials: pd.DataFrame, gaps: pd.DataFrame, optimizers: Iterable[str]
+) -> pd.DataFrame:
+    """Return `validation` of these optimizers alone."""
+    return validation(trials[trials["optimizer"].isin(optimizers)], gaps)
+
+
+def validation_by_stages(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return `validation` with one panel per optimizer and number of stages P (figure 6).
+
+    P is a number that some arm has among several. An arm that was run at one P alone, because it
+    does not depend on it, is in each panel.
+    """
+    done = trials[trials["status"].isin(FINAL)]
+    stages = done[STAGES] if STAGES in done else pd.Series(dtype=int)
+    per_arm = stages.groupby(done["arm"]).transform("nunique")
+    at = product(sorted(done["optimizer"].unique()), sorted(stages[per_arm > 1].unique()))
+    panels = []
+    for optimizer, count in at:
+        has_count = (stages == count) | (per_arm == 1)
+        panel = validation(done[has_count & (done["optimizer"] == optimizer)], gaps)
+        panels.append(panel.assign(panel=panel["panel"] + f", P = {count}"))
+    return pd.concat(panels, ignore_index=True) if panels else validation(done[:0], gaps)
+
+
+def training(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per trial of the best points and POINTS-th part of its run (figure 19).
+
+    The columns are COLUMNS, the last `update` of the part, the `tokens` until then, the mean
+    `train_loss`, and OF_GAP. Every batch is in some part.
+    """
+    return _of_best(trials, gaps, "train_loss", _training)
+
+
+def _training(shown: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    lengths = (updates_asked(shown) / POINTS).round().clip(lower=1)
+    return map(_in_parts, shown["folder"], lengths.astype(int))
+
+
+def _in_parts(folder: str, length: int) -> pd.DataFrame:
+    """Return means of `length` updates each; a part that the run did not finish is left out."""
+    losses = training_losses(folder)
+    part = losses["update"] // length
+    losses = losses[part.groupby(part).transform("count") == length]
+    parts = losses.groupby(losses["update"] // length)
+    return parts.agg({"update": "max", "train_loss": "mean"}).reset_index(drop=True)
+
+
+def over_tokens(curves: Iterable[pd.DataFrame], shown: pd.DataFrame) -> pd.DataFrame:
+    """Return the curves below each other: COLUMNS, `update`, `tokens`, and the curves' own column.
+
+    There is one curve (`update` and one more column) for each row of `shown`, in its order.
+    """
+    rows = pd.concat([*curves], keys=range(len(shown)), names=["trial", None])
+    of_row, rows = rows.index.get_level_values("trial"), rows.reset_index(drop=True)
+    trials = shown[[*COLUMNS, "batch_size", "seq_len"]].iloc[of_row].reset_index(drop=True)
+    tokens = (rows["update"] + 1) * trials["batch_size"] * trials["seq_len"]
+    *_, last = rows.columns
+    return trials[COLUMNS].assign(update=rows["update"], tokens=tokens, **{last: rows[last]})
+
+
+def _of_best(
+    trials: pd.DataFrame,
+    gaps: pd.DataFrame,
+    loss: str,
+    read: Callable[[pd.DataFrame], Iterable[pd.DataFrame]],
+) -> pd.DataFrame:
+    """Return the curves that `read` finds for the trials of the best points, with OF_GAP of `loss`.
+
+    OF_GAP is missing for sync, and without a partner that completed. Both trials of a pair saw the
+    same batches, whose noise cancels. The mean ends where the first of its trials does, and is
+    missing before all of them have a value.
+    """
+    shown = best_points(trials, gaps)
+    if shown.empty:
+        return pd.DataFrame(columns=COLUMNS)
+    table, keys = over_tokens(read(shown), shown), [*PANEL, "series"]
+    paired = pairs(trials)
+    paired = paired[paired["status_sync"] == Status.COMPLETED]
+    partner = table["trial_id"].map(paired.set_index("trial_id")["trial_id_sync"])
+    losses = table.drop_duplicates(["trial_id", "update"]).set_index(["trial_id", "update"])[loss]
+    of_partner = losses.reindex(pd.MultiIndex.from_arrays([partner, table["update"]]))
+    table["gap"] = table[loss].to_numpy() - of_partner.to_numpy()
+    groups = table[partner.notna()].groupby(keys)
+    means = {key: _means_of_gaps(of_series) for key, of_series in groups}
+    if not means:
+        return table.reindex(columns=[*dict.fromkeys([*table, *OF_GAP])])
+    of_series = pd.concat(means, names=keys).reset_index(keys)
+    return table.merge(of_series, on=[*keys, "update"], how="left")
+
+
+def _means_of_gaps(of_series: pd.DataFrame) -> pd.DataFrame:
+    gaps = of_series.pivot_table(
+        index="update", columns="trial_id", values="gap", dropna=False
+    ).dropna()
+    low, high = mean_intervals(gaps.to_numpy())
+    mean = gaps.mean(axis=1).to_numpy()
+    columns = {"update": gaps.index, "n": gaps.shape[1], "mean": mean, "low": low, "high": high}
+    return pd.DataFrame(columns)
 
 
 def with_seeds(rows: pd.DataFrame) -> str:
@@ -25,24 +150,14 @@ def with_seeds(rows: pd.DataFrame) -> str:
     return f"{rows['series'].iloc[0]} (n={rows['seed'].nunique()}{note})"
 
 
-def of_validation(data: pd.DataFrame) -> list[Chart]:
-    """Draw two charts per panel of validation losses: the loss, and the gap beside it."""
-    return _with_gaps(data, "val_loss", "validation loss (nats per token)")
-
-
-def of_training(data: pd.DataFrame) -> list[Chart]:
-    """Draw two charts per panel of training losses: the loss, and the gap beside it."""
-    return _with_gaps(data, "train_loss", "training loss (nats per token)")
-
-
-def _with_gaps(data: pd.DataFrame, column: str, title: str) -> list[Chart]:
-    y = Axis(column, alt.Y(f"{column}:Q", title=title, scale=linear(data[column])))
+def with_gaps(data: pd.DataFrame, column: str) -> list[Chart]:
+    """Draw two charts per panel: the loss of the column, and the gap beside it."""
+    y = Axis(column, alt.Y(f"{column}:Q", title=TITLES[column], scale=linear(data[column])))
     x, looks = of_tokens(data["tokens"]), arm_styles(data)
-    gaps = data.dropna(subset="gap")
-    values = pd.concat([gaps["gap"], gaps["low"], gaps["high"]])
-    of_gap = Axis("gap", of_gaps(alt.Y("gap:Q"), GAP_TITLE, values))
+    values = data.dropna(subset="gap")[["gap", "low", "high"]]
+    of_gap = Axis("gap", of_gaps(alt.Y("gap:Q"), GAP_TITLE, values.melt()["value"]))
     charts: list[Chart] = []
-    for _, rows in data.groupby(["panel", "subtitle"], sort=False):
+    for _, rows in data.groupby(PANEL, sort=False):
         charts += of_means(rows, y, x, styles=lambda _: looks)
         paired = rows.dropna(subset="gap")
         if len(paired):
@@ -72,7 +187,7 @@ def of_means(
     styles: Styles = arm_styles,
     label: Callable[[pd.DataFrame], str] = with_seeds,
 ) -> list[Chart]:
-    """Draw one chart per panel of rows of `over_training`, against `x` (else tokens) and `y`.
+    """Draw one chart per panel of rows of `over_tokens`, against `x` (else tokens) and `y`.
 
     `styles` returns the looks of the series, `label` the words of one series in the legend.
     """
@@ -130,9 +245,9 @@ def _means(rows: pd.DataFrame, across: str, up: str) -> pd.DataFrame:
 VALIDATION = Figure(
     name="validation_curves",
     title="Validation loss over training",
-    data=over_training.validation,
-    charts=of_validation,
-    caption=(*CAPTION, OF_GAPS),
+    data=validation,
+    charts=partial(with_gaps, column="val_loss"),
+    caption=(*CAPTION, PAIRED),
     columns=2,
 )
 FIGURES = (VALIDATION,)

@@ -1,23 +1,28 @@
 """How far the delayed update is from the fresh one (figures 17, 18), and other diagnostics.
 
 How much a correction changes the gradient: where it hardly does, it cannot help. For mixtures of
-experts, how many choices a delay makes stale, and how unequal the loads are.
+experts, how many choices a delay makes stale, and how unequal the loads are. And the training loss
+where the delay is switched on, one line per β2 (figure 20).
 """
 
+from collections.abc import Mapping
 from functools import partial
 from itertools import compress
+from typing import Any
 
 import altair as alt
 import pandas as pd
 
 from analysis.figures import curves
+from analysis.figures.curves import COLUMNS, over_tokens
 from analysis.figures.figure import Chart, Figure
-from analysis.figures.over_training import COLUMNS, over_tokens
-from analysis.figures.rows import PANEL, best_points
+from analysis.figures.rows import OF_SEED, PANEL, along, best_points
 from analysis.figures.scales import Axis, linear, of_positive
-from analysis.figures.style import arm_styles
-from analysis.statistics.spikes import spikes
-from analysis.table.load import diagnostics
+from analysis.figures.style import Style, arm_styles, ordered_styles
+from analysis.statistics.spikes import WINDOW, spikes
+from analysis.table import names
+from analysis.table.load import diagnostics, training_losses
+from analysis.table.names import signed
 
 MEASURED = {
     "update_cosine": "cosine of delayed and fresh update",
@@ -35,6 +40,11 @@ FROM_SWITCH = Axis(
     "from_switch",
     alt.X("from_switch:Q", title="updates from the switch", scale=alt.Scale(nice=False)),
 )
+KEY = "optimizer.variance_decay"
+OF_SPIKE = [
+    *(*PANEL, KEY, "series", "arm", *OF_SEED, "height", "n", "mean_height", "low", "high"),
+    *("update", "from_switch", "train_loss", "running_mean"),
+]
 
 
 def measured(trials: pd.DataFrame, gaps: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -94,6 +104,62 @@ def _axis(data: pd.DataFrame, name: str) -> Axis[alt.Y]:
     return Axis(name, alt.Y(f"{name}:Q", title=MEASURED[name], scale=linear(data[name])))
 
 
+def spike(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per update around the switch, of trials whose point differs in β2.
+
+    Only trials with a synchronous start are shown. `height` comes from `spikes`, and stands beside
+    the mean of its arm.
+    """
+    points = along(trials, [KEY])[[*PANEL, KEY]]
+    started = spikes(trials).merge(points, left_on="point", right_index=True)
+    started = started.sort_values([*PANEL, KEY, "arm", "seed"])
+    arms, several = names.arms(trials), started["arm"].nunique() > 1
+    started["series"] = [
+        (f"{arms[arm]}, " if several else "") + f"{names.key(KEY)} = {value:g}"
+        for arm, value in started[["arm", KEY]].to_numpy()
+    ]
+    folders = trials.set_index("trial_id")["folder"]
+    rows = [_around(folders[trial["trial_id"]], trial) for trial in started.to_dict("records")]
+    return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=OF_SPIKE)
+
+
+def _around(folder: str, trial: Mapping[Any, Any]) -> pd.DataFrame:
+    losses = training_losses(folder)
+    losses["from_switch"] = losses["update"] - trial["switch"]
+    losses["running_mean"] = losses["train_loss"].rolling(WINDOW).mean()
+    share = losses["from_switch"] / len(losses)
+    of_trial = {name: trial[name] for name in OF_SPIKE if name in trial}
+    return losses[share.between(-BEFORE, AFTER)].assign(**of_trial)[OF_SPIKE]
+
+
+def spike_charts(data: pd.DataFrame) -> list[Chart]:
+    """Draw one panel per optimizer, one line per β2."""
+    scale = linear(data["running_mean"])
+    y = alt.Y("running_mean:Q", title="training loss (nats per token)", scale=scale)
+    return curves.of_means(data, Axis("running_mean", y), FROM_SWITCH, styles=_styles, label=_label)
+
+
+def _styles(rows: pd.DataFrame) -> dict[str, Style]:
+    return ordered_styles(list(dict.fromkeys(rows["series"])))
+
+
+def _label(rows: pd.DataFrame) -> str:
+    row = rows.iloc[0]
+    interval = "" if pd.isna(row["low"]) else f" [{signed(row['low'])}, {signed(row['high'])}]"
+    height = "" if pd.isna(row["mean_height"]) else f": {signed(row['mean_height'])}{interval}"
+    return f"{row['series']}{height} (n={rows['seed'].nunique()})"
+
+
+SPIKE = Figure(
+    name="spike",
+    title="The spike at the switch by β₂",
+    data=spike,
+    charts=spike_charts,
+    caption=(
+        f"training loss, running mean over {WINDOW} updates (the one shown and those before it)",
+        "lines: mean over n seeds; faint: each seed; legend: height of the spike, 95 % interval",
+    ),
+)
 FIGURES = tuple(
     Figure(
         name=name,

@@ -16,7 +16,6 @@ from analysis.figures.marks import (
     SeriesLook,
     hover,
     legend,
-    panels_of,
     reference,
     rounded,
     row_axis,
@@ -31,11 +30,11 @@ from analysis.figures.rows import (
     SERIES,
     best_points,
     paired_seeds,
+    results_along,
     with_means,
 )
 from analysis.figures.scales import of_gaps, of_losses
 from analysis.figures.style import Style, arm_styles
-from analysis.figures.swept import results_along
 from analysis.statistics.text import diverged_text
 from analysis.table import names
 from analysis.table.names import signed
@@ -131,30 +130,28 @@ class _RowFrame(NamedTuple):
     look: SeriesLook
 
 
-def _charts(data: pd.DataFrame, order: Sequence[str], title: str | None) -> list[Chart]:
+def _charts(data: pd.DataFrame, order: Sequence[str], key: str | None) -> list[Chart]:
     styles = arm_styles(data)
     charts: list[Chart] = []
-    for head, rows in panels_of(data):
+    for (panel, subtitle), rows in data.groupby(PANEL, sort=False):
         present = {*rows["group"]}
         groups = [name for name in order if name in present]
         for quantity in (GAP, LOSS):
             shown = rows[rows["quantity"] == quantity]
             if len(shown):
-                frame = _frame(shown, _axis(quantity, data), styles, groups, title)
+                frame = _frame(shown, _axis(quantity, data), styles, groups, key)
                 # Rows of gaps and of losses, where sync has a line too, stand beside each other.
                 height = len(groups) * (ROW_LINE * len(styles) + ROW_PAD)
                 layers = _layers(shown, quantity, frame)
-                charts.append(alt.layer(*layers, title=_titled(head, quantity), height=height))
+                title = titled(_title(str(panel), quantity), str(subtitle))
+                charts.append(alt.layer(*layers, title=title, height=height))
     return charts
 
 
-def _titled(head: alt.TitleParams, quantity: str) -> alt.TitleParams:
-    parts = [str(head["text"]), "gap to sync" if quantity == GAP else "final loss"]
-    subtitle = head["subtitle"]
-    words = ", ".join(filter(None, parts))
-    return titled(
-        words[:1].upper() + words[1:], "\n".join(subtitle) if isinstance(subtitle, list) else ""
-    )
+def _title(panel: str, quantity: str) -> str:
+    """Return `AdamW, gap to sync`."""
+    words = ", ".join(filter(None, [panel, "gap to sync" if quantity == GAP else "final loss"]))
+    return words[:1].upper() + words[1:]
 
 
 def _axis(quantity: str, data: pd.DataFrame) -> alt.X:

@@ -1,7 +1,6 @@
 """What a figure is: one Vega-Lite specification for files and page."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from enum import Enum
 from textwrap import wrap
 from typing import Any, NamedTuple, TypeAlias
 
@@ -26,32 +25,19 @@ PLACES = ("panel", "subtitle", "quantity", "group", "row", "series", "value")
 """Columns that say what a mean is of."""
 
 
-class Rows(Enum):
-    """What the rows of a figure's data are. The tests hold a figure to it."""
-
-    SEEDS = ("trial_id",)
-    """One trial, or one moment of it: each trial must be in the picture."""
-    INTERVALS = ("n", "mean", "low", "high")
-    """A mean over n seeds with its interval (NaN for n < 2): its ends must be in the picture."""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that such data must have."""
-        return self.value
-
-
 class Figure(NamedTuple):
     """A data function and a draw function, with the words around them.
 
     `data(trials, gaps)` returns a table, which is also the CSV; an empty table is no figure. It
-    knows nothing of drawing. `charts(data)` draws the table: one chart per panel, and one axis for
-    all panels that show one quantity.
+    knows nothing of drawing. Each row is a trial, or a moment of it, with its `trial_id`, or else a
+    mean with its ends `low` and `high`: tests look for every one of them in the picture.
+    `charts(data)` draws the table: one chart per panel, and one axis for all panels that show one
+    quantity.
 
     `name` is the name of the files. `source` says where the paper has the figure, and is empty if
     the paper has none. `sweeps` are the sweeps whose trials it shows; without any it shows any
-    trials. `caption` says in lines how to read it, `rows` what a row of the data is. A figure of
-    any trials is drawn for each sweep; with `together` it is drawn once for all sweeps of a scale,
-    with their longer runs.
+    trials. `caption` says in lines how to read it. A figure of any trials is drawn for each sweep;
+    with `together` it is drawn once for all sweeps of a scale, with their longer runs.
     """
 
     name: str
@@ -62,7 +48,6 @@ class Figure(NamedTuple):
     source: str = ""
     sweeps: tuple[str, ...] = ()
     columns: int = COLUMNS
-    rows: Rows = Rows.SEEDS
     together: bool = False
 
 
@@ -148,11 +133,7 @@ def _shown(data: pd.DataFrame) -> Iterator[str]:
 
 def _mean(row: Mapping[Any, Any]) -> str:
     places = [row[name] for name in PLACES if name in row and name != "subtitle"]
-    place = " ".join(str(part) for part in places if part != "" and not _is_missing(part))
-    mean, low, high = (float(str(row[name])) for name in ("mean", "low", "high"))
-    interval = "" if _is_missing(low) else f" [{signed(low)}, {signed(high)}]"
+    place = " ".join(str(part) for part in places if part != "" and not pd.isna(part))
+    mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
+    interval = "" if pd.isna(low) else f" [{signed(low)}, {signed(high)}]"
     return f"{place} {signed(mean)}{interval}"
-
-
-def _is_missing(part: Any) -> bool:
-    return bool(pd.isna(part))

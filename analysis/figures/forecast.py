@@ -9,7 +9,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from analysis.figures.figure import Chart, Figure, Plot, Rows, plot
+from analysis.figures.figure import Chart, Figure, Plot, plot
 from analysis.figures.files import save
 from analysis.figures.marks import GAP_TITLE, hover, legend, panels_of, rounded
 from analysis.figures.rows import PANEL
@@ -45,7 +45,6 @@ def drawn(answers: Sequence[Answer], measured: Sequence[Rung] = ()) -> Plot:
         data=lambda trials, gaps: shown,
         charts=charts,
         caption=(*CAPTION, MEASURED_CAPTION) if measured else CAPTION,
-        rows=Rows.INTERVALS,
     )
     return plot(figure, shown)
 

@@ -6,10 +6,9 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from analysis.figures.figure import Chart, Figure, Rows
+from analysis.figures.figure import Chart, Figure
 from analysis.figures.marks import counted, hover, rounded, titled
-from analysis.figures.rows import MEAN, PANEL, mean_of
-from analysis.figures.swept import along
+from analysis.figures.rows import MEAN, PANEL, along, mean_of
 from analysis.statistics.pairs import results
 from analysis.table import names
 
@@ -134,12 +133,9 @@ def _words(row: Mapping[Any, Any]) -> str:
 
 
 BATCH_SIZE = Figure(
-    name="fig13_batch_size",
+    name="batch_size",
     title="Loss and gap by batch size and learning rate",
     data=data,
     charts=charts,
     caption=CAPTION,
-    source="figure 13 (135M)",
-    sweeps=("batch_size",),
-    rows=Rows.INTERVALS,
 )

@@ -1,6 +1,7 @@
 """Lines against a swept number: means with their interval, every seed, and divergences."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import altair as alt
@@ -45,27 +46,16 @@ def of_gap(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
 
 def of_loss_and_gap(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Chart]:
     """Draw two charts per panel of rows of `by_number.LOSSES`: the loss, and the gap beside it."""
-    losses, gaps = data[data["loss"].notna() | data["gap"].isna()], data.dropna(subset="gap")
-    values = pd.concat([losses["loss"], losses["low"], losses["high"], losses["mean"]])
-    looks = styles(data)
-    y = of_losses(alt.Y("loss:Q"), LOSS_TITLE, values, _room(losses))
-    by_panel = {
-        column: dict(zip(_titles(rows), _charts(rows, column, axis, looks), strict=True))
-        for column, rows, axis in (
-            ("loss", losses, y),
-            ("gap", gaps.assign(panel=gaps["panel"] + ", gap"), _gap_axis(gaps)),
-        )
-    }
+    is_loss, looks = data["loss"].notna() | data["gap"].isna(), styles(data)
+    values = data.loc[is_loss, ["loss", "low", "high", "mean"]].melt()["value"]
+    y = of_losses(alt.Y("loss:Q"), LOSS_TITLE, values, _room(data[is_loss]))
+    of_gap = _gap_axis(data.dropna(subset="gap"))
     charts: list[Chart] = []
-    for (panel, subtitle), chart in by_panel["loss"].items():
-        charts.append(chart)
-        beside = by_panel["gap"].get((f"{panel}, gap", subtitle))
-        charts += [beside] if beside is not None else []
+    for _, rows in data.groupby(PANEL, sort=False):
+        charts += _charts(rows[is_loss[rows.index]], "loss", y, looks)
+        paired = rows.dropna(subset="gap")
+        charts += _charts(paired.assign(panel=paired["panel"] + ", gap"), "gap", of_gap, looks)
     return charts
-
-
-def _titles(data: pd.DataFrame) -> list[tuple[str, str]]:
-    return [*data[PANEL].drop_duplicates().itertuples(index=False, name=None)]
 
 
 def _gap_axis(data: pd.DataFrame) -> alt.Y:
@@ -192,9 +182,9 @@ GAPS = Figure(
     caption=CAPTION,
 )
 LOSSES = Figure(
-    name="fig05_horizon",
+    name="horizon",
     title="Final loss over horizons",
-    data=by_number.losses_over_horizons,
+    data=partial(by_number.losses_along, key="tokens"),
     charts=of_loss_and_gap,
     caption=CAPTION,
     columns=2,

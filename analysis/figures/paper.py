@@ -1,8 +1,9 @@
 """The figures of arXiv 2606.30634, each of the sweeps that measure it."""
 
 from functools import partial
+from typing import Any
 
-from analysis.figures import by_number, curves, diagnostics, heatmaps, lines, over_training, spike
+from analysis.figures import by_number, curves, diagnostics, heatmaps, lines
 from analysis.figures.curves import VALIDATION
 from analysis.figures.dots import BY_OPTIMIZER, CAPTION, by_value, value_rows
 from analysis.figures.figure import Figure
@@ -12,122 +13,125 @@ from analysis.table import names
 
 TABLES = ("optimizers", "synchronous_start")
 SWEPT = (
-    (7, "learning_rate", "the peak learning rate", "optimizer.lr"),
-    (8, "weight_decay", "weight decay", "optimizer.weight_decay"),
-    (9, "warmup", "the share of warm-up", "lr_schedule.warmup"),
-    (10, "clip", "the clipping threshold", "clip_norm"),
-    (11, "lr_schedule", "the learning-rate schedule", "lr_schedule"),
-    (12, "variance_decay", "β₂", "optimizer.variance_decay"),
+    ("07", "learning_rate", "the peak learning rate", "optimizer.lr"),
+    ("08", "weight_decay", "weight decay", "optimizer.weight_decay"),
+    ("09", "warmup", "the share of warm-up", "lr_schedule.warmup"),
+    ("10", "clip", "the clipping threshold", "clip_norm"),
+    ("11", "lr_schedule", "the learning-rate schedule", "lr_schedule"),
+    ("12", "variance_decay", "β₂", "optimizer.variance_decay"),
 )
 """Number of the figure, sweep, what it sweeps in words, and its key."""
 STALENESS = (
-    ("fig17_update_cosine", "Cosine of late and fresh update", "update_cosine", "figure 17"),
-    ("fig18_update_error", "Relative error of the late update", "update_error", "figure 18"),
+    ("17", "update_cosine", "Cosine of late and fresh update"),
+    ("18", "update_error", "Relative error of the late update"),
 )
-
+"""Number of the figure, diagnostic, and title."""
 BY_OPTIMIZERS = GAPS._replace(charts=partial(lines.of_gap, styles=optimizer_styles))
 BY_SIZE = LOSSES._replace(charts=partial(lines.of_loss_and_gap, styles=size_styles))
+BY_RATE = partial(by_number.losses_along, key="optimizer.lr")
+
+
+def _of_paper(base: Figure, number: str, name: str, model: str, **changes: Any) -> Figure:
+    """Return `base` as the figure that the paper has of a `model`, by default of the sweep `name`.
+
+    `number` is that of the figure in two digits, and a letter where there are several of it.
+    """
+    known = {"name": f"fig{number}_{name}", "source": f"figure {int(number[:2])} ({model})"}
+    return base._replace(**{**known, "sweeps": (name,), **changes})
+
 
 FIGURES = (
-    BY_OPTIMIZER._replace(name="fig02_optimizers", source="figure 2 (360M)", sweeps=TABLES),
-    VALIDATION._replace(
-        name="fig03_curves",
+    _of_paper(BY_OPTIMIZER, "02", "optimizers", "360M", sweeps=TABLES),
+    _of_paper(
+        VALIDATION,
+        *("03", "curves", "360M"),
         title="AdamW and Muon over training",
-        data=partial(over_training.validation_of, optimizers=("adamw", "muon")),
-        source="figure 3 (360M)",
+        data=partial(curves.validation_of, optimizers=("adamw", "muon")),
         sweeps=TABLES,
     ),
-    BY_OPTIMIZERS._replace(
-        name="fig04_momentum",
+    _of_paper(
+        BY_OPTIMIZERS,
+        *("04", "momentum", "135M"),
         title="Gap against momentum",
         data=by_number.optimizers_by_momentum,
         caption=(
             *lines.CAPTION,
             "runs of fewer than 100 / (1 − momentum) updates are shown and decide nothing",
         ),
-        source="figure 4 (135M)",
-        sweeps=("momentum",),
     ),
-    LOSSES._replace(source="figure 5 (2B MoE; here a dense model)", sweeps=("horizon",)),
-    LOSSES._replace(
-        name="fig05b_moe_horizon",
+    _of_paper(LOSSES, "05", "horizon", "2B MoE; here a dense model"),
+    _of_paper(
+        LOSSES,
+        *("05b", "moe_horizon", "2B MoE"),
         title="Final loss of a mixture of experts over horizons",
-        source="figure 5 (2B MoE)",
-        sweeps=("moe_horizon",),
     ),
-    VALIDATION._replace(
-        name="fig06_stages",
+    _of_paper(
+        VALIDATION,
+        *("06", "stages", "135M"),
         title="Synchronous, 2BW and original PipeDream for growing P",
-        data=over_training.validation_by_stages,
-        source="figure 6 (135M)",
-        sweeps=("stages",),
+        data=curves.validation_by_stages,
     ),
     *(
-        BY_OPTIMIZER._replace(
-            name=f"fig{number:02d}_{sweep}",
+        _of_paper(
+            BY_OPTIMIZER,
+            *(number, sweep, "135M"),
             title=f"Gap and final loss by {swept}",
             data=partial(by_value, key=key),
             charts=partial(value_rows, title=names.key(key)),
             caption=CAPTION,
-            source=f"figure {number} (135M)",
-            sweeps=(sweep,),
         )
         for number, sweep, swept, key in SWEPT
     ),
-    heatmaps.BATCH_SIZE,
-    GAPS._replace(
-        name="fig14_taylor",
+    _of_paper(heatmaps.BATCH_SIZE, "13", "batch_size", "135M"),
+    _of_paper(
+        GAPS,
+        *("14", "taylor", "135M, Muon"),
         title="Gap against the coefficient of the Taylor compensation",
         data=partial(by_number.gaps_by_coefficient, correction="taylor"),
         caption=(*lines.CAPTION, lines.BAND),
-        source="figure 14 (135M, Muon)",
-        sweeps=("taylor",),
     ),
-    BY_OPTIMIZERS._replace(
-        name="fig15_coefficient",
+    _of_paper(
+        BY_OPTIMIZERS,
+        *("15", "coefficient", "135M"),
         title="Gap against the coefficient of Error Feedback",
         data=by_number.optimizers_by_coefficient,
         caption=(*lines.CAPTION, "at 0: the plain delay"),
-        source="figure 15 (135M)",
-        sweeps=("coefficient",),
     ),
-    BY_SIZE._replace(
-        name="fig16_model_size",
+    _of_paper(
+        BY_SIZE,
+        *("16", "model_size", "2B MoE; here dense models"),
         title="Final loss against the learning rate by size of the model",
-        data=by_number.losses_by_size,
-        source="figure 16 (2B MoE; here dense models)",
-        sweeps=("model_size",),
+        data=partial(BY_RATE, size="num_parameters", part_of="model"),
     ),
-    BY_SIZE._replace(
-        name="fig16b_moe_learning_rate",
+    _of_paper(
+        BY_SIZE,
+        *("16b", "moe_learning_rate", "2B MoE"),
         title="Final loss of a mixture of experts against the learning rate by tokens",
-        data=by_number.losses_by_budget,
-        source="figure 16 (2B MoE)",
-        sweeps=("moe_learning_rate",),
+        data=partial(BY_RATE, size="tokens"),
     ),
     *(
-        Figure(
-            name=name,
-            title=title,
-            data=partial(diagnostics.from_switch, name=diagnostic),
-            charts=partial(diagnostics.around_switch, name=diagnostic),
-            caption=curves.CAPTION,
-            source=f"{source} (135M)",
+        _of_paper(
+            Figure(
+                *(name, title),
+                data=partial(diagnostics.from_switch, name=name),
+                charts=partial(diagnostics.around_switch, name=name),
+                caption=curves.CAPTION,
+                columns=2,
+            ),
+            *(number, name, "135M"),
             sweeps=("staleness",),
-            columns=2,
         )
-        for name, title, diagnostic, source in STALENESS
+        for number, name, title in STALENESS
     ),
-    VALIDATION._replace(
-        name="fig19_gradient_feedback",
+    _of_paper(
+        VALIDATION,
+        *("19", "gradient_feedback", "135M"),
         title="Error Feedback on raw gradients over training",
-        data=over_training.training,
-        charts=curves.of_training,
+        data=curves.training,
+        charts=partial(curves.with_gaps, column="train_loss"),
         caption=(*VALIDATION.caption, curves.OF_TRAINING),
-        source="figure 19 (135M)",
-        sweeps=("gradient_feedback",),
     ),
-    spike.SPIKE,
+    _of_paper(diagnostics.SPIKE, "20", "spike", "135M"),
     BY_OPTIMIZER._replace(
         name="figA9_cooldown",
         title="What a synchronous cooldown gives back",

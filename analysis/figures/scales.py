@@ -48,11 +48,9 @@ class Symlog(NamedTuple):
         return float(np.sign(place) * np.expm1(abs(place)) * self.constant)
 
 
-def linear(values: pd.Series, *, above: float = MARGIN, below: float = MARGIN) -> alt.Scale:
+def linear(values: pd.Series, *, above: float = MARGIN) -> alt.Scale:
     """Return a scale that holds `values`, and beyond them shares of their span."""
-    low, high = _ends(values)
-    width = high - low
-    return alt.Scale(domain=[low - below * width, high + above * width], nice=False, zero=False)
+    return alt.Scale(domain=_around(values, above), nice=False, zero=False)
 
 
 def of_losses(channel: Channel, title: str, values: pd.Series, above: float = MARGIN) -> Channel:
@@ -76,9 +74,9 @@ def of_losses(channel: Channel, title: str, values: pd.Series, above: float = MA
 
 def of_positive(column: str, title: str, values: pd.Series) -> alt.Y:
     """Return a log axis with one tick per decade."""
-    low, high = _ends(values.astype(float).map(np.log10))
-    margin = (high - low) * MARGIN
-    domain = [float(10 ** (low - margin)), float(10 ** (high + margin))]
+    powers = values.astype(float).map(np.log10)
+    domain = [float(10**place) for place in _around(powers, MARGIN)]
+    low, high = _ends(powers)
     decades = [10.0**power for power in range(int(np.ceil(low)), int(np.floor(high)) + 1)]
     scale = alt.Scale(type="log", domain=domain, nice=False)
     return alt.Y(
@@ -88,9 +86,7 @@ def of_positive(column: str, title: str, values: pd.Series) -> alt.Y:
 
 def _logarithmic(values: pd.Series, above: float = MARGIN) -> alt.Scale:
     """Return a log scale that holds `values`, and beyond them shares of their span."""
-    low, high = _ends(values.map(np.log))
-    width = high - low
-    domain = [float(np.exp(low - MARGIN * width)), float(np.exp(high + above * width))]
+    domain = [float(np.exp(place)) for place in _around(values.map(np.log), above)]
     return alt.Scale(type="log", domain=domain, nice=False)
 
 
@@ -114,9 +110,7 @@ def of_gaps(
         axis = alt.Axis(tickCount=5)
         return type(channel)(name, title=title, scale=linear(held, above=above), axis=axis)
     symlog = symlog_of(sizes)
-    low, high = _ends(held.map(symlog.forward))
-    places = low - MARGIN * (high - low), high + above * (high - low)
-    domain = [symlog.inverse(place) for place in places]
+    domain = [symlog.inverse(place) for place in _around(held.map(symlog.forward), above)]
     scale = alt.Scale(type="symlog", constant=symlog.constant, domain=domain, nice=False)
     axis = alt.Axis(values=_ticks(symlog, *domain), labelExpr=NUMBER)
     words = [title, f"linear near 0, logarithmic beyond ±{symlog.constant:g}"]
@@ -181,6 +175,12 @@ def _kind(positive: Sequence[float], whole: Sequence[float]) -> dict[str, Any]:
     if len(positive) == len(whole):
         return {"type": "log"}
     return {"type": "symlog", "constant": positive[0]}
+
+
+def _around(places: pd.Series, above: float) -> list[float]:
+    """Return the ends of an axis that holds places, and beyond them shares of their span."""
+    low, high = _ends(places)
+    return [low - MARGIN * (high - low), high + above * (high - low)]
 
 
 def _ends(values: pd.Series) -> tuple[float, float]:

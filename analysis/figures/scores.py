@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import altair as alt
 import pandas as pd
 
-from analysis.figures.figure import Chart, Figure, Rows
+from analysis.figures.figure import Chart, Figure
 from analysis.figures.marks import (
     ROW_LINE,
     ROW_PAD,
@@ -86,7 +86,10 @@ def _chart(
     y = alt.Y("task:N", title=None, sort=tasks, axis=row_axis())
     offset = alt.YOffset("series:N", sort=series, scale=alt.Scale(domain=series))
     look = legend({name: name for name in series}, styles)
-    words = [f"{row['mean']:+.3f}  n={row['n']} × {row['questions']:,}" for row in _records(rows)]
+    words = [
+        f"{row['mean']:+.3f}  n={row['n']} × {row['questions']:,}"
+        for row in rows.to_dict("records")
+    ]
     shown = rounded(rows, HOVER).assign(words=words)
     base = alt.Chart(shown).encode(y=y, yOffset=offset, color=look.color)
     dots = base.encode(x=x, shape=look.shape, tooltip=hover(HOVER))
@@ -98,10 +101,6 @@ def _chart(
         words_beside(shown, y, yOffset=offset),
     ]
     return alt.layer(*layers, title=head, height=len(tasks) * (ROW_LINE * len(series) + ROW_PAD))
-
-
-def _records(rows: pd.DataFrame) -> list[dict[str, float]]:
-    return [{str(name): value for name, value in row.items()} for row in rows.to_dict("records")]
 
 
 FIGURES = (
@@ -116,6 +115,5 @@ FIGURES = (
         ),
         source="table 4 (10B MoE)",
         columns=2,
-        rows=Rows.INTERVALS,
     ),
 )

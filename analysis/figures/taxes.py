@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from analysis.advice.speed import equal_stages, speed_up
-from analysis.figures.figure import Chart, Figure, Rows
+from analysis.figures.figure import Chart, Figure
 from analysis.figures.marks import (
     hover,
     legend,
@@ -193,7 +193,6 @@ FIGURES = (
             "no interval",
         ),
         columns=1,
-        rows=Rows.INTERVALS,
         together=True,
     ),
     Figure(
@@ -207,7 +206,6 @@ FIGURES = (
             "dashed: the token tax with its 95 % interval; the delay pays where a line lies above "
             "it",
         ),
-        rows=Rows.INTERVALS,
         together=True,
     ),
 )

@@ -12,7 +12,7 @@ import pandas as pd
 from analysis.forecast.fit import Values
 from analysis.statistics.pairs import VARIANT, pairs
 from analysis.statistics.regime import regimes
-from analysis.table.points import group_of, in_words, varied
+from analysis.table.points import by_point, group_of, in_words, varied
 from analysis.table.tasks import LENGTH, updates_asked
 
 OF_A_RUNG = (
@@ -96,13 +96,9 @@ def every_ladder(trials: pd.DataFrame, optimizer: str) -> list[Ladder]:
     own = trials[trials["optimizer"] == optimizer]
     if own.empty:
         return []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a report says them
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # a report says them
         paired = pairs(own)
-    family = {
-        str(point): in_words(row)
-        for point, row in _shared_columns(varied(own).get(optimizer)).iterrows()
-    }
+    family = by_point([_shared_columns(varied(own).get(optimizer))], in_words)
     paired = paired[paired["point"].isin(list(family))].merge(_settings(own), on="point")
     paired["family"] = paired["point"].map(family)
     paired["regime"] = paired["point"].map(regimes(own))

@@ -91,11 +91,9 @@ class SyncLaw:
         low = [np.log(1e-4), ALPHA_RANGE[0], *[-STEEPEST] * (num_terms - 2), *[0.0] * num_levels]
         high = [np.log(most), ALPHA_RANGE[1], *[STEEPEST] * (num_terms - 2), *[most] * num_levels]
         lowest = losses.min(axis=-1, keepdims=True)
-        start = np.broadcast_to(
-            np.array([0.0, 0.3, *[0.0] * (num_terms - 2)]), (len(losses), num_terms)
-        )
-        start = np.concatenate([start, np.repeat(lowest / 2, num_levels, axis=-1)], axis=-1)
-        start[:, 0] = np.log(lowest[:, 0] / 2)
+        start = np.zeros((len(losses), self.num_parameters))
+        start[:, 0], start[:, 1] = np.log(lowest[:, 0] / 2), 0.3
+        start[:, num_terms:] = lowest / 2
         return fitted(self.model(), start, Bounds(np.array(low), np.array(high)), losses, weights)
 
     def slopes(self, parameters: Values, settings: Values) -> Values:
@@ -139,22 +137,17 @@ class TaxLaw:
 
         return predict
 
-    def fit(
-        self, gaps: Values, weights: Values, slopes: Values, start: Values | None = None
-    ) -> Values:
+    def fit(self, gaps: Values, weights: Values, slopes: Values) -> Values:
         """Parameters [sets, k] of gaps, weights and slopes [sets, n]."""
         low, high = np.log(TAX_RANGE)
         num_exponents = len(self.scale.varied)
         floors = [low] if self.has_floor else []
         lowest = np.array([low, *[-STEEPEST] * num_exponents, *floors])
         highest = np.array([high, *[STEEPEST] * num_exponents, *[high] * len(floors)])
-        if start is None:
-            middle = np.log(
-                np.clip(np.expm1(np.clip((gaps / slopes).mean(axis=-1), 0.01, 5)), *TAX_RANGE)
-            )
-            start = np.zeros((len(gaps), self.num_parameters))
-            start[:, 0] = middle
-            start[:, 1 + num_exponents :] = middle[:, None] - 2
+        excess = np.expm1(np.clip((gaps / slopes).mean(axis=-1), 0.01, 5))
+        start = np.zeros((len(gaps), self.num_parameters))
+        start[:, 0] = np.log(np.clip(excess, *TAX_RANGE))
+        start[:, 1 + num_exponents :] = start[:, :1] - 2
         return fitted(self.model(slopes), start, Bounds(lowest, highest), gaps, weights)
 
     def excess(self, parameters: Values, settings: Values) -> Values:

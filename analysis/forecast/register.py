@@ -11,8 +11,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.forecast.answer import Answer
+from analysis.forecast.answer import Answer, Target
 from analysis.forecast.ladder import Ladder, Rung, every_ladder, name_of
+from analysis.forecast.laws import REGRESSORS
 from analysis.forecast.text import plain
 from analysis.statistics.intervals import ends_text, mean_with_ends
 from analysis.table.selection import fulfilling
@@ -20,17 +21,7 @@ from analysis.table.text import markdown
 from trainer.base.atomic import write_json
 from trainer.base.errors import BadInput
 
-NEEDED = (
-    "optimizer",
-    "arm",
-    "updates",
-    "batch",
-    "parameters",
-    "gap",
-    "gap_low",
-    "gap_high",
-    "date",
-)
+NEEDED = ("optimizer", "arm", *REGRESSORS, "gap", "gap_low", "gap_high", "date")
 INSIDE, OUTSIDE = "inside", "outside"
 HEADS = ("forecast of", "at", "made", "forecast [95 %]", "measured [95 %]", "n", "error", "verdict")
 
@@ -71,12 +62,6 @@ class Check:
     """Whether one of these runs had ended before the forecast was made."""
 
     @property
-    def settings(self) -> tuple[int, int, int]:
-        """Updates, tokens per update, parameters."""
-        forecast = self.forecast
-        return forecast["updates"], forecast["batch"], forecast["parameters"]
-
-    @property
     def verdict(self) -> str:
         """In words."""
         if self.rung is None:
@@ -91,6 +76,10 @@ class Check:
     def error(self) -> float:
         """Forecast minus measured mean gap; NaN before the run."""
         return math.nan if self.rung is None else self.forecast["gap"] - self.rung.gaps.mean()
+
+
+def _target(forecast: Mapping[str, Any]) -> Target:
+    return forecast["updates"], forecast["batch"], forecast["parameters"]
 
 
 def checks(folder: Path, trials: pd.DataFrame) -> list[Check]:
@@ -114,7 +103,7 @@ def _check(forecast: Mapping[str, Any], trials: pd.DataFrame) -> Check:
     """The forecast beside the runs of its target. If several ladders reach the target, the ladder
     with the most of the trials that the forecast was made from counts, then the largest ladder."""
     chosen = fulfilling(trials, forecast.get("conditions", {}))
-    target = tuple(forecast[key] for key in ("updates", "batch", "parameters"))
+    target = _target(forecast)
     reached = [
         (ladder, rung)
         for ladder in every_ladder(chosen, forecast["optimizer"])
@@ -150,7 +139,7 @@ def _cells(check: Check) -> list[str]:
     ends = ends_text(forecast["gap_low"], forecast["gap_high"], "+.4f")
     cells = [
         f"{forecast['optimizer']}, {forecast['arm']}",
-        name_of(check.settings),
+        name_of(_target(forecast)),
         str(forecast["date"])[:10],
         f"{forecast['gap']:+.4f}{ends}",
     ]

@@ -70,7 +70,7 @@ def verdicts(scope: Scope, store: str) -> list[Verdict]:
 def _figures(scope: Scope, folder: Path, worker: Worker) -> Iterator[Drawn]:
     for shown in figures_of(scope, [figure.name for figure in FIGURES]):
         save(shown, folder, worker)
-        yield drawn(shown, _prefix(scope))
+        yield drawn(shown, scope.prefix)
 
 
 def figures_of(scope: Scope, names: Collection[str]) -> Iterator[Plot]:
@@ -103,7 +103,7 @@ def _tables(scope: Scope, out: Path, worker: Worker) -> Iterator[Listing]:
                 title += f" ({table.source})" if table.source else ""
                 arms = names.arms(view.trials)
                 listing = listed(
-                    title, data, table.note_at(scope.scale), _prefix(scope) + file, arms=arms
+                    title, data, table.note_at(scope.scale), scope.prefix + file, arms=arms
                 )
                 worker.do(write_latex, listing, out)
                 yield listing
@@ -129,10 +129,6 @@ def _views(
     yield from ((sweep, view) for sweep, view in views if not view.trials.empty)
 
 
-def _prefix(scope: Scope) -> str:
-    return f"{scope.folder}/" if scope.folder else ""
-
-
 def claims_table(chapters: Sequence[Chapter]) -> pd.DataFrame:
     """Return one row per part of a claim and scale; columns: OF_PART.
 
@@ -149,21 +145,14 @@ def claims_table(chapters: Sequence[Chapter]) -> pd.DataFrame:
 
 
 def _parts_of(verdict: Verdict) -> Iterator[dict[str, object]]:
-    rates = _rates(verdict)
+    claim = verdict.claim
+    of_claim = {"claim": claim.statement, "place": claim.place, "rule": claim.rule}
     for counts, parts in ((True, verdict.parts), (False, verdict.others)):
         for part in parts:
-            yield {
-                "claim": verdict.claim.statement,
-                "place": verdict.claim.place,
-                "verdict": verdict.outcome,
-                "part": part.what,
-                "counts": counts,
-                "says": part.outcome,
-                "numbers": "; ".join(map(str, part.numbers)),
-                "why": part.why,
-                **rates,
-                "rule": verdict.claim.rule,
-            }
+            numbers = "; ".join(map(str, part.numbers))
+            of_part = {"part": part.what, "counts": counts, "says": part.outcome, "why": part.why}
+            rates = {"verdict": verdict.outcome, **_rates(verdict)}
+            yield {**of_claim, **of_part, "numbers": numbers, **rates}
 
 
 def _rates(verdict: Verdict) -> dict[str, object]:

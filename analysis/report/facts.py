@@ -2,7 +2,8 @@
 
 import shlex
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import pandas as pd
 
 from analysis.advice.advise import advise
 from analysis.table import names
-from analysis.table.points import READ_AS, in_words, varied
+from analysis.table.points import READ_AS, by_point, in_words, varied
 from analysis.table.text import some
 from trainer.base.errors import BadInput
 from trainer.base.status import FINAL, Status
@@ -104,28 +105,24 @@ class Recommendation(NamedTuple):
     command: str
 
 
-def recommendations(trials: pd.DataFrame, store: str) -> Iterator[Recommendation]:
-    """Yield advice on each optimizer that was also trained with a delay.
+def recommendations(trials: pd.DataFrame, store: str) -> list[Recommendation]:
+    """Return advice on each optimizer that was also trained with a delay.
 
     `store` is the word of a command that names the store.
     """
+    made = []
     for optimizer, of_optimizer in trials.groupby("optimizer"):
-        if of_optimizer["arm"].nunique() < 2:
-            continue
-        words = [f"optimizer={optimizer}", f"stages={STAGES}", f"microbatches={MICROBATCHES}"]
+        name, several = str(optimizer), of_optimizer["arm"].nunique() > 1
+        words = [f"optimizer={name}", f"stages={STAGES}", f"microbatches={MICROBATCHES}"]
         command = shlex.join(["python", "-m", "analysis", "advise", *words, store])
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # they are remarks of the report
+        # A remark of the report says each warning, and why trials cannot be compared.
+        with warnings.catch_warnings(action="ignore", category=UserWarning), suppress(BadInput):
+            if several:
                 advice = advise(
-                    of_optimizer,
-                    optimizer=str(optimizer),
-                    stages=STAGES,
-                    microbatches=MICROBATCHES,
+                    of_optimizer, optimizer=name, stages=STAGES, microbatches=MICROBATCHES
                 )
-        except BadInput:  # trials that cannot be compared: a remark says why
-            continue
-        yield Recommendation(str(optimizer), advice.verdict.word, advice.verdict.why, command)
+                made.append(Recommendation(name, advice.verdict.word, advice.verdict.why, command))
+    return made
 
 
 class TrialNow(NamedTuple):
@@ -180,10 +177,11 @@ def settings_by_trial(trials: pd.DataFrame, specs: Iterable[Mapping[str, Any]]) 
     datasets = (rows for spec in specs for rows in spec["datasets"].values())
     shown = {row["trial_id"] for rows in datasets for row in rows if "trial_id" in row}
     of_trials = trials[trials["trial_id"].isin(shown)]
-    differing = {point: row for table in varied(trials).values() for point, row in table.iterrows()}
+    differing = by_point(varied(trials).values(), dict)
+    points = of_trials.drop_duplicates("point").set_index("point")
     words = {
-        point: in_words(_known(row) | dict(differing.get(point, {})))
-        for point, row in of_trials.drop_duplicates("point").set_index("point").iterrows()
+        point: in_words(_known(row) | differing.get(str(point), {}))
+        for point, row in points.iterrows()
     }
     return {
         trial_id: f"{words[point]}, arm={arm}"

@@ -1,11 +1,12 @@
 """The trials that sweeps asked for and a store lacks, their cost, and the command for them."""
 
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from analysis.table.records import Record, RecordedTrial
+from analysis.table.records import Record
 from trainer.base.cli import duration
 from trainer.base.status import FINAL, Status
 
@@ -55,7 +56,8 @@ def command(words: Iterable[str], store: str) -> str:
 
 def _of_record(record: Record, status: dict[str, str], store: str) -> dict[str, object]:
     left = {key: trial for key, trial in record.trials.items() if status.get(key) not in FINAL}
-    arms = pd.Series([trial.arm for trial in left.values()], dtype="string").value_counts()
+    seconds = [trial.seconds for trial in left.values() if trial.seconds is not None]
+    arms = Counter(trial.arm for trial in left.values())
     return {
         "sweep": record.sweep,
         "scale": record.scale,
@@ -63,25 +65,14 @@ def _of_record(record: Record, status: dict[str, str], store: str) -> dict[str, 
         "done": len(record.trials) - len(left),
         "failed": sum(status.get(key) == Status.FAILED for key in left),
         "missing": len(left),
-        "seconds": _seconds(left.values()),
-        "unpriced": sum(trial.seconds is None for trial in left.values()),
-        "tokens": _sum(left.values(), "tokens"),
-        "flops": _sum(left.values(), "flops"),
+        "seconds": sum(seconds) if seconds or not left else None,
+        "unpriced": len(left) - len(seconds),
+        "tokens": sum(trial.tokens or 0 for trial in left.values()),
+        "flops": sum(trial.flops or 0 for trial in left.values()),
         "arms": ", ".join(f"{count} {arm}" for arm, count in sorted(arms.items())),
         "settled": record.settled,
         "command": command(record.words, store),
     }
-
-
-def _seconds(trials: Iterable[RecordedTrial]) -> float | None:
-    """Return the sum of the known seconds; None if there are trials and none is known."""
-    known = [trial.seconds for trial in trials]
-    priced = [seconds for seconds in known if seconds is not None]
-    return sum(priced) if priced or not known else None
-
-
-def _sum(trials: Iterable[RecordedTrial], name: str) -> float:
-    return sum(getattr(trial, name) or 0 for trial in trials)
 
 
 def shown(table: pd.DataFrame) -> pd.DataFrame:

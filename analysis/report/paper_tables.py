@@ -6,6 +6,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis.report.table_data import (
+    ENDS,
     all_gaps,
     beside_paper,
     longest,
@@ -24,10 +25,12 @@ from analysis.statistics.reported import reported_taxes
 from analysis.statistics.spikes import spikes
 
 GIB = 2**30
+Data = Callable[[pd.DataFrame, pd.DataFrame, str], pd.DataFrame]
+"""The CSV of a table, from trials, gaps and the name of the scale."""
 
 
 class Table(NamedTuple):
-    """A table of a report: `data(trials, gaps, scale)` is its CSV, `note` says how to read it.
+    """A table of a report: `data` makes its CSV, `note` says how to read it.
 
     Columns `x`, `x_low`, `x_high` are shown as one. `source` says where the paper has the table,
     and is empty if the paper has none. `sweeps` are the sweeps whose trials it shows. Without
@@ -37,7 +40,7 @@ class Table(NamedTuple):
 
     name: str
     title: str
-    data: Callable[[pd.DataFrame, pd.DataFrame, str], pd.DataFrame]
+    data: Data
     note: str
     source: str = ""
     sweeps: tuple[str, ...] = ()
@@ -63,22 +66,19 @@ def _taxes(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame
 
 
 def _best(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
-    table = best(trials).rename(columns={"low": "gap_low", "high": "gap_high"})
+    table = best(trials).rename(columns=ENDS)
     return table.drop(columns=["task", "point", "point_sync"])
 
 
-def _spikes(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
-    table = spikes(trials).rename(columns={"low": "mean_height_low", "high": "mean_height_high"})
-    return without_constant_setting(table.drop(columns="point"))
+def _per_setting(statistic: Callable[[pd.DataFrame], pd.DataFrame], mean: str) -> Data:
+    """Return the data of a table of trials alone, with the interval of its column `mean`."""
+    ends = {"low": f"{mean}_low", "high": f"{mean}_high"}
 
+    def data(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
+        table = statistic(trials).drop(columns="point", errors="ignore")
+        return without_constant_setting(table.rename(columns=ends))
 
-def _lateness(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
-    return without_constant_setting(lateness(trials).drop(columns="point"))
-
-
-def _lateness_compared(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
-    ends = {"low": "difference_low", "high": "difference_high"}
-    return without_constant_setting(compared(lateness(trials)).rename(columns=ends))
+    return data
 
 
 def _overhead(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
@@ -204,7 +204,7 @@ TABLES = (
     Table(
         "spikes",
         "The loss where the delay is switched on",
-        _spikes,
+        _per_setting(spikes, "mean_height"),
         note=(
             "height: mean train loss of the first 10 updates with the delay, minus that of the "
             "same seed's sync arm over the same updates; recovery: updates until the loss is back "
@@ -214,7 +214,7 @@ TABLES = (
     Table(
         "lateness",
         "How near late updates are to the fresh ones",
-        _lateness,
+        _per_setting(lateness, "cosine"),
         note=(
             "cosine: of the optimizer's update and the fresh one, which the newest weights would "
             "have made; error: length of their difference over that of the fresh one. Means over "
@@ -226,7 +226,7 @@ TABLES = (
     Table(
         "lateness_compared",
         "Whose late updates are nearer to the fresh ones",
-        _lateness_compared,
+        _per_setting(lambda trials: compared(lateness(trials)), "difference"),
         note=(
             "difference: the optimizer's mean cosine minus the other's, paired by seed. Nearer if "
             "its interval lies above 0, less near if below."

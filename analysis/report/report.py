@@ -3,7 +3,7 @@
 import shutil
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +22,8 @@ from analysis.report.facts import (
 from analysis.report.missing import command, cost, missing, shown
 from analysis.report.page.listing import listed
 from analysis.report.page.page import Chapter, Page, html, with_lead
-from analysis.report.scopes import Scope, StoreViews, of_record, scopes
-from analysis.statistics.text import gap_table, notes, printed_gaps, taxes_text
+from analysis.report.scopes import Scope, StoreView, StoreViews, scopes
+from analysis.statistics.text import gap_table, printed_gaps, taxes_text
 from analysis.table.load import DamagedRows, load
 from analysis.table.points import settings
 from analysis.table.records import Record, records
@@ -67,9 +67,8 @@ class _Contents(NamedTuple):
 
     stored: pd.DataFrame
     """Every trial of the store."""
-    trials: pd.DataFrame
-    """The trials of the report."""
-    gaps: pd.DataFrame
+    shown: StoreView
+    """The trials of the report, and their gaps."""
     records: Sequence[Record]
     parts: Sequence[Scope]
     expected: Sequence[str]
@@ -77,21 +76,14 @@ class _Contents(NamedTuple):
     remarks: Sequence[str]
 
     @classmethod
-    def read(cls, results: Path, label: str | None) -> "_Contents":
-        """Read the store `results`, or what the sweep `label` compares of it; raises BadInput."""
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", UserWarning)
-            views = StoreViews(load(results), records(results))
-            if label is None:
-                kept, parts, expected = views.records, scopes(views), EXPECTED
-                trials, table = views.whole()
-            else:
-                kept, expected = [_of_label(views.records, label)], []
-                parts = [of_record(views, kept[0])]
-                trials, table = parts[0].whole()
-            remarks = [remark for scope in parts for remark in _remarks(scope)]
-        remarks = [*_said(caught), *remarks]
-        return cls(views.store, trials, table, kept, parts, expected, remarks)
+    def of(cls, views: StoreViews, label: str | None) -> "_Contents":
+        """Return the contents of a store, or what the sweep `label` compares of it."""
+        parts = scopes(views, label)
+        remarks = [remark for scope in parts for remark in scope.remarks()]
+        if label is None:
+            return cls(views.store, views.whole(), views.records, parts, EXPECTED, remarks)
+        [scope] = parts
+        return cls(views.store, scope.whole(), scope.records, parts, [], remarks)
 
 
 class MadeReport(NamedTuple):
@@ -104,24 +96,26 @@ class MadeReport(NamedTuple):
 
 def write_report(results: Path, out: Path, label: str | None = None, store: str = "") -> MadeReport:
     """Write everything that `report` writes but the page; raises as `report` does."""
-    contents = _Contents.read(results, label)
-    word = f"results={store or results}"
+    with warnings.catch_warnings(record=True) as on_reading:
+        warnings.simplefilter("always", UserWarning)
+        contents = _Contents.of(StoreViews(load(results), records(results)), label)
+    word, trials = f"results={store or results}", contents.shown.trials
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with warnings.catch_warnings(record=True) as caught, _worker(contents) as worker:
+        with (
+            warnings.catch_warnings(record=True) as caught,
+            Worker(apart=len(trials) >= MANY) as worker,
+        ):
             warnings.simplefilter("ignore", UserWarning)  # those of the gaps are remarks now
             warnings.simplefilter("always", DamagedRows)
-            worker.do(write_details, contents.trials, word, out)
+            worker.do(write_details, trials, word, out)
             chapters = [write_chapter(part, out, word, worker) for part in contents.parts]
-            contents = contents._replace(remarks=[*contents.remarks, *_said(caught)])
+            remarks = [*_said(on_reading), *contents.remarks, *_said(caught)]
+            contents = contents._replace(remarks=remarks)
             page = _write(contents, chapters, word, out, worker)
     except OSError as error:
         raise BadInput("out", out, f"must be a folder to write to ({error.strerror})") from None
-    return MadeReport(_text(contents, page, out), page, contents.trials)
-
-
-def _worker(contents: _Contents) -> Worker:
-    return Worker(apart=len(contents.trials) >= MANY)
+    return MadeReport(_text(contents, page, out), page, trials)
 
 
 def _said(caught: Iterable[warnings.WarningMessage]) -> list[str]:
@@ -134,32 +128,14 @@ def write_page(page: Page, out: Path, *, live: str = "") -> None:
     write_atomically(out / "index.html", html(page, live=live).encode())
 
 
-def _remarks(scope: Scope) -> Iterator[str]:
-    """Yield remarks on each sweep by itself: it does not need the arms and seeds of others."""
-    for record in scope.records:
-        view = scope.of_records([record])
-        remarks = [*(notes(*view) if len(view.trials) else []), *record.remarks]
-        yield from (f"{record.label}: {remark}" for remark in remarks)
-    if not scope.records:
-        yield from notes(*scope.whole())
-
-
-def _of_label(records: Sequence[Record], label: str) -> Record:
-    for record in records:
-        if record.label == label:
-            return record
-    known = ", ".join(record.label for record in records) or "none"
-    raise BadInput("label", label, f"must be a sweep that left a record in the store ({known})")
-
-
 def _write(
     contents: _Contents, chapters: Sequence[Chapter], word: str, out: Path, worker: Worker
 ) -> Page:
     left = missing(contents.stored, contents.records, contents.expected, word)
-    made = provenance(contents.trials, contents.records)
+    made = provenance(contents.shown.trials, contents.records)
     tables = {
-        "trials": contents.trials.drop(columns=PLACES, errors="ignore"),
-        "gaps": contents.gaps,
+        "trials": contents.shown.trials.drop(columns=PLACES, errors="ignore"),
+        "gaps": contents.shown.gaps,
         "provenance": made,
         "makers": makers(made),
         "missing": left,
@@ -167,27 +143,31 @@ def _write(
     }
     worker.do(_write_tables, tables, contents.remarks, out)
     lead, rest = with_lead(chapters)
-    listing = _listed(contents.trials, made)
+    listing = _listed(contents.shown.trials, made)
     return Page(
         source=word.removeprefix("results="),
         made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
-        summary=summary(contents.trials),
+        summary=summary(contents.shown.trials),
         overviews=[overview(scope.title, scope.whole().trials) for scope in contents.parts],
-        taxes=[*_taxes(contents.parts)],
+        taxes=[
+            f"token tax, {scope.title}: {words}"
+            for scope in contents.parts
+            if (words := taxes_text(scope.asked_for().gaps))
+        ],
         advice=[
-            advice
+            each
             for scope in contents.parts[:1]
-            for advice in recommendations(scope.asked_for().trials, word)
+            for each in recommendations(scope.asked_for().trials, word)
         ],
         lead=lead,
-        running=running(contents.trials),
+        running=running(contents.shown.trials),
         remarks=contents.remarks,
         chapters=rest,
         missing=listed("Missing", shown(left), "", "missing.csv"),
         cost=cost(left),
         makers=listed("Code, machines, data and packages", tables["makers"], "", "makers.csv"),
         trials=listed("Trials", listing, TRIALS, "provenance.csv", most=MOST_TRIALS),
-        configs=settings_by_trial(contents.trials, _specs(chapters)),
+        configs=settings_by_trial(contents.shown.trials, _specs(chapters)),
         first_command=command(["sweep=main"], word),
     )
 
@@ -211,16 +191,13 @@ def _specs(chapters: Sequence[Chapter]) -> list[dict[str, Any]]:
     return [spec for chapter in chapters for drawn in chapter.figures for spec in drawn.specs]
 
 
-def _taxes(parts: Sequence[Scope]) -> Iterator[str]:
-    for scope in parts:
-        words = taxes_text(scope.asked_for().gaps)
-        if words:
-            yield f"token tax, {scope.title}: {words}"
-
-
 def _text(contents: _Contents, page: Page, out: Path) -> str:
     nothing = f"no trials in {page.source} yet: python -m sweeps or python -m trainer makes them"
-    shown = nothing if contents.trials.empty else printed_gaps(contents.gaps, _terminal_width())
+    shown = (
+        nothing
+        if contents.shown.trials.empty
+        else printed_gaps(contents.shown.gaps, _terminal_width())
+    )
     parts = [shown, *page.taxes, *_claims_in_words(page.chapters), *contents.remarks, page.cost]
     return "\n".join([*filter(None, parts), f"in {out}: index.html, with figures and tables"])
 

@@ -7,7 +7,9 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis.statistics.gaps import gaps
+from analysis.statistics.text import notes
 from analysis.table.records import Record
+from trainer.base.errors import BadInput
 
 
 class StoreView(NamedTuple):
@@ -62,6 +64,11 @@ class Scope:
     general: bool = True
     """Whether figures and tables of any trials show all of its trials; else one sweep each."""
 
+    @property
+    def prefix(self) -> str:
+        """The folder, with a slash unless it is that of the report."""
+        return f"{self.folder}/" if self.folder else ""
+
     def of_sweeps(self, sweeps: Collection[str]) -> StoreView | None:
         """Return the trials that these sweeps compare, taken together; None without a record."""
         named = [record for record in self.records if record.sweep in sweeps]
@@ -82,18 +89,37 @@ class Scope:
         """
         return self.views.of(self.trial_ids.union(*(record.trials for record in self.records)))
 
+    def remarks(self) -> Iterator[str]:
+        """Yield remarks on each sweep by itself: it does not need the arms and seeds of others."""
+        for record in self.records:
+            view = self.of_records([record])
+            remarks = [*(notes(*view) if len(view.trials) else []), *record.remarks]
+            yield from (f"{record.label}: {remark}" for remark in remarks)
+        if not self.records:
+            yield from notes(*self.whole())
 
-def scopes(views: StoreViews) -> list[Scope]:
-    """Return one scope per scale, the costliest first, and one for the trials of no record."""
+
+def scopes(views: StoreViews, label: str | None = None) -> list[Scope]:
+    """Return one scope per scale, the costliest first, and one for the trials of no record.
+
+    With `label` there is one scope, of the trials that this sweep compares, for its own figures and
+    those of any trials. Raises BadInput for a `label` without a record.
+    """
+    if label is not None:
+        record = _of_label(views.records, label)
+        return [Scope(label, "", record.compared, views, [record], record.scale)]
     known = frozenset().union(*(record.trials for record in views.records))
     rest = frozenset(views.store["trial_id"]) - known
     no_sweep = [Scope("Trials of no sweep", "", rest, views)] if rest else []
     return [*_by_scale(views), *no_sweep]
 
 
-def of_record(views: StoreViews, record: Record) -> Scope:
-    """Return the trials that one sweep compares, for its own figures and those of any trials."""
-    return Scope(record.label, "", record.compared, views, [record], record.scale)
+def _of_label(records: Sequence[Record], label: str) -> Record:
+    for record in records:
+        if record.label == label:
+            return record
+    known = ", ".join(record.label for record in records) or "none"
+    raise BadInput("label", label, f"must be a sweep that left a record in the store ({known})")
 
 
 def _by_scale(views: StoreViews) -> Iterator[Scope]:

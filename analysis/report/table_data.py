@@ -34,6 +34,8 @@ REMEDIES = (
     *("removed", "removed_low", "removed_high", "tax", "tax_low", "tax_high"),
     *("memory ratio", "time ratio", "time n", "regime"),
 )
+ENDS = {"low": "gap_low", "high": "gap_high"}
+"""The ends of the interval of a gap, as tables call them."""
 KEYS = ["optimizer", "setting", "arm", "task", "n", "questions", "of"]
 
 
@@ -86,13 +88,16 @@ def longest(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFram
 
 def all_gaps(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
     """Return every gap that has a pair."""
-    shown = gaps[gaps["pairs"] > 0].rename(columns={"low": "gap_low", "high": "gap_high"})
     columns = [
         *("optimizer", "setting", "arm", "num_stages", "num_microbatches"),
         *("loss_sync", "loss", "gap", "gap_low", "gap_high", "n", "diverged", "pairs"),
         *("removed", "removed_low", "removed_high", "removed_n", "regime"),
     ]
-    return without_constant_setting(without_regime(shown[columns]))
+    return without_constant_setting(without_regime(_with_pairs(gaps)[columns]))
+
+
+def _with_pairs(gaps: pd.DataFrame) -> pd.DataFrame:
+    return gaps[gaps["pairs"] > 0].rename(columns=ENDS)
 
 
 def protocols(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame:
@@ -102,21 +107,18 @@ def protocols(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFr
     left where no optimizer has a point of each kind, since there is nothing to compare.
     """
     values = trials.reindex(columns=["point", *TUNED]).drop_duplicates("point")
-    shown = gaps[gaps["pairs"] > 0].merge(values, on="point")
-    pairs = [*zip(*(shown[key] for key in TUNED), strict=True)]
-    of_leader = {
-        pair for pair, name in zip(pairs, shown["optimizer"], strict=True) if name == LEADER
-    }
-    shown["rates"] = [SHARED if pair in of_leader else OWN for pair in pairs]
+    shown = _with_pairs(gaps).merge(values, on="point")
+    rates = pd.MultiIndex.from_frame(shown[[*TUNED]])
+    is_shared = rates.isin(rates[shown["optimizer"] == LEADER])
+    shown["rates"] = pd.Series(is_shared).map({True: SHARED, False: OWN})
     plain, fed = (shown[shown["arm"] == arm] for arm in ("delay", "delay_ef"))
-    plain = plain.rename(columns={"low": "gap_low", "high": "gap_high"})
     if not (plain.groupby("optimizer")["rates"].nunique() > 1).any():
         return plain[:0]
-    left = fed.set_index("point")[["gap", "low", "high", *OF_FEEDBACK[:3]]]
-    left = left.rename(columns={"gap": "EF gap", "low": "EF gap_low", "high": "EF gap_high"})
+    of_feedback = {name: f"EF {name}" for name in OF_DELAY[:3]}
+    left = fed.set_index("point")[[*of_feedback, *OF_FEEDBACK[:3]]].rename(columns=of_feedback)
     table = plain.drop(columns=[*OF_FEEDBACK[:3]]).join(left, on="point")
     order = ["optimizer", "rates", *TUNED]
-    columns = [*OF_POINT, *OF_DELAY, "EF gap", "EF gap_low", "EF gap_high", *OF_FEEDBACK]
+    columns = [*OF_POINT, *OF_DELAY, *of_feedback.values(), *OF_FEEDBACK]
     return table.sort_values(order, kind="stable", ignore_index=True)[columns]
 
 
@@ -127,13 +129,12 @@ def remedies(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFra
     token are to sync's, medians of the optimizer's trials with this arm. Time counts where a trial
     had its machine for itself, as `time n` trials did.
     """
-    shown = gaps[gaps["pairs"] > 0].rename(columns={"low": "gap_low", "high": "gap_high"})
     cost = overhead(trials, arms=[*trials["arm"].unique()])
     # One arm of an optimizer usually runs on one device; of several the most frequent counts.
     cost = cost.sort_values("n", ascending=False).drop_duplicates(["optimizer", "arm"])
     cost = cost.assign(**{"time ratio": 1 / cost["speed ratio"], "time n": cost["speed n"]})
     kept = cost[["optimizer", "arm", "memory ratio", "time ratio", "time n"]]
-    table = shown.merge(kept, on=["optimizer", "arm"], how="left")
+    table = _with_pairs(gaps).merge(kept, on=["optimizer", "arm"], how="left")
     order = ["optimizer", "setting", "delay", "gap"]
     return table.sort_values(order, kind="stable", ignore_index=True)[[*REMEDIES]]
 
@@ -150,9 +151,7 @@ def table4(trials: pd.DataFrame, gaps: pd.DataFrame, scale: str) -> pd.DataFrame
         }
         for key, of_task in groups
     ]
-    table = pd.DataFrame(rows)
-    constant = [name for name in ("setting", "p") if name in table and table[name].nunique() <= 1]
-    return table.drop(columns=constant)
+    return without_constant(pd.DataFrame(rows), "setting", "p")
 
 
 def _scores(rows: pd.DataFrame) -> dict[str, Any]:
@@ -179,17 +178,6 @@ def reported_scores(scale: str, task: str) -> dict[str, float]:
     return {f"paper {arm}": score for arm, score in zip(("sync", "delay_ef"), known, strict=False)}
 
 
-def note(scale: str) -> str:
-    """Whether numbers of a scale may be compared with those of tables 1 and 2, in words."""
-    if scale == SCALE:
-        return "paper: tables 1 and 2 of arXiv 2606.30634, the same model, tokens and data; n=1."
-    return (
-        f"The paper's tables 1 and 2 are of {SCALE}, these numbers are of "
-        f"{scale or 'trials of no sweep'}: the scale does not match, and so they are not set "
-        "beside each other."
-    )
-
-
 def beside_paper(scale: str) -> str:
     """Say whether numbers of a scale may be compared with those of tables 1 and 2."""
     if scale == SCALE:
@@ -209,6 +197,10 @@ def without_regime(table: pd.DataFrame) -> pd.DataFrame:
 
 def without_constant_setting(table: pd.DataFrame) -> pd.DataFrame:
     """Leave out setting, stages and microbatches where they do not tell rows apart."""
-    candidates = ("setting", "num_stages", "num_microbatches")
-    constant = [name for name in candidates if name in table and table[name].nunique() <= 1]
+    return without_constant(table, "setting", "num_stages", "num_microbatches")
+
+
+def without_constant(table: pd.DataFrame, *names: str) -> pd.DataFrame:
+    """Leave out those of the named columns that do not tell rows apart."""
+    constant = [name for name in names if name in table and table[name].nunique() <= 1]
     return table.drop(columns=constant)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.table.points import varied
+from analysis.table.points import by_point, varied
 from trainer.config.names import yamls
 
 NAME = re.compile(r"# name: (.+)")
@@ -104,9 +104,9 @@ def minus(text: str) -> str:
     return NEGATIVE.sub("−", text)
 
 
-def signed(number: float, digits: int = 3) -> str:
+def signed(number: float) -> str:
     """Return `+0.405` or `−0.012`."""
-    return minus(f"{number:+.{digits}f}")
+    return minus(f"{number:+.3f}")
 
 
 def prose(text: object) -> str:
@@ -137,39 +137,28 @@ def in_words(known: pd.Series | Mapping[str, Any]) -> str:
 
 def settings(trials: pd.DataFrame) -> dict[str, str]:
     """Return for each point, in words, the keys that differ among the points of its optimizer."""
-    return {
-        str(point): in_words(row)
-        for table in varied(trials).values()
-        for point, row in table.iterrows()
-    }
+    return by_point(varied(trials).values(), in_words)
 
 
 def arms(trials: pd.DataFrame) -> dict[str, str]:
     """Return the name of each arm of `load`'s table: `delay + EF (λ = 0.5), sync start 10 %`."""
-    return _told_apart(
-        {str(row["arm"]): _arm(row, with_coefficient=True) for row in _first_rows(trials, "arm")}
-    )
+    return _by_label(trials, "arm")
 
 
 def families(trials: pd.DataFrame) -> dict[str, str]:
     """Return the name of each family of arms, that of the arm without its coefficient."""
-    return _told_apart(
-        {
-            str(row["family"]): _arm(row, with_coefficient=False)
-            for row in _first_rows(trials, "family")
-        }
-    )
+    return _by_label(trials, "family")
 
 
-def _first_rows(trials: pd.DataFrame, column: str) -> list[dict[Any, Any]]:
-    """Return one row for each value of `column`, with a counted delay if there is one."""
+def _by_label(trials: pd.DataFrame, column: str) -> dict[str, str]:
+    """Return names by label; labels that would share a name, as an option has none, keep theirs.
+
+    Each is of the first row of the label, of one with a counted delay if there is such a row.
+    """
     known = trials[[column, "delay"]].sort_values("delay", ascending=False, kind="stable")
     columns = [name for name in IN_NAME if name in trials]
-    return trials.loc[known.drop_duplicates(column).index, columns].to_dict("records")
-
-
-def _told_apart(words: Mapping[str, str]) -> dict[str, str]:
-    """Return the names; labels that would share a name, as an option has none, keep theirs too."""
+    rows = trials.loc[known.drop_duplicates(column).index, columns].to_dict("records")
+    words = {str(row[column]): _arm(row, with_coefficient=column == "arm") for row in rows}
     names = [*words.values()]
     return {
         label: name if names.count(name) == 1 else f"{name} ({label})"

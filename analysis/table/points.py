@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -12,6 +12,8 @@ from analysis.table.schema import TRIAL
 from trainer.base.status import Status
 from trainer.config.identity import CHANGES_NO_NUMBER
 from trainer.config.names import GROUPS, without_younger
+
+T = TypeVar("T")
 
 ARM_GROUPS = ("pipeline", "correction")
 SHARED_GROUPS = tuple(group for group in GROUPS if group not in ARM_GROUPS)
@@ -127,11 +129,12 @@ def _differs(values: pd.Series) -> bool:
 
 def settings(trials: pd.DataFrame) -> dict[str, str]:
     """Return for each point, as key=value, the keys that differ among its optimizer's points."""
-    return {
-        str(name): in_words(row)
-        for group in varied(trials).values()
-        for name, row in group.iterrows()
-    }
+    return by_point(varied(trials).values(), in_words)
+
+
+def by_point(tables: Iterable[pd.DataFrame], told: Callable[[pd.Series], T]) -> dict[str, T]:
+    """Return what is told of each row of tables as those of `varied`, by its point."""
+    return {str(point): told(row) for table in tables for point, row in table.iterrows()}
 
 
 def in_words(known: pd.Series | Mapping[str, Any]) -> str:

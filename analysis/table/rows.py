@@ -93,11 +93,13 @@ def arm_columns(config: Config, result: Config) -> dict[str, Any]:
     pipeline = config["pipeline"]
     correction = {**USUAL.get(label(config["correction"]), {}), **config["correction"]}
     lag = correction.get("lag")
+    of_family = {key: value for key, value in config["correction"].items() if key != "coefficient"}
+    whole = {**pipeline, "synchronous_cooldown": 0}
     return {
         "arm": arm(config, result),
-        "base_arm": base_arm(config, result),
-        "family": family(config, result),
-        "arm_without_cooldown": arm_without_cooldown(config, result),
+        "base_arm": arm({**config, "correction": {"_target_": "none"}}, result),
+        "family": arm({**config, "correction": of_family}, result),
+        "arm_without_cooldown": arm({**config, "pipeline": whole}, result),
         "schedule": label(pipeline),
         "method": label(config["correction"]),
         "delay": max(result.get("delays") or [None]),
@@ -119,22 +121,6 @@ def arm(config: Config, result: Config) -> str:
     correction = _named(config["correction"])
     suffix = "" if correction == "none" else f"_{correction}"
     return _named(config["pipeline"]) + suffix + _phases(config["pipeline"])
-
-
-def base_arm(config: Config, result: Config) -> str:
-    """Return the arm that differs from this one by having no correction; itself if it has none."""
-    return arm({**config, "correction": {"_target_": "none"}}, result)
-
-
-def family(config: Config, result: Config) -> str:
-    """Return the arm without its correction's coefficient: what a line against that is called."""
-    kept = {key: value for key, value in config["correction"].items() if key != "coefficient"}
-    return arm({**config, "correction": kept}, result)
-
-
-def arm_without_cooldown(config: Config, result: Config) -> str:
-    """Return the arm that differs from this one by having no cooldown; itself if it has none."""
-    return arm({**config, "pipeline": {**config["pipeline"], "synchronous_cooldown": 0}}, result)
 
 
 def _is_sync(config: Config, result: Config) -> bool:

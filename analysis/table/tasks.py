@@ -1,11 +1,11 @@
 """The task of a point: the settings that tuning leaves alone, and how long it trains."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.table.points import group_of, in_words, varied
+from analysis.table.points import by_point, group_of, in_words, varied
 
 TUNED = (
     *("optimizer", "lr_schedule", "batch_size", "clip_norm", "clip_scope"),
@@ -44,12 +44,12 @@ def tasks(trials: pd.DataFrame) -> dict[str, str]:
         is_varied = tokens[group.index].nunique(dropna=False) > 1
         return _fixed(group).assign(**{"tokens": tokens} if is_varied else {})
 
-    return _words(trials, settings)
+    return by_point(map(settings, varied(trials).values()), in_words)
 
 
 def kinds(trials: pd.DataFrame) -> dict[str, str]:
     """Return for each point its task in words, but for how long it trains."""
-    return _words(trials, _fixed)
+    return by_point(map(_fixed, varied(trials).values()), in_words)
 
 
 class Family(NamedTuple):
@@ -62,11 +62,8 @@ class Family(NamedTuple):
 
 def families(trials: pd.DataFrame) -> dict[str, Family]:
     """Return for each point its family; points of one family have the same words."""
-    return {
-        str(point): Family(in_words(row), _as_config(row))
-        for group in varied(trials).values()
-        for point, row in _without_length(group).iterrows()
-    }
+    tables = map(_without_length, varied(trials).values())
+    return by_point(tables, lambda row: Family(in_words(row), _as_config(row)))
 
 
 def families_by_decay(trials: pd.DataFrame) -> dict[str, str]:
@@ -82,15 +79,7 @@ def families_by_decay(trials: pd.DataFrame) -> dict[str, str]:
         in_all = decay.map(lambda total: float(f"{total:.9g}"))
         return _without_length(group.assign(**{DECAY: in_all}))
 
-    return _words(trials, settings)
-
-
-def _words(
-    trials: pd.DataFrame, settings: Callable[[pd.DataFrame], pd.DataFrame]
-) -> dict[str, str]:
-    """Return for each point, in words, its row of what `settings` makes of an optimizer's table."""
-    tables = map(settings, varied(trials).values())
-    return {str(point): in_words(row) for table in tables for point, row in table.iterrows()}
+    return by_point(map(settings, varied(trials).values()), in_words)
 
 
 def _as_config(row: pd.Series) -> dict[str, Any]:

@@ -42,10 +42,6 @@ def hooks(node: Node, delay: int) -> Hooks:
     )  # fresh gradients are not corrected
 
 
-def _none(settings: Settings, delay: int) -> Hooks:
-    return Hooks(late(delay))
-
-
 def _error_feedback(settings: Settings, delay: int) -> Hooks:
     """u_t + λ (u_t − u_{t−lag})."""
     lag = delay if settings["lag"] == "delay" else 1
@@ -75,7 +71,7 @@ def _taylor(settings: Settings, delay: int) -> Hooks:
 
 _HERE = "trainer.corrections"
 LINEAR: Mapping[str, Callable[[Settings, int], Hooks]] = {
-    f"{_HERE}.none.NoCorrection": _none,
+    f"{_HERE}.none.NoCorrection": lambda settings, delay: Hooks(late(delay)),
     f"{_HERE}.error_feedback.ErrorFeedback": _error_feedback,
     f"{_HERE}.matched_error_feedback.MatchedErrorFeedback": _matched_error_feedback,
     f"{_HERE}.error_feedback_gradient.GradientErrorFeedback": _gradient_error_feedback,

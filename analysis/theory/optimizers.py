@@ -88,10 +88,6 @@ def _lion(settings: Settings, updates: float) -> Filter:
     return share * (late(1) * average(settings["momentum"])) + (1 - share) * SAME
 
 
-def _plain(settings: Settings, updates: float) -> Filter:
-    return SAME
-
-
 _HERE = "trainer.optimizers"
 LINEAR: Mapping[str, Linear] = {
     f"{_HERE}.sgd": _summed,
@@ -110,7 +106,7 @@ LINEAR: Mapping[str, Linear] = {
     f"{_HERE}.soap": _averaged,
     f"{_HERE}.basis_rotation.basis_rotation": _averaged,
     f"{_HERE}.sophia": _averaged,
-    f"{_HERE}.shampoo": _plain,
+    f"{_HERE}.shampoo": lambda settings, updates: SAME,
 }
 """Published address of an optimizer → its filter, for matrices."""
 

@@ -11,11 +11,17 @@ import pandas as pd
 from analysis.statistics.reported import reported_taxes
 from analysis.table.names import minus
 from analysis.table.names import optimizer as name
-from analysis.theory.score import FEEDBACK, RankCorrelation, predictions, rank_correlation, settings
 from analysis.theory.stability import Stability, stability, three_digits
 from analysis.theory.stability import table as limits_table
 from findings.code import cells
 from findings.code.cells import Markdown, Row, groups, table
+from findings.code.predictions import (
+    FEEDBACK,
+    RankCorrelation,
+    predictions,
+    rank_correlation,
+    settings,
+)
 from findings.code.published import FEW, FINDINGS, TINY, of_sweep
 
 K = 0.1

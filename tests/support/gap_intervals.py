@@ -3,7 +3,7 @@
 import altair as alt
 import pandas as pd
 
-from analysis.figures.figure import Chart, Figure, Rows
+from analysis.figures.figure import Chart, Figure
 from analysis.figures.marks import panels_of, rounded
 from analysis.figures.rows import MEAN
 
@@ -32,6 +32,5 @@ FIGURES = (
         data=data,
         charts=charts,
         caption=("dots: means over n seeds; lines: 95 % intervals",),
-        rows=Rows.INTERVALS,
     ),
 )

@@ -105,7 +105,11 @@ def listed(
     """
     names = [str(name) for name in table]
     ends = {f"{name}{end}" for name in names for end in (LOW, HIGH) if f"{name}{LOW}" in names}
-    shown = {name: _columns(name, names) for name in names if name not in ends}
+    shown = {
+        name: [name, *(f"{name}{end}" for end in (LOW, HIGH) if f"{name}{end}" in ends)]
+        for name in names
+        if name not in ends
+    }
     said = {"optimizer": OPTIMIZERS, "arm": arms}
     plain = table.astype(object).where(table.notna(), None)
     records = plain.head(most).to_dict("records")
@@ -130,11 +134,6 @@ def write_latex(listing: Listing, out: Path) -> None:
     style = table.style.hide(axis="index")
     style = style.format(escape="latex").format_index(escape="latex", axis="columns")
     (out / listing.tex).write_text(style.to_latex(hrules=True, column_format="l" * table.shape[1]))
-
-
-def _columns(name: str, names: Sequence[str]) -> list[str]:
-    interval = [f"{name}{end}" for end in (LOW, HIGH)]
-    return [name, *(interval if interval[0] in names else [])]
 
 
 def _kind(name: str, column: pd.Series) -> str:

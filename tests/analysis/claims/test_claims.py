@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from analysis import load
@@ -192,13 +193,17 @@ def test_no_claim_is_decided_by_one_seed_or_short_trials(name: str, tmp_path: Pa
         assert verdict(name, tmp_path / folder).outcome == OPEN
 
 
+@pytest.fixture(scope="module")
+def only_sync(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    """The trials of a sweep of which only sync is done."""
+    folder, settings = tmp_path_factory.mktemp("sync"), config("sync")
+    write(folder, settings, result(settings, 2.0))
+    return load(folder)
+
+
 @pytest.mark.parametrize("name", BY_NAME)
-def test_trials_that_say_nothing_of_a_claim(name: str, tmp_path: Path) -> None:
-    """A sweep of which only sync is done, or nothing at all."""
-    settings = config("sync")
-    write(tmp_path, settings, result(settings, 2.0))
-    judgement = verdict(name, tmp_path)
+def test_trials_that_say_nothing_of_a_claim(name: str, only_sync: pd.DataFrame) -> None:
+    judgement = judged(BY_NAME[name], only_sync)
     assert judgement.outcome == OPEN
     assert all(part.why for part in judgement.parts)
-    trials = load(tmp_path)[:0]
-    assert judged(BY_NAME[name], trials).outcome == OPEN
+    assert judged(BY_NAME[name], only_sync[:0]).outcome == OPEN

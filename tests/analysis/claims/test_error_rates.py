@@ -8,13 +8,7 @@ import pytest
 
 from analysis.claims.audit import audit
 from analysis.claims.claim import against
-from tests.support.simulated_claims import (
-    MOST,
-    PARTS,
-    SLACK,
-    STORES,
-    stored_parts,
-)
+from tests.support.simulated_claims import MOST, PARTS, SLACK, STORES, stored_parts
 
 SEEDS = (3, 5, 8, 16)
 

@@ -13,7 +13,7 @@ from altair.utils.schemapi import SchemaBase
 from jsonschema import Draft7Validator
 
 from analysis import gaps, load
-from analysis.figures import MODULES, Figure, Plot, Rows, panels, plot, registered, save
+from analysis.figures import MODULES, Figure, Plot, panels, plot, registered, save
 from analysis.figures.figure import Spec, whole
 from analysis.figures.style import DARK
 from tests.support.swept_store import ANSWERED, SWEEPS, write_sweep
@@ -113,10 +113,6 @@ def rows(spec: Spec, layer: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-KEPT = {Rows.SEEDS: ["trial_id"], Rows.INTERVALS: ["mean", "low", "high"]}
-"""Columns of a figure's data whose every value must be in the picture."""
-
-
 def short(value: object) -> object:
     """A number as a specification rounds it."""
     return float(f"{value:.6g}") if isinstance(value, float) else value
@@ -140,11 +136,12 @@ def test_nothing_to_show_is_no_figure(figure: Figure, tmp_path: Path) -> None:
 
 def unlike(figures: Iterable[Figure]) -> list[Figure]:
     """One of those that the same functions make, for whatever key."""
-    found = {
-        tuple(getattr(made, "func", made) for made in (figure.data, figure.charts)): figure
-        for figure in figures
-    }
-    return [*found.values()]
+    made = {(*_made_by(figure.data), *_made_by(figure.charts)): figure for figure in figures}
+    return [*made.values()]
+
+
+def _made_by(function: Any) -> tuple[object, ...]:
+    return getattr(function, "func", function), *getattr(function, "keywords", ())
 
 
 @pytest.mark.parametrize("figure", unlike(FIGURES), ids=lambda figure: figure.name)
@@ -165,9 +162,8 @@ def test_every_row_is_in_the_picture_and_no_axis_hides_a_value(
 ) -> None:
     (_, data, _), spec = drawn(figure.name)
     assert not data.empty
-    assert {*figure.rows.columns} <= {*data}
     in_picture = [row for of_layer in spec["datasets"].values() for row in of_layer]
-    for column in KEPT[figure.rows]:
+    for column in ["trial_id"] if "trial_id" in data else ["mean", "low", "high"]:
         values = {short(row[column]) for row in in_picture if column in row}
         assert {short(value) for value in data[column].dropna()} <= values
     for _, axis, layer in axes(spec):

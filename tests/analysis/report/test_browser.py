@@ -76,14 +76,18 @@ def browser(opened: Opened) -> Any:
 def settle(browser: Any) -> None:
     """Waits until all charts and tables are there."""
     done = "return document.body.dataset.drawn && document.body.dataset.tables"
-    WebDriverWait(browser, SECONDS).until(lambda page: page.execute_script(done))
+    wait(browser).until(lambda page: page.execute_script(done))
+
+
+def wait(browser: Any) -> WebDriverWait[Any]:
+    """Also while parts of the page are drawn anew."""
+    return WebDriverWait(browser, SECONDS, ignored_exceptions=[StaleElementReferenceException])
 
 
 def wait_for_trial(browser: Any) -> Any:
     """The dialog, once a trial is open in it and its chart drawn."""
-    return WebDriverWait(browser, SECONDS).until(
-        lambda page: page.find_element("css selector", "dialog[open][data-drawn]")
-    )
+    opened = "dialog[open][data-drawn]"
+    return wait(browser).until(lambda page: page.find_element("css selector", opened))
 
 
 def resize(browser: Any, width: int) -> None:
@@ -166,9 +170,8 @@ def test_a_table_is_searched_has_pages_and_hides_columns(browser: Any) -> None:
     browser.execute_script("arguments[0].click()", column)
     browser.execute_script("document.querySelector('.dt-button-background')?.click()")
     # It fades away, and until then it lies over the page and takes what is clicked there.
-    WebDriverWait(browser, SECONDS).until_not(
-        lambda page: page.find_elements("css selector", ".dt-button-background")
-    )
+    cover = ".dt-button-background"
+    wait(browser).until_not(lambda page: page.find_elements("css selector", cover))
     assert any("completed" in row for row in shown())
 
 
@@ -181,11 +184,10 @@ def test_a_button_copies_a_table_as_csv(browser: Any) -> None:
     button = browser.execute_script(f"return {TABLE}.querySelector('[data-copy]')")
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
     ActionChains(browser).click(button).perform()
-    WebDriverWait(browser, SECONDS).until(
-        lambda page: page.find_elements("xpath", "//button[text()='copied']")
-    )
+    copied = "//button[text()='copied']"
+    wait(browser).until(lambda page: page.find_elements("xpath", copied))
     field.send_keys(Keys.CONTROL, "v")
-    pasted = WebDriverWait(browser, SECONDS).until(lambda page: field.get_property("value"))
+    pasted = wait(browser).until(lambda page: field.get_property("value"))
     lines = pasted.splitlines()
     browser.execute_script("arguments[0].remove()", field)
     names, *rows = [line.split(",") for line in lines]
@@ -249,7 +251,7 @@ def test_a_click_on_a_point_opens_its_trial(browser: Any) -> None:
             clicked.append(click_a_point(page))
         return page.find_elements("css selector", "dialog[open][data-drawn]")
 
-    WebDriverWait(browser, SECONDS).until(is_open)
+    wait(browser).until(is_open)
     assert browser.find_element("id", "trial-title").text == f"Trial {clicked[-1]}"
     browser.execute_script("document.getElementById('trial').close()")
 
@@ -273,9 +275,7 @@ def test_the_contents_stay_in_view(browser: Any) -> None:
 
 def test_a_point_under_the_pointer_says_which_trial_it_is(browser: Any) -> None:
     resize(browser, 1400)
-    told = WebDriverWait(
-        browser, SECONDS, ignored_exceptions=[StaleElementReferenceException]
-    ).until(told_at_a_seed)
+    told = wait(browser).until(told_at_a_seed)
     for said in ("trial_id", "seed"):
         assert said in told
 
@@ -409,14 +409,12 @@ def test_a_live_page_loads_a_new_report_with_the_reader_where_they_were(
         place = "return document.getElementById('missing').getBoundingClientRect().top"
         before = browser.execute_script(place)
         looks = "return performance.getEntriesByType('resource').filter(e => /now$/.test(e.name))"
-        WebDriverWait(browser, SECONDS).until(lambda page: len(page.execute_script(looks)) > 2)
+        wait(browser).until(lambda page: len(page.execute_script(looks)) > 2)
         assert browser.execute_script("return document.mine"), "nothing changed"
         more = config("delay", seed=7)
         write(store, more, result(more, 2.4), curve=True)
         report.look()
-        WebDriverWait(browser, SECONDS, ignored_exceptions=[StaleElementReferenceException]).until(
-            lambda page: "10 trials" in page.find_element("id", "made").text
-        )
+        wait(browser).until(lambda page: "10 trials" in page.find_element("id", "made").text)
         settle(browser)
         wait_for_trial(browser)
         kept = browser.execute_script(

@@ -137,7 +137,7 @@ def test_a_taken_port_is_bad_input(served: Served) -> None:
 
 def test_the_command_serves_until_ctrl_c_and_leaves_nothing(tmp_path: Path) -> None:
     store, temporary = tmp_path / "results", tmp_path / "tmp"
-    write_arms(store, {"sync": [1.0]})
+    write(store, config(), None)  # nothing to draw, which takes time
     temporary.mkdir()
     process = subprocess.Popen(
         [sys.executable, "-m", "analysis", "serve", f"results={store}", "port=0"],
@@ -150,7 +150,7 @@ def test_the_command_serves_until_ctrl_c_and_leaves_nothing(tmp_path: Path) -> N
     assert process.stdout is not None
     try:
         address = next(filter(None, (re.search(r"http://\S+", line) for line in process.stdout)))[0]
-        assert "1 trials: 1 completed" in get(address)
+        assert "1 trials: 1 unfinished" in get(address)
         assert now(address)["version"] == "1"
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=DEADLINE)

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis import load
-from analysis.table.rows import arm, arm_columns, base_arm
+from analysis.table.rows import arm, arm_columns
 from tests.support.synthetic_store import FEEDBACK, NONE, SYNC, TWO_BUFFERED, config, result, write
 from trainer.config.names import names
 
@@ -54,8 +54,8 @@ def test_arms_are_named_by_counted_delay_and_config(
 ) -> None:
     settings = {"pipeline": pipeline, "correction": correction}
     outcome = {"status": "completed", "delays": delays}
-    assert arm(settings, outcome) == name
-    assert base_arm(settings, outcome) == (base or name)
+    columns = arm_columns(settings, outcome)
+    assert (columns["arm"], columns["base_arm"]) == (name, base or name)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Rank correlations against scipy's, what predictions are made of, and a sharpness in words."""
+"""Rank correlations against scipy's, and what predictions are made of."""
 
 import math
 from itertools import permutations
@@ -7,19 +7,9 @@ import pytest
 from scipy import stats
 
 from analysis import gaps, load
-from analysis.theory.score import (
-    Standing,
-    beside_limits,
-    predictions,
-    rank_correlation,
-    settings,
-    standing_row,
-    where_it_stands,
-)
-from tests.support import every_optimizer
-from tests.support.markdown import ROOT
+from findings.code.predictions import predictions, rank_correlation, settings
+from findings.code.published import FINDINGS
 
-FINDINGS = ROOT / "findings"
 ONE, OTHER = [1.0, 2.0, 2.0, 5.0, 7.0, 3.0, 0.5], [2.0, 1.0, 4.0, 6.0, 5.0, 9.0, 0.1]
 
 
@@ -69,32 +59,3 @@ def test_predictions_are_of_the_settings_of_the_trials() -> None:
 def test_a_setting_that_a_trial_lacks_is_that_of_the_yaml() -> None:
     merged = settings("muon", {"optimizer.momentum": 0.5, "optimizer.nesterov": None})
     assert (merged["momentum"], merged["nesterov"]) == (0.5, True)
-
-
-def standing(k: float, num_updates: int = 10) -> Standing:
-    return Standing(num_updates, 2.0, 0.002, k, 38.0, 1.0)
-
-
-def test_the_limits_are_those_of_the_optimizer_as_it_stands() -> None:
-    """NAdamW's momentum grows over the run, and its limits with it."""
-    made = every_optimizer.maker("nadamw")
-    node = {"_target_": every_optimizer.address("nadamw"), **made.keywords}
-    early, late = beside_limits(node, [standing(1.0, 1), standing(1.0, 10**6)], 1)
-    assert late.sync == pytest.approx(13.6, abs=0.05)
-    assert late.delayed == pytest.approx(2.53, abs=0.005)
-    assert early.delayed < 0.7 * late.delayed
-
-
-def test_the_sharpest_moment_decides() -> None:
-    below = [standing(0.2), standing(0.9, 20), standing(0.5, 30)]
-    assert "0.90 of the limit of a delay of 1" in where_it_stands(below, 1)
-    assert "after 20 updates" in where_it_stands(below, 1)
-    assert not where_it_stands(below, 1).startswith("warning")
-    assert where_it_stands([*below, standing(7.6, 40)], 1).startswith(
-        "warning: your run sits at 7.60"
-    )
-    assert "diverged" in where_it_stands([], 1)
-
-
-def test_a_row_has_both_shares() -> None:
-    assert standing_row(standing(1.9, 1600)) == "| 1,600 | 2.000 | 0.002 | 1.90 | 0.05 | 1.90 |"
