@@ -214,7 +214,8 @@ def same_time() -> str:
     answer = advise(trials, optimizer="muon", stages=4, microbatches=8, updates=400)
     halves, in_a_v = answer.rivals["ZB-H1"], answer.rivals["ZB-V"]
     at = halves.same_time
-    assert at is not None and answer.gap is not None
+    assert at is not None
+    assert answer.gap is not None
     low, high = at.interval
     tax = tax_text(answer.gap.tax._asdict())
     return (
