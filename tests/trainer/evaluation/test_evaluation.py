@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support import asked, moe
+from tests.support.whole import whole
+from trainer.base.build import build
 from trainer.evaluation import evaluate
 from trainer.evaluation.answers import AnswersFile, Row
 from trainer.evaluation.evaluate import LikelihoodRequest, evaluate_trial
 from trainer.evaluation.questions import Questions, questions
+from trainer.models.export import load_final
 
 pytest.importorskip("lm_eval", reason="needs the extra [evaluation]")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -95,8 +99,6 @@ def test_a_long_answer_is_as_exact_as_a_short_one(
     trial: Path, theirs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """lm-eval adds up in fp32, which is 1e-4 off at 1,000 nats, unless told `softmax_dtype`."""
-    import torch
-
     from trainer.evaluation.adapter import final_model
 
     longest = 800
@@ -135,8 +137,6 @@ def test_an_answer_longer_than_the_longest_input_is_scored_whole(
     trial: Path, sums: Questions
 ) -> None:
     """Token by token, each after what precedes it; lm-eval refuses that."""
-    import torch
-
     from trainer.evaluation.adapter import final_model
 
     model = final_model(config(trial), trial, 4, torch.device("cpu"))
@@ -221,12 +221,6 @@ def test_models_that_transformers_does_not_have_are_asked_too(
     tmp_path: Path, sums: Questions
 ) -> None:
     """A mixture that is balanced by biases: against its own logits, one question at a time."""
-    import torch
-
-    from tests.support.whole import whole
-    from trainer.base.build import build
-    from trainer.models.export import load_final
-
     trial = asked.trained(tmp_path, *moe.WORDS, "model.balance=bias")
     found = answers(trial, sums)
     module = whole(build(config(trial)["model"]), 1)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from analysis.__main__ import main
 from tests.support import every_optimizer, small
 from tests.support.trials import rows
 from trainer.base.errors import BadInput
@@ -161,8 +162,6 @@ def test_another_optimizer_is_refused() -> None:
 def test_the_command_says_where_the_run_stands(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from analysis.__main__ import main
-
     words = [w for w in small.overrides(tmp_path) if not w.startswith("results=")]
     assert main(["sharpness", *words, "every=6", "tokens=64", "format=json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -186,8 +185,6 @@ def test_the_command_says_where_the_run_stands(
 def test_a_bad_word_is_refused_in_one_line(
     word: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from analysis.__main__ import main
-
     assert main(["sharpness", word]) == 2
     said = capsys.readouterr()
     assert says in said.err
