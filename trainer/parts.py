@@ -1,7 +1,7 @@
 """Builds the parts of a trial from its resolved config."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from trainer.base.build import build, locate
 from trainer.base.code import use_code
 from trainer.base.errors import BadInput
-from trainer.corrections.none import NoCorrection
 from trainer.data.batches import Batches, Prefetched, Windows
 from trainer.data.tokens import Dataset, KnowsVocabulary
 from trainer.executors.emulated import Emulated
@@ -173,7 +172,7 @@ def build_stages(
             module.to(device),
             model.kinds(module),
             divide(optimizer_of(config["optimizer"])),
-            _correction_of(config["correction"], schedule.num_updates),
+            lambda lags: build(config["correction"], schedule.num_updates, lags),
             lr_factor,
             lag=schedule.lags[index],
             tied=tied,
@@ -182,7 +181,7 @@ def build_stages(
             eval_dtype=getattr(torch, config["eval_dtype"]),
             splits_backward=schedule.splits_backward,
             in_place=schedule.in_place,
-            run=compiled_stage if config["compile"] else _eager,
+            run=compiled_stage if config["compile"] else lambda module: module,
         )
         stages.append(stage)
     return stages
@@ -202,13 +201,3 @@ def optimizer_of(node: Mapping[str, Any]) -> Callable[[Parameters], torch.optim.
     """Returns the maker of the chosen optimizer, for weights of all kinds."""
     make, by_entry = partial(build, node), is_entrywise(locate(node["_target_"]))
     return lambda parameters: optimizer_in_parts(make, parameters, is_entrywise=by_entry)
-
-
-def _correction_of(
-    node: Mapping[str, Any], num_updates: int
-) -> Callable[[Sequence[int]], NoCorrection]:
-    return lambda lags: build(node, num_updates, lags)
-
-
-def _eager(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    return module

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,7 +23,7 @@ from trainer.data.chosen import tokenizer_of, write_tokenizer
 from trainer.executors.executor import Executor
 from trainer.executors.gradients import Diverged, Update
 from trainer.folder import checkpoint
-from trainer.folder.record import Row, TrialFolder
+from trainer.folder.record import Row, TrialFolder, trial_folder
 from trainer.models.export import save_final
 from trainer.parts import Parts
 from trainer.progress import Agenda, TrialProgress, outcome
@@ -38,16 +38,12 @@ STOP_WITHIN = 10.0
 
 
 def nowhere(row: Row) -> None:
-    """The callback that ignores every row."""
+    """Ignores every row."""
 
 
 def never() -> bool:
     """Returns False: nobody asks the trial to stop."""
     return False
-
-
-def nothing(folder: Path) -> None:
-    """Adds no file to a trial's folder."""
 
 
 def restored_other(config: Config, executor: Executor) -> Row | None:
@@ -67,37 +63,42 @@ def restored_other(config: Config, executor: Executor) -> Row | None:
     return state
 
 
+class Job(NamedTuple):
+    """A trial to train, the callback that gets its rows, and the one that is called between drains
+    to see whether the trial is to stop."""
+
+    config: Config
+    plan: Plan
+    report: Report = nowhere
+    asked_to_stop: AskedToStop = never
+
+    def folder(self, kind: type[TrialFolder] = TrialFolder) -> TrialFolder:
+        """The trial's folder, for a process that writes its record or only reads it."""
+        return kind(trial_folder(self.config, self.plan.trial_id), self.plan.trial_id)
+
+
 class Training:
-    """One trial while it trains. `asked_to_stop` is called between drains.
+    """One trial while it trains.
 
     The callback `on_finish` gets the trial's folder before the result is written.
     """
 
     def __init__(
         self,
-        config: Config,
-        plan: Plan,
+        job: Job,
         device: torch.device,
         parts: Parts,
         executor: Executor,
         folder: TrialFolder,
-        report: Report,
-        asked_to_stop: AskedToStop,
-        on_finish: Callable[[Path], None] = nothing,
+        on_finish: Callable[[Path], None],
     ) -> None:
-        self._config, self._plan, self._device = config, plan, device
-        self._parts, self._executor = parts, executor
-        self._folder, self._report, self._asked_to_stop = folder, report, asked_to_stop
-        self._on_finish = on_finish
-        self._agenda = Agenda(
-            plan.num_updates,
-            parts.schedule.phases,
-            config["eval_every"],
-            config["checkpoint_every"],
-            config["diagnostics"],
-            executor.observe_every,
-        )
-        self._progress = TrialProgress(config, parts.schedule)
+        self._config, self._plan, self._report, self._asked_to_stop = job
+        self._device, self._parts, self._executor = device, parts, executor
+        self._folder, self._on_finish = folder, on_finish
+        schedule, keys = parts.schedule, ("eval_every", "checkpoint_every", "diagnostics")
+        every = *(job.config[key] for key in keys), executor.observe_every
+        self._agenda = Agenda(job.plan.num_updates, schedule.phases, *every)
+        self._progress = TrialProgress(job.config, schedule)
         self._stride = 1
         self._made_by = made_by(device_name(device))
         self._resume()

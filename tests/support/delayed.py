@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 
 import torch
@@ -11,6 +12,8 @@ from tests.support import toy
 from trainer.optimizers.adam import adamw
 from trainer.optimizers.routing import kinds
 from trainer.optimizers.sgd import sgd
+from trainer.schedules.operations import Schedule, delays
+from trainer.schedules.proof import check
 
 T = 10
 ADAMW = partial(
@@ -70,6 +73,18 @@ def expected_of_stages(
         clip_norm=clip_norm,
         microbatches=microbatches,
     )
+
+
+def counted(schedule: Schedule) -> list[list[int]]:
+    """Delay of every batch, one list per stage, over all phases; every phase is proven possible."""
+    by_stage: list[list[int]] = [[] for _ in range(schedule.num_stages)]
+    for first, last in pairwise(schedule.phases):
+        operations = schedule.operations(first, last)
+        check(operations, schedule.lags, first)
+        for ops in operations:
+            for stage, of_stage in delays(ops).items():
+                by_stage[stage] += of_stage
+    return by_stage
 
 
 def assert_equal(executor: toy.Emulated, reference: semantics.Weights) -> None:

@@ -98,6 +98,12 @@ def pipelined(
     return [[messages[i, rank] for rank in range(world)] for i in range(len(configs))]
 
 
+def all_equal(configs: Sequence[Config], program: Callable[..., None] = as_rank) -> list[Numbers]:
+    """What each config gives as a true pipeline and, bit for bit, emulated."""
+    every = pipelined(configs, program)
+    return [assert_equal(config, ranks) for config, ranks in zip(configs, every, strict=True)]
+
+
 def assert_equal(config: Config, ranks: Sequence[Numbers]) -> Numbers:
     """The emulation's losses, norms, validation loss and weights, bit for bit."""
     expected = emulated(config)

@@ -1,6 +1,15 @@
 """Processes of this machine, as /proc shows them."""
 
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
+
+
+def python(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Runs Python with these words to its end."""
+    command = [sys.executable, *words]
+    return subprocess.run(command, check=False, capture_output=True, text=True, **options)
 
 
 def alive(pid: int) -> bool:

@@ -5,7 +5,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.support import small
 from trainer.folder.record import Row
+from trainer.trial import run_trial
 
 ASYNC = ("pipeline=pipedream_2bw", "correction=error_feedback", "save_final=true")
 TIMING = {"tokens_per_second", "wall_seconds", "finished_at"}
@@ -30,6 +36,12 @@ def untimed(result: Row) -> Row:
     return {k: v for k, v in result.items() if k not in TIMING | MACHINE}
 
 
+def ran(folder: Path, name: str, *words: str) -> tuple[Row, list[Row]]:
+    """Result and rows of the trial of these words, in the folder `name`."""
+    result = run_trial(small.config(folder, *words, f"out={folder / name}"))
+    return untimed(result), rows(folder / name)
+
+
 class Stop(KeyboardInterrupt):
     pass
 
@@ -40,6 +52,22 @@ def stop_at(update: int) -> Any:
             raise Stop
 
     return report
+
+
+def checkpoint_after_5(config: dict[str, Any]) -> Path:
+    """The checkpoint of a trial that was stopped after update 6, in the folder `out`."""
+    with pytest.raises(Stop):
+        run_trial(config, stop_at(6))
+    [path] = Path(config["out"]).glob("checkpoint-000000005-*.pt")
+    return path
+
+
+def assert_same_end(folder: Path, name: str, other: str) -> None:
+    """The same updates after that checkpoint, and the same final weights."""
+    assert rows(folder / name)[-7:] == rows(folder / other)[-7:]
+    ours, theirs = (load_file(folder / trial / "final.safetensors") for trial in (name, other))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
 def wait_for(condition: Any, seconds: float = 300) -> None:

@@ -1,11 +1,52 @@
-"""A model as one stage, with its initial weights."""
+"""A decoder with its initial weights, as one stage and as several that train."""
 
-from torch import nn
+from collections.abc import Callable
+from functools import partial
 
+import torch
+from torch import Tensor, nn
+
+from tests.support import toy
+from tests.support.delayed import ADAMW
+from trainer.corrections.error_feedback import ErrorFeedback
+from trainer.executors.emulated import Emulated
+from trainer.executors.gradients import Clip
 from trainer.models.decoder import Decoder
+from trainer.models.loss import cross_entropy
+from trainer.optimizers.in_parts import optimizer_in_parts
+from trainer.optimizers.routing import is_entrywise
+from trainer.schedules.operations import Schedule
+from trainer.stages.stage import Stage
+
+EMBEDDING = "model.embed_tokens.weight"
 
 
 def whole(recipe: Decoder, seed: int = 0) -> nn.Module:
     module = recipe.stage(0, recipe.split(1, 8))
     recipe.initialise(module, seed)
     return module
+
+
+def emulated(
+    recipe: Decoder, schedule: Schedule, batch: Callable[[int], Tensor], num_replicas: int = 1
+) -> Emulated:
+    """By AdamW with Error Feedback and a clip, in float64: a different order of sums stays far
+    below any difference that counts."""
+    stages, tied = [], frozenset([EMBEDDING] if schedule.num_stages > 1 else [])
+    for index, lag in enumerate(schedule.lags):
+        module = recipe.stage(index, recipe.split(schedule.num_stages, 8))
+        recipe.initialise(module, 0)
+        stages.append(
+            Stage(
+                module.double(),
+                recipe.kinds(module),
+                partial(optimizer_in_parts, ADAMW, is_entrywise=is_entrywise(ADAMW.func)),
+                partial(ErrorFeedback, schedule.num_updates, coefficient=1.0, lag=1),
+                toy.lr_factor,
+                lag=lag,
+                tied=tied,
+                tied_lag=schedule.tied_lag,
+                dtype=torch.float64,
+            )
+        )
+    return Emulated(stages, schedule, batch, cross_entropy, Clip(0.5), num_replicas)

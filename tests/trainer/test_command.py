@@ -1,6 +1,5 @@
 """What `python -m trainer` says of a trial, and what `import trainer` gives."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 
 import trainer
 from tests.support import small
+from tests.support.processes import python
 from trainer.__main__ import main
 from trainer.base.places import CODE_ROOT
 
@@ -43,14 +43,9 @@ def test_every_public_name_is_there() -> None:
 def test_another_package_of_that_name_is_told_in_one_line(tmp_path: Path, command: str) -> None:
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer" / "__init__.py").touch()
-    done = subprocess.run(
-        [sys.executable, "-S", "-m", command],  # -S: without what this checkout has installed
-        env={"PYTHONPATH": f"{tmp_path}:{CODE_ROOT}"},
-        cwd=tmp_path,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    path = {"PYTHONPATH": f"{tmp_path}:{CODE_ROOT}"}
+    # -S: without what this checkout has installed
+    done = python("-S", "-m", command, env=path, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith(f"python -m {command}: another package is named trainer")
     assert done.stderr.count("\n") == 1

@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support import small
-from tests.support.trials import rows
+from tests.support.trials import ran
 from trainer.progress import Agenda
 from trainer.schedules.proof import check
 from trainer.schedules.recipes import pipedream, pipedream_2bw
-from trainer.trial import run_trial
 
 T = 12
 EVERY, MAYBE = st.integers(1, 2 * T), st.none() | st.integers(1, 2 * T)
@@ -61,11 +59,10 @@ def test_a_trial_drains_before_its_cooldown(tmp_path: Path, runner: str) -> None
         *("eval_every=100", "checkpoint_every=100", "timeout=60"),
     )
     cooled = ("pipeline.synchronous_cooldown=3", f"runner={runner}")
-    losses = []
-    for name, more in (("plain", ()), ("cooled", cooled)):
-        run_trial(small.config(tmp_path, *words, *more, f"out={tmp_path / name}"))
-        losses.append([row["train_loss"] for row in rows(tmp_path / name)])
-    plain, fresh_at_the_end = losses
+    plain, fresh_at_the_end = (
+        [row["train_loss"] for row in ran(tmp_path, name, *words, *more)[1]]
+        for name, more in (("plain", ()), ("cooled", cooled))
+    )
     assert len(fresh_at_the_end) == T
     assert fresh_at_the_end[:9] == plain[:9]
     assert fresh_at_the_end[9] != plain[9]

@@ -14,10 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support import small
-from tests.support.trials import ASYNC, Stop, rows, stop_at, untimed, wait_for
+from tests.support.trials import ASYNC, Stop, ran, rows, stop_at, untimed, wait_for
 from trainer.base.errors import BadInput
 from trainer.config.plan import plan_trial
-from trainer.folder import checkpoint
 from trainer.folder.record import Row, TrialFolder
 from trainer.trial import record_failure, run_trial
 
@@ -79,27 +78,11 @@ def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
     assert expected["status"] == "completed"
 
 
-def test_a_finished_trial_is_not_run_again(tmp_path: Path) -> None:
-    config = small.config(tmp_path)
-    first = run_trial(config)
-    assert run_trial(config, stop_at(0)) == first
-
-
 def test_a_folder_holds_one_trial(tmp_path: Path) -> None:
     out = f"out={tmp_path / 'one'}"
     run_trial(small.config(tmp_path, out))
     with pytest.raises(BadInput, match="choose an empty folder"):
         run_trial(small.config(tmp_path, out, "seed=1"))
-
-
-def test_an_altered_checkpoint_is_noticed(tmp_path: Path) -> None:
-    config = small.config(tmp_path, f"out={tmp_path / 'one'}")
-    with pytest.raises(Stop):
-        run_trial(config, stop_at(6))
-    [path] = (tmp_path / "one").glob("checkpoint*")
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match="truncated or altered"):
-        checkpoint.load(path)
 
 
 @pytest.mark.parametrize("pipeline", ["sync", "pipedream_2bw"])
@@ -160,40 +143,43 @@ def test_bf16_leaves_train_an_fp32_master(tmp_path: Path) -> None:
     assert result["final_val_loss"] < math.log(257)
 
 
-def test_an_evaluation_in_bf16_changes_no_update(tmp_path: Path) -> None:
-    plain = run_trial(small.config(tmp_path, *ASYNC, f"out={tmp_path / 'a'}"))
-    narrow = small.config(tmp_path, *ASYNC, "eval_dtype=bfloat16", f"out={tmp_path / 'b'}")
-    found = run_trial(narrow)
-    assert found["final_val_loss"] != plain["final_val_loss"]
-    assert found["final_val_loss"] == pytest.approx(plain["final_val_loss"], rel=2e-3)
-    of_training = [[row["train_loss"] for row in rows(tmp_path / name)] for name in "ab"]
-    assert of_training[0] == of_training[1]
+Plain = tuple[Row, list[Row]]
 
 
-def test_evaluations_before_the_last_see_as_many_tokens_as_asked(tmp_path: Path) -> None:
-    plain = run_trial(small.config(tmp_path, *ASYNC, f"out={tmp_path / 'a'}"))
-    fewer = small.config(tmp_path, *ASYNC, "eval_tokens=32", f"out={tmp_path / 'b'}")
-    assert run_trial(fewer)["final_val_loss"] == plain["final_val_loss"]
-    whole, some = ([row.get("val_loss") for row in rows(tmp_path / name)] for name in "ab")
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Plain:
+    """Result and rows of a delayed trial."""
+    return ran(tmp_path_factory.mktemp("plain"), "a", *ASYNC)
+
+
+def test_an_evaluation_in_bf16_changes_no_update(plain: Plain, tmp_path: Path) -> None:
+    result, written = ran(tmp_path, "b", *ASYNC, "eval_dtype=bfloat16")
+    assert result["final_val_loss"] != plain[0]["final_val_loss"]
+    assert result["final_val_loss"] == pytest.approx(plain[0]["final_val_loss"], rel=2e-3)
+    assert [row["train_loss"] for row in written] == [row["train_loss"] for row in plain[1]]
+
+
+def test_evaluations_before_the_last_see_as_many_tokens_as_asked(
+    plain: Plain, tmp_path: Path
+) -> None:
+    _, written = ran(tmp_path, "b", *ASYNC, "eval_tokens=32")
+    whole, some = ([row.get("val_loss") for row in trial] for trial in (plain[1], written))
     assert [loss is None for loss in whole] == [loss is None for loss in some]
     assert [one != other for one, other in zip(whole, some, strict=True)].count(True) == 2
-    assert some[-1] == plain["final_val_loss"]
+    assert some[-1] == plain[0]["final_val_loss"]
 
 
-def test_how_often_it_saves_and_evaluates_changes_no_loss(tmp_path: Path) -> None:
-    often = small.config(tmp_path, *ASYNC, "checkpoint_every=1", f"out={tmp_path / 'a'}")
-    seldom = small.config(tmp_path, *ASYNC, "checkpoint_every=100", f"out={tmp_path / 'b'}")
-    assert untimed(run_trial(often)) == untimed(run_trial(seldom))
-    assert rows(tmp_path / "a") == rows(tmp_path / "b")
+@pytest.mark.parametrize("every", [1, 100])
+def test_how_often_it_saves_changes_no_loss(plain: Plain, tmp_path: Path, every: int) -> None:
+    assert ran(tmp_path, "b", *ASYNC, f"checkpoint_every={every}") == plain
 
 
 @pytest.mark.parametrize(
     "key", ["optimizer.fused=true", pytest.param("compile=true", marks=pytest.mark.slow)]
 )
-def test_faster_ways_compute_the_same(tmp_path: Path, key: str) -> None:
+def test_faster_ways_compute_the_same(plain: Plain, tmp_path: Path, key: str) -> None:
     if key == "compile=true" and shutil.which("g++") is None:
         pytest.skip("torch.compile needs a C++ compiler on the CPU: g++ is not installed")
-    plain = run_trial(small.config(tmp_path, *ASYNC))
-    faster = run_trial(small.config(tmp_path, *ASYNC, key))
-    assert faster["final_val_loss"] == pytest.approx(plain["final_val_loss"], rel=1e-4)
-    assert faster["trial_id"] != plain["trial_id"]
+    faster, _ = ran(tmp_path, "b", *ASYNC, key)
+    assert faster["final_val_loss"] == pytest.approx(plain[0]["final_val_loss"], rel=1e-4)
+    assert faster["trial_id"] != plain[0]["trial_id"]

@@ -59,7 +59,8 @@ class Composer:
         node, names = self._chosen(parsed)
         for word in parsed.settings:
             _set(node, word)
-        return {**_resolved(node, node), "choices": names}
+        resolved = {key: _value(value, node, key, ()) for key, value in node.items()}
+        return {**resolved, "choices": names}
 
     def _parse(self, word: str) -> Word:
         if word not in self._parsed:
@@ -118,13 +119,11 @@ def _keys(node: Node, prefix: str = "") -> Iterator[str]:
             yield from _keys(value, f"{prefix}{key}.")
 
 
-def _resolved(node: Node, root: Node) -> Node:
-    """Return a copy of `node` whose references (${num_updates}) are values of `root`."""
-    return {key: _value(value, root, key, ()) for key, value in node.items()}
-
-
 def _value(value: Any, root: Node, key: str, trail: tuple[str, ...]) -> Any:
-    """Return `value` without references. `trail` are the references that led here."""
+    """Return `value` with values of `root` in place of references (${num_updates}).
+
+    `trail` are the references that led here.
+    """
     if isinstance(value, dict):
         return {name: _value(item, root, f"{key}.{name}", trail) for name, item in value.items()}
     if isinstance(value, list):

@@ -60,7 +60,9 @@ def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
     for key in _counted_by_hash(kept["data"]):
         kept["data"].pop(key, None)
     if kept["resume_from"]:
-        kept["resume_from"] = _checkpoint_name(kept["resume_from"])
+        # The name of a checkpoint, with its digest, without the attempt that wrote it.
+        name = Path(kept["resume_from"]).name
+        kept["resume_from"] = re.sub(r"^(checkpoint-\d+)-\d+(?=-)", r"\1", name)
     if kept.get("from_pretrained"):
         kept["from_pretrained"] = weights_digest(kept["from_pretrained"])
     made_by = {"config": kept, "data_hash": data_hash, "trainer_version": TRAINER_VERSION}
@@ -76,11 +78,6 @@ def _counted_by_hash(data: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     keys: tuple[str, ...] = getattr(locate(data["_target_"]), "COUNTED_BY_HASH", ())
     return keys
-
-
-def _checkpoint_name(path: str) -> str:
-    """Return the file name of a checkpoint, with its digest, without the attempt that wrote it."""
-    return re.sub(r"^(checkpoint-\d+)-\d+(?=-)", r"\1", Path(path).name)
 
 
 def sources(config: Mapping[str, Any]) -> dict[str, str]:

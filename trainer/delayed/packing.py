@@ -56,21 +56,14 @@ def take_apart(packed: Mapping[str, Any]) -> Saved:
     states, groups = deepcopy(packed["state"]), deepcopy(packed["param_groups"])
     ours = [group.pop(GROUP) for group in groups]
     _require_names(ours[0]["names"], states)
-    wrapped, own = [], []
+    by_group = zip(*(group["options"] for group in ours), strict=True)
+    saved = Saved([], [], Waiting(ours[0]["delays"], [list(of_batch) for of_batch in by_group]))
     for group in groups:
-        for id_ in group["params"]:
-            state = states.get(id_, {})
-            theirs = {name: value for name, value in state.items() if not name.startswith(OWN)}
-            wrapped.append({"state": theirs, "options": options(group)})
-            own.append(
-                {
-                    name.removeprefix(OWN): value
-                    for name, value in state.items()
-                    if name.startswith(OWN)
-                }
-            )
-    waiting = zip(*(group["options"] for group in ours), strict=True)
-    return Saved(wrapped, own, Waiting(ours[0]["delays"], [list(by_group) for by_group in waiting]))
+        for state in (states.get(id_, {}) for id_ in group["params"]):
+            own = {name: state.pop(name) for name in list(state) if name.startswith(OWN)}
+            saved.wrapped.append({"state": state, "options": options(group)})
+            saved.own.append({name.removeprefix(OWN): value for name, value in own.items()})
+    return saved
 
 
 def without_delayed(packed: Mapping[str, Any]) -> dict[str, Any]:

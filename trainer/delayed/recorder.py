@@ -161,7 +161,7 @@ def _config(results: str, delayed: DelayedOptimizer, words: Mapping[str, Word]) 
         raise BadInput("words.num_updates", known["num_updates"], allowed)
     config: Node = {
         "choices": {name: known[name] for name in NAMES},
-        **{name: {"_target_": f"{PLACE}.{_slug(known[name])}"} for name in NAMES},
+        **{name: {"_target_": f"{PLACE}.{str(known[name]).replace('.', '_')}"} for name in NAMES},
         "pipeline": delayed.pipeline,
         "correction": delayed.correction,
         "tokens_per_parameter": None,
@@ -185,7 +185,3 @@ def _config(results: str, delayed: DelayedOptimizer, words: Mapping[str, Word]) 
     except ValueError as error:
         raise BadInput("words", dict(words), str(error)) from None
     return config
-
-
-def _slug(name: Word) -> str:
-    return str(name).replace(".", "_")

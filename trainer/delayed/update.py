@@ -39,9 +39,13 @@ def make_update(
     """
     batch, tensors, options, delay = gradient
     delays = [delay] * len(tensors)
-    _correct(correction, weights, tensors, delays)
+    present = [tensor for tensor in tensors if tensor is not None]
+    if correction.changes_gradients:
+        if len(present) < len(tensors):
+            raise RuntimeError("a correction of gradients needs one of every weight")
+        correction.gradient(present, weights, delays)
     if clip_norm is not None:
-        _clip(tensors, clip_norm)
+        _clip(present, clip_norm)
     factor = correction.lr_factor(batch, delay)
     with stepping(optimizer, weights), _using(optimizer, options, factor):
         return corrected_update(optimizer, correction, weights, tensors, delays, NoProbe())
@@ -76,27 +80,10 @@ def _using(optimizer: Optimizer, options: Options, factor: float) -> Iterator[No
             group.update(scheduled)
 
 
-def _correct(
-    correction: CorrectionInParts,
-    weights: Sequence[nn.Parameter],
-    gradients: Sequence[Tensor | None],
-    delays: Sequence[int],
-) -> None:
-    if correction.changes_gradients:
-        there = _there(gradients)
-        if len(there) < len(gradients):
-            raise RuntimeError("a correction of gradients needs one of every weight")
-        correction.gradient(there, weights, delays)
-
-
-def _clip(gradients: Sequence[Tensor | None], norm: float) -> None:
+def _clip(gradients: Sequence[Tensor], norm: float) -> None:
     holders = []
-    for gradient in _there(gradients):
+    for gradient in gradients:
         holder = nn.Parameter(gradient, requires_grad=False)
         holder.grad = gradient
         holders.append(holder)
     clip_grad_norm_(holders, norm)
-
-
-def _there(gradients: Sequence[Tensor | None]) -> list[Tensor]:
-    return [gradient for gradient in gradients if gradient is not None]

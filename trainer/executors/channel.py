@@ -127,12 +127,9 @@ class Channels:
 
     def _edges(self) -> list[Edge]:
         """Every edge of the pipeline once, in the order of its stages."""
-        ways = ((self._way("F", s - 1, s), self._way("B", s, s - 1)) for s in self._later())
+        later = range(1, len(self._ranks))
+        ways = ((self._way("F", s - 1, s), self._way("B", s, s - 1)) for s in later)
         return [*dict.fromkeys(edge for both in ways for edge in both)]
-
-    def _later(self) -> range:
-        """The stages that have one before them."""
-        return range(1, len(self._ranks))
 
     def _way(self, kind: str, source: int, target: int) -> Edge:
         """The edge of messages between two stages."""

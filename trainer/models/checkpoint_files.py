@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.base.atomic import digests
-from trainer.base.errors import BadInput
+from trainer.base.errors import BadInput, first_line
 
 KEY = "from_pretrained"
 
@@ -28,9 +28,8 @@ def checkpoint_folder(word: str) -> Path:
         wanted = ["config.json", "model*.safetensors"]
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=wanted))
     except Exception as error:  # the hub's client and the network have their own
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        allowed = f"must be a folder, or a model that the Hugging Face hub gives ({reason})"
-        raise BadInput(KEY, word, allowed) from None
+        allowed = "must be a folder, or a model that the Hugging Face hub gives"
+        raise BadInput(KEY, word, f"{allowed} ({first_line(error)})") from None
 
 
 def weight_files(word: str) -> list[Path]:

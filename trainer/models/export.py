@@ -75,7 +75,9 @@ CHANGES_NOTHING = {"architectures", "initializer_range", "dtype", "bos_token_id"
 
 def start_from(checkpoint: str | None) -> Start:
     """How a training starts; None: from the seed."""
-    return _from_seed if checkpoint is None else partial(_from_checkpoint, checkpoint)
+    if checkpoint is None:
+        return lambda recipe, module, seed: recipe.initialise(module, seed)
+    return partial(_from_checkpoint, checkpoint)
 
 
 def check_start(recipe: Recipe, checkpoint: str | None) -> None:
@@ -96,10 +98,6 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     return {**config, **rope, "rope_type": kind}
-
-
-def _from_seed(recipe: Recipe, module: nn.Module, seed: int) -> None:
-    recipe.initialise(module, seed)
 
 
 @torch.no_grad()

@@ -157,12 +157,18 @@ class Gang:
         except RuntimeError as error:
             raise PeerLost(f"rank {self.rank} lost another rank: {error}") from error
 
-    def wait(self, work: dist.Work) -> None:
-        """Waits for a transfer or an all-reduce that was launched. Raises PeerLost."""
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """The rank waits for another one while the context lasts. Raises PeerLost."""
         self.heartbeat.beat(waiting=True)
         with self.raising_peer_lost():
-            work.wait()
+            yield
         self.heartbeat.beat()
+
+    def wait(self, work: dist.Work) -> None:
+        """Waits for a transfer or an all-reduce that was launched. Raises PeerLost."""
+        with self._waiting():
+            work.wait()
 
     def all_reduce(self, tensor: Tensor, group: Any) -> dist.Work:
         """Launches the all-reduce (sum) of `tensor` over a group, in place."""
@@ -190,19 +196,15 @@ class Gang:
         everything: list[Any] | None = None
         if self.records:
             everything = [None] * (self.num_ranks * self.num_replicas)
-        self.heartbeat.beat(waiting=True)
-        with self.raising_peer_lost():
+        with self._waiting():
             dist.gather_object(mine, everything, dst=0, group=self.control)
-        self.heartbeat.beat()
         return everything or []
 
     def all_gather(self, mine: object) -> list[Any]:
         """The objects of all ranks, in order of rank, on every rank."""
         everything: list[Any] = [None] * (self.num_ranks * self.num_replicas)
-        self.heartbeat.beat(waiting=True)
-        with self.raising_peer_lost():
+        with self._waiting():
             dist.all_gather_object(everything, mine, group=self.control)
-        self.heartbeat.beat()
         return everything
 
     def barrier(self) -> None:

@@ -119,8 +119,10 @@ class Schedule:
 
     def _operations(self, rank: int, first: int, last: int) -> list[Op]:
         delayed = self.first_delayed <= first < self.first_cooldown
-        whole = [range(first, last)] if delayed and not self.flushes else _singles(first, last)
-        ops = (op for batches in whole for op in self._passes(rank, batches))
+        runs = [range(batch, batch + 1) for batch in range(first, last)]
+        if delayed and not self.flushes:
+            runs = [range(first, last)]
+        ops = (op for batches in runs for op in self._passes(rank, batches))
         return list(self._with_updates(rank, ops, first, last))
 
     def _passes(self, rank: int, batches: range) -> Iterator[Op]:
@@ -178,10 +180,6 @@ class Schedule:
 def completes(op: Op, num_microbatches: int) -> bool:
     """Whether the gradient of the op's batch is complete, on its stage, after `op`."""
     return op.kind in ("B", "W") and op.microbatch == num_microbatches - 1
-
-
-def _singles(first: int, last: int) -> list[range]:
-    return [range(batch, batch + 1) for batch in range(first, last)]
 
 
 def delays(operations: Iterable[Op]) -> dict[int, list[int]]:

@@ -6,7 +6,7 @@ one batch at a time.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Literal, NamedTuple
 
@@ -196,18 +196,12 @@ def _numbered(names: Iterable[str], num_microbatches: int) -> Iterator[OrderStep
     that are not there are left out."""
     done: Counter[str] = Counter()
     for name in names:
-        kind, chunk = HALVES[name]
+        kind, chunk = TWO_CHUNKS[name]
         if done[name] < num_microbatches:
             yield OrderStep(kind, chunk, done[name])
         done[name] += 1
 
 
-HALVES: Mapping[str, tuple[Kind, int]] = {
-    "F0": ("F", 0),
-    "I0": ("I", 0),
-    "W0": ("W", 0),
-    "F1": ("F", 1),
-    "I1": ("I", 1),
-    "W1": ("W", 1),
-}
+SPLIT: tuple[Kind, ...] = ("F", "I", "W")
+TWO_CHUNKS = {f"{kind}{chunk}": (kind, chunk) for kind in SPLIT for chunk in (0, 1)}
 """Steps of a rank with two chunks: kind and chunk."""

@@ -132,8 +132,12 @@ def pipedream(
     synchronous_cooldown: Updates,
 ) -> Schedule:
     """PipeDream with weight stashing (arXiv 1806.03377): stage s lags ceil((p − 1 − s) / m)."""
-    lags = [ceil((num_stages - 1 - stage) / num_microbatches) for stage in range(num_stages)]
+    lags = _depths(num_stages, num_microbatches)
     return _delayed(num_updates, lags, num_microbatches, synchronous_start, synchronous_cooldown)
+
+
+def _depths(num_stages: int, num_microbatches: int) -> list[int]:
+    return [ceil((num_stages - 1 - stage) / num_microbatches) for stage in range(num_stages)]
 
 
 def paci(
@@ -152,14 +156,9 @@ def paci(
     few updates for many microbatches; the rule follows from it and from the order of 1F1B. Here
     ranks wait for the norm of the whole gradient before they go on, as the paper's do not.
     """
-    stashing = pipedream(
-        num_updates,
-        num_stages=num_stages,
-        num_microbatches=num_microbatches,
-        synchronous_start=synchronous_start,
-        synchronous_cooldown=synchronous_cooldown,
-    )
-    return replace(stashing, in_place=True)
+    lags = _depths(num_stages, num_microbatches)
+    made = _delayed(num_updates, lags, num_microbatches, synchronous_start, synchronous_cooldown)
+    return replace(made, in_place=True)
 
 
 def wpipe(

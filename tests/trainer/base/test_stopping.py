@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import small
-from tests.support.processes import children
-from tests.support.trials import rows, untimed, wait_for
+from tests.support.processes import alive, children
+from tests.support.trials import ran, rows, untimed, wait_for
+from trainer.__main__ import main
 from trainer.base.errors import Stopped
 from trainer.folder import lease
 from trainer.trial import run_trial
@@ -31,7 +32,7 @@ RUNNERS = {"emulated": (), "pipelined": GANG}
         pytest.param("emulated", signal.SIGHUP, marks=pytest.mark.slow),
         ("pipelined", signal.SIGTERM),
         ("pipelined", signal.SIGINT),
-        ("pipelined", signal.SIGHUP),
+        pytest.param("pipelined", signal.SIGHUP, marks=pytest.mark.slow),  # see the terminal
     ],
 )
 def test_a_signal_saves_a_checkpoint(runner: str, how: signal.Signals, tmp_path: Path) -> None:
@@ -42,8 +43,11 @@ def test_a_signal_saves_a_checkpoint(runner: str, how: signal.Signals, tmp_path:
     with subprocess.Popen(command, stderr=pipe, text=True, start_new_session=True) as process:
         metrics = out / "metrics.jsonl"
         wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 100)
+        below = [pid for child in children(process.pid) for pid in children(child)]
         os.killpg(process.pid, how)  # as a terminal does: the ranks get it too
         _, error = process.communicate(timeout=60)
+    assert len(below) == (2 if runner == "pipelined" else 0)
+    wait_for(lambda: not any(map(alive, below)))
     assert process.returncode == 143, error
     [checkpoint] = out.glob("checkpoint-*.pt")
     saved = int(checkpoint.name.split("-")[1])
@@ -78,7 +82,7 @@ def test_a_terminal_that_is_closed_and_takes_no_word_more(runner: str, tmp_path:
     assert not (out / "result.json").exists()
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.3])
+@pytest.mark.parametrize("seconds", [0.0, pytest.param(0.3, marks=pytest.mark.slow)])
 def test_an_early_ctrl_c_does_not_reach_the_ranks(seconds: float, tmp_path: Path) -> None:
     """What starts them still imports torch, and has no say in what a signal does to it."""
     words = small.overrides(tmp_path, *ARM, *GANG, "num_updates=4000", f"out={tmp_path / 'out'}")
@@ -95,20 +99,19 @@ def test_an_early_ctrl_c_does_not_reach_the_ranks(seconds: float, tmp_path: Path
     assert said[1].startswith("python -m trainer: stopped after update ")
 
 
-def test_ctrl_c_before_the_trial_starts_is_a_line(tmp_path: Path) -> None:
+def test_ctrl_c_before_the_trial_starts_is_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Here while it composes the config."""
-    code = (
-        "import sys, trainer.config.compose as c, trainer.__main__ as m\n"
-        "def interrupted(overrides): raise KeyboardInterrupt\n"
-        "c.compose = interrupted\n"
-        "sys.argv[1:] = []\n"
-        "sys.exit(m.main())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=tmp_path
-    )
-    assert done.returncode == 130
-    assert done.stderr == "python -m trainer: interrupted: the same command goes on\n"
+
+    def interrupted(words: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trainer.config.compose.compose", interrupted)
+    monkeypatch.setattr(sys, "argv", ["trainer"])
+    assert main() == 130
+    said = capsys.readouterr()
+    assert said.err == "python -m trainer: interrupted: the same command goes on\n"
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
@@ -116,14 +119,11 @@ def test_short_runs_between_drains_change_no_number(
     runner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the end each run is one update long; the emulated trial has runs as long as may be."""
-    words = small.config(tmp_path, *ARM, *RUNNERS["pipelined"], "runner=emulated")
-    expected = run_trial({**words, "out": str(tmp_path / "whole")})
+    expected, whole = ran(tmp_path, "whole", *ARM, *GANG, "runner=emulated")
     monkeypatch.setattr("trainer.training.STOP_WITHIN", 0.0)
-    short = {**words, "out": str(tmp_path / "short"), "runner": runner}
-    found = run_trial(short)
-    assert found["final_val_loss"] == expected["final_val_loss"]
-    losses = [[row["train_loss"] for row in rows(tmp_path / name)] for name in ("whole", "short")]
-    assert losses[0] == losses[1]
+    result, short = ran(tmp_path, "short", *ARM, *GANG, f"runner={runner}")
+    assert result["final_val_loss"] == expected["final_val_loss"]
+    assert [row["train_loss"] for row in short] == [row["train_loss"] for row in whole]
 
 
 def test_stopped_after_every_update_it_ends_the_same(tmp_path: Path) -> None:

@@ -2,14 +2,13 @@
 
 import inspect
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support import small
 from tests.support.choices import words_of
+from tests.support.processes import python
 from trainer.base.build import build, label, locate
 from trainer.base.places import CONF
 from trainer.config.compose import compose
@@ -51,7 +50,7 @@ def test_help_needs_no_torch() -> None:
         "except SystemExit as end: assert end.code == 0\n"
         "assert not {'torch', 'hydra', 'pydantic'} & set(sys.modules), 'slow imports'"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    done = python("-c", code)
     assert done.returncode == 0, done.stderr
     assert "muon" in done.stdout
     assert "batch_size: 16" in done.stdout
@@ -65,7 +64,7 @@ def test_a_resolved_config_runs_without_hydra(tmp_path: Path) -> None:
         f"sys.argv = ['trainer', '--config', '{path}', 'out={tmp_path / 'one'}']\n"
         "from trainer.__main__ import main; sys.exit(main())"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    done = python("-c", code)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "one" / "result.json").read_text())["num_updates"] == 2
 

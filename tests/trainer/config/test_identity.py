@@ -10,14 +10,19 @@ from typing import Any
 import pytest
 
 import trainer.lr
+from analysis.table.rows import row
+from sweeps.store.throughput import shape
 from tests.support import small
+from tests.support.processes import python
 from trainer.base import build
 from trainer.base.build import label, locate, published
 from trainer.base.places import CODE_ROOT
 from trainer.config import identity
 from trainer.config.compose import compose
 from trainer.config.identity import code_version, sources, trial_id
+from trainer.config.names import YOUNGER
 from trainer.config.plan import Planner, plan_trial
+from trainer.config.schema import validate
 from trainer.trial import run_trial
 
 OWN = """
@@ -85,9 +90,7 @@ def write(folder: Path, factor: float) -> Path:
 def test_the_source_of_ones_own_class_is_part_of_the_id(tmp_path: Path) -> None:
     own = {"here": 1.0, "there": 1.0, "changed": 0.5}
     folders = [str(write(tmp_path / name, factor)) for name, factor in own.items()]
-    done = subprocess.run(
-        [sys.executable, "-c", ASK, *folders], check=False, capture_output=True, text=True
-    )
+    done = python("-c", ASK, *folders)
     assert done.returncode == 0, done.stderr
     here, there, changed = done.stdout.split()
     assert here == there != changed
@@ -147,3 +150,57 @@ def test_a_copy_without_git_names_the_commit_that_it_is_told(
     assert code_version() is None
     monkeypatch.setenv("PIPEGAP_COMMIT", "abc")
     assert code_version() == "abc"
+
+
+CHANGED = {
+    "diagnostics": 5,
+    "eval_tokens": 64,
+    "eval_dtype": "bfloat16",
+    "deterministic": False,
+    "model.loss_chunk": 64,
+    "pipeline.slack": True,
+}
+DELAYED = ["pipeline=pipedream_2bw"]
+
+
+def without(config: dict[str, Any], key: str, **changed: Any) -> dict[str, Any]:
+    """The config of older code, which did not know the key; or with the key `changed`."""
+    group, _, last = key.rpartition(".")
+    if group:
+        return {**config, group: without(config[group], last, **changed)}
+    return {k: v for k, v in config.items() if k != key} | changed
+
+
+def changed(config: dict[str, Any], key: str) -> dict[str, Any]:
+    return without(config, key, **{key.rpartition(".")[2]: CHANGED[key]})
+
+
+@pytest.mark.parametrize("key", YOUNGER)
+def test_a_config_without_the_key_is_the_same_trial(key: str) -> None:
+    config = compose(DELAYED)
+    older = without(config, key)
+    assert trial_id(older, "d") == trial_id(config, "d")
+    assert shape(older) == shape(config)
+    assert row("t", older, {}, 0) == row("t", config, {}, 0)
+
+
+@pytest.mark.parametrize("key", CHANGED)
+def test_another_value_is_another_trial(key: str) -> None:
+    config = compose(DELAYED)
+    assert trial_id(changed(config, key), "d") != trial_id(config, "d")
+
+
+@pytest.mark.parametrize("key", ["eval_dtype", "deterministic", "model.loss_chunk"])
+def test_trials_that_differ_in_it_are_not_compared(key: str) -> None:
+    config = compose(DELAYED)
+    one, other = (row("t", c, {}, 0) for c in (config, changed(config, key)))
+    assert one["point"] != other["point"]
+
+
+def test_a_config_of_before_can_be_run() -> None:
+    config = compose(DELAYED)
+    older = config
+    for key in ("eval_dtype", "deterministic", "model.loss_chunk", "pipeline.slack"):
+        older = without(older, key)
+    assert older != config
+    assert validate(older) == config

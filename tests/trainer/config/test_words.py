@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -199,32 +200,34 @@ CONFIGS = {
 }
 
 
+@pytest.fixture
+def refused_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], str]:
+    """Path of a config → the line by which it is refused."""
+    return lambda path: refusal(lambda: run(["--config", path], monkeypatch), tmp_path, capsys)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_wrong_config_file_is_refused_in_one_line(
-    name: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, tmp_path: Path, refused_config: Callable[[str], str]
 ) -> None:
     text, says = CONFIGS[name]
-    path = tmp_path / "config.json"
-    path.write_text(text)
-    assert says in refusal(lambda: run(["--config", str(path)], monkeypatch), tmp_path, capsys)
+    (tmp_path / "config.json").write_text(text)
+    assert says in refused_config(str(tmp_path / "config.json"))
 
 
+@pytest.mark.parametrize("bad", ["a\0b", "\ud800", ""], ids=ascii)
 def test_a_config_with_a_path_that_is_none_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    bad: str, tmp_path: Path, refused_config: Callable[[str], str]
 ) -> None:
     path = tmp_path / "config.json"
-    for bad in ("a\0b", "\ud800", ""):
-        path.write_text(json.dumps({**small.config(tmp_path), "out": bad}))
-        error = refusal(lambda: run(["--config", str(path)], monkeypatch), tmp_path, capsys)
-        assert "out=" in error
+    path.write_text(json.dumps({**small.config(tmp_path), "out": bad}))
+    assert "out=" in refused_config(str(path))
 
 
+@pytest.mark.parametrize("path", [".", "/dev/zero", "nowhere.json", LONG])
 def test_folders_and_files_that_are_no_config_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    path: str, refused_config: Callable[[str], str]
 ) -> None:
-    for path in (str(tmp_path), "/dev/zero", "nowhere.json", LONG):
-        error = refusal(lambda: run(["--config", path], monkeypatch), tmp_path, capsys)  # noqa: B023
-        assert error.startswith(f"python -m trainer: --config={path[:100]}")
+    assert refused_config(path).startswith(f"python -m trainer: --config={path[:100]}")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.oracles.corrections import REFERENCES
-from tests.support import small, toy
+from tests.support import toy
 from tests.support.delayed import ADAMW, T, assert_equal
 from tests.support.every_correction import (
     NAMES,
@@ -19,12 +19,9 @@ from tests.support.every_correction import (
     reference,
     variants,
 )
-from tests.support.records import state
-from trainer.base.errors import BadInput
 from trainer.corrections.none import NoCorrection
 from trainer.folder import checkpoint
 from trainer.schedules.recipes import pipedream, sync
-from trainer.trial import run_trial
 
 every = pytest.mark.parametrize("name", NAMES)
 every_setting = pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
@@ -107,22 +104,3 @@ def test_only_what_reads_the_update_asks_for_it(name: str) -> None:
         made = maker(node)(T, [1])
         methods = (type(made).apply, NoCorrection.apply), (type(made).ahead, NoCorrection.ahead)
         assert not made.needs_update or any(own is not plain for own, plain in methods)
-
-
-def test_a_checkpoint_of_other_code_is_refused_in_one_line(tmp_path: Path) -> None:
-    """Older code kept a correction's tensors in a list: they must not be taken for others."""
-    config = small.config(tmp_path, f"out={tmp_path / 'trial'}")
-    folder = tmp_path / "trial"
-    folder.mkdir()
-    (folder / "metrics.jsonl").write_text("".join(f'{{"update": {t}}}\n' for t in range(5)))
-    with pytest.MonkeyPatch.context() as older:
-        older.setattr(checkpoint, "FORMAT", 1)
-        checkpoint.save(folder, 5, state(5, config=config), 1)
-    with pytest.raises(BadInput, match="delete it to start the trial anew") as caught:
-        run_trial(config)
-    assert "\n" not in str(caught.value)
-    assert not (folder / "result.json").exists()
-    path = checkpoint.newest_first(folder)[0].path
-    other = small.config(tmp_path, f"out={tmp_path / 'other'}", f"resume_from={path}")
-    with pytest.raises(BadInput, match="delete it"):
-        run_trial(other)

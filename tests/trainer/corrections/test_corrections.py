@@ -28,19 +28,65 @@ def apply(correction: NoCorrection, weight: Tensor, update: float, delay: int) -
     return float(weight)
 
 
-def test_error_feedback_by_hand() -> None:
-    """10 − 1 = 9; u = 3 after u = 1: 9 − 3 − 0.5 (3 − 1) = 5; u = 2: 5 − 2 + 0.5 = 3.5."""
-    correction, weight = ErrorFeedback(T, [1], coefficient=0.5, lag=1), torch.tensor([10.0])
-    steps = [(1.0, 1), (3.0, 1), (2.0, 1)]
-    assert [apply(correction, weight, *step) for step in steps] == [9.0, 5.0, 3.5]
+ADAPTIVE = partial(AdaptiveErrorFeedback, coefficient=1.0, decay=0.0)
 
 
-def test_no_correction_after_an_update_of_nothing() -> None:
-    """SOAP and ADOPT make no update at their first call."""
-    correction, weight = FEEDBACK(T, [1]), torch.tensor([10.0])
-    assert apply(correction, weight, 0.0, delay=1) == 10.0
-    assert apply(correction, weight, 2.0, delay=1) == 8.0
-    assert apply(correction, weight, 1.0, delay=1) == 8.0 - 1.0 - (1.0 - 2.0)
+@pytest.mark.parametrize(
+    ("make", "lag", "steps", "weights"),
+    [
+        # 10 − 1; 9 − 3 − 0.5 (3 − 1); 5 − 2 − 0.5 (2 − 3)
+        (partial(FEEDBACK, coefficient=0.5), 1, [(1, 1), (3, 1), (2, 1)], [9, 5, 3.5]),
+        # 10 − 1; 9 − 2 − (2 − 1); then two updates back: 6 − 4 − (4 − 1); −1 − 3 − (3 − 2)
+        (partial(FEEDBACK, lag="delay"), 2, [(1, 0), (2, 1), (4, 2), (3, 2)], [9, 6, -1, -5]),
+        # Without a delay an update is recorded, and nothing is corrected: then 7 − 3 − (3 − 2).
+        (FEEDBACK, 1, [(1, 0), (2, 0), (3, 1)], [9, 7, 3]),
+        # SOAP and ADOPT make no update at their first call: nothing is corrected after it.
+        (FEEDBACK, 1, [(0, 1), (2, 1), (1, 1)], [10, 8, 8]),
+        # No memory: λ = u / v for an update u after v, between 0 and 1: 0.5, −1 → 0, 3 → 1.
+        (ADAPTIVE, 1, [(2, 1), (1, 1), (-1, 1), (-3, 1)], [8, 7.5, 8.5, 13.5]),
+        # Averages of u v and v²: (2, 1) → λ = 0.5; (−1, 2.5) → 0; (0.5, 3.25) → λ = 0.5 · 2 / 13.
+        (
+            partial(ADAPTIVE, coefficient=0.5, decay=0.5),
+            1,
+            [(1, 1), (2, 1), (-2, 1), (-1, 1)],
+            [9, 6.5, 8.5, 9.5 - 0.5 * 2 / 13],
+        ),
+    ],
+)
+def test_corrected_updates_by_hand(
+    make: partial[NoCorrection], lag: int, steps: list[tuple[float, int]], weights: list[float]
+) -> None:
+    """The weights from 10 on, after updates with their delays."""
+    correction, weight = make(T, [lag]), torch.tensor([10.0])
+    assert [apply(correction, weight, *step) for step in steps] == pytest.approx(weights)
+
+
+@pytest.mark.parametrize(
+    ("make", "batches", "gradients"),
+    [
+        # 1; 3 + 0.5 (3 − 1); 2 + 0.5 (2 − 3): what is stored are raw gradients.
+        (
+            partial(GradientErrorFeedback, coefficient=0.5),
+            [(1, 0, 0), (3, 0, 1), (2, 0, 1)],
+            [1, 4, 1.5],
+        ),
+        # 2 at W(0) = 10 for W(1) = 7: 2 + 0.1 D (7 − 10), D = 2² or 0.75 · 1² + 0.25 · 2².
+        (partial(Taylor, coefficient=0.1, decay=0.0), [(1, 10, 0), (2, 7, 1)], [1, 0.8]),
+        (partial(Taylor, coefficient=0.1, decay=0.75), [(1, 10, 0), (2, 7, 1)], [1, 1.475]),
+    ],
+)
+def test_corrected_gradients_by_hand(
+    make: partial[NoCorrection],
+    batches: list[tuple[float, float, int]],
+    gradients: list[float],
+) -> None:
+    """`batches` are gradient, weight and delay."""
+    correction, corrected = make(T, [1]), []
+    for value, weight, delay in batches:
+        gradient = torch.tensor([float(value)])
+        correction.gradient([gradient], [torch.tensor([float(weight)])], [delay])
+        corrected.append(float(gradient))
+    assert corrected == pytest.approx(gradients)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support import asked, moe
+from tests.support.whole import whole
+from trainer.base.build import build
 from trainer.evaluation import evaluate
 from trainer.evaluation.answers import AnswersFile, Row
 from trainer.evaluation.evaluate import LikelihoodRequest, evaluate_trial
 from trainer.evaluation.questions import Questions, questions
+from trainer.models.export import load_final
 
 pytest.importorskip("lm_eval", reason="needs the extra [evaluation]")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -82,12 +86,12 @@ def test_log_likelihoods_are_those_of_lm_eval_s_hf_model(
 ) -> None:
     """Also with an empty context, and with one that is cut."""
     monkeypatch.setattr(theirs, "_max_length", longest)
-    requests = [LikelihoodRequest(args) for one in sums.items for args in one.requests]
+    requests = [LikelihoodRequest(args) for question in sums.items for args in question.requests]
     expected = [log for log, _ in theirs.loglikelihood(requests, disable_tqdm=True)]
-    found = [log for row in answers(trial, sums, longest) for log in row["log_likelihoods"]]
-    assert found == pytest.approx(expected, rel=0, abs=1e-4)
-    assert len({round(log, 3) for log in found}) > 30
-    sizes = [len("".join(args)) for one in sums.items for args in one.requests]
+    logs = [log for row in answers(trial, sums, longest) for log in row["log_likelihoods"]]
+    assert logs == pytest.approx(expected, rel=0, abs=1e-4)
+    assert len({round(log, 3) for log in logs}) > 30
+    sizes = [len("".join(args)) for question in sums.items for args in question.requests]
     assert min(sizes) < 24 < max(sizes)
 
 
@@ -95,8 +99,6 @@ def test_a_long_answer_is_as_exact_as_a_short_one(
     trial: Path, theirs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """lm-eval adds up in fp32, which is 1e-4 off at 1,000 nats, unless told `softmax_dtype`."""
-    import torch
-
     from trainer.evaluation.adapter import final_model
 
     longest = 800
@@ -107,9 +109,9 @@ def test_a_long_answer_is_as_exact_as_a_short_one(
     ]
     expected = [log for log, _ in theirs.loglikelihood(requests, disable_tqdm=True)]
     model = final_model(config(trial), trial, longest, torch.device("cpu"))
-    found = [log for log, _ in model.loglikelihood(requests, disable_tqdm=True)]
+    logs = [log for log, _ in model.loglikelihood(requests, disable_tqdm=True)]
     assert max(expected) < -1000
-    assert found == pytest.approx(expected, rel=0, abs=1e-4)
+    assert logs == pytest.approx(expected, rel=0, abs=1e-4)
 
 
 def test_accuracies_are_lm_eval_s_own(
@@ -125,9 +127,9 @@ def test_accuracies_are_lm_eval_s_own(
         theirs, tasks=["sums"], task_manager=manager, bootstrap_iters=0
     )["results"]["sums"]
     answers(trial, sums)
-    [found] = answered(str(trial)).values()
-    assert found["accuracy"].mean() == scores["acc,none"]
-    assert found["accuracy_norm"].mean() == scores["acc_norm,none"]
+    [table] = answered(str(trial)).values()
+    assert table["accuracy"].mean() == scores["acc,none"]
+    assert table["accuracy_norm"].mean() == scores["acc_norm,none"]
     assert 0 < scores["acc,none"] != scores["acc_norm,none"]
 
 
@@ -135,8 +137,6 @@ def test_an_answer_longer_than_the_longest_input_is_scored_whole(
     trial: Path, sums: Questions
 ) -> None:
     """Token by token, each after what precedes it; lm-eval refuses that."""
-    import torch
-
     from trainer.evaluation.adapter import final_model
 
     model = final_model(config(trial), trial, 4, torch.device("cpu"))
@@ -179,8 +179,8 @@ def test_a_killed_evaluation_goes_on_and_counts_each_question_once(
     assert len(done) == 14
     again = rows(trial, sums)
     assert [row["question"] for row in again] == [row["question"] for row in whole]
-    for found, expected in zip(again, whole, strict=True):
-        assert found["log_likelihoods"] == pytest.approx(expected["log_likelihoods"], abs=1e-4)
+    for row, expected in zip(again, whole, strict=True):
+        assert row["log_likelihoods"] == pytest.approx(expected["log_likelihoods"], abs=1e-4)
     assert not file.unfinished.exists()
     assert evaluate_trial(config(trial), trial, [sums], LONGEST), "nothing is left to ask"
     assert chunks == 3 + math.ceil((30 - 14) / 7)
@@ -221,18 +221,12 @@ def test_models_that_transformers_does_not_have_are_asked_too(
     tmp_path: Path, sums: Questions
 ) -> None:
     """A mixture that is balanced by biases: against its own logits, one question at a time."""
-    import torch
-
-    from tests.support.whole import whole
-    from trainer.base.build import build
-    from trainer.models.export import load_final
-
     trial = asked.trained(tmp_path, *moe.WORDS, "model.balance=bias")
-    found = answers(trial, sums)
+    given = answers(trial, sums)
     module = whole(build(config(trial)["model"]), 1)
     load_final(trial, build(config(trial)["model"]), module)
     module.eval()
-    for row, question in zip(found, sums.items, strict=True):
+    for row, question in zip(given, sums.items, strict=True):
         for log, (context, answer) in zip(row["log_likelihoods"], question.requests, strict=True):
             start = [*context.encode()] or [256]
             tokens = torch.tensor([[*start, *answer.encode()]])

@@ -61,8 +61,7 @@ def test_every_combination(tmp_path: Path, p: int, combinations: list[tuple[str,
         )
         for optimizer, schedule, correction in combinations
     ]
-    for trial, ranks in zip(configs, gangs.pipelined(configs), strict=True):
-        expected = gangs.assert_equal(trial, ranks)
+    for expected in gangs.all_equal(configs):
         assert len(expected.updates) == 6
         assert all(update.grad_norm > 0.5 for update in expected.updates), "the clip is active"
 
@@ -94,8 +93,7 @@ def test_other_ways_to_run_it(tmp_path: Path) -> None:
         config(tmp_path, *delayed, "model.tied_embeddings=false"),
         config(tmp_path, "pipeline=zero_bubble_v", two, *diverges),
     ]
-    for trial, ranks in zip(configs, gangs.pipelined(configs), strict=True):
-        gangs.assert_equal(trial, ranks)
+    gangs.all_equal(configs)
 
 
 PHASES = ("pipeline.synchronous_start=2", "pipeline.synchronous_cooldown=1")
@@ -136,8 +134,7 @@ def test_corrections(tmp_path: Path, ways: list[tuple[str, ...]]) -> None:
         for choice in choices
         for way in ways
     ]
-    for trial, ranks in zip(configs, gangs.pipelined(configs), strict=True):
-        gangs.assert_equal(trial, ranks)
+    gangs.all_equal(configs)
 
 
 @pytest.mark.parametrize("p", [1, 2])
@@ -147,26 +144,21 @@ def test_two_replicas(tmp_path: Path, p: int) -> None:
         config(tmp_path, f"pipeline={name}", f"pipeline.num_stages={p}", "num_replicas=2")
         for name in ("sync", "pipedream_2bw")
     ]
-    for trial, ranks in zip(configs, gangs.pipelined(configs), strict=True):
-        gangs.assert_equal(trial, ranks)
+    gangs.all_equal(configs)
 
 
-@pytest.mark.parametrize("schedule", ["sync", "pipedream_2bw", "pipedream"])
-def test_a_divergence_stops_every_rank_at_the_same_update(tmp_path: Path, schedule: str) -> None:
-    words = (f"pipeline={schedule}", "pipeline.num_stages=4", "optimizer=sgd", "clip_norm=null")
-    diverging = config(tmp_path, *words, "optimizer.lr=1e12", "num_updates=12")
-    [ranks] = gangs.pipelined([diverging])
-    expected = gangs.assert_equal(diverging, ranks)
-    assert expected.diverged is not None
-    assert expected.diverged < 12
-
-
-def test_slack_for_messages_changes_no_number(tmp_path: Path) -> None:
-    words = ("pipeline.num_stages=4", "pipeline.num_microbatches=8", "correction=error_feedback")
+def test_four_ranks_with_slack_or_a_divergence(tmp_path: Path) -> None:
+    """Slack for messages changes no number; a divergence stops every rank at the same update."""
+    four, delayed = "pipeline.num_stages=4", ("pipeline=pipedream_2bw", "correction=error_feedback")
     plain, slack = (
-        config(tmp_path, "pipeline=pipedream_2bw", *words, f"pipeline.slack={value}")
+        config(tmp_path, *delayed, four, "pipeline.num_microbatches=8", f"pipeline.slack={value}")
         for value in ("false", "true")
     )
-    [ranks] = gangs.pipelined([slack])
-    gangs.assert_equal(slack, ranks)
-    gangs.assert_equal(plain, ranks)
+    words = (four, "optimizer=sgd", "clip_norm=null", "optimizer.lr=1e12", "num_updates=12")
+    diverging = [
+        config(tmp_path, f"pipeline={name}", *words)
+        for name in ("sync", "pipedream_2bw", "pipedream")
+    ]
+    slackened, *diverged = gangs.all_equal([slack, *diverging])
+    gangs.assert_equal(plain, [slackened])
+    assert all(numbers.diverged is not None and numbers.diverged < 12 for numbers in diverged)

@@ -4,11 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from tests.support import gangs, small
-from tests.support.trials import Stop, rows, stop_at
+from tests.support.trials import assert_same_end, checkpoint_after_5
 from trainer.base.errors import BadInput
 from trainer.config.plan import plan_trial
 from trainer.folder import checkpoint
@@ -37,9 +35,7 @@ def config(folder: Path, *words: str) -> dict[str, Any]:
 @pytest.mark.parametrize("p", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_every_number_is_that_of_the_emulation(tmp_path: Path, p: int) -> None:
     """Which divides nothing; on p=2 the tied embedding may have two owners."""
-    configs = [config(tmp_path, f"pipeline.num_stages={p}", *way) for way in WAYS]
-    for resolved, ranks in zip(configs, gangs.pipelined(configs), strict=True):
-        gangs.assert_equal(resolved, ranks)
+    gangs.all_equal([config(tmp_path, f"pipeline.num_stages={p}", *way) for way in WAYS])
 
 
 LAYOUTS = {
@@ -60,20 +56,11 @@ def resumable(folder: Path, layout: str, name: str, *words: str) -> dict[str, An
 
 
 def stopped(folder: Path, layout: str, *words: str) -> Path:
-    """The checkpoint after 5 updates, which has the states of every weight."""
-    with pytest.raises(Stop):
-        run_trial(resumable(folder, layout, "stopped", *words), stop_at(6))
-    [path] = (folder / "stopped").glob("checkpoint-000000005-*.pt")
+    """The checkpoint, which has the states of every weight."""
+    path = checkpoint_after_5(resumable(folder, layout, "stopped", *words))
     weights = checkpoint.load(path)["executor"]
     assert all(weight["optimizer"]["state"] for weight in weights.values())
     return path
-
-
-def assert_same_end(folder: Path, trial: str, other: str) -> None:
-    """The same updates after the checkpoint, and the same weights."""
-    assert rows(folder / trial)[-7:] == rows(folder / other)[-7:]
-    ours, theirs = (load_file(folder / name / "final.safetensors") for name in (trial, other))
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 @pytest.mark.parametrize(

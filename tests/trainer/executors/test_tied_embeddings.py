@@ -7,17 +7,14 @@ import torch
 from torch import Tensor
 
 from tests.support import toy
-from tests.support.delayed import ADAMW, PHASES
+from tests.support.delayed import PHASES
 from tests.support.llama import SMALL
-from trainer.corrections.error_feedback import ErrorFeedback
+from tests.support.whole import EMBEDDING, emulated
 from trainer.executors.emulated import Emulated
-from trainer.executors.gradients import Clip
-from trainer.models.loss import cross_entropy
 from trainer.schedules.operations import Schedule
 from trainer.schedules.recipes import pipedream, pipedream_2bw, sync
-from trainer.stages.stage import Stage
 
-T, EMBEDDING = 6, "model.embed_tokens.weight"
+T = 6
 
 
 def batch(t: int) -> Tensor:
@@ -25,26 +22,7 @@ def batch(t: int) -> Tensor:
 
 
 def train(schedule: Schedule) -> tuple[Emulated, list[float]]:
-    """In float64, so that a different order of sums stays far below any difference that counts."""
-    stages = []
-    for index, lag in enumerate(schedule.lags):
-        module = SMALL.stage(index, SMALL.split(schedule.num_stages, 8))
-        SMALL.initialise(module, 0)
-        module.double()
-        stages.append(
-            Stage(
-                module,
-                SMALL.kinds(module),
-                ADAMW,
-                partial(ErrorFeedback, T, coefficient=1.0, lag=1),
-                toy.lr_factor,
-                lag=lag,
-                tied=frozenset([EMBEDDING] if schedule.num_stages > 1 else []),
-                tied_lag=schedule.tied_lag,
-                dtype=torch.float64,
-            )
-        )
-    executor = Emulated(stages, schedule, batch, cross_entropy, Clip(0.5))
+    executor = emulated(SMALL, schedule, batch)
     updates = toy.run(executor, schedule.phases)
     assert all(update.grad_norm > 0.5 for update in updates)
     return executor, [update.loss for update in updates]

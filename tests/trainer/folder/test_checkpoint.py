@@ -10,7 +10,7 @@ import torch
 
 from tests.support.records import state
 from trainer.base.atomic import always
-from trainer.base.errors import BadInput, LeaseLost
+from trainer.base.errors import LeaseLost
 from trainer.folder import checkpoint
 
 
@@ -63,14 +63,6 @@ def test_who_was_taken_over_saves_and_adopts_nothing(tmp_path: Path) -> None:
     with pytest.raises(LeaseLost):
         checkpoint.adopt(path, 2, refuse)
     assert [*tmp_path.iterdir()] == [path]
-
-
-def test_one_of_another_trial_is_refused_by_name(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, 5, state(5, "theirs"), 1)
-    [(_, _, path)] = checkpoint.newest_first(tmp_path)
-    with pytest.raises(BadInput, match=f"{path.name}: is of trial theirs, not ours; delete it"):
-        checkpoint.load_own(path, "ours")
-    assert checkpoint.load_own(path, "theirs")["num_updates"] == 5
 
 
 def test_files_of_existing_stores_keep_their_name_and_format(tmp_path: Path) -> None:

@@ -101,6 +101,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda folder: other_state(folder, delays="x"),
         "is no checkpoint (is not what was written (delays: ",
     ),
+    "a checkpoint of older code": (
+        lambda folder: other_state(folder, format=1),
+        "is of another version of this code; delete it to start the trial anew",
+    ),
     "a checkpoint of another trial": (
         lambda folder: other_state(folder, trial_id="theirs"),
         "is of trial theirs, not ",

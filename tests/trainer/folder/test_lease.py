@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support import small
+from tests.support.trials import wait_for
 from trainer.base.errors import BadInput, LeaseLost, Stopped
 from trainer.folder import lease
 from trainer.folder.lease import Held, attempt_path, holder, leased
@@ -52,6 +53,15 @@ def take(folder: Path) -> int:
         return int(json.loads(newest.read_text())["attempt"])
 
 
+def held(folder: Path, **facts: object) -> Path:
+    """The file of an attempt of this process that has not ended, with other `facts`."""
+    assert take(folder) == 1
+    path = attempt_path(folder, 1)
+    running = {key: fact for key, fact in json.loads(path.read_text()).items() if key != "ended"}
+    path.write_text(json.dumps(running | facts))
+    return path
+
+
 def change(path: Path, **facts: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | facts))
 
@@ -61,28 +71,20 @@ def age(path: Path, seconds: float) -> None:
     os.utime(path, (then, then))
 
 
-def test_a_holder_that_lives_keeps_it_and_is_named(
+def test_a_holder_keeps_it_while_it_lives_and_is_named(
     tmp_path: Path, other: subprocess.Popen[str]
 ) -> None:
+    """Of this machine: it is free as soon as the process is dead."""
     with pytest.raises(Held, match=f"process {other.pid} on "):
         take(tmp_path)
     assert len(lease.attempts(tmp_path)) == 1
-
-
-def test_a_dead_holder_of_this_machine_frees_it_at_once(
-    tmp_path: Path, other: subprocess.Popen[str]
-) -> None:
     other.send_signal(signal.SIGKILL)
     other.wait()
     assert take(tmp_path) == 2
 
 
 def test_a_process_with_the_number_of_a_dead_one_is_another(tmp_path: Path) -> None:
-    assert take(tmp_path) == 1
-    path = attempt_path(tmp_path, 1)
-    alive = {**json.loads(path.read_text()), "pid": os.getpid()}
-    del alive["ended"]
-    path.write_text(json.dumps(alive))
+    path = held(tmp_path)
     assert holder(tmp_path) is not None
     change(path, process_started="1")
     assert holder(tmp_path) is None
@@ -90,12 +92,11 @@ def test_a_process_with_the_number_of_a_dead_one_is_another(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("skew", [-86400.0, 86400.0])
 def test_another_machine_counts_by_its_signs_of_life_whatever_the_clocks_say(
-    tmp_path: Path, other: subprocess.Popen[str], skew: float, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, skew: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = time.time
     monkeypatch.setattr(time, "time", lambda: clock() + skew)
-    path = attempt_path(tmp_path, 1)
-    change(path, machine="elsewhere", pid=1)
+    path = held(tmp_path, machine="elsewhere", pid=1)
     with pytest.raises(Held):
         take(tmp_path)
     age(path, lease.STALE_AFTER - 5)
@@ -209,3 +210,22 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(BadInput, match=r"out=.*/file/trial: must be writable"):
         run_trial(small.config(tmp_path, f"out={tmp_path / 'file' / 'trial'}"))
+
+
+GANG = ("runner=pipelined", "pipeline.num_stages=2", "pipeline.num_microbatches=2")
+RUNNERS = {"emulated": (), "pipelined": GANG}
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_the_loser_says_one_line_and_fails(runner: str, tmp_path: Path) -> None:
+    out = tmp_path / "trial"
+    words = (*RUNNERS[runner], "num_updates=4000", "eval_every=4000", f"out={out}")
+    command = [sys.executable, "-m", "trainer", *small.overrides(tmp_path, *words)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        metrics = out / "metrics.jsonl"
+        wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 10)
+        attempt_path(out, 2).touch()
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 1, error
+    assert error == f"python -m trainer: {out} was taken over by another process\n"
+    assert not (out / "result.json").exists()

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from sweeps.__main__ import main
 from tests.support import small
+from tests.support.processes import python
 from tests.support.trials import rows, untimed
 from trainer.trial import run_trial
 
@@ -29,8 +29,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def trainer(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "trainer", *small.overrides(folder, *words)]
-    return subprocess.run(command, check=False, capture_output=True, text=True)
+    return python("-m", "trainer", *small.overrides(folder, *words))
 
 
 def test_a_full_disk_is_said_in_a_line_and_the_trial_goes_on_when_there_is_space(
@@ -58,9 +57,7 @@ def test_a_limit_on_the_size_of_files_is_said_in_a_line(tmp_path: Path) -> None:
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
         "from trainer.__main__ import main; raise SystemExit(main())"
     )
-    words = small.overrides(tmp_path, f"out={tmp_path / 'trial'}")
-    command = [sys.executable, "-c", script, *words]
-    full = subprocess.run(command, check=False, capture_output=True, text=True)
+    full = python("-c", script, *small.overrides(tmp_path, f"out={tmp_path / 'trial'}"))
     assert full.returncode == 1
     assert full.stderr.strip().splitlines()[-1].startswith("python -m trainer: [Errno 27]")
     assert "Traceback" not in full.stderr

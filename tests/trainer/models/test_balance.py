@@ -13,22 +13,19 @@ from tests.oracles import mixture
 from tests.support import gangs, hybrid, moe, small, toy
 from tests.support.delayed import ADAMW, PHASES
 from tests.support.moe import MOE
-from tests.support.trials import Stop, rows, stop_at, untimed
-from tests.support.whole import whole
+from tests.support.trials import checkpoint_after_5, rows, untimed
+from tests.support.whole import emulated, whole
 from trainer.base.build import build
-from trainer.corrections.error_feedback import ErrorFeedback
 from trainer.executors.emulated import Emulated
-from trainer.executors.gradients import Clip, Update
+from trainer.executors.gradients import Update
 from trainer.models.export import load_final
 from trainer.models.loss import cross_entropy
 from trainer.models.qwen3_moe import Qwen3Moe
-from trainer.optimizers.in_parts import optimizer_in_parts
-from trainer.optimizers.routing import is_entrywise, kinds
+from trainer.optimizers.routing import kinds
 from trainer.schedules.recipes import pipedream_2bw
-from trainer.stages.stage import Stage
 from trainer.trial import run_trial
 
-T, EMBEDDING = 6, "model.embed_tokens.weight"
+T = 6
 SMALL = replace(
     MOE,
     hidden_size=16,
@@ -53,26 +50,9 @@ def batch(t: int) -> Tensor:
 
 
 def trained(recipe: Qwen3Moe, num_stages: int, num_replicas: int) -> tuple[Emulated, list[Update]]:
-    """Under 2BW with error feedback and a clip, in float64; a drain after 3 updates."""
+    """Under 2BW; a drain after 3 updates."""
     schedule = pipedream_2bw(T, num_stages=num_stages, num_microbatches=2, **PHASES)
-    split, stages = recipe.split(num_stages, 6), []
-    for index, lag in enumerate(schedule.lags):
-        module = recipe.stage(index, split)
-        recipe.initialise(module, 0)
-        stages.append(
-            Stage(
-                module.double(),
-                recipe.kinds(module),
-                partial(optimizer_in_parts, ADAMW, is_entrywise=is_entrywise(ADAMW.func)),
-                partial(ErrorFeedback, T, coefficient=1.0, lag=1),
-                toy.lr_factor,
-                lag=lag,
-                tied=frozenset([EMBEDDING] if num_stages > 1 else []),
-                tied_lag=schedule.tied_lag,
-                dtype=torch.float64,
-            )
-        )
-    executor = Emulated(stages, schedule, batch, cross_entropy, Clip(0.5), num_replicas)
+    executor = emulated(recipe, schedule, batch, num_replicas)
     return executor, toy.run(executor, (0, 3, T))
 
 
@@ -199,18 +179,17 @@ def test_a_stopped_trial_goes_on_with_other_stages(
         stages = f"pipeline.num_stages={num_stages}"
         return small.config(tmp_path, *words, stages, f"out={tmp_path / name}", *more)
 
-    with pytest.raises(Stop):
-        run_trial(config("stopped", 2), stop_at(6))
-    [path] = (tmp_path / "stopped").glob("checkpoint-000000005-*.pt")
+    path = checkpoint_after_5(config("stopped", 2))
     whole_trial = run_trial(config("whole", 4))
     resumed = run_trial(config("resumed", 4, f"resume_from={path}"))
     same = run_trial(config("stopped", 2))
     ids = {"trial_id", "layers_by_stage", "delays"}
     for other in (resumed, same):
-        result, expected = (untimed(trial) for trial in (other, whole_trial))
-        assert {k: v for k, v in result.items() if k not in ids} == {
-            k: v for k, v in expected.items() if k not in ids
-        }
+        result, expected = (
+            {key: value for key, value in untimed(trial).items() if key not in ids}
+            for trial in (other, whole_trial)
+        )
+        assert result == expected
     assert rows(tmp_path / "resumed") == rows(tmp_path / "whole")[5:]
     assert rows(tmp_path / "stopped") == rows(tmp_path / "whole")
 
@@ -246,5 +225,4 @@ def test_the_true_pipeline_gives_the_emulations_numbers(
             (hybrid.WORDS, "pipeline=zero_bubble_h1", biased, "model.tied_embeddings=false"),
         )[first::2]
     ]
-    for config, ranks in zip(configs, gangs.pipelined(configs), strict=True):
-        assert len(gangs.assert_equal(config, ranks).updates) == 6
+    assert [len(numbers.updates) for numbers in gangs.all_equal(configs)] == [6] * len(configs)

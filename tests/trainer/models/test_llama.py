@@ -8,7 +8,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.llama import SMALL, TOKENS
 from tests.support.whole import whole
-from trainer.base.errors import BadInput
 from trainer.models.layers import RMSNorm
 from trainer.models.loss import cross_entropy
 
@@ -21,11 +20,6 @@ def test_flops_are_those_of_the_matrix_products(seq_len: int) -> None:
     norms = sum(p.numel() for p in module.parameters() if p.ndim == 1)
     counted = counter.get_total_flops() / tokens.numel()
     assert SMALL.flops_per_token(seq_len) == counted + 6 * norms
-
-
-def test_a_stage_without_a_layer_is_bad_input() -> None:
-    with pytest.raises(BadInput, match=r"pipeline\.num_stages"):
-        SMALL.split(5, 8)
 
 
 def test_initial_weights_depend_on_seed_and_name_only() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from tests.support.moe import MOE, TOKENS
 from tests.support.whole import whole
 from trainer.models.experts import Routes, _Permuted, _ToExperts, multiplied
+from trainer.optimizers.routing import kinds
 
 INPUTS = TOKENS[:, :-1]
 
@@ -47,8 +48,8 @@ def test_every_expert_starts_from_a_stream_of_its_own() -> None:
 def test_kinds() -> None:
     for router in ("matrix", "vector"):
         recipe = replace(MOE, router=router, balance="bias")
-        kinds = recipe.kinds(whole(recipe))
-        kind_of = {name.removeprefix("model.layers.0."): kind for name, kind in kinds.items()}
+        every = recipe.kinds(whole(recipe))
+        kind_of = {name.removeprefix("model.layers.0."): kind for name, kind in every.items()}
         assert kind_of["mlp.gate.weight"] == router
         assert kind_of["mlp.balance.bias"] == "balance"
         assert kind_of["self_attn.q_norm.weight"] == "vector"
@@ -58,8 +59,6 @@ def test_kinds() -> None:
 
 
 def test_a_matrix_with_one_row_is_a_vector() -> None:
-    from trainer.optimizers.routing import kinds
-
     assert kinds(nn.Linear(4, 1, bias=False)) == {"weight": "vector"}
 
 

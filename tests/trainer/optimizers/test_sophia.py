@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tests.support import moe, small, toy
 from tests.support.delayed import PHASES
 from tests.support.every_optimizer import maker
-from tests.support.trials import rows
+from tests.support.trials import Stop, ran, stop_at
 from trainer.base.randomness import stream_seed
 from trainer.executors.passes import MicrobatchPlace, against_samples
 from trainer.parts import build_emulated, build_parts
@@ -129,25 +129,11 @@ WORDS = (
 
 
 def test_executors_and_restarts_change_nothing(tmp_path: Path) -> None:
-    class Stop(Exception):
-        pass
-
-    def stop(row: dict[str, object]) -> None:
-        if row["update"] == 8:
-            raise Stop
-
-    trials = []
-    for name, words in {"a": WORDS, "b": (*WORDS, "runner=pipelined"), "c": WORDS}.items():
-        config = small.config(tmp_path / name, *words)
-        if name == "c":
-            with pytest.raises(Stop):
-                run_trial(config, stop)
-        run_trial(config)
-        [out] = (tmp_path / name).glob("results/trials/*")
-        trials.append(rows(out))
-    assert trials[0] == trials[1] == trials[2]
-    plain = small.config(tmp_path / "d", *WORDS, "optimizer.observe_every=100")
-    run_trial(plain)
-    [out] = (tmp_path / "d").glob("results/trials/*")
-    assert trials[0][:2] == rows(out)[:2], "both have seen the curvature of batch 0"
-    assert trials[0] != rows(out)
+    _, alone = ran(tmp_path, "a", *WORDS)
+    assert ran(tmp_path, "b", *WORDS, "runner=pipelined")[1] == alone
+    with pytest.raises(Stop):
+        run_trial(small.config(tmp_path, *WORDS, f"out={tmp_path / 'c'}"), stop_at(8))
+    assert ran(tmp_path, "c", *WORDS)[1] == alone
+    _, seldom = ran(tmp_path, "d", *WORDS, "optimizer.observe_every=100")
+    assert alone[:2] == seldom[:2], "both have seen the curvature of batch 0"
+    assert alone != seldom

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import small
-from tests.support.processes import alive, children
+from tests.support.processes import alive, children, python
 from tests.support.trials import rows, untimed, wait_for
 from trainer.__main__ import main
 from trainer.trial import run_trial
@@ -21,16 +21,15 @@ GANG = (*PIPELINE, "num_replicas=2")
 
 
 def launcher(num_processes: int) -> list[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return [*torchrun, "--nproc-per-node", str(num_processes), "-m", "trainer"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    return [*torchrun, str(num_processes), "-m", "trainer"]
 
 
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_same_trial(tmp_path: Path, replicas: int) -> None:
     gang = (*PIPELINE, f"num_replicas={replicas}")
     words = small.overrides(tmp_path, *gang, f"out={tmp_path / 'torchrun'}")
-    command = [*launcher(2 * replicas), *words]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = python(*launcher(2 * replicas), *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("completed trial") == 1, "one rank speaks"
     ours = run_trial(small.config(tmp_path, *gang, f"out={tmp_path / 'spawned'}"))
@@ -57,7 +56,7 @@ def test_a_rank_that_hangs_ends_them_all(tmp_path: Path) -> None:
     out = tmp_path / "torchrun"
     words = small.overrides(tmp_path, *GANG, "num_updates=100000", "timeout=5", f"out={out}")
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen([*launcher(4), *words], stdout=log, stderr=log)
+        process = subprocess.Popen([sys.executable, *launcher(4), *words], stdout=log, stderr=log)
     try:
         wait_for(lambda: (out / "metrics.jsonl").exists() and len(rows(out)) > 3, seconds=60)
         ranks = children(process.pid)

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from tests.oracles.corrections import PLAIN
-from tests.support.delayed import T
+from tests.support.delayed import T, counted
 from tests.support.every_correction import Setting, error
 from trainer.base.build import build
 from trainer.base.places import CONF
 from trainer.config.compose import compose
 from trainer.corrections.none import NoCorrection
-from trainer.schedules.operations import Schedule, delays
-from trainer.schedules.proof import check
+from trainer.schedules.operations import Schedule
 
 NAMES = sorted(path.stem for path in (CONF / "pipeline").glob("*.yaml"))
 STAGES, START, COOLDOWN = 4, 3, 2
@@ -73,18 +72,11 @@ def test_every_choice_has_delays_here() -> None:
 def test_its_delays_are_those_of_its_paper(name: str, m: int) -> None:
     """Counted from the operations, which are proven to run."""
     made = schedule(name, m)
-    by_stage: dict[int, list[int]] = {stage: [] for stage in range(STAGES)}
-    for first, last in pairwise(made.phases):
-        operations = made.operations(first, last)
-        check(operations, made.lags, first)
-        for ops in operations:
-            for stage, counted in delays(ops).items():
-                by_stage[stage] += counted
     start, cooldown = (START, COOLDOWN) if "synchronous_start" in _node(name) else (0, 0)
-    for stage, counted in by_stage.items():
+    for stage, of_stage in enumerate(counted(made)):
         lag = DELAYS[name](stage, made.num_microbatches)
         late = [min(t, lag) for t in range(T - start - cooldown)]
-        assert counted == [0] * start + late + [0] * cooldown
+        assert of_stage == [0] * start + late + [0] * cooldown
 
 
 @every

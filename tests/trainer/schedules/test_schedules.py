@@ -1,7 +1,6 @@
 """Schedules name only versions that exist, and their counted delays are those of the design."""
 
 from collections.abc import Callable
-from itertools import pairwise
 from math import ceil
 from typing import Any
 
@@ -17,10 +16,9 @@ from torch.distributed.pipelining.schedules import (
     _PipelineScheduleRuntime,
 )
 
-from tests.support.delayed import PHASES
+from tests.support.delayed import PHASES, counted
 from trainer.base.errors import BadInput
-from trainer.schedules.operations import Schedule, delays, horizon
-from trainer.schedules.proof import check
+from trainer.schedules.operations import Schedule, horizon
 from trainer.schedules.recipes import (
     constant_delay,
     dualpipe_v,
@@ -37,19 +35,6 @@ T = 12
 TORCHS = {FORWARD: "F", BACKWARD_INPUT: "I", BACKWARD_WEIGHT: "W", FULL_BACKWARD: "IW"}
 """Torch's kinds of operations in ours: a whole backward is its two halves."""
 STAGES, MICROBATCHES = st.integers(1, 8), st.integers(1, 16)
-
-
-def counted(schedule: Schedule) -> list[list[int]]:
-    """Delay of every batch, one list per stage, over all phases; every phase is proven possible."""
-    by_stage: list[list[int]] = [[] for _ in range(schedule.num_stages)]
-    marks = schedule.phases
-    for first, last in pairwise(marks):
-        operations = schedule.operations(first, last)
-        check(operations, schedule.lags, first)
-        for ops in operations:
-            for stage, of_stage in delays(ops).items():
-                by_stage[stage] += of_stage
-    return by_stage
 
 
 @given(p=STAGES, m=MICROBATCHES)
@@ -203,7 +188,3 @@ def test_what_a_schedule_of_four_stages_cannot_do_is_refused(
 ) -> None:
     with pytest.raises(BadInput, match=why):
         make(T, num_stages=4, num_microbatches=m, **options)
-
-
-def test_2bw_of_p_minus_1_microbatches_has_a_lag_of_1() -> None:
-    assert pipedream_2bw(T, num_stages=4, num_microbatches=3, **PHASES).lags == (1,) * 4

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from analysis.__main__ import main
 from tests.support import every_optimizer, small
 from tests.support.trials import rows
 from trainer.base.errors import BadInput
@@ -88,11 +89,11 @@ def test_the_sharpness_of_a_quadratic_is_the_largest_eigenvalue(name: str) -> No
     half = inverse_root(of, optimizer, weights, 6)
     named = dict(module.named_parameters())
     product = hessian_product(module, named, lambda output, _: output, ANY_BATCH)
-    found = sharpness(product, half, [weight.shape for weight in weights], seed=0)
+    largest = sharpness(product, half, [weight.shape for weight in weights], seed=0)
     columns = [half([unit[:9].reshape(3, 3), unit[9:]]) for unit in torch.eye(13)]
     root = torch.stack([torch.cat([part.flatten() for part in column]) for column in columns])
     eigenvalues = np.linalg.eigvals((root @ root @ matrix).double().numpy()).real
-    assert found == pytest.approx(eigenvalues.max(), rel=1e-3)
+    assert largest == pytest.approx(eigenvalues.max(), rel=1e-3)
     assert eigenvalues.max() < -eigenvalues.min()
 
 
@@ -128,20 +129,22 @@ def test_the_product_is_the_change_of_the_gradient(config: dict[str, Any]) -> No
     expected = [
         (one - other) / 2e-5 for one, other in zip(gradient(1e-5), gradient(-1e-5), strict=True)
     ]
-    found = hessian_product(module, weights, cross_entropy, batches)(along)
+    products = hessian_product(module, weights, cross_entropy, batches)(along)
     scale = max(of.abs().max() for of in expected)
-    for mine, theirs in zip(found, expected, strict=True):
+    for mine, theirs in zip(products, expected, strict=True):
         assert (mine - theirs).abs().max() < 1e-5 * scale
 
 
 def test_it_is_measured_on_the_very_run_of_the_trial(config: dict[str, Any]) -> None:
-    found = [*measured(config, every=5, num_tokens=64)]
+    points = [*measured(config, every=5, num_tokens=64)]
     result = run_trial(config)
     trained = rows(Path(config["results"]) / "trials" / result["trial_id"])
-    assert [one.num_updates for one in found] == [5, 10, 12]
-    at = [trained[one.num_updates - 1] for one in found]
-    assert [(one.train_loss, one.lr) for one in found] == [(r["train_loss"], r["lr"]) for r in at]
-    assert all(one.k == one.lr * one.largest > 0 for one in found)
+    assert [point.num_updates for point in points] == [5, 10, 12]
+    at = [trained[point.num_updates - 1] for point in points]
+    assert [(point.train_loss, point.lr) for point in points] == [
+        (r["train_loss"], r["lr"]) for r in at
+    ]
+    assert all(point.k == point.lr * point.largest > 0 for point in points)
 
 
 def test_the_clip_counts_as_a_smaller_curvature(config: dict[str, Any]) -> None:
@@ -161,14 +164,12 @@ def test_another_optimizer_is_refused() -> None:
 def test_the_command_says_where_the_run_stands(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from analysis.__main__ import main
-
     words = [w for w in small.overrides(tmp_path) if not w.startswith("results=")]
     assert main(["sharpness", *words, "every=6", "tokens=64", "format=json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [row["num_updates"] for row in found] == [6, 12]
-    assert all(row["of_delayed"] == row["k"] / row["delayed"] for row in found)
-    assert found[0]["delayed"] == pytest.approx(1.0, rel=1e-4)
+    points = json.loads(capsys.readouterr().out)
+    assert [row["num_updates"] for row in points] == [6, 12]
+    assert all(row["of_delayed"] == row["k"] / row["delayed"] for row in points)
+    assert points[0]["delayed"] == pytest.approx(1.0, rel=1e-4)
     assert {path.name for path in tmp_path.iterdir()} == {"corpus"}
 
 
@@ -186,8 +187,6 @@ def test_the_command_says_where_the_run_stands(
 def test_a_bad_word_is_refused_in_one_line(
     word: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from analysis.__main__ import main
-
     assert main(["sharpness", word]) == 2
     said = capsys.readouterr()
     assert says in said.err

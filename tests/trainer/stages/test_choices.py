@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from tests.support import moe, small
-from tests.support.trials import rows
+from tests.support.trials import ran
 from trainer.models.experts import MixtureOfExperts
 from trainer.parts import build_emulated, build_parts
-from trainer.trial import run_trial
 
 DELAYED = ("pipeline=pipedream_2bw", "pipeline.num_microbatches=2", "optimizer.lr=0.05")
 T = 5
@@ -28,9 +27,9 @@ def choices(module: nn.Module, weights: dict[str, Tensor], tokens: Tensor) -> li
 
 
 def test_shares_and_loads_are_those_of_the_sets(tmp_path: Path) -> None:
-    config = small.config(tmp_path, *moe.WORDS, *DELAYED, "diagnostics=1")
-    result = run_trial(config)
-    measured = rows(tmp_path / "results" / "trials" / result["trial_id"])[T]["diagnostics"]
+    words = (*moe.WORDS, *DELAYED, "diagnostics=1")
+    config, (_, written) = small.config(tmp_path, *words), ran(tmp_path, "a", *words)
+    measured = written[T]["diagnostics"]
 
     parts = build_parts(config, config["num_updates"])
     run = build_emulated(config, parts, torch.device("cpu"))
@@ -57,13 +56,10 @@ def test_shares_and_loads_are_those_of_the_sets(tmp_path: Path) -> None:
 
 
 def test_without_a_delay_nothing_is_stale(tmp_path: Path) -> None:
-    result = run_trial(small.config(tmp_path, *moe.WORDS, "diagnostics=5"))
-    written = rows(tmp_path / "results" / "trials" / result["trial_id"])
+    _, written = ran(tmp_path, "a", *moe.WORDS, "diagnostics=5")
     shares = [row["diagnostics"]["routing"]["changed_share"] for row in written[::5]]
     assert shares == [0.0, 0.0, 0.0]
 
 
 def test_a_model_without_experts_has_none(tmp_path: Path) -> None:
-    result = run_trial(small.config(tmp_path, *DELAYED, "diagnostics=6"))
-    written = rows(tmp_path / "results" / "trials" / result["trial_id"])
-    assert "routing" not in written[6]["diagnostics"]
+    assert "routing" not in ran(tmp_path, "a", *DELAYED, "diagnostics=6")[1][6]["diagnostics"]

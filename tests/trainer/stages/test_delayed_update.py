@@ -40,14 +40,6 @@ def test_equals_the_equations(optimizer: Any, tau: int, coefficient: float | Non
     assert_equal(executor, history[-1])
 
 
-def test_two_buffered_weights_are_a_delay_of_one() -> None:
-    history, _ = expected(ADAMW, torch.float64, lambda t: max(0, t - 1))
-    schedule = schedules.pipedream_2bw(T, num_stages=1, num_microbatches=1, **PHASES)
-    executor = toy.emulated(schedule, ADAMW)
-    toy.run(executor, schedule.phases)
-    assert_equal(executor, history[-1])
-
-
 def test_without_delay_it_is_plain_torch_training() -> None:
     """The loop that everybody writes, bit for bit, through `sync` and through τ = 0."""
     model = nn.Sequential(*toy.modules(1)[0])

@@ -4,55 +4,46 @@ import json
 import math
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from tests.oracles import semantics
-from tests.support import moe, small, toy
+from tests.support import moe, toy
 from tests.support.delayed import ADAMW, PHASES, T, expected
-from tests.support.trials import rows
+from tests.support.trials import ran
 from trainer.corrections.error_feedback import ErrorFeedback
 from trainer.schedules.recipes import pipedream_2bw
 from trainer.stages.probe import summary
-from trainer.trial import run_trial
 
 DELAYED = ("pipeline=pipedream_2bw", "correction=error_feedback")
 TWO = ("pipeline.num_stages=2", "pipeline.num_microbatches=2")
-
-
-def trial(folder: Path, *words: str) -> list[dict[str, Any]]:
-    config = small.config(folder, *words)
-    run_trial(config)
-    [out] = folder.glob("results/trials/*")
-    return rows(out)
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "kron", "sophia"])
 def test_a_comparison_changes_no_number(tmp_path: Path, optimizer: str) -> None:
     """A dry update of every optimizer: optimizers/test_in_parts.py."""
     words = (*DELAYED, *TWO, f"optimizer={optimizer}", "clip_norm=0.5")
-    plain = trial(tmp_path / "a", *words)
-    compared = trial(tmp_path / "b", *words, "diagnostics=3")
+    plain = ran(tmp_path, "a", *words)[1]
+    compared = ran(tmp_path, "b", *words, "diagnostics=3")[1]
     assert [row["update"] for row in compared if row.pop("diagnostics", None)] == [0, 3, 6, 9]
     assert plain == compared
 
 
 def test_both_executors_find_the_same(tmp_path: Path) -> None:
     words = (*moe.WORDS, *DELAYED, *TWO, "diagnostics=3")  # of experts there is more to find
-    assert trial(tmp_path / "a", *words) == trial(tmp_path / "b", *words, "runner=pipelined")
+    assert ran(tmp_path, "a", *words)[1] == ran(tmp_path, "b", *words, "runner=pipelined")[1]
 
 
 def test_without_delay_there_is_no_difference(tmp_path: Path) -> None:
-    for row in trial(tmp_path, "diagnostics=1"):
+    for row in ran(tmp_path, "a", "diagnostics=1")[1]:
         for group in row["diagnostics"].values():
             assert group["update_cosine"] == group["applied_cosine"] == pytest.approx(1, abs=1e-7)
             assert group["update_error"] == group["applied_error"] == group["gradient_change"] == 0
 
 
 def test_it_is_in_metrics_by_group(tmp_path: Path) -> None:
-    written = trial(tmp_path, *DELAYED, "diagnostics=4", "num_updates=5")
+    written = ran(tmp_path, "a", *DELAYED, "diagnostics=4", "num_updates=5")[1]
     groups = written[4]["diagnostics"]
     assert set(groups) == {"all", "matrix", "embedding", "vector"}
     for name in ("weight_norm", "update_norm", "gradient_norm"):
@@ -105,8 +96,9 @@ def test_the_change_of_a_gradient_is_told(tmp_path: Path) -> None:
     changes = []
     for coefficient in (1.0, 10.0):
         words = ("pipeline=pipedream_2bw", "correction=taylor", "diagnostics=4")
-        word = f"correction.coefficient={coefficient}"
-        written = trial(tmp_path / str(coefficient), *words, word)
+        _, written = ran(
+            tmp_path, str(coefficient), *words, f"correction.coefficient={coefficient}"
+        )
         changes.append(written[4]["diagnostics"]["all"]["gradient_change"])
     assert changes[1] == pytest.approx(10 * changes[0], rel=0.2)
 
@@ -115,8 +107,7 @@ def test_the_change_of_a_gradient_is_told(tmp_path: Path) -> None:
 def test_a_divergence_is_noticed_at_its_own_update(tmp_path: Path, runner: str) -> None:
     """A fresh gradient that is not finite is no result: the delayed one may still be."""
     words = (*TWO, "pipeline=pipedream_2bw", "optimizer=sgd", "optimizer.lr=1e12", "clip_norm=null")
-    plain = run_trial(small.config(tmp_path / "a", *words))
-    words = (*words, "diagnostics=1", f"runner={runner}")
-    compared = run_trial(small.config(tmp_path / "b", *words))
+    plain, _ = ran(tmp_path, "a", *words)
+    compared, _ = ran(tmp_path, "b", *words, "diagnostics=1", f"runner={runner}")
     assert plain["status"] == compared["status"] == "diverged"
     assert plain["diverged_at"] == compared["diverged_at"]
