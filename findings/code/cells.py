@@ -1,7 +1,9 @@
 """Tables in Markdown: their rows are groups of trials, their cells are quantities of arms."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -11,9 +13,14 @@ from analysis.statistics.text import tax_text
 from analysis.table.names import minus
 from analysis.table.names import optimizer as name
 from analysis.table.text import markdown
-from findings.code.published import View
+from analysis.theory.score import FEEDBACK, settings
+from analysis.theory.stability import Stability, stability, three_digits
+from findings.code.published import View, of_sweep
 from trainer.base.cli import one_of
 
+K = 0.1
+"""The k at which noise is compared."""
+STAGES = "pipeline.num_stages"
 Row = Mapping[Any, Any]
 
 
@@ -21,41 +28,29 @@ class Markdown(str):
     """Text that a page shows line by line; other text is wrapped."""
 
 
-def gap(row: Row | None) -> str:
+def gap(row: Row) -> str:
     """`+0.153 [+0.102, +0.204]`; of one pair `+0.153`."""
-    if row is None or not row["n"]:
-        return ""
-    if pd.isna(row["low"]):
-        return minus(f"{row['gap']:+.3f}")
-    return minus(f"{row['gap']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]")
+    ends = "" if pd.isna(row["low"]) else f" [{row['low']:+.3f}, {row['high']:+.3f}]"
+    return minus(f"{row['gap']:+.3f}{ends}") if row["n"] else ""
 
 
-def removed(row: Row | None) -> str:
+def removed(row: Row) -> str:
     """The share of the gap that a correction removes: `52 % [30, 70]`."""
-    if row is None or pd.isna(row["removed"]):
-        return ""
-    low, high = (f"{100 * row[end]:.0f}" for end in ("removed_low", "removed_high"))
-    return minus(f"{100 * row['removed']:.0f} % [{low}, {high}]")
+    shown = "{removed:.0f} % [{removed_low:.0f}, {removed_high:.0f}]"
+    shares = {key: 100 * row[key] for key in ("removed", "removed_low", "removed_high")}
+    return "" if pd.isna(row["removed"]) else minus(shown.format(**shares))
 
 
-def loss(row: Row | None) -> str:
-    """The mean final loss of sync."""
-    return "" if row is None else f"{row['loss_sync']:.3f}"
-
-
-def mean(differences: pd.Series) -> str:
+def mean(differences: pd.Series | None) -> str:
     """The mean of paired differences with its interval, as a gap is written."""
+    if differences is None:
+        return ""
     values = differences.dropna().to_numpy()
     low, high = mean_interval(values)
     return gap({"n": len(values), "gap": values.mean(), "low": low, "high": high})
 
 
-def mean_and_count(differences: pd.Series) -> tuple[str, str]:
-    """The mean of paired differences, and their number."""
-    return mean(differences), str(differences.count())
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Markdown:
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Markdown:
     """A table in Markdown."""
     return Markdown(re.sub(r"\|  (?=\|)", "| ", markdown(heads, rows)))
 
@@ -70,107 +65,122 @@ class TrialGroup(NamedTuple):
     trial: Row
     """One of the trials."""
 
+    @property
+    def optimizer(self) -> str:
+        """The optimizer's name in conf/."""
+        return str(self.trial["optimizer"])
+
+    def theory(self, arm: str = "delay") -> Stability:
+        """A delay of 1, and Error Feedback with the coefficient of an arm (1 if it has none)."""
+        coefficient = self.arms[arm]["coefficient"]
+        of, updates = settings(self.optimizer, self.trial), float(self.trial["num_updates"])
+        value = 1.0 if pd.isna(coefficient) else float(coefficient)
+        return expected(self.optimizer, tuple(of.items()), value, updates)
+
+
+@cache
+def expected(
+    optimizer: str,
+    of: tuple[tuple[str, Any], ...],
+    coefficient: float = 1.0,
+    updates: float = math.inf,
+) -> Stability:
+    """A delay of 1 and Error Feedback, for an optimizer of these settings after `updates`."""
+    fed = {"_target_": FEEDBACK, "coefficient": coefficient, "lag": 1}
+    names = (name(optimizer), "Error Feedback")
+    return stability(names, dict(of), fed, delay=1, k=K, updates=updates)
+
 
 Groups = Mapping[tuple[Any, ...], TrialGroup]
 """(optimizer, value of each key …) → its group."""
-Quantity = Callable[[TrialGroup], str]
-"""What makes a cell of a group."""
 
 
 def groups(view: View, *keys: str) -> Groups:
-    """The groups of a view in the order of its gaps; each point belongs to one group."""
+    """The groups of a view, sorted; of several points in one, the one of sync's lowest loss."""
     points = view.trials.drop_duplicates("point").set_index("point")
-    rows = view.gaps[view.gaps["pairs"] > 0]
-    rows = rows.drop(columns=[key for key in keys if key in rows]).join(points[[*keys]], on="point")
+    rows = view.gaps[view.gaps["pairs"] > 0].rename(columns={"num_stages": STAGES})
+    rows = rows.join(points[[key for key in keys if key not in rows]], on="point")
     made = {}
-    for at, of_group in rows.groupby(["optimizer", *keys], sort=False):
-        trials = view.trials[view.trials["point"].isin(of_group["point"])]
+    for at, of_group in rows.groupby(["optimizer", *keys]):
+        best = of_group.loc[of_group["loss_sync"].idxmin(), "point"]
+        trials = view.trials[view.trials["point"] == best]
+        if STAGES in keys:  # which is no part of a point
+            trials = trials[trials[STAGES] == at[1 + keys.index(STAGES)]]
         losses = trials.pivot_table(index="seed", columns="arm", values="final_val_loss")
-        arms = {row["arm"]: row for row in of_group.to_dict("records")}
+        arms = of_group[of_group["point"] == best].set_index("arm", drop=False).to_dict("index")
         made[at] = TrialGroup(arms, losses, trials.iloc[0].to_dict())
     return made
 
 
-def gap_of(arm: str) -> Quantity:
-    """The gap of an arm."""
-    return lambda group: gap(group.arms.get(arm))
+def selected(sweep: str, scale: str, only: str = "") -> View:
+    """The trials of a sweep; of `only`, KEY=VALUE, those at points where a key has this value."""
+    shown = of_sweep(sweep, scale)
+    if not only:
+        return shown
+    key, _, value = only.partition("=")
+    points = shown.trials.loc[shown.trials[key].astype(str) == value, "point"]
+    return View(*(frame[frame["point"].isin(points)] for frame in shown))
 
 
-def removed_by(arm: str) -> Quantity:
-    """The share of the gap that an arm removes."""
-    return lambda group: removed(group.arms.get(arm))
+class Quantity(NamedTuple):
+    """What makes a cell: of arms, a value of a group, and the text of that value."""
+
+    value: Callable[..., Any]
+    text: Callable[[Any], str] = str
 
 
-def tax_of(arm: str) -> Quantity:
-    """The token tax of an arm."""
-    return lambda group: tax_text(group.arms[arm])
+def _of_arm(text: Callable[[Row], str]) -> Quantity:
+    """A text about an arm's row in the table of gaps."""
+    return Quantity(lambda group, arm: group.arms.get(arm), lambda row: text(row) if row else "")
 
 
-def less(arm: str, other: str) -> Quantity:
-    """The final loss of an arm minus that of another one, paired by seed."""
-    return lambda group: mean(group.losses[arm] - group.losses[other])
+def _less(group: TrialGroup, arm: str, other: str = "sync") -> pd.Series | None:
+    return group.losses[arm] - group.losses[other] if arm in group.losses else None
 
 
-def count_of(*arms: str) -> Quantity:
-    """The number of pairs of these arms: `8`, or `5 and 4` where it differs."""
-    return lambda group: together(str(group.arms[arm]["n"]) for arm in arms if arm in group.arms)
-
-
-def together(counts: Iterable[str]) -> str:
+def together(counts: Iterable[object]) -> str:
     """`8`, or `5 and 4` where counts differ."""
-    return " and ".join(dict.fromkeys(counts))
+    return " and ".join(dict.fromkeys(map(str, counts)))
 
 
-def value_of(key: str) -> Quantity:
-    """The value of a key in the trials."""
-    return lambda group: f"{group.trial[key]:g}"
+def _counts(group: TrialGroup, *arms: str) -> str:
+    return together(group.arms[arm]["n"] for arm in arms if arm in group.arms)
 
 
-def optimizer_of(group: TrialGroup) -> str:
-    """The name of the optimizer."""
-    return name(group.trial["optimizer"])
-
-
-def sync_loss(group: TrialGroup) -> str:
-    """The mean final loss of sync."""
-    return loss(group.arms.get("delay"))
-
-
-def diverged(arm: str) -> Quantity:
-    """How many pairs of an arm diverged."""
-    return lambda group: f"{group.arms[arm]['diverged']} of {group.arms[arm]['pairs']}"
-
-
-QUANTITIES: Mapping[str, Callable[..., Quantity]] = {
-    "optimizer": lambda: optimizer_of,
-    "model": lambda: lambda group: f"`{group.trial['model']}`",
-    "sync loss": lambda: sync_loss,
-    **{"gap": gap_of, "removed": removed_by, "tax": tax_of, "less": less},
-    **{"n": count_of, "value": value_of, "diverged": diverged},
+QUANTITIES: Mapping[str, Quantity] = {
+    "optimizer": Quantity(lambda group: name(group.optimizer)),
+    "model": Quantity(lambda group: f"`{group.trial['model']}`"),
+    "value": Quantity(lambda group, key: group.trial[key], "{:g}".format),
+    "sync loss": Quantity(lambda group: f"{group.losses['sync'].mean():.3f}"),
+    "loss": Quantity(lambda group, arm: group.losses[arm], lambda losses: f"{losses.mean():.3f}"),
+    "gap": Quantity(_less, mean),
+    "less": Quantity(_less, mean),
+    "removed": _of_arm(removed),
+    "tax": _of_arm(tax_text),
+    "n": Quantity(_counts),
+    "diverged": _of_arm(lambda row: f"{row['diverged']} of {row['pairs']}"),
+    "limit": Quantity(lambda group: group.theory().sync_over_delayed, three_digits),
+    "fed limit": Quantity(lambda group: group.theory().corrected_over_delayed, three_digits),
+    "noise": Quantity(lambda group: group.theory().noise_delayed, "{:.3f}".format),
+    "share": Quantity(
+        lambda group, arm: group.theory(arm).noise_removed,
+        lambda share: minus(f"{100 * share:.0f} %"),
+    ),
 }
-"""Name of a quantity → what makes it of the words that follow the name."""
+"""Name of a quantity → what makes it of a group and of the words that follow the name."""
 
 
 def quantity(words: str) -> Quantity:
     """What `less delay_ef delay` and such words ask for. Raises BadInput for other words."""
-    name_of_it, *arms = [words] if words in QUANTITIES else words.split()
-    if name_of_it not in QUANTITIES:
-        raise one_of("quantity", name_of_it, [*QUANTITIES])
-    return QUANTITIES[name_of_it](*arms)
+    known = [name for name in QUANTITIES if f"{words} ".startswith(f"{name} ")]
+    if not known:
+        raise one_of("quantity", words, [*QUANTITIES])
+    value, text = QUANTITIES[known[0]]
+    arms = words.removeprefix(known[0]).split()
+    return Quantity(lambda group: value(group, *arms), text)
 
 
-def by_value(
-    title: str, rows: Groups, lines: Mapping[str, Quantity], head: str, *, counted: bool = True
-) -> Markdown:
-    """One column per value of a key; for each optimizer one row per quantity of `lines`.
-
-    `rows`: by optimizer and value. `head` formats a value. `counted`: a last column counts the
-    pairs of the delay.
-    """
-    values = sorted({value for _, value in rows})
-    made = []
-    for optimizer in sorted({optimizer for optimizer, _ in rows}):
-        at = [rows[optimizer, value] for value in values]
-        n = [together(map(count_of("delay"), at))] if counted else []
-        made += [[f"{name(optimizer)}{said}", *map(cell, at), *n] for said, cell in lines.items()]
-    return table([title, *map(head.format, values), *(["n"] if counted else [])], made)
+def listed(words: str) -> list[tuple[str, str]]:
+    """`HEAD: WORDS; …` as pairs of a head and its words; words alone are their own head."""
+    parts = [part.strip().rpartition(": ") for part in words.split(";") if part.strip()]
+    return [(head or said, said) for head, _, said in parts]

@@ -1,22 +1,31 @@
-"""Tables of what was measured beside losses: every public function is a call."""
+"""Tables of single studies, of costs, tuning and what was measured beside losses: every public
+function is a call."""
 
 from collections.abc import Mapping
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from analysis.claims.measure import with_key
+from analysis.report.table_data import TUNED
 from analysis.statistics.intervals import mean_interval
+from analysis.statistics.text import tax_text
 from analysis.table.answers import ACCURACY, BITS, title
 from analysis.table.names import REPORTED_ARMS, arms, minus
 from analysis.table.names import optimizer as name
 from findings.code import cells
-from findings.code.cells import Markdown, mean, table
-from findings.code.published import FINDINGS, TINY, of_sweep, scores, spikes
+from findings.code.cells import Markdown, groups, mean, selected, table
+from findings.code.published import FEW, FINDINGS, TINY, of_sweep, scores, spikes
+from sweeps.request.command_line import parse_request
+from sweeps.request.expand import points
+from trainer.base.build import label
 
 MEASURES = ("cosine", "error")
 DECAY = "optimizer.variance_decay"
+ALONE = ("delay", "wpipe", "paci", "constant_delay(3)")
+"""The arms of `remedies` that no correction or phase has touched, one for each pipeline."""
 
 
 def lateness() -> Markdown:
@@ -63,6 +72,105 @@ def spike() -> Markdown:
         rows.append([name(optimizer), "largest minus smallest", mean(ends), "", "", str(len(ends))])
     heads = ["optimizer", "β2", "height of the spike", "gone before the end"]
     return table([*heads, "final loss: start minus none, paired", "n"], rows)
+
+
+def look_ahead() -> Markdown:
+    """Sync with a look-ahead beside the delayed run whose Error Feedback looks as far ahead."""
+    delayed = groups(of_sweep("overshoot", TINY))
+    ahead = pd.read_csv(FINDINGS / "overshoot" / "look_ahead_tiny.csv").set_index("seed")
+    rows = []
+    for (optimizer, coefficient), trials in ahead.groupby(["optimizer", "coefficient"]):
+        own, as_far = trials["final_val_loss"], int(str(coefficient)) + 1
+        losses = delayed[optimizer,].losses
+        sync, late = losses["sync"], losses[f"delay_ef({as_far})"]
+        said = [name(optimizer), f"{coefficient}", f"{as_far}"]
+        apart = own - late
+        rows.append([*said, *map(mean, (own - sync, late - sync, apart)), str(apart.count())])
+    heads = ["optimizer", "λ of sync", "λ of the delay", "sync with it minus sync"]
+    return table([*heads, "delay with it minus sync", "the first minus the second", "n"], rows)
+
+
+def remedies(updates: int) -> Markdown:
+    """One row per optimizer and arm of the trials of so many updates, by the pipeline and then by
+    the gap.
+
+    What a remedy saves is the gap of its pipeline alone minus its own, paired by seed. Memory is
+    that of weights, gradients and states, as a plan counts them; time is that of an update, by
+    medians over all trials.
+    """
+    trials = of_sweep("remedies", TINY).trials
+    names, memory = arms(trials), _memory()
+    speed = trials.groupby(["optimizer", "arm"])["tokens_per_second"].median()
+    rows = []
+    for (of,), group in groups(selected("remedies", TINY, f"num_updates_asked={updates}")).items():
+        alone = {arm: next(own for own in ALONE if arm.startswith(own)) for arm in group.arms}
+        for arm in sorted(group.arms, key=lambda arm: (alone[arm], group.arms[arm]["gap"])):
+            row, saved = group.arms[arm], group.losses[alone[arm]] - group.losses[arm]
+            ratios = (memory[of, arm] / memory[of, "sync"], speed[of, "sync"] / speed[of, arm])
+            shares = [cells.gap(row), "" if arm == alone[arm] else mean(saved), cells.removed(row)]
+            costs = [tax_text(row), *map("{:.2f}".format, ratios)]
+            rows.append([name(of), names[arm], *shares, *costs])
+    heads = ["optimizer", "arm", "gap", "less than without, paired", "gap removed"]
+    return table([*heads, "token tax", "memory / sync's", "time / sync's"], rows)
+
+
+def _memory() -> dict[tuple[str, str], int]:
+    """Optimizer and arm → the bytes of a trial of the sweep `remedies`."""
+    [sweep] = parse_request(["sweep=remedies", f"scale={TINY}"]).sweeps.values()
+    return {
+        (label(config["optimizer"]), arm): point.plan(config).memory_bytes
+        for point in points(sweep, Path("results"))
+        for arm, config in point.configs.items()
+    }
+
+
+def tried(file: str, key: str, title: str) -> Markdown:
+    """The learning rates that were tried at each value of a key, with sync's loss, and the chosen
+    one where the table has it."""
+    trials = pd.read_csv(FINDINGS / f"{file}.csv").rename(columns={"final_val_loss": "loss"})
+    has_choice, rows = "chosen" in trials, []
+    for value, group in trials.sort_values(TUNED[0]).groupby(key):
+        rates = zip(group[TUNED[0]], group["loss"], strict=True)
+        said = f"{value:g}" if isinstance(value, float) else _of_point(value)
+        best = [f"{group.loc[group['chosen'], TUNED[0]].iloc[0]:g}"] if has_choice else []
+        rows.append([said, ", ".join(f"{rate:g} ({loss:.3f})" for rate, loss in rates), *best])
+    return table([title, "tried (loss)", *(["chosen"] if has_choice else [])], rows)
+
+
+def _of_point(point: object) -> str:
+    return name(str(point).removeprefix("optimizer="))
+
+
+def chosen() -> Markdown:
+    """Each optimizer's own learning rate and decay, with sync's loss at the seed that chose."""
+    tried = pd.read_csv(FINDINGS / "tuned_own" / "tuned_tiny.csv")
+    best = {row["point"]: row for row in tried[tried["chosen"]].to_dict("records")}
+    adamw = [best["optimizer=adamw"][key] for key in TUNED]
+    at_adamws = tried[(tried[[*TUNED]] == adamw).all(axis=1)].set_index("point")["loss"]
+    rows = [
+        [
+            *(_of_point(point), *(f"{row[key]:g}" for key in TUNED), f"{row['loss']:.3f}"),
+            *(f"{at_adamws[point]:.3f}", str((tried["point"] == point).sum())),
+        ]
+        for point, row in best.items()
+    ]
+    return table(["optimizer", "lr", "decay", "sync loss", "at AdamW's values", "tried"], rows)
+
+
+def moe_rates() -> Markdown:
+    """Mean final losses of `moe_learning_rate`, one column per rate; the lowest of a row stands
+    out."""
+    trials = of_sweep("moe_learning_rate", FEW).trials
+    keys = ["optimizer", "num_updates_asked", "arm", "optimizer.lr"]
+    losses = trials.groupby(keys)["final_val_loss"].mean().unstack()
+    rows = [
+        [
+            f"{name(of)}, {updates:,} updates: {'delayed' if arm == 'delay' else arm}",
+            *(f"**{x:.3f}**" if x == row.min() else f"{x:.3f}" for x in row),
+        ]
+        for (of, updates, arm), row in losses.sort_index(ascending=[True, True, False]).iterrows()
+    ]
+    return table(["learning rate", *map("{:g}".format, losses.columns)], rows)
 
 
 def downstream() -> Markdown:

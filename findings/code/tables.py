@@ -1,10 +1,15 @@
 """The tables of gaps. Every public function is a call that a page may make."""
 
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
 import pandas as pd
 from scipy import stats
 
 from analysis import best
-from analysis.statistics.intervals import CONFIDENCE
+from analysis.statistics.intervals import CONFIDENCE, mean_interval
 from analysis.statistics.reported import reported_taxes
 from analysis.statistics.tax import MAIN_ARMS, best_taxes
 from analysis.statistics.text import gap_table, tax_text
@@ -14,25 +19,133 @@ from findings.code import cells
 from findings.code.cells import (
     Groups,
     Markdown,
-    Quantity,
-    by_value,
-    gap_of,
+    TrialGroup,
     groups,
+    listed,
     mean,
     quantity,
-    sync_loss,
+    selected,
     table,
-    tax_of,
-    value_of,
+    together,
 )
-from findings.code.published import (
-    FEW,
-    TINY,
-    View,
-    at_points,
-    of_sweep,
-    view,
-)
+from findings.code.published import FEW, TINY, View, of_sweep, view
+
+
+def rows(
+    sweep: str, scale: str, columns: str, sort: str = "", key: str = "", only: str = ""
+) -> Markdown:
+    """One row per optimizer, or per optimizer and value of `key`.
+
+    `columns`: `HEAD: QUANTITY WORDS; …`. `sort`: the quantity by which the rows are sorted; rows
+    without it are left out. `only`: `KEY=VALUE` of the trials that are shown.
+    """
+    shown = [*groups(selected(sweep, scale, only), *([key] if key else [])).values()]
+    if sort:
+        number = quantity(sort).value
+        shown = [group for group in shown if number(group) is not None]
+        shown.sort(key=lambda group: np.mean(number(group)))
+    cells_of = {head: quantity(words) for head, words in listed(columns)}
+    lines = [[text(value(group)) for value, text in cells_of.values()] for group in shown]
+    return table([*cells_of], lines)
+
+
+def along(
+    sweep: str,
+    scale: str,
+    key: str,
+    lines: str,
+    title: str = "",
+    head: str = "{}",
+    columns: str = "*",
+    then: str = "",
+    only: str = "",
+) -> Markdown:
+    """One column per value of `key`; for each optimizer one row per quantity of `lines`.
+
+    `key`: a key of the trials; `optimizer`, which makes one row per quantity; `sweep`, with several
+    names in `sweep`; or `λ METHOD`, the coefficient of a correction, 0 for the plain delay, whose
+    arm is called `λ`. `head` formats a value. `columns`: `HEAD: VALUE; …`, `*` for all others.
+    `then`: more columns, `HEAD: VALUE minus VALUE`, paired by seed; `HEAD: VALUE for VALUE`,
+    whether the first may stand for the second; `n`, the pairs of the delay.
+    """
+    shown = _along(sweep, scale, key, only)
+    values = {head.format(value): value for value in sorted({value for _, value in shown})}
+    heads = dict(listed(columns))
+    if heads.pop("*", None):
+        heads |= {value: value for value in values if value not in heads.values()}
+    beside = listed(then)
+    made = []
+    for optimizer in dict.fromkeys(optimizer for optimizer, _ in shown):
+        at = {said: shown[optimizer, value] for said, value in values.items()}
+        for said, words in listed(lines):
+            value_of, text = quantity(words)
+            of = {value: value_of(group) for value, group in at.items()}
+            texts = [text(of[value]) for value in heads.values()]
+            more = [_beside(words, of, at, text) for _, words in beside]
+            made.append([f"{name(optimizer) if optimizer else ''}{said}", *texts, *more])
+    return table([title, *heads, *(head for head, _ in beside)], made)
+
+
+def _along(sweep: str, scale: str, key: str, only: str) -> Groups:
+    """(optimizer, value of the key) → its group."""
+    if key == "sweep":
+        views = {name: groups(selected(name, scale, only)) for name in sweep.split(",")}
+        return {(at[0], name): group for name, of in views.items() for at, group in of.items()}
+    if key == "optimizer":
+        return {("", at[0]): group for at, group in groups(selected(sweep, scale, only)).items()}
+    if key.startswith("λ "):
+        return {
+            (optimizer, 0.0 if arm == "delay" else row["coefficient"]): _called(group, arm)
+            for (optimizer,), group in groups(selected(sweep, scale, only)).items()
+            for arm, row in group.arms.items()
+            if arm == "delay" or row["method"] == key.removeprefix("λ ")
+        }
+    return groups(selected(sweep, scale, only), key)
+
+
+def _called(group: TrialGroup, arm: str) -> TrialGroup:
+    """The group with one of its arms also called `λ`."""
+    losses = group.losses.assign(λ=group.losses[arm])
+    return group._replace(arms={**group.arms, "λ": group.arms[arm]}, losses=losses)
+
+
+def _beside(
+    words: str, of: Mapping[str, Any], at: Mapping[str, TrialGroup], text: Callable[[Any], str]
+) -> str:
+    """What `then` asks for of the values, and the groups, of each column."""
+    if words == "n":
+        return together(group.arms["delay"]["n"] for group in at.values())
+    second, how, first = re.split(r" (minus|for) ", words)
+    if how == "for":
+        return _stands(of[second], of[first]) if text is mean else ""
+    return mean(of[second] - of[first]) if isinstance(of[first], pd.Series) else ""
+
+
+def _stands(gaps: pd.Series, others: pd.Series) -> str:
+    """Whether these gaps may stand for the others, by the rule of the sweep `dtype`."""
+    low, high = mean_interval((gaps - others).dropna().to_numpy())
+    margin = 0.2 * abs(others.mean())
+    if -margin < low and high < margin:
+        return "yes"
+    return "no" if low > margin or high < -margin else "not enough data"
+
+
+def every_arm(sweep: str, scale: str) -> Markdown:
+    """One row per point and arm that has a pair, by optimizer, point and gap; columns that would be
+    empty are left out."""
+    trials, rows = of_sweep(sweep, scale)
+    names, at = arms(trials), settings(trials)
+    shown = rows[rows["pairs"] > 0].assign(at=rows["point"].map(at).fillna(""))
+    lines = [
+        [
+            *(name(row["optimizer"]), row["at"], names[row["arm"]], f"{row['loss_sync']:.3f}"),
+            *(cells.gap(row), cells.removed(row), str(row["n"]), str(row["diverged"] or "")),
+        ]
+        for row in shown.sort_values(["optimizer", "at", "gap"], kind="stable").to_dict("records")
+    ]
+    heads = ["optimizer", "at", "arm", "sync loss", "gap", "gap removed", "n", "diverged"]
+    kept = [place for place, _ in enumerate(heads) if any(line[place] for line in lines)]
+    return table([heads[i] for i in kept], [[line[i] for i in kept] for line in lines])
 
 
 def main(front: int = 0) -> Markdown:
@@ -62,172 +175,26 @@ def taxes_of_others() -> Markdown:
     return table(["optimizer", "arm", "token tax", "from", "of"], lines)
 
 
-def rows(sweep: str, scale: str, columns: str, sort: str = "", key: str = "") -> Markdown:
-    """One row per optimizer, or per optimizer and value of `key`.
-
-    `columns`: `HEAD: QUANTITY WORDS; …`, a quantity alone is its own head. `sort`: an arm, by whose
-    gap the rows are sorted, or a key of the trials.
-    """
-    shown = groups(of_sweep(sweep, scale), *([key] if key else []))
-    chosen = [shown[at] for at in sorted(shown)]
-    if sort:
-        chosen = [group for group in chosen if sort in group.arms or sort in group.trial]
-        chosen.sort(key=lambda g: g.arms[sort]["gap"] if sort in g.arms else g.trial[sort])
-    heads = [column.strip().rpartition(": ") for column in columns.split(";")]
-    quantities = [quantity(words) for *_, words in heads]
-    lines = [[cell(group) for cell in quantities] for group in chosen]
-    return table([head or words for head, _, words in heads], lines)
-
-
-def every_arm(sweep: str, scale: str) -> Markdown:
-    """One row per point and arm that has a pair, by optimizer, point and gap; columns that would be
-    empty are left out."""
-    trials, rows = of_sweep(sweep, scale)
-    names, at = arms(trials), settings(trials)
-    shown = rows[rows["pairs"] > 0].assign(at=rows["point"].map(at).fillna(""))
-    lines = [
-        [
-            *(name(row["optimizer"]), row["at"], names[row["arm"]], cells.loss(row)),
-            *(cells.gap(row), cells.removed(row), str(row["n"]), str(row["diverged"] or "")),
-        ]
-        for row in shown.sort_values(["optimizer", "at", "gap"], kind="stable").to_dict("records")
-    ]
-    heads = ["optimizer", "at", "arm", "sync loss", "gap", "gap removed", "n", "diverged"]
-    kept = [place for place, _ in enumerate(heads) if any(line[place] for line in lines)]
-    return table([heads[i] for i in kept], [[line[i] for i in kept] for line in lines])
-
-
-def coefficients(sweep: str, scale: str, method: str) -> Markdown:
-    """Gap and share removed against the coefficient of a correction."""
-    rows = {
-        at[0]: {row["coefficient"]: row for row in group.arms.values() if row["method"] == method}
-        | {0: group.arms["delay"]}
-        for at, group in sorted(groups(of_sweep(sweep, scale)).items())
-    }
-    values = sorted({value for by_coefficient in rows.values() for value in by_coefficient})
-    lines = [
-        [
-            f"{name(optimizer)}: {said}",
-            *(cell(by_coefficient.get(value)) for value in values),
-            str(by_coefficient[0]["n"]),
-        ]
-        for optimizer, by_coefficient in rows.items()
-        for said, cell in (("gap", cells.gap), ("removed", cells.removed))
-    ]
-    return table(["λ", "0, plain delay", *(f"{value:,g}" for value in values[1:]), "n"], lines)
-
-
-PLAIN = {": sync loss": sync_loss, ": gap of the delay": gap_of("delay")}
-
-
-def momentum(sweep: str, scale: str) -> Markdown:
-    """Sync's loss and the gap of the delay, one column per momentum."""
-    rows = groups(of_sweep(sweep, scale), "optimizer.momentum")
-    return by_value("momentum", rows, PLAIN, "{:g}")
-
-
-def batch_size(scale: str) -> Markdown:
-    """Sync's loss and the delay's gap by batch size, at the learning rate best for sync there."""
-    shown = of_sweep("batch_size", scale)
-    sizes = shown.trials.drop_duplicates("point").set_index("point")["batch_size"]
-    points = shown.gaps.assign(size=shown.gaps["point"].map(sizes))
-    points = points.sort_values("loss_sync", kind="stable").drop_duplicates(["optimizer", "size"])
-    rows = groups(at_points(shown, points["point"]), "batch_size")
-    lines: dict[str, Quantity] = {": lr": value_of("optimizer.lr"), **PLAIN}
-    return by_value("batch size", rows, lines, "{:g}")
-
-
 def best_points(scale: str) -> Markdown:
     """Each arm of the sweep over batch sizes at its own best point of the grid."""
-    return table(
-        ["optimizer", "best delay minus best sync", "n", "sync's point", "the delay's point"],
+    lines = [
         [
-            [
-                *(name(row["optimizer"]), cells.gap(row), str(row["n"])),
-                *(row["setting_sync"], row["setting"]),
-            ]
-            for row in best(of_sweep("batch_size", scale).trials).to_dict("records")
-        ],
-    )
-
-
-def _of_batch(sweep: str, scale: str, batch_size: int | None) -> View:
-    shown = of_sweep(sweep, scale)
-    if batch_size is None:
-        return shown
-    points = shown.trials.loc[shown.trials["batch_size"] == batch_size, "point"]
-    return View(*(frame[frame["point"].isin(points)] for frame in shown))
-
-
-def horizon(sweep: str, scale: str, batch_size: int | None = None) -> Markdown:
-    """Gap and tax of each arm, one column per length; of one batch size or of all."""
-    rows = groups(_of_batch(sweep, scale, batch_size), "num_updates_asked")
-    lines = {
-        f", {REPORTED_ARMS[arm]}: {said}": quantity(arm)
-        for arm in MAIN_ARMS
-        for said, quantity in (("gap", gap_of), ("token tax", tax_of))
-    }
-    return by_value("updates", rows, lines, "{:,}", counted=False)
-
-
-def shrinking(sweep: str, scale: str, later: int, batch_size: int | None = None) -> Markdown:
-    """How much larger each gap is at the shortest length, and at `later`, than at the longest,
-    paired by seed."""
-    rows = groups(_of_batch(sweep, scale, batch_size), "num_updates_asked")
-    lengths = sorted({length for _, length in rows})
-    starts = (lengths[0], later)
-    lines = []
-    for optimizer in sorted({optimizer for optimizer, _ in rows}):
-        for arm in MAIN_ARMS:
-            first, second, last = (
-                _paired(rows, (optimizer, length), arm) for length in (*starts, lengths[-1])
-            )
-            changes = [mean(first - last), mean(second - last)]
-            lines.append([f"{name(optimizer)}, {REPORTED_ARMS[arm]}", *changes, str(len(last))])
-    heads = [f"{start:,} minus {lengths[-1]:,}" for start in starts]
-    return table(["gap, paired by seed", *heads, "n"], lines)
-
-
-def _paired(rows: Groups, at: tuple[object, ...], arm: str) -> pd.Series:
-    """The gaps of an arm by seed."""
-    losses = rows[at].losses
-    return losses[arm] - losses["sync"]
-
-
-def stages() -> Markdown:
-    """The gaps of 2BW and of original PipeDream by the number of stages, and their differences."""
-    losses = of_sweep("stages", TINY).trials.pivot_table(
-        index="seed", columns=["optimizer", "arm", "pipeline.num_stages"], values="final_val_loss"
-    )
-    lines, n = [], str(len(losses))
-    for optimizer in losses.columns.unique("optimizer"):
-        sync, two, old = (losses[optimizer][arm] for arm in ("sync", "delay", "pipedream"))
-        lines.append([f"{name(optimizer)}: sync loss", *map("{:.3f}".format, sync.mean()), "", n])
-        for said, gaps in (
-            ("2BW: gap", two - sync),
-            ("original PipeDream: gap", old - sync),
-            ("PipeDream minus 2BW, paired", old - two),
-        ):
-            changes = [mean(gaps[value]) for value in gaps]
-            ends = mean(gaps.iloc[:, -1] - gaps.iloc[:, 0])
-            lines.append([f"{name(optimizer)}, {said}", *changes, ends, n])
-    heads = [f"P = {value}" for value in losses.columns.unique("pipeline.num_stages")]
-    return table(["", *heads, "the most minus the fewest, paired", "n"], lines)
-
-
-def regimes(only: str = "") -> Markdown:
-    """The gap of the delay in few large updates, in many small ones, and in the paper's run: of
-    these optimizers, or of all."""
-    few, many = _regime(of_sweep("main", FEW)), _regime(of_sweep("shared_rate", TINY))
-    reported = reported_taxes()
-    theirs = reported[reported["who"].str.startswith("paper") & (reported["arm"] == "delay")]
-    gaps_of_paper = (theirs["loss"] - theirs["loss_sync"]).set_axis(theirs["optimizer"])
-    paper = {str(optimizer): f"{value:+.3f}" for optimizer, value in gaps_of_paper.items()}
-    columns = (few, many, ("the paper, 360M", paper))
-    rows = [
-        [name(optimizer), *(shown.get(optimizer, "") for _, shown in columns)]
-        for optimizer in (only.split(",") if only else many[1])
+            *(name(row["optimizer"]), cells.gap(row), str(row["n"])),
+            *(row["setting_sync"], row["setting"]),
+        ]
+        for row in best(of_sweep("batch_size", scale).trials).to_dict("records")
     ]
+    heads = ["optimizer", "best delay minus best sync", "n", "sync's point", "the delay's point"]
+    return table(heads, lines)
+
+
+def regimes() -> Markdown:
+    """The gap of the delay in few large updates, in many small ones, and in the paper's run."""
+    few, many = _regime(of_sweep("main", FEW)), _regime(of_sweep("shared_rate", TINY))
+    theirs = reported_taxes().query("arm == 'delay' and who.str.startswith('paper')")
+    gaps = (theirs["loss"] - theirs["loss_sync"]).map("{:+.3f}".format)
+    columns = (few, many, ("the paper, 360M", dict(zip(theirs["optimizer"], gaps, strict=True))))
+    rows = [[name(key), *(shown.get(key, "") for _, shown in columns)] for key in many[1]]
     return table(["gap of the delay", *(head for head, _ in columns)], rows)
 
 
@@ -236,8 +203,11 @@ def _regime(shown: View) -> tuple[str, dict[str, str]]:
     first = shown.trials.iloc[0]
     size = f"{first['batch_size']:g} × {first['seq_len']:g}"
     head = f"{first['num_updates']:,} updates of {size} bytes, lr {first['optimizer.lr']:g}"
-    counted = {at[0]: group.arms["delay"] for at, group in groups(shown).items()}
-    return head, {key: f"{cells.gap(row)} (n={row['n']})" for key, row in counted.items()}
+    return head, {at[0]: _counted(group.arms["delay"]) for at, group in groups(shown).items()}
+
+
+def _counted(row: cells.Row) -> str:
+    return f"{cells.gap(row)} (n={row['n']})"
 
 
 def replication() -> Markdown:
@@ -247,11 +217,10 @@ def replication() -> Markdown:
     lines = []
     for at in again:
         for arm in MAIN_ARMS:
-            rows = [of_seeds[at].arms[arm] for of_seeds in (before, again)]
             last = both[at].arms[arm]
             half = (last["high"] - last["low"]) / 2  # of Student's interval
             error = half / stats.t.ppf((1 + CONFIDENCE) / 2, last["n"] - 1)
-            counted = [f"{cells.gap(row)} (n={row['n']})" for row in rows]
+            counted = [_counted(of_seeds[at].arms[arm]) for of_seeds in (before, again)]
             said = [name(at[0]), REPORTED_ARMS[arm], *counted]
             lines.append([*said, cells.gap(last), f"{error:.4f}"])
     heads = ["optimizer", "arm", "the first seeds", "the others", "all", "standard error of all"]

@@ -1,9 +1,8 @@
 """Tables of findings/ beside what a few lines make of the published CSVs."""
 
 import csv
-import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -15,12 +14,13 @@ from analysis.theory.corrections import Hooks, hooks
 from analysis.theory.filters import SAME
 from analysis.theory.optimizers import linear
 from analysis.theory.recursion import Loop
-from findings.code import measures, pairs, tables, theory
-from findings.code.pages import call
-from findings.code.predictions import FEEDBACK, settings
+from analysis.theory.score import FEEDBACK, settings
+from findings.code.cells import K
+from findings.code.pages import PARTS, call
 from findings.code.published import FINDINGS
 
 FED = {"_target_": FEEDBACK, "coefficient": 1.0, "lag": 1}
+SHRINKING = 'along sweep=second_rung scale=few_updates key=num_updates_asked head={:,} title="gap'
 Losses = Mapping[tuple[str, ...], Mapping[str, float]]
 
 
@@ -46,23 +46,27 @@ def cell(differences: Mapping[str, float]) -> str:
     return f"{values.mean():+.3f} [{low:+.3f}, {high:+.3f}]".replace("-", "−")
 
 
-def lines(table: str) -> list[list[str]]:
-    return [[part.strip() for part in line.strip("|").split("|")] for line in table.splitlines()]
+def lines(study: str, start: str) -> list[list[str]]:
+    """The rows of a table of a study's page, by how the marker starts, made anew."""
+    page = (FINDINGS / study / "README.md").read_text()
+    [marker] = [part[1] for part in PARTS.finditer(page) if part[1].startswith(start)]
+    rows = call(marker).splitlines()
+    return [[part.strip() for part in line.strip("|").split("|")] for line in rows]
 
 
 @pytest.mark.parametrize("arm", ["delay", "delay_ef"])
 @pytest.mark.parametrize(
-    ("table", "file", "key", "variants"),
+    ("study", "scale", "key", "variants"),
     [
-        (pairs.nesterov, "nesterov/trials_tiny", "optimizer.nesterov", ("True", "False")),
-        (pairs.dtypes, "dtype/trials_few_updates", "dtype", ("float32", "bfloat16")),
+        ("nesterov", "tiny", "optimizer.nesterov", ("True", "False")),
+        ("dtype", "few_updates", "dtype", ("float32", "bfloat16")),
     ],
 )
 def test_two_variants(
-    table: Callable[[], str], file: str, key: str, variants: tuple[str, str], arm: str
+    study: str, scale: str, key: str, variants: tuple[str, str], arm: str
 ) -> None:
-    of = losses(file, "optimizer", key, "arm")
-    rows = {row[0]: row for row in lines(table())}
+    of = losses(f"{study}/trials_{scale}", "optimizer", key, "arm")
+    rows = {row[0]: row for row in lines(study, "along")}
     said = {"delay": "delay", "delay_ef": "delay + EF"}[arm]
     for optimizer in {at[0] for at in of}:
         first, second = (
@@ -76,9 +80,7 @@ def test_two_variants(
 
 def test_coefficients_beyond_one() -> None:
     of = losses("overshoot/trials_tiny", "optimizer", "arm")
-    page = (FINDINGS / "overshoot" / "README.md").read_text()
-    [marker] = re.findall(r"<!-- (rows sweep=overshoot .*?) -->", page, re.DOTALL)
-    rows = {row[0]: row for row in lines(call(marker))}
+    rows = {row[0]: row for row in lines("overshoot", "rows")}
     for optimizer in {at[0] for at in of}:
         one, two = of[optimizer, "delay_ef"], of[optimizer, "delay_ef(2)"]
         row = rows[name(optimizer)]
@@ -100,8 +102,7 @@ def test_coefficients_beyond_one() -> None:
 )
 def test_what_a_remedy_saves(arm: str, alone: str, said: str) -> None:
     of = losses("remedies/trials_tiny", "optimizer", "arm", num_updates="1600")
-    found = lines(pairs.remedies())
-    rows = {(row[0], row[1]): row for row in found}
+    rows = {(row[0], row[1]): row for row in lines("remedies", "remedies")}
     for optimizer in {at[0] for at in of}:
         row = rows[name(optimizer), said]
         assert row[2] == cell(minus(of[optimizer, arm], of[optimizer, "sync"]))
@@ -120,7 +121,7 @@ def of_trials(file: str, column: str) -> Mapping[tuple[str, str], Mapping[str, f
 def test_how_near_late_updates_are() -> None:
     cosines = of_trials("staleness/lateness_tiny", "cosine")
     gaps = losses("staleness/trials_tiny", "optimizer", "arm")
-    rows = {(row[0], row[1]): row for row in lines(measures.lateness())}
+    rows = {(row[0], row[1]): row for row in lines("staleness", "lateness")}
     arm, said = "delay+start(0.1)", "delay, sync start 10 %"
     for optimizer in ("adamw", "muon", "soap"):
         row = rows[name(optimizer), said]
@@ -138,7 +139,7 @@ def test_the_height_of_a_spike() -> None:
         for row in csv.DictReader(found):
             at = row["optimizer"], row["setting"].removeprefix("optimizer.variance_decay=")
             heights[at][row["seed"]] = float(row["height"])
-    rows = {(row[0], row[1]): row for row in lines(measures.spike())}
+    rows = {(row[0], row[1]): row for row in lines("spike", "spike")}
     for (optimizer, decay), by_seed in heights.items():
         row = rows[name(optimizer), decay]
         start, delay = (of[optimizer, decay, arm] for arm in ("delay+start(0.5)", "delay"))
@@ -151,7 +152,7 @@ def test_the_height_of_a_spike() -> None:
 
 def test_a_gap_shrinks_with_the_length() -> None:
     of = losses("second_rung/trials_few_updates", "optimizer", "arm", "num_updates_asked")
-    rows = {row[0]: row for row in lines(tables.shrinking("second_rung", "few_updates", 3200))}
+    rows = {row[0]: row for row in lines("second_rung", SHRINKING)}
     for optimizer in ("adamw", "muon"):
         first, later, last = (
             minus(of[optimizer, "delay", length], of[optimizer, "sync", length])
@@ -164,10 +165,10 @@ def test_a_gap_shrinks_with_the_length() -> None:
 def test_the_theory_stands_beside_the_gaps_of_tiny() -> None:
     """NAdamW's share is that of its momentum after 1,600 updates."""
     of = losses("shared_rate/trials_tiny_nadamw", "arm")
-    rows = {row[0]: row for row in lines(theory.noise())}
+    rows = {row[0]: row for row in lines("noise", "rows sweep=shared_rate")}
     loop = linear(settings("nadamw", {"optimizer.lr": 0.002}), 1600)
     sync, late, fed = (
-        Loop(loop, of_delay).noise(theory.K)
+        Loop(loop, of_delay).noise(K)
         for of_delay in (Hooks(SAME), Hooks(filters.late(1)), hooks(FED, 1))
     )
     assert rows["NAdamW"][1] == f"{late / sync:.3f}"
@@ -185,7 +186,7 @@ def plain(values: Mapping[str, float]) -> str:
 def test_a_look_ahead_of_sync_beside_that_of_the_delay() -> None:
     late = losses("overshoot/trials_tiny", "optimizer", "arm")
     ahead = losses("overshoot/look_ahead_tiny", "optimizer", "coefficient")
-    rows = {(row[0], row[1]): row for row in lines(pairs.look_ahead())}
+    rows = {(row[0], row[1]): row for row in lines("overshoot", "look_ahead")}
     for optimizer in ("adamw", "muon", "soap"):
         for coefficient, arm in (("1", "delay_ef(2)"), ("3", "delay_ef(4)")):
             own, sync = ahead[optimizer, coefficient], late[optimizer, "sync"]
@@ -196,7 +197,7 @@ def test_a_look_ahead_of_sync_beside_that_of_the_delay() -> None:
 
 def test_gaps_by_the_number_of_stages() -> None:
     of = losses("stages/trials_tiny", "optimizer", "arm", "pipeline.num_stages")
-    rows = {row[0]: row for row in lines(tables.stages())}
+    rows = {row[0]: row for row in lines("stages", "along")}
     for optimizer in ("adamw", "muon"):
         gaps = {}
         for arm, said in (("delay", "2BW: gap"), ("pipedream", "original PipeDream: gap")):
