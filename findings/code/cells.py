@@ -30,15 +30,14 @@ class Markdown(str):
 
 def gap(row: Row) -> str:
     """`+0.153 [+0.102, +0.204]`; of one pair `+0.153`."""
-    ends = "" if pd.isna(row["low"]) else f" [{row['low']:+.3f}, {row['high']:+.3f}]"
+    ends: str = "" if pd.isna(row["low"]) else f" [{row['low']:+.3f}, {row['high']:+.3f}]"
     return minus(f"{row['gap']:+.3f}{ends}") if row["n"] else ""
 
 
 def removed(row: Row) -> str:
     """The share of the gap that a correction removes: `52 % [30, 70]`."""
-    shown = "{removed:.0f} % [{removed_low:.0f}, {removed_high:.0f}]"
-    shares = {key: 100 * row[key] for key in ("removed", "removed_low", "removed_high")}
-    return "" if pd.isna(row["removed"]) else minus(shown.format(**shares))
+    share, low, high = (100 * row[key] for key in ("removed", "removed_low", "removed_high"))
+    return "" if pd.isna(share) else minus(f"{share:.0f} % [{low:.0f}, {high:.0f}]")
 
 
 def mean(differences: pd.Series | None) -> str:
@@ -72,10 +71,10 @@ class TrialGroup(NamedTuple):
 
     def theory(self, arm: str = "delay") -> Stability:
         """A delay of 1, and Error Feedback with the coefficient of an arm (1 if it has none)."""
-        coefficient = self.arms[arm]["coefficient"]
+        given = self.arms[arm]["coefficient"]
+        coefficient: float = 1.0 if pd.isna(given) else float(given)
         of, updates = settings(self.optimizer, self.trial), float(self.trial["num_updates"])
-        value = 1.0 if pd.isna(coefficient) else float(coefficient)
-        return expected(self.optimizer, tuple(of.items()), value, updates)
+        return expected(self.optimizer, tuple(of.items()), coefficient, updates)
 
 
 @cache
@@ -102,12 +101,13 @@ def groups(view: View, *keys: str) -> Groups:
     rows = rows.join(points[[key for key in keys if key not in rows]], on="point")
     made = {}
     for at, of_group in rows.groupby(["optimizer", *keys]):
-        best = of_group.loc[of_group["loss_sync"].idxmin(), "point"]
+        best = of_group.sort_values("loss_sync")["point"].iloc[0]
         trials = view.trials[view.trials["point"] == best]
         if STAGES in keys:  # which is no part of a point
             trials = trials[trials[STAGES] == at[1 + keys.index(STAGES)]]
         losses = trials.pivot_table(index="seed", columns="arm", values="final_val_loss")
-        arms = of_group[of_group["point"] == best].set_index("arm", drop=False).to_dict("index")
+        records = of_group[of_group["point"] == best].to_dict("records")
+        arms = {row["arm"]: row for row in records}
         made[at] = TrialGroup(arms, losses, trials.iloc[0].to_dict())
     return made
 

@@ -160,16 +160,14 @@ def chosen() -> Markdown:
 def moe_rates() -> Markdown:
     """Mean final losses of `moe_learning_rate`, one column per rate; the lowest of a row stands
     out."""
-    trials = of_sweep("moe_learning_rate", FEW).trials
+    trials = of_sweep("moe_learning_rate", FEW).trials.replace({"arm": {"delay": "delayed"}})
     keys = ["optimizer", "num_updates_asked", "arm", "optimizer.lr"]
     losses = trials.groupby(keys)["final_val_loss"].mean().unstack()
-    rows = [
-        [
-            f"{name(of)}, {updates:,} updates: {'delayed' if arm == 'delay' else arm}",
-            *(f"**{x:.3f}**" if x == row.min() else f"{x:.3f}" for x in row),
-        ]
-        for (of, updates, arm), row in losses.sort_index(ascending=[True, True, False]).iterrows()
-    ]
+    rows = []
+    for (optimizer, updates), of_arms in losses.groupby(level=[0, 1]):
+        for arm, row in of_arms.droplevel([0, 1]).iloc[::-1].iterrows():
+            texts = [f"**{x:.3f}**" if x == row.min() else f"{x:.3f}" for x in row]
+            rows.append([f"{name(optimizer)}, {updates:,} updates: {arm}", *texts])
     return table(["learning rate", *map("{:g}".format, losses.columns)], rows)
 
 

@@ -10,7 +10,7 @@ from scipy import stats
 
 from analysis import best
 from analysis.statistics.intervals import CONFIDENCE, mean_interval
-from analysis.statistics.reported import reported_taxes
+from analysis.statistics.reported import paper_losses, reported_taxes
 from analysis.statistics.tax import MAIN_ARMS, best_taxes
 from analysis.statistics.text import gap_table, tax_text
 from analysis.table.names import REPORTED_ARMS, arms, settings
@@ -191,9 +191,8 @@ def best_points(scale: str) -> Markdown:
 def regimes() -> Markdown:
     """The gap of the delay in few large updates, in many small ones, and in the paper's run."""
     few, many = _regime(of_sweep("main", FEW)), _regime(of_sweep("shared_rate", TINY))
-    theirs = reported_taxes().query("arm == 'delay' and who.str.startswith('paper')")
-    gaps = (theirs["loss"] - theirs["loss_sync"]).map("{:+.3f}".format)
-    columns = (few, many, ("the paper, 360M", dict(zip(theirs["optimizer"], gaps, strict=True))))
+    paper = {of: f"{arms['delay'] - arms['sync']:+.3f}" for of, arms in paper_losses().items()}
+    columns = (few, many, ("the paper, 360M", paper))
     rows = [[name(key), *(shown.get(key, "") for _, shown in columns)] for key in many[1]]
     return table(["gap of the delay", *(head for head, _ in columns)], rows)
 
