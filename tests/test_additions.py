@@ -1,4 +1,4 @@
-"""What an addition costs: each is made in a copy of the tree, whose tests then run with it.
+"""What an addition costs: all are made in a copy of the tree, whose tests then run with them.
 
 The additions are the examples of docs/extending.md, moved into the package. CONTRIBUTING.md tells
 how many files each of them touches.
@@ -12,13 +12,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 from tests.support.markdown import ROOT, blocks
 
 CHANGED = ("analysis", "conf", "docs", "tests", "trainer")
 """What is copied; the rest of the tree is linked."""
 EXAMPLES = {block.path: block.text for block in blocks(ROOT / "docs" / "extending.md")}
+TESTS = (
+    *("tests/analysis/claims/test_claims.py", "tests/analysis/figures/test_conformance.py"),
+    *("tests/analysis/theory", "tests/docs/test_links.py", "tests/docs/test_sweeps.py"),
+    *("tests/sweeps/request", "tests/trainer/config/test_config.py", "tests/trainer/corrections"),
+    *("tests/trainer/optimizers", "tests/trainer/schedules"),
+)
+CHOSEN = (
+    "sign_descent or smaller_steps or half_delayed or muon_is_robust or my_gaps or [mine or -mine "
+    "or of_a_scale or explained or (every and not [)"
+)
+"""The tests of these additions, and those that look at all choices at once."""
 PROMISED = dict(
     re.findall(r"^\| an? (\w+) \| (\d+) \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
 )
@@ -36,13 +45,6 @@ class Edit(NamedTuple):
         assert self.old in text
         at = text.index(self.old) if self.old else len(text)
         return text[:at] + self.new + text[at:]
-
-
-class Addition(NamedTuple):
-    """The edits of an addition, by path, and words for pytest that choose the tests it needs."""
-
-    edits: Mapping[str, Sequence[Edit]]
-    tests: Sequence[str]
 
 
 def example(path: str, **renamed: str) -> str:
@@ -83,6 +85,9 @@ STORES = """    "muon_is_robust": {
     },
 """
 CORRECTION_YAML = example("mine/correction/smaller_steps.yaml", smaller_steps="trainer.corrections")
+PIPELINE_YAML = example(
+    "mine/pipeline/half_delayed.yaml", half_delayed="trainer.schedules.recipes"
+).replace("recipes.half_delayed.half", "recipes.half")
 SCALE = """# As few_updates, with eight layers.
 base: [model=tiny_deep, data=wiki, num_updates=400, batch_size=16, seq_len=128, eval_every=100]
 """
@@ -92,120 +97,73 @@ arms: {sync: [pipeline=sync], delay: [pipeline=pipedream_2bw]}
 seeds: [0, 1, 2]
 verdict: A delay costs Lion something if the 95 % interval of the gap lies above 0.
 """
-ADDITIONS = {
-    "optimizer": Addition(
-        {
-            "trainer/optimizers/sign_descent.py": [Edit(EXAMPLES["mine/sign_descent.py"])],
-            "conf/optimizer/sign_descent.yaml": [
-                Edit(example("mine/optimizer/sign_descent.yaml", sign_descent="trainer.optimizers"))
-            ],
-            "tests/oracles/optimizers.py": [
-                Edit(ORACLE.lstrip() + "\n\n", "Reference = Callable"),
-                Edit("sign_descent, ", "adamw, adan"),
-            ],
-        },
-        [
-            *("tests/trainer/optimizers", "tests/trainer/config/test_config.py"),
-            *("tests/analysis/theory", "tests/analysis/table/test_names.py"),
-            *("-k", "sign_descent or every"),
+ADDITIONS: Mapping[str, Mapping[str, Sequence[Edit]]] = {
+    "optimizer": {
+        "trainer/optimizers/sign_descent.py": [Edit(EXAMPLES["mine/sign_descent.py"])],
+        "conf/optimizer/sign_descent.yaml": [
+            Edit(example("mine/optimizer/sign_descent.yaml", sign_descent="trainer.optimizers"))
         ],
-    ),
-    "correction": Addition(
-        {
-            "trainer/corrections/smaller_steps.py": [Edit(EXAMPLES["mine/smaller_steps.py"])],
-            "conf/correction/smaller_steps.yaml": [Edit(CORRECTION_YAML)],
-            "tests/oracles/corrections.py": [
-                Edit(SMALLER_STEPS, "def _average"),
-                Edit('    "smaller_steps": SmallerSteps,\n', '    "taylor": Taylor'),
-            ],
-            "docs/semantics.md": [Edit("\n`smaller_steps`: W(t+1) = W(t) − share · u_t.\n")],
-        },
-        [
-            *("tests/trainer/corrections", "tests/analysis/theory", "tests/docs/test_links.py"),
-            *("tests/analysis/table/test_names.py", "-k", "smaller_steps or every"),
+        "tests/oracles/optimizers.py": [
+            Edit(ORACLE.lstrip() + "\n\n", "Reference = Callable"),
+            Edit("sign_descent, ", "adamw, adan"),
         ],
-    ),
-    "schedule": Addition(
-        {
-            "trainer/schedules/recipes.py": [Edit(HALF_DELAYED)],
-            "conf/pipeline/half_delayed.yaml": [
-                Edit(
-                    example(
-                        "mine/pipeline/half_delayed.yaml", half_delayed="trainer.schedules.recipes"
-                    ).replace("recipes.half_delayed.half", "recipes.half")
-                )
-            ],
-            "tests/trainer/schedules/test_conformance.py": [
-                Edit(
-                    '    "half_delayed": lambda stage, m: int(stage < STAGES // 2),\n',
-                    '    "interleaved_1f1b": lambda',
-                )
-            ],
-            "docs/trial.md": [Edit("| `half_delayed` | theory | 1 |\n", "| `constant_delay` |")],
-        },
-        [
-            *("tests/trainer/schedules", "tests/trainer/config/test_config.py"),
-            *("tests/docs/test_links.py", "-k", "half_delayed or every"),
+    },
+    "correction": {
+        "trainer/corrections/smaller_steps.py": [Edit(EXAMPLES["mine/smaller_steps.py"])],
+        "conf/correction/smaller_steps.yaml": [Edit(CORRECTION_YAML)],
+        "tests/oracles/corrections.py": [
+            Edit(SMALLER_STEPS, "def _average"),
+            Edit('    "smaller_steps": SmallerSteps,\n', '    "taylor": Taylor'),
         ],
-    ),
-    "claim": Addition(
-        {
-            "analysis/claims/mine.py": [
-                Edit(EXAMPLES["mine/claim.py"]),
-                Edit("CLAIMS = (CLAIM,)\n"),
-            ],
-            "tests/analysis/claims/test_claims.py": [Edit(STORES, '    "adamw_over_muon": {')],
-        },
-        ["tests/analysis/claims/test_claims.py", "-k", "muon_is_robust or every_claim"],
-    ),
-    "figure": Addition(
-        {
-            "analysis/figures/mine.py": [
-                Edit(EXAMPLES["mine/figure.py"]),
-                Edit("FIGURES = (FIGURE,)\n"),
-            ],
-            "analysis/figures/__init__.py": [Edit('"mine", ', '"taxes"')],
-        },
-        ["tests/analysis/figures/test_conformance.py", "-k", "my_gaps or every"],
-    ),
-    "scale": Addition(
-        {"conf/scale/mine.yaml": [Edit(SCALE)]},
-        ["tests/sweeps/request", "-k", "scale"],
-    ),
-    "sweep": Addition(
-        {"conf/sweep/mine.yaml": [Edit(SWEEP)]},
-        ["tests/docs/test_sweeps.py", "tests/sweeps/request/test_arms.py", "-k", "mine or sweep"],
-    ),
+        "docs/semantics.md": [Edit("\n`smaller_steps`: W(t+1) = W(t) − share · u_t.\n")],
+    },
+    "schedule": {
+        "trainer/schedules/recipes.py": [Edit(HALF_DELAYED)],
+        "conf/pipeline/half_delayed.yaml": [Edit(PIPELINE_YAML)],
+        "tests/trainer/schedules/test_conformance.py": [
+            Edit(
+                '    "half_delayed": lambda stage, m: int(stage < STAGES // 2),\n',
+                '    "interleaved_1f1b": lambda',
+            )
+        ],
+        "docs/trial.md": [Edit("| `half_delayed` | theory | 1 |\n", "| `constant_delay` |")],
+    },
+    "claim": {
+        "analysis/claims/mine.py": [Edit(EXAMPLES["mine/claim.py"]), Edit("CLAIMS = (CLAIM,)\n")],
+        "tests/analysis/claims/test_claims.py": [Edit(STORES, '    "adamw_over_muon": {')],
+    },
+    "figure": {
+        "analysis/figures/mine.py": [
+            Edit(EXAMPLES["mine/figure.py"]),
+            Edit("FIGURES = (FIGURE,)\n"),
+        ],
+        "analysis/figures/__init__.py": [Edit('"mine", ', '"taxes"')],
+    },
+    "scale": {"conf/scale/mine.yaml": [Edit(SCALE)]},
+    "sweep": {"conf/sweep/mine.yaml": [Edit(SWEEP)]},
 }
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """A copy of what an addition changes, with its bytecode, and links to the rest."""
+def test_an_addition_touches_as_few_files_as_promised() -> None:
+    assert {kind: str(len(edits)) for kind, edits in ADDITIONS.items()} == PROMISED
+
+
+def test_the_tests_pass_with_every_addition(tmp_path: Path) -> None:
+    """In a copy of what the additions change, with its bytecode, and links to the rest."""
     for path in ROOT.iterdir():
         if path.name in CHANGED:
             shutil.copytree(path, tmp_path / path.name)
         elif path.name != "tmp":
             (tmp_path / path.name).symlink_to(path)
-    return tmp_path
-
-
-def test_every_addition_is_made() -> None:
-    assert {*ADDITIONS} == {*PROMISED}
-
-
-@pytest.mark.parametrize("kind", ADDITIONS)
-def test_an_addition_touches_as_few_files_as_promised(kind: str, tree: Path) -> None:
-    addition = ADDITIONS[kind]
-    for path, edits in addition.edits.items():
-        file = tree / path
-        text = file.read_text() if file.exists() else ""
-        for edit in edits:
-            text = edit.of(text)
-        file.write_text(text)
-    assert len(addition.edits) == int(PROMISED[kind])
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider"]
+    for edits in ADDITIONS.values():
+        for name, of_file in edits.items():
+            file = tmp_path / name
+            text = file.read_text() if file.exists() else ""
+            for edit in of_file:
+                text = edit.of(text)
+            file.write_text(text)
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-k", CHOSEN]
     done = subprocess.run(
-        [*command, *addition.tests], cwd=tree, check=False, capture_output=True, text=True
+        [*command, *TESTS], cwd=tmp_path, check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout

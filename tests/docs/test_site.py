@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import yaml
 
 from tests.support.markdown import ROOT
@@ -31,26 +30,18 @@ def test_it_builds_and_links_to_every_page_of_the_repository(tmp_path: Path) -> 
     assert "../bench/" in (tmp_path / "docs" / "pipeline" / "index.html").read_text()
 
 
-@pytest.mark.parametrize("link", ["[a](docs/nowhere.md)", "[a](docs/trial.md#nowhere)"])
-def test_a_link_that_leads_nowhere_fails_it(link: str, tmp_path: Path) -> None:
+def test_links_that_lead_nowhere_fail_it(tmp_path: Path) -> None:
     root = tmp_path / "copy"
-    for name in (
-        "docs",
-        "bench",
-        "findings",
-        "mkdocs.yml",
-        "README.md",
-        "CONTRIBUTING.md",
-        "CHANGELOG.md",
-    ):
-        path = ROOT / name
-        copy = shutil.copytree if path.is_dir() else shutil.copy
-        root.mkdir(exist_ok=True)
-        copy(path, root / name)
-    (root / "CONTRIBUTING.md").write_text(link)
+    root.mkdir()
+    for name in ("bench", "docs", "findings"):
+        shutil.copytree(ROOT / name, root / name)
+    for name in ("mkdocs.yml", "README.md", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, root)
+    (root / "CONTRIBUTING.md").write_text("[a](docs/nowhere.md) [a](docs/trial.md#no-title)")
     done = build(root, tmp_path / "site")
     assert done.returncode != 0
-    assert "nowhere" in done.stderr
+    assert "nowhere.md" in done.stderr
+    assert "no-title" in done.stderr
 
 
 def test_its_three_groups_name_every_page_of_docs() -> None:
