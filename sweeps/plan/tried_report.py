@@ -47,18 +47,26 @@ def write(sweep: Sweep, choices: Sequence[Choice], out: Path) -> Iterator[str]:
     The columns are `point`, the keys, the losses (missing if the trial diverged or has not
     finished) and what was chosen. Nothing is written if nothing is tried.
     """
-    if sweep.search is not None:
-        losses = [f"loss {arm}" for arm in sweep.arms]
-        head = ["point", "proposed", *sweep.search.space, *losses, "best of"]
-        name, rows, what = "searched.csv", _searched(sweep, sweep.search, choices), "setting"
+    search = sweep.search
+    if search is not None:
+        keys, arms, name, what = [*search.space], [*sweep.arms], "searched.csv", "setting"
+        head = ["point", "proposed", *keys, *(f"loss {arm}" for arm in arms), "best of"]
     elif sweep.tune:
-        head, what = (
-            ["point", *sweep.tune, "loss", "chosen"],
-            f"value of {' and '.join(sweep.tune)}",
-        )
-        name, rows = "tuned.csv", _tuned(sweep, choices)
+        keys, arms, name, what = [*sweep.tune], ["sync"], "tuned.csv", f"value of {_keys(sweep)}"
+        head = ["point", *keys, "loss", "chosen"]
     else:
         return
+    rows = [
+        [
+            *(_name(sweep, choice.point), *([number] if search else [])),
+            *(setting.values[key] for key in keys),
+            *(_finite(setting, arm) for arm in arms),
+            " ".join(best_of) if search else bool(best_of),
+        ]
+        for choice in choices
+        for number, setting in enumerate(choice.tried)
+        for best_of in [[arm for arm, chosen in choice.chosen.items() if chosen is setting]]
+    ]
     out.mkdir(parents=True, exist_ok=True)
     with (out / name).open("w", newline="") as file:
         csv.writer(file).writerows([head, *rows])
@@ -81,22 +89,6 @@ def compare(results: Path, search: Search, trials: Iterable[Trial], out: Path) -
             f"({row['setting_sync']}): {row['gap']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}], "
             f"n {row['n']}"
         )
-
-
-def _searched(sweep: Sweep, search: Search, choices: Sequence[Choice]) -> Iterator[list[object]]:
-    for choice in choices:
-        for number, setting in enumerate(choice.tried):
-            values = [setting.values[key] for key in search.space]
-            losses = [_finite(setting, arm) for arm in sweep.arms]
-            best_of = " ".join(arm for arm, chosen in choice.chosen.items() if chosen is setting)
-            yield [_name(sweep, choice.point), number, *values, *losses, best_of]
-
-
-def _tuned(sweep: Sweep, choices: Sequence[Choice]) -> Iterator[list[object]]:
-    for choice in choices:
-        for setting in choice.tried:
-            end = _finite(setting, "sync"), choice.chosen.get("sync") is setting
-            yield [_name(sweep, choice.point), *setting.values.values(), *end]
 
 
 def _finite(setting: TriedSetting, arm: str) -> float | None:
