@@ -12,62 +12,11 @@ Draw = Callable[[st.SearchStrategy[Any]], Any]
 WORDS = (
     *("", " ", "null", "none", "true", "False", "-1", "0", "1", "0.5", "-0.0", "1e-400", "1e400"),
     *("nan", "inf", "-inf", ".inf", ".nan", "1e12", "1e300", "9" * 30, "0x10", "1_000", "٣", "½"),
-    *(
-        "[]",
-        "[1]",
-        "[1,.inf]",
-        "{}",
-        "{a:1}",
-        "[[[]]]",
-        "'",
-        '"',
-        "\\",
-        "a\\nb",
-        "a\nb",
-        "\r",
-        "\t",
-    ),
-    *(
-        "\0",
-        "ä",
-        "🦆",
-        "\u202e",
-        "\ud800",
-        "é" * 40,
-        "x" * 300,
-        "x" * 5000,
-        "[" * 200,
-        "a,b",
-        "=",
-        "==",
-    ),
-    *(
-        "${num_updates}",
-        "${oc.env:HOME}",
-        "${",
-        "???",
-        "!!python/object:os.system",
-        "&a [*a]",
-        "<<",
-    ),
-    *(
-        "..",
-        "../..",
-        "/",
-        "~",
-        "*",
-        "?",
-        "%s",
-        "{0}",
-        "$(id)",
-        ";",
-        "#",
-        "@",
-        "--",
-        "-h=",
-        "+",
-        "~a",
-    ),
+    *("[]", "[1]", "[1,.inf]", "{}", "{a:1}", "[[[]]]", "'", '"', "\\", "a\\nb", "a\nb", "\r"),
+    *("\t", "\0", "ä", "🦆", "\u202e", "\ud800", "é" * 40, "x" * 300, "x" * 5000, "[" * 200),
+    *("a,b", "=", "==", "${num_updates}", "${oc.env:HOME}", "${", "???"),
+    *("!!python/object:os.system", "&a [*a]", "<<", "..", "../..", "/", "~", "*", "?", "%s", "{0}"),
+    *("$(id)", ";", "#", "@", "--", "-h=", "+", "~a"),
 )
 """Values that are seldom what a key wants."""
 NUMBERS = (-1, 0, 1, 2, 1000, 10**6, 10**12, 2**63, 10**30, -0.0, 0.5, 1e-300, 1e12, 1e300)
@@ -99,15 +48,8 @@ def texts(draw: Draw, valid: str) -> str:
         start = draw(st.integers(0, len(text)))
         stop = draw(st.integers(start, min(len(text), start + 12)))
         piece = text[start:stop]
-        new = draw(
-            st.one_of(
-                st.just(""),
-                st.just(piece * 2),
-                st.just(piece[::-1]),
-                characters,
-                st.sampled_from(WORDS),
-            )
-        )
+        others = map(st.just, ("", piece * 2, piece[::-1]))
+        new = draw(st.one_of(*others, characters, st.sampled_from(WORDS)))
         text = text[:start] + new + text[stop:]
     return text
 

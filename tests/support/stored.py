@@ -1,6 +1,5 @@
 """Trials of a store, as tests run them."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,10 +27,3 @@ def after(num: int) -> Callable[[], bool]:
     """True from the call after the first `num`."""
     calls = iter(range(num))
     return lambda: next(calls, None) is None
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a trial without what the clock decides."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    timed = ("tokens_per_second", "wall_seconds")
-    return [{k: v for k, v in json.loads(line).items() if k not in timed} for line in lines]

@@ -10,12 +10,11 @@ from typing import Any
 
 from sweeps.tracking import choice
 from sweeps.tracking.choice import Background, Tracking
-from tests.support import small
+from tests.support import small, trials
 from trainer.config.plan import plan_trial
 from trainer.folder.record import Row
 from trainer.trial import run_trial
 
-TIMES = {"tokens_per_second", "wall_seconds"}
 PATIENT = 120.0
 
 
@@ -59,7 +58,7 @@ def rows(config: dict[str, Any]) -> list[Row]:
 
 
 def untimed(config: dict[str, Any]) -> list[Row]:
-    return [{key: row[key] for key in row if key not in TIMES} for row in rows(config)]
+    return trials.rows(folder(config))
 
 
 def runs(config: dict[str, Any]) -> list[Path]:

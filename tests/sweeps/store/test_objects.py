@@ -16,7 +16,8 @@ from sweeps.store.objects import ObjectStore
 from sweeps.store.opened import open_store
 from sweeps.store.store import SweepStore, TrialState
 from tests.support import s3_server, small
-from tests.support.stored import URL, after, rows, run, trial_of
+from tests.support.stored import URL, after, run, trial_of
+from tests.support.trials import rows
 from trainer.base.errors import BadInput, LeaseLost, Stopped
 from trainer.folder.lease import Held
 from trainer.folder.record import read_result

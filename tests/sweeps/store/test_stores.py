@@ -17,7 +17,8 @@ from sweeps.store.opened import FileStore, open_store
 from sweeps.store.results import require_writable
 from sweeps.store.store import SweepStore, TrialState
 from tests.support import s3_server, small
-from tests.support.stored import URL, after, rows, run, trial_of
+from tests.support.stored import URL, after, run, trial_of
+from tests.support.trials import rows
 from trainer.base.errors import Stopped
 from trainer.folder import lease
 from trainer.folder.lease import STALE_AFTER, Held
