@@ -30,12 +30,11 @@ def inspect(run: Path, *options: str) -> str:
     return subprocess.run([*command, str(run)], check=True, capture_output=True, text=True).stdout
 
 
-def history(run: Path) -> list[Row]:
-    records = [json.loads(line) for line in inspect(run).splitlines()]
-    items = [record["history"]["item"] for record in records if record["type"] == "history"]
-    return [
-        {key: value for key, value in item.items() if not key.startswith("_")} for item in items
-    ]
+def history(records: str) -> list[Row]:
+    """The rows that a run's records hold."""
+    lines = [json.loads(line) for line in records.splitlines()]
+    items = [line["history"]["item"] for line in lines if line["type"] == "history"]
+    return [{key: item[key] for key in item if not key.startswith("_")} for item in items]
 
 
 def test_wandb_holds_what_metrics_jsonl_holds(tmp_path: Path) -> None:
@@ -44,8 +43,9 @@ def test_wandb_holds_what_metrics_jsonl_holds(tmp_path: Path) -> None:
     tracker = tracked(config, chosen("tracking=wandb", "tracking.tags=[mine]"), sweeps=both)
     assert tracker.trouble is None
     [run] = runs(config)
-    assert history(run) == [dict(numbers(row)) for row in rows(config)]
-    assert "diagnostics/all/update_cosine" in history(run)[3]
+    records = inspect(run)
+    assert history(records) == [dict(numbers(row)) for row in rows(config)]
+    assert "diagnostics/all/update_cosine" in history(records)[3]
     run_record = json.loads(inspect(run, "--summary"))
     result = json.loads((folder(config) / "result.json").read_text())
     for key in ("status", "final_val_loss", "delays", "wall_seconds"):
@@ -55,7 +55,7 @@ def test_wandb_holds_what_metrics_jsonl_holds(tmp_path: Path) -> None:
     store = read_store_id(Path(config["results"]))
     assert run_record["run_id"] == f"{store}-{folder(config).name}"
     assert run_record["tags"] == ["adamw", "main-micro", "mine", "momentum-micro", "sync"]
-    described = next(json.loads(line) for line in inspect(run).splitlines() if '"run":' in line)
+    described = next(json.loads(line) for line in records.splitlines() if '"run":' in line)
     assert described["run"]["run_group"] == "main-micro"
     assert described["run"]["job_type"] == "sync"
     assert described["run"]["display_name"] == "adamw clip_norm=1 sync seed 0"
@@ -71,7 +71,7 @@ def test_an_attempt_that_goes_on_goes_on_with_the_run(tmp_path: Path) -> None:
     first, second = (json.loads(inspect(run, "--summary")) for run in runs(config))
     assert first["run_id"] == second["run_id"]
     assert (first["summary"]["status"], second["summary"]["status"]) == ("stopped", "completed")
-    updates = [row["update"] for run in runs(config) for row in history(run)]
+    updates = [row["update"] for run in runs(config) for row in history(inspect(run))]
     assert updates == [*range(12)]
 
 
