@@ -118,8 +118,7 @@ def selected(sweep: str, scale: str, only: str = "") -> View:
     if not only:
         return shown
     key, _, value = only.partition("=")
-    points = shown.trials.loc[shown.trials[key].astype(str) == value, "point"]
-    return View(*(frame[frame["point"].isin(points)] for frame in shown))
+    return shown.at(shown.trials.loc[shown.trials[key].astype(str) == value, "point"])
 
 
 class Quantity(NamedTuple):

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -70,15 +69,17 @@ def _forecaster(whose: str, optimizer: str, arm: str) -> Forecaster:
 
 def beside_others() -> Markdown:
     """The token taxes of others, and what our laws say at as many updates of our own runs."""
-    heads = ["who", "optimizer, arm", "updates", "their tax", *RUNGS]
-    return table(heads, [_line(row) for row in reported_taxes().to_dict("records")])
+    rows = []
+    for row in reported_taxes().to_dict("records"):
+        who, optimizer, arm = row["who"], row["optimizer"], row["arm"]
+        ours = [_at(whose, optimizer, OURS.get(arm, arm), UPDATES[who]) for whose in RUNGS]
+        theirs = [who, _words(optimizer, arm), f"{UPDATES[who]:,}", f"{row['tax']:.2f}"]
+        rows.append([*theirs, *ours])
+    return table(["who", "optimizer, arm", "updates", "their tax", *RUNGS], rows)
 
 
-def _line(row: Mapping[Any, Any]) -> list[str]:
-    who, optimizer, arm = (str(row[key]) for key in ("who", "optimizer", "arm"))
-    said = f"{name(optimizer)}, {REPORTED_ARMS.get(arm, arm)}"
-    ours = [_at(whose, optimizer, OURS.get(arm, arm), UPDATES[who]) for whose in RUNGS]
-    return [who, said, f"{UPDATES[who]:,}", f"{row['tax']:.2f}", *ours]
+def _words(optimizer: str, arm: str) -> str:
+    return f"{name(optimizer)}, {REPORTED_ARMS.get(arm, arm)}"
 
 
 def _at(whose: str, optimizer: str, arm: str, updates: int) -> str:
@@ -104,9 +105,8 @@ def _ours() -> Iterator[list[str]]:
             form = forecaster.forms[0].form
             lengths = sorted({rung.updates for rung in ladder.rungs})
             said = f"{len(lengths)} lengths, {lengths[0]:,} to {lengths[-1]:,} updates"
-            words = f"{name(optimizer)}, {REPORTED_ARMS[arm]}"
-            p, q = (_exponent(forecaster, letter) for letter in ("p", "q"))
-            yield [whose, words, p, q, f"{said}, {form}"]
+            exponents = (_exponent(forecaster, letter) for letter in ("p", "q"))
+            yield [whose, _words(optimizer, arm), *exponents, f"{said}, {form}"]
 
 
 def _exponent(forecaster: Forecaster, letter: str) -> str:
@@ -126,8 +126,8 @@ def _theirs() -> Iterator[list[str]]:
         if len(excess) == 2:
             (short, first), (long, last) = sorted(excess.items())
             p = math.log(first / last) / math.log(long / short)
-            words = f"{name(str(optimizer))}, {REPORTED_ARMS.get(str(arm), arm)}"
-            yield ["marin", words, f"{p:+.2f}", "", f"2 lengths, {short:,} and {long:,} updates"]
+            said = f"2 lengths, {short:,} and {long:,} updates"
+            yield ["marin", _words(str(optimizer), str(arm)), f"{p:+.2f}", "", said]
 
 
 def conversions() -> str:

@@ -28,16 +28,14 @@ TIMEOUT = 300
 """Seconds that a cell of the notebook may take."""
 
 
-def _of_trials(figure_name: str, *views: str) -> Plot:
-    figure = BY_NAME[figure_name]
-    return plot(figure, figure.data(*view(*views)))
+def _of_trials(name: str, *views: str) -> Plot:
+    return plot(BY_NAME[name], BY_NAME[name].data(*view(*views)))
 
 
 def _downstream() -> Plot:
     """The published scores, model by model."""
-    rows = scores()
-    data = of_scores(rows.assign(setting=rows["model"]), REPORTED_ARMS)
-    return plot(BY_NAME["downstream"], data)
+    rows = scores().eval("setting = model")
+    return plot(BY_NAME["downstream"], of_scores(rows, REPORTED_ARMS))
 
 
 def _longest() -> Plot:
@@ -77,12 +75,8 @@ def write_pictures() -> None:
 def executed(path: Path = NOTEBOOK) -> nbformat.NotebookNode:
     """The notebook with new outputs on the trials of the README; it is not written."""
     notebook = nbformat.read(path, as_version=4)
-    client = NotebookClient(
-        notebook,
-        timeout=TIMEOUT,
-        record_timing=False,
-        resources={"metadata": {"path": str(path.parent)}},
-    )
+    place = {"metadata": {"path": str(path.parent)}}
+    client = NotebookClient(notebook, timeout=TIMEOUT, record_timing=False, resources=place)
     own = {"PYTHONPATH": str(ROOT), "PIPEGAP_RESULTS": str(NOTEBOOK_TRIALS)}
     client.execute(env={**os.environ, **own})
     notebook.metadata.pop("language_info", None)  # the version of this machine's Python

@@ -1,6 +1,5 @@
 """The published trials: `findings/STUDY/trials_SCALE.csv`, and what published.yaml says of them."""
 
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +21,10 @@ class View(NamedTuple):
 
     trials: pd.DataFrame
     gaps: pd.DataFrame
+
+    def at(self, points: pd.Series) -> "View":
+        """Return the trials and gaps at these points alone."""
+        return View(*(frame[frame["point"].isin(points)] for frame in self))
 
 
 def sweeps(scale: str) -> list[str]:
@@ -50,7 +53,7 @@ def view(*names: str) -> View:
     if names not in (("coefficient few_updates",), ("coefficient tiny",)):
         return shown
     corrected = shown.gaps["coefficient"].notna() & (shown.gaps["pairs"] > 0)
-    return at_points(shown, shown.gaps.loc[corrected, "point"])  # elsewhere no coefficient was run
+    return shown.at(shown.gaps.loc[corrected, "point"])  # elsewhere no coefficient was run
 
 
 def of_sweep(sweep: str, scale: str) -> View:
@@ -58,12 +61,6 @@ def of_sweep(sweep: str, scale: str) -> View:
     if sweep not in sweeps(scale):
         raise one_of("sweep", sweep, sweeps(scale))
     return view(f"{sweep} {scale}")
-
-
-def at_points(shown: View, points: Sequence[str] | pd.Series) -> View:
-    """Return the trials at these points alone."""
-    trials = shown.trials[shown.trials["point"].isin(points)]
-    return View(trials, gaps(trials))
 
 
 def scores() -> pd.DataFrame:

@@ -4,7 +4,7 @@ Verdicts are those of `analysis.claims`: no sentence here says more than a rule 
 before the run.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 import pandas as pd
@@ -21,16 +21,7 @@ from analysis.table.answers import ACCURACY, BITS, title
 from analysis.table.names import REPORTED_ARMS, minus, prose
 from analysis.table.names import optimizer as name
 from findings.code.cells import Markdown, table
-from findings.code.published import (
-    FEW,
-    TINY,
-    of_sweep,
-    read,
-    scores,
-    spikes,
-    sweeps,
-    view,
-)
+from findings.code.published import FEW, TINY, of_sweep, read, scores, spikes, sweeps, view
 
 MOST_PARTS, MOST_NUMBERS = 2, 3
 """Of a verdict, and of a part: what has more is named without its numbers, which a table has."""
@@ -62,20 +53,12 @@ def _all_verdicts(scale: str) -> list[tuple[str, Verdict]]:
 
 def verdict_table(scale: str) -> Markdown:
     """Each sweep by itself: the verdict on each claim about it, and how often its rule errs."""
-    rows = [
-        [f"`{sweep}`", verdict.claim.statement, _outcome(verdict), _sure(audited(verdict))]
-        for sweep, verdict in _all_verdicts(scale)
-    ]
+    rows = []
+    for sweep, verdict in _all_verdicts(scale):
+        parts = f" ({verdict.summary})" if len(verdict.parts) > 1 else ""
+        sure = audited(verdict).doubt or verdict.parts[0].why
+        rows.append([f"`{sweep}`", verdict.claim.statement, f"**{verdict.outcome}**{parts}", sure])
     return table(["sweep", "claim", "verdict", "how sure"], rows)
-
-
-def _outcome(verdict: Verdict) -> str:
-    parts = f" ({verdict.summary})" if len(verdict.parts) > 1 else ""
-    return f"**{verdict.outcome}**{parts}"
-
-
-def _sure(verdict: Verdict) -> str:
-    return verdict.doubt or verdict.parts[0].why
 
 
 def contradicted(scale: str) -> str:
@@ -103,9 +86,8 @@ def claims() -> Markdown:
         measured = _measured(max(known, key=_num_seeds)) if known else ""
         said = [f"{claim.statement} ({claim.place.partition(' (')[0]})", measured]
         rows.append([*said, *(_linked(scale, at[scale]) for scale in at)])
-    return table(
-        ["the paper", "measured, with most seeds", "many small updates", "few large"], rows
-    )
+    heads = ["the paper", "measured, with most seeds", "many small updates", "few large"]
+    return table(heads, rows)
 
 
 def _num_seeds(verdict: Verdict) -> int:
@@ -124,44 +106,33 @@ def _linked(scale: str, verdicts: Sequence[tuple[str, Verdict]]) -> str:
     """`**reproduced** by [main](…)`, for each outcome."""
     said = []
     for outcome in Outcome:
-        places = [
-            f"[{PLACES.get((sweep, scale), sweep)}](findings/{PLACES.get((sweep, scale), sweep)}"
-            "/README.md)"
-            for sweep, verdict in verdicts
-            if verdict.outcome == outcome
-        ]
-        said += [f"**{outcome}** {', '.join(places)}"] if places else []
+        of_outcome = [sweep for sweep, verdict in verdicts if verdict.outcome == outcome]
+        places = [PLACES.get((sweep, scale), sweep) for sweep in of_outcome]
+        links = ", ".join(f"[{place}](findings/{place}/README.md)" for place in places)
+        said += [f"**{outcome}** {links}"] if places else []
     return "; ".join(said)
 
 
 def verdicts(sweep: str, scale: str, only: str = "") -> str:
     """One point of a list per claim about the sweep, or for `only` these: its outcome, its words,
     and its parts by their outcome."""
-    return "\n".join(
-        _verdict(verdict)
-        for verdict in _verdicts(sweep, scale)
-        if not only or verdict.claim.name in only.split(",")
+    chosen = (
+        only.split(",") if only else [verdict.claim.name for verdict in _verdicts(sweep, scale)]
     )
+    shown = [verdict for verdict in _verdicts(sweep, scale) if verdict.claim.name in chosen]
+    return "\n".join(map(_verdict, shown))
 
 
 def _verdict(verdict: Verdict) -> str:
-    words = _words if len(verdict.parts) > MOST_PARTS else _with_numbers
-    others = [f"{_words(part)} ({part.outcome})" for part in verdict.others]
-    beside = f" Not in the paper: {'; '.join(others)}." if others else ""
-    return (
-        f"- **{str(verdict.outcome).capitalize()}**: *{verdict.claim.statement}*. "
-        f"{' '.join(_by_outcome(verdict.parts, words))}{beside}"
-    )
-
-
-def _by_outcome(parts: Sequence[ClaimPart], words: Callable[[ClaimPart], str]) -> Iterator[str]:
+    is_long = len(verdict.parts) > MOST_PARTS
+    said = [f"- **{str(verdict.outcome).capitalize()}**: *{verdict.claim.statement}*."]
     for outcome in Outcome:
-        if said := [words(part) for part in parts if part.outcome == outcome]:
-            yield f"{str(outcome).capitalize()}: {'; '.join(said)}."
-
-
-def _words(part: ClaimPart) -> str:
-    return prose(part.what)
+        parts = [part for part in verdict.parts if part.outcome == outcome]
+        texts = [prose(part.what) if is_long else _with_numbers(part) for part in parts]
+        said += [f"{str(outcome).capitalize()}: {'; '.join(texts)}."] if parts else []
+    others = [f"{prose(part.what)} ({part.outcome})" for part in verdict.others]
+    said += [f"Not in the paper: {'; '.join(others)}."] if others else []
+    return " ".join(said)
 
 
 def _with_numbers(part: ClaimPart) -> str:
@@ -195,16 +166,11 @@ def made_twice(table: str, other: str) -> str:
 
 def may_i() -> str:
     """What the README's job advises each optimizer, with the longer runs that settle it."""
-    trials = view("front_advice").trials
-    answers = [
-        advise(trials, optimizer=optimizer, stages=STAGES, microbatches=MICROBATCHES)
-        for optimizer in sorted({*trials["optimizer"]})
-    ]
-    lines = [
-        f"- {name(answer.optimizer)}, against {answer.rival}: **{answer.verdict.word}**; "
-        f"{answer.verdict.why}."
-        for answer in answers
-    ]
+    trials, lines = view("front_advice").trials, []
+    for optimizer in sorted({*trials["optimizer"]}):
+        answer = advise(trials, optimizer=optimizer, stages=STAGES, microbatches=MICROBATCHES)
+        said = f"{name(optimizer)}, against {answer.rival}: **{answer.verdict.word}**"
+        lines.append(f"- {said}; {answer.verdict.why}.")
     return minus("\n".join(lines))
 
 
