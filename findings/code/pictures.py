@@ -34,7 +34,7 @@ def _of_trials(name: str, *views: str) -> Plot:
 
 def _downstream() -> Plot:
     """The published scores, model by model."""
-    rows = scores().eval("setting = model")
+    rows = scores().assign(setting=lambda rows: rows["model"])
     return plot(BY_NAME["downstream"], of_scores(rows, REPORTED_ARMS))
 
 
