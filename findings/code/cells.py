@@ -181,5 +181,5 @@ def quantity(words: str) -> Quantity:
 
 def listed(words: str) -> list[tuple[str, str]]:
     """`HEAD: WORDS; …` as pairs of a head and its words; words alone are their own head."""
-    parts = [part.strip().rpartition(": ") for part in words.split(";") if part.strip()]
+    parts = [" ".join(part.split()).rpartition(": ") for part in words.split(";") if part.strip()]
     return [(head or said, said) for head, _, said in parts]

@@ -31,8 +31,9 @@ ALONE = ("delay", "wpipe", "paci", "constant_delay(3)")
 def lateness() -> Markdown:
     """How near each arm's late updates are to the fresh ones, beside its gap, and differences."""
     measured = pd.read_csv(FINDINGS / "staleness" / "lateness_tiny.csv")
-    trials, gaps = of_sweep("staleness", TINY)
-    names, gap_of = arms(trials), gaps.set_index(["optimizer", "arm"]).to_dict("index")
+    shown = of_sweep("staleness", TINY)
+    names = arms(shown.trials)
+    gap_of = shown.gaps.set_index(["optimizer", "arm"]).to_dict("index")
     rows = []
     for (arm, optimizer), runs in measured.groupby(["arm", "optimizer"]):
         means = [_mean(runs[measure]) for measure in MEASURES]

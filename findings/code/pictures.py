@@ -29,7 +29,8 @@ TIMEOUT = 300
 
 
 def _of_trials(name: str, *views: str) -> Plot:
-    return plot(BY_NAME[name], BY_NAME[name].data(*view(*views)))
+    shown = view(*views)
+    return plot(BY_NAME[name], BY_NAME[name].data(shown.trials, shown.gaps))
 
 
 def _downstream() -> Plot:

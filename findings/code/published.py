@@ -1,8 +1,7 @@
 """The published trials: `findings/STUDY/trials_SCALE.csv`, and what published.yaml says of them."""
 
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 
@@ -16,15 +15,22 @@ FEW, TINY = "few_updates", "tiny"
 CONTENT = documents.read((FINDINGS / "published.yaml").read_text(encoding="utf-8"))
 
 
-class View(NamedTuple):
-    """Trials that are compared, and their gaps."""
+class View:
+    """Trials that are compared; of a part of a view, gaps are those of the `whole`."""
 
-    trials: pd.DataFrame
-    gaps: pd.DataFrame
+    def __init__(self, trials: pd.DataFrame, whole: "View | None" = None) -> None:
+        self.trials, self._whole = trials, whole
+
+    @cached_property
+    def gaps(self) -> pd.DataFrame:
+        """The gaps of the trials."""
+        if self._whole is None:
+            return gaps(self.trials)
+        return self._whole.gaps[self._whole.gaps["point"].isin(self.trials["point"])]
 
     def at(self, points: pd.Series) -> "View":
-        """Return the trials and gaps at these points alone."""
-        return View(*(frame[frame["point"].isin(points)] for frame in self))
+        """Return the part at these points."""
+        return View(self.trials[self.trials["point"].isin(points)], self)
 
 
 def sweeps(scale: str) -> list[str]:
@@ -49,7 +55,7 @@ def view(*names: str) -> View:
         arms = content.get("arms")
         parts.append(trials[trials["arm"].isin(arms)] if arms else trials)
     trials = pd.concat(parts).drop_duplicates("trial_id").reset_index(drop=True)
-    shown = View(trials, gaps(trials))
+    shown = View(trials)
     if names not in (("coefficient few_updates",), ("coefficient tiny",)):
         return shown
     corrected = shown.gaps["coefficient"].notna() & (shown.gaps["pairs"] > 0)

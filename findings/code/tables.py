@@ -133,7 +133,7 @@ def _stands(gaps: pd.Series, others: pd.Series) -> str:
 def every_arm(sweep: str, scale: str) -> Markdown:
     """One row per point and arm that has a pair, by optimizer, point and gap; columns that would be
     empty are left out."""
-    trials, rows = of_sweep(sweep, scale)
+    trials, rows = of_sweep(sweep, scale).trials, of_sweep(sweep, scale).gaps
     names, at = arms(trials), settings(trials)
     shown = rows[rows["pairs"] > 0].assign(at=rows["point"].map(at).fillna(""))
     lines = [
