@@ -29,6 +29,7 @@ from findings.code.cells import (
     together,
 )
 from findings.code.published import FEW, TINY, View, of_sweep, view
+from trainer.base.cli import one_of
 
 
 def rows(
@@ -44,9 +45,9 @@ def rows(
         number = quantity(sort).value
         shown = [group for group in shown if number(group) is not None]
         shown.sort(key=lambda group: np.mean(number(group)))
-    cells_of = {head: quantity(words) for head, words in listed(columns)}
-    lines = [[text(value(group)) for value, text in cells_of.values()] for group in shown]
-    return table([*cells_of], lines)
+    quantities = [quantity(words) for _, words in listed(columns)]
+    lines = [[text(value(group)) for value, text in quantities] for group in shown]
+    return table([head for head, _ in listed(columns)], lines)
 
 
 def along(
@@ -73,15 +74,17 @@ def along(
     heads = dict(listed(columns))
     if heads.pop("*", None):
         heads |= {value: value for value in values if value not in heads.values()}
+    if unknown := {*heads.values()} - {*values}:
+        raise one_of("column", min(unknown), [*values])
     beside = listed(then)
     made = []
     for optimizer in dict.fromkeys(optimizer for optimizer, _ in shown):
         at = {said: shown[optimizer, value] for said, value in values.items()}
         for said, words in listed(lines):
             value_of, text = quantity(words)
-            of = {value: value_of(group) for value, group in at.items()}
-            texts = [text(of[value]) for value in heads.values()]
-            more = [_beside(words, of, at, text) for _, words in beside]
+            cells_at = {value: value_of(group) for value, group in at.items()}
+            texts = [text(cells_at[value]) for value in heads.values()]
+            more = [_beside(words, cells_at, at, text) for _, words in beside]
             made.append([f"{name(optimizer) if optimizer else ''}{said}", *texts, *more])
     return table([title, *heads, *(head for head, _ in beside)], made)
 
@@ -110,15 +113,16 @@ def _called(group: TrialGroup, arm: str) -> TrialGroup:
 
 
 def _beside(
-    words: str, of: Mapping[str, Any], at: Mapping[str, TrialGroup], text: Callable[[Any], str]
+    words: str, cells_at: Mapping[str, Any], at: Mapping[str, TrialGroup], text: Callable[..., str]
 ) -> str:
     """What `then` asks for of the values, and the groups, of each column."""
     if words == "n":
         return together(group.arms["delay"]["n"] for group in at.values())
     second, how, first = re.split(r" (minus|for) ", words)
     if how == "for":
-        return _stands(of[second], of[first]) if text is mean else ""
-    return mean(of[second] - of[first]) if isinstance(of[first], pd.Series) else ""
+        return _stands(cells_at[second], cells_at[first]) if text is mean else ""
+    is_paired = isinstance(cells_at[first], pd.Series)
+    return mean(cells_at[second] - cells_at[first]) if is_paired else ""
 
 
 def _stands(gaps: pd.Series, others: pd.Series) -> str:

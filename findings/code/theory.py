@@ -111,7 +111,8 @@ def _ranked_by_noise() -> Iterator[Ranked]:
         (share, "EF / delay", "corrected_over_delayed", "removed"),
         (share, REMOVED, "noise_removed", "removed"),
     ):
-        yield what, by, _rank((getattr(of, quantity) for of in rows["theory"]), rows[measured])
+        predicted = [getattr(stability, quantity) for stability in rows["theory"]]
+        yield what, by, _rank(predicted, rows[measured])
     known = _shares_removed("noise").dropna(subset=["removed"])
     for value, group in known.groupby("coefficient"):
         what = f"the same at λ = {value:g}, in `noise`"
@@ -122,8 +123,12 @@ def _ranked_of_the_paper() -> Iterator[Ranked]:
     taxes = reported_taxes().query("arm == 'delay' and who.str.startswith('paper')")
     theory = [*map(_of_conf, taxes["optimizer"])]
     what = "token tax in the paper, 360M, by optimizer"
-    yield what, "sync / delay", _rank((of.sync_over_delayed for of in theory), taxes["tax"])
-    yield what, f"noise at k = {K:g}", _rank((of.noise_delayed for of in theory), taxes["tax"])
+    limits, noises = (
+        [limit.sync_over_delayed for limit in theory],
+        [x.noise_delayed for x in theory],
+    )
+    yield what, "sync / delay", _rank(limits, taxes["tax"])
+    yield what, f"noise at k = {K:g}", _rank(noises, taxes["tax"])
 
 
 def _ranked_within_optimizers() -> Iterator[Ranked]:

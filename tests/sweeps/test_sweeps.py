@@ -79,6 +79,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_sweep_runs_reports_and_is_done(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(losses(whole)) == 4
     record = json.loads((whole / "results/sweeps/main-micro.json").read_text())
