@@ -7,6 +7,7 @@ All contenders have one model, microbatches, data, optimizer and global clip, an
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -88,29 +89,18 @@ def clip(weights: list[nn.Parameter], max_norm: float) -> None:
 def contenders(gang: Gang, m: int) -> dict[str, Run]:
     """All that is compared; torch's zero-bubble schedules need two stages per rank."""
     rank, two = gang.place, 2 * RANKS
-    loss = cross_entropy
+    second_stages = {
+        ScheduleInterleavedZeroBubble: rank + RANKS,
+        ScheduleZBVZeroBubble: two - 1 - rank,
+        ScheduleDualPipeV: two - 1 - rank,
+    }
+    keys: dict[str, Any] = {"n_microbatches": m, "loss_fn": cross_entropy}
     return {
-        "torch, Schedule1F1B": theirs(
-            m, [rank], RANKS, lambda stages: Schedule1F1B(stages[0], m, loss_fn=loss)
-        ),
-        "torch, ScheduleInterleavedZeroBubble": theirs(
-            m,
-            [rank, rank + RANKS],
-            two,
-            lambda stages: ScheduleInterleavedZeroBubble(stages, m, loss_fn=loss),
-        ),
-        "torch, ScheduleZBVZeroBubble": theirs(
-            m,
-            [rank, two - 1 - rank],
-            two,
-            lambda stages: ScheduleZBVZeroBubble(stages, m, loss_fn=loss),
-        ),
-        "torch, ScheduleDualPipeV": theirs(
-            m,
-            [rank, two - 1 - rank],
-            two,
-            lambda stages: ScheduleDualPipeV(stages, m, loss_fn=loss),
-        ),
+        "torch, Schedule1F1B": theirs(m, [rank], RANKS, lambda s: Schedule1F1B(s[0], **keys)),
+        **{
+            f"torch, {schedule.__name__}": theirs(m, [rank, second], two, partial(schedule, **keys))
+            for schedule, second in second_stages.items()
+        },
         "pipegap, sync": ours(gang, m, "sync"),
         "pipegap, pipedream_2bw": ours(gang, m, "pipedream_2bw"),
     }
