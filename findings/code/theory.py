@@ -1,7 +1,7 @@
 """The theory beside what was measured, without a fit: every public function is a call."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 
 import pandas as pd
@@ -15,9 +15,14 @@ from findings.code import cells
 from findings.code.cells import K, Markdown, expected, groups, table
 from findings.code.published import FEW, FINDINGS, TINY, of_sweep
 
-REMOVED = f"removed of the noise at k = {K:g}"
-Ranked = tuple[str, str, RankCorrelation]
-"""What is ranked, by what of the theory, and how well."""
+RANKED_BY = {
+    "limit": "sync / delay",
+    "noise": f"noise at k = {K:g}",
+    "fed": "EF / delay",
+    "share": f"removed of the noise at k = {K:g}",
+    "inverse": "1 / limit",
+}
+"""Column of the theory → its name in the table of ranks."""
 
 
 def _of_conf(optimizer: str) -> Stability:
@@ -31,17 +36,18 @@ def limits() -> Markdown:
     return Markdown(limits_table(ordered))
 
 
+def _numbers(theory: Stability) -> dict[str, float]:
+    """Columns of RANKED_BY."""
+    limits = {"limit": theory.sync_over_delayed, "fed": theory.corrected_over_delayed}
+    return {**limits, "noise": theory.noise_delayed, "share": theory.noise_removed}
+
+
 @cache
 def _shares_removed(sweep: str) -> pd.DataFrame:
     """One row per optimizer and coefficient of a sweep at `tiny`: the columns of the table of gaps
-    for Error Feedback, the `plain_gap` of the delay, and what the theory says of both."""
+    for Error Feedback, the `plain_gap` of the delay, and the theory's numbers."""
     rows = [
-        {
-            **row,
-            "plain_gap": group.arms["delay"]["gap"],
-            "theory": group.theory(arm),
-            "share": group.theory(arm).noise_removed,
-        }
+        {**row, "plain_gap": group.arms["delay"]["gap"], **_numbers(group.theory(arm))}
         for group in groups(of_sweep(sweep, TINY)).values()
         for arm, row in group.arms.items()
         if row["method"] == "error_feedback"
@@ -60,84 +66,49 @@ def noise_inside(sweep: str) -> str:
 def _predicted(sweep: str, over: bool = False) -> pd.DataFrame:
     shown = of_sweep(sweep, FEW)
     rows = predictions(shown.trials, shown.gaps, over=over)
-    return rows.assign(
-        ratio=rows["sync"] / rows["delayed"], fed=rows["corrected"] / rows["delayed"]
-    )
+    ratios = {"limit": rows["sync"] / rows["delayed"], "fed": rows["corrected"] / rows["delayed"]}
+    return rows.assign(**ratios, inverse=1 / rows["corrected"])
 
 
 def ranks() -> Markdown:
     """Every ranking that the published sweeps allow, also those that fail."""
-    rows = [
-        [what, by, str(rank.n), _with_interval(rank), f"{rank.p:.2g}"]
-        for what, by, rank in (
-            *_ranked_optimizers(),
-            *_ranked_by_noise(),
-            *_ranked_of_the_paper(),
-            *_ranked_within_optimizers(),
-        )
-    ]
-    heads = ["measured", "ranked by", "n", "Spearman's ρ [95 %]", "p"]
-    return table(heads, [[cell.replace("-", "−") for cell in row] for row in rows])
+    lines = []
+    for what, by, rows, measured in _rankings():
+        rank = rank_correlation([*rows[by]], [*rows[measured]])
+        line = [what, RANKED_BY[by], str(rank.n), _with_interval(rank), f"{rank.p:.2g}"]
+        lines.append([cell.replace("-", "−") for cell in line])
+    return table(["measured", "ranked by", "n", "Spearman's ρ [95 %]", "p"], lines)
 
 
 def _with_interval(rank: RankCorrelation) -> str:
     """Spearman's ρ with the interval, where that is known."""
-    if math.isnan(rank.low):
-        return f"{rank.rho:+.2f}"
-    return f"{rank.rho:+.2f} [{rank.low:+.2f}, {rank.high:+.2f}]"
+    interval = "" if math.isnan(rank.low) else f" [{rank.low:+.2f}, {rank.high:+.2f}]"
+    return f"{rank.rho:+.2f}{interval}"
 
 
-def _rank(predicted: Iterable[float], measured: Iterable[float]) -> RankCorrelation:
-    return rank_correlation([*predicted], [*measured])
-
-
-def _ranked_optimizers() -> Iterator[Ranked]:
-    """Gaps at `few_updates` by limits."""
+def _rankings() -> Iterator[tuple[str, str, pd.DataFrame, str]]:
+    """What is ranked, by which column of the rows, the rows, and the column that is measured."""
     for over, when in ((False, ""), (True, " (NAdamW's momentum as it ends)")):
         rows = _predicted("optimizers", over)
         plain, fed = (rows[rows["method"] == method] for method in ("none", "error_feedback"))
-        what = (f"gap of the delay, by optimizer{when}", f"share that EF removes{when}")
-        yield what[0], "sync / delay", _rank(plain["ratio"], plain["gap"])
-        yield what[1], "EF / delay", _rank(fed["fed"], fed["removed"])
-
-
-def _ranked_by_noise() -> Iterator[Ranked]:
-    """Gaps at `tiny`, and what Error Feedback removes of them, by limits and by noise."""
-    rows = _shares_removed("shared_rate")
-    at, share = "gap of the delay at `tiny`, by optimizer", "share that EF removes at `tiny`"
-    for what, by, quantity, measured in (
-        (at, "sync / delay", "sync_over_delayed", "plain_gap"),
-        (at, f"noise at k = {K:g}", "noise_delayed", "plain_gap"),
-        (share, "EF / delay", "corrected_over_delayed", "removed"),
-        (share, REMOVED, "noise_removed", "removed"),
-    ):
-        predicted = [getattr(stability, quantity) for stability in rows["theory"]]
-        yield what, by, _rank(predicted, rows[measured])
+        yield f"gap of the delay, by optimizer{when}", "limit", plain, "gap"
+        yield f"share that EF removes{when}", "fed", fed, "removed"
+    for by in ("limit", "noise"):
+        rows = _shares_removed("shared_rate")
+        yield "gap of the delay at `tiny`, by optimizer", by, rows, "plain_gap"
+    for by in ("fed", "share"):
+        yield "share that EF removes at `tiny`", by, _shares_removed("shared_rate"), "removed"
     known = _shares_removed("noise").dropna(subset=["removed"])
-    for value, group in known.groupby("coefficient"):
-        what = f"the same at λ = {value:g}, in `noise`"
-        yield what, REMOVED, _rank(group["share"], group["removed"])
-
-
-def _ranked_of_the_paper() -> Iterator[Ranked]:
+    for value, rows in known.groupby("coefficient"):
+        yield f"the same at λ = {value:g}, in `noise`", "share", rows, "removed"
     taxes = reported_taxes().query("arm == 'delay' and who.str.startswith('paper')")
-    theory = [*map(_of_conf, taxes["optimizer"])]
-    what = "token tax in the paper, 360M, by optimizer"
-    limits, noises = (
-        [limit.sync_over_delayed for limit in theory],
-        [x.noise_delayed for x in theory],
-    )
-    yield what, "sync / delay", _rank(limits, taxes["tax"])
-    yield what, f"noise at k = {K:g}", _rank(noises, taxes["tax"])
-
-
-def _ranked_within_optimizers() -> Iterator[Ranked]:
+    theory = pd.DataFrame(map(_numbers, map(_of_conf, taxes["optimizer"])), index=taxes.index)
+    for by in ("limit", "noise"):
+        yield "token tax in the paper, 360M, by optimizer", by, taxes.join(theory), "tax"
     for optimizer, rows in _predicted("momentum").groupby("optimizer"):
-        rank = _rank(rows["ratio"], rows["gap"])
-        yield f"gap of {name(optimizer)}, by momentum", "sync / delay", rank
+        yield f"gap of {name(optimizer)}, by momentum", "limit", rows, "gap"
     for optimizer, rows in _predicted("coefficient").groupby("optimizer"):
-        rank = _rank(1 / rows["corrected"], rows["gap"])
-        yield f"gap of {name(optimizer)} with EF, by λ", "1 / limit", rank
+        yield f"gap of {name(optimizer)} with EF, by λ", "inverse", rows, "gap"
 
 
 def gaps_over_the_grid() -> str:
@@ -181,7 +152,7 @@ def sharpness() -> Markdown:
 def sharpness_rank() -> str:
     """How well the largest share ranks the gaps."""
     _, most, gaps = zip(*_sharpest(_shares()), strict=True)
-    rank = _rank(most, (gap["gap"] for gap in gaps))
+    rank = rank_correlation(most, [gap["gap"] for gap in gaps])
     return (
         f"The largest share ranks the gaps of these {rank.n} optimizers with Spearman's ρ = "
         f"{_with_interval(rank)}, p = {rank.p:.2g}."
