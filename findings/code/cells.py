@@ -13,8 +13,8 @@ from analysis.statistics.text import tax_text
 from analysis.table.names import minus
 from analysis.table.names import optimizer as name
 from analysis.table.text import markdown
-from analysis.theory.score import FEEDBACK, settings
 from analysis.theory.stability import Stability, stability, three_digits
+from findings.code.predictions import FEEDBACK, settings
 from findings.code.published import View, of_sweep
 from trainer.base.cli import one_of
 

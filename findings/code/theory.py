@@ -8,11 +8,11 @@ import pandas as pd
 
 from analysis.statistics.reported import reported_taxes
 from analysis.table.names import optimizer as name
-from analysis.theory.score import RankCorrelation, predictions, rank_correlation, settings
 from analysis.theory.stability import Stability
 from analysis.theory.stability import table as limits_table
 from findings.code import cells
 from findings.code.cells import K, Markdown, expected, groups, table
+from findings.code.predictions import RankCorrelation, predictions, rank_correlation, settings
 from findings.code.published import FEW, FINDINGS, TINY, of_sweep
 
 RANKED_BY = {

@@ -14,9 +14,9 @@ from analysis.theory.corrections import Hooks, hooks
 from analysis.theory.filters import SAME
 from analysis.theory.optimizers import linear
 from analysis.theory.recursion import Loop
-from analysis.theory.score import FEEDBACK, settings
 from findings.code.cells import K
 from findings.code.pages import PARTS, call
+from findings.code.predictions import FEEDBACK, settings
 from findings.code.published import FINDINGS
 
 FED = {"_target_": FEEDBACK, "coefficient": 1.0, "lag": 1}
