@@ -30,6 +30,11 @@ from trainer.config.identity import code_version
 
 POLL_EVERY = 0.5
 """Seconds between two questions to the queue, which limits the looks into the store itself."""
+OPENS = (
+    "to open the page: python -m analysis serve results={where} "
+    "(on another machine: ssh -L 8000:127.0.0.1:8000 HOST first)"
+)
+"""The last line of a sweep."""
 MADE_OF, PAGE = ".made_of.json", "index.html"
 """Files of a report: what the last one was made of, and what it printed; its page."""
 
@@ -171,6 +176,7 @@ def _end(request: Request, plan: SweepPlan, prices: Prices, store: SweepStore) -
     left = sum(finished(trial) is None for trial in planned) - len(lost)
     if left:
         print(f"{left} trials have not run: the same command runs them")
+    print(OPENS.format(where=shlex.quote(request.where)))
     return FAILED if lost or left else DONE
 
 

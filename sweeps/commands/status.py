@@ -1,13 +1,18 @@
-"""Shows the progress of a sweep that another process runs."""
+"""Shows the progress of a sweep that another process runs; without words, of all in the store."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from rich.console import RenderableType
 from rich.live import Live
 
 from analysis.objects.bucket import StoreAway
+from analysis.objects.mirror import pulled
+from analysis.table.records import records
+from sweeps.plan.pricing import aligned
 from sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from sweeps.request.command_line import Request, parse_request
 from sweeps.store.opened import open_store
@@ -16,13 +21,15 @@ from sweeps.view.progress import Progress
 from sweeps.view.render import SHARE, ReadConsole, render
 from trainer.base.cli import DONE, parse, take_flag
 from trainer.base.status import ENDED
+from trainer.folder.record import read_result
 
 POLL_EVERY = 2.0
 """Seconds between two views with `watch=true`."""
 WIDTH_OF_FILES = 240
 """Columns of the view if it is not printed on a terminal."""
 KEYS = """\
-sweep=, scale=, results= and all other keys as of `python -m sweeps`
+sweep=, scale=, results= and all other keys as of `python -m sweeps`; without sweep=, one line for
+each sweep that the store has a record of
 watch=  true shows the progress until all trials have ended, or Ctrl-C"""
 
 
@@ -54,6 +61,9 @@ class WatchedSweep:
 def main(words: Sequence[str]) -> int:
     """Exit code 0, whatever became of the trials. Raises BadInput."""
     given = parse(words, "python -m sweeps status", __doc__ or "", KEYS)
+    if not given.keys() - {"results"}:
+        print(_overview(pulled(given.get("results", "results"))))
+        return DONE
     watch = take_flag(given, "watch")
     sweep = WatchedSweep(parse_request([f"{key}={value}" for key, value in given.items()]))
     console = ReadConsole()
@@ -68,6 +78,24 @@ def main(words: Sequence[str]) -> int:
         else:
             console.print(sweep.render(width))
     return DONE
+
+
+def _overview(results: Path) -> str:
+    """Return a row per recorded sweep: how many of its trials ended how, and the command for more.
+
+    Trials that run now are among those left: only the sweep's own view asks for their leases.
+    """
+    rows = [("sweep", "trials", *(str(status) for status in ENDED), "left", "more")]
+    for record in records(results):
+        ended = (read_result(results / "trials" / trial_id) for trial_id in record.trials)
+        ends = Counter(result["status"] for result in ended if result)
+        counts = (len(record.trials), *(ends[status] for status in ENDED))
+        left = len(record.trials) - ends.total()
+        more = f"python -m sweeps status sweep={record.sweep} scale={record.scale}"
+        rows.append((record.label, *map(str, (*counts, left)), more))
+    if len(rows) == 1:
+        return f"{results} has no record of a sweep: python -m sweeps sweep=main makes one"
+    return "\n".join(aligned(rows))
 
 
 def _watch(sweep: WatchedSweep, width: int | None, show: Callable[[RenderableType], None]) -> None:

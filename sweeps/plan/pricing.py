@@ -100,10 +100,11 @@ class PricedSweeps:
         yield f"trials    {num_planned} asked, {counts}"
         yield from self._table()
         yield (
-            f"tokens    {sum(t.plan.tokens for t in self.todo):.3g} to do, "
-            f"{max(t.plan.tokens for t in self.trials):.3g} in the longest trial"
+            f"tokens    {sum(t.plan.tokens for t in self.todo):.3g} to train on, all trials "
+            f"together; {max(t.plan.tokens for t in self.trials):.3g} in the longest trial"
         )
-        yield f"compute   {sum(t.plan.flops for t in self.todo):.3g} FLOPs to do"
+        flops = sum(trial.plan.flops for trial in self.todo)
+        yield f"compute   {flops:.3g} floating-point operations (FLOPs) to do"
         if self.todo:
             yield self._time()
         yield from sizes(self.trials)
@@ -122,7 +123,7 @@ class PricedSweeps:
             planned = [trial for sweep in self._sweeps for trial in unique(sweep.planned)]
             rows.append(self._row("together", planned, self.trials))
         places = ", ".join(dict.fromkeys(f"on {self._where(t)}" for t in self.trials))
-        yield from _aligned([("sweep", "trials", "shared", "done", "to do", places), *rows])
+        yield from aligned([("sweep", "trials", "shared", "done", "to do", places), *rows])
 
     def _row(self, label: str, own: Sequence[Trial], new: Sequence[Trial]) -> tuple[str, ...]:
         todo = [trial for trial in new if trial.plan.trial_id in self._seconds]
@@ -162,7 +163,7 @@ class PricedSweeps:
         )
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield columns as wide as they need: the first to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *others in rows:

@@ -38,11 +38,14 @@ def _precision(results: Path, sweep: SweepPlan) -> Iterator[str]:
         yield "power     1 seed gives no interval: no gap can be told from chance"
         return
     measured = spreads(results, sweep.compared) if (results / "trials").is_dir() else {}
-    in_sd = f"power     {n} seeds detect a mean gap of {detectable_gap(1, n):.3g} sd (80 % power)"
+    in_sd = (
+        f"power     {n} seeds show a mean gap of {detectable_gap(1, n):.3g} standard deviations "
+        "(sd) of the paired gaps in 80 % of cases"
+    )
     if not measured:
         yield (
-            f"{in_sd}; no sd of paired gaps is measured here yet "
-            f"(half a sd as the interval's half-width needs {seeds_needed(1, 0.5)} seeds)"
+            f"{in_sd}; none is measured here yet "
+            f"(an interval of ± half a sd needs {seeds_needed(1, 0.5)} seeds)"
         )
         return
     optimizers = [
