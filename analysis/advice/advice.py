@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import isnan
 
 from analysis.advice.evidence import Evidence, Gap
-from analysis.advice.rivals import Rival, against
+from analysis.advice.rivals import Rival, against, listed
 from analysis.advice.speed import Costs, equal_stages
 from analysis.advice.verdict import BY_UPDATES, Decision, loss_text
 from analysis.statistics.intervals import ends_text
@@ -13,6 +13,8 @@ from analysis.statistics.tax import Tax
 from analysis.statistics.text import tax_text
 from analysis.table import names
 
+LITTLE = 0.05
+"""The share of a step below which the text says that 2BW can win little."""
 UNEVEN = 0.05
 """How much longer than the mean the slowest stage takes before the text says so."""
 
@@ -44,7 +46,8 @@ class Advice:
 
     def __str__(self) -> str:
         evidence = self.evidence
-        parts = [_verdict(self), _against(self), _gaps(self, evidence) if evidence else []]
+        parts = [bubble(self), _verdict(self), _against(self)]
+        parts += [_gaps(self, evidence) if evidence else []]
         if evidence and self.gap:
             parts += [[*_tax(self, self.gap, evidence)]]
         return "\n\n".join("\n".join(lines) for lines in [*parts, [*_speed(self)]] if lines)
@@ -62,6 +65,21 @@ def _verdict(advice: Advice) -> list[str]:
     elif advice.verdict.settle:
         settings = _settings(advice)
         lines.append(f"  to settle it against {advice.rival}, run more of these trials: {settings}")
+    return lines
+
+
+def bubble(advice: Advice) -> list[str]:
+    """What share of a step 2BW can win at all, if costs were given; plainly where it is little."""
+    if advice.costs == equal_stages(advice.stages):
+        return []
+    rivals = [*advice.rivals.values()]
+    shares = ", ".join(f"{rival.share:.1%} of a step of {rival.label}" for rival in rivals)
+    little = [rival.label for rival in rivals if rival.share < LITTLE]
+    lines = [f"2BW can win at most {shares}: so much is the bubble"]
+    if len(little) == len(rivals):
+        lines.append("  that is little: the bubble is not the bottleneck of this pipeline")
+    elif little:
+        lines.append(f"  against {listed(little)} that is little")
     return lines
 
 

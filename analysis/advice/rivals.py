@@ -35,7 +35,12 @@ class Rival:
     def label(self) -> str:
         """The name, and the parts per rank of a pipeline that can have several numbers of them."""
         several = len(FLUSHED[self.name]) > 1
-        return f"{self.name}, {self.num_chunks} parts" if several else self.name
+        return f"{self.name} ({self.num_chunks} parts)" if several else self.name
+
+    @property
+    def share(self) -> float:
+        """The share of a step of it that 2BW can win at all."""
+        return 1 - 1 / self.speed_up
 
     @property
     def row(self) -> dict[str, Any]:
@@ -63,13 +68,15 @@ def against(rivals: Sequence[Rival]) -> str:
         every = "any" if words == [UNDECIDED] else "every"
         said = f"{SHORT[words[0]]}, against {every} schedule"
     else:
-        said = "; ".join(f"{SHORT[word]} against {_listed(by_word[word])}" for word in words)
+        labels = {word: listed([rival.label for rival in by_word[word]]) for word in words}
+        said = "; ".join(f"{SHORT[word]} against {labels[word]}" for word in words)
     return f"{said}; {_numbers(by_word[words[0]])}"
 
 
-def _listed(rivals: Sequence[Rival]) -> str:
-    *labels, last = (rival.label for rival in rivals)
-    return f"{', '.join(labels)} and {last}" if labels else last
+def listed(words: Sequence[str]) -> str:
+    """`a, b and c`."""
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _numbers(rivals: Sequence[Rival]) -> str:

@@ -2,7 +2,7 @@
 simulating its schedule."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
@@ -52,6 +52,8 @@ class Costs:
     update: float = 0.0
     communication: float = 0.0
     """Until a result arrives at another rank, which computes meanwhile."""
+    overhead: float = 0.0
+    """Of a batch, beyond what is simulated: no pipeline gains it."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,19 @@ def speed_up(costs: Costs, num_microbatches: int) -> float:
     return speed(slowest, costs, num_microbatches).batch_time / own.batch_time
 
 
+def with_step_time(costs: Costs, num_microbatches: int, step_time: float) -> Costs:
+    """Return the costs of a pipeline of which a step of the SLOWEST takes `step_time`.
+
+    Raises BadInput if its operations alone take longer.
+    """
+    [slowest] = FLUSHED[SLOWEST]
+    simulated = speed(slowest, costs, num_microbatches).batch_time
+    if step_time < simulated * (1 - NEARLY):
+        allowed = f"must be {simulated:g} or more: so long {SLOWEST} takes by the other times"
+        raise BadInput("step_time", f"{step_time:g}", allowed)
+    return replace(costs, overhead=step_time - simulated)
+
+
 def fastest(speeds: Mapping[str, Speed], activations: float) -> str:
     """The fastest of the pipelines that keep `activations` at most; of equally fast ones the
     first. Raises BadInput if there is none."""
@@ -140,4 +155,4 @@ def _speed(settled: Schedule, costs: Costs) -> Speed:
     ]
     batch_time, start = steady(settled, by_chunk, costs.communication)
     peak = max(start.peak_activations(rank) for rank in range(len(by_rank)))
-    return Speed(batch_time, peak / settled.num_chunks, settled.num_chunks)
+    return Speed(batch_time + costs.overhead, peak / settled.num_chunks, settled.num_chunks)

@@ -4,7 +4,8 @@ import json
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from analysis.advice.advice import Advice
+    from analysis.advice.speed import Costs
 
 KEYS = {
     "optimizer": "which one, as in the store (default: all that were trained with a delay)",
@@ -36,6 +38,8 @@ KEYS = {
     "backward": "the same (default: twice the forward)",
     "update": "time of an update on a stage (default: 0)",
     "communication": "time until a result is there on the next stage (default: 0)",
+    "step_time": "measured time of a step of 1F1B, in the same unit (default: what is simulated)",
+    "trace": "trace.json of a trial of such a pipeline, which has these times in microseconds",
     "format": "text, json",
     "COLUMN": "only trials with this value in a column: num_parameters=418752, batch_size=16",
 }
@@ -43,6 +47,8 @@ MOST = {"chunks": 16, "stages": 256, "microbatches": 4_096, "updates": 10**9}
 """The largest numbers; a pipeline of these stages is simulated within some seconds."""
 LENGTH = 1024
 """Tokens of a sequence, for the attention of a model that `forward` names."""
+TRACED = ("forward", "backward", "update")
+"""Keys whose times a trace has."""
 LONGEST = 1e9
 """The largest time, in any unit."""
 
@@ -61,7 +67,7 @@ def main(given: Given) -> None:
     form = take_choice(given, "format", ("text", "json"))
     store = pulled(given.get("results", "results"))
     conditions = {key: value for key, value in given.items() if key not in KEYS}
-    costs, activations = _costs(given, stages), _times(given, "activations", 1)
+    costs, activations = _costs(given, stages, microbatches), _times(given, "activations", 1)
     chunks = count(given, "chunks", _parts(given, stages) or CHUNKS, MOST["chunks"])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
@@ -95,12 +101,13 @@ def _answers(trials: "pd.DataFrame", optimizer: str | None, **question: Any) -> 
 
 
 def _as_text(answers: "Sequence[Advice]") -> str:
-    from analysis.advice.advice import headline
+    from analysis.advice.advice import bubble, headline
     from analysis.advice.rows import matrix
 
     if len(answers) == 1:
         return str(answers[0])
-    return "\n".join([matrix(answers), "", *map(headline, answers)])
+    lines = [*bubble(answers[0]), matrix(answers), "", *map(headline, answers)]
+    return "\n".join(lines)
 
 
 def _as_json(answers: "Sequence[Advice]", given: Given) -> str:
@@ -109,7 +116,22 @@ def _as_json(answers: "Sequence[Advice]", given: Given) -> str:
     return json.dumps(nodes[0] if "optimizer" in given else nodes, indent=1, ensure_ascii=False)
 
 
-def _costs(given: Given, stages: int) -> Any:
+def _costs(given: Given, stages: int, microbatches: int) -> "Costs":
+    from analysis.advice.speed import with_step_time
+    from analysis.advice.traced import traced_costs
+
+    if "trace" not in given:
+        costs = _given_costs(given, stages)
+    elif twice := [key for key in TRACED if key in given]:
+        raise BadInput(twice[0], given[twice[0]], "must not stand beside trace, which has it")
+    else:
+        [communication] = _times(given, "communication", 1) or (0.0,)
+        costs = replace(traced_costs(Path(given["trace"]), stages), communication=communication)
+    step_time = _times(given, "step_time", 1)
+    return with_step_time(costs, microbatches, step_time[0]) if step_time else costs
+
+
+def _given_costs(given: Given, stages: int) -> "Costs":
     from analysis.advice.speed import Costs
 
     forward = _work(given, stages) or _times(given, "forward", stages) or (1.0,) * stages

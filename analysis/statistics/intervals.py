@@ -65,7 +65,9 @@ def moments(values: Values) -> Moments:
     return Moments(mean, std, n)
 
 
-def ratio_interval(numerator: Values, denominator: Values) -> Interval:
+def ratio_interval(
+    numerator: Values, denominator: Values, confidence: float = CONFIDENCE
+) -> Interval:
     """Fieller's interval of mean(numerator) / mean(denominator), paired samples of equal length.
 
     It holds the ratios r at which the t-test of mean(numerator − r · denominator) = 0 does not
@@ -75,7 +77,7 @@ def ratio_interval(numerator: Values, denominator: Values) -> Interval:
     n = len(numerator)
     if n < 2:
         return UNKNOWN
-    (var_n, cov), (_, var_d) = np.cov(numerator, denominator) * quantile(n) ** 2 / n
+    (var_n, cov), (_, var_d) = np.cov(numerator, denominator) * quantile(n, confidence) ** 2 / n
     mean_n, mean_d = np.mean(numerator), np.mean(denominator)
     # (mean_n − r mean_d)² ≤ var_n − 2 r cov + r² var_d, a quadratic inequality in r.
     a, b, c = mean_d**2 - var_d, mean_n * mean_d - cov, mean_n**2 - var_n

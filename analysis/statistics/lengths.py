@@ -10,12 +10,12 @@ chords in the logarithm, which lie lower. Some laws are convex in the length alo
 one, in its first part.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.optimize import isotonic_regression
+
+from analysis.statistics.intervals import Values, ratio_interval
 
 ByLength = Mapping[int, float]
 """Final losses by the number of updates of the run."""
@@ -72,41 +72,66 @@ def _next_to(lengths: Collection[int], updates: float) -> tuple[int | None, int 
     return shorter, min((length for length in lengths if length > updates), default=None)
 
 
-def length_to(finals: ByLength, level: float) -> float:
-    """Length of the run that ends at `level`: infinite if no run ends as low, 0 if all end lower.
+class Crossing(NamedTuple):
+    """The length of the run that ends at a level, with the ends of its interval."""
 
-    Noise can let a longer run end higher than a shorter one. Their losses are first replaced by the
-    nearest ones that never rise (isotonic regression). NaN if a loss is not known.
+    length: float
+    low: float
+    high: float
+
+
+def bracket(finals: Sequence[ByLength], level: float) -> tuple[int, int] | float:
+    """The neighbouring lengths between whose mean losses the level lies; infinite if no length ends
+    as low, 0 if all end lower. Each seed of `finals` has the same lengths."""
+    lengths = sorted(finals[0])
+    means = [float(np.mean([losses[length] for losses in finals])) for length in lengths]
+    for index in range(len(lengths) - 1):
+        if means[index] >= level >= means[index + 1] < means[index]:
+            return lengths[index], lengths[index + 1]
+    return np.inf if means[-1] > level else 0.0
+
+
+def crossing(
+    above: Values, below: Values, levels: Values, lengths: tuple[int, int], confidence: float
+) -> Crossing:
+    """The length at which losses fall to `levels`, from runs of the shorter and of the longer of
+    two lengths that end `above` and `below` them; one value per seed.
+
+    The share of the way is a ratio of two means over seeds, with Fieller's interval. The length is
+    interpolated in the logarithm. The interval covers every law that is convex in the length and
+    falls no faster than 1 / T: between and beyond the two lengths such a law lies between the two
+    lines that are straight in T and in 1 / T. NaN if the losses are not shown to fall; one seed has
+    no interval.
     """
-    lengths, losses = _sorted(finals)
-    if np.isnan(losses).any():
+    way, whole = above - levels, above - below
+    share, (low, high) = float(way.mean() / whole.mean()), ratio_interval(way, whole, confidence)
+    if len(way) > 1 and np.isnan(low):
+        return Crossing(np.nan, np.nan, np.nan)
+    straight = [
+        _along(coordinate, lengths, end) for coordinate in COORDINATES for end in (low, high)
+    ]
+    return Crossing(_along(COORDINATES[1], lengths, share), min(straight), max(straight))
+
+
+class Coordinate(NamedTuple):
+    """A coordinate in which a law may be a straight line: rising in the length, and its inverse."""
+
+    of_length: Callable[[float], float]
+    to_length: Callable[[float], float]
+
+
+COORDINATES = (
+    Coordinate(float, lambda x: max(x, 0.0)),
+    Coordinate(np.log, np.exp),
+    Coordinate(lambda length: -1 / length, lambda x: -1 / x if x < 0 else np.inf),
+)
+"""T, ln T and 1 / T: power laws T^-c with c of -1, 0 and 1, with any floor."""
+
+
+def _along(coordinate: Coordinate, lengths: tuple[int, int], share: float) -> float:
+    """The length at a share of the way between two lengths, in a coordinate."""
+    if np.isnan(share):
         return np.nan
-    falling = isotonic_regression(losses, increasing=False).x
-    if falling[-1] > level:
-        return np.inf
-    if falling[0] < level:
-        return 0.0
-    # np.interp wants the losses to rise, so it gets them from the longest run to the shortest.
-    return float(np.exp(np.interp(level, falling[::-1], np.log(lengths)[::-1])))
-
-
-def slope_at(finals: ByLength, updates: int) -> float:
-    """-dL / d ln T of final losses at a length, in nats per token for each e-fold of the length.
-
-    It is the least-squares line through that length and its nearest neighbours, one on each side if
-    there are two. NaN without the length itself or without a neighbour.
-    """
-    known = {length: loss for length, loss in finals.items() if np.isfinite(loss)}
-    shorter = [length for length in known if length < updates]
-    longer = [length for length in known if length > updates]
-    near = [*([max(shorter)] if shorter else []), *([min(longer)] if longer else [])]
-    if updates not in known or not near:
-        return np.nan
-    lengths = [updates, *near]
-    return -float(np.polyfit(np.log(lengths), [known[length] for length in lengths], deg=1)[0])
-
-
-def _sorted(finals: ByLength) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Lengths, ascending, and their losses."""
-    lengths = sorted(finals)
-    return np.array(lengths, dtype=float), np.array([finals[length] for length in lengths])
+    shorter, longer = map(coordinate.of_length, lengths)
+    with np.errstate(over="ignore"):
+        return float(coordinate.to_length(shorter + share * (longer - shorter)))

@@ -3,14 +3,14 @@
 A run has the same tokens in each update, so it is a ratio of tokens as well. The break-even of an
 asynchronous pipeline is tax < speed-up. There are two estimates of it, and the better one counts:
 
-`lengths`: delayed runs of several lengths. For each seed the length at which they end at sync's
-final loss is interpolated (see lengths.py), and the logarithms of the ratios have a mean with
-Student's interval. It is measured, and a little too large where it is interpolated.
+`lengths`: delayed runs of several lengths, between which lies the length at which they end at
+sync's final loss.
 
-`slope`: the gap, over the slope s of sync's own final losses against the logarithm of the length:
-ln tax = gap / s, with Fieller's interval of this ratio of two means over the same seeds, so that it
-carries the errors of both. It assumes that the delayed runs fall as sync does, and that sync's law
-is straight from here to as far as the tax reaches.
+`slope`: sync's own runs of several lengths, between which lies the length at which sync ends at the
+final loss of the delayed run. It assumes that the delayed runs fall as sync does.
+
+Both interpolate in the logarithm of the length. The interval holds the tax of every law between two
+forms (see `lengths.crossing`), and the noise of all losses.
 """
 
 import warnings
@@ -20,14 +20,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.statistics.intervals import Interval, mean_interval, ratio_interval
-from analysis.statistics.lengths import ByLength, length_to, slope_at
+from analysis.statistics.intervals import CONFIDENCE, Values
+from analysis.statistics.lengths import ByLength, Crossing, bracket, crossing
 from analysis.statistics.pairs import SAME_ARM, VARIANT, results
 from analysis.table.tasks import families, families_by_decay, updates_asked
 
 LENGTHS, SLOPE = "lengths", "slope"
 MAIN_ARMS = ("delay", "delay_ef")
 """The arms of the paper's question: their taxes are the headline."""
+SECOND = 0.98
+"""Confidence of an estimate that stands in for another one. That one was left by its losses, so
+that of those given each may err, and both together in one of twenty."""
 Finals = Mapping[int, ByLength]
 """By seed, the final losses of an arm's runs by their length; NaN where a run diverged."""
 
@@ -111,7 +114,9 @@ def token_tax(sync: Finals, delayed: Finals, updates: int) -> Tax:
     if diverged:
         return Tax(tax_why=f"{diverged} of {len(seeds)} delayed runs diverged")
     own = {seed: sync[seed] for seed in seeds}, {seed: delayed[seed] for seed in seeds}
-    estimates = [by_lengths(*own, updates), by_slope(*own, updates)]
+    first = by_lengths(*own, updates)
+    is_second = first.tax_why != ONE_LENGTH
+    estimates = [first, by_slope(*own, updates, SECOND if is_second else CONFIDENCE)]
     known = [tax for tax in estimates if tax.tax_n]
     if known:
         return next((tax for tax in known if tax.tax_n > 1), known[0])
@@ -119,55 +124,73 @@ def token_tax(sync: Finals, delayed: Finals, updates: int) -> Tax:
 
 
 def by_lengths(sync: Finals, delayed: Finals, updates: int) -> Tax:
-    """From delayed runs of several lengths; each seed has both arms at `updates`.
-
-    Sync's loss must lie between final losses of the delayed runs at each seed that has several. A
-    mean without the seeds at which it does not would flatter one side.
-    """
-    several = [seed for seed, finals in delayed.items() if len(finals) > 1]
-    if not several:
-        return Tax(tax_why=ONE_LENGTH)
-    needed = np.array([length_to(delayed[seed], sync[seed][updates]) for seed in several])
-    if np.isposinf(needed).all():
-        longest = min(max(delayed[seed]) for seed in several)
-        return Tax(tax_why=f"above {longest / updates:.3g}: no delayed run ends as low as sync")
-    if (needed == 0).all():
-        shortest = max(min(delayed[seed]) for seed in several)
-        return Tax(
-            tax_why=f"below {shortest / updates:.3g}: every delayed run ends lower than sync"
-        )
-    outside = int((~np.isfinite(needed) | (needed == 0)).sum())
-    if outside:
-        why = f"at {outside} of {len(several)} seeds sync's loss is not between delayed runs"
-        return Tax(tax_why=why)
-    logarithms = np.log(needed / updates)
-    return _tax(float(logarithms.mean()), mean_interval(logarithms), len(several), LENGTHS)
-
-
-def by_slope(sync: Finals, delayed: Finals, updates: int) -> Tax:
-    """From the gap and the slope of sync's own law; each seed has both arms at `updates`."""
-    slopes = {seed: slope_at(finals, updates) for seed, finals in sync.items()}
-    seeds = [seed for seed, slope in slopes.items() if np.isfinite(slope)]
+    """From delayed runs of several lengths; each seed has both arms at `updates`."""
+    seeds, lengths = _several(delayed)
     if not seeds:
         return Tax(tax_why=ONE_LENGTH)
-    slope = np.array([slopes[seed] for seed in seeds])
-    gap = np.array([delayed[seed][updates] - sync[seed][updates] for seed in seeds])
-    interval = ratio_interval(gap, slope)
-    if slope.mean() <= 0 or (len(seeds) > 1 and np.isnan(interval[0])):
-        return Tax(tax_why=FLAT)
-    tax = _tax(float(gap.mean() / slope.mean()), interval, len(seeds), SLOPE)
-    # A slope that is a rounding error of equal losses gives a ratio beyond any number.
-    return Tax(tax_why=FLAT) if np.isinf([tax.tax, tax.tax_high]).any() else tax
+    losses = [{length: delayed[seed][length] for length in lengths} for seed in seeds]
+    diverged = sum(np.isnan([*of_seed.values()]).any() for of_seed in losses)
+    if diverged:
+        return Tax(tax_why=f"{diverged} of {len(seeds)} longer or shorter delayed runs diverged")
+    levels = np.array([sync[seed][updates] for seed in seeds])
+    ends = bracket(losses, float(levels.mean()))
+    if not isinstance(ends, tuple):
+        above, limit = ("above", lengths[-1]) if ends else ("below", lengths[0])
+        lower = "higher" if ends else "lower"
+        why = f"{above} {limit / updates:.3g}: all delayed runs end {lower} than sync"
+        return Tax(tax_why=why)
+    at = _crossing(losses, levels, ends, CONFIDENCE)
+    return _tax(at.length / updates, at.low / updates, at.high / updates, len(seeds), LENGTHS)
+
+
+def by_slope(sync: Finals, delayed: Finals, updates: int, confidence: float = CONFIDENCE) -> Tax:
+    """From sync's runs of several lengths, if delayed runs fall as they do; each seed has both arms
+    at `updates`."""
+    known = {
+        seed: {length: loss for length, loss in finals.items() if np.isfinite(loss)}
+        for seed, finals in sync.items()
+    }
+    seeds, lengths = _several(known)
+    if not seeds:
+        return Tax(tax_why=ONE_LENGTH)
+    losses = [{length: known[seed][length] for length in lengths} for seed in seeds]
+    levels = np.array([delayed[seed][updates] for seed in seeds])
+    ends = bracket(losses, float(levels.mean()))
+    if not isinstance(ends, tuple):
+        above, limit = ("below", lengths[-1]) if ends else ("above", lengths[0])
+        higher = "higher" if ends else "lower"
+        why = f"{above} {updates / limit:.3g}: all runs of sync end {higher} than the delayed runs"
+        return Tax(tax_why=why)
+    at = _crossing(losses, levels, ends, confidence)
+    with np.errstate(divide="ignore"):
+        low, high = updates / np.array([at.high, at.low])
+    return _tax(updates / at.length, float(low), float(high), len(seeds), SLOPE)
+
+
+def _several(finals: Finals) -> tuple[list[int], list[int]]:
+    """The seeds with runs of several lengths, and the lengths that all of these have; none if they
+    share fewer than two."""
+    seeds = [seed for seed, losses in finals.items() if len(losses) > 1]
+    lengths = sorted(set.intersection(*({*finals[seed]} for seed in seeds))) if seeds else []
+    return (seeds, lengths) if len(lengths) > 1 else ([], [])
+
+
+def _crossing(
+    losses: Sequence[ByLength], levels: Values, ends: tuple[int, int], confidence: float
+) -> Crossing:
+    above, below = (np.array([of_seed[length] for of_seed in losses]) for length in ends)
+    return crossing(above, below, levels, ends, confidence)
 
 
 ONE_LENGTH = "runs of one length only"
-FLAT = "longer runs of sync are not shown to end lower"
+FLAT = "longer runs are not shown to end lower"
 
 
-def _tax(logarithm: float, interval: Interval, n: int, source: str) -> Tax:
-    with np.errstate(over="ignore"):  # two seeds may leave it without an upper end
-        tax, low, high = np.exp([logarithm, *interval])
-    return Tax(float(tax), float(low), float(high), n, source)
+def _tax(tax: float, low: float, high: float, n: int, source: str) -> Tax:
+    """The tax; none if the losses are too flat for an interval with two ends."""
+    if np.isnan(tax) or np.isinf([tax, high]).any() or low <= 0:
+        return Tax(tax_why=FLAT)
+    return Tax(tax, low, high, n, source)
 
 
 def best_taxes(gaps: pd.DataFrame) -> pd.DataFrame:

@@ -85,7 +85,10 @@ GAP: Columns = {
     "tax_low": ("float64", "lower end of its 95 % interval (see tax.py); NaN if tax_n < 2"),
     "tax_high": ("float64", "upper end"),
     "tax_n": ("Int64", "seeds behind the tax; 0 without one"),
-    "tax_from": ("string", "lengths: delayed runs of several lengths; slope: gap over sync's law"),
+    "tax_from": (
+        "string",
+        "lengths: delayed runs of several lengths; slope: sync's runs of several lengths",
+    ),
     "tax_why": ("string", "why there is no tax, or between which limits it lies"),
     "regime": ("string", "why the point is outside of the paper's regime; empty if it is within"),
     "missing_seeds": ("string", "seeds of the point that this arm has no result for"),

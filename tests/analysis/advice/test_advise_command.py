@@ -58,7 +58,7 @@ def test_without_an_optimizer_all_are_answered(
     table, said = capsys.readouterr().out.split("\n\n")
     heads, *lines = (line.split("  ") for line in table.splitlines())
     assert [head.strip() for head in heads if head] == [
-        *("4 stages, 8 microbatches", "1F1B", "interleaved 1F1B, 4 parts"),
+        *("4 stages, 8 microbatches", "1F1B", "interleaved 1F1B (4 parts)"),
         *("ZB-H1", "ZB-V", "DualPipeV"),
     ]
     words_of = {name: [*dict.fromkeys(w.strip() for w in rest if w)] for name, *rest in lines}

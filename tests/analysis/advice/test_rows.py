@@ -10,7 +10,7 @@ from analysis.advice.rows import ROW, advices, verdict_rows
 from tests.support.advised import add, ask
 from tests.support.synthetic_store import write_arms
 
-RIVALS = ["1F1B", "interleaved 1F1B, 4 parts", "ZB-H1", "ZB-V", "DualPipeV"]
+RIVALS = ["1F1B", "interleaved 1F1B (4 parts)", "ZB-H1", "ZB-V", "DualPipeV"]
 
 
 def add_runs(store: Path, short: float, long: float) -> None:
@@ -54,7 +54,7 @@ def test_one_row_per_optimizer_and_rival(tmp_path: Path) -> None:
         (
             1.02,
             0.9,
-            "AdamW: go against 1F1B, interleaved 1F1B, 4 parts and ZB-H1; not enough data against "
+            "AdamW: go against 1F1B, interleaved 1F1B (4 parts) and ZB-H1; not enough data against "
             "ZB-V and DualPipeV; in the time of 1F1B it makes 37 % more updates and ends lower by "
             "0.0997 [",
         ),

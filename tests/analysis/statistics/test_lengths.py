@@ -1,61 +1,87 @@
-"""Final losses by length are interpolated in the logarithm, never extrapolated."""
+"""Final losses by length are interpolated, never extrapolated."""
+
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.statistics.lengths import length_to, no_higher, no_lower, slope_at
+from analysis.statistics.lengths import Crossing, bracket, crossing, no_higher, no_lower
 
-RUNS = st.dictionaries(st.integers(1, 10**6), st.floats(0.5, 10), min_size=2, max_size=6)
+LAWS: Sequence[Callable[[float], float]] = [
+    lambda t: 1.2 + 0.9 * (t / 1600) ** -0.22,
+    lambda t: t**-0.7,
+    lambda t: -np.log(t),
+    lambda t: np.exp(-t / 1600),
+    lambda t: -t / 1600,
+    lambda t: 1 / t,
+]
+"""Convex in the length, and between 800 and 3200 no steeper than 1 / T."""
+
+
+def length_at(losses: Sequence[float], level: float, lengths: tuple[int, int]) -> Crossing:
+    """Where runs of two lengths that end at these losses cross a level, without noise."""
+    above, below, levels = (np.full(3, loss) for loss in (*losses, level))
+    return crossing(above, below, levels, lengths, 0.95)
 
 
 def test_a_line_in_the_logarithm_of_the_length() -> None:
-    assert length_to({100: 3.0, 400: 1.0}, 2.0) == pytest.approx(200)
+    """Half way, and between lines that are straight in T and in 1 / T."""
+    at = length_at((3.0, 1.0), 2.0, (100, 400))
+    assert at == pytest.approx((200, 160, 250))
 
 
-def test_an_end_is_inside() -> None:
-    assert length_to({100: 3.0, 400: 1.0}, 3.0) == pytest.approx(100)
-    assert length_to({100: 3.0, 400: 1.0}, 1.0) == pytest.approx(400)
+@given(st.sampled_from(LAWS), st.floats(800, 3200))
+def test_the_length_of_a_law_lies_within(law: Callable[[float], float], length: float) -> None:
+    at = length_at([law(800), law(3200)], law(length), (800, 3200))
+    assert at.low * (1 - 1e-9) <= length <= at.high * (1 + 1e-9)
 
 
-def test_beyond_the_runs_nothing_is_known_but_the_side() -> None:
-    assert length_to({100: 3.0, 400: 1.0}, 0.9) == np.inf
-    assert length_to({100: 3.0, 400: 1.0}, 3.1) == 0
-    assert np.isnan(length_to({100: 3.0, 400: np.nan}, 2.0))
+@given(st.sampled_from(LAWS[:4]), st.floats(700, 800) | st.floats(1600, 1900))
+def test_also_a_little_beyond(law: Callable[[float], float], length: float) -> None:
+    at = length_at([law(800), law(1600)], law(length), (800, 1600))
+    assert at.low * (1 - 1e-9) <= length <= at.high * (1 + 1e-9)
 
 
-@given(RUNS, st.floats(0.1, 11))
-def test_a_length_is_never_beyond_the_runs(finals: dict[int, float], level: float) -> None:
-    length = length_to(finals, level)
-    assert length in (0, np.inf) or min(finals) * 0.999 <= length <= max(finals) * 1.001
+def test_a_way_beyond_what_a_form_can_reach_has_no_end() -> None:
+    assert length_at((3.0, 1.0), -1.0, (100, 200)).high == np.inf
+    assert length_at((3.0, 1.0), 5.0, (100, 200)).low == 0
 
 
-@given(RUNS, st.floats(0.5, 10), st.floats(0.5, 10))
-def test_a_lower_loss_never_takes_fewer_updates(
-    finals: dict[int, float], low: float, high: float
+def test_losses_that_are_not_shown_to_fall_cross_nowhere() -> None:
+    above, below = np.array([2.0, 2.0, 2.0]), np.array([1.99, 2.05, 1.95])
+    assert np.isnan(crossing(above, below, above - 0.001, (100, 200), 0.95)).all()
+
+
+def test_one_seed_has_a_length_without_an_interval() -> None:
+    at = crossing(np.array([3.0]), np.array([1.0]), np.array([2.0]), (100, 400), 0.95)
+    assert at.length == pytest.approx(200)
+    assert np.isnan([at.low, at.high]).all()
+
+
+@pytest.mark.parametrize(
+    ("level", "ends"),
+    [
+        (2.5, (100, 400)),
+        (2.0, (100, 400)),
+        (1.7, (400, 900)),
+        (1.0, (400, 900)),
+        (0.9, np.inf),
+        (3.1, 0.0),
+    ],
+)
+def test_a_level_lies_between_neighbouring_lengths_or_beyond(
+    level: float, ends: tuple[int, int] | float
 ) -> None:
-    low, high = sorted((low, high))
-    assert length_to(finals, low) >= length_to(finals, high) * (1 - 1e-9)
+    """Means over two seeds of 3, 2 and 1."""
+    finals = [{100: 2.5, 400: 2.5, 900: 1.0}, {900: 1.0, 400: 1.5, 100: 3.5}]
+    assert bracket(finals, level) == ends
 
 
-def test_runs_that_noise_has_put_out_of_order_are_pooled() -> None:
-    """2.0 and 2.2 become 2.1 twice, by hand; 1.8 is half way from there to 1.5."""
-    finals = {100: 3.0, 200: 2.0, 400: 2.2, 1600: 1.5}
-    assert length_to(finals, 1.8) == pytest.approx(800)
-    assert length_to(finals, 2.55) == pytest.approx(100 * np.sqrt(2))
-
-
-def test_the_slope_is_that_of_the_nearest_runs() -> None:
-    finals = {100: 9.0, 200: 2.0, 400: 1.7, 800: 1.4, 1600: 0.0}
-    assert slope_at(finals, 400) == pytest.approx(0.3 / np.log(2))
-    assert slope_at({200: 2.0, 400: 1.7}, 400) == pytest.approx(0.3 / np.log(2))
-    assert slope_at({400: 1.7, 800: 1.4}, 400) == pytest.approx(0.3 / np.log(2))
-
-
-@pytest.mark.parametrize("finals", [{400: 1.0}, {200: 1.0, 800: 0.5}, {200: 2.0, 400: np.nan}])
-def test_without_the_length_and_a_neighbour_there_is_no_slope(finals: dict[int, float]) -> None:
-    assert np.isnan(slope_at(finals, 400))
+def test_a_longer_run_that_ends_higher_is_no_end_of_a_fall() -> None:
+    assert bracket([{100: 3.0, 200: 2.0, 400: 2.2, 1600: 1.5}], 2.1) == (100, 200)
+    assert bracket([{100: 2.0, 200: 2.0, 400: 1.0}], 2.0) == (200, 400)
 
 
 @pytest.mark.parametrize(

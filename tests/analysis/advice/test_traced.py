@@ -1,0 +1,125 @@
+"""Costs of a trace, the measured time of a step, and what share of it 2BW can win."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.advice.advice import bubble
+from analysis.advice.speed import Costs, equal_stages, flushed_speeds, with_step_time
+from analysis.advice.traced import traced_costs
+from analysis.commands import advise
+from tests.support.advised import add, ask
+from trainer.base.errors import BadInput
+from trainer.tracing.clock import Span
+from trainer.tracing.trace import write_trace
+
+
+def spans(rank: int, stages: list[int], *, in_halves: bool) -> list[Span]:
+    """Two microbatches per stage of 1 and 3 seconds, times the rank's number; updates of 0.5."""
+    scale, made = rank + 1, []
+    for stage in stages:
+        for microbatch, time in enumerate((1.0, 3.0)):
+            kinds = (
+                {"F": time, "I": time, "W": 2 * time} if in_halves else {"F": time, "B": 2 * time}
+            )
+            kinds |= {"wait F": 9.0, "reduce": 7.0}
+            made += [
+                Span(kind, stage, 0, microbatch, 5.0, 5.0 + scale * seconds)
+                for kind, seconds in kinds.items()
+            ]
+        made.append(Span("U", stage, 0, 0, 5.0, 5.5))
+    return made
+
+
+@pytest.mark.parametrize("in_halves", [False, True])
+def test_costs_are_mean_times_of_each_rank_s_stages(tmp_path: Path, in_halves: bool) -> None:
+    """A forward of 2 seconds per stage, and two stages on each rank of a V; of one replica."""
+    replica = [
+        spans(0, [0, 3], in_halves=in_halves),
+        spans(1, [1, 2], in_halves=in_halves),
+    ]
+    longer = [[span._replace(end=span.end + 99) for span in of_rank] for of_rank in replica]
+    write_trace(tmp_path / "trace.json", [*replica, *longer], 2)
+    costs = traced_costs(tmp_path / "trace.json", 2)
+    backward = 3 if in_halves else 2
+    assert costs.forward == pytest.approx((4e6, 8e6))
+    assert costs.backward == pytest.approx((backward * 4e6, backward * 8e6))
+    assert costs.update == pytest.approx(1e6)
+    with pytest.raises(BadInput, match=r"stages=4: must be 2, the ranks in .*trace\.json"):
+        traced_costs(tmp_path / "trace.json", 4)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "[" * 100_000, '{"traceEvents": [{"ph": "X"}]}', '{"traceEvents": []}', "{}"]
+)
+def test_what_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trace.json"
+    for place in (path, tmp_path):
+        path.write_text(text)
+        with pytest.raises(BadInput, match=r"trace=.*must be the trace\.json of a true pipeline"):
+            traced_costs(place, 2)
+
+
+def test_a_time_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    event = {"ph": "X", "pid": 0, "tid": 0, "cat": "F", "dur": float("nan"), "args": {"stage": 0}}
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [event]}))
+    with pytest.raises(BadInput, match="trace="):
+        traced_costs(tmp_path / "trace.json", 1)
+
+
+def test_what_a_measured_step_has_beyond_the_simulated_one_no_pipeline_wins() -> None:
+    """1F1B takes 33 by its operations, 9 of them its bubble; the rest of the 60 stays."""
+    costs = with_step_time(equal_stages(4), 8, 60.0)
+    assert costs.overhead == pytest.approx(27)
+    speeds = flushed_speeds(costs, 8)
+    assert speeds["1F1B"].batch_time == pytest.approx(60)
+    assert speeds["ZB-H1"].batch_time == pytest.approx(27 + 27)
+    with pytest.raises(BadInput, match="step_time=32: must be 33 or more"):
+        with_step_time(equal_stages(4), 8, 32.0)
+
+
+@pytest.mark.parametrize(
+    ("step_time", "first", "second"),
+    [
+        (40.0, "2BW can win at most 22.5% of a step of 1F1B, ", "  against ZB-V and DualPipeV"),
+        (
+            200.0,
+            "2BW can win at most 4.5% of a step of 1F1B, ",
+            "  that is little: the bubble is not",
+        ),
+    ],
+)
+def test_the_share_that_can_be_won_stands_first(
+    tmp_path: Path, step_time: float, first: str, second: str
+) -> None:
+    """9 of 40 or of 200; with measured costs only."""
+    add(tmp_path, "sync", [1.0, 1.01])
+    add(tmp_path, "delay", [1.0, 1.02])
+    assert bubble(ask(tmp_path)) == []
+    advice = ask(tmp_path, costs=with_step_time(equal_stages(4), 8, step_time))
+    assert str(advice).startswith("\n".join(bubble(advice)))
+    lines = bubble(advice)
+    assert lines[0].startswith(first)
+    assert lines[1].startswith(second)
+
+
+def test_the_command_takes_a_trace_or_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add(tmp_path, "sync", [1.0, 1.01])
+    add(tmp_path, "delay", [1.0, 1.02])
+    trace = tmp_path / "trace.json"
+    write_trace(trace, [spans(rank, [rank], in_halves=False) for rank in (0, 1)], 2)
+    words: dict[str, Any] = {"stages": "2", "microbatches": "4", "results": str(tmp_path)}
+    words |= {"optimizer": "adamw", "trace": str(trace)}
+    advise.main({**words, "format": "json", "communication": "5"})
+    costs = json.loads(capsys.readouterr().out)["costs"]
+    expected = Costs((2e6, 4e6), (4e6, 8e6), 0.5e6, 5.0)
+    assert costs["forward"] == pytest.approx(expected.forward)
+    assert (costs["update"], costs["communication"]) == pytest.approx((5e5, 5))
+    advise.main({**words, "step_time": "1e9"})
+    assert "that is little: the bubble is not the bottleneck" in capsys.readouterr().out
+    with pytest.raises(BadInput, match="forward=1: must not stand beside trace"):
+        advise.main({**words, "forward": "1"})
