@@ -24,7 +24,7 @@ from analysis.objects.bucket import BucketClient, StoreAway
 from analysis.objects.register import ARCHIVED, RESULT, File, Seen, see
 from trainer.base.errors import BadInput
 from trainer.base.places import is_url, require_folder
-from trainer.folder.wellformed import Damaged
+from trainer.folder.files import Damaged
 
 ACCOUNTS = (
     *("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_S3_ENDPOINT"),

@@ -17,8 +17,9 @@ from pydantic import AfterValidator, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
 from analysis.objects.bucket import BucketClient, Version
+from trainer.folder.files import Damaged
 from trainer.folder.lease import attempt_name
-from trainer.folder.wellformed import KEYS, Count, Damaged, Form, parse
+from trainer.folder.wellformed import KEYS, Count, Form, parse
 
 FOLDER = "registers"
 """Where the registers lie: a listing shows which trials have been started, and which changed."""

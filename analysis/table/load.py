@@ -13,9 +13,10 @@ from analysis.table.index import index_path, read_trials
 from analysis.table.points import VERSIONS, group_of, with_one_name
 from analysis.table.rows import Row
 from analysis.table.schema import TRIAL
-from analysis.table.text import in_a_line
+from analysis.table.text import in_a_line, out_of_place
 from trainer.base.errors import BadInput
 from trainer.config.names import YOUNGER
+from trainer.folder.files import Damaged
 from trainer.folder.metrics import row_of
 from trainer.folder.wellformed import CONFIG, read
 
@@ -55,10 +56,19 @@ def _of_folders(results: Path, trial_ids: Collection[str] | None, stacklevel: in
     folder, names, index = _places(results)
     if trial_ids is not None:
         names = sorted({*names} & {*trial_ids})
-    rows, damaged = read_trials(folder, names, index, whole=trial_ids is None)
-    if damaged:
-        warnings.warn(in_a_line(damaged, "run their trials again"), stacklevel=stacklevel)
-    return [{**row, "folder": str(folder / name)} for name, row in rows.items()]
+    trials = read_trials(folder, names, index, whole=trial_ids is None)
+    if trials.damaged:
+        warnings.warn(in_a_line(trials.damaged, "run their trials again"), stacklevel=stacklevel)
+    if strangers := [*trials.copies, *(_strangers(folder) if index and trial_ids is None else ())]:
+        warnings.warn(out_of_place(strangers), stacklevel=stacklevel)
+    return [{**row, "folder": str(folder / name)} for name, row in trials.rows.items()]
+
+
+def _strangers(trials: Path) -> list[Damaged]:
+    """Return what is no folder among the trials of a store, but for hidden files."""
+    shown = (entry for entry in os.scandir(trials) if not entry.name.startswith("."))
+    names = sorted(entry.name for entry in shown if not entry.is_dir())
+    return [Damaged(trials / name, "is no trial's folder: move it away") for name in names]
 
 
 def config_of(folder: str) -> Row:

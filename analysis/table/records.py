@@ -11,7 +11,8 @@ from typing_extensions import TypedDict
 
 from analysis.table.text import in_a_line
 from trainer.base.places import FORMER_SCALES
-from trainer.folder.wellformed import KEYS, Amount, Count, Damaged, Form, damage, read
+from trainer.folder.files import Damaged, damage
+from trainer.folder.wellformed import KEYS, Amount, Count, Form, read
 
 
 @dataclass(frozen=True)

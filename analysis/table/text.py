@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from trainer.folder.wellformed import Damaged
+from trainer.folder.files import Damaged
 
 NAMED = 3
 """How many names are written before the rest is only counted."""
@@ -16,8 +16,16 @@ def some(names: Sequence[object]) -> str:
 
 def in_a_line(damaged: Sequence[Damaged], repair: str) -> str:
     """The line that says which files are damaged, how, and what to do about it."""
-    what = [f"{error.value} {error.allowed}" for error in damaged]
-    return f"not counted, because damaged: {some(what)}: {repair}, or delete what is damaged"
+    return f"not counted, because damaged: {_said(damaged)}: {repair}, or delete what is damaged"
+
+
+def out_of_place(strangers: Sequence[Damaged]) -> str:
+    """The line that says what lies among the trials of a store and is none, and what to do."""
+    return f"not counted, because out of place: {_said(strangers)}"
+
+
+def _said(damaged: Sequence[Damaged]) -> str:
+    return some([f"{error.value} {error.allowed}" for error in damaged])
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]] = ()) -> str:

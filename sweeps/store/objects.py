@@ -20,8 +20,8 @@ from sweeps.store.store import STAYS, Config, RunningTrial, Spare, TrialState
 from trainer.base.errors import BadInput
 from trainer.base.scratch import scratch
 from trainer.base.status import FINAL
+from trainer.folder.files import Damaged
 from trainer.folder.lease import Held
-from trainer.folder.wellformed import Damaged
 
 PROBE = ".probe/"
 LIST_EVERY = 2.0

@@ -15,11 +15,11 @@ from trainer.base.errors import BadInput
 from trainer.base.status import Status
 from trainer.folder import checkpoint, metrics, wellformed
 from trainer.folder.checkpoint import Writer, copied
+from trainer.folder.files import MARKER, Damaged, recorded_id, require_file
 from trainer.folder.lease import attempts, holder, leased, read, trained
 from trainer.folder.metrics import Metrics, Row
-from trainer.folder.wellformed import Damaged
 
-FILES = ("config.json", "metrics.jsonl", "result.json", "trial_id")  # each has one name
+FILES = ("config.json", "metrics.jsonl", "result.json", MARKER)  # each has one name
 OF_ATTEMPT = ("attempt", "from_update", "git", "versions", "device_name")
 """What a result says of each attempt that made a part of it; None what older ones did not note."""
 
@@ -56,7 +56,7 @@ class TrialFolder:
             clean(self.path, self._lease.started_ns)
             write_json(self.path / "config.json", config, self._lease.require)
             marker = f"{self._trial_id}\n".encode()
-            write_atomically(self.path / "trial_id", marker, self._lease.require)
+            write_atomically(self.path / MARKER, marker, self._lease.require)
             yield self
 
     def _outcome(self) -> str:
@@ -64,16 +64,8 @@ class TrialFolder:
         return Status.FAILED if done is None else done["status"]
 
     def _refuse_another(self) -> None:
-        marker = self.path / "trial_id"
-        try:
-            held = marker.read_bytes().decode().strip()
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        except (IsADirectoryError, UnicodeDecodeError):
-            held = ""
-        if not held.isalnum():
-            raise Damaged(marker, f"names no trial: delete it if this is {self._trial_id}'s folder")
-        if held != self._trial_id:
+        held = recorded_id(self.path)
+        if held not in (None, self._trial_id):
             allowed = f"holds trial {held}, not {self._trial_id}: choose an empty folder"
             raise BadInput("out", self.path, allowed)
 
@@ -116,13 +108,14 @@ class TrialFolder:
             yield path, "" if is_same else f"{self._rows} has other rows than when it was saved"
 
     def require_sound(self, config: Mapping[str, Any]) -> None:
-        """Raises BadInput for a folder in a file's place, or a checkpoint that cannot be resumed.
+        """Raises BadInput for what is no file in a file's place, or a checkpoint that cannot be
+        resumed.
 
         Nothing is written yet. What a running process replaces meanwhile is not looked at.
         """
         for name in FILES:
-            if (self.path / name).is_dir():
-                raise Damaged(self.path / name, "is a folder, where a file must be: move it away")
+            with suppress(FileNotFoundError, NotADirectoryError):
+                require_file(self.path / name)
         with suppress(FileNotFoundError):
             newest = next((path for path, why_not in self._checkpoints() if not why_not), None)
             if newest is not None:
