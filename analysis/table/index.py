@@ -70,6 +70,16 @@ class Entry(NamedTuple):
     row: str
 
 
+class Misplaced(Damaged):
+    """A trial's folder that does not count: the trial has another one, or must have."""
+
+    def __init__(self, path: Path, trial_id: str, *, is_copy: bool) -> None:
+        renamed = f"is the folder of trial {trial_id}: give it that name, or move it away"
+        copy = f"is a copy of trial {trial_id}: move it away"
+        super().__init__(path, copy if is_copy else renamed)
+        self.trial_id = trial_id
+
+
 class Trials(NamedTuple):
     """What is read of the folders of trials."""
 
@@ -77,8 +87,7 @@ class Trials(NamedTuple):
     """By the names of the folders."""
     damaged: Sequence[Damaged]
     """Files that are not what was written."""
-    copies: Sequence[Damaged]
-    """Folders of trials that have another folder, or must have."""
+    misplaced: Sequence[Misplaced]
 
 
 def read_trials(folder: Path, names: Sequence[str], path: Path | None, *, whole: bool) -> Trials:
@@ -113,16 +122,12 @@ def read_trials(folder: Path, names: Sequence[str], path: Path | None, *, whole:
     named = dict(zip(there, rows, strict=True))
     copies = _copies(named, by_name=path is not None)
     kept = {name: row for name, row in named.items() if name not in copies}
-    there = {*names, *(row["trial_id"] for row in kept.values())}
-    says = [Damaged(folder / name, _why(copies[name], there)) for name in copies]
-    return Trials(kept, all_damaged, says)
-
-
-def _why(trial_id: str, there: Collection[str]) -> str:
-    """Return what is wrong with a trial's folder that does not count, and what to do."""
-    if trial_id in there:
-        return f"is a copy of trial {trial_id}: move it away"
-    return f"is the folder of trial {trial_id}: give it that name, or move it away"
+    known_ids = {*names, *(row["trial_id"] for row in kept.values())}
+    misplaced = [
+        Misplaced(folder / name, trial_id, is_copy=trial_id in known_ids)
+        for name, trial_id in copies.items()
+    ]
+    return Trials(kept, all_damaged, misplaced)
 
 
 def _copies(rows: Mapping[str, Row], *, by_name: bool) -> dict[str, str]:
@@ -130,7 +135,7 @@ def _copies(rows: Mapping[str, Row], *, by_name: bool) -> dict[str, str]:
 
     `by_name`: whether a trial's folder must have its name; else the first one counts.
     """
-    first = {row["trial_id"]: name for name, row in reversed(rows.items())}
+    first = {row["trial_id"]: name for name, row in reversed([*rows.items()])}
     return {
         name: row["trial_id"]
         for name, row in rows.items()

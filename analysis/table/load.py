@@ -59,12 +59,13 @@ def _of_folders(results: Path, trial_ids: Collection[str] | None, stacklevel: in
     trials = read_trials(folder, names, index, whole=trial_ids is None)
     if trials.damaged:
         warnings.warn(in_a_line(trials.damaged, "run their trials again"), stacklevel=stacklevel)
-    if strangers := [*trials.copies, *(_strangers(folder) if index and trial_ids is None else ())]:
-        warnings.warn(out_of_place(strangers), stacklevel=stacklevel)
+    others = strangers(folder) if index is not None and trial_ids is None else []
+    if misplaced := [*trials.misplaced, *others]:
+        warnings.warn(out_of_place(misplaced), stacklevel=stacklevel)
     return [{**row, "folder": str(folder / name)} for name, row in trials.rows.items()]
 
 
-def _strangers(trials: Path) -> list[Damaged]:
+def strangers(trials: Path) -> list[Damaged]:
     """Return what is no folder among the trials of a store, but for hidden files."""
     shown = (entry for entry in os.scandir(trials) if not entry.name.startswith("."))
     names = sorted(entry.name for entry in shown if not entry.is_dir())

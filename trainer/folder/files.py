@@ -1,10 +1,11 @@
 """The files of a trial's folder as people may have left them: damaged, or no files at all."""
 
 import errno
+from collections.abc import Sequence
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
-from trainer.base.errors import BadInput
+from trainer.base.errors import BadInput, some
 
 MARKER = "trial_id"
 """The file that says whose folder it is."""
@@ -15,6 +16,12 @@ class Damaged(BadInput):
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__("file", path, why)
+        self.path = path
+
+
+def said(damaged: Sequence[Damaged]) -> str:
+    """Which files are damaged, and how: the first of them, and the number of the others."""
+    return some([f"{error.value} {error.allowed}" for error in damaged])
 
 
 def damage(path: Path, error: Damaged | OSError) -> Damaged:

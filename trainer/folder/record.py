@@ -108,14 +108,13 @@ class TrialFolder:
             yield path, "" if is_same else f"{self._rows} has other rows than when it was saved"
 
     def require_sound(self, config: Mapping[str, Any]) -> None:
-        """Raises BadInput for what is no file in a file's place, or a checkpoint that cannot be
-        resumed.
+        """Raises BadInput for a folder in a file's place, or a checkpoint that cannot be resumed.
 
         Nothing is written yet. What a running process replaces meanwhile is not looked at.
         """
         for name in FILES:
-            with suppress(FileNotFoundError, NotADirectoryError):
-                require_file(self.path / name)
+            if (self.path / name).is_dir():
+                require_file(self.path / name)  # what else is no file gives way
         with suppress(FileNotFoundError):
             newest = next((path for path, why_not in self._checkpoints() if not why_not), None)
             if newest is not None:
