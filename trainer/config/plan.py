@@ -1,7 +1,7 @@
 """What a trial will be, known before it runs and without its data: id, length, cost."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from trainer.base.build import build, label
+from trainer.base.build import label, made
 from trainer.base.code import use_code
 from trainer.base.errors import BadInput
 from trainer.base.ranges import MAX_COUNT
@@ -20,7 +20,7 @@ from trainer.config.memory import FP32, by_rank, largest_rank, loss_bytes
 from trainer.corrections.none import NoCorrection
 from trainer.data.tokens import Source
 from trainer.models.export import check_start
-from trainer.models.recipe import Recipe, require_recipe
+from trainer.models.recipe import Recipe
 from trainer.optimizers.routing import OF_ADAM
 from trainer.schedules.operations import Schedule
 from trainer.schedules.proof import check
@@ -99,21 +99,22 @@ def which_optimizer(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _facts(node: str) -> tuple[str | None, int]:
     """The hash of the data and the number of its validation tokens: None and 0 where it is not."""
-    source: Source = build(json.loads(node))
+    source: Source = made("data", json.loads(node), Source)
     digest = source.hash
     return digest, 0 if digest is None else source.num_validation_tokens
 
 
 def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: int) -> Plan:
-    model: Recipe = build(config["model"])
-    require_recipe(model, config["model"]["_target_"])
+    model: Recipe = made("model", config["model"], Recipe)
     tokens_per_update = config["batch_size"] * config["seq_len"]
     num_updates = config["num_updates"]
     if num_updates is None:
         num_updates = _num_updates(config, model.num_parameters)
-    schedule = build(config["pipeline"], num_updates)
+    schedule: Schedule = made("pipeline", config["pipeline"], Schedule, num_updates)
+    made("lr_schedule", config["lr_schedule"], Callable, num_updates)
     split = model.split(schedule.num_stages, config["seq_len"])
-    correction = build(config["correction"], num_updates, schedule.lags)
+    parts = num_updates, schedule.lags
+    correction: NoCorrection = made("correction", config["correction"], NoCorrection, *parts)
     check_backward(model, schedule)
     check_in_place(config, schedule, correction)
     check_start(model, config.get("from_pretrained"))
