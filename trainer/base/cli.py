@@ -66,7 +66,14 @@ def exit_code(program: str, main: Callable[[], int]) -> int:
     """
     said: set[str] = set()
 
-    def warn(message: Warning | str, *_: object) -> None:
+    def warn(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
         if str(message) not in said:
             said.add(str(message))
             print(f"warning: {message}", file=sys.stderr)
@@ -74,7 +81,7 @@ def exit_code(program: str, main: Callable[[], int]) -> int:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = warn  # type: ignore[assignment]
+            warnings.showwarning = warn
             return main()
     except (BadInput, LeaseLost, Unavailable) as error:
         print(f"{program}: {error}", file=sys.stderr)
