@@ -1,12 +1,12 @@
 """What a trial will be, known before it runs and without its data: id, length, cost."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from math import ceil
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -31,6 +31,13 @@ FORWARD = 1 / 3
 """The share of a forward in the work of forward and backward."""
 ROW, RECORD = 190, 4_000
 """Bytes of one row of metrics.jsonl without diagnostics; of the files of any trial's record."""
+
+
+class LrFactor(Protocol):
+    """A schedule of the learning rate."""
+
+    def __call__(self, update: int) -> float:
+        """The factor on the peak rate at an update."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,7 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
     if num_updates is None:
         num_updates = _num_updates(config, model.num_parameters)
     schedule: Schedule = made("pipeline", config["pipeline"], Schedule, num_updates)
-    made("lr_schedule", config["lr_schedule"], Callable, num_updates)
+    made("lr_schedule", config["lr_schedule"], LrFactor, num_updates)
     split = model.split(schedule.num_stages, config["seq_len"])
     parts = num_updates, schedule.lags
     correction: NoCorrection = made("correction", config["correction"], NoCorrection, *parts)

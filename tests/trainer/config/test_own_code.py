@@ -31,7 +31,7 @@ MODULES = {
 }
 KINDS = {
     **{"model": "Recipe", "data": "Source", "optimizer": "Optimizer"},
-    **{"correction": "NoCorrection", "lr_schedule": "Callable", "pipeline": "Schedule"},
+    **{"correction": "NoCorrection", "lr_schedule": "LrFactor", "pipeline": "Schedule"},
 }
 
 
