@@ -52,8 +52,7 @@ class TrialFolder:
             self._refuse_another()
         except OSError as error:
             key = "results" if config["out"] is None else "out"
-            allowed = f"must be a folder that can be written ({error.strerror})"
-            raise BadInput(key, config[key], allowed) from None
+            raise BadInput(key, config[key], f"must be writable ({error.strerror})") from None
         with leased(self.path, self._outcome, made_by) as self._lease, ExitStack() as self._open:
             clean(self.path, self._lease.started_ns)
             write_json(self.path / "config.json", config, self._lease.require)
