@@ -7,12 +7,17 @@ from importlib import import_module
 from analysis.commands import COMMANDS
 
 try:
-    from trainer.base.cli import Given, end_with, parse, refuse_others, split_command
-    from trainer.base.errors import BadInput
+    from trainer.base.cli import (
+        DONE,
+        Given,
+        end_with,
+        exit_code,
+        parse,
+        refuse_others,
+        split_command,
+    )
 except ModuleNotFoundError as error:  # PyPI has a package of that name too
     sys.exit(f"python -m analysis: another package is named trainer: uninstall it ({error})")
-
-BAD_INPUT = 2
 
 
 def _help(keys: Mapping[str, str]) -> str:
@@ -30,15 +35,15 @@ def _given(words: Sequence[str], name: str, does: str, keys: Mapping[str, str]) 
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit code: 0 done (also for an empty store), 2 bad input."""
-    try:
+    """Exit code: 0 done (also for an empty store), 2 bad input, 1 anything else."""
+
+    def command() -> int:
         name, rest = split_command(words, COMMANDS, "report")
         module = import_module(f"analysis.commands.{name}")
         module.main(_given(rest, name, module.__doc__ or "", module.KEYS))
-    except BadInput as error:
-        print(f"python -m analysis: {error}", file=sys.stderr)
-        return BAD_INPUT
-    return 0
+        return DONE
+
+    return exit_code("python -m analysis", command)
 
 
 if __name__ == "__main__":

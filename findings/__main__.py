@@ -11,12 +11,13 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import load
+from analysis.objects.mirror import pulled
 from analysis.report.report import PLACES
 from analysis.table.records import records
 from findings.code.published import FINDINGS, ROOT
 from sweeps.request.files import known
 from trainer.base.atomic import write_atomically
-from trainer.base.cli import BAD_INPUT, DONE, end_with, one_of, parse, refuse_others, split_command
+from trainer.base.cli import DONE, end_with, exit_code, one_of, parse, refuse_others, split_command
 from trainer.base.errors import BadInput
 
 COMMANDS = ("pages", "publish")
@@ -30,17 +31,17 @@ KEYS = """keys of publish:
 
 def main() -> int:
     """Runs the command; returns the exit code."""
-    try:
-        command, words = split_command(sys.argv[1:], COMMANDS, "pages")
-        given = parse(words, "python -m findings", "makes every page, or publishes trials", KEYS)
-        if command == "publish":
-            print(publish(**_publish_words(given)))
-        else:
-            refuse_others(given, "python -m findings")
-            make_pages()
-    except BadInput as error:
-        print(error, file=sys.stderr)
-        return BAD_INPUT
+    return exit_code("python -m findings", _command)
+
+
+def _command() -> int:
+    command, words = split_command(sys.argv[1:], COMMANDS, "pages")
+    given = parse(words, "python -m findings", "makes every page, or publishes trials", KEYS)
+    if command == "publish":
+        print(publish(**_publish_words(given)))
+    else:
+        refuse_others(given, "python -m findings")
+        make_pages()
     return DONE
 
 
@@ -80,13 +81,14 @@ def publish(
     for name in sweeps:
         if name not in known("sweep"):
             raise one_of("sweep", name, known("sweep"))
+    store = pulled(results)
     compared = {
         trial
-        for record in records(Path(results))
+        for record in records(store)
         if record.sweep in sweeps and record.scale == scale
         for trial in record.compared
     }
-    trials = load(results, compared)
+    trials = load(store, compared)
     trials = trials[trials["final_val_loss"].notna() | (trials["status"] == "diverged")]
     if trials.empty:
         allowed = f"must have finished trials of sweep={','.join(sweeps)} scale={scale}"

@@ -7,21 +7,20 @@ from importlib import import_module
 from sweeps.commands import COMMANDS
 
 try:
-    from trainer.base.cli import end_with, split_command
-    from trainer.base.errors import BadInput, Unavailable
+    from trainer.base.cli import end_with, exit_code, split_command
 except ModuleNotFoundError as error:  # PyPI has a package of that name too
     sys.exit(f"python -m sweeps: another package is named trainer: uninstall it ({error})")
 
 
 def main(words: Sequence[str]) -> int:
     """Exit code: 0 done, 2 bad input, 1 anything else."""
-    try:
+
+    def command() -> int:
         name, rest = split_command(words, COMMANDS, "run")
-        exit_code: int = import_module(f"sweeps.commands.{name}").main(rest)
-    except (BadInput, Unavailable) as error:
-        print(f"python -m sweeps: {error}", file=sys.stderr)
-        return error.exit_code
-    return exit_code
+        code: int = import_module(f"sweeps.commands.{name}").main(rest)
+        return code
+
+    return exit_code("python -m sweeps", command)
 
 
 if __name__ == "__main__":

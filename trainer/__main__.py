@@ -19,13 +19,10 @@ MAX_CONFIG = 1_000_000
 
 def _choices() -> str:
     """The groups of conf/ with their choices, one line per group."""
-    of_sweeps = ("sweep", "tracking")
-    groups = sorted(path for path in CONF.iterdir() if path.is_dir() and path.name not in of_sweeps)
-    lines = [
-        f"  {group.name + '=':<14}{' | '.join(sorted(file.stem for file in group.glob('*.yaml')))}"
-        for group in groups
-    ]
-    return "\n".join(lines)
+    from trainer.config.names import GROUPS, yamls
+
+    names = {group: " | ".join(path.stem for path in yamls(group)) for group in sorted(GROUPS)}
+    return "\n".join(f"  {group + '=':<14}{known}" for group, known in names.items())
 
 
 def _parser() -> Parser:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.base.build import build, locate
+from trainer.base.build import build, locate, made
 from trainer.base.code import use_code
 from trainer.base.errors import BadInput
 from trainer.data.batches import Batches, Prefetched, Windows
@@ -199,5 +199,6 @@ def _names(module: nn.Module) -> frozenset[str]:
 
 def optimizer_of(node: Mapping[str, Any]) -> Callable[[Parameters], torch.optim.Optimizer]:
     """Returns the maker of the chosen optimizer, for weights of all kinds."""
-    make, by_entry = partial(build, node), is_entrywise(locate(node["_target_"]))
+    make = partial(made, "optimizer", node, torch.optim.Optimizer)
+    by_entry = is_entrywise(locate(node["_target_"]))
     return lambda parameters: optimizer_in_parts(make, parameters, is_entrywise=by_entry)

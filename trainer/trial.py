@@ -17,6 +17,7 @@ from trainer.base.resources import (
     rank_device,
     reproducible,
     require_device,
+    require_memory,
     reset_peak_memory,
 )
 from trainer.base.status import Status
@@ -90,6 +91,7 @@ def record_failure(config: Config, error: str) -> None:
 def _train_alone(job: Job) -> Row:
     """Runs all stages in this process; returns the result."""
     device = require_device(job.config["device"])
+    require_memory(job.plan.memory_bytes, device)
     reset_peak_memory(device)
     with _reproducible(job.config):
         parts = build_parts(job.config, job.plan.num_updates)

@@ -1,8 +1,6 @@
 """May I make my pipeline asynchronous? From the trials of a store and a simulated pipeline."""
 
 import json
-import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -69,21 +67,17 @@ def main(given: Given) -> None:
     conditions = {key: value for key, value in given.items() if key not in KEYS}
     costs, activations = _costs(given, stages, microbatches), _times(given, "activations", 1)
     chunks = count(given, "chunks", _parts(given, stages) or CHUNKS, MOST["chunks"])
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        answers = _answers(
-            fulfilling(load(store), conditions),
-            given.get("optimizer"),
-            stages=stages,
-            microbatches=microbatches,
-            updates=updates or None,
-            costs=costs,
-            activations=activations[0] if activations else None,
-            chunks=chunks,
-            records=records(store),
-        )
-    for warning in dict.fromkeys(str(warning.message) for warning in caught):
-        print(f"warning: {warning}", file=sys.stderr)
+    answers = _answers(
+        fulfilling(load(store), conditions),
+        given.get("optimizer"),
+        stages=stages,
+        microbatches=microbatches,
+        updates=updates or None,
+        costs=costs,
+        activations=activations[0] if activations else None,
+        chunks=chunks,
+        records=records(store),
+    )
     print(_as_json(answers, given) if form == "json" else _as_text(answers))
 
 

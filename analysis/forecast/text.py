@@ -8,7 +8,8 @@ from analysis.forecast.answer import Answer, Foretold
 from analysis.forecast.forecast import Forecast, Form
 from analysis.forecast.ladder import Ladder, name_of
 from analysis.statistics.intervals import ends_text
-from analysis.table.text import markdown, some
+from analysis.table.text import markdown
+from trainer.base.errors import some
 
 HEADS = ("arm", "gap [95 %]", "token tax [95 %]", "form", "rungs", "T of the rungs")
 TRUST = (

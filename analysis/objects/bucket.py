@@ -14,6 +14,7 @@ from time import monotonic
 from typing import IO, Any, NamedTuple
 from uuid import uuid4
 
+from analysis.objects.environment import require_sound
 from trainer.base.errors import BadInput, Unavailable, short
 from trainer.base.places import path_problem
 
@@ -23,6 +24,8 @@ NO_BUCKET = "there is no such bucket"
 NO_CREDENTIALS = "no credentials were found in the provider's usual variables and roles"
 METADATA = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
 """Where the machines of a cloud ask for credentials, if they were given none."""
+DENIED = re.compile(r"status code: 40[13]\b|<Code>\w*(Token|AccessKeyId|SignatureDoesNotMatch)")
+"""What the library passes on of wrong or expired keys, where it has no error of its own for it."""
 CHUNK = 8 << 20
 """Bytes of a large object that one request carries."""
 REQUEST, ALL_TRIES, NUM_TRIES = timedelta(seconds=8), timedelta(seconds=15), 5
@@ -56,6 +59,11 @@ class Meta(NamedTuple):
     key: str
     e_tag: str
     size: int
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it only marks a folder, for a console."""
+        return self.size == 0
 
 
 class Content(NamedTuple):
@@ -172,9 +180,10 @@ class BucketClient:
             raise absent or error from None
         except (errors.AlreadyExistsError, errors.PreconditionError) as error:
             raise Changed(_reason(error)) from None
-        except (errors.PermissionDeniedError, errors.UnauthenticatedError) as error:
-            raise self._refusal(f"permission denied ({_code(error)})") from None
         except errors.BaseError as error:
+            denied = (errors.PermissionDeniedError, errors.UnauthenticatedError)
+            if isinstance(error, denied) or DENIED.search(str(error)):
+                raise self._refusal(f"permission denied ({_code(error)})") from None
             if "NoSuchBucket" in str(error):
                 raise self._refusal(NO_BUCKET) from None
             if any(host in str(error) for host in METADATA):
@@ -194,6 +203,7 @@ class BucketClient:
 
 
 def _client(url: str, request: timedelta, all_tries: timedelta) -> Any:
+    require_sound()
     from obstore.store import from_url
 
     errors = _library(url).exceptions

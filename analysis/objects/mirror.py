@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from fcntl import LOCK_EX, flock
@@ -21,15 +21,13 @@ from uuid import uuid4
 
 from analysis.objects import register
 from analysis.objects.bucket import BucketClient, StoreAway
+from analysis.objects.environment import ENDPOINTS
 from analysis.objects.register import ARCHIVED, RESULT, File, Seen, see
 from trainer.base.errors import BadInput
 from trainer.base.places import is_url, require_folder
-from trainer.folder.wellformed import Damaged
+from trainer.folder.files import Damaged, said
 
-ACCOUNTS = (
-    *("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_S3_ENDPOINT"),
-    *("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
-)
+ACCOUNTS = (*ENDPOINTS[:4], "AZURE_STORAGE_ACCOUNT_NAME", *ENDPOINTS[4:])
 """Variables by which the same URL is another bucket."""
 WEIGHTS = (".pt", ".safetensors")
 """Endings of files that only a trial that goes on fetches."""
@@ -39,6 +37,11 @@ TRIES = 5
 """How often an object is read again because it, or what it named, was replaced meanwhile."""
 SWEEPS = "sweeps"
 """The folder whose objects have no register: records of sweeps, which are written as a whole."""
+LISTED = (register.FOLDER, SWEEPS)
+"""The folders whose objects a pull lists."""
+CHECK = "`python -m sweeps check` says more: results="
+GONE = "is gone, though the register of its trial names it"
+NOT_OURS = "is no object of a store: move it away"
 NOTES = ".pulled.json"
 """The file of the copy that says what it has."""
 
@@ -49,6 +52,14 @@ class Note(NamedTuple):
     e_tag: str
     keys: dict[str, str]
     """Files that the register names with an object of their own → its key."""
+
+
+class Pulled(NamedTuple):
+    """What became of the copy of an object."""
+
+    keys: dict[str, str]
+    """Those of its note."""
+    damaged: Sequence[Damaged] = ()
 
 
 def place(word: str | Path) -> Path:
@@ -97,17 +108,16 @@ class Mirror:
         except OSError as error:
             allowed = f"must be a folder that can be written ({error.strerror})"
             raise BadInput("XDG_CACHE_HOME", self.path, allowed) from None
-        for damage in damaged:
-            warnings.warn(f"not counted: {damage}; delete it to start its trial anew", stacklevel=2)
+        if damaged:
+            say = f"left out: {said(damaged)}: {CHECK}{self.bucket.url}"
+            warnings.warn(say, stacklevel=2)
 
     def _pull(self) -> list[Damaged]:
+        """Return what is damaged, or out of place."""
         notes = self._read_notes()
         before = json.dumps(notes)
-        listed = {
-            meta.key: meta.e_tag
-            for folder in (register.FOLDER, SWEEPS)
-            for meta in self.bucket.list(folder)
-        }
+        metas = [m for folder in LISTED for m in self.bucket.list(folder)]
+        listed = {meta.key: meta.e_tag for meta in metas if is_known(meta.key)}
         for gone in notes.keys() - listed.keys():
             self._delete(gone)
             del notes[gone]
@@ -116,35 +126,41 @@ class Mirror:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             outcomes = [*pool.map(lambda key: self._update(key, known[key].keys), changed)]
         for key, outcome in zip(changed, outcomes, strict=True):
-            if not isinstance(outcome, Damaged):
-                notes[key] = Note(listed[key], outcome)
+            # What is damaged is looked at again by the next pull.
+            notes[key] = Note("" if outcome.damaged else listed[key], outcome.keys)
         if json.dumps(notes) != before:
             _write(self.path / NOTES, json.dumps(notes).encode())
-        return [outcome for outcome in outcomes if isinstance(outcome, Damaged)]
+        aliens = [meta for meta in metas if not is_known(meta.key) and not meta.is_folder]
+        damaged = [damage for outcome in outcomes for damage in outcome.damaged]
+        return [*damaged, *(Damaged(Path(meta.key), NOT_OURS) for meta in aliens)]
 
-    def _update(self, key: str, known: dict[str, str]) -> dict[str, str] | Damaged:
-        """Bring the copy up to date with the object `key`; return the keys of its note.
+    def _update(self, key: str, known: dict[str, str]) -> "Pulled":
+        """Bring the copy up to date with the object `key`.
 
-        `known`: the keys of the note before. Returns what is wrong with a damaged register.
+        `known`: the keys of the note before. What a damaged register said before stays.
         """
         for _ in range(TRIES):
-            with suppress(FileNotFoundError):  # replaced meanwhile
+            try:
                 if _is_record(key):
                     _write(self._path(key), self.bucket.read(key).content)
-                    return {}
-                try:
-                    seen = see(self.bucket, _trial_id(key))
-                except Damaged as error:
-                    return error
-                if seen is not None:
-                    return self._fill(self._path(key), seen, known)
+                    return Pulled({})
+                if (seen := see(self.bucket, _trial_id(key))) is None:
+                    return Pulled({})  # the next pull sees that it is gone
+                update = self._fill(self._path(key), seen, known)
+                if not update.damaged or see(self.bucket, _trial_id(key)) == seen:
+                    return update
+            except FileNotFoundError:
+                return Pulled({})
+            except Damaged as error:
+                return Pulled(known, [error])
         raise StoreAway(f"results={self.bucket.url}: {key} changes too often to be read")
 
-    def _fill(self, folder: Path, seen: Seen, known: dict[str, str]) -> dict[str, str]:
-        """Make a trial's folder as its register says.
+    def _fill(self, folder: Path, seen: Seen, known: dict[str, str]) -> "Pulled":
+        """Make a trial's folder as its register says, without the objects that are gone.
 
         A result is the first that goes, and the last that comes: it says that the rest stays.
         """
+        missing = []
         wanted = {name: file for name, file in seen.register.files.items() if _is_shown(name)}
         there = {*names_in(folder)}
         for name in sorted(there - {*wanted}, key=_result_first):
@@ -152,10 +168,13 @@ class Mirror:
         for name in sorted(wanted, key=_result_first, reverse=True):
             file = wanted[name]
             if "text" in file or known.get(name) != file["key"] or name not in there:
-                fetch(self.bucket, file, folder / name)
+                try:
+                    fetch(self.bucket, file, folder / name)
+                except FileNotFoundError:
+                    missing.append(Damaged(Path(file["key"]), GONE))
         if seen.register.holder is not None:
             self._date(folder / seen.register.attempt_file, seen)
-        return {name: file["key"] for name, file in wanted.items() if "key" in file}
+        return Pulled({name: f["key"] for name, f in wanted.items() if "key" in f}, missing)
 
     def _date(self, attempt: Path, seen: Seen) -> None:
         """Give the attempt's file the age of the holder's last heartbeat, on the server's clock.
@@ -197,8 +216,13 @@ def fetch(bucket: BucketClient, file: File, path: Path) -> None:
         _write(path, file["text"].encode())
 
 
+def is_known(key: str) -> bool:
+    """Return whether an object is a register, or the record of a sweep."""
+    return _is_record(key) or register.trial_of(key) is not None
+
+
 def _is_record(key: str) -> bool:
-    return key.startswith(f"{SWEEPS}/")
+    return Path(key).match(f"{SWEEPS}/*.json")
 
 
 def _trial_id(key: str) -> str:

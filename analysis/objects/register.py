@@ -8,6 +8,7 @@ swap of the register names it, and a process that was taken over cannot swap any
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -17,11 +18,15 @@ from pydantic import AfterValidator, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
 from analysis.objects.bucket import BucketClient, Version
+from trainer.folder.files import Damaged
 from trainer.folder.lease import attempt_name
-from trainer.folder.wellformed import KEYS, Count, Damaged, Form, parse
+from trainer.folder.wellformed import KEYS, Count, Form, parse
 
 FOLDER = "registers"
 """Where the registers lie: a listing shows which trials have been started, and which changed."""
+KEY = re.compile(rf"{FOLDER}/(\w+)\.json")
+OBJECT = re.compile(r"trials/\w+/(?P<attempt>\d+)/\d+/(?P<name>.+)")
+"""The keys of a trial's other objects: see `working`."""
 FORMAT = 1
 RESULT, CHECKPOINT, ARCHIVED = "result.json", "checkpoint-", "earlier-"
 """The file that ends a trial; how the names of checkpoints begin, and those of the folders that
@@ -75,6 +80,10 @@ class Register:
         return replace(self, writer=writer, beat=self.beat + 1, **changes)
 
 
+class Copied(Damaged):
+    """A register of another trial, which somebody copied to this name."""
+
+
 @dataclass(frozen=True)
 class Seen:
     """A register as it was read."""
@@ -90,6 +99,12 @@ def key(trial_id: str) -> str:
     return f"{FOLDER}/{trial_id}.json"
 
 
+def trial_of(key: str) -> str | None:
+    """Return the trial whose register has this key; None if the object is no register."""
+    match = KEY.fullmatch(key)
+    return match and match[1]
+
+
 def objects(trial_id: str) -> str:
     """Return the path below which the objects of a trial lie."""
     return f"trials/{trial_id}"
@@ -100,10 +115,15 @@ def see(bucket: BucketClient, trial_id: str) -> Seen | None:
     try:
         content, version, modified = bucket.read(key(trial_id))
         document = parse(content, REGISTER)
+        if document["trial_id"] != trial_id:
+            why = f"is a copy of the register of trial {document['trial_id']}: move it away"
+            raise Copied(Path(key(trial_id)), why)
         values = {field.name: document[field.name] for field in fields(Register)}
         return Seen(Register(**values), version, modified)
     except FileNotFoundError:
         return None
+    except Damaged:
+        raise
     except ValueError as error:
         raise Damaged(Path(key(trial_id)), str(error)) from None
 

@@ -6,6 +6,7 @@ trial's register names them. The objects that it no longer names are deleted aft
 
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -95,7 +96,12 @@ class WorkingFolder:
             if name.startswith(ARCHIVED) or name.endswith(NOT_NEEDED):
                 self._kept[name] = file
                 continue
-            fetch(self._bucket, file, self._path / name)
+            try:
+                fetch(self._bucket, file, self._path / name)
+            except FileNotFoundError:
+                says = f"{file['key']} is gone: its trial goes on without {name}"
+                print(says, file=sys.stderr)
+                continue
             if NAME.fullmatch(name):  # of a process that does not hold the folder here
                 os.utime(self._path / name, (0, 0))
             if "key" in file:

@@ -13,8 +13,7 @@ import pandas as pd
 from analysis.advice.advise import advise
 from analysis.table import names
 from analysis.table.points import READ_AS, by_point, in_words, varied
-from analysis.table.text import some
-from trainer.base.errors import BadInput
+from trainer.base.errors import BadInput, some
 from trainer.base.status import FINAL, Status
 from trainer.folder.lease import holder
 from trainer.folder.metrics import last_row

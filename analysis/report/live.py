@@ -12,6 +12,7 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 import threading
 import time
@@ -39,7 +40,8 @@ SHARE = 0.2
 FILES = ("config.json", "result.json")
 """Files of a trial whose change makes a new report; its metrics change all the time."""
 HOST = "127.0.0.1"
-NAMES = (HOST, "localhost")
+NAMES = re.compile(rf"({re.escape(HOST)}|localhost)(:\d+)?")
+"""What a browser on this machine may call the server; it leaves out port 80."""
 
 State = dict[str, tuple[int, int]]
 
@@ -211,7 +213,7 @@ class PageHandler(SimpleHTTPRequestHandler):
 
         The details of trials are made for each request: trials that run change all the time.
         """
-        if self.headers.get("Host", "").rpartition(":")[0] not in NAMES:
+        if not NAMES.fullmatch(self.headers.get("Host", "")):
             self.send_error(HTTPStatus.FORBIDDEN, "not the name of this machine's loopback address")
             return None
         place = PurePosixPath(self.path.partition("?")[0])

@@ -14,7 +14,7 @@ from analysis.statistics.intervals import ends_text
 from analysis.statistics.regime import INACTIVE, SHORT
 from analysis.statistics.tax import MAIN_ARMS, best_taxes
 from analysis.table import names
-from analysis.table.text import some
+from trainer.base.errors import some
 from trainer.base.status import Status
 
 Cells = Mapping[Any, Any]

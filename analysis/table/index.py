@@ -29,7 +29,8 @@ import trainer.config.names
 import trainer.folder.wellformed
 from analysis.table.rows import Row, row
 from trainer.config.names import GROUPS, yamls
-from trainer.folder.wellformed import CONFIG, RESULT, Damaged, damage, read
+from trainer.folder.files import MARKER, Damaged, damage, recorded_id
+from trainer.folder.wellformed import CONFIG, RESULT, read
 
 MADE_BY = b"made_by"
 MAKERS = (
@@ -46,7 +47,7 @@ WORTH_WRITING = 0.01
 """The index is written again if more than this share of the trials is new or changed."""
 
 FILES = {"config.json": CONFIG, "result.json": RESULT}
-OF_TRIAL = ("config.json", "trial_id", "metrics.jsonl", "result.json")
+OF_TRIAL = ("config.json", MARKER, "metrics.jsonl", "result.json")
 """None of them is in a folder before a trial's config is; a link that leads nowhere counts."""
 ABSENT, UNKNOWN = (-1, -1), (-2, -2)
 
@@ -69,15 +70,33 @@ class Entry(NamedTuple):
     row: str
 
 
-def read_trials(
-    folder: Path, names: Sequence[str], path: Path | None, *, whole: bool
-) -> tuple[dict[str, Row], list[Damaged]]:
-    """Return the rows of the trials among the folders `names` of `folder`, by these names, and what
-    is wrong with the damaged files.
+class Misplaced(Damaged):
+    """A trial's folder that does not count: the trial has another one, or must have."""
 
-    `path`: of the trials' index, or None. `whole`: whether `names` are all trials of the index, so
-    that it may be written again. A trial whose result is damaged counts as unfinished; one whose
-    config is damaged or missing has no row.
+    def __init__(self, path: Path, trial_id: str, *, is_copy: bool) -> None:
+        renamed = f"is the folder of trial {trial_id}: give it that name, or move it away"
+        copy = f"is a copy of trial {trial_id}: move it away"
+        super().__init__(path, copy if is_copy else renamed)
+        self.trial_id = trial_id
+
+
+class Trials(NamedTuple):
+    """What is read of the folders of trials."""
+
+    rows: Mapping[str, Row]
+    """By the names of the folders."""
+    damaged: Sequence[Damaged]
+    """Files that are not what was written."""
+    misplaced: Sequence[Misplaced]
+
+
+def read_trials(folder: Path, names: Sequence[str], path: Path | None, *, whole: bool) -> Trials:
+    """Return the trials among the folders `names` of `folder`.
+
+    `path`: of the trials' index if `folder` is that of a store, where a trial's id is the name of
+    its folder; else None, and of several folders of one trial the first counts. `whole`: whether
+    `names` are all trials of the index, so that it may be written again. A trial whose result is
+    damaged counts as unfinished; one whose config is damaged or missing has no row.
     """
     stamps = {name: stamp for name, stamp in _each(_stamp, folder, names) if stamp is not None}
     known = read_index(path, None if whole else names) if path is not None and stamps else {}
@@ -89,10 +108,10 @@ def read_trials(
     stale = [name for name in stamps if name not in entries]
     all_damaged: list[Damaged] = []
     without_result: dict[str, Entry] = {}
-    for name, (config, result, damaged) in _each(_contents, folder, stale):
+    for name, (trial_id, config, result, damaged) in _each(_contents, folder, stale):
         all_damaged += damaged
         if config:
-            content = json.dumps(row(name, config, result, stamps[name].result_ns))
+            content = json.dumps(row(trial_id, config, result, stamps[name].result_ns))
             (without_result if damaged else entries)[name] = Entry(stamps[name], content)
     if path is not None and whole and entries and len(stale) > WORTH_WRITING * len(stamps):
         write_index(path, entries)
@@ -100,7 +119,28 @@ def read_trials(
     there = [name for name in stamps if name in entries]
     # Parsed together, the rows share the strings of their keys.
     rows = json.loads(f"[{','.join(entries[name].row for name in there)}]")
-    return dict(zip(there, rows, strict=True)), all_damaged
+    named = dict(zip(there, rows, strict=True))
+    copies = _copies(named, by_name=path is not None)
+    kept = {name: row for name, row in named.items() if name not in copies}
+    known_ids = {*names, *(row["trial_id"] for row in kept.values())}
+    misplaced = [
+        Misplaced(folder / name, trial_id, is_copy=trial_id in known_ids)
+        for name, trial_id in copies.items()
+    ]
+    return Trials(kept, all_damaged, misplaced)
+
+
+def _copies(rows: Mapping[str, Row], *, by_name: bool) -> dict[str, str]:
+    """Return the names of folders that do not count → the trial of each.
+
+    `by_name`: whether a trial's folder must have its name; else the first one counts.
+    """
+    first = {row["trial_id"]: name for name, row in reversed([*rows.items()])}
+    return {
+        name: row["trial_id"]
+        for name, row in rows.items()
+        if name != (row["trial_id"] if by_name else first[row["trial_id"]])
+    }
 
 
 def _each(
@@ -139,10 +179,11 @@ def _looked_at(path: str) -> tuple[int, int]:
     return seen.st_mtime_ns, seen.st_size
 
 
-def _contents(folder: str) -> tuple[Row, Row, list[Damaged]]:
-    """Return config, result and what is wrong with them; a missing or damaged file is empty.
+def _contents(folder: str) -> tuple[str, Row, Row, list[Damaged]]:
+    """Return id, config, result and what is wrong with them; a missing or damaged file is empty.
 
-    A missing config is wrong, a missing result is not.
+    A missing config is wrong, a missing result is not. The id is that of the marker, or the name of
+    the folder: a result says it again.
     """
     contents: list[Row] = []
     damaged = []
@@ -154,7 +195,12 @@ def _contents(folder: str) -> tuple[Row, Row, list[Damaged]]:
             if not isinstance(error, FileNotFoundError) or form is CONFIG:
                 damaged.append(damage(path, error))
     config, result = contents
-    return config, result, damaged
+    trial_id = None
+    try:
+        trial_id = None if result else recorded_id(Path(folder))
+    except (Damaged, OSError) as error:
+        damaged.append(damage(Path(folder, MARKER), error))
+    return trial_id or Path(folder).name, config, result, damaged
 
 
 def index_path(store: Path) -> Path:

@@ -1,6 +1,5 @@
 """A results folder, or a CSV that a report published, → one tidy table, with one row per trial."""
 
-import json
 import os
 import warnings
 from collections.abc import Collection, Iterator, Sequence
@@ -10,19 +9,15 @@ from typing import Any
 import pandas as pd
 
 from analysis.table.index import index_path, read_trials
-from analysis.table.points import VERSIONS, group_of, with_one_name
+from analysis.table.points import with_one_name
+from analysis.table.published import is_published, read_published
 from analysis.table.rows import Row
 from analysis.table.schema import TRIAL
-from analysis.table.text import in_a_line
+from analysis.table.text import in_a_line, out_of_place
 from trainer.base.errors import BadInput
-from trainer.config.names import YOUNGER
+from trainer.folder.files import Damaged
 from trainer.folder.metrics import row_of
 from trainer.folder.wellformed import CONFIG, read
-
-MAY_LACK = ("folder", "num_active_parameters")
-"""Columns of the table that a published CSV may lack: a place on one machine, and what older
-reports did not tell."""
-WORDS = {"True": True, "False": False}
 
 
 class DamagedRows(UserWarning):
@@ -41,8 +36,8 @@ def load(
     caller's. Raises BadInput if there is no such folder or CSV.
     """
     path = Path(results)
-    if _is_published(path):
-        rows = _read_published(path)
+    if is_published(path):
+        rows = read_published(path)
         rows = [row for row in rows if trial_ids is None or row["trial_id"] in trial_ids]
     else:
         rows = _of_folders(path, trial_ids, stacklevel + 1)
@@ -55,10 +50,20 @@ def _of_folders(results: Path, trial_ids: Collection[str] | None, stacklevel: in
     folder, names, index = _places(results)
     if trial_ids is not None:
         names = sorted({*names} & {*trial_ids})
-    rows, damaged = read_trials(folder, names, index, whole=trial_ids is None)
-    if damaged:
-        warnings.warn(in_a_line(damaged, "run their trials again"), stacklevel=stacklevel)
-    return [{**row, "folder": str(folder / name)} for name, row in rows.items()]
+    trials = read_trials(folder, names, index, whole=trial_ids is None)
+    if trials.damaged:
+        warnings.warn(in_a_line(trials.damaged, "run their trials again"), stacklevel=stacklevel)
+    others = strangers(folder) if index is not None and trial_ids is None else []
+    if misplaced := [*trials.misplaced, *others]:
+        warnings.warn(out_of_place(misplaced), stacklevel=stacklevel)
+    return [{**row, "folder": str(folder / name)} for name, row in trials.rows.items()]
+
+
+def strangers(trials: Path) -> list[Damaged]:
+    """Return what is no folder among the trials of a store, but for hidden files."""
+    shown = (entry for entry in os.scandir(trials) if not entry.name.startswith("."))
+    names = sorted(entry.name for entry in shown if not entry.is_dir())
+    return [Damaged(trials / name, "is no trial's folder: move it away") for name in names]
 
 
 def config_of(folder: str) -> Row:
@@ -139,41 +144,3 @@ def _dtype(values: Sequence[Any]) -> str:
         if kinds and kinds <= allowed:
             return dtype
     return "string" if kinds == {str} else "object"
-
-
-def _is_published(path: Path) -> bool:
-    """Whether trials are read from one CSV, not from a folder."""
-    return path.suffix == ".csv" and path.is_file()
-
-
-def _read_published(path: Path) -> list[Row]:
-    """Return one row per line, with the values that the table had; a missing value is None.
-
-    There are no curves: `folder` names the line, and no such folder exists. The name of the data
-    stands for its path. Raises BadInput for a file that lacks a column of the table of trials.
-    """
-    table = pd.read_csv(path, dtype=str, keep_default_na=False)
-    if lacking := [name for name in TRIAL if name not in table and name not in MAY_LACK]:
-        allowed = f"must be a trials.csv of a report: it lacks {', '.join(lacking)}"
-        raise BadInput("results", path, allowed)
-    return [
-        dict(YOUNGER)
-        | {str(name): _value(str(name), text) for name, text in line.items()}
-        | {"folder": str(path / line["trial_id"]), "data.path": line["data"]}
-        for line in table.to_dict("records")
-    ]
-
-
-def _value(name: str, text: str) -> Any:
-    """Return the value that `text` stands for in the column `name`; None if it is empty."""
-    if not text:
-        return None
-    dtype = TRIAL.get(name, ("",))[0]
-    if dtype == "string" or group_of(name) == VERSIONS:
-        return text
-    if dtype.startswith("datetime"):
-        return pd.Timestamp(text).value
-    try:
-        return WORDS[text] if text in WORDS else json.loads(text)
-    except ValueError:
-        return text

@@ -11,7 +11,8 @@ from typing_extensions import TypedDict
 
 from analysis.table.text import in_a_line
 from trainer.base.places import FORMER_SCALES
-from trainer.folder.wellformed import KEYS, Amount, Count, Damaged, Form, damage, read
+from trainer.folder.files import Damaged, damage
+from trainer.folder.wellformed import KEYS, Amount, Count, Form, read
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,19 @@ class Record:
 
 def records(results: Path) -> list[Record]:
     """Return the records of a store by their labels. Warns of files that are damaged."""
+    contents, damaged = _read(results)
+    if damaged:
+        warnings.warn(in_a_line(damaged, "run their sweeps again"), stacklevel=2)
+    return [_record(contents[label]) for label in sorted(contents)]
+
+
+def damaged_records(results: Path) -> list[Damaged]:
+    """Return the records of a store that are damaged."""
+    return _read(results)[1]
+
+
+def _read(results: Path) -> tuple[dict[str, Mapping[str, Any]], list[Damaged]]:
+    """Return the contents of records by their labels, and what is wrong with the others."""
     contents: dict[str, Mapping[str, Any]] = {}
     damaged = []
     for path in sorted((results / "sweeps").glob("*.json")):
@@ -56,9 +70,7 @@ def records(results: Path) -> list[Record]:
                 contents[content["label"]] = content
         except (Damaged, OSError) as error:
             damaged.append(damage(path, error))
-    if damaged:
-        warnings.warn(in_a_line(damaged, "run their sweeps again"), stacklevel=2)
-    return [_record(contents[label]) for label in sorted(contents)]
+    return contents, damaged
 
 
 def with_present_scale(content: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -46,8 +46,8 @@ PHASES = {"synchronous_start": "start", "synchronous_cooldown": "cooldown"}
 """Keys of the pipeline → the columns that hold them, and what the name of an arm calls them."""
 
 
-def row(name: str, config: Config, result: Config, written_ns: int) -> Row:
-    """Return the row of the trial in the folder `name` but for its place, as JSON can hold it.
+def row(trial_id: str, config: Config, result: Config, written_ns: int) -> Row:
+    """Return the row of a trial but for its place, as JSON can hold it.
 
     `result` is empty of an unfinished trial; else its file was last changed at `written_ns`, which
     counts for when the trial finished if the result does not say that itself, as older ones.
@@ -55,7 +55,7 @@ def row(name: str, config: Config, result: Config, written_ns: int) -> Row:
     flat = dict(flatten({**YOUNGER, **config, "choices": {}}))
     flat |= {f"{group}.{SOURCE}": digest for group, digest in result.get("sources", {}).items()}
     return {
-        "trial_id": name,
+        "trial_id": trial_id,
         "status": Status.UNFINISHED,
         "num_updates_asked": config["num_updates"],
         **{key: _cell(value) for key, value in flat.items() if _is_column(key)},

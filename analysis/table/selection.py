@@ -18,9 +18,8 @@ from rich.table import Table
 
 from analysis.table.load import load
 from analysis.table.rows import Row
-from analysis.table.text import some
 from trainer.base.cli import number
-from trainer.base.errors import BadInput
+from trainer.base.errors import BadInput, some
 from trainer.base.status import ENDED, Status
 from trainer.folder.lease import STALE_AFTER, holder, unreadable
 

@@ -2,22 +2,17 @@
 
 from collections.abc import Iterable, Sequence
 
-from trainer.folder.wellformed import Damaged
-
-NAMED = 3
-"""How many names are written before the rest is only counted."""
-
-
-def some(names: Sequence[object]) -> str:
-    """The first names in full, and how many more there are."""
-    rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return "; ".join(map(str, names[:NAMED])) + rest
+from trainer.folder.files import Damaged, said
 
 
 def in_a_line(damaged: Sequence[Damaged], repair: str) -> str:
     """The line that says which files are damaged, how, and what to do about it."""
-    what = [f"{error.value} {error.allowed}" for error in damaged]
-    return f"not counted, because damaged: {some(what)}: {repair}, or delete what is damaged"
+    return f"not counted, because damaged: {said(damaged)}: {repair}, or delete what is damaged"
+
+
+def out_of_place(strangers: Sequence[Damaged]) -> str:
+    """The line that says what lies among the trials of a store and is none, and what to do."""
+    return f"not counted, because out of place: {said(strangers)}"
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]] = ()) -> str:

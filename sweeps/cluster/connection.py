@@ -57,7 +57,7 @@ def cluster() -> Iterator[Path]:
             ray.init(
                 address=address,
                 log_to_driver=False,
-                logging_level=logging.ERROR,
+                logging_level=logging.CRITICAL,  # our lines say what failed, and what to do
                 runtime_env={"env_vars": ENVIRONMENT},
                 **(of_own if address == "local" else {}),
             )

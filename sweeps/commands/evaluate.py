@@ -15,6 +15,7 @@ from trainer.base.places import require_folder
 from trainer.base.status import Status
 from trainer.base.stopping import stopping
 from trainer.data.benchmarks import BENCHMARKS, FOLDER
+from trainer.evaluation.questions import require_named
 
 if TYPE_CHECKING:
     from sweeps.cluster.evaluations import Evaluation
@@ -70,6 +71,8 @@ def parse_words(words: Sequence[str]) -> EvaluationWords:
     """Raises BadInput for words that nothing can be asked by."""
     given = parse(words, "python -m sweeps evaluate", __doc__ or "", KEYS)
     tasks, benchmarks = _take_tasks(given), given.pop("benchmarks", str(FOLDER))
+    for task in tasks:
+        require_named(task)
     limit, max_length = (
         parse_count(key, given.pop(key), low=1) if key in given else None
         for key in ("limit", "max_length")

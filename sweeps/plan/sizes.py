@@ -4,10 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from analysis.table.text import some
 from sweeps.request.expand import Trial
 from trainer.base.build import build
-from trainer.base.errors import BadInput
+from trainer.base.errors import BadInput, some
 from trainer.config.names import names
 from trainer.config.plan import Plan
 from trainer.models.recipe import Recipe

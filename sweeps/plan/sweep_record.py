@@ -20,7 +20,8 @@ from sweeps.store.results import clean_old
 from sweeps.store.store import SweepStore
 from trainer.base.atomic import SUFFIX, write_json
 from trainer.base.errors import BadInput
-from trainer.folder.wellformed import Damaged, read
+from trainer.folder.files import Damaged
+from trainer.folder.wellformed import read
 
 FOLDER = "sweeps"
 

@@ -16,12 +16,12 @@ from analysis.objects.mirror import AT_ONCE, Mirror, fetch
 from analysis.objects.register import ARCHIVED, CHECKPOINT, RESULT, Register, see
 from analysis.objects.working import WorkingFolder
 from sweeps.request.expand import Trial
-from sweeps.store.store import STAYS, Config, RunningTrial, Spare, TrialState
+from sweeps.store.store import STAYS, Config, Problem, RunningTrial, Spare, TrialState
 from trainer.base.errors import BadInput
 from trainer.base.scratch import scratch
 from trainer.base.status import FINAL
+from trainer.folder.files import Damaged
 from trainer.folder.lease import Held
-from trainer.folder.wellformed import Damaged
 
 PROBE = ".probe/"
 LIST_EVERY = 2.0
@@ -131,6 +131,13 @@ class ObjectStore:
         if edit(self._bucket, trial_id, _without_checkpoints):
             self._bucket.delete(keys)
 
+    def problems(self) -> Iterator[Problem]:
+        """Yield those of registers and objects, then those of the files that they name."""
+        from sweeps.store.problems import in_bucket, in_folder  # pandas is slow
+
+        yield from in_bucket(self._bucket, self.folder)
+        yield from in_folder(self.folder)
+
     @contextmanager
     def probe(self) -> Iterator[Callable[[], bool]]:
         """A machine that sees this store can read an object of it, and fails to create it."""
@@ -173,7 +180,9 @@ class Registers:
             if seen is not None and seen.register.status in FINAL:
                 return TrialState.ENDED
             return TrialState.FREE if is_free(self._bucket, seen) else TrialState.HELD
-        except (StoreAway, Damaged):
+        except Damaged:
+            return TrialState.DAMAGED
+        except StoreAway:
             return TrialState.HELD
 
 

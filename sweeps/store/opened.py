@@ -8,13 +8,13 @@ from pathlib import Path
 
 from sweeps.request.expand import Trial
 from sweeps.store.objects import ObjectStore
-from sweeps.store.results import creates, finished, probe, require_writable
-from sweeps.store.store import STAYS, Config, RunningTrial, Spare, SweepStore, TrialState
+from sweeps.store.results import creates, probe, require_writable
+from sweeps.store.store import STAYS, Config, Problem, RunningTrial, Spare, SweepStore, TrialState
 from trainer.base.atomic import partials
 from trainer.base.errors import BadInput
 from trainer.base.places import is_url
 from trainer.folder.lease import Held, attempts, holder
-from trainer.folder.record import trial_folder
+from trainer.folder.record import TrialFolder, trial_folder
 
 
 def open_store(word: str) -> SweepStore:
@@ -86,6 +86,12 @@ class FileStore:
                 num_bytes = sum(path.stat().st_size for path in files)
                 yield Spare(len(files), num_bytes, partial(_delete, files))
 
+    def problems(self) -> Iterator[Problem]:
+        """Yield those of its files."""
+        from sweeps.store.problems import in_folder  # pandas is slow
+
+        return in_folder(self.folder)
+
     @contextmanager
     def probe(self) -> Iterator[Callable[[], bool]]:
         """A machine that sees this folder fails to create a file in it that exists."""
@@ -123,10 +129,12 @@ class Folders:
         """Return what the trial's folder says. It takes about ten operations of the file system."""
         trial = self._trials[trial_id]
         try:
-            if finished(trial) is not None:
+            if TrialFolder(trial.folder, trial_id).result() is not None:
                 return TrialState.ENDED
             return TrialState.FREE if holder(trial.folder) is None else TrialState.HELD
-        except (OSError, BadInput):  # the store may be away for a moment
+        except BadInput:
+            return TrialState.DAMAGED
+        except OSError:  # the store may be away for a moment
             return TrialState.HELD
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,8 +23,15 @@ PROBE = ".probe-"
 
 
 def finished(trial: Trial) -> Row | None:
-    """Return the result of a trial; None if it has to run: it has not finished, or failed."""
-    return TrialFolder(trial.folder, trial.plan.trial_id).result()
+    """Return the result of a trial; None if it has to run: it has not finished, or failed.
+
+    Warns if it cannot run, because its folder is damaged or another trial's.
+    """
+    try:
+        return TrialFolder(trial.folder, trial.plan.trial_id).result()
+    except BadInput as error:
+        warnings.warn(f"trial {trial.plan.trial_id} cannot run: {error}", stacklevel=1)
+        return None
 
 
 def final_loss(trial: Trial) -> float | None:

@@ -1,7 +1,6 @@
 """The trials of a store that the words of a command select."""
 
 import sys
-import warnings
 from typing import TYPE_CHECKING
 
 from analysis.objects.mirror import pulled
@@ -19,16 +18,12 @@ COLUMN=     only trials with this value in a column of the table of trials: stat
 def select(given: Given) -> "Selection":
     """Return the trials in the store `results` that fulfil all other conditions of `given`.
 
-    Raises BadInput. Prints the warnings of `load` and, if no trial is selected, what could be.
+    Raises BadInput, and warns as `selection.select`. Prints what could be selected if nothing is.
     """
     from analysis.table import selection
 
     conditions = {key: value for key, value in given.items() if key != "results"}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        selected = selection.select(pulled(given.get("results", "results")), conditions)
-    for warning in caught:
-        print(f"warning: {warning.message}", file=sys.stderr)
+    selected = selection.select(pulled(given.get("results", "results")), conditions)
     if selected.why_empty:
         print(selected.why_empty, file=sys.stderr)
     return selected

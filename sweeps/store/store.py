@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from sweeps.request.expand import Trial
+from trainer.folder.files import Damaged
 from trainer.folder.lease import PATTERN
 
 STAYS = ("config.json", "result.json", "trial_id", PATTERN, "earlier-*", ".*")
@@ -22,6 +23,8 @@ class TrialState(Enum):
     """It has to run, and no process runs it."""
     HELD = auto()
     """A process runs it, or the store does not answer."""
+    DAMAGED = auto()
+    """Nobody can run it before somebody mends its folder or register."""
     ENDED = auto()
     """It has a result that stays."""
 
@@ -41,6 +44,24 @@ class Spare(NamedTuple):
     num_files: int
     num_bytes: int
     delete: Callable[[], object]
+
+
+def nothing() -> bool:
+    """Mends nothing."""
+    return False
+
+
+class Problem(NamedTuple):
+    """One thing that is not as it was written."""
+
+    damage: Damaged
+    advice: str
+    mend: Callable[[], bool] = nothing
+    """Mends it, and returns whether it could."""
+
+    def __str__(self) -> str:
+        """One line: where, what is wrong, what to do."""
+        return f"{self.damage.value} {self.damage.allowed}: {self.advice}"
 
 
 class StartedTrials(Protocol):
@@ -103,6 +124,9 @@ class SweepStore(Protocol):
     def spare(self, folders: Sequence[Path]) -> Iterable[Spare]:
         """Return checkpoints of the trials in these folders of `folder`, and what killed processes
         left; nothing of a trial that a process runs."""
+
+    def problems(self) -> Iterable[Problem]:
+        """Return what is damaged or out of place."""
 
     def probe(self) -> AbstractContextManager[Callable[[], bool]]:
         """Yield a function that says, on any machine, whether that one sees this same store."""

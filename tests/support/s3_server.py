@@ -23,8 +23,20 @@ from xml.sax.saxutils import escape, unescape
 BUCKET = "bucket"
 PAGE = 1000
 Fault = Callable[[str, str], str | None]
-"""Method and key of a request → what goes wrong: `503`; `cut`, the connection breaks before the
-request has an effect; `lost`, after; None, nothing."""
+"""Method and key of a request → what goes wrong: an answer of ANSWERS; `cut`, the connection breaks
+before the request has an effect; `lost`, after; None, nothing."""
+
+
+ANSWERS = {
+    "503": "SlowDown",
+    "500": "InternalError",
+    "403": "AccessDenied",
+    "403 key": "InvalidAccessKeyId",
+    "403 secret": "SignatureDoesNotMatch",
+    "401": "Unauthorized",
+    "400 token": "ExpiredToken",
+}
+"""What a server answers if it cannot or will not: status (and a word more) → code."""
 
 
 class Stored(NamedTuple):
@@ -78,8 +90,10 @@ class S3Handler(BaseHTTPRequestHandler):
         with bucket.lock:
             bucket.requests[self.command] += 1
             fault = bucket.fault(self.command, key)
-        if fault == "503":
-            return self._answer(503, b"<Error><Code>SlowDown</Code></Error>")
+        if fault in ANSWERS:
+            return self._answer(
+                int(fault[:3]), f"<Error><Code>{ANSWERS[fault]}</Code></Error>".encode()
+            )
         if fault == "cut":
             self.close_connection = True
             return self.connection.close()

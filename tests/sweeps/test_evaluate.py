@@ -32,6 +32,17 @@ def test_where_no_trial_kept_its_weights_nothing_is_left_behind(
     assert not (tmp_path / "results").exists()
 
 
+def test_a_mistyped_task_is_refused_before_lm_eval_is_imported(tmp_path: Path) -> None:
+    code = "import sys; from sweeps.__main__ import main; "
+    code += f"print(main({['evaluate', 'tasks=piqqa']}), 'lm_eval' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "2 False\n"
+    assert "tasks=piqqa: must be one of piqa, " in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 @pytest.mark.slow  # two drivers, each with a cluster of its own
 def test_a_killed_evaluation_goes_on(tmp_path: Path) -> None:
     own = words(tmp_path, "advice=null")

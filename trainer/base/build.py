@@ -3,9 +3,16 @@
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
+from inspect import getattr_static
 from typing import Any
 
+from trainer.base.code import contained, in_short
+from trainer.base.errors import BadInput
+
 Node = Mapping[str, Any]
+
+OWN, MISSING = "trainer.", object()
+"""How the addresses of our own choices begin; no attribute."""
 
 _PUBLISHED: Mapping[str, tuple[str, ...]] = {
     "trainer.optimizers.adam": ("adamw", "adan", "ademamix", "adopt", "mars", "nadamw"),
@@ -53,6 +60,32 @@ def build(node: Node, *parts: object) -> Any:
     """Calls the node's `_target_` with `parts` by position and the node's keys by keyword."""
     keywords = {key: value for key, value in node.items() if key != "_target_"}
     return locate(node["_target_"])(*parts, **keywords)
+
+
+def made(group: str, node: Node, kind: type, *parts: object) -> Any:
+    """Returns what `build` does for a choice of `group`, which must have the members of a `kind`.
+
+    Raises BadInput if it has not, or if code from outside the trainer fails.
+    """
+    address = node["_target_"]
+    if address.startswith(OWN):
+        return build(node, *parts)
+    home = f"{kind.__module__.replace('.', '/')}.py"
+    allowed = f"must make a {kind.__name__} ({home}), this one"
+    try:
+        with contained():
+            built = build(node, *parts)
+    except BadInput:
+        raise
+    except Exception as error:
+        raise BadInput(
+            f"{group}._target_", address, f"{allowed} fails: {in_short(error)}"
+        ) from None
+    members = [name for name in vars(kind) if not name.startswith("_") or name == "__call__"]
+    # Looked up without being asked for: to hash data takes long.
+    if lacking := [name for name in members if getattr_static(built, name, MISSING) is MISSING]:
+        raise BadInput(f"{group}._target_", address, f"{allowed} lacks {', '.join(lacking)}")
+    return built
 
 
 def label(node: Node) -> str:

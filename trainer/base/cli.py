@@ -6,12 +6,13 @@ import math
 import os
 import select
 import sys
+import warnings
 from collections.abc import Callable, Collection, Sequence
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from typing_extensions import override
 
-from trainer.base.errors import NO_TEXT, BadInput, closest_first
+from trainer.base.errors import NO_TEXT, BadInput, LeaseLost, Unavailable, closest_first
 
 Given = dict[str, str]
 
@@ -56,6 +57,35 @@ def end_with(main: Callable[[], int]) -> NoReturn:
         print(f"{error}: make room, then the same command goes on", file=sys.stderr)
         code = FAILED
     sys.exit(code)
+
+
+def exit_code(program: str, main: Callable[[], int]) -> int:
+    """Returns what `main` returns, or the exit code of what it refuses or lacks, said in one line.
+
+    Warnings for users are one line each too, said once.
+    """
+    said: set[str] = set()
+
+    def warn(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if str(message) not in said:
+            said.add(str(message))
+            print(f"warning: {message}", file=sys.stderr)
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", UserWarning)
+            warnings.showwarning = warn
+            return main()
+    except (BadInput, LeaseLost, Unavailable) as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return error.exit_code
 
 
 def _is_unread(descriptor: int) -> bool:

@@ -2,17 +2,26 @@
 
 import hashlib
 import inspect
+import os
+import signal
 import sys
+import threading
 import traceback
 import typing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 from trainer.base.errors import BadInput
 from trainer.base.places import CODE_ROOT
 
 MACHINERY = ("<", f"{CODE_ROOT / 'trainer'}/", inspect.__file__, typing.__file__)
 """How the names of files start whose lines say nothing about an error in the user's code."""
+
+WITHIN = 120.0
+"""Seconds within which the user's code must be imported, or make what a config names."""
 
 
 def use_code(folder: str | None) -> None:
@@ -66,6 +75,52 @@ def refuse_hidden(folder: str | None, address: str) -> None:
     if file is not None and not is_in(folder, file):
         allowed = f"has {module}.py, but Python finds {file} first: rename yours"
         raise BadInput("code", folder, allowed)
+
+
+class _TooLong(BaseException):
+    """No `except Exception` of the user's code keeps it from ending."""
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """Raises RuntimeError if the user's code, run in the context, would end this process, or takes
+    more than WITHIN seconds, which only the main thread can see.
+    """
+    ends = os._exit
+    os._exit = _refuse
+    try:
+        with _limited():
+            yield
+    except SystemExit as error:
+        ended = RuntimeError(f"it would end this process, with exit code {error.code}")
+        raise ended.with_traceback(error.__traceback__) from None
+    except _TooLong as error:
+        late = RuntimeError(f"it takes more than {WITHIN:g} s")
+        raise late.with_traceback(error.__traceback__) from None
+    finally:
+        os._exit = ends
+
+
+def _refuse(status: int) -> NoReturn:
+    sys.exit(status)
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> NoReturn:
+        raise _TooLong
+
+    before = signal.signal(signal.SIGALRM, stop)
+    timer = signal.setitimer(signal.ITIMER_REAL, WITHIN, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, before)
 
 
 def in_short(error: Exception) -> str:

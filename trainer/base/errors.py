@@ -1,13 +1,16 @@
 """Errors for users: entry points print them on stderr and exit with their `exit_code`."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 
 NO_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """A character that ends a line, controls a terminal, or is no valid UTF-8."""
 SHOWN = 200
 """Characters of a value that a message shows."""
+
+NAMED = 3
+"""How many names are written before the rest is only counted."""
 
 
 def one_line(text: object) -> str:
@@ -21,6 +24,12 @@ def short(value: object) -> str:
     if len(text) > SHOWN:
         text = f"{text[: SHOWN // 2]}…{text[-SHOWN // 2 :]}"
     return one_line(text)
+
+
+def some(names: Sequence[object]) -> str:
+    """Returns the first names in full, and how many more there are."""
+    rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return "; ".join(map(str, names[:NAMED])) + rest
 
 
 def first_line(error: Exception) -> str:

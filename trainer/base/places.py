@@ -1,5 +1,7 @@
 """Where the files lie that come with the code, and which words can name a file or folder."""
 
+import errno
+import os
 import re
 from pathlib import Path
 
@@ -42,10 +44,20 @@ def is_url(word: str) -> bool:
     return LIKE_URL.search(word) is not None
 
 
+def _is_loop(path: str) -> bool:
+    try:
+        os.stat(path)
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
+
+
 def require_folder(key: str, value: str) -> None:
     """Raises BadInput for what cannot be a folder."""
     if (problem := path_problem(value)) is not None:
         raise BadInput(key, value, problem)
+    if _is_loop(value):
+        raise BadInput(key, value, "must be a folder, not a loop of links")
     if is_url(value):
         allowed = "must be a folder: sweeps and analysis know URLs of stores, other commands do not"
         raise BadInput(key, value, allowed)

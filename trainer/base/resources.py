@@ -1,6 +1,7 @@
 """The process that a trial runs in: device, threads, determinism, memory."""
 
 import gc
+import os
 import re
 import resource
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,18 @@ def require_device(name: str) -> torch.device:
             "device", name, "no such GPU is visible to torch here: use a GPU machine or device=cpu"
         )
     return device
+
+
+def require_memory(num_bytes: int, device: torch.device) -> None:
+    """Raises BadInput if the weights and states of a trial, `num_bytes`, are more than a device
+    has. Activations come on top."""
+    if device.type == "cuda":
+        has = torch.cuda.get_device_properties(device).total_memory
+    else:
+        has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if num_bytes > has:
+        needs = f"{num_bytes / 1e9:,.0f} GB for the weights and states of this model"
+        raise BadInput("device", device, f"has {has / 1e9:,.0f} GB, too few: it needs {needs}")
 
 
 def rank_device(name: str, local_rank: int) -> torch.device:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from math import ceil
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from trainer.base.build import build, label
+from trainer.base.build import label, made
 from trainer.base.code import use_code
 from trainer.base.errors import BadInput
 from trainer.base.ranges import MAX_COUNT
@@ -20,7 +20,7 @@ from trainer.config.memory import FP32, by_rank, largest_rank, loss_bytes
 from trainer.corrections.none import NoCorrection
 from trainer.data.tokens import Source
 from trainer.models.export import check_start
-from trainer.models.recipe import Recipe, require_recipe
+from trainer.models.recipe import Recipe
 from trainer.optimizers.routing import OF_ADAM
 from trainer.schedules.operations import Schedule
 from trainer.schedules.proof import check
@@ -31,6 +31,13 @@ FORWARD = 1 / 3
 """The share of a forward in the work of forward and backward."""
 ROW, RECORD = 190, 4_000
 """Bytes of one row of metrics.jsonl without diagnostics; of the files of any trial's record."""
+
+
+class LrFactor(Protocol):
+    """A schedule of the learning rate."""
+
+    def __call__(self, update: int) -> float:
+        """The factor on the peak rate at an update."""
 
 
 @dataclass(frozen=True)
@@ -99,21 +106,22 @@ def which_optimizer(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _facts(node: str) -> tuple[str | None, int]:
     """The hash of the data and the number of its validation tokens: None and 0 where it is not."""
-    source: Source = build(json.loads(node))
+    source: Source = made("data", json.loads(node), Source)
     digest = source.hash
     return digest, 0 if digest is None else source.num_validation_tokens
 
 
 def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: int) -> Plan:
-    model: Recipe = build(config["model"])
-    require_recipe(model, config["model"]["_target_"])
+    model: Recipe = made("model", config["model"], Recipe)
     tokens_per_update = config["batch_size"] * config["seq_len"]
     num_updates = config["num_updates"]
     if num_updates is None:
         num_updates = _num_updates(config, model.num_parameters)
-    schedule = build(config["pipeline"], num_updates)
+    schedule: Schedule = made("pipeline", config["pipeline"], Schedule, num_updates)
+    made("lr_schedule", config["lr_schedule"], LrFactor, num_updates)
     split = model.split(schedule.num_stages, config["seq_len"])
-    correction = build(config["correction"], num_updates, schedule.lags)
+    parts = num_updates, schedule.lags
+    correction: NoCorrection = made("correction", config["correction"], NoCorrection, *parts)
     check_backward(model, schedule)
     check_in_place(config, schedule, correction)
     check_start(model, config.get("from_pretrained"))

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
 from trainer.base.build import locate, published
-from trainer.base.code import in_short, refuse_hidden, use_code
+from trainer.base.code import contained, in_short, refuse_hidden, use_code
 from trainer.base.errors import BadInput, closest_first
 from trainer.base.places import is_url, require_folder
 from trainer.base.ranges import Count, Few, Place, Rows, Seed
@@ -126,7 +126,8 @@ def check_choice(key: str, node: Choice, code: str | None = None) -> Choice:
     """
     path = str(node.get("_target_"))
     try:
-        schema = _schema(locate(path))
+        with contained():
+            schema = _schema(locate(path))
     except Exception as error:  # whatever the user's module raises
         refuse_hidden(code, path)
         raise BadInput(f"{key}._target_", path, f"must be importable ({in_short(error)})") from None

@@ -51,7 +51,7 @@ def _lines(path: Path, field: str) -> Iterator[object]:
         for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line) if line.strip() else {field: ""}
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 allowed = f"must have one JSON object per line (line {number}: {error})"
                 raise BadInput("data.path", path, allowed) from None
             if not isinstance(row, dict) or field not in row:

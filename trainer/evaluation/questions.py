@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ from trainer.data.benchmarks import BENCHMARKS, FOLDER, splits, subjects
 
 HUB = "hub"
 """In the place of a folder of benchmarks: the Hugging Face hub."""
+NEEDS = "needs the package lm-eval: pip install 'pipegap[evaluation]'"
+OTHERS = ", or another of lm-eval's (lm-eval ls tasks)"
 FEWSHOT_SEED = 1234
 """lm-eval's own default."""
 
@@ -58,15 +61,36 @@ def questions(word: str, benchmarks: str = str(FOLDER), limit: int | None = None
     the first so many questions of each (sub)task. Raises BadInput for a word that names no task,
     or where the data is not there.
     """
+    require_named(word)
     _prepare_lm_eval()
     if word.endswith(".yaml"):
-        if not Path(word).is_file():
-            raise BadInput("tasks", word, "must be a task file that is there")
         return _collect(word, [_from_file(word)], f"file {Path(word).name}", limit)
     if word in BENCHMARKS and benchmarks != HUB:
         tasks = _from_folder(word, Path(benchmarks))
         return _collect(word, tasks, f"folder {Path(benchmarks).name}", limit)
     return _collect(word, _registered(word), HUB, limit)
+
+
+def require_named(word: str) -> None:
+    """Raise BadInput for a word that cannot name a task.
+
+    lm-eval, which knows all names, takes seconds to be imported: a name that stands in none of its
+    files is none.
+    """
+    if word.endswith(".yaml"):
+        if not Path(word).is_file():
+            raise BadInput("tasks", word, "must be a task file that is there")
+    elif word not in BENCHMARKS and not any(word.encode() in text for text in _task_files()):
+        raise one_of("tasks", word, [*BENCHMARKS], OTHERS)
+
+
+def _task_files() -> Iterator[bytes]:
+    """Yield names, then contents, of the files of lm-eval's tasks."""
+    if (package := find_spec("lm_eval")) is None or package.origin is None:
+        raise BadInput("tasks", "", NEEDS)
+    files = [*Path(package.origin).parent.glob("tasks/**/*.yaml")]
+    yield from (str(file).encode() for file in files)
+    yield from (file.read_bytes() for file in files)
 
 
 def _prepare_lm_eval() -> None:
@@ -75,8 +99,7 @@ def _prepare_lm_eval() -> None:
         import datasets
         import lm_eval  # noqa: F401
     except ImportError:
-        allowed = "needs the package lm-eval: pip install 'pipegap[evaluation]'"
-        raise BadInput("tasks", "", allowed) from None
+        raise BadInput("tasks", "", NEEDS) from None
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     datasets.disable_progress_bars()
 
@@ -120,7 +143,7 @@ def _registered(word: str) -> list[Any]:
     manager = TaskManager()
     if word not in manager.all_tasks:
         own = [*BENCHMARKS, *(name for name in manager.all_tasks if name.startswith(word[:3]))]
-        raise one_of("tasks", word, own[:30], ", or another of lm-eval's (lm-eval ls tasks)")
+        raise one_of("tasks", word, own[:30], OTHERS)
     try:
         return [*manager.load([word])["tasks"].values()]
     except Exception as error:

@@ -93,8 +93,7 @@ def load(path: Path) -> State:
     laid the state out otherwise.
     """
     if not path.stem.endswith(_digest(path)):
-        allowed = "is truncated or altered; delete it to start the trial anew"
-        raise BadInput("checkpoint", path, allowed)
+        raise BadInput("checkpoint", path, "is truncated or altered")
     try:
         state: State = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:  # what unpickling some other file raises
@@ -105,8 +104,7 @@ def load(path: Path) -> State:
     if not isinstance(state, dict):
         raise _no_checkpoint(path)
     if state.get("format") != FORMAT:
-        allowed = "is of another version of this code; delete it to start the trial anew"
-        raise BadInput("checkpoint", path, allowed)
+        raise BadInput("checkpoint", path, "is of another version of this code")
     return state
 
 
@@ -137,17 +135,20 @@ def _load_whole(path: Path) -> State:
 
 
 def _no_checkpoint(path: Path, why: str = "") -> BadInput:
-    return BadInput("checkpoint", path, f"is no checkpoint{why}; delete it to start the trial anew")
+    return BadInput("checkpoint", path, f"is no checkpoint{why}")
 
 
 def load_own(path: Path, trial_id: str) -> State:
     """The state in a checkpoint of the trial `trial_id`. Raises as `load` does, and BadInput if the
     file is another trial's: somebody copied it.
     """
-    state = _load_whole(path)
-    if state["trial_id"] != trial_id:
-        allowed = f"is of trial {state['trial_id']}, not {trial_id}; delete it to start anew"
-        raise BadInput("checkpoint", path, allowed)
+    try:
+        state = _load_whole(path)
+        if state["trial_id"] != trial_id:
+            raise BadInput("checkpoint", path, f"is of trial {state['trial_id']}, not {trial_id}")
+    except BadInput as error:
+        allowed = f"{error.allowed}; delete it to start the trial anew"
+        raise BadInput("checkpoint", path, allowed) from None
     return state
 
 
@@ -170,7 +171,7 @@ def load_other(path: Path, config: Mapping[str, Any]) -> State:
     try:
         state = _load_whole(path)
     except BadInput as error:
-        raise BadInput("resume_from", path, error.allowed) from None
+        raise BadInput("resume_from", path, f"{error.allowed}: choose another") from None
     for key, value in state["config"].items():
         if key not in MAY_DIFFER and _differs(value, config.get(key)):
             raise BadInput("resume_from", path, f"is of a trial with {key}={value}")

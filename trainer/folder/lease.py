@@ -21,8 +21,8 @@ from trainer.base.atomic import SUFFIX, write_json
 from trainer.base.children import repeated
 from trainer.base.errors import BadInput, LeaseLost
 from trainer.folder import wellformed
+from trainer.folder.files import Damaged, damage
 from trainer.folder.process import Attempt, is_dead, new_attempt
-from trainer.folder.wellformed import Damaged
 
 HEARTBEAT_EVERY = 10.0
 """Seconds between two heartbeats of a holder."""
@@ -164,7 +164,7 @@ def unreadable(folder: Path) -> Damaged | None:
     try:
         wellformed.read(newest, wellformed.ATTEMPT)
     except (Damaged, OSError) as error:  # a link may lead nowhere
-        return wellformed.damage(newest, error)
+        return damage(newest, error)
     return None
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer.base.atomic import partial, publish
+from trainer.folder.files import Damaged, require_file
 from trainer.folder.wellformed import ROW, parse
 
 Row = dict[str, Any]
@@ -28,7 +29,7 @@ def read(path: Path) -> dict[int, Line]:
 
     What a crash tore or filled with zeros is no line.
     """
-    content = path.read_bytes() if path.exists() else b""
+    content = path.read_bytes() if path.is_file() else b""
     lines: dict[int, Line] = {}
     for line in content.splitlines(keepends=True):
         if (row := row_of(line)) is not None:
@@ -52,10 +53,11 @@ def digest(lines: Iterable[bytes]) -> str:
 def last_row(folder: Path) -> Row | None:
     """The last complete row of metrics.jsonl; None if there is none."""
     try:
+        require_file(folder / "metrics.jsonl")
         with (folder / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
             lines = file.read().splitlines(keepends=True)
-    except OSError:
+    except (OSError, Damaged):
         return None
     return next(filter(None, map(row_of, reversed(lines))), None)
 

@@ -15,11 +15,11 @@ from trainer.base.errors import BadInput
 from trainer.base.status import Status
 from trainer.folder import checkpoint, metrics, wellformed
 from trainer.folder.checkpoint import Writer, copied
+from trainer.folder.files import MARKER, Damaged, recorded_id, require_file
 from trainer.folder.lease import attempts, holder, leased, read, trained
 from trainer.folder.metrics import Metrics, Row
-from trainer.folder.wellformed import Damaged
 
-FILES = ("config.json", "metrics.jsonl", "result.json", "trial_id")  # each has one name
+FILES = ("config.json", "metrics.jsonl", "result.json", MARKER)  # each has one name
 OF_ATTEMPT = ("attempt", "from_update", "git", "versions", "device_name")
 """What a result says of each attempt that made a part of it; None what older ones did not note."""
 
@@ -51,12 +51,13 @@ class TrialFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._refuse_another()
         except OSError as error:
-            raise BadInput("out", self.path, f"must be writable ({error.strerror})") from None
+            key = "results" if config["out"] is None else "out"
+            raise BadInput(key, config[key], f"must be writable ({error.strerror})") from None
         with leased(self.path, self._outcome, made_by) as self._lease, ExitStack() as self._open:
             clean(self.path, self._lease.started_ns)
             write_json(self.path / "config.json", config, self._lease.require)
             marker = f"{self._trial_id}\n".encode()
-            write_atomically(self.path / "trial_id", marker, self._lease.require)
+            write_atomically(self.path / MARKER, marker, self._lease.require)
             yield self
 
     def _outcome(self) -> str:
@@ -64,16 +65,8 @@ class TrialFolder:
         return Status.FAILED if done is None else done["status"]
 
     def _refuse_another(self) -> None:
-        marker = self.path / "trial_id"
-        try:
-            held = marker.read_bytes().decode().strip()
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        except (IsADirectoryError, UnicodeDecodeError):
-            held = ""
-        if not held.isalnum():
-            raise Damaged(marker, f"names no trial: delete it if this is {self._trial_id}'s folder")
-        if held != self._trial_id:
+        held = recorded_id(self.path)
+        if held not in (None, self._trial_id):
             allowed = f"holds trial {held}, not {self._trial_id}: choose an empty folder"
             raise BadInput("out", self.path, allowed)
 
@@ -122,7 +115,7 @@ class TrialFolder:
         """
         for name in FILES:
             if (self.path / name).is_dir():
-                raise Damaged(self.path / name, "is a folder, where a file must be: move it away")
+                require_file(self.path / name)  # what else is no file gives way
         with suppress(FileNotFoundError):
             newest = next((path for path, why_not in self._checkpoints() if not why_not), None)
             if newest is not None:

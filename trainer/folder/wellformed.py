@@ -15,8 +15,8 @@ from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError, w
 from typing_extensions import TypedDict
 
 from trainer.base.build import label
-from trainer.base.errors import BadInput
 from trainer.base.status import FINAL
+from trainer.folder.files import Damaged, content
 
 Content = dict[str, Any]
 Form = TypeAdapter[Any]
@@ -28,37 +28,22 @@ OF_FINAL = ("trial_id", "final_val_loss", "num_updates", "wall_seconds", "delays
 LARGEST = 2**63 - 1  # integers beyond it fit in no table
 
 
-class Damaged(BadInput):
-    """A file that somebody has to repair or delete; the text is one line: file, what is wrong."""
-
-    def __init__(self, path: Path, why: str) -> None:
-        super().__init__("file", path, why)
-
-
 def read(path: Path, form: Form) -> Content:
     """The JSON object in a file. Raises FileNotFoundError, or Damaged if it is not of this form."""
+    whole = content(path)
     try:
-        return parse(path.read_bytes(), form)
-    except IsADirectoryError:
-        raise Damaged(path, "is a folder, where a file must be") from None
+        return parse(whole, form)
     except ValueError as error:
         raise Damaged(path, str(error)) from None
 
 
-def damage(path: Path, error: Damaged | OSError) -> Damaged:
-    """What is wrong with a file, for readers that leave out what they cannot read."""
-    if isinstance(error, Damaged):
-        return error
-    return Damaged(path, f"cannot be read ({error.strerror})")
-
-
-def parse(content: bytes, form: Form) -> Content:
-    """The JSON object in `content`. Raises ValueError, which says in a line why it is none."""
+def parse(text: bytes, form: Form) -> Content:
+    """The JSON object in `text`. Raises ValueError, which says in a line why it is none."""
     try:
         parsed: Content = json.loads(
-            content.decode(), parse_constant=_refuse, parse_int=_integer, parse_float=_float
+            text.decode(), parse_constant=_refuse, parse_int=_integer, parse_float=_float
         )
-        if b"\\u" in content:
+        if b"\\u" in text:
             json.dumps(parsed, ensure_ascii=False).encode()  # half a character is no text
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is not whole JSON ({error})") from None

@@ -34,17 +34,20 @@ def checkpoint_folder(word: str) -> Path:
 
 def weight_files(word: str) -> list[Path]:
     """The files of weights, in order; raises BadInput if there is none."""
-    if not (files := sorted(checkpoint_folder(word).glob("model*.safetensors"))):
+    files = sorted(checkpoint_folder(word).glob("model*.safetensors"))
+    if not files or not all(file.is_file() for file in files):
         raise BadInput(KEY, word, "must hold model*.safetensors")
     return files
 
 
 def published_config(word: str) -> dict[str, Any]:
     """The content of config.json; raises BadInput if there is none."""
-    folder = checkpoint_folder(word)
+    path = checkpoint_folder(word) / "config.json"
+    if not path.is_file():
+        raise BadInput(KEY, word, "must hold a config.json")
     try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(KEY, word, f"must hold a config.json ({error})") from None
     if not isinstance(config, dict):
         raise BadInput(KEY, word, "must hold a config.json of keys and values")

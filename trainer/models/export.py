@@ -7,18 +7,19 @@ which entry of the checkpoint is which of ours. So every recipe that can be expo
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from trainer.base.atomic import write_atomically
-from trainer.base.errors import BadInput
+from trainer.base.errors import BadInput, first_line, short
 from trainer.models.checkpoint_files import KEY, published_config, weight_files
 from trainer.models.recipe import Recipe
 
@@ -95,7 +96,8 @@ def check_start(recipe: Recipe, checkpoint: str | None) -> None:
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config with its rotary keys where older versions of transformers have them, and with the
     kind of its rotary positions, of which recipes have the default one."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    given = config.get("rope_parameters") or config.get("rope_scaling")
+    rope = given if isinstance(given, dict) else {"rope_type": given or "default"}
     kind = rope.get("rope_type", rope.get("type", "default"))
     return {**config, **rope, "rope_type": kind}
 
@@ -122,11 +124,22 @@ def _whole(recipe: Recipe) -> dict[str, Tensor]:
         return dict(recipe.stage(0, recipe.split(1, 1)).named_parameters())
 
 
+@contextmanager
+def _opened(file: Path, checkpoint: str) -> Iterator[Any]:
+    """Opens a file of weights; raises BadInput if it is none, or not whole."""
+    try:
+        with safe_open(file, "pt") as content:
+            yield content
+    except SafetensorError as error:
+        allowed = f"has {file.name}, which is not whole ({short(first_line(error))})"
+        raise BadInput(KEY, checkpoint, allowed) from None
+
+
 def _read(checkpoint: str, expected: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
     """The checkpoint's tensors by name: all that are expected and not on the meta device."""
     file_of: dict[str, Path] = {}
     for file in weight_files(checkpoint):
-        with safe_open(file, "pt") as content:
+        with _opened(file, checkpoint) as content:
             file_of.update(dict.fromkeys(content.keys(), file))
     pairs = ((file_of, expected, "this model"), (expected, file_of, "the checkpoint"))
     for has, lacks, whose in pairs:
@@ -136,8 +149,10 @@ def _read(checkpoint: str, expected: Mapping[str, Tensor]) -> list[tuple[str, Te
     for name, entries in expected.items():
         if entries.is_meta:
             continue
-        with safe_open(file_of[name], "pt") as content:
+        with _opened(file_of[name], checkpoint) as content:
             tensor = content.get_tensor(name)
+        if not tensor.is_floating_point():
+            raise BadInput(KEY, checkpoint, f"has {name} of {tensor.dtype}, which is no weight")
         if tensor.shape != entries.shape:
             allowed = f"has {name} of {[*tensor.shape]}, this model of {[*entries.shape]}"
             raise BadInput(KEY, checkpoint, allowed)

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from trainer.base.errors import BadInput
 from trainer.models.split import Split
 from trainer.optimizers.routing import Kind
 
@@ -76,16 +75,6 @@ class Recipe(Protocol):
 
     def pretrained(self, weights: Mapping[str, Tensor]) -> Pretrained:
         """The model with these weights, all of them by name, as transformers store it."""
-
-
-MEMBERS = [name for name in vars(Recipe) if not name.startswith("_")]
-
-
-def require_recipe(model: object, address: str) -> None:
-    """Raises BadInput unless `model`, made by what is at `address`, has the members of a recipe."""
-    if lacking := [name for name in MEMBERS if not hasattr(model, name)]:
-        allowed = "must make a Recipe (trainer/models/recipe.py), this one lacks"
-        raise BadInput("model._target_", address, f"{allowed} {', '.join(lacking)}")
 
 
 compiled: Callable[..., Any] = partial(torch.compile, dynamic=False)

@@ -101,8 +101,9 @@ def test_a_running_trial_is_shown_with_its_newest_update(served: Served) -> None
 
 def test_only_this_machine_may_read_and_nobody_may_write(served: Served) -> None:
     port = served.address.rsplit(":", 1)[1].strip("/")
-    assert get(served.address, Host=f"localhost:{port}")
-    for name in (f"elsewhere.org:{port}", "elsewhere.org", ""):
+    for name in (f"localhost:{port}", "localhost", "127.0.0.1"):  # browsers leave out port 80
+        assert get(served.address, Host=name)
+    for name in (f"elsewhere.org:{port}", "elsewhere.org", "", "localhost:80.elsewhere.org"):
         request = urllib.request.Request(served.address, headers={"Host": name})
         assert refusal(request) == 403
     before = sorted(path for path in served.store.rglob("*"))

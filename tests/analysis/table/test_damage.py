@@ -1,6 +1,8 @@
 """One damaged trial or record is named in a line and left out; the others stay."""
 
 import json
+import os
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -92,7 +94,7 @@ def test_a_file_that_cannot_be_read_stops_no_other(file: str, tmp_path: Path) ->
     bad.symlink_to(file)  # to itself
     record(tmp_path, "main", "tiny", ids(tmp_path))
     (tmp_path / "sweeps" / "other.json").symlink_to("nowhere")
-    with pytest.warns(UserWarning, match=f"damaged: {bad} cannot be read"):
+    with pytest.warns(UserWarning, match=f"damaged: {bad} is a loop of links"):
         table = load(tmp_path)
     assert table["status"].tolist()[:9] == whole["status"].tolist()
     with pytest.warns(UserWarning, match="other.json cannot be read"):
@@ -169,3 +171,79 @@ def test_a_damaged_record_is_left_out(changes: dict[str, Any], tmp_path: Path) -
     if changes is RECORDS[0]:  # a report has it among its remarks
         with warnings.catch_warnings(action="error"):
             assert f"damaged: {path}" in report(tmp_path, tmp_path / "out")
+
+
+STRANGERS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a copy": (
+        lambda trials: shutil.copytree(trials / "0000", trials / "0000.bak"),
+        "0000.bak is a copy of trial 0000: move it away",
+    ),
+    "a copy without a result": (
+        lambda trials: (
+            (trials / "0000" / "trial_id").write_text("0000\n"),
+            shutil.copytree(
+                trials / "0000", trials / "00", ignore=lambda *_: ["result.json", "metrics.jsonl"]
+            ),
+        ),
+        "00 is a copy of trial 0000: move it away",
+    ),
+    "a file": (
+        lambda trials: (trials / "README.txt").write_text("mine"),
+        "README.txt is no trial's folder: move it away",
+    ),
+    "a link to nowhere": (
+        lambda trials: (trials / "link").symlink_to("nowhere"),
+        "link is no trial's folder: move it away",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_what_is_out_of_place_is_named_and_counts_for_nothing(name: str, tmp_path: Path) -> None:
+    whole = others(tmp_path)
+    stray, says = STRANGERS[name]
+    stray(tmp_path / "trials")
+    (tmp_path / "trials" / ".DS_Store").touch()
+    (tmp_path / "trials" / "empty").mkdir()
+    for _ in range(2):  # an index is not allowed to hide it
+        with pytest.warns(UserWarning, match=f"out of place: {tmp_path}/trials/{says}$"):
+            pd.testing.assert_frame_equal(load(tmp_path), whole)
+    text = report(tmp_path, tmp_path / "out")
+    assert text.count(says) == 1
+    assert "Traceback" not in text
+
+
+def test_a_renamed_folder_is_named_and_does_not_count(tmp_path: Path) -> None:
+    whole = others(tmp_path)
+    (tmp_path / "trials" / "0008").rename(tmp_path / "trials" / "mine")
+    says = "mine is the folder of trial 0008: give it that name, or move it away"
+    with pytest.warns(UserWarning, match=says):
+        pd.testing.assert_frame_equal(load(tmp_path), whole[:-1])
+
+
+def test_folders_that_are_no_store_may_have_any_name_but_a_trial_counts_once(
+    tmp_path: Path,
+) -> None:
+    whole = others(tmp_path)
+    trials = tmp_path / "trials"
+    (trials / "0000").rename(trials / "mine")
+    shutil.copytree(trials / "mine", trials / "mine.bak")
+    with pytest.warns(UserWarning, match="mine.bak is a copy of trial 0000") as caught:
+        table = load(trials)
+    assert len(caught) == 1
+    assert sorted(table["trial_id"]) == [*whole["trial_id"]]
+
+
+@pytest.mark.parametrize("file", ["config.json", "result.json", "metrics.jsonl"])
+def test_nobody_waits_for_a_pipe(file: str, tmp_path: Path) -> None:
+    others(tmp_path)
+    path = tmp_path / "trials" / "0000" / file
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load(tmp_path)
+    assert [str(path) in str(warning.message) for warning in caught] == [True] * (
+        file != "metrics.jsonl"
+    )
+    assert len(training_losses(str(path.parent))) == 400 * (file != "metrics.jsonl")

@@ -95,11 +95,7 @@ def retract(store: Path) -> None:
     (store / "trials" / "0000" / "result.json").unlink()
 
 
-def move(store: Path) -> None:
-    (store / "trials" / "0001").rename(store / "trials" / "0009")
-
-
-@pytest.mark.parametrize("change", [finish, repair, add, remove, retract, move])
+@pytest.mark.parametrize("change", [finish, repair, add, remove, retract])
 def test_what_changes_in_the_store_changes_in_the_table(
     change: Callable[[Path], None], tmp_path: Path
 ) -> None:

@@ -237,7 +237,7 @@ def test_a_damaged_register_is_told_and_stops_nobody_else(
     trial, other = trial_of(objects, tmp_path), trial_of(objects, tmp_path, "seed=1")
     server.write(f"a/store/registers/{trial.plan.trial_id}.json", b"{")
     run(objects, other)
-    with pytest.warns(UserWarning, match="not counted.*is not whole JSON"):
+    with pytest.warns(UserWarning, match="left out.*is not whole JSON"):
         objects.pull()
     assert read_result(other.folder) is not None
     with pytest.raises(BadInput, match="is not whole JSON"):

@@ -54,6 +54,8 @@ def test_help_needs_no_torch() -> None:
     assert done.returncode == 0, done.stderr
     assert "muon" in done.stdout
     assert "batch_size: 16" in done.stdout
+    for group in ("scale", "search", "sweep", "tracking"):  # of sweeps
+        assert f"\n  {group}=" not in done.stdout
 
 
 def test_a_resolved_config_runs_without_hydra(tmp_path: Path) -> None:

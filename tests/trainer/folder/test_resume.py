@@ -75,7 +75,7 @@ def unfinished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         (["optimizer.lr=0.02"], "is of a trial with optimizer="),
         (["pipeline=sync", "correction=error_feedback"], "has 2 versions, 1 are needed"),
         (["resume_from=nowhere.pt"], "must be a checkpoint"),
-        (["resume_from={0}/altered/{1.name}"], "truncated or altered"),
+        (["resume_from={0}/altered/{1.name}"], r"is truncated or altered: choose another$"),
     ],
 )
 def test_what_would_not_be_the_same_trial_is_refused(

@@ -1,10 +1,13 @@
 """A training that starts from a checkpoint starts from its weights, to the bit, on any stages."""
 
 import json
+import os
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -121,6 +124,72 @@ BAD = {
     "from_pretrained=more": "model.norm.bias is not in this model: choose its model",
     "from_pretrained=wide": "has model.norm.weight of [25], this model of [24]",
 }
+DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "weights cut off": (
+        lambda folder: cut(folder / "model.safetensors", -10),
+        "has model.safetensors, which is not whole (",
+    ),
+    "a head cut off": (
+        lambda folder: cut(folder / "model.safetensors", 100),
+        "has model.safetensors, which is not whole (",
+    ),
+    "impossible lengths": (
+        lambda folder: (folder / "model.safetensors").write_bytes(b"\xff" * 200),
+        "has model.safetensors, which is not whole (",
+    ),
+    "whole numbers": (
+        lambda folder: save_file(
+            {name: w.int() for name, w in load_file(folder / "model.safetensors").items()},
+            folder / "model.safetensors",
+        ),
+        "of torch.int32, which is no weight",
+    ),
+    "a deep config": (
+        lambda folder: (folder / "config.json").write_text("[" * 100_000),
+        "must hold a config.json (maximum recursion depth",
+    ),
+    "rotary positions in a list": (
+        lambda folder: change_config(folder, rope_parameters=[1]),
+        "has rope_type=[1], this model has default",
+    ),
+    "a pipe as weights": (
+        lambda folder: pipe(folder / "model.safetensors"),
+        "must hold model*.safetensors",
+    ),
+    "a pipe as config": (
+        lambda folder: pipe(folder / "config.json"),
+        "must hold a config.json",
+    ),
+}
+
+
+def cut(path: Path, end: int) -> None:
+    path.write_bytes(path.read_bytes()[:end])
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_checkpoint_is_one_line(
+    name: str,
+    checkpoint: Path,
+    refused: Refused,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    damage, says = DAMAGED[name]
+    damage(checkpoint)
+    words = small.overrides(tmp_path, f"from_pretrained={checkpoint}")
+    monkeypatch.setattr(sys, "argv", ["trainer", *words])
+    assert says in refused(trainer)
 
 
 def write_bad(checkpoint: Path, folder: Path) -> None:

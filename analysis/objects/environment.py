@@ -1,0 +1,31 @@
+"""The variables by which the library finds a provider. Some mistakes in them would end it in a
+panic of a hundred lines; others reach the provider, which refuses them."""
+
+import os
+import re
+
+from trainer.base.errors import NO_TEXT, BadInput
+
+ENDPOINTS = (
+    *("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_S3_ENDPOINT"),
+    *("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+)
+PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
+ADDRESS = re.compile(r"https?://([\w.-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>\d{1,5}))?(/\S*)?")
+HIGHEST_PORT = 65_535
+
+
+def require_sound() -> None:
+    """Raise BadInput for a variable that cannot be what it should. No value of a key is shown."""
+    for name, value in os.environ.items():
+        if name.startswith(PREFIXES) and NO_TEXT.search(value):
+            raise BadInput(name, "", "must be one line without control characters")
+    for name in ENDPOINTS:
+        if name in os.environ and not _is_address(address := os.environ[name]):
+            shown = "" if "@" in address else address  # before it a password may stand
+            raise BadInput(name, shown, "must be http(s)://HOST[:PORT], or not be set")
+
+
+def _is_address(text: str) -> bool:
+    match = ADDRESS.fullmatch(text)
+    return match is not None and int(match["port"] or 0) <= HIGHEST_PORT

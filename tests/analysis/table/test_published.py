@@ -1,0 +1,92 @@
+"""A published CSV that is no table of trials is refused in a line that names line and column."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from analysis import load
+from analysis.__main__ import main
+from tests.support.synthetic_store import LOSSES, write_arms
+from trainer.base.errors import BadInput
+
+Table = list[list[str]]
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Table:
+    """The head and the lines of a CSV as a report writes it."""
+    store = tmp_path_factory.mktemp("store")
+    write_arms(store, LOSSES)
+    load(store).to_csv(store / "trials.csv", index=False)
+    with (store / "trials.csv").open(newline="") as file:
+        return [*csv.reader(file)]
+
+
+def with_value(column: str, value: str) -> Callable[[Table], Table]:
+    def change(table: Table) -> Table:
+        place = table[0].index(column)
+        return [table[0], [*table[1][:place], value, *table[1][place + 1 :]], *table[2:]]
+
+    return change
+
+
+DAMAGES: dict[str, tuple[Callable[[Table], Table], str]] = {
+    "fewer columns": (lambda table: [table[0], table[1][:5]], "line 2 has 5 of"),
+    "more columns": (lambda table: [*table[:2], [*table[2], "1"]], "line 3 has"),
+    "a column twice": (
+        lambda table: [[*table[0], "seed"], *([*line, "1"] for line in table[1:])],
+        "it has a column twice",
+    ),
+    "a trial twice": (lambda table: [*table, table[1]], "line 11 has the trial of another line"),
+    "no trial": (with_value("trial_id", ""), "line 2 has the trial of another line, or none"),
+    "a loss that is a text": (with_value("final_val_loss", "abc"), "line 2 has final_val_loss=abc"),
+    "a loss that is a list": (with_value("final_val_loss", "[1]"), "line 2 has final_val_loss=[1]"),
+    "a loss that is deep": (with_value("final_val_loss", "[" * 5000), "has final_val_loss=[[["),
+    "a loss too large": (with_value("final_val_loss", "1e999"), "line 2 has final_val_loss=1e999"),
+    "a seed with digits after the point": (with_value("seed", "1.5"), "line 2 has seed=1.5"),
+    "a seed too large": (with_value("seed", "9" * 30), "line 2 has seed=999"),
+    "a status that is none": (with_value("status", "done"), "line 2 has status=done"),
+    "a date that is none": (with_value("finished_at", "then"), "line 2 has finished_at=then"),
+    "a date too late": (with_value("finished_at", "9999-01-01"), "has finished_at=9999-01-01"),
+}
+CONTENTS: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "it lacks trial_id"),
+    "zeros": (bytes(200), "it lacks trial_id"),
+    "not UTF-8": (b"trial_id\xff", "can't decode byte"),
+}
+
+
+def written(table: Table, folder: Path) -> Path:
+    with (folder / "trials.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(table)
+    return folder / "trials.csv"
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_malformed_table_is_refused(name: str, published: Table, tmp_path: Path) -> None:
+    damage, says = DAMAGES[name]
+    path = written(damage(published), tmp_path)
+    with pytest.raises(BadInput, match=r"must be a trials\.csv of a report") as refused:
+        load(path)
+    assert says in str(refused.value)
+    assert len(str(refused.value)) < 1_000
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_another_file_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content, says = CONTENTS[name]
+    (tmp_path / "trials.csv").write_bytes(content)
+    assert main([f"results={tmp_path / 'trials.csv'}", f"out={tmp_path / 'out'}"]) == 2
+    errors = capsys.readouterr().err
+    assert (errors.count("\n"), says in errors) == (1, True)
+
+
+def test_a_quote_that_stays_open_is_refused(published: Table, tmp_path: Path) -> None:
+    path = written(published, tmp_path)
+    path.write_text(path.read_text() + '"')
+    with pytest.raises(BadInput, match="unexpected end of data"):
+        load(path)

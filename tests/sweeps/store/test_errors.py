@@ -1,0 +1,127 @@
+"""A store that does not answer, or refuses: each command says so in a line, and how it ended."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from analysis.__main__ import main as analysis
+from analysis.objects import bucket as requests
+from findings.__main__ import main as findings
+from sweeps.__main__ import main as sweeps
+from tests.support import s3_server, small
+from tests.support.stored import URL
+
+Main = Callable[[Sequence[str]], int]
+RESULTS = f"results={URL}"
+
+
+def publish(words: Sequence[str]) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["findings", *words])
+        return findings()
+
+
+COMMANDS: dict[str, tuple[Main, list[str]]] = {
+    "report": (analysis, []),
+    "figures": (analysis, ["figures"]),
+    "advise": (analysis, ["advise", "optimizer=adamw", "stages=2", "microbatches=4"]),
+    "forecast": (analysis, ["forecast", "optimizer=adamw", "updates=400"]),
+    "forecasts": (analysis, ["forecasts", "record=."]),
+    "serve": (analysis, ["serve", "port=0"]),
+    "list": (sweeps, ["list"]),
+    "prune": (sweeps, ["prune", "checkpoints=all"]),
+    "rerun": (sweeps, ["rerun", "status=failed"]),
+    "check": (sweeps, ["check"]),
+    "publish": (publish, ["publish", "study=momentum"]),
+}
+OF_SWEEPS = {"run": [], "status": ["status"]}
+FAULTS = {
+    "403": (2, "permission denied (AccessDenied)"),
+    "403 key": (2, "permission denied (InvalidAccessKeyId)"),
+    "403 secret": (2, "permission denied (SignatureDoesNotMatch)"),
+    "400 token": (2, "permission denied (ExpiredToken)"),
+    "500": (1, "500 Internal Server Error"),
+    "cut": (1, "error sending request"),
+}
+
+
+@pytest.fixture(autouse=True)
+def asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "NUM_TRIES", 0)
+
+
+def said_in_a_line(
+    name: str,
+    results: str,
+    tmp_path_factory: pytest.TempPathFactory,
+    capsys: pytest.CaptureFixture[str],
+) -> tuple[int, str]:
+    """How a command of this `name` ended, and its line on stderr."""
+    if name in OF_SWEEPS:
+        words = small.overrides(tmp_path_factory.mktemp("small"), "sweep=main", "scale=micro")
+        words = [*OF_SWEEPS[name], *(word for word in words if "results=" not in word)]
+        code = sweeps([*words, results])
+    else:
+        main, words = COMMANDS[name]
+        code = main([*words, results])
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1, printed.err
+    assert not printed.out
+    return code, printed.err
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", ["report", "list"])
+def test_each_fault_has_its_exit_code(
+    name: str,
+    fault: str,
+    server: s3_server.ServedBucket,
+    tmp_path_factory: pytest.TempPathFactory,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server.fault = lambda method, key: fault
+    code, says = FAULTS[fault]
+    ended, line = said_in_a_line(name, RESULTS, tmp_path_factory, capsys)
+    assert ended == code
+    assert f"{RESULTS}: " in line
+    assert says in line
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, *OF_SWEEPS])
+def test_each_command_says_it_in_a_line(
+    name: str,
+    server: s3_server.ServedBucket,
+    tmp_path_factory: pytest.TempPathFactory,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server.fault = lambda method, key: "500"
+    assert said_in_a_line(name, RESULTS, tmp_path_factory, capsys)[0] == 1
+    server.fault = lambda method, key: None
+    code, line = said_in_a_line(name, "results=s3://nowhere/store", tmp_path_factory, capsys)
+    assert (code, "there is no such bucket" in line) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("AWS_ENDPOINT_URL", "nonsense", "AWS_ENDPOINT_URL=nonsense: must be http(s)://HOST"),
+        ("AWS_ENDPOINT_URL", "", "AWS_ENDPOINT_URL=: must be http(s)://HOST"),
+        ("AWS_ENDPOINT_URL", "http://", "must be http(s)://HOST"),
+        ("AWS_ENDPOINT_URL", "http://h:99999", "must be http(s)://HOST"),
+        ("AWS_ENDPOINT_URL", "http://me:secret@h", "AWS_ENDPOINT_URL=: must be http(s)://HOST"),
+        ("AWS_ACCESS_KEY_ID", "secret\n", "AWS_ACCESS_KEY_ID=: must be one line"),
+        ("AWS_SESSION_TOKEN", "secret\n", "AWS_SESSION_TOKEN=: must be one line"),
+    ],
+)
+def test_a_variable_that_would_end_the_library_is_refused(
+    variable: str,
+    value: str,
+    says: str,
+    server: s3_server.ServedBucket,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert sweeps(["list", RESULTS]) == 2
+    errors = capfd.readouterr().err
+    assert (errors.count("\n"), says in errors, "secret" in errors) == (1, True, False)

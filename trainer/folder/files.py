@@ -1,0 +1,64 @@
+"""The files of a trial's folder as people may have left them: damaged, or no files at all."""
+
+import errno
+from collections.abc import Sequence
+from pathlib import Path
+from stat import S_ISDIR, S_ISREG
+
+from trainer.base.errors import BadInput, some
+
+MARKER = "trial_id"
+"""The file that says whose folder it is."""
+
+
+class Damaged(BadInput):
+    """A file that somebody has to repair or delete; the text is one line: file, what is wrong."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__("file", path, why)
+        self.path = path
+
+
+def said(damaged: Sequence[Damaged]) -> str:
+    """Which files are damaged, and how: the first of them, and the number of the others."""
+    return some([f"{error.value} {error.allowed}" for error in damaged])
+
+
+def damage(path: Path, error: Damaged | OSError) -> Damaged:
+    """What is wrong with a file, for readers that leave out what they cannot read."""
+    if isinstance(error, Damaged):
+        return error
+    return Damaged(path, f"cannot be read ({error.strerror})")
+
+
+def content(path: Path) -> bytes:
+    """The bytes of a file. Raises FileNotFoundError, or Damaged for what is no file."""
+    require_file(path)
+    return path.read_bytes()
+
+
+def require_file(path: Path) -> None:
+    """Raises FileNotFoundError, or Damaged for what is no file: whoever reads a pipe waits."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise Damaged(path, "is a loop of links") from None
+    if not S_ISREG(mode):
+        what = "a folder" if S_ISDIR(mode) else "a pipe or a device"
+        raise Damaged(path, f"is {what}, where a file must be")
+
+
+def recorded_id(folder: Path) -> str | None:
+    """The id of the trial whose folder it is; None if its marker is missing. Raises Damaged."""
+    path = folder / MARKER
+    try:
+        trial_id = content(path).decode().strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (Damaged, UnicodeDecodeError):
+        trial_id = ""
+    if not trial_id.isalnum():
+        raise Damaged(path, f"names no trial: delete it if this is {folder.name}'s folder")
+    return trial_id
