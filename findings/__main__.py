@@ -17,7 +17,16 @@ from analysis.table.records import records
 from findings.code.published import FINDINGS, ROOT
 from sweeps.request.files import known
 from trainer.base.atomic import write_atomically
-from trainer.base.cli import DONE, end_with, exit_code, one_of, parse, refuse_others, split_command
+from trainer.base.cli import (
+    DONE,
+    end_with,
+    exit_code,
+    one_of,
+    parse,
+    refuse_others,
+    split_command,
+    take_flag,
+)
 from trainer.base.errors import BadInput
 
 COMMANDS = ("pages", "publish")
@@ -26,7 +35,8 @@ KEYS = """keys of publish:
   results=PATH   the store of the trials
   sweep=NAMES    the sweeps whose trials are compared (default: the study)
   scale=SCALE    the scale of the trials (default: tiny)
-  table=NAME     the table that is written (default: trials_SCALE)"""
+  table=NAME     the table that is written (default: trials_SCALE)
+  longer=true    also the longer runs that advice needs, and whatever else the sweeps trained"""
 
 
 def main() -> int:
@@ -52,7 +62,7 @@ def _publish_words(given: dict[str, str]) -> dict[str, str]:
             raise BadInput(key, "", "must be given: python -m findings publish study=… results=…")
     words: dict[str, str] = {
         key: given.pop(key)
-        for key in ("study", "results", "sweep", "scale", "table")
+        for key in ("study", "results", "sweep", "scale", "table", "longer")
         if key in given
     }
     refuse_others(given, "python -m findings publish")
@@ -65,9 +75,11 @@ def publish(
     sweep: str = "",
     scale: str = "tiny",
     table: str = "",
+    longer: str = "false",
     findings: str | Path = FINDINGS,
 ) -> str:
-    """Writes the finished trials that sweeps compare in a store as a table of a study.
+    """Writes the finished trials that sweeps compare in a store as a table of a study; with
+    `longer=true` all that they trained.
 
     Returns a line that says what it wrote. Raises BadInput for an unknown study or sweep, a store
     that has no such trial, trials of other data than each other or than those published before, and
@@ -82,13 +94,14 @@ def publish(
         if name not in known("sweep"):
             raise one_of("sweep", name, known("sweep"))
     store = pulled(results)
-    compared = {
+    every = take_flag({"longer": longer}, "longer")
+    chosen = {
         trial
         for record in records(store)
         if record.sweep in sweeps and record.scale == scale
-        for trial in record.compared
+        for trial in (record.trials if every else record.compared)
     }
-    trials = load(store, compared)
+    trials = load(store, chosen)
     trials = trials[trials["final_val_loss"].notna() | (trials["status"] == "diverged")]
     if trials.empty:
         allowed = f"must have finished trials of sweep={','.join(sweeps)} scale={scale}"

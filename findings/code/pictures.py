@@ -23,7 +23,7 @@ from trainer.base.atomic import write_atomically
 LONGEST, SEEDS_OF_LONGEST = (12_800, 128, 108_928), 5
 """Updates, tokens per update and parameters of the sweep `ladder_top`, and its seeds."""
 NOTEBOOK = ROOT / "docs" / "gaps.ipynb"
-NOTEBOOK_TRIALS = FINDINGS / "main" / "trials_tiny.csv"
+NOTEBOOK_TRIALS = FINDINGS / "main" / "job.csv"
 TIMEOUT = 300
 """Seconds that a cell of the notebook may take."""
 

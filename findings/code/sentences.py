@@ -6,11 +6,15 @@ before the run.
 
 from collections.abc import Sequence
 from functools import cache
+from math import floor
 
 import pandas as pd
 
 from analysis import advise
-from analysis.advice.advice import break_even
+from analysis.advice.advice import Advice, break_even, sentence
+from analysis.advice.rivals import Rival
+from analysis.advice.rows import advices
+from analysis.advice.verdict import GO
 from analysis.claims import CLAIMS, Claim, Outcome, Verdict, audited, judged
 from analysis.claims.claim import ClaimPart
 from analysis.claims.switches import spike, spike_by_decay
@@ -164,14 +168,36 @@ def made_twice(table: str, other: str) -> str:
     )
 
 
-def may_i() -> str:
-    """What the README's job advises each optimizer, with the longer runs that settle it."""
-    trials, lines = view("front_advice").trials, []
-    for optimizer in sorted({*trials["optimizer"]}):
-        answer = advise(trials, optimizer=optimizer, stages=STAGES, microbatches=MICROBATCHES)
-        said = f"{name(optimizer)}, against {answer.rival}: **{answer.verdict.word}**"
-        lines.append(f"- {said}; {answer.verdict.why}.")
-    return minus("\n".join(lines))
+def _advices() -> list[Advice]:
+    """What the README's job advises each optimizer."""
+    trials = view("front").trials
+    return [*advices(trials, stages=STAGES, microbatches=MICROBATCHES)]
+
+
+def answer() -> str:
+    """The optimizers that may be asynchronous whatever the rival, in bold, with what each wins
+    over the slowest rival in the same time; then a sentence for each other optimizer."""
+    wins, others = [], []
+    for advice in _advices():
+        rivals = [*advice.rivals.values()]
+        slowest = max(rivals, key=lambda rival: rival.speed_up)
+        if slowest.same_time and all(rival.decision.word == GO for rival in rivals):
+            wins.append((name(advice.optimizer), slowest, slowest.same_time.gap))
+        else:
+            others.append(f"{sentence(advice)}.")
+    return minus(" ".join([*_won(wins), *others]))
+
+
+def _won(wins: Sequence[tuple[str, Rival, float]]) -> list[str]:
+    if not wins:
+        return []
+    optimizers, [rival, *_], gaps = zip(*wins, strict=True)
+    more = f"{floor(100 * (rival.speed_up - 1) + 1e-6)} %"
+    lower = " or ".join(f"{-gap:.3f}" for gap in gaps)
+    return [
+        f"**Yes, with {' or '.join(optimizers)} and Error Feedback: in the time of {rival.name}, "
+        f"2BW makes {more} more updates and its loss ends lower by {lower}.**"
+    ]
 
 
 def same_time() -> str:
