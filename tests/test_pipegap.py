@@ -66,6 +66,7 @@ def test_it_ends_as_the_command_does(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["pipegap", "trial", "optimizer.lr=-1"])
+    monkeypatch.delitem(sys.modules, "trainer.__main__", raising=False)  # of another test
     with pytest.raises(SystemExit, match="2"):
         run()
     assert "optimizer.lr=-1" in capsys.readouterr().err

@@ -47,7 +47,7 @@ def session() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(params=["folder", "bucket"])
+@pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.slow)])
 def sweep(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SmallSweep]:
     words = small.overrides(tmp_path, *LENGTH, "tracking=wandb")
     words = [word for word in words if "results=" not in word]
@@ -60,12 +60,17 @@ def sweep(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SmallSweep
         yield BucketSweep(tmp_path / "store", words, bucket=f"s3://{s3_server.BUCKET}")
 
 
-def test_no_key_is_left_in_a_file(
-    sweep: SmallSweep, session: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After SIGKILL, when Ray's logs stay, and after the end."""
+@pytest.fixture
+def environment(session: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, key in {**KEYS, "RAY_TMPDIR": str(session), "HOME": str(tmp_path)}.items():
         monkeypatch.setenv(name, key)
+
+
+@pytest.mark.usefixtures("environment")
+def test_no_key_is_left_by_a_killed_driver(
+    sweep: SmallSweep, session: Path, tmp_path: Path
+) -> None:
+    """Ray's logs stay."""
     with sweep.start() as driver:
         while sweep.num_updates() < 20:
             assert driver.poll() is None, driver.communicate()
@@ -76,6 +81,11 @@ def test_no_key_is_left_in_a_file(
     assert not leaks(session, tmp_path)
     for process in sweep.processes():
         os.kill(process, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("environment")
+def test_no_key_is_left_after_the_end(sweep: SmallSweep, tmp_path: Path) -> None:
     sweep.finish()
     assert not leaks(tmp_path)
 

@@ -23,7 +23,8 @@ from sweeps.store.opened import open_store
 from sweeps.store.store import SweepStore
 from tests.support import s3_server, small
 from tests.support.reports import with_figures
-from tests.support.stored import URL, after, rows, run
+from tests.support.stored import URL, after, run
+from tests.support.trials import rows
 from trainer.base.errors import Stopped
 from trainer.folder.record import read_result
 
