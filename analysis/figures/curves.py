@@ -1,7 +1,6 @@
 """Losses over training and the gap while it grows: one line per arm, its seeds behind it."""
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from itertools import product
 
 import altair as alt
@@ -10,7 +9,7 @@ import pandas as pd
 from analysis.figures.figure import Chart, Figure
 from analysis.figures.marks import FAINT, GAP_TITLE, SeriesLook, hover, legend, panels_of, rounded
 from analysis.figures.rows import OF_SEED, PANEL, SERIES, best_points
-from analysis.figures.scales import Axis, linear, of_gaps, of_tokens
+from analysis.figures.scales import Axis, far_apart, linear, of_gaps, of_tokens
 from analysis.figures.style import INK, Styles, arm_styles
 from analysis.statistics.intervals import mean_intervals
 from analysis.statistics.pairs import pairs
@@ -25,13 +24,45 @@ STAGES = "pipeline.num_stages"
 POINTS = 100
 """A curve of training losses has about that many points: each is the mean of a hundredth of the
 run."""
+FEWEST = 16
+"""Evaluations of a curve of validation losses; with fewer, training losses are shown instead."""
 TITLES = {
-    "val_loss": "validation loss (nats per token)",
-    "train_loss": "training loss (nats per token)",
+    "val_loss": ["validation loss (nats per token)"],
+    "train_loss": [
+        "training loss (nats per token)",
+        "each point: the mean of a hundredth of the run",
+    ],
 }
 CAPTION = ("lines: mean over n seeds, to where the first of them diverged (×); faint: each seed",)
 PAIRED = "gap: minus the loss of sync at the same seed and update; band: 95 % interval of the mean"
-OF_TRAINING = "training loss: means over a hundredth of the run"
+
+
+def losses(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return `validation`, or `training` where no trial was evaluated FEWEST times."""
+    return _with_points(validation(trials, gaps), lambda: training(trials, gaps))
+
+
+def losses_of(trials: pd.DataFrame, gaps: pd.DataFrame, optimizers: Iterable[str]) -> pd.DataFrame:
+    """Return `losses` of these optimizers alone."""
+    return losses(trials[trials["optimizer"].isin(optimizers)], gaps)
+
+
+def losses_by_stages(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return `losses` with one panel per optimizer and number of stages P (figure 6).
+
+    P is a number that some arm has among several. An arm that was run at one P alone, because it
+    does not depend on it, is in each panel.
+    """
+    evaluated = _by_stages(trials, gaps, validation)
+    return _with_points(evaluated, lambda: _by_stages(trials, gaps, training))
+
+
+def _with_points(evaluated: pd.DataFrame, trained: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+    """Return the curves of evaluations if one has FEWEST points, else those that have more."""
+    if (evaluated["trial_id"].value_counts() >= FEWEST).any():
+        return evaluated
+    parts = trained()
+    return parts if len(parts) > len(evaluated) else evaluated
 
 
 def validation(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
@@ -42,19 +73,11 @@ def validation(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     return _of_best(trials, gaps, "val_loss", lambda shown: map(validation_losses, shown["folder"]))
 
 
-def validation_of(
-    trials: pd.DataFrame, gaps: pd.DataFrame, optimizers: Iterable[str]
+def _by_stages(
+    trials: pd.DataFrame,
+    gaps: pd.DataFrame,
+    curves: Callable[[pd.DataFrame, pd.DataFrame], pd.DataFrame],
 ) -> pd.DataFrame:
-    """Return `validation` of these optimizers alone."""
-    return validation(trials[trials["optimizer"].isin(optimizers)], gaps)
-
-
-def validation_by_stages(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
-    """Return `validation` with one panel per optimizer and number of stages P (figure 6).
-
-    P is a number that some arm has among several. An arm that was run at one P alone, because it
-    does not depend on it, is in each panel.
-    """
     done = trials[trials["status"].isin(FINAL)]
     stages = done[STAGES] if STAGES in done else pd.Series(dtype=int)
     per_arm = stages.groupby(done["arm"]).transform("nunique")
@@ -62,9 +85,9 @@ def validation_by_stages(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFra
     panels = []
     for optimizer, count in at:
         has_count = (stages == count) | (per_arm == 1)
-        panel = validation(done[has_count & (done["optimizer"] == optimizer)], gaps)
+        panel = curves(done[has_count & (done["optimizer"] == optimizer)], gaps)
         panels.append(panel.assign(panel=panel["panel"] + f", P = {count}"))
-    return pd.concat(panels, ignore_index=True) if panels else validation(done[:0], gaps)
+    return pd.concat(panels, ignore_index=True) if panels else curves(done[:0], gaps)
 
 
 def training(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
@@ -150,12 +173,14 @@ def with_seeds(rows: pd.DataFrame) -> str:
     return f"{rows['series'].iloc[0]} (n={rows['seed'].nunique()}{note})"
 
 
-def with_gaps(data: pd.DataFrame, column: str) -> list[Chart]:
-    """Draw two charts per panel: the loss of the column, and the gap beside it."""
+def with_gaps(data: pd.DataFrame) -> list[Chart]:
+    """Draw two charts per panel: the loss, and the gap beside it."""
+    [column] = [name for name in TITLES if name in data]
     y = Axis(column, alt.Y(f"{column}:Q", title=TITLES[column], scale=linear(data[column])))
     x, looks = of_tokens(data["tokens"]), arm_styles(data)
-    values = data.dropna(subset="gap")[["gap", "low", "high"]]
-    of_gap = Axis("gap", of_gaps(alt.Y("gap:Q"), GAP_TITLE, values.melt()["value"]))
+    values = data.dropna(subset="gap")[["gap", "low", "high"]].melt()["value"]
+    symlog = far_apart(values)
+    of_gap = Axis("gap", of_gaps(alt.Y("gap:Q"), GAP_TITLE, values, symlog=symlog))
     charts: list[Chart] = []
     for _, rows in data.groupby(PANEL, sort=False):
         charts += of_means(rows, y, x, styles=lambda _: looks)
@@ -242,12 +267,12 @@ def _means(rows: pd.DataFrame, across: str, up: str) -> pd.DataFrame:
     return pd.concat(grids)
 
 
-VALIDATION = Figure(
+OVER_TRAINING = Figure(
     name="validation_curves",
-    title="Validation loss over training",
-    data=validation,
-    charts=partial(with_gaps, column="val_loss"),
+    title="Loss over training",
+    data=losses,
+    charts=with_gaps,
     caption=(*CAPTION, PAIRED),
-    columns=2,
+    columns=4,
 )
-FIGURES = (VALIDATION,)
+FIGURES = (OVER_TRAINING,)

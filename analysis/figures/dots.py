@@ -33,7 +33,7 @@ from analysis.figures.rows import (
     results_along,
     with_means,
 )
-from analysis.figures.scales import of_gaps, of_losses
+from analysis.figures.scales import of_gaps, of_losses, over_decades
 from analysis.figures.style import Style, arm_styles
 from analysis.statistics.text import diverged_text
 from analysis.table import names
@@ -158,7 +158,8 @@ def _axis(quantity: str, data: pd.DataFrame) -> alt.X:
     rows = data[data["quantity"] == quantity]
     values = pd.concat([rows[name].astype(float) for name in ("of_seed", "mean", "low", "high")])
     if quantity == GAP:
-        return of_gaps(alt.X("mean:Q"), GAP_TITLE, values, always_symlog=True)
+        symlog = over_decades(rows.drop_duplicates(OF_MEAN)["mean"])
+        return of_gaps(alt.X("mean:Q"), GAP_TITLE, values, symlog=symlog)
     return of_losses(alt.X("mean:Q"), LOSS_TITLE, values)
 
 

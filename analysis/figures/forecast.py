@@ -13,7 +13,7 @@ from analysis.figures.figure import Chart, Figure, Plot, plot
 from analysis.figures.files import save
 from analysis.figures.marks import GAP_TITLE, hover, legend, panels_of, rounded
 from analysis.figures.rows import PANEL
-from analysis.figures.scales import of_gaps, of_numbers
+from analysis.figures.scales import far_apart, of_gaps, of_numbers
 from analysis.figures.style import INK, SOFT, ordered_styles
 from analysis.forecast.answer import Answer
 from analysis.forecast.forecast import Forecaster
@@ -121,7 +121,8 @@ def _size(settings: Sequence[float]) -> str:
 
 def charts(data: pd.DataFrame) -> list[Chart]:
     """Draw one chart per optimizer and arm: the law in its band, hatched where no rung is."""
-    y = of_gaps(alt.Y("mean:Q"), GAP_TITLE, pd.concat([data["mean"], data["low"], data["high"]]))
+    values = pd.concat([data["mean"], data["low"], data["high"]])
+    y = of_gaps(alt.Y("mean:Q"), GAP_TITLE, values, symlog=far_apart(values))
     return [_panel(rows, title, y) for title, rows in panels_of(data)]
 
 

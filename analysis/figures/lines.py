@@ -22,7 +22,7 @@ from analysis.figures.marks import (
     rounded,
 )
 from analysis.figures.rows import OF_SEED, PANEL
-from analysis.figures.scales import MARGIN, of_gaps, of_losses, of_numbers
+from analysis.figures.scales import MARGIN, far_apart, of_gaps, of_losses, of_numbers
 from analysis.figures.style import INK, Style, Styles, arm_styles
 from analysis.table import names
 
@@ -60,7 +60,7 @@ def of_loss_and_gap(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Cha
 
 def _gap_axis(data: pd.DataFrame) -> alt.Y:
     values = pd.concat([data["gap"], data["low"], data["high"], data["mean"]])
-    return of_gaps(alt.Y("gap:Q"), GAP_TITLE, values, _room(data))
+    return of_gaps(alt.Y("gap:Q"), GAP_TITLE, values, _room(data), symlog=far_apart(values))
 
 
 def _room(data: pd.DataFrame) -> float:

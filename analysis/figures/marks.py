@@ -114,5 +114,5 @@ def whiskers(rows: alt.Chart, low: alt.X, width: float = 1.6) -> alt.Chart:
 
 def words_beside(rows: pd.DataFrame, y: alt.Y, **channels: alt.YOffset) -> alt.Chart:
     """Return the column `words` of each row, to the right of the panel."""
-    text = alt.Chart(rows).mark_text(align="left", dx=6, fontSize=9, color=SOFT)
+    text = alt.Chart(rows).mark_text(align="left", dx=6, fontSize=10, color=SOFT)
     return text.encode(y=y, x=alt.XValue("width"), text=alt.Text("words:N"), **channels)

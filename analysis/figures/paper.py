@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from analysis.figures import by_number, curves, diagnostics, heatmaps, lines
-from analysis.figures.curves import VALIDATION
+from analysis.figures.curves import OVER_TRAINING
 from analysis.figures.dots import BY_OPTIMIZER, CAPTION, by_value, value_rows
 from analysis.figures.figure import Figure
 from analysis.figures.lines import GAPS, LOSSES
@@ -43,10 +43,10 @@ def _of_paper(base: Figure, number: str, name: str, model: str, **changes: Any) 
 FIGURES = (
     _of_paper(BY_OPTIMIZER, "02", "optimizers", "360M", sweeps=TABLES),
     _of_paper(
-        VALIDATION,
+        OVER_TRAINING,
         *("03", "curves", "360M"),
         title="AdamW and Muon over training",
-        data=partial(curves.validation_of, optimizers=("adamw", "muon")),
+        data=partial(curves.losses_of, optimizers=("adamw", "muon")),
         sweeps=TABLES,
     ),
     _of_paper(
@@ -66,10 +66,10 @@ FIGURES = (
         title="Final loss of a mixture of experts over horizons",
     ),
     _of_paper(
-        VALIDATION,
+        OVER_TRAINING,
         *("06", "stages", "135M"),
         title="Synchronous, 2BW and original PipeDream for growing P",
-        data=curves.validation_by_stages,
+        data=curves.losses_by_stages,
     ),
     *(
         _of_paper(
@@ -124,12 +124,10 @@ FIGURES = (
         for number, name, title in STALENESS
     ),
     _of_paper(
-        VALIDATION,
+        OVER_TRAINING,
         *("19", "gradient_feedback", "135M"),
         title="Error Feedback on raw gradients over training",
         data=curves.training,
-        charts=partial(curves.with_gaps, column="train_loss"),
-        caption=(*VALIDATION.caption, curves.OF_TRAINING),
     ),
     _of_paper(diagnostics.SPIKE, "20", "spike", "135M"),
     BY_OPTIMIZER._replace(

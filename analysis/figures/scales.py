@@ -14,6 +14,8 @@ LOG_FROM = 7
 SYMMETRIC_LOG_FROM = 8
 """Gaps whose ratio of largest to median is above this are drawn on a symlog axis: small gaps would
 be a flat line on a linear one."""
+DECADES = 2
+"""Means of rows that span more decades are drawn on a symlog axis."""
 MAX_TICKS = 8
 RATIOS = (0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 2, 3, 5, 10, 30, 100, 1000)
 """Ticks of an axis of ratios."""
@@ -90,30 +92,41 @@ def _logarithmic(values: pd.Series, above: float = MARGIN) -> alt.Scale:
     return alt.Scale(type="log", domain=domain, nice=False)
 
 
-def of_gaps(
-    channel: Channel,
-    title: str,
-    values: pd.Series,
-    above: float = MARGIN,
-    *,
-    always_symlog: bool = False,
-) -> Channel:
-    """Return the axis of numbers around 0, and of 0.
+def far_apart(values: pd.Series) -> bool:
+    """Return whether most of the numbers are small beside the largest."""
+    sizes = _sizes(values)
+    return bool(sizes.max() > SYMMETRIC_LOG_FROM * sizes.median())
 
-    The axis is symlog, and says so, if the numbers are far apart or with `always_symlog`.
+
+def over_decades(means: pd.Series) -> bool:
+    """Return whether the sizes of the means span more than DECADES.
+
+    The smallest quarter of them does not count: the size of a mean near 0 is noise.
     """
+    sizes = _sizes(means)
+    return bool(sizes.max() > 10**DECADES * sizes.quantile(0.25))
+
+
+def _sizes(values: pd.Series) -> pd.Series:
+    known = values.astype(float).dropna()
+    return known[known != 0].abs()
+
+
+def of_gaps(
+    channel: Channel, title: str, values: pd.Series, above: float = MARGIN, *, symlog: bool
+) -> Channel:
+    """Return the axis of numbers around 0, and of 0: linear, or `symlog`, which it says."""
     held = pd.concat([values.astype(float).dropna(), pd.Series([0.0])])
-    sizes = held[held != 0].abs()
+    sizes = _sizes(held)
     name = channel["shorthand"]
-    is_far = not sizes.empty and sizes.max() / sizes.median() > SYMMETRIC_LOG_FROM
-    if sizes.empty or not (is_far or always_symlog):
+    if sizes.empty or not symlog:
         axis = alt.Axis(tickCount=5)
         return type(channel)(name, title=title, scale=linear(held, above=above), axis=axis)
-    symlog = symlog_of(sizes)
-    domain = [symlog.inverse(place) for place in _around(held.map(symlog.forward), above)]
-    scale = alt.Scale(type="symlog", constant=symlog.constant, domain=domain, nice=False)
-    axis = alt.Axis(values=_ticks(symlog, *domain), labelExpr=NUMBER)
-    words = [title, f"linear near 0, logarithmic beyond ±{symlog.constant:g}"]
+    turned = symlog_of(sizes)
+    domain = [turned.inverse(place) for place in _around(held.map(turned.forward), above)]
+    scale = alt.Scale(type="symlog", constant=turned.constant, domain=domain, nice=False)
+    axis = alt.Axis(values=_ticks(turned, *domain), labelExpr=NUMBER)
+    words = [title, f"linear near 0, logarithmic beyond ±{turned.constant:g}"]
     return type(channel)(name, title=words, scale=scale, axis=axis)
 
 

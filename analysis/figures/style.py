@@ -55,8 +55,8 @@ ORDERED = ("#440154", "#3b528b", "#21918c", "#4fb04a", "#b0a400", "#e0c300")
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
 
 _LABELS = {
-    **{"labelColor": INK, "labelFontSize": 10},
-    **{"titleColor": INK, "titleFontSize": 10, "titleFontWeight": "normal"},
+    **{"labelColor": INK, "labelFontSize": 11},
+    **{"titleColor": INK, "titleFontSize": 11, "titleFontWeight": "normal"},
 }
 CONFIG: Mapping[str, Any] = {
     "background": "#ffffff",

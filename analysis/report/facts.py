@@ -1,19 +1,15 @@
-"""What the page says in words: what was trained, advice, what runs now, the settings of a trial."""
+"""What the page says in words: what was trained, what runs now, the settings of a trial."""
 
-import shlex
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.advice.advise import advise
 from analysis.table import names
 from analysis.table.points import READ_AS, by_point, in_words, varied
-from trainer.base.errors import BadInput, some
+from trainer.base.errors import some
 from trainer.base.status import FINAL, Status
 from trainer.folder.lease import holder
 from trainer.folder.metrics import last_row
@@ -22,16 +18,15 @@ CUT_SHORT = (Status.DIVERGED, Status.FAILED)
 """Trials that made fewer updates than they were asked for."""
 LISTED = 6
 """Values that are named; of more numbers the smallest and the largest are."""
-STAGES, MICROBATCHES = 4, 8
-"""The pipeline that the first screen asks about; the command beside it asks about another one."""
 ALWAYS = ["optimizer", "optimizer.lr", "batch_size", "seq_len", "num_updates_asked"]
 """Settings that every tooltip of a trial has."""
 
 
 class Overview(NamedTuple):
-    """What was trained: `rows` of a name and its values in words."""
+    """What was trained: `brief` in three rows of a name and its values in words, `rows` in full."""
 
     title: str
+    brief: Sequence[tuple[str, str]]
     rows: Sequence[tuple[str, str]]
 
 
@@ -51,9 +46,21 @@ def overview(title: str, trials: pd.DataFrame) -> Overview:
         "arms": trials["arm"].map(names.arms(trials)),
         "seeds": trials["seed"],
     }
-    rows = [(name, _words(column)) for name, column in values.items()]
-    rows.append(("trials", _statuses(trials)))
-    return Overview(title, [(name, words) for name, words in rows if words])
+    words = {name: _words(column) for name, column in values.items()}
+    words["trials"] = _statuses(trials)
+    return Overview(title, _brief(words), [(name, said) for name, said in words.items() if said])
+
+
+def _brief(words: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return model, data and training, each in a line."""
+    parameters = words["parameters"] and f"{words['parameters']} parameters"
+    updates = words["updates"] and f"{words['updates']} updates"
+    lines = {
+        "model": [words["model"], parameters],
+        "data": [words["data"]],
+        "training": [updates, f"seeds {words['seeds']}", words["trials"]],
+    }
+    return [(name, ", ".join(filter(None, parts))) for name, parts in lines.items()]
 
 
 def summary(trials: pd.DataFrame) -> str:
@@ -93,35 +100,6 @@ def _word(value: Any) -> str:
     if isinstance(value, Integral):
         return f"{value:,}"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-class Recommendation(NamedTuple):
-    """The advice for one optimizer, why, and the command that says more."""
-
-    optimizer: str
-    word: str
-    why: str
-    command: str
-
-
-def recommendations(trials: pd.DataFrame, store: str) -> list[Recommendation]:
-    """Return advice on each optimizer that was also trained with a delay.
-
-    `store` is the word of a command that names the store.
-    """
-    made = []
-    for optimizer, of_optimizer in trials.groupby("optimizer"):
-        name, several = str(optimizer), of_optimizer["arm"].nunique() > 1
-        words = [f"optimizer={name}", f"stages={STAGES}", f"microbatches={MICROBATCHES}"]
-        command = shlex.join(["python", "-m", "analysis", "advise", *words, store])
-        # A remark of the report says each warning, and why trials cannot be compared.
-        with warnings.catch_warnings(action="ignore", category=UserWarning), suppress(BadInput):
-            if several:
-                advice = advise(
-                    of_optimizer, optimizer=name, stages=STAGES, microbatches=MICROBATCHES
-                )
-                made.append(Recommendation(name, advice.verdict.word, advice.verdict.why, command))
-    return made
 
 
 class TrialNow(NamedTuple):

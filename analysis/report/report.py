@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from analysis.report.answer import StoreAnswer, answer
 from analysis.report.contents import EXPECTED, claims_table, write_chapter
 from analysis.report.details import makers, provenance, write_details
 from analysis.report.facts import (
     overview,
-    recommendations,
     running,
     settings_by_trial,
     summary,
@@ -115,7 +115,9 @@ def write_report(results: Path, out: Path, label: str | None = None, store: str 
             page = _write(contents, chapters, word, out, worker)
     except OSError as error:
         raise BadInput("out", out, f"must be a folder to write to ({error.strerror})") from None
-    return MadeReport(_text(contents, page, out), page, trials)
+    # A sweep prints the answer itself, for the pipeline that its file asks about.
+    said = page.answer.printed if label is None else ""
+    return MadeReport(_text(contents, page, out, said), page, trials)
 
 
 def _said(caught: Iterable[warnings.WarningMessage]) -> list[str]:
@@ -148,16 +150,12 @@ def _write(
         source=word.removeprefix("results="),
         made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
         summary=summary(contents.shown.trials),
+        answer=_answer(contents, left, word),
         overviews=[overview(scope.title, scope.whole().trials) for scope in contents.parts],
         taxes=[
             f"token tax, {scope.title}: {words}"
             for scope in contents.parts
             if (words := taxes_text(scope.asked_for().gaps))
-        ],
-        advice=[
-            each
-            for scope in contents.parts[:1]
-            for each in recommendations(scope.asked_for().trials, word)
         ],
         lead=lead,
         running=running(contents.shown.trials),
@@ -170,6 +168,14 @@ def _write(
         configs=settings_by_trial(contents.shown.trials, _specs(chapters)),
         first_command=command(["sweep=main"], word),
     )
+
+
+def _answer(contents: _Contents, left: pd.DataFrame, word: str) -> StoreAnswer:
+    """Return the answer of the first part of the report that has one, else that of the first."""
+    views = [(scope.title, scope.asked_for().trials) for scope in contents.parts]
+    views = views or [("", contents.shown.trials)]
+    answers = [answer(*view, contents.records, left, word) for view in views]
+    return next((each for each in answers if not each.next_step), answers[0])
 
 
 def _write_tables(tables: Mapping[str, pd.DataFrame], remarks: Sequence[str], out: Path) -> None:
@@ -191,15 +197,17 @@ def _specs(chapters: Sequence[Chapter]) -> list[dict[str, Any]]:
     return [spec for chapter in chapters for drawn in chapter.figures for spec in drawn.specs]
 
 
-def _text(contents: _Contents, page: Page, out: Path) -> str:
-    nothing = f"no trials in {page.source} yet: python -m sweeps or python -m trainer makes them"
-    shown = (
-        nothing
-        if contents.shown.trials.empty
-        else printed_gaps(contents.shown.gaps, _terminal_width())
-    )
-    parts = [shown, *page.taxes, *_claims_in_words(page.chapters), *contents.remarks, page.cost]
-    return "\n".join([*filter(None, parts), f"in {out}: index.html, with figures and tables"])
+def _text(contents: _Contents, page: Page, out: Path, answer: str) -> str:
+    """Return what is printed, the answer last."""
+    files = f"in {out}: index.html, with figures and tables"
+    if contents.shown.trials.empty:
+        nothing = (
+            f"no trials in {page.source} yet: python -m sweeps or python -m trainer makes some"
+        )
+        return "\n".join([nothing, *contents.remarks, page.cost, files])
+    shown = printed_gaps(contents.shown.gaps, _terminal_width())
+    claims = _claims_in_words(page.chapters)
+    return "\n".join(filter(None, [shown, *claims, *contents.remarks, page.cost, files, answer]))
 
 
 def _claims_in_words(chapters: Sequence[Chapter]) -> list[str]:
@@ -207,7 +215,7 @@ def _claims_in_words(chapters: Sequence[Chapter]) -> list[str]:
         f"claims of the paper, at {chapter.title}: "
         + ", ".join(f"{count} {outcome}" for outcome, count in chapter.counts)
         for chapter in chapters
-        if chapter.verdicts
+        if chapter.decided
     ]
 
 

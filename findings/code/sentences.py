@@ -18,7 +18,7 @@ from analysis.advice.verdict import GO
 from analysis.claims import CLAIMS, Claim, Outcome, Verdict, audited, judged
 from analysis.claims.claim import ClaimPart
 from analysis.claims.switches import spike, spike_by_decay
-from analysis.report.facts import MICROBATCHES, STAGES
+from analysis.report.answer import MICROBATCHES, STAGES
 from analysis.statistics.intervals import CONFIDENCE
 from analysis.statistics.text import tax_text
 from analysis.table.answers import ACCURACY, BITS, title

@@ -11,8 +11,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from analysis.claims import ALL_PARTS, Outcome, Verdict
 from analysis.claims.audit import MOST_SEEDS
 from analysis.figures import Figure, Plot, panels
+from analysis.figures.curves import FEWEST
 from analysis.figures.fonts import usual_faces
-from analysis.report.facts import MICROBATCHES, STAGES, Overview, Recommendation, TrialNow
+from analysis.report.answer import MICROBATCHES, STAGES, StoreAnswer
+from analysis.report.facts import Overview, TrialNow
 from analysis.report.page.listing import Listing
 from analysis.table.curves import spaced
 from analysis.table.names import prose
@@ -21,8 +23,14 @@ VENDOR_SCRIPTS = ("vendor/dataTables.min.js", "vendor/dataTables.buttons.min.js"
 VENDOR_STYLES = ("vendor/dataTables.dataTables.min.css", "vendor/buttons.dataTables.min.css")
 """DataTables with its extension Buttons, as published on npm; each file names its version."""
 MOST_REMARKS = 30
+MOST_PLAIN = 50
+"""Rows of a table where scripts are off; its CSV has all."""
 MOST_POINTS = 3_000
 """Rows of one data set of a figure on the page; its CSV, SVG and PNG have all."""
+OVER_TRAINING = "tokens"
+"""The column that rows of a curve over training have."""
+
+Row = dict[str, Any]
 
 
 class Drawn(NamedTuple):
@@ -68,10 +76,10 @@ class Page(NamedTuple):
     source: str
     made: str
     summary: str
+    answer: StoreAnswer
     overviews: Sequence[Overview]
     taxes: Sequence[str]
     """The main token taxes of each chapter, in words."""
-    advice: Sequence[Recommendation]
     lead: Drawn | None
     """The figure of the first screen."""
     running: Sequence[TrialNow]
@@ -109,20 +117,36 @@ def drawn(shown: Plot, folder: str) -> Drawn:
 
 
 def thin(specs: list[dict[str, Any]]) -> tuple[int, int]:
-    """Keep at most MOST_POINTS rows in the data sets of a figure's panels together.
+    """Keep about MOST_POINTS rows in the data sets of a figure's panels together.
 
-    The rows that stay are evenly spaced, with the first and the last. Means and intervals are rows
-    of their own, made of all points. Returns how many rows there are now, and how many there were.
+    The rows that stay are evenly spaced, with the first and the last; of a curve these are FEWEST
+    or more. Means and intervals are rows of their own, made of all points. Returns how many rows
+    there are now, and how many there were.
     """
     sizes = {name: len(rows) for spec in specs for name, rows in spec["datasets"].items()}
     before = sum(sizes.values())
     share = min(1.0, MOST_POINTS / max(1, before))
     for spec in specs:
         spec["datasets"] = {
-            name: [*spaced(rows, max(2, int(share * len(rows))))]
+            name: [row for curve in _curves(rows) for row in spaced(curve, _most(curve, share))]
             for name, rows in spec["datasets"].items()
         }
     return sum(len(rows) for spec in specs for rows in spec["datasets"].values()), before
+
+
+def _curves(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return the rows of each curve over training; other rows stay together."""
+    curves: dict[object, list[Row]] = {}
+    for row in rows:
+        curve = (row.get("trial_id"), row.get("series")) if OVER_TRAINING in row else None
+        curves.setdefault(curve, []).append(row)
+    return [*curves.values()]
+
+
+def _most(rows: Sequence[Row], share: float) -> int:
+    """Return how many rows stay of a share."""
+    least = FEWEST if OVER_TRAINING in rows[0] else 2
+    return max(least, int(share * len(rows)))
 
 
 def html(page: Page, *, live: str = "") -> str:
@@ -142,6 +166,7 @@ def html(page: Page, *, live: str = "") -> str:
             all_parts=ALL_PARTS,
             most_seeds=MOST_SEEDS,
             most_remarks=MOST_REMARKS,
+            most_plain=MOST_PLAIN,
             vega=_vega(),
             vendor_style="".join(map(_text, VENDOR_STYLES)),
             vendor_script="".join(map(_text, VENDOR_SCRIPTS)),

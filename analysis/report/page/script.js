@@ -34,6 +34,8 @@ async function draw(panel) {
   });
   panel.style.minHeight = "";
   panel.dataset.drawn = "true";
+  const figure = panel.closest("figure");
+  if (!figure.querySelector(".panel:not([data-drawn])")) figure.dataset.live = "true";
 }
 
 const inView = (node) => {

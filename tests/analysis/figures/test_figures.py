@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 from analysis import gaps, load
-from analysis.figures import BY_NAME, FIGURES
+from analysis.figures import BY_NAME, FIGURES, plot
+from analysis.figures.curves import FEWEST
 from analysis.report.paper_tables import TABLES
 from analysis.report.report import report
 from tests.support.answers import write_answers
@@ -183,3 +184,42 @@ def test_a_panel_per_size_says_how_long_its_trials_are() -> None:
     trials.loc[longer, "num_updates_asked"] = 3200
     data = BY_NAME["final_losses"].data(trials, gaps(trials))
     assert {*data["panel"]} == {"109k parameters", "419k parameters, 400 updates"}
+
+
+@pytest.mark.parametrize(
+    ("gaps_of", "symlog"),
+    [
+        ({"adamw": 0.034, "muon": 0.014, "soap": 0.007}, False),
+        ({"adamw": 0.034, "muon": 0.014, "soap": 0.0001}, False),  # the smallest may be noise
+        ({"adamw": 0.5, "muon": 0.003, "soap": 0.004}, True),
+    ],
+)
+def test_the_axis_of_gaps_is_linear_from_0_within_two_decades(
+    gaps_of: dict[str, float], symlog: bool, tmp_path: Path
+) -> None:
+    for optimizer, gap in gaps_of.items():
+        write_arms(tmp_path, {"sync": [1.0], "delay": [1.0 + gap]}, optimizer=optimizer)
+    [spec, _] = plot(BY_NAME["final_losses"], shown(tmp_path, "final_losses")).specs
+    scales = [layer["encoding"]["x"].get("scale") for layer in spec["layer"]]
+    axis = next(scale for scale in scales if scale)
+    assert (axis.get("type") == "symlog") == symlog
+    low, high = axis["domain"]
+    assert low <= 0 < max(gaps_of.values()) <= high
+
+
+@pytest.mark.parametrize("evaluations", [4, 20])
+def test_curves_have_points_enough_whatever_was_evaluated(evaluations: int, tmp_path: Path) -> None:
+    write_arms(tmp_path, {"sync": [1.0, 1.1], "delay": [1.2, 1.3]})
+    for path in (tmp_path / "trials").glob("*/metrics.jsonl"):
+        rows = [{"update": t, "train_loss": 5.0 - t / 100} for t in range(400)]
+        for row in rows[:: 400 // evaluations]:
+            row["val_loss"] = row["train_loss"]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = shown(tmp_path, "validation_curves")
+    assert (data["trial_id"].value_counts() >= FEWEST).all()
+    [spec, *_] = plot(BY_NAME["validation_curves"], data).specs
+    said = str(spec["layer"][0]["encoding"]["y"]["title"])
+    assert ("mean of a hundredth" in said) == ("train_loss" in data) == (evaluations < FEWEST)
+    if "train_loss" in data:
+        means = data[data["trial_id"] == "0000"].set_index("update")["train_loss"]
+        assert means.loc[3] == pytest.approx(5.0 - 1.5 / 100), "of updates 0 to 3"

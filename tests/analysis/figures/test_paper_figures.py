@@ -48,15 +48,15 @@ def test_rows_of_a_key_and_the_value_none(tmp_path: Path) -> None:
 
 
 def test_a_loss_far_from_the_others_stays_on_the_axis_which_says_what_it_is(tmp_path: Path) -> None:
-    for rate, loss in ((0.001, 2.1), (0.002, 2.1), (0.004, 2.1), (0.008, 2.1), (0.016, 9.5)):
+    for rate, loss in ((0.001, 2.1), (0.002, 2.1), (0.004, 2.1), (0.008, 2.1), (0.016, 12.5)):
         put(tmp_path, "sync", [2.0, 2.02], lr=rate)
         put(tmp_path, "delay", [loss, loss], lr=rate)
     spec = whole(plot(BY_NAME["fig07"], data("fig07", tmp_path)))
     [gap, loss] = [part["layer"][-2]["encoding"]["x"] for part in spec["concat"]]
     assert gap["scale"]["type"] == "symlog"
-    assert gap["scale"]["domain"][1] > 7.5
+    assert gap["scale"]["domain"][1] > 10
     assert (loss["scale"]["type"], loss["title"][1]) == ("log", "logarithmic")
-    assert loss["scale"]["domain"][1] > 9.5
+    assert loss["scale"]["domain"][1] > 12.5
 
 
 def test_a_row_says_how_many_diverged(tmp_path: Path) -> None:
@@ -75,10 +75,10 @@ def test_schedules_are_compared_by_name(tmp_path: Path) -> None:
 
 
 def test_the_gap_over_training_is_that_of_each_pair(tmp_path: Path) -> None:
-    """Figure 3 has it in validation losses, figure 19 in means of training losses."""
+    """These runs have few evaluations, and so figure 3 shows means of training losses."""
     table = of_sweep("fig03", tmp_path)
     ids = table.drop_duplicates("trial_id").set_index("trial_id")
-    losses = table.pivot(index="update", columns="trial_id", values="val_loss")
+    losses = table.pivot(index="update", columns="trial_id", values="train_loss")
     for (panel, series), rows in table.groupby(["panel", "series"]):
         of_panel = ids[ids["panel"] == panel]
         sync = of_panel[of_panel["series"] == "sync"].reset_index().set_index("seed")["trial_id"]

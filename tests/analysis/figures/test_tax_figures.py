@@ -78,10 +78,9 @@ def test_the_report_begins_with_the_tax_of_all_sweeps_of_a_scale(tmp_path: Path)
         record(tmp_path / "store", sweep, "tiny", own, compared=own)
     text = report(tmp_path / "store", tmp_path / "out")
     line = "token tax, tiny: AdamW delay 2.00 [2.00, 2.00] (slope)"
-    assert line in text
+    assert "2.00 [2.00, 2.00] (slope)" in text
     page = (tmp_path / "out" / "index.html").read_text()
-    head = page[page.index("<body>") : page.index("</header>")]
-    assert line in head
+    assert line in page[page.index('id="verdict-list"') : page.index('id="trials"')]
     table = pd.read_csv(tmp_path / "out" / "tiny" / "token_taxes.csv")
     assert {*table["tax_from"].dropna()} == {"lengths", "slope", REPORTED, ESTIMATED}
     assert (tmp_path / "out" / "tiny" / "break_even.svg").exists()
@@ -93,14 +92,15 @@ def test_longer_runs_that_a_sweep_asks_for_tell_its_tax_and_are_not_missing(
     """The main job asks for such runs; the report of its sweep compares the other runs alone."""
     advised_by: list[set[str]] = []
     monkeypatch.setattr(
-        "analysis.report.report.recommendations",
-        lambda trials, _: [*filter(None, [advised_by.append({*trials["trial_id"]})])],
+        "analysis.report.answer.advices",
+        lambda trials, **_: [*filter(None, [advised_by.append({*trials["trial_id"]})])],
     )
     store(tmp_path / "store")
     names = ids(tmp_path / "store")
     record(tmp_path / "store", "main", "tiny", names, compared=names[:6])
     text = report(tmp_path / "store", tmp_path / "out", "main-tiny")
-    assert "token tax, main-tiny: AdamW delay 2.00 [2.00, 2.00] (slope)" in text
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "token tax, main-tiny: AdamW delay 2.00 [2.00, 2.00] (slope)" in page
     assert "Nothing is missing of what was asked for." in text
     assert advised_by == [{*names}], "the advice rests on them too"
     drawn = pd.read_csv(tmp_path / "out" / "token_tax.csv")
@@ -113,5 +113,7 @@ def test_a_store_of_one_length_says_what_it_lacks(tmp_path: Path) -> None:
     put(tmp_path / "store", "sync", [1.0, 1.1])
     put(tmp_path / "store", "delay", [1.2, 1.3])
     text = report(tmp_path / "store", tmp_path / "out")
-    assert "token tax, Trials of no sweep: not enough data: runs of one length only" in text
+    assert text.splitlines()[-1].startswith("nothing is decided yet: python -m sweeps sweep=main")
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "token tax, Trials of no sweep: not enough data: runs of one length only" in page
     assert not (tmp_path / "out" / "token_tax.csv").exists()

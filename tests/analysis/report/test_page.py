@@ -16,22 +16,31 @@ import vl_convert
 
 from analysis import gaps, load
 from analysis.__main__ import main as analysis
-from analysis.advice.advise import advise
+from analysis.advice.rows import verdict_rows
 from analysis.figures import save
+from analysis.figures.curves import FEWEST
 from analysis.report import contents
+from analysis.report.answer import MICROBATCHES, STAGES
 from analysis.report.contents import EXPECTED
-from analysis.report.facts import MICROBATCHES, STAGES
 from analysis.report.page import page as page_module
 from analysis.report.page.listing import listed, write_latex
-from analysis.report.page.page import MOST_POINTS, thin
+from analysis.report.page.page import MOST_POINTS, OVER_TRAINING, thin
 from analysis.report.report import report
 from analysis.statistics.overhead import overhead
 from analysis.table.curves import MOST
 from analysis.table.points import flatten
-from analysis.table.selection import fulfilling
 from sweeps.__main__ import main as sweeps
 from sweeps.request.command_line import parse_request
-from tests.support.synthetic_store import LOSSES, config, ids, record, result, write, write_arms
+from tests.support.synthetic_store import (
+    LOSSES,
+    config,
+    ids,
+    put,
+    record,
+    result,
+    write,
+    write_arms,
+)
 from trainer.base.errors import BadInput
 
 pytestmark = pytest.mark.usefixtures("few_figures")
@@ -176,9 +185,13 @@ def test_the_papers_numbers_are_beside_ours_at_its_own_scale_alone(recorded: Mad
     assert "the scale does not match" in recorded.text
 
 
-def test_verdicts_come_first_and_follow_the_records(recorded: Made) -> None:
+def test_the_answer_comes_first_then_verdicts_which_follow_the_records(recorded: Made) -> None:
     _, out, text = recorded
-    places = ['id="facts"', "<figure", 'id="verdicts"', 'id="missing"', 'id="trials"']
+    places = [
+        *('id="answer"', "<figure", 'id="facts"', 'id="verdicts"', 'id="chapter-1"'),
+        *('id="figure-tiny/validation_curves', 'id="table-tiny/', 'id="trials"', 'id="missing"'),
+        'id="provenance"',
+    ]
     assert sorted(places, key=text.index) == places
     claims = pd.read_csv(out / "claims.csv")
     says = dict(zip(claims["claim"], claims["verdict"], strict=True))
@@ -298,10 +311,10 @@ def test_nothing_of_a_store_is_markup(tmp_path: Path) -> None:
 def test_the_page_needs_nothing_from_anywhere(recorded: Made) -> None:
     _, out, text = recorded
     elsewhere = r"(?<!schema\":\")https?://(?!www.w3.org/2000/svg)"
-    assert not re.search(rf"<(script|img|iframe)[^>]*\ssrc=|{elsewhere}", own(text))
+    assert not re.search(rf"<(script|iframe)[^>]*\ssrc=|{elsewhere}", own(text))
     links = re.findall(r"<link[^>]*>", text)
     assert links == ['<link rel="icon" href="data:,">']
-    files = re.findall(r'href="([^"]+\.(?:svg|png|csv|tex))"', text)
+    files = re.findall(r'(?:href|src)="([^"]+\.(?:svg|png|csv|tex))"', text)
     assert {Path(file).suffix for file in files} == {".svg", ".png", ".csv", ".tex"}
     for file in files:
         assert (out / file).exists(), file
@@ -348,26 +361,74 @@ def test_many_points_are_thinned_evenly_and_counted() -> None:
     assert thin(few) == (10, 10)
 
 
+def test_a_thinned_curve_has_its_ends_and_points_enough() -> None:
+    curves = [{"trial_id": i, OVER_TRAINING: t} for i in range(1000) for t in range(100)]
+    specs = [{"datasets": {"seeds": curves}}]
+    assert thin(specs) == (1000 * FEWEST, 100_000)
+    for trial in (0, 999):
+        kept = [r[OVER_TRAINING] for r in specs[0]["datasets"]["seeds"] if r["trial_id"] == trial]
+        assert (kept[0], kept[-1], len(kept)) == (0, 99, FEWEST)
+
+
 def test_gaps_of_a_table_are_those_of_the_library(recorded: Made) -> None:
     written = pd.read_csv(recorded.out / "gaps.csv")
     pd.testing.assert_series_equal(written["gap"], gaps(load(recorded.store))["gap"])
 
 
-def test_the_first_screen_says_what_was_trained_and_asks_for_advice(unfinished: Made) -> None:
-    store, _, text = unfinished
-    facts = dict(re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)</dd>", text.split('id="verdicts"')[0]))
-    assert facts["parameters"] == "450,000"
-    assert facts["optimizers"] == "AdamW, Muon"
-    assert facts["learning rates"] == "0.004"
-    assert (facts["updates"], facts["seeds"]) == ("400", "0, 1, 2")
-    assert facts["trials"] == "12 completed, 1 diverged"
-    found = advise(
-        fulfilling(load(store), {"optimizer": "adamw"}),
-        optimizer="adamw",
-        stages=STAGES,
-        microbatches=MICROBATCHES,
-    )
-    assert f"<b>AdamW</b>: <strong>{found.verdict.word}</strong>" in text
+ANSWER = re.compile(
+    r'<td data-rival="([^"]*)"[^>]*><span class="badge [^"]*">([^<]*)</span>'
+    r"(?:<small>(\S+) <span>([^<]*)</span></small>)?</td>"
+)
+
+
+def words_of(printed: str) -> list[str]:
+    """The words of a command of the page."""
+    _, _, _, *words = shlex.split(html.unescape(printed))
+    return words
+
+
+def test_the_first_screen_is_the_answer_the_picture_and_what_was_trained(tmp_path: Path) -> None:
+    """Longer delayed runs decide for Muon; nothing decides for AdamW."""
+    store = tmp_path / "results"
+    for arm, loss in (("sync", 1.0), ("delay", 1.01)):
+        write_arms(store, {arm: [loss, loss + 0.1, loss + 0.2]})
+        put(store, arm, [loss, loss + 0.1, loss + 0.21], optimizer="muon")
+    put(store, "delay", [0.9, 1.0, 1.09], optimizer="muon", num_updates=550)
+    record(store, "main", "tiny", ids(store))
+    text = page(store, tmp_path / "out").split("<header id=")[1].split("</header>")[0]
+    places = ["<table", "<li>", "<figure", "<dl>"]
+    assert sorted(places, key=text.index) == places
+    shown = [row.split("</tr>")[0] for row in text.split("<tr><th>")[2:]]
+    assert [row.partition("<")[0] for row in shown] == ["Muon", "AdamW"], "what is decided is first"
+    expected = verdict_rows(load(store), stages=STAGES, microbatches=MICROBATCHES)
+    for row, optimizer in zip(shown, ("muon", "adamw"), strict=True):
+        of_optimizer = expected[expected["optimizer"] == optimizer].to_dict("records")
+        for cell, told in zip(ANSWER.findall(row), of_optimizer, strict=True):
+            assert cell[:2] == (told["rival"], told["verdict"])
+            numbers = re.findall(r"[+-][\d.]+", "".join(cell[2:]).replace("−", "-"))
+            known = [told[name] for name in ("difference", "low", "high")] if told["n"] else []
+            assert [float(number) for number in numbers] == pytest.approx(known, abs=5e-5)
+    assert {*expected["verdict"]} == {"go", "not enough data"}
+    settles, asks = re.findall(r"<code>(python -m .+?)</code>", text)
+    assert parse_request(words_of(settles)).where == str(store)
+    assert analysis(words_of(asks)) == 0
+    facts = dict(re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)</dd>", text))
+    assert facts["model"].endswith("450,000 parameters")
+    assert facts["training"] == "400, 550 updates, seeds 0, 1, 2, 15 completed"
+
+
+def test_a_store_that_decides_nothing_says_what_to_run(unfinished: Made, tmp_path: Path) -> None:
+    """The sweep that is begun, or else the main sweep."""
+    write_arms(tmp_path / "results", {"sync": [1.0]})
+    store, _, begun = unfinished
+    without = page(tmp_path / "results", tmp_path / "out")
+    for text, command in (
+        (begun, f"sweep=main results={store}"),
+        (without, f"sweep=main results={tmp_path / 'results'}"),
+    ):
+        first = text.split('id="answer"')[1].split("</section>")[0]
+        assert f"<code>python -m sweeps {command}</code>" in first
+        assert "not enough data" not in first
 
 
 def test_undecided_claims_are_folded_and_the_others_are_not(recorded: Made) -> None:
@@ -384,14 +445,10 @@ def test_each_command_of_the_page_runs_as_it_is_printed(
     store, out, whole = unfinished
     text = own(whole)
     printed = {html.unescape(line) for line in re.findall(r"python -m [^<\"]+", text)}
-    assert len(printed) > len(EXPECTED)
+    assert len(printed) >= len(EXPECTED)
     for line in printed:
-        _, _, module, *words = shlex.split(line)
-        assert f"results={store}" in words, line
-        if module == "analysis":
-            assert analysis(words) == 0
-        else:
-            parse_request(words)
+        assert f"results={store}" in words_of(line), line
+        parse_request(words_of(line))
     [name] = (out / "trials").iterdir()
     [_, trials] = json.loads(f"[{name.read_text().partition('(')[2].rpartition(')')[0]}]")
     for trial_id, trial in [*trials.items()][:1]:

@@ -1,0 +1,128 @@
+"""The answer that a report begins with: may each optimizer be trained with a delay?"""
+
+import shlex
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import pandas as pd
+
+from analysis.advice.advice import Advice, sentence
+from analysis.advice.rows import advices, matrix
+from analysis.advice.verdict import UNDECIDED
+from analysis.report.missing import command
+from analysis.statistics.intervals import ends_text
+from analysis.table import names
+from analysis.table.records import Record
+from trainer.base.errors import BadInput
+
+STAGES, MICROBATCHES = 4, 8
+"""The pipeline that the answer is for; a command beside it asks about another one."""
+
+
+class AnswerCell(NamedTuple):
+    """The verdict on one optimizer against one synchronous pipeline.
+
+    `difference` of the final losses in the same time, its `interval`, and the `runs` that it
+    compares are empty without such runs.
+    """
+
+    verdict: str
+    difference: str
+    interval: str
+    runs: str
+
+
+class AnswerRow(NamedTuple):
+    """One optimizer: a cell per synchronous pipeline, the whole in a sentence, and what settles it.
+
+    `command` runs the trials that would decide; it is empty if all is decided, or not known.
+    """
+
+    optimizer: str
+    cells: Sequence[AnswerCell]
+    sentence: str
+    command: str
+
+
+class StoreAnswer(NamedTuple):
+    """One row per optimizer that was trained with a delay.
+
+    `place` is the part of the report that it is for. `next_step` says what to run first; it is
+    empty if something is decided.
+    """
+
+    place: str
+    rivals: Sequence[str]
+    rows: Sequence[AnswerRow]
+    text: str
+    """The table of the verdicts and the sentences, to be printed."""
+    question: str
+    """The command that asks about another pipeline."""
+    next_step: str
+
+    @property
+    def printed(self) -> str:
+        """The text, or what to run where nothing is decided."""
+        return f"nothing is decided yet: {self.next_step}" if self.next_step else self.text
+
+
+def answer(
+    place: str,
+    trials: pd.DataFrame,
+    records: Sequence[Record],
+    left: pd.DataFrame,
+    store: str,
+) -> StoreAnswer:
+    """Return the answer of these trials.
+
+    `left` is the table of `missing`. `store` is the word of a command that names their store.
+    """
+    said = _advices(trials, records)
+    rivals = [rival.label for rival in said[0].rivals.values()] if said else []
+    rows = [_row(advice, store) for advice in said]
+    words = [f"stages={STAGES}", f"microbatches={MICROBATCHES}"]
+    return StoreAnswer(
+        place,
+        rivals,
+        rows,
+        "\n".join([matrix(said), *(row.sentence for row in rows)]) if said else "",
+        shlex.join(["python", "-m", "analysis", "advise", *words, store]),
+        "" if any(map(_is_decided, said)) else _next_step(rows, left, store),
+    )
+
+
+def _advices(trials: pd.DataFrame, records: Sequence[Record]) -> list[Advice]:
+    """Return the advice for each optimizer of which there can be any, first what is decided."""
+    said: list[Advice] = []
+    for _, of_optimizer in trials.groupby("optimizer"):
+        # A remark of the report says each warning, and why trials cannot be compared.
+        with warnings.catch_warnings(action="ignore", category=UserWarning), suppress(BadInput):
+            shape = {"stages": STAGES, "microbatches": MICROBATCHES}
+            said += advices(of_optimizer, **shape, records=records)
+    return sorted(said, key=lambda advice: not _is_decided(advice))
+
+
+def _row(advice: Advice, store: str) -> AnswerRow:
+    cells = []
+    for row in (rival.row for rival in advice.rivals.values()):
+        difference = names.minus(f"{row['difference']:+.4f}") if row["n"] else ""
+        interval = names.minus(ends_text(row["low"], row["high"], "+.4f").strip())
+        cells.append(AnswerCell(row["verdict"], difference, interval, row["evidence"]))
+    words = shlex.split(advice.command)[3:]
+    settle = command(words, store) if words else ""
+    name = names.optimizer(advice.optimizer)
+    return AnswerRow(name, cells, names.minus(sentence(advice)), settle)
+
+
+def _is_decided(advice: Advice) -> bool:
+    return any(rival.decision.word != UNDECIDED for rival in advice.rivals.values())
+
+
+def _next_step(rows: Sequence[AnswerRow], left: pd.DataFrame, store: str) -> str:
+    """Return the command of the first sweep that is begun and not done, else of the first advice,
+    else of the sweep `main`."""
+    begun = left.loc[left["missing"].fillna(0) > 0, "command"]
+    known = [*begun, *(row.command for row in rows if row.command)]
+    return known[0] if known else command(["sweep=main"], store)
