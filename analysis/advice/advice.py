@@ -7,7 +7,7 @@ from math import isnan
 from analysis.advice.evidence import Evidence, Gap
 from analysis.advice.rivals import Rival, against, listed
 from analysis.advice.speed import Costs, equal_stages
-from analysis.advice.verdict import BY_UPDATES, Decision, loss_text
+from analysis.advice.verdict import BY_UPDATES, UNDECIDED, Decision, loss_text
 from analysis.statistics.intervals import ends_text
 from analysis.statistics.tax import Tax
 from analysis.statistics.text import tax_text
@@ -43,6 +43,11 @@ class Advice:
     command: str
     """The command of the trials that would decide; empty if the verdict is decided, or if no sweep
     of the store ran such trials."""
+
+    @property
+    def num_decided(self) -> int:
+        """The number of rivals against which the verdict is go or stay."""
+        return sum(rival.decision.word != UNDECIDED for rival in self.rivals.values())
 
     def __str__(self) -> str:
         evidence = self.evidence

@@ -1,6 +1,6 @@
 """The advice for all optimizers of a store, one row per optimizer and synchronous pipeline."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -27,15 +27,20 @@ run minus sync's in the same time, in nats per token, with its 95 % interval fro
 over `n` seeds; `evidence`: the runs that are compared."""
 
 
-def advices(trials: pd.DataFrame, **question: Any) -> Iterator[Advice]:
-    """Yield the advice for each optimizer that was trained with a delay, by name.
+def advices(trials: pd.DataFrame, **question: Any) -> list[Advice]:
+    """Return the advice for each optimizer that was trained with a delay, `most_decided` first.
 
     `trials`: `load`'s table; `question`: the other arguments of `advise`, which says what is
     raised.
     """
     delayed = trials.loc[trials["family"].isin([PLAIN, FEEDBACK]), "optimizer"]
-    for optimizer in sorted({*delayed.dropna()}):
-        yield advise(trials, optimizer=optimizer, **question)
+    optimizers = sorted({*delayed.dropna()})
+    return most_decided(advise(trials, optimizer=name, **question) for name in optimizers)
+
+
+def most_decided(answers: Iterable[Advice]) -> list[Advice]:
+    """Sort by the number of rivals that a verdict is known against, most first, else as given."""
+    return sorted(answers, key=lambda advice: -advice.num_decided)
 
 
 def rows(answers: Iterable[Advice]) -> pd.DataFrame:

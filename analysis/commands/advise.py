@@ -88,7 +88,7 @@ def _answers(trials: "pd.DataFrame", optimizer: str | None, **question: Any) -> 
 
     if optimizer is not None:
         return [advise(trials, optimizer=optimizer, **question)]
-    answers = [*advices(trials, **question)]
+    answers = advices(trials, **question)
     if not answers:
         raise BadInput("optimizer", "", "is missing: no trials with a delay say which there are")
     return answers

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis.advice.advice import Advice, sentence
-from analysis.advice.rows import advices, matrix
-from analysis.advice.verdict import UNDECIDED
+from analysis.advice.rows import advices, matrix, most_decided
 from analysis.report.missing import command
 from analysis.statistics.intervals import ends_text
 from analysis.table import names
@@ -89,19 +88,19 @@ def answer(
         rows,
         "\n".join([matrix(said), *(row.sentence for row in rows)]) if said else "",
         shlex.join(["python", "-m", "analysis", "advise", *words, store]),
-        "" if any(map(_is_decided, said)) else _next_step(rows, left, store),
+        "" if any(advice.num_decided for advice in said) else _next_step(rows, left, store),
     )
 
 
 def _advices(trials: pd.DataFrame, records: Sequence[Record]) -> list[Advice]:
-    """Return the advice for each optimizer of which there can be any, first what is decided."""
+    """Return the advice for each optimizer of which there can be any, `most_decided` first."""
     said: list[Advice] = []
     for _, of_optimizer in trials.groupby("optimizer"):
         # A remark of the report says each warning, and why trials cannot be compared.
         with warnings.catch_warnings(action="ignore", category=UserWarning), suppress(BadInput):
             shape = {"stages": STAGES, "microbatches": MICROBATCHES}
             said += advices(of_optimizer, **shape, records=records)
-    return sorted(said, key=lambda advice: not _is_decided(advice))
+    return most_decided(said)
 
 
 def _row(advice: Advice, store: str) -> AnswerRow:
@@ -114,10 +113,6 @@ def _row(advice: Advice, store: str) -> AnswerRow:
     settle = command(words, store) if words else ""
     name = names.optimizer(advice.optimizer)
     return AnswerRow(name, cells, names.minus(sentence(advice)), settle)
-
-
-def _is_decided(advice: Advice) -> bool:
-    return any(rival.decision.word != UNDECIDED for rival in advice.rivals.values())
 
 
 def _next_step(rows: Sequence[AnswerRow], left: pd.DataFrame, store: str) -> str:

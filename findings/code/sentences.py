@@ -171,7 +171,7 @@ def made_twice(table: str, other: str) -> str:
 def _advices() -> list[Advice]:
     """What the README's job advises each optimizer."""
     trials = view("front").trials
-    return [*advices(trials, stages=STAGES, microbatches=MICROBATCHES)]
+    return advices(trials, stages=STAGES, microbatches=MICROBATCHES)
 
 
 def answer() -> str:

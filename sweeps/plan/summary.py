@@ -74,7 +74,7 @@ def advice(results: Path, plan: SweepPlan, store: str) -> Iterator[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the report has said the same
         trials = load(results, [trial.plan.trial_id for trial in plan.planned])
-        answers = [*advices(trials, **shape, records=records(results))]
+        answers = advices(trials, **shape, records=records(results))
     if answers:
         words = [*(f"{key}={value}" for key, value in shape.items()), f"results={store}"]
         yield matrix(answers)
