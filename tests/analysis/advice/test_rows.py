@@ -27,9 +27,9 @@ def test_one_row_per_optimizer_and_rival(tmp_path: Path) -> None:
     write_arms(tmp_path, {"sync": [1.0, 1.1], "delay": [1.2, None]}, optimizer="muon")
     table = verdict_rows(load(tmp_path), stages=4, microbatches=8)
     assert {name: str(dtype) for name, dtype in table.dtypes.items()} == ROW
-    assert table["optimizer"].tolist() == ["adamw"] * 5 + ["muon"] * 5
+    assert table["optimizer"].tolist() == ["muon"] * 5 + ["adamw"] * 5, "most decided first"
     assert table["rival"].tolist() == RIVALS * 2
-    adamw = table.head(5).set_index("rival")
+    adamw = table.tail(5).set_index("rival")
     assert adamw["verdict"].tolist() == ["go", "not enough data", "go", *["not enough data"] * 2]
     assert adamw["speedup"].tolist() == pytest.approx([11 / 8, 35 / 32, 9 / 8, 17 / 16, 17 / 16])
     for rival, share in (("1F1B", 1), ("ZB-H1", 1 / 3), ("ZB-V", 1 / 6)):
@@ -37,7 +37,7 @@ def test_one_row_per_optimizer_and_rival(tmp_path: Path) -> None:
     assert adamw["n"].tolist() == [3] * 5
     between = "between 400 and 550 updates to sync's 400"
     assert adamw["evidence"].tolist() == ["550 updates to sync's 400", *[between] * 4]
-    muon = table.tail(5)
+    muon = table.head(5)
     assert muon["verdict"].tolist() == ["stay"] * 5  # it diverged
     assert muon["n"].tolist() == [0] * 5
 
