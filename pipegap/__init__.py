@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from analysis import advise, gaps, load
-    from trainer import DelayedOptimizer, record, run_trial
+    from trainer import DelayedOptimizer, Schedule2BW, record, run_trial
 
-__all__ = ["DelayedOptimizer", "advise", "gaps", "load", "record", "run_trial"]
+__all__ = ["DelayedOptimizer", "Schedule2BW", "advise", "gaps", "load", "record", "run_trial"]
 
 _HOMES = {
     "DelayedOptimizer": "trainer",
+    "Schedule2BW": "trainer",
     "advise": "analysis",
     "gaps": "analysis",
     "load": "analysis",

@@ -58,8 +58,9 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             *("base", "config", "corrections", "executors", "folder", "optimizers", "schedules"),
             "stages",
         },
+        "torch_pipelining": {"base", "corrections", "delayed", "executors", "stages"},
         "evaluation": {"base", "config", "data", "folder", "models"},
-        "__init__": {"base", "config", "delayed", "trial"},
+        "__init__": {"base", "config", "delayed", "torch_pipelining", "trial"},
         "__main__": {"base", "config", "folder", "trial"},
     },
     "sweeps": {

@@ -8,14 +8,16 @@ if TYPE_CHECKING:
     from trainer.config.compose import compose
     from trainer.config.plan import plan_trial
     from trainer.delayed import DelayedOptimizer, record
+    from trainer.torch_pipelining import Schedule2BW
     from trainer.trial import run_trial
 
-__all__ = ["BadInput", "DelayedOptimizer", "Stopped"]
+__all__ = ["BadInput", "DelayedOptimizer", "Schedule2BW", "Stopped"]
 __all__ += ["compose", "plan_trial", "record", "run_trial"]
 
 _HOMES = {
     "BadInput": "trainer.base.errors",
     "DelayedOptimizer": "trainer.delayed",
+    "Schedule2BW": "trainer.torch_pipelining",
     "Stopped": "trainer.base.errors",
     "compose": "trainer.config.compose",
     "plan_trial": "trainer.config.plan",

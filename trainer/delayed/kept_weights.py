@@ -48,15 +48,15 @@ class KeptWeights(Keeper):
         following = max(self._version(batch + 1), self._read)  # after a drain it is newer
         delay = batch - self._read
         if following == batch:
-            _copy(self.weights, self._late)
+            copy_into(self.weights, self._late)
         elif following < batch:
             self._keep(batch)
         if self._read < following < batch:
-            _copy(self.weights, self._kept[following])
+            copy_into(self.weights, self._kept[following])
         ahead = update(Gradient(batch, gradient, options, delay))
         self._late = ahead if self._reads_ahead else self.newest
         if following > batch:
-            _copy(self.weights, self.newest)
+            copy_into(self.weights, self.newest)
         self._read, self._num_taken = following, batch + 1
         self._kept = {v: tensors for v, tensors in self._kept.items() if v > following}
         self._loaded = []
@@ -88,19 +88,19 @@ class KeptWeights(Keeper):
     def show(self, weights: Sequence[Tensor]) -> None:
         self._refuse_writes_of_others()
         self._hidden = [weight.detach().clone() for weight in self.weights]
-        _copy(self.weights, weights)
+        copy_into(self.weights, weights)
         self._note_writes()
 
     @override
     def hide(self) -> None:
         self._refuse_writes_of_others()
-        _copy(self.weights, self._hidden)
+        copy_into(self.weights, self._hidden)
         self._hidden = []
         self._note_writes()
 
     @override
     def finish(self, update: Update) -> None:
-        _copy(self.weights, self.newest)
+        copy_into(self.weights, self.newest)
         self._read, self._kept = self._num_taken, {}
         self._note_writes()
 
@@ -131,9 +131,9 @@ class KeptWeights(Keeper):
         self, num_taken: int, state: Sequence[Mapping[str, Tensor]], waiting: Waiting
     ) -> None:
         self._num_taken, self._read = num_taken, num_taken - waiting.delays[0]
-        _copy(self.newest, [saved["newest"] for saved in state])
+        copy_into(self.newest, [saved["newest"] for saved in state])
         self._loaded = [saved["read"] for saved in state]
-        _copy(self.weights, self._loaded)
+        copy_into(self.weights, self._loaded)
         if "late" in state[0]:
             self._late = [saved["late"].clone() for saved in state]
         ages = range(1, min(self._lag, waiting.delays[0]))
@@ -153,20 +153,20 @@ def alike(tensors: Sequence[Tensor]) -> list[list[int]]:
 
 
 @torch.no_grad()
-def _copy(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Copies the content of each tensor into its counterpart, which is sharded alike."""
+def copy_into(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Copy the content of each tensor into its counterpart, which is sharded alike."""
     for numbers in alike(into):
         torch._foreach_copy_(
-            [_local(into[i]) for i in numbers], [_local(tensors[i]) for i in numbers]
+            [local(into[i]) for i in numbers], [local(tensors[i]) for i in numbers]
         )
 
 
-def _local(tensor: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor (DTensor), in the same memory; any other as it is."""
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a sharded tensor (DTensor), in its memory; any other as it is."""
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
 
 
 def _are_equal(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     pairs = zip(tensors, others, strict=True)
-    return all(torch.equal(_local(a), _local(b)) for a, b in pairs)
+    return all(torch.equal(local(a), local(b)) for a, b in pairs)

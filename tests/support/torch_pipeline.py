@@ -1,0 +1,232 @@
+"""The toy model on torch.distributed.pipelining: ranks that train cases by `Schedule2BW`, and what
+one process makes of the same cases by the naive equations."""
+
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from tests.oracles import corrections, semantics
+from tests.support import every_correction, every_optimizer, toy
+from trainer.optimizers.routing import kinds
+from trainer.optimizers.together import Together
+from trainer.ranks.groups import Heartbeat, joined
+from trainer.ranks.spawn import run_gang
+from trainer.ranks.supervisor import Parent
+from trainer.torch_pipelining import Schedule2BW
+
+CPU = torch.device("cpu")
+T = 8
+LOOSE, TIGHT = 1e9, 0.5
+"""A clip that never acts, and one that always does."""
+Trained = tuple[dict[str, Tensor], list[float]]
+"""Weights of the model in the end; the mean loss of each batch."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained: `drains` names what is done before a batch, by its number."""
+
+    microbatches: int
+    optimizer: str = "adamw"
+    error_feedback: float = 0.0
+    clip_norm: float = TIGHT
+    drains: Mapping[int, str] = field(default_factory=dict)
+    correction: str | None = None
+    synchronous_start: int = 0
+    slack: bool = False
+
+
+def modules(num_stages: int, dtype: torch.dtype = torch.float32) -> list[nn.Module]:
+    """The toy's six parts, by the same names for any number of stages up to six."""
+    [whole] = toy.modules(1, dtype)
+    parts = list(whole.named_children())
+    cuts = [6 * i // num_stages for i in range(num_stages + 1)]
+    return [nn.Sequential(OrderedDict(parts[a:b])) for a, b in pairwise(cuts)]
+
+
+def batch(t: int) -> tuple[Tensor, Tensor]:
+    """24 rows: they make 2, 3, 4, 6 or 8 microbatches."""
+    rows = torch.cat([toy.batch(2 * t), toy.batch(2 * t + 1)])
+    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+
+def sgd(stage: nn.Module) -> Optimizer:
+    return torch.optim.SGD(stage.parameters(), lr=0.3, momentum=0.9)
+
+
+def adamw(stage: nn.Module) -> Optimizer:
+    return torch.optim.AdamW(stage.parameters(), lr=0.02)
+
+
+def torch_muon(stage: nn.Module) -> Optimizer:
+    matrices = [w for w in stage.parameters() if w.ndim == 2]
+    rest = [w for w in stage.parameters() if w.ndim != 2]
+    parts: list[Optimizer] = [torch.optim.Muon(matrices, lr=0.02)]
+    return Together([*parts, torch.optim.AdamW(rest, lr=0.02)] if rest else parts)
+
+
+def ours(name: str, stage: nn.Module) -> Optimizer:
+    kind = kinds(stage)
+    weights = [(kind[n], w) for n, w in stage.named_parameters()]
+    optimizer: Optimizer = every_optimizer.maker(name, lr=0.02)(weights)
+    return optimizer
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
+    "sgd": sgd,
+    "adamw": adamw,
+    "torch_muon": torch_muon,
+    **{f"our_{name}": partial(ours, name) for name in every_optimizer.NAMES},
+}
+
+
+class Training:
+    """The loop of a user: one stage of the case on this rank."""
+
+    def __init__(self, case: Case, rank: int, num_stages: int) -> None:
+        self.case, self.rank, self.num_stages = case, rank, num_stages
+        self.module = modules(num_stages)[rank]
+        self.optimizer = OPTIMIZERS[case.optimizer](self.module)
+        self.scheduler = LambdaLR(self.optimizer, toy.lr_factor)
+        self.schedule = self.new_schedule()
+
+    def new_schedule(self) -> Schedule2BW:
+        case = self.case
+        correction: dict[str, Any] = {"error_feedback": case.error_feedback}
+        if case.correction:
+            node = every_correction.settings(case.correction)
+            correction = {"correction": every_correction.located(node), "num_updates": T}
+        return Schedule2BW(
+            PipelineStage(self.module, self.rank, self.num_stages, CPU),
+            case.microbatches,
+            toy.loss,
+            update=self.update,
+            synchronous_start=case.synchronous_start,
+            slack=case.slack,
+            **correction,
+        )
+
+    def update(self) -> None:
+        self.schedule.clip_grad_norm_(self.case.clip_norm)
+        self.optimizer.step()
+        self.scheduler.step()
+        self.optimizer.zero_grad()
+
+    def step(self, t: int, call: str = "step") -> float:
+        """The mean loss of the batch, on the last rank."""
+        x, y = batch(t)
+        losses: list[Tensor] = []
+        inputs = (x,) if self.rank == 0 else ()
+        last = {"target": y, "losses": losses} if self.rank == self.num_stages - 1 else {}
+        getattr(self.schedule, call)(*inputs, **last)
+        return float(sum(loss.detach() for loss in losses)) / self.case.microbatches
+
+    def save_and_load(self) -> None:
+        """Into a new schedule, over a module and an optimizer that forgot everything."""
+        parts = (self.module, self.optimizer, self.scheduler, self.schedule)
+        saved = pickle.dumps([part.state_dict() for part in parts])
+        fresh = Training(self.case, self.rank, self.num_stages)
+        with torch.no_grad():
+            for weight in fresh.module.parameters():
+                weight.zero_()
+        self.module, self.optimizer = fresh.module, fresh.optimizer
+        self.scheduler, self.schedule = fresh.scheduler, fresh.schedule
+        self.schedule.update = self.update
+        parts = (self.module, self.optimizer, self.scheduler, self.schedule)
+        for part, state in zip(parts, pickle.loads(saved), strict=True):
+            part.load_state_dict(state)
+
+    def run(self) -> Trained:
+        means = []
+        for t in range(T):
+            match self.case.drains.get(t):
+                case "drain":
+                    with self.schedule.drained():
+                        pass
+                case "evaluate":
+                    with self.schedule.drained(), torch.no_grad():
+                        self.step(0, "eval")
+                case "save":
+                    with self.schedule.drained():
+                        self.save_and_load()
+            means.append(self.step(t))
+        with self.schedule.drained() as newest:
+            return {n: w.detach().clone() for n, w in newest.named_parameters()}, means
+
+
+def as_rank(
+    store: dist.Store,
+    heartbeat: Heartbeat,
+    send: Callable[[object], None],
+    num_stages: int,
+    cases: Sequence[Case],
+) -> None:
+    torch.set_num_threads(1)
+    with joined(store, heartbeat.rank, num_stages, 1, CPU, heartbeat, 60):
+        for i, case in enumerate(cases):
+            trained = Training(case, heartbeat.rank, num_stages).run()
+            send((i, heartbeat.rank, pickle.dumps(trained)))
+
+
+def on_ranks(num_stages: int, cases: Sequence[Case]) -> list[Trained]:
+    """What the ranks of one gang make of each case, one after the other."""
+    messages: dict[tuple[int, int], Trained] = {}
+
+    def on_message(message: tuple[int, int, bytes]) -> None:
+        messages[message[0], message[1]] = pickle.loads(message[2])
+
+    run_gang(as_rank, (num_stages, cases), num_stages, Parent(on_message, timeout=20))
+    every = [[messages[i, rank] for rank in range(num_stages)] for i in range(len(cases))]
+    return [
+        ({name: w for weights, _ in ranks for name, w in weights.items()}, ranks[-1][1])
+        for ranks in every
+    ]
+
+
+def expected(case: Case, num_stages: int) -> Trained:
+    """The same by the naive equations, in one process."""
+    torch.set_num_threads(1)
+    stages = modules(num_stages)
+    start = case.synchronous_start
+    if case.correction:
+        node = every_correction.settings(case.correction)
+        correction = every_correction.reference(case.correction, node)
+    else:
+        feedback = corrections.Settings(coefficient=case.error_feedback, lag=1)
+        correction = corrections.ErrorFeedback(feedback, T)
+    peak = OPTIMIZERS[case.optimizer](modules(num_stages)[0]).param_groups[0]["lr"]
+    versions, losses = semantics.train(
+        stages,
+        [1] * num_stages,
+        OPTIMIZERS[case.optimizer],
+        lambda t: peak * toy.lr_factor(t),
+        [batch(t) for t in range(T)],
+        toy.loss,
+        lambda t, _: t if t < start else max(start, t - 1),
+        correction,
+        clip_norm=case.clip_norm,
+        microbatches=case.microbatches,
+    )
+    names = [name for stage in stages for name, _ in stage.named_parameters()]
+    return dict(zip(names, versions[-1], strict=True)), losses
+
+
+def differences(trained: Trained, reference: Trained) -> list[str]:
+    """Names of weights, and numbers of losses, that are not equal to the last bit."""
+    (weights, losses), (right, right_losses) = trained, reference
+    assert weights.keys() == right.keys()
+    assert len(losses) == len(right_losses)
+    unequal = [name for name in right if not torch.equal(weights[name], right[name])]
+    pairs = enumerate(zip(losses, right_losses, strict=True))
+    return unequal + [f"loss {t}" for t, (ours, theirs) in pairs if ours != theirs]

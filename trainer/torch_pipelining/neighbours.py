@@ -1,0 +1,95 @@
+"""Messages with the stages before and after, by a communicator for each direction of each pair."""
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise, product
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage
+
+FORWARD, BACKWARD = "F", "B"
+
+
+def ranks_of(stage: PipelineStage) -> list[int]:
+    """Return the ranks of the stage's pipeline, in the order of its stages."""
+    return dist.get_process_group_ranks(stage.group or dist.group.WORLD)
+
+
+def new_groups(ranks: Sequence[int], count: int) -> list[Any]:
+    """Return `count` new groups of these ranks. All ranks of all pipelines must make this call.
+
+    Without that (`use_local_synchronization`) torch names a group by how many groups a rank has
+    seen, which may differ within a pipeline: then its ranks wait for each other for ever.
+    """
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, tuple(ranks))
+    made = {
+        pipeline: [dist.new_group(list(pipeline)) for _ in range(count)]
+        for pipeline in dict.fromkeys(every)
+    }
+    return made[tuple(ranks)]
+
+
+class Neighbours:
+    """Sends and receives what a stage's operations of torch name, without waiting for sends.
+
+    Under NCCL the messages of one communicator wait for each other, whatever their direction. So
+    there are four groups of all stages, for forwards and backwards between an even stage and the
+    next, and between an odd one and the next: a rank uses each for one edge in one direction. Each
+    edge is used once when it is made, since NCCL builds a communicator at its first use, by a call
+    that waits for both ranks.
+    """
+
+    def __init__(self, stage: PipelineStage) -> None:
+        self._capacity = 4 * stage.num_stages
+        self._leaving: deque[tuple[Tensor, dist.Work]] = deque()
+        self._groups: dict[tuple[str, int], Any] = {}
+        mine, ranks = dist.get_rank(), ranks_of(stage)
+        ways = product((0, 1), (FORWARD, BACKWARD))
+        for (first, kind), group in zip(ways, new_groups(ranks, 4), strict=True):
+            for before, after in list(pairwise(ranks))[first::2]:
+                source, target = (before, after) if kind == FORWARD else (after, before)
+                if mine in (source, target):
+                    self._groups[kind, source + target - mine] = group
+                    _use_once(group, source, target, stage.device)
+
+    def receive(self, kind: str, operations: Sequence[dist.P2POp]) -> list[dist.Work]:
+        """Posts the receives of one forward or backward."""
+        return [_there(dist.irecv(op.tensor, op.peer, self._group(kind, op))) for op in operations]
+
+    def send(self, kind: str, operations: Sequence[dist.P2POp]) -> None:
+        """Starts the sends of one forward or backward; their tensors must not change any more."""
+        for op in operations:
+            message = op.tensor.detach()  # kept until it has left, which its graph need not be
+            work = _there(dist.isend(message, op.peer, self._group(kind, op)))
+            self._leaving.append((message, work))
+        while self._leaving and (
+            len(self._leaving) > self._capacity or self._leaving[0][1].is_completed()
+        ):
+            self._leaving.popleft()[1].wait()
+
+    def flush(self) -> None:
+        """Waits until every message has left."""
+        while self._leaving:
+            self._leaving.popleft()[1].wait()
+
+    def _group(self, kind: str, op: dist.P2POp) -> Any:
+        if (kind, op.peer) not in self._groups:
+            raise RuntimeError(f"rank {op.peer} is no neighbour: messages may not skip a stage")
+        return self._groups[kind, op.peer]
+
+
+def _use_once(group: Any, source: int, target: int, device: torch.device) -> None:
+    message = torch.zeros(1, device=device)
+    if dist.get_rank() == source:
+        _there(dist.isend(message, target, group)).wait()
+    else:
+        _there(dist.irecv(message, source, group)).wait()
+
+
+def _there(work: dist.Work | None) -> dist.Work:
+    assert work is not None  # None is for ranks outside of the group
+    return work

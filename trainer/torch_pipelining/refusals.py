@@ -1,0 +1,79 @@
+"""What `Schedule2BW` cannot do, said in one line that names the argument and the mend."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo import OptimizedModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.base.errors import BadInput
+
+
+def require_usable(stage: Any, num_microbatches: int, loss_fn: object, per_stage: int) -> None:
+    """Raises BadInput unless one stage per rank gets enough microbatches and a loss.
+
+    Each later stage is `per_stage` microbatches behind.
+    """
+    if isinstance(stage, Sequence) or stage.group_size != stage.num_stages:
+        allowed = (
+            "must be the only stage of its rank: 2BW has no bubble that interleaving could fill"
+        )
+        raise BadInput("stage", stage, allowed)
+    least = per_stage * (stage.num_stages - 1) + 1
+    if num_microbatches < least:
+        allowed = f"must be at least {least}: more of a batch are in flight than it has"
+        raise BadInput("n_microbatches", num_microbatches, allowed)
+    if loss_fn is None:
+        raise BadInput("loss_fn", None, "is required: Schedule2BW trains")
+
+
+def require_plain(module: nn.Module) -> None:
+    """Raises BadInput if a copy of the module would not be wrapped as the module is."""
+    wrapped = DistributedDataParallel | OptimizedModule
+    for part in module.modules():
+        if isinstance(part, wrapped) or part._compiled_call_impl is not None:
+            break
+    else:
+        if not any(isinstance(weight, DTensor) for weight in module.parameters()):
+            return
+    allowed = "is required for a module that is compiled, sharded or of DDP: two copies made before"
+    raise BadInput("twins", None, f"{allowed} and wrapped alike")
+
+
+def require_twins(newest: nn.Module, twins: Sequence[nn.Module]) -> None:
+    """Raises BadInput unless the two twins have the same weights as the module, by name."""
+    shapes = [{n: w.shape for n, w in module.named_parameters()} for module in (newest, *twins)]
+    if len(twins) != 2 or not all(of_twin == shapes[0] for of_twin in shapes[1:]):
+        raise BadInput("twins", len(twins), "must be two modules with the weights of the stage's")
+
+
+def require_trainable(update: object, newest: nn.Module) -> None:
+    """Raises BadInput without an `update`, or if weights are updated in another place; RuntimeError
+    while a CUDA graph is captured.
+    """
+    if not callable(update):
+        raise BadInput("update", update, "is required: a function that steps the optimizer")
+    if any(weight._post_accumulate_grad_hooks for weight in newest.parameters()):
+        allowed = "must not step in the backward (OptimizersInBackward): its gradient is late"
+        raise BadInput("optimizer", "a hook of a weight", allowed)
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("Schedule2BW computes on two sets of weights in turn: no CUDA graphs")
+
+
+def require_drained(is_drained: bool) -> None:
+    """Raises RuntimeError while a batch or an update is in flight."""
+    if not is_drained:
+        raise RuntimeError("evaluate, save and load inside `with schedule.drained():`")
+
+
+def require_stepped(weights: Sequence[Tensor], versions: Sequence[int]) -> None:
+    """Raises RuntimeError if `update` left both the weights, by their `versions`, and gradients."""
+    pairs = [(w, v) for w, v in zip(weights, versions, strict=True) if w.grad is not None]
+    if pairs and all(weight._version == version for weight, version in pairs):
+        raise RuntimeError(
+            "update() made no optimizer step: every batch is one update; for gradients accumulated "
+            "over more of them give the schedule more microbatches"
+        )

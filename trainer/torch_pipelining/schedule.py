@@ -1,0 +1,262 @@
+"""`Schedule2BW`: PipeDream-2BW without a flush, for pipelines of torch.distributed.pipelining."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from typing_extensions import override
+
+from trainer.corrections.none import NoCorrection
+from trainer.delayed.arm import correction_node, require_options
+from trainer.torch_pipelining import refusals
+from trainer.torch_pipelining.neighbours import BACKWARD, FORWARD, Neighbours
+from trainer.torch_pipelining.norm import LateNorm, clip
+from trainer.torch_pipelining.update import LateUpdate
+
+
+class Pass(NamedTuple):
+    """The forward or the backward of one microbatch of a batch."""
+
+    kind: str
+    batch: int
+    microbatch: int
+
+
+class Given(NamedTuple):
+    """What a batch's forwards get, one item per microbatch, and what its loss gets beside."""
+
+    args: list[Any]
+    kwargs: list[Any]
+    targets: list[Any] | None
+    loss_kwargs: dict[str, Any] | None
+    keep_outputs: bool
+
+
+class Schedule2BW(Schedule1F1B):
+    """Trains as Schedule1F1B does, but without its bubble: gradients are one update old.
+
+    W(t+1) = W(t) − u_t − λ (u_t − u_{t−1}), where u_t is the whole change that `update` makes of
+    W(t), from the gradient of batch t at W(max(0, t − 1)), and λ is `error_feedback`: the update of
+    a trial with `pipeline=pipedream_2bw` (docs/semantics.md), by the same code.
+
+    `step` of batch t returns while some of its microbatches have yet to go backward, on all stages
+    but the last; they do so among the forwards of the next call. Losses and outputs are those of
+    batch t. `step` and `drained` call `update()` once per batch and in order, when the gradient of
+    the batch lies in the `.grad` of the stage's module: clip there with `clip_grad_norm_`, and step
+    the optimizer and its scheduler. Evaluate, save and load in `with drained():`.
+
+    - `error_feedback`, or `correction`, a class of `trainer.corrections` (or `functools.partial` of
+      one and its options) with `num_updates`: as in `DelayedOptimizer`.
+    - `synchronous_start`: how many updates are made without a delay, at first.
+    - `slack`: each later stage is two microbatches behind in place of one, so that a message may
+      take half as long as a forward and a backward before a rank waits.
+    - `twins`: two copies of the stage's module, made before it was wrapped and wrapped as it is.
+      For a module that is not compiled, sharded or of DDP they are made here.
+    - `options`: what else Schedule1F1B takes.
+
+    Raises BadInput, a ValueError, in one line that names the argument, for what cannot be used.
+    """
+
+    def __init__(
+        self,
+        stage: PipelineStage,
+        n_microbatches: int,
+        loss_fn: Callable[..., Tensor],
+        *,
+        update: Callable[[], object] | None = None,
+        error_feedback: float = 0.0,
+        correction: Callable[..., NoCorrection] | None = None,
+        num_updates: int | None = None,
+        synchronous_start: int = 0,
+        slack: bool = False,
+        twins: Sequence[nn.Module] | None = None,
+        **options: Any,
+    ) -> None:
+        per_stage = 2 if slack else 1
+        refusals.require_usable(stage, n_microbatches, loss_fn, per_stage)
+        require_options("weights", None, correction, num_updates)
+        super().__init__(stage, n_microbatches, loss_fn, **options)
+        self.update, self.newest = update, stage.submod
+        self.num_taken = 0
+        """Batches that `step` took, so the number of the next one."""
+        self.num_made = 0
+        """Updates that were made."""
+        self._lead = per_stage * (stage.num_stages - 1 - stage.stage_index)
+        self._synchronous_start = synchronous_start
+        self._late = LateUpdate(
+            self.newest, twins, correction_node(error_feedback, correction), num_updates
+        )
+        self._neighbours = Neighbours(stage)
+        self._norm = LateNorm(stage, len(list(self.newest.parameters())))
+        self._given = Given([], [], None, None, False)
+        self._waiting = 0  # microbatches of the last batch that went forward only
+        self._in_flight: dict[int, Any] = {}  # their activations, which torch's `step` would drop
+        self._gradient_norm: Tensor | None = None  # while `update` runs
+
+    # ---- what a training loop calls beside `step` and `eval` ------------------------------------
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Clips, in `update`, by the norm over all stages, and returns the norm before.
+
+        Its sum over the stages began a batch ago, so nobody waits for it. Raises RuntimeError
+        outside of `update`.
+        """
+        if self._gradient_norm is None:
+            raise RuntimeError("clip_grad_norm_ belongs into update(), where the gradient is whole")
+        gradients = [w.grad for w in self.newest.parameters() if w.grad is not None]
+        clip(gradients, max_norm, self._gradient_norm)
+        return self._gradient_norm
+
+    @contextmanager
+    def drained(self) -> Iterator[nn.Module]:
+        """Finishes every batch and update in flight; yields the stage's module, the newest weights.
+
+        It takes the time of a bubble and changes no number of the training.
+        """
+        self._drain()
+        yield self.newest
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must be saved in `drained()` beside the module and the optimizer: the number of
+        updates, the weights that the next batch computes on, and what the correction remembers, by
+        names of weights.
+        """
+        refusals.require_drained(self._is_drained)
+        return {"num_updates": self.num_made, **self._late.state(self.num_made)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` returned, after module and optimizer were loaded: the training
+        goes on to the bit. Raises RuntimeError unless drained.
+        """
+        refusals.require_drained(self._is_drained)
+        self.num_taken = self.num_made = int(state_dict["num_updates"])
+        self._late.restore(self.num_made, state_dict)
+
+    # ---- one batch ------------------------------------------------------------------------------
+
+    @override
+    def _step_microbatches(
+        self,
+        arg_mbs: list[Any] | None = None,
+        kwarg_mbs: list[Any] | None = None,
+        target_mbs: list[Any] | None = None,
+        losses: list[Tensor] | None = None,
+        return_outputs: bool = True,
+        loss_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """What torch's `step` and `eval` call with the microbatches of a batch."""
+        if not self._has_backward:
+            refusals.require_drained(self._is_drained)
+            return super()._step_microbatches(
+                arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, loss_kwargs
+            )
+        args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
+        self._given = Given(args, kwargs, target_mbs, loss_kwargs, return_outputs)
+        refusals.require_trainable(self.update, self.newest)
+        self._begin(self.num_taken)
+        passes = self._window(self.num_taken)
+        self.num_taken += 1
+        self._run(passes)
+        self._waiting = self._lead
+        if self.num_made < self.num_taken - 1:
+            self._make_update()
+        if self._lead == 0:
+            self._gradient_is_whole(self.num_taken - 1)
+        self._update_losses(self._stage, losses)
+        if self.num_taken <= self._synchronous_start:
+            self._drain()
+        return None
+
+    def _begin(self, batch: int) -> None:
+        """The stage gets its twins and buffers, at the first batch and after an evaluation."""
+        if batch <= self._synchronous_start or not self._late.twins.is_started:
+            self._late.twins.start(batch)
+        self._stage.submod = self._late.twins.module(batch)
+        targets = self._given.targets
+        self._initialize_stage(
+            self._given.args[0],
+            self._given.kwargs[0],
+            None if targets is None else targets[0],
+            self._given.loss_kwargs,
+        )
+
+    def _window(self, batch: int) -> list[Pass]:
+        """1F1B without an end: each forward, and the backward that became due `lead` before it."""
+        passes, m, lead = [], self._n_microbatches, self._lead
+        for i in range(m):
+            passes.append(Pass(FORWARD, batch, i))
+            if i >= lead:
+                passes.append(Pass(BACKWARD, batch, i - lead))
+            elif self._waiting:  # nothing waits after a drain
+                passes.append(Pass(BACKWARD, batch - 1, m + i - lead))
+        return passes
+
+    def _run(self, passes: Sequence[Pass]) -> None:
+        """Makes each pass in turn, and posts before it computes what the next one receives."""
+        stage = self._stage
+        stage.fwd_cache.update(self._in_flight)
+        arriving = [self._receive(this) for this in passes[:1]]
+        for this, following in zip_longest(passes, passes[1:]):
+            if following is not None:
+                arriving.append(self._receive(following))
+            for work in arriving.pop(0):
+                work.wait()
+            stage.submod = self._late.twins.module(this.batch)
+            make = self._forward if this.kind == FORWARD else self._backward
+            make(this)
+        self._in_flight = dict(stage.fwd_cache)
+        stage.submod = self.newest
+
+    def _receive(self, this: Pass) -> list[dist.Work]:
+        stage, is_forward = self._stage, this.kind == FORWARD
+        ops = stage.get_fwd_recv_ops if is_forward else stage.get_bwd_recv_ops
+        return self._neighbours.receive(this.kind, ops(this.microbatch))
+
+    def _forward(self, this: Pass) -> None:
+        stage, given, i = self._stage, self._given, this.microbatch
+        output = stage.forward_one_chunk(i, given.args[i], given.kwargs[i], given.keep_outputs)
+        self._neighbours.send(FORWARD, stage.get_fwd_send_ops(i))
+        self._maybe_compute_loss(stage, output, given.targets, i, given.loss_kwargs)
+
+    def _backward(self, this: Pass) -> None:
+        stage, i = self._stage, this.microbatch
+        is_last = i == self._n_microbatches - 1
+        loss = self._maybe_get_loss(stage, i)
+        stage.backward_one_chunk(i, loss=loss, last_backward=is_last)
+        self._neighbours.send(BACKWARD, stage.get_bwd_send_ops(i))
+        if is_last:
+            stage.perform_reduce_grad(self._n_microbatches if self.scale_grads else 1)
+            if self._lead > 0:
+                self._gradient_is_whole(this.batch)
+
+    # ---- one update -----------------------------------------------------------------------------
+
+    def _gradient_is_whole(self, batch: int) -> None:
+        """The newest weights are W(batch) here, on the last stage too."""
+        self._norm.begin(batch, self._late.corrected_gradient(batch))
+
+    def _make_update(self) -> None:
+        """At the end of the next batch, on all ranks alike: its forwards needed no new weights."""
+        assert self.update is not None
+        self._gradient_norm = self._norm.take(self.num_made)
+        self._late(self.num_made, self.update)
+        self._gradient_norm = None
+        self.num_made += 1
+
+    @property
+    def _is_drained(self) -> bool:
+        return self.num_made == self.num_taken
+
+    def _drain(self) -> None:
+        last, m = self.num_taken - 1, self._n_microbatches
+        with torch.enable_grad():
+            self._run([Pass(BACKWARD, last, m - n) for n in range(self._waiting, 0, -1)])
+            self._waiting = 0
+            if not self._is_drained:
+                self._make_update()
+        self._neighbours.flush()

@@ -1,0 +1,111 @@
+"""The update of a batch, from a gradient that is late: the user's own step, then the correction."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.base.build import build
+from trainer.base.ranges import MAX_COUNT
+from trainer.corrections.none import NoCorrection
+from trainer.delayed.arm import Node
+from trainer.delayed.kept_weights import alike, copy_into
+from trainer.stages.in_parts import CorrectionInParts
+from trainer.torch_pipelining import refusals
+from trainer.torch_pipelining.twins import Twins
+
+
+class LateUpdate:
+    """Makes W(t+1) of W(t): moves the gradient of batch t to the newest weights, calls the user's
+    `update`, and corrects what it made, as a trial does (`stages.update.corrected_update`).
+    """
+
+    def __init__(
+        self,
+        newest: nn.Module,
+        twins: Sequence[nn.Module] | None,
+        correction: Node,
+        num_updates: int | None,
+    ) -> None:
+        self._newest, self._node = newest, correction
+        self._num_updates = num_updates or MAX_COUNT
+        self.twins = Twins(newest, twins, reads_ahead=self._make([1]).reads_ahead)
+        self._made: CorrectionInParts | None = None
+
+    def _make(self, lags: Sequence[int]) -> NoCorrection:
+        made: NoCorrection = build(self._node, self._num_updates, lags)
+        return made
+
+    @property
+    def weights(self) -> list[nn.Parameter]:
+        """The newest weights."""
+        return list(self._newest.parameters())
+
+    @property
+    def correction(self) -> CorrectionInParts:
+        """Made when it is first needed: until then weights may be loaded, moved or sharded."""
+        if self._made is None:
+            weights = self.weights
+            whole, lags = [None] * len(weights), [1] * len(weights)
+            self._made = CorrectionInParts(self._make, lags, alike(weights), whole)
+        return self._made
+
+    @torch.no_grad()
+    def corrected_gradient(self, batch: int) -> list[Tensor | None]:
+        """The batch's gradients, one per weight, after a correction of gradients has changed them
+        in place. The newest weights must be W(batch).
+        """
+        gradients = [weight.grad for weight in self.twins.weights(batch)]
+        if self.correction.changes_gradients:
+            present = [gradient for gradient in gradients if gradient is not None]
+            if len(present) < len(gradients):
+                raise RuntimeError("a correction of gradients needs one of every weight")
+            self.correction.gradient(present, self.weights, self._delays(batch))
+        return gradients
+
+    def __call__(self, batch: int, update: Callable[[], object]) -> None:
+        """Turns the newest weights from W(batch) into W(batch + 1)."""
+        weights, correction = self.weights, self.correction
+        for mine, theirs in zip(weights, self.twins.weights(batch), strict=True):
+            mine.grad = None if theirs.grad is None else theirs.grad.to(mine.dtype)
+            theirs.grad = None
+        before = self.twins.make_room(batch)
+        if correction.needs_update and not before:
+            before = [weight.detach().clone() for weight in weights]
+        versions = [weight._version for weight in weights]
+        update()
+        refusals.require_stepped(weights, versions)
+        with torch.no_grad():
+            change: list[Tensor] = []
+            if correction.needs_update:
+                change = [old - new for old, new in zip(before, weights, strict=True)]
+            correction.apply(weights, change, self._delays(batch))
+            self.twins.show(batch, correction.ahead(weights, change))
+        for weight in weights:
+            weight.grad = None
+
+    def _delays(self, batch: int) -> list[int]:
+        return [self.twins.delay(batch)] * len(self.weights)
+
+    @property
+    def _names(self) -> list[str]:
+        return [name for name, _ in self._newest.named_parameters()]
+
+    def state(self, batch: int) -> dict[str, Any]:
+        """What the next batch computes on and what the correction remembers, by name."""
+        late = [weight.detach() for weight in self.twins.weights(batch)]
+        columns = zip(self._names, map(dict, self.correction.state()), strict=True)
+        return {
+            "delay": self.twins.delay(batch),
+            "late": dict(zip(self._names, late, strict=True)),
+            "correction": dict(columns),
+        }
+
+    def restore(self, batch: int, state: Mapping[str, Any]) -> None:
+        """Takes back what `state` returned; the newest weights are W(batch)."""
+        self.twins.start(batch)
+        late = [state["late"][name] for name in self._names]
+        copy_into(self.twins.weights(batch), late)
+        self.twins.delay_by(batch, int(state["delay"]))
+        self.correction.restore([state["correction"][name] for name in self._names])
