@@ -9,8 +9,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WIKI := data/wiki/manifest.json
+MOTO := $(VENV)/moto
 
-.PHONY: help setup data-% sweep-% figures docs site submit test test-slow fuzz check wheel clean
+.PHONY: help setup moto data-% sweep-% figures docs site submit test test-slow fuzz check wheel clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -23,6 +24,14 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(shell grep '^torch==' constraints.txt)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,hub,evaluation,objects,search]'
+	touch $@
+
+# Its packages want other versions than ours.
+moto: $(MOTO)/.ready  ## a server of buckets that is not ours, for the tests that ask for one
+
+$(MOTO)/.ready: tests/moto.txt | $(READY)
+	$(PYTHON) -m venv $(MOTO)
+	$(MOTO)/bin/python -m pip install -q -r tests/moto.txt
 	touch $@
 
 $(WIKI): | $(READY)
@@ -61,6 +70,8 @@ site: $(READY)  ## the documentation as a site, in site/; REPO_URL=<URL> links t
 
 submit: $(READY)  ## a sweep on a Ray cluster: SWEEP=main SCALE=135m ARGS="results=/… data.path=/…"
 	$(BIN)/python -m sweeps submit sweep=$(or $(SWEEP),main) scale=$(or $(SCALE),tiny) $(ARGS)
+
+test test-slow: export PATH := $(PATH):$(abspath $(MOTO)/bin)
 
 # Images often forbid bytecode, and then each process of a test compiles every module again.
 test: $(READY) $(WIKI)  ## the tests, in parallel

@@ -1,12 +1,14 @@
 """Kills the driver, a trial, a rank or the raylet of a small sweep, and looks at what became of it.
 
     python -m bench.kills [moments=20] [seed=0] [targets=driver,trial,rank,raylet]
-        [signals=SIGKILL,SIGTERM] [bucket=s3://BUCKET]
+        [signals=SIGKILL,SIGTERM] [bucket=s3://BUCKET] [drivers=1]
 
 Each target is killed at `moments` random moments with each signal. A moment is a number of updates
 that the sweep's trials have done together, so that it comes while they are at work, however busy
 the machine is. If there was no process of the target just then, the moment does not count, and
 another one is tried.
+
+So many `drivers` run the sweep together; one of them is killed, and the others go on.
 
 With `bucket` the store is a bucket, which the provider's usual variables lead to. A server for it
 on this machine, which prints these variables: `python -m tests.support.s3_server 9000`.
@@ -37,9 +39,10 @@ Kill = tuple[str, signal.Signals]
 def main() -> None:
     """Prints a row per target and signal, each up to its first loss; exits with 1 if any."""
     given = {"moments": "20", "seed": "0", "targets": ",".join(TARGETS), "bucket": ""}
-    given |= {"signals": ",".join(how.name for how in SIGNALS)}
+    given |= {"signals": ",".join(how.name for how in SIGNALS), "drivers": "1"}
     given |= dict(word.split("=", 1) for word in sys.argv[1:])
     moments, generator = int(given["moments"]), random.Random(int(given["seed"]))
+    num_drivers = int(given["drivers"])
     signals = [how for how in SIGNALS if how.name in given["signals"].split(",")]
     kills = [*product(given["targets"].split(","), signals)]
     assert {target for target, _ in kills} <= {*TARGETS}, given["targets"]
@@ -47,14 +50,14 @@ def main() -> None:
     if given["bucket"]:
         make = partial(BucketSweep, bucket=given["bucket"])
     failures = 0
-    print("| killed | by | hits | exit codes of the driver | intact | seconds |")
+    print("| killed | by | hits | exit codes of the drivers | intact | seconds |")
     print("| --- | --- | --- | --- | --- | --- |")
     with TemporaryDirectory(prefix="pipegap-kills-") as scratch:
         for words, rows in _by_sweep(kills).items():
             whole = make(Path(scratch) / f"whole{len(words)}", words)
             whole.finish()
             for kill in rows:
-                failures += _try(kill, moments, generator, whole, make, Path(scratch))
+                failures += _try(kill, moments, num_drivers, generator, whole, make, Path(scratch))
     sys.exit(failures > 0)
 
 
@@ -70,6 +73,7 @@ def _by_sweep(kills: Sequence[Kill]) -> dict[tuple[str, ...], list[Kill]]:
 def _try(
     kill: Kill,
     moments: int,
+    num_drivers: int,
     generator: random.Random,
     whole: SmallSweep,
     make: Make,
@@ -77,12 +81,12 @@ def _try(
 ) -> int:
     """Prints a row of the table; returns how many sweeps were not intact."""
     target, how = kill
-    started, exits, tried, intact = time.monotonic(), Counter[int](), 0, 0
+    started, exits, tried, intact = time.monotonic(), Counter[str](), 0, 0
     while exits.total() < moments and intact == tried:
         sweep = make(scratch / uuid.uuid4().hex, whole.words)
         moment = generator.randrange(whole.num_updates())
         tried += 1
-        intact += _survives(sweep, whole, kill, moment, exits)
+        intact += _survives(sweep, whole, kill, moment, num_drivers, exits)
     codes = ", ".join(f"{code}: {count}" for code, count in sorted(exits.items()))
     print(
         f"| {target} | {how.name} | {exits.total()} of {tried} | {codes} | "
@@ -93,14 +97,19 @@ def _try(
 
 
 def _survives(
-    sweep: SmallSweep, whole: SmallSweep, kill: Kill, moment: int, exits: Counter[int]
+    sweep: SmallSweep,
+    whole: SmallSweep,
+    kill: Kill,
+    moment: int,
+    num_drivers: int,
+    exits: Counter[str],
 ) -> bool:
-    """Whether a disturbed sweep ends as the whole one did; counts its exit code if it was hit."""
+    """Whether a disturbed sweep ends as the whole one did; counts its exit codes if it was hit."""
     target, how = kill
     try:
-        is_killed, code = disturb(sweep, target, how, moment)
+        is_killed, codes = disturb(sweep, target, how, moment, num_drivers)
         if is_killed:
-            exits[code] += 1
+            exits[" and ".join(map(str, sorted(codes)))] += 1
         sweep.finish()
         check(sweep, whole)
     except (AssertionError, subprocess.TimeoutExpired) as error:

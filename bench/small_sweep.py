@@ -8,7 +8,7 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -184,22 +184,26 @@ class BucketSweep(SmallSweep):
         return sorted({meta.key for meta in bucket.list("trials/")} - named)
 
 
-def disturb(sweep: SmallSweep, target: str, how: signal.Signals, moment: int) -> tuple[bool, int]:
+def disturb(
+    sweep: SmallSweep, target: str, how: signal.Signals, moment: int, num_drivers: int = 1
+) -> tuple[bool, list[int]]:
     """Kill one process of the target once the trials have done `moment` updates.
 
-    Waits for the sweep to end. Returns whether there was a process to kill, and the exit code of
-    the driver.
+    So many drivers run the sweep together; waits for all of them to end. Returns whether there was
+    a process to kill, and the exit codes of the drivers.
     """
-    with sweep.start() as driver:
-        try:
-            while not (sweep.num_updates() >= moment and sweep.has_begun()):
+    with ExitStack() as running:
+        drivers = [running.enter_context(sweep.start()) for _ in range(num_drivers)]
+        for driver in drivers:
+            running.callback(driver.kill)
+        while not (sweep.num_updates() >= moment and sweep.has_begun()):
+            for driver in drivers:
                 assert driver.poll() is None, driver.communicate()
-                time.sleep(POLL_EVERY)
-            is_killed = sweep.hit(target, how)
+            time.sleep(POLL_EVERY)
+        is_killed = sweep.hit(target, how)
+        for driver in drivers:
             driver.communicate(timeout=END_TIMEOUT)
-        finally:
-            driver.kill()
-    return is_killed, driver.returncode
+        return is_killed, [driver.returncode for driver in drivers]
 
 
 def check(sweep: SmallSweep, whole: SmallSweep) -> None:

@@ -16,8 +16,13 @@ def served(
 ) -> Iterator[s3_server.ServedBucket]:
     """Yields what it has; copies lie in `cache`, and a request is repeated so often."""
     with s3_server.serving() as (bucket, port):
-        for name, value in s3_server.credentials(port).items():
-            patch.setenv(name, value)
-        patch.setenv("XDG_CACHE_HOME", str(cache))
-        patch.setattr(requests, "NUM_TRIES", num_tries)
+        found(patch, port, cache, num_tries)
         yield bucket
+
+
+def found(patch: pytest.MonkeyPatch, port: int, cache: Path, num_tries: int) -> None:
+    """The environment names the server at this port of loopback."""
+    for name, value in s3_server.credentials(port).items():
+        patch.setenv(name, value)
+    patch.setenv("XDG_CACHE_HOME", str(cache))
+    patch.setattr(requests, "NUM_TRIES", num_tries)

@@ -1,23 +1,15 @@
 """A sweep in a bucket, by its commands: the same tables as in a folder, to the last bit."""
 
 import os
-import shutil
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from contextlib import ExitStack
-from http.client import HTTPResponse
 from pathlib import Path
-from typing import cast
-from urllib.error import URLError
-from urllib.request import Request, urlopen
 
 import pytest
 
 from bench.small_sweep import END_TIMEOUT, LENGTH, BucketSweep, check
-from tests.support import s3_server, small
+from tests.support import moto, s3_server, small
 
 pytestmark = pytest.mark.slow
 URL = f"s3://{s3_server.BUCKET}/store"
@@ -93,49 +85,19 @@ def test_drivers_share_a_bucket_though_their_clocks_differ(
             assert sum("from_update" in attempt for attempt in attempts) == 1
 
 
-def test_a_server_that_is_not_ours_holds_the_same(tmp_path: Path, moto: int) -> None:
+def test_a_server_that_is_not_ours_holds_the_same(tmp_path: Path) -> None:
     words = small.overrides(tmp_path, "sweep=main", "scale=micro", "seeds=[0,1]")
     words = [word for word in words if "results=" not in word] + ["grid.optimizer=[adamw]"]
     tables: list[list[str]] = []
-    for results in (URL, str(tmp_path / "results")):
-        out = tmp_path / f"of_{len(tables)}"
-        done = command(tmp_path, moto, "sweeps", *words, f"results={results}")
-        assert done.returncode == 0, done.stderr
-        command(tmp_path, moto, "analysis", f"results={results}", f"out={out}")
-        tables.append([path.read_text() for name in TABLES for path in out.rglob(name)])
+    with moto.serving() as port:
+        for results in (URL, str(tmp_path / "results")):
+            out = tmp_path / f"of_{len(tables)}"
+            done = command(tmp_path, port, "sweeps", *words, f"results={results}")
+            assert done.returncode == 0, done.stderr
+            command(tmp_path, port, "analysis", f"results={results}", f"out={out}")
+            tables.append([path.read_text() for name in TABLES for path in out.rglob(name)])
     assert len(tables[0]) == len(TABLES)
     assert tables[0] == tables[1]
-
-
-@pytest.fixture
-def moto() -> Iterator[int]:
-    """The port of moto's server, which has the bucket of the tests. Its packages want other
-    versions than ours, so that it lives in an environment of its own."""
-    program = shutil.which("moto_server")
-    if program is None:
-        pytest.skip("no moto_server on the PATH: pip install 'moto[server]' into another venv")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with subprocess.Popen([program, "-H", "127.0.0.1", "-p", str(port)]) as server:
-        try:
-            make = Request(f"http://127.0.0.1:{port}/{s3_server.BUCKET}", method="PUT")
-            assert eventually(make).status == 200
-            yield port
-        finally:
-            server.kill()
-
-
-def eventually(request: Request) -> HTTPResponse:
-    """The answer of a server that starts."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            with urlopen(request) as answer:
-                return cast(HTTPResponse, answer)
-        except URLError:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
 
 
 def machine(folder: Path, days: int) -> dict[str, str]:

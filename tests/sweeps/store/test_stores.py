@@ -1,4 +1,7 @@
-"""One suite for both kinds of store, a folder and an object store: what sweeps ask of each."""
+"""One suite for both kinds of store, a folder and an object store: what sweeps ask of each.
+
+An object store is served by our server, and by one that this project did not write.
+"""
 
 import os
 import shutil
@@ -16,7 +19,7 @@ from sweeps.request.command_line import parse_request
 from sweeps.store.opened import FileStore, open_store
 from sweeps.store.results import require_writable
 from sweeps.store.store import SweepStore, TrialState
-from tests.support import s3_server, small
+from tests.support import small
 from tests.support.stored import URL, after, run, trial_of
 from tests.support.trials import rows
 from trainer.base.errors import Stopped
@@ -26,11 +29,12 @@ from trainer.folder.record import read_result
 from trainer.trial import run_trial
 
 
-@pytest.fixture(params=["folder", "objects"])
-def store(
-    request: pytest.FixtureRequest, tmp_path: Path, server: s3_server.ServedBucket
-) -> SweepStore:
-    return open_store({"folder": str(tmp_path / "results"), "objects": URL}[request.param])
+@pytest.fixture(params=["folder", "server", "other_server"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> SweepStore:
+    if request.param == "folder":
+        return open_store(str(tmp_path / "results"))
+    request.getfixturevalue(request.param)
+    return open_store(URL)
 
 
 def test_a_trial_runs_stops_goes_on_and_is_read(store: SweepStore, tmp_path: Path) -> None:
