@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from sweeps.request.files import scale_file
 from trainer.base.build import build
@@ -82,6 +81,8 @@ def theirs(words: Sequence[str], at_once: int = 1) -> Callable[[], None]:
     Where the words choose bf16, torch's autocast computes in it and leaves the weights in fp32, as
     a trial does. `compile` compiles the model, `optimizer.fused` fuses the optimizer.
     """
+    from transformers import LlamaConfig, LlamaForCausalLM  # imported late: it costs seconds
+
     config = resolved(words)
     recipe: Llama = build(config["model"])
     device = torch.device(config["device"])

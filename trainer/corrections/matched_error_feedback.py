@@ -1,5 +1,6 @@
 """Error Feedback whose coefficient grows with the delay."""
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -17,4 +18,5 @@ class MatchedErrorFeedback(ErrorFeedback):
     @override
     def _factors(self, late: Late, sizes: Tensor, difference: list[Tensor]) -> Tensor:
         alone = super()._factors(late, sizes, difference)
-        return alone * alone.new_tensor(list(late.values()))
+        # Numbers, not a tensor of them: on a GPU the host would wait for its copy.
+        return torch.stack(torch._foreach_mul(list(alone.unbind()), list(late.values())))

@@ -47,13 +47,13 @@ class BasisRotation(Batched):
 
     @override
     def start(self, matrix: Tensor) -> dict[str, Tensor]:
-        rows, columns = (torch.zeros(n, n, dtype=matrix.dtype) for n in matrix.shape)
+        rows, columns = matrix.shape
         of_sides = {"left": rows, "right": columns, "rows": rows, "columns": columns}
         return {
-            "step": torch.zeros((), dtype=torch.int64, device=matrix.device),
+            "step": torch.zeros((), dtype=torch.int64),  # on the CPU, where it is read
             "momentum": torch.zeros_like(matrix),
             "variance": torch.zeros_like(matrix),
-            **{key: value.clone().to(matrix.device) for key, value in of_sides.items()},
+            **{key: matrix.new_zeros(width, width) for key, width in of_sides.items()},
         }
 
     @override

@@ -48,7 +48,14 @@ def restore(optimizer: Optimizer, saved: Mapping[nn.Parameter, State]) -> None:
     )
     for weight, state in states.items():
         loaded = optimizer.state[weight]
-        loaded.update({key: _exactly(value, loaded[key]) for key, value in state.items()})
+        numbers = {key: value for key, value in state.items() if _stays(key, value)}
+        loaded.update({key: _exactly(value, loaded[key]) for key, value in state.items()} | numbers)
+
+
+def _stays(key: str, value: Any) -> bool:
+    """Whether a value is a number, as NAdam's product of momenta. Torch would move it to the GPU,
+    where the host would wait for it; only of `step` torch knows where it belongs."""
+    return key != "step" and isinstance(value, Tensor) and value.dim() == 0
 
 
 def _exactly(saved: Any, loaded: Any) -> Any:

@@ -1,0 +1,18 @@
+"""`python -m tests.support.fake_cuda.child CACHE`: one line of JSON in per question, one out.
+
+A question has the keyword arguments of the function `ask` of a module beside this one.
+"""
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from tests.support.fake_cuda.library import load
+
+if __name__ == "__main__":
+    load(Path(sys.argv[1]))
+    for line in sys.stdin:
+        question = json.loads(line)
+        ask = import_module(f"tests.support.fake_cuda.{question.pop('module')}").looked_at
+        print(json.dumps(ask(**question)), flush=True)

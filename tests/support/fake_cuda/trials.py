@@ -1,0 +1,96 @@
+"""A trial's executor on a fake GPU: what `trainer.trial` does, without a folder and data."""
+
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.steps import RandomTokens, resolved
+from tests.support.fake_cuda.gpu import FakeGPU, place
+from trainer.base.build import build
+from trainer.base.resources import reproducible
+from trainer.config.plan import plan_trial
+from trainer.executors.emulated import Emulated
+from trainer.parts import Parts, build_emulated
+
+UPDATES = 100_000
+Facts = dict[str, Any]
+
+
+def looked_at(words: Sequence[str], updates: int, whole: bool, places: bool = False) -> Facts:
+    """What `updates` updates of a trial with these `words` do on a GPU: see `facts_of`.
+
+    A `whole` trial also evaluates, compares an update with its fresh one, and restores a
+    checkpoint. `places`: where the bytes at the peak were made.
+    """
+    gpu = FakeGPU()
+    gpu.memory.names = place if places else None
+    config = resolved([*words, "device=cuda"])
+    error = None
+    try:
+        with gpu, reproducible(0, 1, config["deterministic"]):
+            _run(gpu, config, _executor(config), updates, whole)
+    except Exception:
+        error = traceback.format_exc()
+    plan = plan_trial(config)
+    return {"error": error, "planned": plan.memory_bytes + plan.loss_bytes, **facts_of(gpu)}
+
+
+def facts_of(gpu: FakeGPU) -> Facts:
+    """What the GPU saw, by part of the run, as plain data."""
+    gpu.begin("")
+    waits: dict[str, Facts] = {}
+    for (part, why), number in gpu.waits.items():
+        waits.setdefault(part, {})[why] = number
+    launches: dict[str, list[int]] = {}
+    for (part, in_passes), number in gpu.launches.items():
+        launches.setdefault(part, [0, 0])[in_passes] += number
+    return {
+        "waits": waits,
+        "launches": {part: {"beside": n, "passes": m} for part, (n, m) in launches.items()},
+        "peaks": gpu.peaks,
+        "mixed": dict(gpu.mixed),
+        "refused": dict(gpu.refused),
+        "at_peak": dict(gpu.memory.at_peak.most_common(20)),
+    }
+
+
+def _executor(config: Facts) -> Emulated:
+    parts = Parts(
+        build(config["model"]),
+        build(config["pipeline"], UPDATES),
+        lambda update: 1.0,
+        RandomTokens(config),  # type: ignore[arg-type]
+        [],  # type: ignore[arg-type]
+    )
+    return build_emulated(config, parts, torch.device("cuda"))
+
+
+def _run(gpu: FakeGPU, config: Facts, executor: Emulated, updates: int, whole: bool) -> None:
+    for t in range(updates):
+        if executor.observe_every and t % executor.observe_every == 0:
+            gpu.begin("observation")
+            executor.observe(t)
+        gpu.begin(f"update {t}")
+        executor.run(t, t + 1, lambda update: None)
+    if not whole:
+        return
+    gpu.begin("evaluation")
+    executor.evaluate([_windows(config).to("cuda")])
+    gpu.begin("comparison")
+    executor.probe(updates)
+    executor.run(updates, updates + 1, lambda update: None)
+    executor.take_comparison()
+    executor.take_choices()
+    gpu.begin("checkpoint")
+    executor.weights()
+    executor.restore(executor.state())
+    gpu.begin("update after it")
+    executor.run(updates + 1, updates + 2, lambda update: None)
+
+
+def _windows(config: Facts) -> Tensor:
+    shape = min(config["eval_batch_size"], 32), config["seq_len"] + 1
+    return torch.randint(0, config["model"]["vocab_size"], shape)
