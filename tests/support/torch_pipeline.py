@@ -2,12 +2,14 @@
 one process makes of the same cases by the naive equations."""
 
 import pickle
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -18,12 +20,16 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from tests.oracles import corrections, semantics
 from tests.support import every_correction, every_optimizer, toy
+from tests.support.nccl_like import nccl_like
+from trainer.corrections.error_feedback import ErrorFeedback
 from trainer.optimizers.routing import kinds
 from trainer.optimizers.together import Together
 from trainer.ranks.groups import Heartbeat, joined
 from trainer.ranks.spawn import run_gang
 from trainer.ranks.supervisor import Parent
 from trainer.torch_pipelining import Schedule2BW
+from trainer.torch_pipelining.norm import LateNorm
+from trainer.torch_pipelining.twins import Twins
 
 CPU = torch.device("cpu")
 T = 8
@@ -179,15 +185,59 @@ def as_rank(
             send((i, heartbeat.rank, pickle.dumps(trained)))
 
 
-def on_ranks(num_stages: int, cases: Sequence[Case]) -> list[Trained]:
+def as_nccl_rank(store: dist.Store, heartbeat: Heartbeat, *rest: Any) -> None:
+    """Like `as_rank`, under the rules of NCCL about communicators."""
+    with nccl_like(dist.PrefixStore("nccl", store), heartbeat.rank):
+        as_rank(store, heartbeat, *rest)
+
+
+def as_mutant(mutant: str, *rest: Any) -> None:
+    """Like `as_rank`, with one thing replaced."""
+    with ExitStack() as stack:
+        for owner, name, replacement in MUTANTS[mutant]:
+            stack.enter_context(patch.object(owner, name, replacement))
+        as_rank(*rest)
+
+
+def _norm_of_the_batch_before(self: LateNorm, batch: int) -> Tensor:
+    norm = TAKE(self, batch)
+    before = getattr(self, "before", norm)
+    self.before = norm  # type: ignore[attr-defined]
+    return before
+
+
+def _scheduler_first(self: Training) -> None:
+    self.schedule.clip_grad_norm_(self.case.clip_norm)
+    self.scheduler.step()
+    self.optimizer.step()
+
+
+TAKE, FACTORS = LateNorm.take, ErrorFeedback._factors
+MUTANTS: dict[str, list[tuple[type, str, Callable[..., Any]]]] = {
+    "one version": [(Twins, "module", lambda self, _: self._modules[0])],
+    "versions swapped": [
+        (Twins, "module", lambda self, t: self._modules[(t + 1) % 2]),
+        (Twins, "weights", lambda self, t: list(self._modules[t % 2].parameters())),
+    ],
+    "a twin updated in place": [(Twins, "make_room", lambda self, t: self.weights(t + 1))],
+    "the norm of another batch": [(LateNorm, "take", _norm_of_the_batch_before)],
+    "the other sign": [(ErrorFeedback, "_factors", lambda *given: -FACTORS(*given))],
+    "a learning rate one off": [(Training, "update", _scheduler_first)],
+}
+"""By name: what each replaces, and by what."""
+
+
+def on_ranks(
+    num_stages: int, cases: Sequence[Case], program: Callable[..., None] = as_rank
+) -> list[Trained]:
     """What the ranks of one gang make of each case, one after the other."""
-    messages: dict[tuple[int, int], Trained] = {}
+    messages: dict[int, dict[int, Trained]] = defaultdict(dict)
 
     def on_message(message: tuple[int, int, bytes]) -> None:
-        messages[message[0], message[1]] = pickle.loads(message[2])
+        messages[message[0]][message[1]] = pickle.loads(message[2])
 
-    run_gang(as_rank, (num_stages, cases), num_stages, Parent(on_message, timeout=20))
-    every = [[messages[i, rank] for rank in range(num_stages)] for i in range(len(cases))]
+    run_gang(program, (num_stages, cases), num_stages, Parent(on_message, timeout=60))
+    every = [[ranks[rank] for rank in range(num_stages)] for _, ranks in sorted(messages.items())]
     return [
         ({name: w for weights, _ in ranks for name, w in weights.items()}, ranks[-1][1])
         for ranks in every

@@ -1,10 +1,24 @@
 """`Schedule2BW` on true ranks makes the numbers of the naive equations, to the last bit."""
 
+from contextlib import nullcontext
+from functools import partial
 from itertools import product
+from typing import Any
 
 import pytest
 
-from tests.support.torch_pipeline import LOOSE, Case, differences, expected, on_ranks
+from tests.support.torch_pipeline import (
+    LOOSE,
+    MUTANTS,
+    Case,
+    T,
+    as_mutant,
+    as_nccl_rank,
+    differences,
+    expected,
+    on_ranks,
+)
+from trainer.base.errors import GangFailed
 
 DAILY: dict[int, list[Case]] = {
     2: [
@@ -16,20 +30,63 @@ DAILY: dict[int, list[Case]] = {
 }
 
 
+def assert_all_equal(num_stages: int, cases: list[Case], **program: Any) -> None:
+    for case, trained in zip(cases, on_ranks(num_stages, cases, **program), strict=True):
+        assert not differences(trained, expected(case, num_stages)), case
+
+
 @pytest.mark.parametrize("num_stages", DAILY)
 def test_equals_the_equations(num_stages: int) -> None:
-    cases = DAILY[num_stages]
-    for case, trained in zip(cases, on_ranks(num_stages, cases), strict=True):
-        assert not differences(trained, expected(case, num_stages)), case
+    assert_all_equal(num_stages, DAILY[num_stages])
+
+
+DAILY_MUTANTS = ("a twin updated in place", "the norm of another batch")
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [pytest.param(m, marks=[] if m in DAILY_MUTANTS else pytest.mark.slow) for m in MUTANTS],
+)
+def test_a_mutant_is_noticed(mutant: str) -> None:
+    """By its numbers, or by autograd: weights that a backward needs were changed in place."""
+    autograd = pytest.raises(GangFailed, match="Failed to run stage backward")
+    case = Case(2, error_feedback=1.0)
+    with autograd if "version" in mutant else nullcontext():
+        [trained] = on_ranks(2, [case], partial(as_mutant, mutant))
+        assert differences(trained, expected(case, 2))
+
+
+@pytest.mark.parametrize("num_stages", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_wait_for_each_other_where_nccl_would(num_stages: int) -> None:
+    cases = [Case(num_stages, error_feedback=1.0, drains={4: "evaluate"})]
+    assert_all_equal(num_stages, cases, program=as_nccl_rank)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_stages", [2, 3, 4])
-def test_equals_the_equations_for_every_number_of_microbatches(num_stages: int) -> None:
+def test_optimizers_and_numbers_of_microbatches(num_stages: int) -> None:
     optimizers = ["sgd", "adamw", "torch_muon", "our_muon"]
+    counts = (num_stages, 2 * num_stages)
+    assert_all_equal(
+        num_stages,
+        [Case(m, name, ef) for m, name, ef in product(counts, optimizers, (0.0, 1.0))],
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_stages", [2, 3])
+def test_every_position_of_a_drain(num_stages: int) -> None:
+    whats = ("drain", "evaluate", "save")
+    drained = [Case(num_stages, drains={t: w}, error_feedback=1.0) for t in range(T) for w in whats]
+    every = Case(num_stages, drains=dict.fromkeys(range(T), "save"), error_feedback=1.0)
+    assert_all_equal(num_stages, [*drained, every])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_stages", [1, 2, 4])
+def test_slack_and_a_synchronous_start(num_stages: int) -> None:
     cases = [
-        Case(m, name, feedback)
-        for m, name, feedback in product((num_stages, 2 * num_stages), optimizers, (0.0, 1.0))
+        Case(8, error_feedback=1.0, slack=slack, synchronous_start=n)
+        for slack, n in product((False, True), (0, 1, 3))
     ]
-    for case, trained in zip(cases, on_ranks(num_stages, cases), strict=True):
-        assert not differences(trained, expected(case, num_stages)), case
+    assert_all_equal(num_stages, cases)

@@ -1,0 +1,73 @@
+"""What cannot be used is refused in one line, before anything trains."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainer.base.errors import BadInput
+from trainer.torch_pipelining import refusals
+
+STAGE = SimpleNamespace(group_size=2, num_stages=2)
+LOSS = nn.MSELoss()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ((STAGE, 1, LOSS, 1), "n_microbatches=1: must be at least 2"),
+        ((STAGE, 2, LOSS, 2), "n_microbatches=2: must be at least 3"),
+        ((STAGE, 4, None, 1), "loss_fn=None: is required"),
+        (([STAGE, STAGE], 4, LOSS, 1), "must be the only stage of its rank"),
+        ((SimpleNamespace(group_size=2, num_stages=4), 4, LOSS, 1), "the only stage of its rank"),
+    ],
+)
+def test_a_schedule_that_is_none(given: tuple[Any, ...], says: str) -> None:
+    with pytest.raises(BadInput, match=says) as caught:
+        refusals.require_usable(*given)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_wrapped_module_needs_twins() -> None:
+    module = nn.Sequential(nn.Linear(2, 2))
+    refusals.require_plain(module)
+    module[0].compile()
+    for wrapped in (module, torch.compile(nn.Linear(2, 2))):
+        with pytest.raises(BadInput, match="twins=None: is required"):
+            refusals.require_plain(wrapped)
+    for twins in ([nn.Linear(2, 2)], [nn.Linear(2, 2), nn.Linear(2, 3)]):
+        with pytest.raises(BadInput, match="must be two modules"):
+            refusals.require_twins(nn.Linear(2, 2), twins)
+
+
+def test_an_update_that_is_made_elsewhere_or_not_at_all() -> None:
+    module = nn.Linear(2, 2)
+    refusals.require_trainable(print, module)
+    with pytest.raises(BadInput, match="update=None: is required"):
+        refusals.require_trainable(None, module)
+    weights = list(module.parameters())
+    versions = [weight._version for weight in weights]
+    refusals.require_stepped(weights, versions)  # no gradient is left
+    module(torch.ones(2)).sum().backward()
+    with pytest.raises(RuntimeError, match="made no optimizer step"):
+        refusals.require_stepped(weights, versions)
+    torch.optim.SGD(weights).step()
+    refusals.require_stepped(weights, versions)
+    weights[0].register_post_accumulate_grad_hook(print)
+    with pytest.raises(BadInput, match="OptimizersInBackward"):
+        refusals.require_trainable(print, module)
+
+
+def test_a_captured_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="no CUDA graphs"):
+        refusals.require_trainable(print, nn.Linear(2, 2))
+
+
+def test_an_evaluation_in_flight() -> None:
+    refusals.require_drained(True)
+    with pytest.raises(RuntimeError, match=r"inside `with schedule\.drained"):
+        refusals.require_drained(False)
