@@ -69,7 +69,7 @@ def place(word: str | Path) -> Path:
     """
     if is_url(str(word)):
         return Mirror(BucketClient(str(word))).path
-    require_folder("results", str(word))
+    require_folder("results", str(word), or_file=".csv")  # a report's table of trials
     return Path(word)
 
 

@@ -12,7 +12,7 @@ from sweeps.store.results import creates, probe, require_writable
 from sweeps.store.store import STAYS, Config, Problem, RunningTrial, Spare, SweepStore, TrialState
 from trainer.base.atomic import partials
 from trainer.base.errors import BadInput
-from trainer.base.places import is_url
+from trainer.base.places import is_url, require_folder
 from trainer.folder.lease import Held, attempts, holder
 from trainer.folder.record import TrialFolder, trial_folder
 
@@ -22,7 +22,10 @@ def open_store(word: str) -> SweepStore:
 
     Asks nothing of the store yet.
     """
-    return ObjectStore(word) if is_url(word) else FileStore(Path(word))
+    if is_url(word):
+        return ObjectStore(word)
+    require_folder("results", word)
+    return FileStore(Path(word))
 
 
 class FileStore:

@@ -13,8 +13,8 @@ from trainer.__main__ import main
 REFUSED = {
     "results=loop": "results=loop: must be a folder, not a loop of links",
     "out=loop": "out=loop: must be a folder, not a loop of links",
-    "results=file": "results=file: must be writable (Not a directory)",
-    "out=file": "out=file: must be writable (File exists)",
+    "results=file": "results=file: must be a folder, not a file",
+    "out=file": "out=file: must be a folder, not a file",
     "resume_from=pipe": "resume_from=pipe: must be a checkpoint-*.pt of an unfinished trial",
     "model.hidden_size=200000 model.num_heads=4": "device=cpu: has ",
     "data=text data.path=deep.jsonl": "must have one JSON object per line (line 1: maximum recur",

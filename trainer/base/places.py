@@ -4,6 +4,7 @@ import errno
 import os
 import re
 from pathlib import Path
+from stat import S_ISDIR
 
 from trainer.base.errors import NO_TEXT, BadInput
 
@@ -44,20 +45,25 @@ def is_url(word: str) -> bool:
     return LIKE_URL.search(word) is not None
 
 
-def _is_loop(path: str) -> bool:
+def _instead_of_folder(path: str) -> str | None:
+    """What stands at the path in place of a folder; None if a folder is there, or nothing."""
     try:
-        os.stat(path)
+        mode = os.stat(path).st_mode
     except OSError as error:
-        return error.errno == errno.ELOOP
-    return False
+        return "a loop of links" if error.errno == errno.ELOOP else None
+    return None if S_ISDIR(mode) else "a file"
 
 
-def require_folder(key: str, value: str) -> None:
-    """Raises BadInput for what cannot be a folder."""
+def require_folder(key: str, value: str, or_file: str = "") -> None:
+    """Raises BadInput for what is not, and cannot become, a folder.
+
+    A file may be there if its name has the ending `or_file`, such as `.csv`.
+    """
     if (problem := path_problem(value)) is not None:
         raise BadInput(key, value, problem)
-    if _is_loop(value):
-        raise BadInput(key, value, "must be a folder, not a loop of links")
+    may_be_file = Path(value).suffix == or_file != "" and os.path.isfile(value)
+    if not may_be_file and (other := _instead_of_folder(value)) is not None:
+        raise BadInput(key, value, f"must be a folder, not {other}")
     if is_url(value):
         allowed = "must be a folder: sweeps and analysis know URLs of stores, other commands do not"
         raise BadInput(key, value, allowed)

@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 from trainer.base.build import locate, published
 from trainer.base.code import contained, in_short, refuse_hidden, use_code
 from trainer.base.errors import BadInput, closest_first
-from trainer.base.places import is_url, require_folder
+from trainer.base.places import require_folder
 from trainer.base.ranges import Count, Few, Place, Rows, Seed
 from trainer.base.resources import resolved_dtype
 from trainer.config.combinations import check_combinations
@@ -113,10 +113,8 @@ def _check_folders(config: Mapping[str, Any]) -> None:
 
     A trial in an object store has a URL as `results`, and runs in the folder `out`.
     """
-    if config["out"] is not None:
-        require_folder("out", config["out"])
-    if config["out"] is None or not is_url(config["results"]):
-        require_folder("results", config["results"])
+    key = "results" if config["out"] is None else "out"
+    require_folder(key, config[key])
 
 
 def check_choice(key: str, node: Choice, code: str | None = None) -> Choice:

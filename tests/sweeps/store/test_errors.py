@@ -1,6 +1,8 @@
 """A store that does not answer, or refuses: each command says so in a line, and how it ended."""
 
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -32,9 +34,19 @@ COMMANDS: dict[str, tuple[Main, list[str]]] = {
     "prune": (sweeps, ["prune", "checkpoints=all"]),
     "rerun": (sweeps, ["rerun", "status=failed"]),
     "check": (sweeps, ["check"]),
+    "overview": (sweeps, ["status"]),
     "publish": (publish, ["publish", "study=momentum"]),
 }
-OF_SWEEPS = {"run": [], "status": ["status"]}
+OF_SWEEPS = {"run": [], "price": ["dry_run=true"], "status": ["status"]}
+IN_THE_WAY: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a file": (Path.touch, "must be a folder, not a file"),
+    "a pipe": (os.mkfifo, "must be a folder, not a file"),
+    "a loop": (lambda path: path.symlink_to(path), "must be a folder, not a loop of links"),
+    "a table of the wrong name": (
+        lambda path: path.write_text("trial_id,status\na,completed\n"),
+        "must be a folder, not a file",
+    ),
+}
 FAULTS = {
     "403": (2, "permission denied (AccessDenied)"),
     "403 key": (2, "permission denied (InvalidAccessKeyId)"),
@@ -42,7 +54,9 @@ FAULTS = {
     "400 token": (2, "permission denied (ExpiredToken)"),
     "500": (1, "500 Internal Server Error"),
     "cut": (1, "error sending request"),
+    "no bucket": (2, "there is no such bucket"),
 }
+PLACES = {"no bucket": "s3://nowhere/store"}
 
 
 @pytest.fixture(autouse=True)
@@ -71,8 +85,8 @@ def said_in_a_line(
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("name", ["report", "list"])
-def test_each_fault_has_its_exit_code(
+@pytest.mark.parametrize("name", [*COMMANDS, *OF_SWEEPS])
+def test_each_command_ends_each_fault_in_a_line(
     name: str,
     fault: str,
     server: s3_server.ServedBucket,
@@ -81,24 +95,26 @@ def test_each_fault_has_its_exit_code(
 ) -> None:
     server.fault = lambda method, key: fault
     code, says = FAULTS[fault]
-    ended, line = said_in_a_line(name, RESULTS, tmp_path_factory, capsys)
+    results = f"results={PLACES.get(fault, URL)}"
+    ended, line = said_in_a_line(name, results, tmp_path_factory, capsys)
     assert ended == code
-    assert f"{RESULTS}: " in line
+    assert f"{results}: " in line
     assert says in line
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, *OF_SWEEPS])
-def test_each_command_says_it_in_a_line(
+@pytest.mark.parametrize("kind", IN_THE_WAY)
+def test_each_command_refuses_what_is_no_folder(
+    kind: str,
     name: str,
-    server: s3_server.ServedBucket,
     tmp_path_factory: pytest.TempPathFactory,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    server.fault = lambda method, key: "500"
-    assert said_in_a_line(name, RESULTS, tmp_path_factory, capsys)[0] == 1
-    server.fault = lambda method, key: None
-    code, line = said_in_a_line(name, "results=s3://nowhere/store", tmp_path_factory, capsys)
-    assert (code, "there is no such bucket" in line) == (2, True)
+    place = tmp_path_factory.mktemp("place") / "store"
+    make, says = IN_THE_WAY[kind]
+    make(place)
+    code, line = said_in_a_line(name, f"results={place}", tmp_path_factory, capsys)
+    assert (code, f"{place}: {says}" in line) == (2, True), line
 
 
 @pytest.mark.parametrize(

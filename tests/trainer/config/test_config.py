@@ -107,3 +107,9 @@ def test_a_plan_knows_that_a_correction_has_nothing_to_correct(tmp_path: Path) -
     assert idle("correction=taylor", "pipeline=pipedream_2bw", "pipeline.synchronous_start=1.0")
     assert not idle()
     assert not idle("correction=taylor", "pipeline=pipedream_2bw")
+
+
+def test_a_store_that_a_folder_of_ones_own_replaces_may_be_anything(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    words = [f"results={tmp_path / 'loop'}", f"out={tmp_path / 'trial'}"]
+    assert small.config(tmp_path, *words)["out"] == str(tmp_path / "trial")
