@@ -56,7 +56,7 @@ def test_a_mixture_gives_the_same_numbers_twice(
     tmp_path: Path, family: Words, balance: str, way: list[str]
 ) -> None:
     """In bf16, with deterministic kernels alone: torch raises where an operation has none."""
-    mixture = (*family, f"model.balance={balance}", *way)
+    mixture = (*family, f"model.balance={balance}", "eval_dtype=bfloat16", *way)
     assert same_twice(tmp_path, *mixture, "correction=error_feedback", "optimizer=muon")
 
 

@@ -7,6 +7,7 @@ import resource
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -141,3 +142,26 @@ def restore_random_state(state: dict[str, torch.Tensor], device: torch.device) -
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def on_cpu(state: Any) -> Any:
+    """Mappings and lists of tensors and plain values, with every tensor in the CPU's memory.
+
+    Tensors that are the same memory on a GPU, as the master and its newest version may be, are one
+    tensor in what is returned.
+    """
+    known: dict[tuple[object, ...], torch.Tensor] = {}
+
+    def moved(node: Any) -> Any:
+        if isinstance(node, torch.Tensor) and node.is_cuda:
+            key = node.data_ptr(), node.dtype, node.shape, node.stride()
+            if key not in known:
+                known[key] = node.detach().cpu()
+            return known[key]
+        if isinstance(node, dict):
+            return {name: moved(item) for name, item in node.items()}
+        if isinstance(node, list | tuple):
+            return type(node)(map(moved, node))
+        return node
+
+    return moved(state)

@@ -32,6 +32,7 @@ def check_combinations(config: Config) -> None:
         why = REJECTED[optimizer, correction]
         raise BadInput("correction", correction, f"not with optimizer={optimizer}: {why}")
     _check_sharding(config, optimizer)
+    _check_compiled_experts(config)
     if config["trace"] and config["runner"] == "emulated":
         raise BadInput("trace", True, "needs runner=pipelined: only ranks wait for each other")
     if config["trace"] and config["diagnostics"] is not None:
@@ -56,9 +57,24 @@ def _check_sharding(config: Config, optimizer: str) -> None:
         raise BadInput("shard_optimizer", True, f"not with optimizer={optimizer}: {why}")
 
 
-def check_backward(model: Recipe, schedule: Schedule) -> None:
+def _check_compiled_experts(config: Config) -> None:
+    """Raises BadInput for compiled products of experts in fp32, which torch's compiler refuses."""
+    if not config["compile"] or "num_experts" not in config["model"]:
+        return
+    for key in ("dtype", "eval_dtype"):
+        if config[key] != "bfloat16":
+            allowed = "must be bfloat16 with experts and compile=true: torch compiles no other"
+            raise BadInput(key, config[key], allowed)
+
+
+def check_backward(config: Config, model: Recipe, schedule: Schedule) -> None:
     """Raises BadInput for a model whose backward the schedule cannot cut in halves."""
-    if schedule.splits_backward and model.activation_checkpointing:
+    if not schedule.splits_backward:
+        return
+    if config["compile"]:
+        allowed = "must be false with a schedule that splits backwards: nearly nothing is compiled"
+        raise BadInput("compile", True, allowed)
+    if model.activation_checkpointing:
         allowed = "must be false with a schedule that splits backwards: they cannot recompute"
         raise BadInput("model.activation_checkpointing", True, allowed)
 

@@ -122,7 +122,7 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
     split = model.split(schedule.num_stages, config["seq_len"])
     parts = num_updates, schedule.lags
     correction: NoCorrection = made("correction", config["correction"], NoCorrection, *parts)
-    check_backward(model, schedule)
+    check_backward(config, model, schedule)
     check_in_place(config, schedule, correction)
     check_start(model, config.get("from_pretrained"))
     if (problem := _problem(schedule)) is not None:

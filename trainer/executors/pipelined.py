@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from trainer.base.resources import peak_memory_bytes
+from trainer.base.resources import on_cpu, peak_memory_bytes
 from trainer.executors.channel import Channels
 from trainer.executors.executor import Executor, OnUpdate, T
 from trainer.executors.gradients import Clip, Diverged, Update
@@ -104,13 +104,13 @@ class Pipelined(Executor):
 
     @override
     def state(self) -> dict[str, dict[str, Any]]:
-        """The state of the whole model, on the recording rank; empty on other ranks."""
+        """The state of the whole model, on the recording rank and its CPU; empty on other ranks."""
         mine = super().state()
         if self._gang.replica > 0:
             mine = {k: v for stage in self._stages for k, v in stage.owned_state().items()}
         # Ranks come in order, so an owner's optimizer state replaces the empty one of replica 0.
         whole: dict[str, dict[str, Any]] = {}
-        for state_of_rank in self._gang.gather(mine):
+        for state_of_rank in self._gang.gather(on_cpu(mine)):
             for name, state in state_of_rank.items():
                 whole[name] = {**whole.get(name, {}), **state}
         return whole

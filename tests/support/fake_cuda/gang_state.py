@@ -1,0 +1,29 @@
+"""What a rank with a fake GPU sends when the gang is saved."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from tests.support.fake_cuda.gpu import FakeGPU
+from trainer.executors.pipelined import Pipelined
+
+
+def looked_at() -> dict[str, Any]:
+    """The devices of the tensors that are sent, and whether two that share memory still do."""
+    sent: list[Any] = []
+    gpu = FakeGPU()
+    with gpu:
+        weight, momentum = torch.ones(4, 4, device="cuda"), torch.ones(4, device="cuda")
+        state = {"w": {"master": weight, "slots": [weight.view(4, 4)], "optimizer": [momentum, 3]}}
+        executor = Pipelined.__new__(Pipelined)
+        executor._stages = [SimpleNamespace(state=lambda: state)]
+        executor._gang = SimpleNamespace(replica=0, gather=lambda mine: sent.append(mine) or [])
+        executor.state()
+        of_weight = sent[0]["w"]
+        tensors = of_weight["master"], of_weight["slots"][0], of_weight["optimizer"][0]
+        return {
+            "devices": [tensor.device.type for tensor in tensors],
+            "is_shared": tensors[0] is tensors[1],
+            "others": of_weight["optimizer"][1:],
+        }

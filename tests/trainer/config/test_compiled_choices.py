@@ -1,0 +1,28 @@
+"""What torch cannot compile is refused before a trial runs."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import hybrid, moe, small
+from trainer.base.errors import BadInput
+from trainer.config.plan import plan_trial
+
+HALVES = ("zero_bubble_h1", "zero_bubble_v", "dualpipe_v")
+
+
+@pytest.mark.parametrize("family", [moe.WORDS, hybrid.WORDS], ids=["moe", "hybrid"])
+@pytest.mark.parametrize("key", ["dtype", "eval_dtype"])
+def test_experts_in_fp32(tmp_path: Path, family: tuple[str, ...], key: str) -> None:
+    words = [*family, "compile=true", "dtype=bfloat16", "eval_dtype=bfloat16"]
+    plan_trial(small.config(tmp_path, *words))
+    with pytest.raises(BadInput, match=f"{key}=float32.*bfloat16 with experts and compile=true"):
+        small.config(tmp_path, *words, f"{key}=float32")
+
+
+@pytest.mark.parametrize("pipeline", HALVES)
+def test_backwards_in_halves(tmp_path: Path, pipeline: str) -> None:
+    words = [f"pipeline={pipeline}", "pipeline.num_stages=2", "pipeline.num_microbatches=4"]
+    config = small.config(tmp_path, *words, "model.num_layers=4", "compile=true", "batch_size=4")
+    with pytest.raises(BadInput, match=r"compile=True.*splits backwards"):
+        plan_trial(config)
