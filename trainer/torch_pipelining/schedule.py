@@ -19,7 +19,7 @@ from trainer.torch_pipelining.norm import LateNorm, clip
 from trainer.torch_pipelining.update import LateUpdate
 
 
-class Pass(NamedTuple):
+class Move(NamedTuple):
     """The forward or the backward of one microbatch of a batch."""
 
     kind: str
@@ -185,18 +185,18 @@ class Schedule2BW(Schedule1F1B):
             self._given.loss_kwargs,
         )
 
-    def _window(self, batch: int) -> list[Pass]:
+    def _window(self, batch: int) -> list[Move]:
         """1F1B without an end: each forward, and the backward that became due `lead` before it."""
         passes, m, lead = [], self._n_microbatches, self._lead
         for i in range(m):
-            passes.append(Pass(FORWARD, batch, i))
+            passes.append(Move(FORWARD, batch, i))
             if i >= lead:
-                passes.append(Pass(BACKWARD, batch, i - lead))
+                passes.append(Move(BACKWARD, batch, i - lead))
             elif self._waiting:  # nothing waits after a drain
-                passes.append(Pass(BACKWARD, batch - 1, m + i - lead))
+                passes.append(Move(BACKWARD, batch - 1, m + i - lead))
         return passes
 
-    def _run(self, passes: Sequence[Pass]) -> None:
+    def _run(self, passes: Sequence[Move]) -> None:
         """Makes each pass in turn, and posts before it computes what the next one receives."""
         stage = self._stage
         stage.fwd_cache.update(self._in_flight)
@@ -212,18 +212,18 @@ class Schedule2BW(Schedule1F1B):
         self._in_flight = dict(stage.fwd_cache)
         stage.submod = self.newest
 
-    def _receive(self, this: Pass) -> list[dist.Work]:
+    def _receive(self, this: Move) -> list[dist.Work]:
         stage, is_forward = self._stage, this.kind == FORWARD
         ops = stage.get_fwd_recv_ops if is_forward else stage.get_bwd_recv_ops
         return self._neighbours.receive(this.kind, ops(this.microbatch))
 
-    def _forward(self, this: Pass) -> None:
+    def _forward(self, this: Move) -> None:
         stage, given, i = self._stage, self._given, this.microbatch
         output = stage.forward_one_chunk(i, given.args[i], given.kwargs[i], given.keep_outputs)
         self._neighbours.send(FORWARD, stage.get_fwd_send_ops(i))
         self._maybe_compute_loss(stage, output, given.targets, i, given.loss_kwargs)
 
-    def _backward(self, this: Pass) -> None:
+    def _backward(self, this: Move) -> None:
         stage, i = self._stage, this.microbatch
         is_last = i == self._n_microbatches - 1
         loss = self._maybe_get_loss(stage, i)
@@ -255,7 +255,7 @@ class Schedule2BW(Schedule1F1B):
     def _drain(self) -> None:
         last, m = self.num_taken - 1, self._n_microbatches
         with torch.enable_grad():
-            self._run([Pass(BACKWARD, last, m - n) for n in range(self._waiting, 0, -1)])
+            self._run([Move(BACKWARD, last, m - n) for n in range(self._waiting, 0, -1)])
             self._waiting = 0
             if not self._is_drained:
                 self._make_update()
