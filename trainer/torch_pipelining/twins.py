@@ -93,7 +93,7 @@ class Twins:
 
 
 def _twin(module: nn.Module) -> nn.Module:
-    """The same module with parameters of its own, in the same memory until `start`, and the same
+    """Return a copy of the module with parameters of its own, in the same memory until `start`, and the same
     buffers."""
     same: dict[int, Tensor] = {id(buffer): buffer for buffer in module.buffers()}
     same |= {id(w): nn.Parameter(w.data, w.requires_grad) for w in module.parameters()}
