@@ -93,8 +93,8 @@ class Twins:
 
 
 def _twin(module: nn.Module) -> nn.Module:
-    """Return a copy of the module with parameters of its own, in the same memory until `start`, and the same
-    buffers."""
+    """Return a copy of the module with its buffers and with parameters of its own, which lie in the
+    module's memory until `start`."""
     same: dict[int, Tensor] = {id(buffer): buffer for buffer in module.buffers()}
     same |= {id(w): nn.Parameter(w.data, w.requires_grad) for w in module.parameters()}
     return copy.deepcopy(module, same)
