@@ -35,6 +35,10 @@ from trainer.training import Job, Report, Training, never, nowhere, restored_oth
 
 Config = Mapping[str, Any]
 
+QUEUES = "32"
+"""Hardware queues that CUDA gives a rank, the most it has. An inner rank has a stream per message
+group and computes beside: with CUDA's own 8 a receive that waits could hold up a kernel."""
+
 
 def run_trial(
     config: Config,
@@ -163,6 +167,7 @@ def _as_elastic_rank(job: Job) -> Row:
 
 def _train_rank(job: Job, heartbeat: Heartbeat, store: dist.Store | None, timeout: float) -> Row:
     config, rank = job.config, heartbeat.rank
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", QUEUES)
     device = rank_device(config["device"], int(os.environ.get("LOCAL_RANK", rank)))
     if device.type == "cuda":
         torch.cuda.set_device(device)  # NCCL and new streams use the current device

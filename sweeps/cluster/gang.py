@@ -54,6 +54,7 @@ class RankActor:
         import torch.distributed as dist
 
         from trainer.ranks.groups import Heartbeat
+        from trainer.ranks.interfaces import listen_on
         from trainer.ranks.spawn import stay_on_loopback
 
         os.environ["LOCAL_RANK"] = "0"  # Ray shows a rank its own GPU alone
@@ -61,6 +62,8 @@ class RankActor:
         host, port = address
         if host.startswith("127."):
             stay_on_loopback()
+        else:
+            listen_on(ray.util.get_node_ip_address())
         messages: SimpleQueue[object] = SimpleQueue()
         end = object()
 

@@ -31,12 +31,21 @@ def options(group: Mapping[str, Any]) -> dict[str, Any]:
 def restore(optimizer: Optimizer, saved: Mapping[nn.Parameter, State]) -> None:
     """Restores a copy of what `by_weight` returned, for the same kinds of weights.
 
-    It is a copy because stages that share a tied weight must not share its moments. It is exact to
-    the last bit; torch's own `load_state_dict` casts what is not in the weight's dtype.
+    It is a copy because stages that share a tied weight must not share its moments.
+    """
+    copies = {w: {**of, "state": deepcopy(of["state"])} for w, of in saved.items()}
+    adopt(optimizer, copies)
+
+
+def adopt(optimizer: Optimizer, saved: Mapping[nn.Parameter, State]) -> None:
+    """Makes the optimizer go on with these very tensors, in the form that `by_weight` returns.
+
+    It is exact to the last bit; torch's own `load_state_dict` casts what is not in the weight's
+    dtype.
     """
     groups = [group["params"] for group in optimizer.param_groups]
     index = {weight: i for i, weight in enumerate(chain.from_iterable(groups))}
-    states = {weight: deepcopy(saved[weight]["state"]) for weight in index}
+    states = {weight: saved[weight]["state"] for weight in index}
     optimizer.load_state_dict(
         {
             "state": {i: states[weight] for weight, i in index.items() if states[weight]},

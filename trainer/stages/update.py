@@ -70,6 +70,6 @@ def dry_update(optimizer: Optimizer, weights: Weights, gradients: Sequence[Tenso
     update = update_of(optimizer, weights, gradients)
     with torch.no_grad():
         torch._foreach_copy_(list(weights), start)
-    optimizer_state.restore(optimizer, state)
+    optimizer_state.adopt(optimizer, state)  # another copy might not fit
     restore_random_state(randomness, device)
     return update
