@@ -5,7 +5,7 @@ import io
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,8 +44,17 @@ def restore(place: Place) -> None:
         os.utime(path, ns=(changed, changed))
 
 
+ODD: dict[str, Callable[[Path], None]] = {
+    "folder": Path.mkdir,
+    "dead link": lambda path: path.symlink_to("nowhere"),
+    "loop of links": lambda path: path.symlink_to(path.name),
+    "pipe": os.mkfifo,
+}
+"""What people's tools leave where a file must be."""
+
+
 class Damage(NamedTuple):
-    """What stands at `path` in place of `instead_of`: a file, a folder, a dead link or nothing."""
+    """What stands at `path` in place of `instead_of`: a file, one of ODD, or nothing."""
 
     instead_of: Path
     path: Path
@@ -68,17 +77,15 @@ class Damage(NamedTuple):
             self.path.write_bytes(self.content)
             if self.is_old:
                 os.utime(self.path, (time.time() - 1000,) * 2)
-        elif self.kind == "folder":
-            self.path.mkdir()
-        elif self.kind == "dead link":
-            self.path.symlink_to("nowhere")
+        elif self.kind in ODD:
+            ODD[self.kind](self.path)
 
 
 def draw_damage(data: st.DataObject, place: Place, paths: Sequence[Path]) -> Damage:
     """Of one of the files, or of one that is not there. Nothing is written while it is drawn."""
     path = data.draw(st.sampled_from([*paths]), "file")
     valid = place.files[path][0] if path in place.files else b"{}"
-    kind = data.draw(st.sampled_from(("content",) * 8 + ("folder", "missing", "dead link")))
+    kind = data.draw(st.sampled_from(("content",) * 8 + (*ODD, "missing")))
     is_old = data.draw(st.booleans(), "old")
     if kind != "content":
         return Damage(path, path, kind, b"", is_old)

@@ -83,8 +83,8 @@ class _TooLong(BaseException):
 
 @contextmanager
 def contained() -> Iterator[None]:
-    """Raises RuntimeError if the user's code, run in the context, would end this process, or takes
-    more than WITHIN seconds, which only the main thread can see.
+    """Raises RuntimeError if the user's code, run in the context, would end this process, raises
+    what is no Exception, or takes more than WITHIN seconds, which only the main thread can see.
     """
     ends = os._exit
     os._exit = _refuse
@@ -97,6 +97,11 @@ def contained() -> Iterator[None]:
     except _TooLong as error:
         late = RuntimeError(f"it takes more than {WITHIN:g} s")
         raise late.with_traceback(error.__traceback__) from None
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        other = RuntimeError(f"it raises {type(error).__name__}: {error}")
+        raise other.with_traceback(error.__traceback__) from None
     finally:
         os._exit = ends
 

@@ -190,6 +190,10 @@ def _check_length(config: Mapping[str, Any]) -> None:
 
 
 def _check_batch(config: Mapping[str, Any]) -> None:
+    for key in ("num_stages", "num_microbatches"):
+        if key not in config["pipeline"]:
+            path = config["pipeline"]["_target_"]
+            raise BadInput("pipeline._target_", path, f"must take the keyword {key}")
     microbatches, replicas = config["pipeline"]["num_microbatches"], config["num_replicas"]
     if config["batch_size"] % (microbatches * replicas):
         of_replicas = f" times num_replicas={replicas}" if replicas > 1 else ""

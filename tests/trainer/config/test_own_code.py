@@ -22,6 +22,7 @@ def pipeline(num_updates, *, num_stages: int = 1, num_microbatches: int = 1): re
 def raises(num_updates): raise ValueError("two\\nlines")
 def exits(num_updates): sys.exit(0)
 def ends(num_updates): os._exit(0)
+def base(num_updates): raise BaseException("no Exception")
 """
 MODULES = {
     "sys.exit(0)": "it would end this process, with exit code 0, {file}:2",
@@ -87,9 +88,17 @@ def test_a_factory_that_makes_something_else(
         ("raises", r"fails: ValueError: two\nlines, {file}:8"),
         ("exits", "fails: RuntimeError: it would end this process, with exit code 0, {file}:9"),
         ("ends", "fails: RuntimeError: it would end this process, with exit code 0, {file}:10"),
+        ("base", "fails: RuntimeError: it raises BaseException: no Exception, {file}:11"),
     ],
 )
 def test_a_factory_that_fails(
     name: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert says in refusal(tmp_path, FACTORIES, "lr_schedule", name, capsys)
+
+
+def test_a_pipeline_without_its_keywords(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refusal(tmp_path, FACTORIES, "pipeline", "lr_schedule", capsys)
+    assert "must take the keyword num_stages" in line
