@@ -69,6 +69,11 @@ def wholes(*lists: Sequence[Tensor]) -> list[list[Tensor]]:
     return [list(tensors) for tensors in lists]
 
 
+def storage(tensor: Tensor) -> int:
+    """What tensors that share memory have in common, also where there is no memory behind it."""
+    return int(tensor.untyped_storage()._cdata)
+
+
 def cloned(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """A copy of each tensor, in few vectors where the tensors are."""
     return tensors.clone() if isinstance(tensors, Flat) else [t.detach().clone() for t in tensors]

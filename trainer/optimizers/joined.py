@@ -4,7 +4,6 @@ It computes the same numbers in fewer calls: entries of one vector are stepped a
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from trainer.base.flat import storage
 from trainer.optimizers.averaging import Averages
 from trainer.optimizers.routing import Kind, Parameters
 from trainer.optimizers.sharded import Make
@@ -27,29 +27,23 @@ class Vector:
     """The memory from the first to the last of `weights`, which lie in one storage, in order."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
-        self.weights, first = weights, weights[0]
-        self._first = first.data_ptr()
-        self._ends = [self._place(w) + w.numel() * w.itemsize for w in weights]
-        self.size = self._ends[-1] // first.itemsize
-        self._places = [self._place(weight) for weight in weights]
-        starts = [place // first.itemsize for place in self._places]
-        self._cuts = [
-            n
-            for (start, after), weight in zip(pairwise([*starts, self.size]), weights, strict=True)
-            for n in (weight.numel(), after - start - weight.numel())
-        ]
+        self.weights = weights
+        self._places = self._places_of(weights)
+        self.size = self._places[-1] + weights[-1].numel()
+        ends = [*self._places[1:], self.size]
+        spans = zip(weights, self._places, ends, strict=True)
+        # Each weight, then the entries up to the next one, which belong to none.
+        self._cuts = [n for w, at, end in spans for n in (w.numel(), end - at - w.numel())]
 
-    def _place(self, tensor: Tensor) -> int:
-        return tensor.data_ptr() - self._first
+    def _places_of(self, tensors: Sequence[Tensor]) -> list[int]:
+        first = tensors[0].storage_offset()
+        return [int(tensor.storage_offset() - first) for tensor in tensors]
 
     def whole(self, tensors: Sequence[Tensor]) -> Tensor:
         """A tensor per weight as one vector: their own memory if they lie there as the weights."""
-        first = tensors[0]
-        start = first.data_ptr()
-        holds = first.untyped_storage().nbytes() // first.itemsize - first.storage_offset()
-        if holds >= self.size and [t.data_ptr() - start for t in tensors] == self._places:
-            return first.as_strided((self.size,), (1,))
-        copy = first.new_zeros(self.size)
+        if len(set(map(storage, tensors))) == 1 and self._places_of(tensors) == self._places:
+            return tensors[0].as_strided((self.size,), (1,))
+        copy = tensors[0].new_zeros(self.size)
         torch._foreach_copy_(self.parts(copy), list(tensors))
         return copy
 
@@ -68,8 +62,8 @@ class Joined(Optimizer):
 
     def __init__(self, make: Make, parameters: Parameters) -> None:
         members: dict[tuple[Kind, int], list[nn.Parameter]] = {}
-        for kind, weight in sorted(parameters, key=lambda of: of[1].data_ptr()):
-            members.setdefault((kind, weight.untyped_storage().data_ptr()), []).append(weight)
+        for kind, weight in sorted(parameters, key=lambda of: of[1].storage_offset()):
+            members.setdefault((kind, storage(weight)), []).append(weight)
         self._vectors = {
             nn.Parameter(vector.whole(vector.weights), requires_grad=False): vector
             for vector in map(Vector, members.values())
@@ -151,7 +145,7 @@ class Joined(Optimizer):
         """Lays the vectors where the weights lie now."""
         for whole, vector in self._vectors.items():
             whole.data = vector.whole(vector.weights).data
-            assert whole.data_ptr() == vector.weights[0].data_ptr()
+            assert storage(whole) == storage(vector.weights[0])
 
     def _take_state(self) -> None:
         """Gives the inner optimizer the state by weight, if anybody has seen or replaced it."""
