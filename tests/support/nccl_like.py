@@ -2,12 +2,14 @@
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 INIT_TIMEOUT = timedelta(seconds=20)
 """How long a rank waits for the others to build a communicator with it."""
@@ -64,13 +66,10 @@ class NcclLike:
 @contextmanager
 def nccl_like(store: dist.Store, rank: int) -> Iterator[None]:
     """Replaces the functions of `torch.distributed` that the trainer calls, in this process."""
-    names = ("isend", "irecv", "all_reduce")
-    originals = {name: getattr(dist, name) for name in names}
     like = NcclLike(store, rank)
-    try:
-        for name in names:
-            setattr(dist, name, getattr(like, name))
+    with ExitStack() as stack:
+        for name in ("isend", "irecv", "all_reduce"):
+            stack.enter_context(patch.object(dist, name, getattr(like, name)))
+        # torch's P2POp would refuse other functions than its own.
+        stack.enter_context(patch.object(distributed_c10d, "_check_op"))
         yield
-    finally:
-        for name, original in originals.items():
-            setattr(dist, name, original)

@@ -58,7 +58,7 @@ def test_a_mutant_is_noticed(mutant: str) -> None:
 
 @pytest.mark.parametrize("num_stages", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_wait_for_each_other_where_nccl_would(num_stages: int) -> None:
-    cases = [Case(num_stages, error_feedback=1.0, drains={4: "evaluate"})]
+    cases = [Case(num_stages, error_feedback=1.0, drains={4: "drain"})]
     assert_all_equal(num_stages, cases, program=as_nccl_rank)
 
 
