@@ -49,6 +49,10 @@ class StoreRefuses(StoreAway):
     exit_code = BadInput.exit_code
 
 
+class Torn(FileNotFoundError):
+    """The object does not have the size that it was written with: it counts as one that is gone."""
+
+
 class Changed(Exception):
     """Another process has written the object: what was to be written was not."""
 
@@ -125,13 +129,25 @@ class BucketClient:
             library.put(self._large, key, content, chunk_size=CHUNK)
 
     def download(self, key: str, path: Path, size: int) -> None:
-        """Write the `size` bytes of an object to a new file. Raises FileNotFoundError."""
+        """Write the `size` bytes of an object to a new file. Raises FileNotFoundError, or Torn."""
         with path.open("xb") as file:
             for start in range(0, size, CHUNK):
                 length = min(CHUNK, size - start)
-                with self._request() as library:
-                    part = library.get_range(self._large, key, start=start, length=length)
+                try:
+                    with self._request() as library:
+                        part = library.get_range(self._large, key, start=start, length=length)
+                except StoreAway:
+                    if self._size(key) != size:
+                        raise Torn(key) from None
+                    raise
+                if len(part) != length:
+                    raise Torn(key)
                 file.write(part)
+
+    def _size(self, key: str) -> int:
+        with self._request() as library:
+            size: int = library.head(self._small, key)["size"]
+        return size
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects, some of which may be gone."""

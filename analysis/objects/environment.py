@@ -11,15 +11,21 @@ ENDPOINTS = (
     *("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 )
 PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
-ADDRESS = re.compile(r"https?://([\w.-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>\d{1,5}))?(/\S*)?")
+ADDRESS = re.compile(
+    r"https?://([\w.-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>\d{1,5}))?(/[\w.~%/-]*)?", re.ASCII
+)
+REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 HIGHEST_PORT = 65_535
 
 
 def require_sound() -> None:
     """Raise BadInput for a variable that cannot be what it should. No value of a key is shown."""
     for name, value in os.environ.items():
-        if name.startswith(PREFIXES) and NO_TEXT.search(value):
-            raise BadInput(name, "", "must be one line without control characters")
+        if name.startswith(PREFIXES) and (NO_TEXT.search(value) or not value.isascii()):
+            raise BadInput(name, "", "must be one line of ASCII without control characters")
+    for name in REGIONS:
+        if not re.fullmatch(r"[\w-]*", region := os.environ.get(name, "")):
+            raise BadInput(name, region, "must be the name of a region, such as us-east-1")
     for name in ENDPOINTS:
         if name in os.environ and not _is_address(address := os.environ[name]):
             shown = "" if "@" in address else address  # before it a password may stand

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from analysis.objects import register
-from analysis.objects.bucket import BucketClient, StoreAway
+from analysis.objects.bucket import BucketClient, StoreAway, Torn
 from analysis.objects.environment import ENDPOINTS
 from analysis.objects.register import ARCHIVED, RESULT, File, Seen, see
 from trainer.base.errors import BadInput
@@ -41,6 +41,7 @@ LISTED = (register.FOLDER, SWEEPS)
 """The folders whose objects a pull lists."""
 CHECK = "`python -m sweeps check` says more: results="
 GONE = "is gone, though the register of its trial names it"
+TORN = "is not as long as the register of its trial says"
 NOT_OURS = "is no object of a store: move it away"
 NOTES = ".pulled.json"
 """The file of the copy that says what it has."""
@@ -170,6 +171,8 @@ class Mirror:
             if "text" in file or known.get(name) != file["key"] or name not in there:
                 try:
                     fetch(self.bucket, file, folder / name)
+                except Torn:
+                    missing.append(Damaged(Path(file["key"]), TORN))
                 except FileNotFoundError:
                     missing.append(Damaged(Path(file["key"]), GONE))
         if seen.register.holder is not None:

@@ -99,7 +99,7 @@ class WorkingFolder:
             try:
                 fetch(self._bucket, file, self._path / name)
             except FileNotFoundError:
-                says = f"{file['key']} is gone: its trial goes on without {name}"
+                says = f"{file['key']} is gone or not whole: its trial goes on without {name}"
                 print(says, file=sys.stderr)
                 continue
             if NAME.fullmatch(name):  # of a process that does not hold the folder here

@@ -4,14 +4,14 @@ Nothing is deleted. A store in a bucket is read in its copy on this machine, and
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from analysis.objects import register
 from analysis.objects.bucket import BucketClient, Changed
-from analysis.objects.mirror import AT_ONCE, GONE, LISTED, NOT_OURS, is_known, names_in
+from analysis.objects.mirror import AT_ONCE, GONE, LISTED, NOT_OURS, TORN, is_known, names_in
 from analysis.objects.register import File, Register, Seen, see
 from analysis.objects.working import DOCUMENTS
 from analysis.table.index import index_path, read_trials
@@ -80,14 +80,14 @@ def in_bucket(bucket: BucketClient, copy: Path) -> Iterator[Problem]:
     keys = [m.key for folder in LISTED for m in bucket.list(folder) if not m.is_folder]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         looks = [*pool.map(partial(_look, bucket), filter(None, map(register.trial_of, keys)))]
-    there = {meta.key for meta in bucket.list("trials")}
+    there = {meta.key: meta.size for meta in bucket.list("trials")}
     for key in keys:
         if not is_known(key):
             yield Problem(Damaged(Path(key), NOT_OURS), UNCOUNTED)
     for look in looks:
         if isinstance(look, Damaged):
             yield _of_register(bucket, copy, look)
-        elif look is not None and look.register.keys - there:
+        elif look is not None:
             yield from _of_objects(bucket, copy, look, there)
 
 
@@ -126,15 +126,21 @@ def _rebuild(bucket: BucketClient, copy: Path, place: Path) -> bool:
     return True
 
 
-def _of_objects(bucket: BucketClient, copy: Path, seen: Seen, there: set[str]) -> Iterator[Problem]:
-    """Yield the objects that a register names and that are gone, if it still names them."""
-    if _look(bucket, seen.register.trial_id) != seen:
+def _of_objects(
+    bucket: BucketClient, copy: Path, seen: Seen, there: Mapping[str, int]
+) -> Iterator[Problem]:
+    """Yield the objects that a register names and that are gone or torn, if it still names them.
+
+    `there`: key of an object → its size.
+    """
+    files = {name: file for name, file in seen.register.files.items() if "key" in file}
+    wrong = {name: file for name, file in files.items() if there.get(file["key"]) != file["size"]}
+    if not wrong or _look(bucket, seen.register.trial_id) != seen:
         return
     folder = copy / register.objects(seen.register.trial_id)
-    for name, file in seen.register.files.items():
-        if "key" not in file or file["key"] in there:
-            continue
-        damage, here = Damaged(Path(file["key"]), GONE), folder / name
+    for name, file in wrong.items():
+        why = TORN if file["key"] in there else GONE
+        damage, here = Damaged(Path(file["key"]), why), folder / name
         if here.is_file() and here.stat().st_size == file["size"]:
             mend = partial(_upload, bucket, file["key"], here)
             yield Problem(damage, "repair=true uploads the copy of this machine", mend)

@@ -149,6 +149,18 @@ def missing_rows(place: Place) -> None:
         del place.server.objects[key]
 
 
+def torn_rows(place: Place) -> None:
+    shutil.rmtree(place.store.folder.parent)
+    for key in place.objects(place.ids[0]):
+        place.server.write(key, place.server.objects[key].content[:-9])
+
+
+def empty_rows(place: Place) -> None:
+    shutil.rmtree(place.store.folder.parent)
+    for key in place.objects(place.ids[0]):
+        place.server.write(key, b"")
+
+
 Damage = Callable[[Place], None]
 HARMLESS: dict[str, list[Damage]] = {
     "folder": [
@@ -157,7 +169,7 @@ HARMLESS: dict[str, list[Damage]] = {
     ],
     "bucket": [
         *(copied_register, copied_register_with_a_dot, alien_object, alien_below, alien_record),
-        *(torn_register_of_no_trial, missing_rows),
+        *(torn_register_of_no_trial, missing_rows, torn_rows, empty_rows),
     ],
 }
 NAMED = {
@@ -173,6 +185,8 @@ NAMED = {
     alien_below: "registers/a/b.json is no object of a store",
     alien_record: "sweeps/a/b.json is no object of a store",
     torn_register_of_no_trial: "registers/0123456789abcdef.json is not whole JSON",
+    torn_rows: "metrics.jsonl is not as long as the register of its trial says",
+    empty_rows: "metrics.jsonl is not as long as the register of its trial says",
     missing_rows: "metrics.jsonl is gone, though the register of its trial names it",
 }
 

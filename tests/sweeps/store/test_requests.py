@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from analysis.objects import bucket as requests
-from analysis.objects.bucket import BucketClient, Changed, StoreRefuses
+from analysis.objects.bucket import BucketClient, Changed, StoreRefuses, Torn
 from tests.support import moto, s3_server
 from tests.support.stored import URL
 
@@ -51,6 +51,17 @@ def test_a_large_object_comes_back_in_parts(
     monkeypatch.setattr(requests, "CHUNK", 500)
     bucket.download("large", tmp_path / "large", size)
     assert (tmp_path / "large").read_bytes() == content
+
+
+@pytest.mark.parametrize("size", [0, 3])
+def test_an_object_that_is_too_short_is_told_from_a_store_that_is_away(
+    size: int, bucket: BucketClient, tmp_path: Path
+) -> None:
+    bucket.upload("torn", bytes(size))
+    with pytest.raises(Torn):
+        bucket.download("torn", tmp_path / "torn", 5)
+    with pytest.raises(FileNotFoundError):
+        bucket.download("gone", tmp_path / "gone", 5)
 
 
 def test_a_large_object_goes_in_parts(bucket: BucketClient, tmp_path: Path) -> None:
