@@ -25,7 +25,8 @@ class Twins:
     def __init__(
         self, newest: nn.Module, given: Sequence[nn.Module] | None, *, reads_ahead: bool
     ) -> None:
-        self.newest, self._reads_ahead = newest, reads_ahead
+        self.newest, self.reads_ahead = newest, reads_ahead
+        self._are_given = given is not None
         if given is None:
             refusals.require_plain(newest)
             given = [_twin(newest), _twin(newest)]
@@ -56,20 +57,30 @@ class Twins:
         """Both twins get the newest weights, which are of this version."""
         newest = list(self.newest.parameters())
         mine, other = self.weights(version), self.weights(version + 1)
-        if not self._is_aliased and self._may_alias([*mine, *other]):
-            for weight, here, there in zip(newest, mine, other, strict=True):
-                here.data, there.data = torch.empty_like(weight.data), weight.data
-            self._is_aliased = True
+        if not self.is_started:
+            self._find_memory(newest, mine, other)
         copy_into(mine, newest)
         if not self._is_aliased:
             copy_into(other, newest)
         self._versions = [version, version]
         self.is_started = True
 
+    def _find_memory(
+        self, newest: Sequence[Tensor], mine: Sequence[Tensor], other: Sequence[Tensor]
+    ) -> None:
+        """The other twin lies where the newest weights lie, if it may; the rest lies alone."""
+        self._is_aliased = self._may_alias([*mine, *other])
+        if self._is_aliased:
+            for weight, there in zip(newest, other, strict=True):
+                there.data = weight.data
+        if not self._are_given:  # what is given has memory of its own
+            for weight in mine if self._is_aliased else [*mine, *other]:
+                weight.data = torch.empty_like(weight.data)
+
     def _may_alias(self, twins: Sequence[Tensor]) -> bool:
         every = [*self.newest.parameters(), *twins]
         plain = not any(isinstance(weight, DTensor) for weight in every)
-        return plain and not self._reads_ahead and len({w.dtype for w in every}) <= 1
+        return plain and not self.reads_ahead and len({w.dtype for w in every}) <= 1
 
     @torch.no_grad()
     def make_room(self, batch: int) -> Sequence[Tensor]:

@@ -93,12 +93,14 @@ class LateUpdate:
         return [name for name, _ in self._newest.named_parameters()]
 
     def state(self, batch: int) -> dict[str, Any]:
-        """What the next batch computes on and what the correction remembers, by name."""
-        late = [weight.detach() for weight in self.twins.weights(batch)]
+        """What the next batches compute on and what the correction remembers, by name."""
+        late, ahead = ([w.detach() for w in self.twins.weights(b)] for b in (batch, batch + 1))
         columns = zip(self._names, map(dict, self.correction.state()), strict=True)
         return {
             "delay": self.twins.delay(batch),
             "late": dict(zip(self._names, late, strict=True)),
+            # Else the batch after the next one computes on the newest weights.
+            "ahead": dict(zip(self._names, ahead, strict=True)) if self.twins.reads_ahead else {},
             "correction": dict(columns),
         }
 
@@ -107,5 +109,8 @@ class LateUpdate:
         self.twins.start(batch)
         late = [state["late"][name] for name in self._names]
         copy_into(self.twins.weights(batch), late)
+        if self.twins.reads_ahead:
+            ahead = [state["ahead"][name] for name in self._names]
+            copy_into(self.twins.weights(batch + 1), ahead)
         self.twins.delay_by(batch, int(state["delay"]))
         self.correction.restore([state["correction"][name] for name in self._names])

@@ -6,7 +6,9 @@ from itertools import product
 from typing import Any
 
 import pytest
+import torch
 
+from tests.support import every_correction
 from tests.support.torch_pipeline import (
     LOOSE,
     MUTANTS,
@@ -25,6 +27,7 @@ DAILY: dict[int, list[Case]] = {
         Case(2, error_feedback=1.0, drains={3: "evaluate", 5: "save"}),
         Case(4, "torch_muon", 1.0, drains={1: "save"}),
         Case(4, "our_muon", slack=True, clip_norm=LOOSE),
+        Case(2, correction="weight_prediction", drains={3: "save"}),  # its twins lie alone
     ],
     3: [Case(3, "sgd", 1.0), Case(6, "adamw", 1.0, drains={2: "drain"}, synchronous_start=2)],
 }
@@ -38,6 +41,17 @@ def assert_all_equal(num_stages: int, cases: list[Case], **program: Any) -> None
 @pytest.mark.parametrize("num_stages", DAILY)
 def test_equals_the_equations(num_stages: int) -> None:
     assert_all_equal(num_stages, DAILY[num_stages])
+
+
+@pytest.mark.slow
+def test_every_correction() -> None:
+    cases = [Case(2, correction=name, drains={3: "save"}) for name in every_correction.NAMES]
+    for case, trained in zip(cases, on_ranks(2, cases), strict=True):
+        right = expected(case, 2)
+        if case.correction == "adaptive_error_feedback":  # its oracle adds squares in another order
+            torch.testing.assert_close(trained, right, rtol=0, atol=3e-7)
+        else:
+            assert not differences(trained, right), case
 
 
 DAILY_MUTANTS = ("a twin updated in place", "the norm of another batch")
