@@ -26,7 +26,7 @@ DIFFERENT = 4
 class RandomTokens:
     """Batches of random tokens [batch_size, seq_len + 1]: time does not depend on what they say."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any]) -> None:
         shape = (config["batch_size"], config["seq_len"] + 1)
         draw = torch.Generator().manual_seed(0)
         size = config["model"]["vocab_size"]
@@ -51,9 +51,8 @@ def resolved(words: Sequence[str]) -> dict[str, Any]:
     return compose([*words, f"num_updates={UPDATES}", "tokens_per_parameter=null"])
 
 
-def executor(words: Sequence[str]) -> Emulated:
+def executor(config: Mapping[str, Any]) -> Emulated:
     """All stages in this process, as a trial has them, on random tokens."""
-    config = resolved(words)
     parts = Parts(
         build(config["model"]),
         build(config["pipeline"], UPDATES),
@@ -66,7 +65,7 @@ def executor(words: Sequence[str]) -> Emulated:
 
 def ours(words: Sequence[str], at_once: int = 1) -> Callable[[], None]:
     """So many updates of a trial with these words: all of it but evaluation and records."""
-    run, numbers = executor(words).run, count(0, at_once)
+    run, numbers = executor(resolved(words)).run, count(0, at_once)
 
     def update() -> None:
         t = next(numbers)

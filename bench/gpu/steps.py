@@ -127,7 +127,7 @@ def evaluation(setting: GPUSetting) -> list[dict[str, Any]]:
 
 
 def _evaluating(words: Sequence[str], windows: Sequence[Tensor]) -> Callable[[], float]:
-    return partial(executor(words).evaluate, windows)
+    return partial(executor(resolved(words)).evaluate, windows)
 
 
 def _windows(config: Mapping[str, Any], setting: GPUSetting) -> Tensor:

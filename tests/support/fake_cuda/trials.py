@@ -7,13 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.steps import RandomTokens, resolved
+from bench.steps import executor, resolved
 from tests.support.fake_cuda.gpu import FakeGPU, place
-from trainer.base.build import build
 from trainer.base.resources import reproducible
 from trainer.config.plan import plan_trial
 from trainer.executors.emulated import Emulated
-from trainer.parts import Parts, build_emulated
 
 UPDATES = 100_000
 Facts = dict[str, Any]
@@ -31,7 +29,7 @@ def looked_at(words: Sequence[str], updates: int, whole: bool, places: bool = Fa
     error = None
     try:
         with gpu, reproducible(0, 1, config["deterministic"]):
-            _run(gpu, config, _executor(config), updates, whole)
+            _run(gpu, config, executor(config), updates, whole)
     except Exception:
         error = traceback.format_exc()
     plan = plan_trial(config)
@@ -55,17 +53,6 @@ def facts_of(gpu: FakeGPU) -> Facts:
         "refused": dict(gpu.refused),
         "at_peak": dict(gpu.memory.at_peak.most_common(20)),
     }
-
-
-def _executor(config: Facts) -> Emulated:
-    parts = Parts(
-        build(config["model"]),
-        build(config["pipeline"], UPDATES),
-        lambda update: 1.0,
-        RandomTokens(config),  # type: ignore[arg-type]
-        [],  # type: ignore[arg-type]
-    )
-    return build_emulated(config, parts, torch.device("cuda"))
 
 
 def _run(gpu: FakeGPU, config: Facts, executor: Emulated, updates: int, whole: bool) -> None:
