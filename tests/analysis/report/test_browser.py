@@ -327,13 +327,13 @@ def test_the_page_never_scrolls_sideways(browser: Any, width: int) -> None:
 
 def test_charts_fit_a_phone(browser: Any) -> None:
     resize(browser, 390)
-    widths = browser.execute_async_script(
-        "const done = arguments[0], width = (svg) => svg.getBoundingClientRect().width;"
-        "const drawn = () => [...document.querySelectorAll('.panel .chart svg')];"
-        "setTimeout(() => done(drawn().map(width)), 500)"
+    widths = (
+        "return [...document.querySelectorAll('.panel .chart svg')]"
+        ".map((svg) => svg.getBoundingClientRect().width)"
     )
-    assert max(widths) <= 390
-    assert min(widths) > 200
+    # Charts are drawn anew one after another.
+    wait(browser).until(lambda page: max(page.execute_script(widths)) <= 390)
+    assert min(browser.execute_script(widths)) > 200
 
 
 MARKED = (1, 2, 3)

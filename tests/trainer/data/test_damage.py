@@ -122,7 +122,7 @@ def test_a_folder_that_cannot_be_used_is_refused_before_the_work(tmp_path: Path,
     (tmp_path / "occupied" / "file").write_text("mine")
     refuses(
         lambda: cli.run("wiki", {"out": str(tmp_path / out)}, tmp_path),
-        "empty folder|at most 4,000 bytes",
+        "empty folder|must be a folder, not a file|at most 4,000 bytes",
     )
     assert [path.name for path in tmp_path.rglob("*")] == ["occupied", "file"]
 
