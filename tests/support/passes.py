@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bench.steps import executor
+from bench.steps import executor, resolved
 from trainer.executors.emulated import Emulated
 from trainer.stages import update
 
@@ -83,7 +83,7 @@ def passes_of_versions(words: Sequence[str]) -> list[float]:
         counts.during(Emulated, "_reduce", False),
         counts.during(update, "step", False),
     ):
-        trained = executor(words)  # which binds its methods
+        trained = executor(resolved(words))  # which binds its methods
         trained.run(0, NUM_BEFORE, lambda update: None)
         with counts:
             trained.run(NUM_BEFORE, NUM_BEFORE + 1, lambda update: None)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.steps import executor
+from bench.steps import executor, resolved
 from trainer.models.recipe import compiled_stage
 
 WORDS = (
@@ -35,7 +35,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 def losses(*words: str) -> list[float]:
     """Of two updates, and of an evaluation whose last batch is shorter."""
     trained: list[float] = []
-    run = executor([*WORDS, *words])
+    run = executor(resolved([*WORDS, *words]))
     run.run(0, 2, lambda update: trained.append(update.loss))
     draw = torch.Generator().manual_seed(0)
     return [*trained, run.evaluate(torch.randint(0, 256, (5, 9), generator=draw).split(2))]
