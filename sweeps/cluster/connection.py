@@ -6,17 +6,19 @@ All nodes of a cluster must share the store.
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
 import ray
+from ray._private import worker as ray_worker
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sweeps.store.store import SweepStore
-from trainer.base.errors import BadInput, Unavailable
+from trainer.base.errors import BadInput, Unavailable, one_line
 from trainer.base.scratch import scratch
 
 CONNECT_WITHIN = 20.0
@@ -49,7 +51,7 @@ def cluster() -> Iterator[Path]:
     Without RAY_ADDRESS the cluster is this driver's own, whatever others this machine has. Yields
     the driver's temporary folder. Raises Unavailable if Ray does not start or answer.
     """
-    with scratch(temporary_base(), "pipegap-ray-") as folder:
+    with scratch(temporary_base(), "pipegap-ray-") as folder, _errors_in_one_line():
         address = os.environ.get("RAY_ADDRESS") or "local"
         of_own: dict[str, Any] = {"_temp_dir": str(folder / OF_RAY), "include_dashboard": False}
         try:
@@ -68,6 +70,27 @@ def cluster() -> Iterator[Path]:
             yield folder
         finally:
             ray.shutdown()
+
+
+@contextmanager
+def _errors_in_one_line() -> Iterator[None]:
+    """Print the first line of what Ray reports as an error, once, on stderr.
+
+    Ray itself prints a raylet's log, twice, and ends this process a minute after its raylet died.
+    """
+    before, said = ray_worker.print_to_stdstream, set[str]()
+
+    def say(data: Mapping[str, Any], **_: object) -> None:
+        line = one_line(data["lines"][0].strip().partition("\n")[0])
+        if line not in said:
+            said.add(line)
+            print(f"Ray: {line} (a sweep that ends goes on by the same command)", file=sys.stderr)
+
+    ray_worker.print_to_stdstream = say
+    try:
+        yield
+    finally:
+        ray_worker.print_to_stdstream = before
 
 
 def _require_listening(address: str) -> None:

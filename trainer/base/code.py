@@ -100,7 +100,7 @@ def contained() -> Iterator[None]:
     except (Exception, KeyboardInterrupt):
         raise
     except BaseException as error:
-        other = RuntimeError(f"it raises {type(error).__name__}: {error}")
+        other = RuntimeError(f"it raises {type(error).__name__}: {_message(error)}")
         raise other.with_traceback(error.__traceback__) from None
     finally:
         os._exit = ends
@@ -138,7 +138,17 @@ def in_short(error: Exception) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith(MACHINERY) and "importlib" not in frame.filename
     ]
-    return f"{name}: {error}, {frames[-1].filename}:{frames[-1].lineno}" if frames else str(error)
+    if not frames:
+        return _message(error)
+    return f"{name}: {_message(error)}, {frames[-1].filename}:{frames[-1].lineno}"
+
+
+def _message(error: BaseException) -> str:
+    """Returns the text of an exception whose class may be the user's."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"its __str__ raises {type(broken).__name__}"
 
 
 def _files(folder: Path) -> list[Path]:

@@ -22,9 +22,11 @@ from tests.support import small
 from tests.support.records import leave_finished
 
 OWN_CLUSTER = """
-import os, signal, sys, time
+import io, os, signal, sys, time
+from contextlib import redirect_stderr
 from pathlib import Path
 import ray
+from ray._private.utils import publish_error_to_driver
 from sweeps.cluster.connection import cluster
 from sweeps.cluster.stop_flag import stop_requested
 from sweeps.cluster.tune_hooks import StopWhenAsked
@@ -50,6 +52,10 @@ def kill(flag):
 def listening():
     lines = [l.split() for f in ("tcp", "tcp6") for l in open(f"/proc/net/{f}").readlines()[1:]]
     return {l[1] for l in lines if l[3] == "0A"}
+
+def report(error):
+    gcs_client = ray._private.worker.global_worker.gcs_client
+    publish_error_to_driver("test", error, gcs_client=gcs_client)
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
@@ -81,6 +87,14 @@ with cluster() as folder:
             kill(stop.flag)
             killed = True
         time.sleep(0.1)
+    with redirect_stderr(io.StringIO()) as said:
+        for error in ("It is gone\\nits log", "It is gone\\nits log", "Another"):
+            report(error)
+        while "Another" not in said.getvalue():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    lines = [line.partition(" (")[0] for line in said.getvalue().splitlines()]
+    assert lines == ["Ray: It is gone", "Ray: Another"], lines
 assert not folder.exists()
 """
 

@@ -23,6 +23,7 @@ def raises(num_updates): raise ValueError("two\\nlines")
 def exits(num_updates): sys.exit(0)
 def ends(num_updates): os._exit(0)
 def base(num_updates): raise BaseException("no Exception")
+def mute(num_updates): raise type("Mute", (Exception,), {"__str__": lambda self: 1 / 0})()
 """
 MODULES = {
     "sys.exit(0)": "it would end this process, with exit code 0, {file}:2",
@@ -89,6 +90,7 @@ def test_a_factory_that_makes_something_else(
         ("exits", "fails: RuntimeError: it would end this process, with exit code 0, {file}:9"),
         ("ends", "fails: RuntimeError: it would end this process, with exit code 0, {file}:10"),
         ("base", "fails: RuntimeError: it raises BaseException: no Exception, {file}:11"),
+        ("mute", "fails: Mute: its __str__ raises ZeroDivisionError, {file}:12"),
     ],
 )
 def test_a_factory_that_fails(
