@@ -25,7 +25,7 @@ from analysis.objects.environment import ENDPOINTS
 from analysis.objects.register import ARCHIVED, RESULT, File, Seen, see
 from trainer.base.errors import BadInput
 from trainer.base.places import is_url, require_folder
-from trainer.folder.files import Damaged, said
+from trainer.folder.files import Damaged, content, said
 
 ACCOUNTS = (*ENDPOINTS[:4], "AZURE_STORAGE_ACCOUNT_NAME", *ENDPOINTS[4:])
 """Variables by which the same URL is another bucket."""
@@ -204,8 +204,8 @@ class Mirror:
 
     def _read_notes(self) -> dict[str, Note]:
         """Return notes by key: none if the copy is new, or the file damaged or of older code."""
-        with suppress(OSError, ValueError, TypeError, AttributeError):
-            notes = json.loads((self.path / NOTES).read_bytes())
+        with suppress(Damaged, OSError, ValueError, TypeError, AttributeError):
+            notes = json.loads(content(self.path / NOTES))
             return {key: Note(*note) for key, note in notes.items()}
         return {}
 
@@ -246,10 +246,10 @@ def _result_first(name: str) -> bool:
     return name != RESULT
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write(path: Path, written: bytes) -> None:
     """Replace a file at once. It need not survive the machine: the store has it."""
     with _replaced(path) as partial:
-        partial.write_bytes(content)
+        partial.write_bytes(written)
 
 
 @contextmanager

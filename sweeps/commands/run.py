@@ -27,6 +27,7 @@ from trainer.base.cli import DONE, FAILED, parser
 from trainer.base.errors import Stopped
 from trainer.base.stopping import stopping
 from trainer.config.identity import code_version
+from trainer.folder.files import Damaged, content
 
 POLL_EVERY = 0.5
 """Seconds between two questions to the queue, which limits the looks into the store itself."""
@@ -225,8 +226,8 @@ def _modified(path: Path) -> int:
 
 def printed(out: Path, now: str) -> str | None:
     """Return what the report in `out` printed; None unless it is made of the state `now`."""
-    with suppress(OSError, ValueError, LookupError):
-        last = json.loads((out / MADE_OF).read_text())
+    with suppress(Damaged, OSError, ValueError, LookupError):
+        last = json.loads(content(out / MADE_OF))
         if (out / PAGE).is_file() and last["state"] == now:
             return str(last["printed"])
     return None

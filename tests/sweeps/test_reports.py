@@ -51,6 +51,9 @@ def test_what_was_printed_is_kept_with_the_page(tmp_path: Path) -> None:
     assert run.printed(tmp_path, "later") is None
     (tmp_path / run.MADE_OF).write_text("not JSON")
     assert run.printed(tmp_path, "now") is None
+    (tmp_path / run.MADE_OF).unlink()
+    os.mkfifo(tmp_path / run.MADE_OF)  # whoever reads a pipe waits
+    assert run.printed(tmp_path, "now") is None
 
 
 def test_a_sweep_that_is_done_makes_its_report_once(

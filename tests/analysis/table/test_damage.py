@@ -13,6 +13,7 @@ import pytest
 
 from analysis import gaps, load
 from analysis.report.report import report
+from analysis.table.index import index_path
 from analysis.table.load import training_losses
 from analysis.table.records import records
 from tests.support.synthetic_store import LOSSES, config, ids, record, result, write, write_arms
@@ -247,3 +248,11 @@ def test_nobody_waits_for_a_pipe(file: str, tmp_path: Path) -> None:
         file != "metrics.jsonl"
     )
     assert len(training_losses(str(path.parent))) == 400 * (file != "metrics.jsonl")
+
+
+def test_nobody_waits_for_a_pipe_in_place_of_the_index(tmp_path: Path) -> None:
+    whole = others(tmp_path)
+    path = index_path(tmp_path)
+    path.unlink()
+    os.mkfifo(path)
+    pd.testing.assert_frame_equal(load(tmp_path), whole)

@@ -14,6 +14,7 @@ from tempfile import mkdtemp
 
 import pytest
 
+from analysis.objects.bucket import BucketClient
 from bench.small_sweep import LENGTH, SWEEP, BucketSweep, SmallSweep
 from tests.support import s3_server, small
 from tests.support.ray_head import head
@@ -26,14 +27,19 @@ NAMES = (
 KEYS = {name: secrets.token_hex(20) for name in NAMES}
 
 
-def leaks(*folders: Path) -> list[str]:
-    """Return every key that a file below the folders holds, with the file."""
+def leaks(*folders: Path, bucket: str = "") -> list[str]:
+    """Return every key that a file or an object of the bucket holds, with its place."""
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     assert len(files) > 50, "a session and a store have more files than that"
-    contents = ((path, path.read_bytes()) for path in files)
+    contents = {str(path): path.read_bytes() for path in files}
+    if bucket.startswith("s3://"):
+        client = BucketClient(bucket)
+        objects = {meta.key: client.read(meta.key).content for meta in client.list("")}
+        assert len(objects) > 5, "a store has more objects than that"
+        contents |= objects
     return [
-        f"{name} in {path}"
-        for path, content in contents
+        f"{name} in {place}"
+        for place, content in contents.items()
         for name, key in KEYS.items()
         if key.encode() in content
     ]
@@ -78,7 +84,7 @@ def test_no_key_is_left_by_a_killed_driver(
         driver.kill()
     [left] = session.glob("pipegap-ray-*")
     assert stat.S_IMODE(left.stat().st_mode) == 0o700
-    assert not leaks(session, tmp_path)
+    assert not leaks(session, tmp_path, bucket=sweep.store)
     for process in sweep.processes():
         os.kill(process, signal.SIGKILL)
 
@@ -87,7 +93,7 @@ def test_no_key_is_left_by_a_killed_driver(
 @pytest.mark.usefixtures("environment")
 def test_no_key_is_left_after_the_end(sweep: SmallSweep, tmp_path: Path) -> None:
     sweep.finish()
-    assert not leaks(tmp_path)
+    assert not leaks(tmp_path, bucket=sweep.store)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What only an object store can do wrong."""
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from analysis.objects import bucket as requests
 from analysis.objects import lease as leases
 from analysis.objects import working
 from analysis.objects.bucket import StoreAway
+from analysis.objects.mirror import NOTES
 from sweeps.store.objects import ObjectStore
 from sweeps.store.opened import open_store
 from sweeps.store.store import SweepStore, TrialState
@@ -242,6 +244,18 @@ def test_a_damaged_register_is_told_and_stops_nobody_else(
     assert read_result(other.folder) is not None
     with pytest.raises(BadInput, match="is not whole JSON"):
         run(objects, trial)
+
+
+def test_a_pull_waits_for_no_pipe_in_place_of_its_notes(
+    objects: SweepStore, tmp_path: Path
+) -> None:
+    run(objects, trial_of(objects, tmp_path))
+    objects.pull()
+    notes = objects.folder / NOTES
+    notes.unlink()
+    os.mkfifo(notes)
+    objects.pull()
+    assert notes.is_file(), "a new one"
 
 
 def test_no_name_leads_out_of_the_copy(objects: SweepStore, server: s3_server.ServedBucket) -> None:
