@@ -35,7 +35,7 @@ def leaks(*folders: Path, bucket: str = "") -> list[str]:
     if bucket.startswith("s3://"):
         client = BucketClient(bucket)
         objects = {meta.key: client.read(meta.key).content for meta in client.list("")}
-        assert len(objects) > 5, "a store has more objects than that"
+        assert objects, "a register each of the trials that have begun"
         contents |= objects
     return [
         f"{name} in {place}"
