@@ -32,23 +32,32 @@ class NcclLike:
         self._lock = threading.Lock()
         self._isend, self._irecv, self._all_reduce = dist.isend, dist.irecv, dist.all_reduce
 
-    def isend(self, tensor: Tensor, target: int, group: Any) -> dist.Work | None:
-        """See `torch.distributed.isend`."""
-        self._message("send", target, group)
-        return self._isend(tensor, target, group=group)
+    def isend(
+        self, tensor: Tensor, dst: int | None = None, group: Any = None, **of_torch: Any
+    ) -> dist.Work | None:
+        """See `torch.distributed.isend`. Other keywords are of torch's own schedules, when they
+        build their communicators: torch has to know NCCL's rules there."""
+        if not of_torch:
+            self._message("send", dst, group)
+        return self._isend(tensor, dst, group, **of_torch)
 
-    def irecv(self, tensor: Tensor, source: int, group: Any) -> dist.Work | None:
-        """See `torch.distributed.irecv`."""
-        self._message("receive", source, group)
-        return self._irecv(tensor, source, group=group)
+    def irecv(
+        self, tensor: Tensor, src: int | None = None, group: Any = None, **of_torch: Any
+    ) -> dist.Work | None:
+        """See `torch.distributed.irecv`, and `isend` above for other keywords."""
+        if not of_torch:
+            self._message("receive", src, group)
+        return self._irecv(tensor, src, group, **of_torch)
 
-    def all_reduce(self, tensor: Tensor, group: Any, async_op: bool) -> dist.Work | None:
+    def all_reduce(
+        self, tensor: Tensor, op: Any = dist.ReduceOp.SUM, *, group: Any, async_op: bool = False
+    ) -> dist.Work | None:
         """See `torch.distributed.all_reduce`."""
         self._build(f"{group.group_name}/all", dist.get_process_group_ranks(group))
-        work: dist.Work | None = self._all_reduce(tensor, group=group, async_op=async_op)
+        work: dist.Work | None = self._all_reduce(tensor, op, group=group, async_op=async_op)
         return work
 
-    def _message(self, direction: str, peer: int, group: Any) -> None:
+    def _message(self, direction: str, peer: Any, group: Any) -> None:
         name = f"{group.group_name}/{min(self._rank, peer)}:{max(self._rank, peer)}"
         if self._direction.setdefault(name, direction) != direction:
             raise ValueError(f"{name} carries messages in both directions")
@@ -69,7 +78,9 @@ def nccl_like(store: dist.Store, rank: int) -> Iterator[None]:
     like = NcclLike(store, rank)
     with ExitStack() as stack:
         for name in ("isend", "irecv", "all_reduce"):
-            stack.enter_context(patch.object(dist, name, getattr(like, name)))
+            function = getattr(like, name)
+            for module in (dist, distributed_c10d):  # torch 2.11 asks whether a P2POp has this one
+                stack.enter_context(patch.object(module, name, function))
         # torch's P2POp would refuse other functions than its own.
         stack.enter_context(patch.object(distributed_c10d, "_check_op"))
         yield

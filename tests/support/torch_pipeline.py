@@ -2,6 +2,8 @@
 one process makes of the same cases by the naive equations."""
 
 import pickle
+import shutil
+import tempfile
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,6 +15,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.optim import Optimizer
@@ -153,6 +156,24 @@ class Training:
         for part, state in zip(parts, pickle.loads(saved), strict=True):
             part.load_state_dict(state)
 
+    def save_and_load_parts(self) -> None:
+        """Like `save_and_load`, by torch.distributed.checkpoint but for optimizer and scheduler."""
+        folder = [tempfile.mkdtemp()]
+        dist.broadcast_object_list(folder)
+        dcp.save(
+            {"model": self.module.state_dict(), "schedule": self.schedule}, checkpoint_id=folder[0]
+        )
+        with patch.object(Schedule2BW, "load_state_dict"):
+            self.save_and_load()
+        with torch.no_grad():
+            for weight in self.module.parameters():
+                weight.zero_()
+        dcp.load(
+            {"model": self.module.state_dict(), "schedule": self.schedule}, checkpoint_id=folder[0]
+        )
+        dist.barrier()
+        shutil.rmtree(folder[0], ignore_errors=True)
+
     def run(self) -> Trained:
         means = []
         for t in range(T):
@@ -166,6 +187,9 @@ class Training:
                 case "save":
                     with self.schedule.drained():
                         self.save_and_load()
+                case "save in parts":
+                    with self.schedule.drained():
+                        self.save_and_load_parts()
             means.append(self.step(t))
         with self.schedule.drained() as newest:
             return {n: w.detach().clone() for n, w in newest.named_parameters()}, means

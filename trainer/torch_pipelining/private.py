@@ -1,16 +1,34 @@
 """Every name of torch that this room uses and that torch does not document, in one place."""
 
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
+
 PRIVATE_NAMES = {
     "schedule": (
         *("_stage", "_n_microbatches", "_has_backward", "_check_inputs", "_initialize_stage"),
         *("_step_microbatches", "_maybe_compute_loss", "_maybe_get_loss", "_update_losses"),
     ),
     "stage": (
-        *("submod", "group", "group_size", "fwd_cache", "forward_one_chunk", "backward_one_chunk"),
+        *("submod", "group", "group_size", "forward_one_chunk", "backward_one_chunk"),
         *("get_fwd_recv_ops", "get_fwd_send_ops", "get_bwd_recv_ops", "get_bwd_send_ops"),
-        "perform_reduce_grad",
+        *("perform_reduce_grad", "fwd_cache or _forward_chunk_states"),
     ),
     "module": ("_compiled_call_impl",),
     "weight": ("_post_accumulate_grad_hooks", "_version"),
 }
-"""Of a Schedule1F1B, a PipelineStage, a Module and a Parameter. A test says which one moved."""
+"""Of a Schedule1F1B, a PipelineStage, a Module and a Parameter, in torch 2.11 to 2.15. A test says
+which one moved."""
+
+
+def accepted(function: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
+    """Return those of the arguments that the function takes: torch 2.11's takes fewer."""
+    names = signature(function).parameters
+    return {name: argument for name, argument in arguments.items() if name in names}
+
+
+def kept_by_forwards(stage: Any) -> dict[int, Any]:
+    """Return what a stage keeps for its backwards, by microbatch: torch 2.15 renamed it."""
+    has_old_name = hasattr(stage, "fwd_cache")
+    kept: dict[int, Any] = stage.fwd_cache if has_old_name else stage._forward_chunk_states
+    return kept

@@ -16,6 +16,7 @@ from trainer.delayed.arm import correction_node, require_options
 from trainer.torch_pipelining import refusals
 from trainer.torch_pipelining.neighbours import BACKWARD, FORWARD, Neighbours
 from trainer.torch_pipelining.norm import LateNorm, clip
+from trainer.torch_pipelining.private import accepted, kept_by_forwards
 from trainer.torch_pipelining.update import LateUpdate
 
 
@@ -33,7 +34,7 @@ class Given(NamedTuple):
     args: list[Any]
     kwargs: list[Any]
     targets: list[Any] | None
-    loss_kwargs: dict[str, Any] | None
+    of_loss: dict[str, Any]
     keep_outputs: bool
 
 
@@ -93,7 +94,7 @@ class Schedule2BW(Schedule1F1B):
         )
         self._neighbours = Neighbours(stage)
         self._norm = LateNorm(stage, len(list(self.newest.parameters())))
-        self._given = Given([], [], None, None, False)
+        self._given = Given([], [], None, {}, False)
         self._waiting = 0  # microbatches of the last batch that went forward only
         self._in_flight: dict[int, Any] = {}  # their activations, which torch's `step` would drop
         self._gradient_norm: Tensor | None = None  # while `update` runs
@@ -150,13 +151,15 @@ class Schedule2BW(Schedule1F1B):
         loss_kwargs: dict[str, Any] | None = None,
     ) -> None:
         """What torch's `step` and `eval` call with the microbatches of a batch."""
+        # torch 2.11 knows no loss_kwargs: it neither gives nor takes them.
+        of_loss = {} if loss_kwargs is None else {"loss_kwargs": loss_kwargs}
         if not self._has_backward:
             refusals.require_drained(self._is_drained)
             return super()._step_microbatches(
-                arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, loss_kwargs
+                arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, **of_loss
             )
         args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
-        self._given = Given(args, kwargs, target_mbs, loss_kwargs, return_outputs)
+        self._given = Given(args, kwargs, target_mbs, of_loss, return_outputs)
         refusals.require_trainable(self.update, self.newest)
         self._begin(self.num_taken)
         passes = self._window(self.num_taken)
@@ -177,13 +180,10 @@ class Schedule2BW(Schedule1F1B):
         if batch <= self._synchronous_start or not self._late.twins.is_started:
             self._late.twins.start(batch)
         self._stage.submod = self._late.twins.module(batch)
-        targets = self._given.targets
-        self._initialize_stage(
-            self._given.args[0],
-            self._given.kwargs[0],
-            None if targets is None else targets[0],
-            self._given.loss_kwargs,
-        )
+        given = self._given
+        target = None if given.targets is None else given.targets[0]
+        of_loss = accepted(self._initialize_stage, target=target, **given.of_loss)
+        self._initialize_stage(given.args[0], given.kwargs[0], **of_loss)
 
     def _window(self, batch: int) -> list[Move]:
         """1F1B without an end: each forward, and the backward that became due `lead` before it."""
@@ -199,7 +199,8 @@ class Schedule2BW(Schedule1F1B):
     def _run(self, passes: Sequence[Move]) -> None:
         """Makes each pass in turn, and posts before it computes what the next one receives."""
         stage = self._stage
-        stage.fwd_cache.update(self._in_flight)
+        kept = kept_by_forwards(stage)
+        kept.update(self._in_flight)
         arriving = [self._receive(this) for this in passes[:1]]
         for this, following in zip_longest(passes, passes[1:]):
             if following is not None:
@@ -209,7 +210,7 @@ class Schedule2BW(Schedule1F1B):
             stage.submod = self._late.twins.module(this.batch)
             make = self._forward if this.kind == FORWARD else self._backward
             make(this)
-        self._in_flight = dict(stage.fwd_cache)
+        self._in_flight = dict(kept)
         stage.submod = self.newest
 
     def _receive(self, this: Move) -> list[dist.Work]:
@@ -221,7 +222,7 @@ class Schedule2BW(Schedule1F1B):
         stage, given, i = self._stage, self._given, this.microbatch
         output = stage.forward_one_chunk(i, given.args[i], given.kwargs[i], given.keep_outputs)
         self._neighbours.send(FORWARD, stage.get_fwd_send_ops(i))
-        self._maybe_compute_loss(stage, output, given.targets, i, given.loss_kwargs)
+        self._maybe_compute_loss(stage, output, given.targets, i, **given.of_loss)
 
     def _backward(self, this: Move) -> None:
         stage, i = self._stage, this.microbatch

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from trainer.base.build import build
 from trainer.base.ranges import MAX_COUNT
-from trainer.corrections.none import NoCorrection
+from trainer.corrections.none import NoCorrection, State
 from trainer.delayed.arm import Node
 from trainer.delayed.kept_weights import alike, copy_into
 from trainer.stages.in_parts import CorrectionInParts
@@ -46,10 +46,13 @@ class LateUpdate:
     def correction(self) -> CorrectionInParts:
         """Made when it is first needed: until then weights may be loaded, moved or sharded."""
         if self._made is None:
-            weights = self.weights
-            whole, lags = [None] * len(weights), [1] * len(weights)
-            self._made = CorrectionInParts(self._make, lags, alike(weights), whole)
+            self._made = self._new_correction()
         return self._made
+
+    def _new_correction(self) -> CorrectionInParts:
+        weights = self.weights
+        whole, lags = [None] * len(weights), [1] * len(weights)
+        return CorrectionInParts(self._make, lags, alike(weights), whole)
 
     @torch.no_grad()
     def corrected_gradient(self, batch: int) -> list[Tensor | None]:
@@ -93,24 +96,48 @@ class LateUpdate:
         return [name for name, _ in self._newest.named_parameters()]
 
     def state(self, batch: int) -> dict[str, Any]:
-        """What the next batches compute on and what the correction remembers, by name."""
+        """What the next batches compute on and what the correction remembers, by name.
+
+        A schedule that has trained nothing has the same names, since torch.distributed.checkpoint
+        loads into the tensors that it finds.
+        """
+        if not self.twins.is_started:
+            self.twins.start(batch)
         late, ahead = ([w.detach() for w in self.twins.weights(b)] for b in (batch, batch + 1))
-        columns = zip(self._names, map(dict, self.correction.state()), strict=True)
+        memory = self.correction.state()
+        blank = self._blank_memory() if batch < 2 else memory
+        columns = [{**empty, **column} for empty, column in zip(blank, memory, strict=True)]
         return {
             "delay": self.twins.delay(batch),
             "late": dict(zip(self._names, late, strict=True)),
             # Else the batch after the next one computes on the newest weights.
             "ahead": dict(zip(self._names, ahead, strict=True)) if self.twins.reads_ahead else {},
-            "correction": dict(columns),
+            "correction": dict(zip(self._names, columns, strict=True)),
+            "remembered": sorted({name for column in memory for name in column}),
         }
+
+    def _blank_memory(self) -> list[State]:
+        """All that the correction ever remembers, from two updates of zeros with a copy of it."""
+        copy = self._new_correction()
+        for delay in (0, 1):
+            zeros, weights = ([torch.zeros_like(w) for w in self.weights] for _ in range(2))
+            copy.gradient(zeros, weights, [delay] * len(weights))
+            copy.apply(weights, zeros, [delay] * len(weights))
+        return copy.state()
 
     def restore(self, batch: int, state: Mapping[str, Any]) -> None:
         """Takes back what `state` returned; the newest weights are W(batch)."""
+        # Copies: what torch.distributed.checkpoint loads into may be the twins' own memory.
+        late, ahead = (
+            [state[of][name].clone() for name in self._names if state[of]]
+            for of in ("late", "ahead")
+        )
         self.twins.start(batch)
-        late = [state["late"][name] for name in self._names]
         copy_into(self.twins.weights(batch), late)
-        if self.twins.reads_ahead:
-            ahead = [state["ahead"][name] for name in self._names]
+        if ahead:
             copy_into(self.twins.weights(batch + 1), ahead)
         self.twins.delay_by(batch, int(state["delay"]))
-        self.correction.restore([state["correction"][name] for name in self._names])
+        memory, remembered = state["correction"], state["remembered"]
+        self.correction.restore(
+            [{k: memory[name][k] for k in remembered if k in memory[name]} for name in self._names]
+        )
