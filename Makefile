@@ -10,8 +10,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WIKI := data/wiki/manifest.json
 MOTO := $(VENV)/moto
+TITAN := $(VENV)/torchtitan
 
-.PHONY: help setup moto data-% sweep-% figures docs site submit test test-slow fuzz check wheel clean
+.PHONY: help setup moto torchtitan data-% sweep-% figures docs site submit test test-slow fuzz check wheel clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -32,6 +33,16 @@ moto: $(MOTO)/.ready  ## a server of buckets that is not ours, for the tests tha
 $(MOTO)/.ready: tests/moto.txt | $(READY)
 	$(PYTHON) -m venv $(MOTO)
 	$(MOTO)/bin/python -m pip install -q -r tests/moto.txt
+	touch $@
+
+# torchtitan wants other versions than ours of what both need: it gets ours.
+torchtitan: $(TITAN)/.ready  ## torchtitan, for the slow test that runs docs/torchtitan.md in it
+
+SITE := import sysconfig; print(sysconfig.get_path("purelib"))
+$(TITAN)/.ready: tests/torchtitan.txt | $(READY)
+	$(PYTHON) -m venv $(TITAN)
+	$(BIN)/python -c '$(SITE)' > "$$($(TITAN)/bin/python -c '$(SITE)')/pipegap.pth"
+	$(TITAN)/bin/python -m pip install -q --no-deps -r tests/torchtitan.txt
 	touch $@
 
 $(WIKI): | $(READY)

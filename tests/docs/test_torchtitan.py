@@ -1,62 +1,56 @@
-"""The function of docs/torchtitan.md, on a container as torchtitan's: a list stepped as one."""
+"""docs/torchtitan.md in torchtitan's own Trainer, which lives in an environment of its own."""
 
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-import torch
-from torch.optim.lr_scheduler import LambdaLR
+import pytest
 
-from tests.support.markdown import ROOT, blocks
-from trainer.delayed import DelayedOptimizer
+from tests.support.markdown import ROOT
 
-DOCUMENT = ROOT / "docs" / "torchtitan.md"
+OWN = ROOT / ".venv" / "torchtitan" / "bin" / "python"
 
 
-class Container:
-    """Of one optimizer per part."""
-
-    def __init__(self, parts: list[torch.nn.Module]) -> None:
-        self.optimizers: list[Any] = [
-            torch.optim.AdamW(part.parameters(), lr=0.1) for part in parts
-        ]
+pytestmark = pytest.mark.slow
 
 
-def trained(wrap: Any) -> tuple[list[torch.Tensor], float]:
-    """Weights after six steps, and the loss at the newest weights."""
-    torch.manual_seed(0)
-    parts: list[torch.nn.Module] = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)]
-    container = Container(parts)
-    schedules = [LambdaLR(each, lambda t: 1 / (t + 1)) for each in container.optimizers]
-    newest = wrap(container)
-    x = torch.randn(8, 4)
-    for _ in range(6):
-        for optimizer in container.optimizers:
-            optimizer.zero_grad()
-        parts[1](parts[0](x).tanh()).square().mean().backward()
-        for each in (*container.optimizers, *schedules):
-            each.step()
-    with newest(container), torch.no_grad():
-        loss = parts[1](parts[0](x).tanh()).square().mean().item()
-        return [weight.clone() for part in parts for weight in part.parameters()], loss
+@pytest.fixture(scope="module")
+def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The losses of each way of training."""
+    python = sys.executable if find_spec("torchtitan") else str(OWN)
+    if not Path(python).exists():
+        pytest.skip("no torchtitan: make torchtitan")
+    folder = tmp_path_factory.mktemp("torchtitan")
+    words = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words += ["-m", "tests.support.torchtitan_run", str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads((folder / "losses.json").read_text())
+    return found
 
 
-def test_each_part_is_delayed() -> None:
-    assert len(DOCUMENT.read_text().splitlines()) <= 60
-    [block] = [block for block in blocks(DOCUMENT) if block.language == "python"]
-    names: dict[str, Any] = {}
-    exec(block.text, names)
+def test_2bw_has_the_losses_of_the_delayed_optimizers(losses: dict[str, Any]) -> None:
+    for kind in ("training", "validation"):
+        expected = losses["emulated"][kind]
+        assert losses["pipelined"][kind] == pytest.approx(expected, rel=0, abs=5e-6)
+        assert len({*expected}) == len(expected)
 
-    def by_the_page(container: Container) -> Any:
-        names["delay_optimizers"](container)
-        return names["newest"]
 
-    def by_hand(container: Container) -> Any:
-        container.optimizers = [DelayedOptimizer(each, 1, 1.0) for each in container.optimizers]
-        return names["newest"]
+def test_a_checkpoint_goes_on(losses: dict[str, Any]) -> None:
+    for way in ("emulated", "pipelined"):
+        assert losses[f"{way}, resumed"]["training"] == losses[way]["training"][3:]
 
-    def bare(container: Container) -> Any:
-        names["delay_optimizers"](container, 0)
-        return names["newest"]
 
-    (weights, loss), (expected, _), (_, undelayed) = map(trained, (by_the_page, by_hand, bare))
-    assert all(map(torch.equal, weights, expected))
-    assert loss != undelayed
+def test_what_cannot_be_is_refused_in_a_line(losses: dict[str, Any]) -> None:
+    experts, accumulated, other = losses["refused"]
+    assert "load_balance_coeff=0.001: must be None with 2BW" in experts
+    assert "training.global_batch_size=8: must be -1, one step per batch" in accumulated
+    assert "parallelism.pipeline_parallel_schedule=1F1B: must be 2BW here" in other
+    assert not any("\n" in said for said in losses["refused"])

@@ -84,12 +84,18 @@ def delayed_of(packed: Mapping[str, Any]) -> Mapping[str, Any]:
 def require_alike(
     packed: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
 ) -> None:
-    """Raises ValueError for a state of other groups, BadInput for one of other settings."""
+    """Raises ValueError for a state of other groups or that lost a part of the delay, BadInput
+    for one of other settings.
+    """
     saved_sizes = [len(group["params"]) for group in packed["param_groups"]]
     sizes = [len(group["params"]) for group in groups]
     if saved_sizes != sizes:
         raise ValueError(f"the state has groups of {saved_sizes} weights, not of {sizes}")
     saved = delayed_of(packed)
+    if not saved and any(
+        name.startswith(OWN) for state in packed["state"].values() for name in state
+    ):
+        raise ValueError(f"the state lost what its groups have as {GROUP!r}: it cannot go on")
     for name, value in settings.items():
         if saved.get(name, value) != value:
             raise BadInput(name, value, f"must be {saved[name]}, with which the state was saved")

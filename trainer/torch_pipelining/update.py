@@ -1,10 +1,12 @@
 """The update of a batch, from a gradient that is late: the user's own step, then the correction."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trainer.base.build import build
 from trainer.base.ranges import MAX_COUNT
@@ -77,8 +79,10 @@ class LateUpdate:
         if correction.needs_update and not before:
             before = [weight.detach().clone() for weight in weights]
         versions = [weight._version for weight in weights]
-        update()
-        refusals.require_stepped(weights, versions)
+        with _steps() as steps:
+            update()
+        if not steps:
+            refusals.require_stepped(weights, versions)
         with torch.no_grad():
             change: list[Tensor] = []
             if correction.needs_update:
@@ -141,3 +145,17 @@ class LateUpdate:
         self.correction.restore(
             [{k: memory[name][k] for k in remembered if k in memory[name]} for name in self._names]
         )
+
+
+@contextmanager
+def _steps() -> Iterator[list[object]]:
+    """Yields a list that gets every step of an optimizer of torch.
+
+    What a fused or foreach step changes of a DTensor shows in no version of the weight.
+    """
+    steps: list[object] = []
+    hook = register_optimizer_step_post_hook(lambda optimizer, *_: steps.append(optimizer))
+    try:
+        yield steps
+    finally:
+        hook.remove()

@@ -103,3 +103,14 @@ def test_a_state_that_lost_something_is_refused(lost: str) -> None:
         del tensors[lost]
     with pytest.raises(ValueError, match=f"lacks {lost}, which was saved"):
         Loop(ADAMW).delayed.load_state_dict(state)
+
+
+def test_a_state_whose_groups_lost_the_delay_is_refused() -> None:
+    """Else it would be taken for a bare optimizer's, and the delay would begin anew in silence."""
+    loop = Loop(ADAMW)
+    loop.run(range(3))
+    state = copy.deepcopy(loop.delayed.state_dict())
+    for group in state["param_groups"]:
+        del group["delayed"]
+    with pytest.raises(ValueError, match="the state lost what its groups have as 'delayed'"):
+        Loop(ADAMW).delayed.load_state_dict(state)

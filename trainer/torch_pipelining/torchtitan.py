@@ -1,0 +1,138 @@
+"""2BW for torchtitan's `Trainer`: a model spec that knows the schedule `2BW`, and its first step.
+
+See docs/torchtitan.md. Only this file imports torchtitan.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torchtitan.components.loss import ChunkedLossWrapper
+from torchtitan.distributed import pipeline_parallel
+from torchtitan.models.common.moe import MoE
+from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.trainer import Trainer
+from typing_extensions import override
+
+from trainer.base.errors import BadInput
+from trainer.torch_pipelining.schedule import Schedule2BW
+
+NAME = "2BW"
+"""What `parallelism.pipeline_parallel_schedule` names it."""
+
+
+def with_2bw(spec: ModelSpec, **options: Any) -> ModelSpec:
+    """Return the model spec with one more schedule, `2BW`, for its pipelines.
+
+    `options` are those of `Schedule2BW`, such as `error_feedback`. The two twins that it computes
+    on are copied from a stage's part before that is parallelized, and are parallelized like it.
+    Raises BadInput for a model whose experts' load is balanced by a count.
+    """
+    for name, config, *_ in spec.traverse(MoE.Config):
+        if config.load_balance_coeff is not None:
+            allowed = "must be None with 2BW: its counts would mix the tokens of two batches"
+            raise BadInput(f"{name}.load_balance_coeff", config.load_balance_coeff, allowed)
+
+    def pipelining(
+        model: nn.Module, *, parallelize_fn: Callable[..., nn.Module], loss_fn: Any, **rest: Any
+    ) -> Any:
+        twins: list[nn.Module] = []
+
+        def parallelize(part: nn.Module, **how: Any) -> nn.Module:
+            twins[:] = [parallelize_fn(copy.deepcopy(part), **how) for _ in range(2)]
+            return parallelize_fn(part, **how)
+
+        class WithTwins(TorchtitanSchedule):
+            def __init__(self, stage: PipelineStage, loss_fn: Any, **given: Any) -> None:
+                loss = _following(stage, chunked, loss_fn)
+                super().__init__(stage, loss_fn=loss, twins=twins, **options, **given)
+
+        chunked = loss_fn if isinstance(loss_fn, ChunkedLossWrapper) else None
+        with _known(WithTwins):
+            return spec.pipelining_fn(model, parallelize_fn=parallelize, loss_fn=loss_fn, **rest)
+
+    return replace(spec, pipelining_fn=pipelining)
+
+
+class TorchtitanSchedule(Schedule2BW):
+    """`Schedule2BW` for parts that get memory, and a checkpoint's weights, only after it is made.
+
+    A loaded state is kept until the first batch: torchtitan loads the module last.
+    """
+
+    def __init__(self, stage: PipelineStage, *, twins: list[nn.Module], **given: Any) -> None:
+        super().__init__(stage, twins=twins, **given)
+        self.twins = twins
+        self._loaded: list[Mapping[str, Any]] = []
+
+    @override
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self._loaded = [state_dict]
+
+    @override
+    def _step_microbatches(self, *args: Any, **kwargs: Any) -> None:
+        while self._loaded:
+            super().load_state_dict(self._loaded.pop())
+        super()._step_microbatches(*args, **kwargs)
+
+
+def begin(trainer: Trainer, update: Callable[[], object]) -> None:
+    """Completes a trainer whose model spec is `with_2bw`, at the end of its construction.
+
+    The twins get memory, `update` will be called once per batch, and checkpoints will have the
+    schedule's state. Raises BadInput for another schedule, and for a batch in several steps.
+    """
+    schedule, config = trainer.pp_schedule, trainer.config
+    if not isinstance(schedule, TorchtitanSchedule):
+        name = config.parallelism.pipeline_parallel_schedule
+        raise BadInput("parallelism.pipeline_parallel_schedule", name, f"must be {NAME} here")
+    if trainer.gradient_accumulation_steps > 1:
+        allowed = "must be -1, one step per batch: give the pipeline more microbatches instead"
+        raise BadInput("training.global_batch_size", config.training.global_batch_size, allowed)
+    [part] = trainer.model_parts
+    for twin in schedule.twins:
+        _make_like(twin, part)
+    schedule.update = update
+    if trainer.checkpointer.enable:
+        trainer.checkpointer.states["schedule"] = schedule
+
+
+def _make_like(twin: nn.Module, part: nn.Module) -> None:
+    """Gives the twin memory for weights, and the part's own buffers and mode."""
+    twin.to_empty(device=next(part.parameters()).device)
+    for mine, its in zip(twin.modules(), part.modules(), strict=True):
+        for name, buffer in its.named_buffers(recurse=False):
+            setattr(mine, name, buffer)
+    twin.train(part.training)
+    if hasattr(part, "_skip_lm_head"):
+        twin._skip_lm_head = part._skip_lm_head
+
+
+def _following(
+    stage: PipelineStage, chunked: ChunkedLossWrapper | None, loss_fn: Callable[..., Tensor]
+) -> Callable[..., Tensor]:
+    """A chunked loss has the model's last layer: of the module that its batch computes on."""
+    if chunked is None:
+        return loss_fn
+
+    def loss(*args: Any, **kwargs: Any) -> Tensor:
+        chunked.set_lm_head(stage.submod.lm_head)
+        return loss_fn(*args, **kwargs)
+
+    return loss
+
+
+@contextmanager
+def _known(schedule: type[Schedule2BW]) -> Iterator[None]:
+    """Makes torchtitan find it by its name: torch's own table of names is closed."""
+    by_name = pipeline_parallel.get_schedule_class
+    known = {NAME: schedule}
+    pipeline_parallel.get_schedule_class = lambda name: known.get(name) or by_name(name)
+    try:
+        yield
+    finally:
+        pipeline_parallel.get_schedule_class = by_name
