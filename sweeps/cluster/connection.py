@@ -80,7 +80,7 @@ def _errors_in_one_line() -> Iterator[None]:
     """
     before, said = ray_worker.print_to_stdstream, set[str]()
 
-    def say(data: Mapping[str, Any], **_: object) -> None:
+    def say(data: Mapping[str, Any], ignore_prefix: bool) -> None:
         line = one_line(data["lines"][0].strip().partition("\n")[0])
         if line not in said:
             said.add(line)
