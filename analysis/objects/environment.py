@@ -3,6 +3,7 @@ panic of a hundred lines; others reach the provider, which refuses them."""
 
 import os
 import re
+from ipaddress import IPv4Address, IPv6Address
 
 from trainer.base.errors import NO_TEXT, BadInput
 
@@ -12,8 +13,10 @@ ENDPOINTS = (
 )
 PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
 ADDRESS = re.compile(
-    r"https?://([\w.-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>\d{1,5}))?(/[\w.~%/-]*)?", re.ASCII
+    r"https?://(?P<host>[\w.-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>\d{1,5}))?(/[\w.~%/-]*)?", re.ASCII
 )
+NUMBER = re.compile(r"\d+|0[xX][0-9A-Fa-f]*")
+"""The last part of an address that is none of a name."""
 REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 HIGHEST_PORT = 65_535
 
@@ -34,4 +37,17 @@ def require_sound() -> None:
 
 def _is_address(text: str) -> bool:
     match = ADDRESS.fullmatch(text)
-    return match is not None and int(match["port"] or 0) <= HIGHEST_PORT
+    return match is not None and int(match["port"] or 0) <= HIGHEST_PORT and _is_host(match["host"])
+
+
+def _is_host(text: str) -> bool:
+    try:
+        if text.startswith("["):
+            IPv6Address(text[1:-1])
+        elif NUMBER.fullmatch(text.rstrip(".").rpartition(".")[2]):
+            IPv4Address(text.rstrip("."))
+        else:
+            text.encode().decode("idna")  # xn--… may be no code of a name
+    except ValueError:
+        return False
+    return True

@@ -117,7 +117,8 @@ class ObjectStore:
         """Yield checkpoints, and what no register names: uploads of processes that were killed."""
         there: dict[str, dict[str, int]] = {}
         for meta in self._bucket.list("trials"):
-            there.setdefault(meta.key.split("/")[1], {})[meta.key] = meta.size
+            _, _, below = meta.key.partition("/")
+            there.setdefault(below.partition("/")[0], {})[meta.key] = meta.size
         for folder in folders:
             seen = see(self._bucket, folder.name) if folder.name in there else None
             if seen is None or not is_free(self._bucket, seen):

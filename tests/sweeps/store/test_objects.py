@@ -246,6 +246,13 @@ def test_a_damaged_register_is_told_and_stops_nobody_else(
         run(objects, trial)
 
 
+def test_a_consoles_marker_of_the_folder_of_trials_is_not_spare(
+    objects: SweepStore, server: s3_server.ServedBucket
+) -> None:
+    server.write(f"{URL.removeprefix(f's3://{s3_server.BUCKET}/')}/trials/", b"")
+    assert [*objects.spare([objects.folder / "trials" / "mine"])] == []
+
+
 def test_a_pull_waits_for_no_pipe_in_place_of_its_notes(
     objects: SweepStore, tmp_path: Path
 ) -> None:
