@@ -268,10 +268,10 @@ def on_ranks(
     ]
 
 
-def expected(case: Case, num_stages: int) -> Trained:
+def expected(case: Case, num_stages: int, dtype: torch.dtype = torch.float32) -> Trained:
     """The same by the naive equations, in one process."""
     torch.set_num_threads(1)
-    stages = modules(num_stages)
+    stages = modules(num_stages, dtype)
     start = case.synchronous_start
     if case.correction:
         node = every_correction.settings(case.correction)
