@@ -25,7 +25,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from tests.support import toy
-from tests.support.torch_pipeline import CPU, TIGHT, T, adamw, batch, modules
+from tests.support.torch_optimizers import adamw
+from tests.support.torch_pipeline import CPU, TIGHT, T, batch, modules
 from trainer.delayed import DelayedOptimizer
 from trainer.ranks.groups import Heartbeat, joined
 from trainer.torch_pipelining import Schedule2BW
