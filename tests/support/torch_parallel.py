@@ -1,16 +1,19 @@
-"""The toy pipeline with two replicas per stage, wrapped as users wrap their stages."""
+"""The toy pipeline on several ranks per stage, wrapped as users wrap their stages; and what torch's
+own Schedule1F1B makes of the same stages with `DelayedOptimizer`, by another clip."""
 
 import copy
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -18,90 +21,193 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from tests.support import toy
-from tests.support.torch_pipeline import CPU, TIGHT, T, adamw, batch, modules
+from tests.support.torch_optimizers import adamw
+from tests.support.torch_pipeline import CPU, TIGHT, T, batch, modules
+from trainer.delayed import DelayedOptimizer
 from trainer.ranks.groups import Heartbeat, joined
 from trainer.torch_pipelining import Schedule2BW
 
-Wrap = Callable[[nn.Module, DeviceMesh], nn.Module]
 MICROBATCHES = 4
+Weights = dict[str, Tensor]
 
 
-def fsdp(module: nn.Module, mesh: DeviceMesh, **options: MixedPrecisionPolicy) -> nn.Module:
-    for block in module:  # type: ignore[attr-defined]
-        if isinstance(block, toy.Block):
-            fully_shard(block, mesh=mesh, **options)
-    return fully_shard(module, mesh=mesh, **options)
+def blocks(module: nn.Module) -> list[nn.Module]:
+    return [block for block in module.modules() if isinstance(block, toy.Block)]
+
+
+def fsdp(module: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Module:
+    for block in blocks(module):
+        fully_shard(block, mesh=mesh["data"], **options)
+    return fully_shard(module, mesh=mesh["data"], **options)
 
 
 def ddp(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    return DistributedDataParallel(module, process_group=mesh.get_group())
+    return DistributedDataParallel(module, process_group=mesh["data"].get_group())
 
 
 def tensor_parallel(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Blocks are cut; norms, embedding and head stay whole on both ranks."""
-    for block in module:  # type: ignore[attr-defined]
-        if isinstance(block, toy.Block):
-            plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-            parallelize_module(block, mesh, plan)
+    for block in blocks(module):
+        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        parallelize_module(block, mesh["tensor"], plan)
     return module
 
 
-def checkpointed(module: nn.Module, _: DeviceMesh) -> nn.Module:
-    for block in module:  # type: ignore[attr-defined]
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+def both(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return fsdp(tensor_parallel(module, mesh), mesh)
+
+
+def checkpointed(module: nn.Module, _: DeviceMesh, **options: Any) -> nn.Module:
+    for block in blocks(module):
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, **options)
     return module
 
 
-def compiled(module: nn.Module, _: DeviceMesh) -> nn.Module:
-    module.compile(backend="aot_eager")
+def compiled(module: nn.Module, _: DeviceMesh, **options: Any) -> nn.Module:
+    module.compile(**options)
     return module
 
 
-WRAPS: dict[str, Wrap] = {
-    "fsdp2": fsdp,
-    "ddp": ddp,
-    "tp": tensor_parallel,
-    "activation checkpointing": checkpointed,
-    "compile": compiled,
+def autocast(module: nn.Module, _: DeviceMesh) -> nn.Module:
+    module.forward = torch.autocast("cpu", torch.bfloat16)(module.forward)
+    return module
+
+
+class TwoTensors(nn.Module):
+    """A stage that takes and gives two tensors, and a keyword argument for each row."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor, side: Tensor | None = None, *, gain: Tensor) -> Any:
+        gain = gain[:, None, None]
+        if side is None:
+            h = self.inner(x)
+            return h, torch.tanh(h * gain)
+        return self.inner(x + gain * side)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How stages are wrapped, on how many ranks per stage, and whether `data` divides batches."""
+
+    wrap: Callable[[nn.Module, DeviceMesh], nn.Module]
+    data: int = 1
+    tensor: int = 1
+    keywords: Mapping[str, Tensor] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float64
+
+
+GAIN = {"gain": torch.linspace(0.5, 1.5, len(batch(0)[0]), dtype=torch.float64)}
+MIXED = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+SAVE_PRODUCTS = partial(create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default])
+SETTINGS: dict[str, Setting] = {
+    "fsdp2": Setting(fsdp, data=2),
+    "fsdp2, bf16": Setting(partial(fsdp, mp_policy=MIXED), data=2, dtype=torch.float32),
+    "ddp": Setting(ddp, data=2),
+    "tp": Setting(tensor_parallel, tensor=2),
+    "fsdp2 and tp": Setting(both, data=2, tensor=2),
+    "autocast": Setting(autocast, dtype=torch.float32),
+    "full checkpointing": Setting(checkpointed),
+    "selective checkpointing": Setting(partial(checkpointed, context_fn=SAVE_PRODUCTS)),
+    "aot_eager": Setting(partial(compiled, backend="aot_eager")),
+    "inductor": Setting(compiled),
+    "two tensors": Setting(lambda module, _: TwoTensors(module), keywords=GAIN),
 }
-DIVIDE_THE_BATCH = ("fsdp2", "ddp")
 
 
-def trained(name: str, mesh: DeviceMesh) -> dict[str, Tensor]:
-    """The weights of this rank's stage after T batches."""
-    rank, replica = mesh.get_local_rank("pipeline"), mesh.get_local_rank("replica")
-    plain = modules(2)[rank]
-    versions = [plain, copy.deepcopy(plain), copy.deepcopy(plain)]
-    newest, *twins = (WRAPS[name](module, mesh["replica"]) for module in versions)
-    stage = PipelineStage(newest, rank, 2, CPU, group=mesh.get_group("pipeline"))
-    optimizer = adamw(newest)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, toy.lr_factor)
+class Training:
+    """The loop of a user, on this rank's stage of two."""
 
-    def update() -> None:
-        schedule.clip_grad_norm_(TIGHT)
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
+    def __init__(self, setting: Setting, mesh: DeviceMesh) -> None:
+        self.setting, self.mesh = setting, mesh
+        self.rank = mesh.get_local_rank("pipeline")
+        self.plain = modules(2, setting.dtype)[self.rank]
+        self.newest = self._wrapped()
 
-    schedule = Schedule2BW(
-        stage, MICROBATCHES, toy.loss, update=update, error_feedback=1.0, twins=twins
-    )
-    for t in range(T):
-        x, y = batch(t)
-        if name in DIVIDE_THE_BATCH:
-            x, y = (_part(rows, replica) for rows in (x, y))
-        schedule.step(*((x,) if rank == 0 else ()), target=y if rank == 1 else None)
-    with schedule.drained():
-        named = [(n.removeprefix("module."), w.detach()) for n, w in newest.named_parameters()]
-        return {n: w.full_tensor() if isinstance(w, DTensor) else w for n, w in named}
+    def _wrapped(self) -> nn.Module:
+        return self.setting.wrap(copy.deepcopy(self.plain), self.mesh)
+
+    def _stage(self) -> PipelineStage:
+        group = self.mesh.get_group("pipeline")
+        return PipelineStage(self.newest, self.rank, 2, CPU, group=group)
+
+    def delayed(self) -> Weights:
+        """Trains by Schedule2BW."""
+        optimizer = adamw(self.newest)
+        scheduler = LambdaLR(optimizer, toy.lr_factor)
+
+        def update() -> None:
+            schedule.clip_grad_norm_(TIGHT)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+
+        schedule = Schedule2BW(
+            self._stage(),
+            MICROBATCHES,
+            toy.loss,
+            update=update,
+            error_feedback=1.0,
+            twins=[self._wrapped(), self._wrapped()],
+        )
+        for t in range(T):
+            self._step(schedule, t)
+        with schedule.drained():
+            return self._weights()
+
+    def emulated(self) -> Weights:
+        """Trains by Schedule1F1B, whose optimizer makes the delay."""
+        schedule = Schedule1F1B(self._stage(), MICROBATCHES, toy.loss)
+        optimizer = DelayedOptimizer(adamw(self.newest), error_feedback=1.0)
+        scheduler = LambdaLR(optimizer, toy.lr_factor)
+        for t in range(T):
+            self._step(schedule, t)
+            self._clip()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        with optimizer.newest():
+            return self._weights()
+
+    def _step(self, schedule: Schedule1F1B, t: int) -> None:
+        x, y = (self._mine(rows) for rows in batch(t))
+        keywords = {name: self._mine(value) for name, value in self.setting.keywords.items()}
+        inputs = (x,) if self.rank == 0 else ()
+        schedule.step(*inputs, target=y if self.rank == 1 else None, **keywords)
+
+    def _mine(self, rows: Tensor) -> Tensor:
+        """This replica's rows of each microbatch."""
+        replica = self.mesh.get_local_rank("data")
+        parts = [part.chunk(self.setting.data)[replica] for part in rows.chunk(MICROBATCHES)]
+        return torch.cat(parts)
+
+    def _clip(self) -> None:
+        """By sums of squares of whole gradients."""
+        gradients = [w.grad for w in self.newest.parameters() if w.grad is not None]
+        square = sum(
+            (_whole(gradient).square().sum() for gradient in gradients),
+            torch.zeros((), dtype=self.setting.dtype),
+        )
+        dist.all_reduce(square, group=self.mesh.get_group("pipeline"))
+        for gradient in gradients:
+            gradient.mul_((TIGHT / (square.sqrt() + 1e-6)).clamp(max=1.0))
+
+    def _weights(self) -> Weights:
+        prefixes = ("module.", "inner.")
+        named = [(n, w.detach()) for n, w in self.newest.named_parameters()]
+        for prefix in prefixes:
+            named = [(n.removeprefix(prefix), w) for n, w in named]
+        return {n: _whole(w).clone() for n, w in named}
 
 
-def _part(rows: Tensor, replica: int) -> Tensor:
-    """Half of the rows of each microbatch."""
-    return torch.cat([part.chunk(2)[replica] for part in rows.chunk(MICROBATCHES)])
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def as_rank(
@@ -110,8 +216,15 @@ def as_rank(
     send: Callable[[object], None],
     names: Sequence[str],
 ) -> None:
+    """Sends, for each setting, the weights by Schedule2BW and by the emulated delay."""
     torch.set_num_threads(1)
-    with joined(store, heartbeat.rank, 4, 1, CPU, heartbeat, 60):
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pipeline", "replica"))
+    shape = {(SETTINGS[name].data, SETTINGS[name].tensor) for name in names}.pop()
+    with joined(store, heartbeat.rank, 2 * shape[0] * shape[1], 1, CPU, heartbeat, 120):
+        axes = ("pipeline", "data", "tensor")
+        mesh = init_device_mesh("cpu", (2, *shape), mesh_dim_names=axes)
         for name in names:
-            send((name, heartbeat.rank, pickle.dumps(trained(name, mesh))))
+            setting = SETTINGS[name]
+            results = [Training(setting, mesh).delayed()]
+            if setting.tensor == 1:  # `DelayedOptimizer` takes weights of one mesh alone
+                results.append(Training(setting, mesh).emulated())
+            send((name, heartbeat.rank, pickle.dumps(results)))

@@ -6,7 +6,6 @@ import shutil
 import tempfile
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -18,21 +17,18 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from tests.oracles import corrections, semantics
 from tests.support import every_correction, every_optimizer, toy
 from tests.support.nccl_like import nccl_like
+from tests.support.torch_optimizers import OPTIMIZERS
 from trainer.corrections.error_feedback import ErrorFeedback
-from trainer.optimizers.routing import kinds
-from trainer.optimizers.together import Together
 from trainer.ranks.groups import Heartbeat, joined
 from trainer.ranks.spawn import run_gang
 from trainer.ranks.supervisor import Parent
+from trainer.schedules.recipes import pipedream_2bw
 from trainer.torch_pipelining import Schedule2BW
-from trainer.torch_pipelining.norm import LateNorm
-from trainer.torch_pipelining.twins import Twins
 
 CPU = torch.device("cpu")
 T = 8
@@ -64,40 +60,15 @@ def modules(num_stages: int, dtype: torch.dtype = torch.float32) -> list[nn.Modu
     return [nn.Sequential(OrderedDict(parts[a:b])) for a, b in pairwise(cuts)]
 
 
-def batch(t: int) -> tuple[Tensor, Tensor]:
+def tokens(t: int) -> Tensor:
     """24 rows: they make 2, 3, 4, 6 or 8 microbatches."""
-    rows = torch.cat([toy.batch(2 * t), toy.batch(2 * t + 1)])
+    return torch.cat([toy.batch(2 * t), toy.batch(2 * t + 1)])
+
+
+def batch(t: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets."""
+    rows = tokens(t)
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
-
-
-def sgd(stage: nn.Module) -> Optimizer:
-    return torch.optim.SGD(stage.parameters(), lr=0.3, momentum=0.9)
-
-
-def adamw(stage: nn.Module) -> Optimizer:
-    return torch.optim.AdamW(stage.parameters(), lr=0.02)
-
-
-def torch_muon(stage: nn.Module) -> Optimizer:
-    matrices = [w for w in stage.parameters() if w.ndim == 2]
-    rest = [w for w in stage.parameters() if w.ndim != 2]
-    parts: list[Optimizer] = [torch.optim.Muon(matrices, lr=0.02)]
-    return Together([*parts, torch.optim.AdamW(rest, lr=0.02)] if rest else parts)
-
-
-def ours(name: str, stage: nn.Module) -> Optimizer:
-    kind = kinds(stage)
-    weights = [(kind[n], w) for n, w in stage.named_parameters()]
-    optimizer: Optimizer = every_optimizer.maker(name, lr=0.02)(weights)
-    return optimizer
-
-
-OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
-    "sgd": sgd,
-    "adamw": adamw,
-    "torch_muon": torch_muon,
-    **{f"our_{name}": partial(ours, name) for name in every_optimizer.NAMES},
-}
 
 
 class Training:
@@ -215,42 +186,6 @@ def as_nccl_rank(store: dist.Store, heartbeat: Heartbeat, *rest: Any) -> None:
         as_rank(store, heartbeat, *rest)
 
 
-def as_mutant(mutant: str, *rest: Any) -> None:
-    """Like `as_rank`, with one thing replaced."""
-    with ExitStack() as stack:
-        for owner, name, replacement in MUTANTS[mutant]:
-            stack.enter_context(patch.object(owner, name, replacement))
-        as_rank(*rest)
-
-
-def _norm_of_the_batch_before(self: LateNorm, batch: int) -> Tensor:
-    norm = TAKE(self, batch)
-    before = getattr(self, "before", norm)
-    self.before = norm  # type: ignore[attr-defined]
-    return before
-
-
-def _scheduler_first(self: Training) -> None:
-    self.schedule.clip_grad_norm_(self.case.clip_norm)
-    self.scheduler.step()
-    self.optimizer.step()
-
-
-TAKE, FACTORS = LateNorm.take, ErrorFeedback._factors
-MUTANTS: dict[str, list[tuple[type, str, Callable[..., Any]]]] = {
-    "one version": [(Twins, "module", lambda self, _: self._modules[0])],
-    "versions swapped": [
-        (Twins, "module", lambda self, t: self._modules[(t + 1) % 2]),
-        (Twins, "weights", lambda self, t: list(self._modules[t % 2].parameters())),
-    ],
-    "a twin updated in place": [(Twins, "make_room", lambda self, t: self.weights(t + 1))],
-    "the norm of another batch": [(LateNorm, "take", _norm_of_the_batch_before)],
-    "the other sign": [(ErrorFeedback, "_factors", lambda *given: -FACTORS(*given))],
-    "a learning rate one off": [(Training, "update", _scheduler_first)],
-}
-"""By name: what each replaces, and by what."""
-
-
 def on_ranks(
     num_stages: int, cases: Sequence[Case], program: Callable[..., None] = as_rank
 ) -> list[Trained]:
@@ -268,10 +203,10 @@ def on_ranks(
     ]
 
 
-def expected(case: Case, num_stages: int) -> Trained:
+def expected(case: Case, num_stages: int, dtype: torch.dtype = torch.float32) -> Trained:
     """The same by the naive equations, in one process."""
     torch.set_num_threads(1)
-    stages = modules(num_stages)
+    stages = modules(num_stages, dtype)
     start = case.synchronous_start
     if case.correction:
         node = every_correction.settings(case.correction)
@@ -294,6 +229,24 @@ def expected(case: Case, num_stages: int) -> Trained:
     )
     names = [name for stage in stages for name, _ in stage.named_parameters()]
     return dict(zip(names, versions[-1], strict=True)), losses
+
+
+def of_our_pipeline(case: Case, name: str, num_stages: int) -> Trained:
+    """The same by the executor of a trial, with our optimizer of that name."""
+    torch.set_num_threads(1)
+    shape = {"num_stages": num_stages, "num_microbatches": case.microbatches}
+    executor = toy.emulated(
+        pipedream_2bw(T, **shape, synchronous_start=0, synchronous_cooldown=0),
+        every_optimizer.maker(name, lr=0.02),
+        partial(ErrorFeedback, coefficient=case.error_feedback, lag=1),
+        case.clip_norm,
+        torch.float32,
+        batch=tokens,
+    )
+    updates = toy.run(executor, (0, T))
+    versions = [stage.versions for stage in executor._stages]
+    weights = {n: w for of in versions for n, w in zip(of.names, of.master, strict=True)}
+    return weights, [update.loss for update in updates]
 
 
 def differences(trained: Trained, reference: Trained) -> list[str]:

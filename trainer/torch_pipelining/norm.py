@@ -75,7 +75,7 @@ def norms_of(gradients: Sequence[Tensor]) -> Tensor:
     for (mesh, placements), numbers in by_shards.items():
         squares = norms[numbers].square()
         for dimension, placement in enumerate(placements):
-            if placement.is_shard():
+            if not placement.is_replicate():  # FSDP2 over TP has shards that torch calls none
                 work = dist.all_reduce(squares, group=mesh.get_group(dimension), async_op=True)
                 assert work is not None
                 work.wait()

@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support import every_correction
+from tests.support import every_correction, every_optimizer
+from tests.support.torch_mutants import MUTANTS, as_mutant
+from tests.support.torch_optimizers import OF_TORCH
 from tests.support.torch_pipeline import (
     LOOSE,
-    MUTANTS,
     Case,
     T,
-    as_mutant,
     as_nccl_rank,
     differences,
     expected,
+    of_our_pipeline,
     on_ranks,
 )
 from trainer.base.errors import GangFailed
@@ -41,6 +42,22 @@ def assert_all_equal(num_stages: int, cases: list[Case], **program: Any) -> None
 @pytest.mark.parametrize("num_stages", DAILY)
 def test_equals_the_equations(num_stages: int) -> None:
     assert_all_equal(num_stages, DAILY[num_stages])
+
+
+@pytest.mark.parametrize("num_stages", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_equals_our_own_pipeline(num_stages: int) -> None:
+    """Without an oracle in between: the executor of a trial makes the same weights and losses."""
+    names = ["muon", "adamw"]
+    if num_stages == 4:  # kron draws random numbers for one weight after the other
+        names = [name for name in every_optimizer.NAMES if name != "kron"]
+    cases = [Case(4, f"our_{name}", error_feedback=1.0) for name in names]
+    for name, case, trained in zip(names, cases, on_ranks(num_stages, cases), strict=True):
+        assert not differences(trained, of_our_pipeline(case, name, num_stages)), name
+
+
+@pytest.mark.slow
+def test_every_optimizer_of_torch() -> None:
+    assert_all_equal(2, [Case(2, f"torch_{name}", error_feedback=1.0) for name in OF_TORCH])
 
 
 @pytest.mark.slow

@@ -1,0 +1,49 @@
+"""Mutants of `Schedule2BW` and of a loop around it, which the equations must notice."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+from unittest.mock import patch
+
+from torch import Tensor
+
+from tests.support.torch_pipeline import Training, as_rank
+from trainer.corrections.error_feedback import ErrorFeedback
+from trainer.torch_pipelining.norm import LateNorm
+from trainer.torch_pipelining.twins import Twins
+
+
+def as_mutant(mutant: str, *rest: Any) -> None:
+    """Like `as_rank`, with one thing replaced."""
+    with ExitStack() as stack:
+        for owner, name, replacement in MUTANTS[mutant]:
+            stack.enter_context(patch.object(owner, name, replacement))
+        as_rank(*rest)
+
+
+def _norm_of_the_batch_before(self: LateNorm, batch: int) -> Tensor:
+    norm = TAKE(self, batch)
+    before = getattr(self, "before", norm)
+    self.before = norm  # type: ignore[attr-defined]
+    return before
+
+
+def _scheduler_first(self: Training) -> None:
+    self.schedule.clip_grad_norm_(self.case.clip_norm)
+    self.scheduler.step()
+    self.optimizer.step()
+
+
+TAKE, FACTORS = LateNorm.take, ErrorFeedback._factors
+MUTANTS: dict[str, list[tuple[type, str, Callable[..., Any]]]] = {
+    "one version": [(Twins, "module", lambda self, _: self._modules[0])],
+    "versions swapped": [
+        (Twins, "module", lambda self, t: self._modules[(t + 1) % 2]),
+        (Twins, "weights", lambda self, t: list(self._modules[t % 2].parameters())),
+    ],
+    "a twin updated in place": [(Twins, "make_room", lambda self, t: self.weights(t + 1))],
+    "the norm of another batch": [(LateNorm, "take", _norm_of_the_batch_before)],
+    "the other sign": [(ErrorFeedback, "_factors", lambda *given: -FACTORS(*given))],
+    "a learning rate one off": [(Training, "update", _scheduler_first)],
+}
+"""By name: what each replaces, and by what."""
