@@ -5,7 +5,7 @@ runs, others stand in (see `statistics.lengths`): those that end no lower, or th
 higher. A comparison that favours one side may only decide for the other one.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 from math import ceil, floor, inf
 
@@ -25,6 +25,9 @@ StandsIn = Callable[[Collection[int], float], StandIn]
 class SameTime:
     """The delayed run and sync after numbers of updates that take the same time."""
 
+    arm: str
+    """The delayed arm: of several the best on all seeds, though each seed is compared at the one
+    that is best on the others."""
     speed_up: float
     updates: float
     """Of the delayed run."""
@@ -171,13 +174,14 @@ def _compared(evidence: Evidence, arms: Sequence[str], speed_up: float, runs: St
         [
             runs.delayed[arm].loss(evidence.finals[arm].get(seed, {})) - runs.sync.loss(losses)
             for seed, losses in evidence.finals["sync"].items()
-            for arm in [_best_without(evidence, near, seed)]
+            for arm in [_best_without(evidence, near, {seed})]
         ]
     )
     known = gaps[np.isfinite(gaps)]
     mean, spread, interval = _mean(known, len(arms) > 1)
     stand = runs.delayed[near[0]]
     return SameTime(
+        arm=_best_without(evidence, near, set()),
         speed_up=speed_up,
         updates=runs.updates,
         sync_updates=runs.sync_updates,
@@ -204,14 +208,14 @@ def _mean(gaps: Values, is_chosen: bool) -> tuple[float, float, Interval]:
     return mean, spread, (mean - half, mean + half)
 
 
-def _best_without(evidence: Evidence, arms: Sequence[str], seed: int) -> str:
-    """The arm of the lowest mean loss at `evidence.updates` on the seeds but this one."""
+def _best_without(evidence: Evidence, arms: Sequence[str], seeds: Set[int]) -> str:
+    """The arm of the lowest mean loss at `evidence.updates` on all seeds but these."""
     if len(arms) == 1:
         return arms[0]
     finals = [evidence.finals[arm] for arm in arms]
     known = (
         {s for s, losses in by_seed.items() if evidence.updates in losses} for by_seed in finals
     )
-    others = set.intersection(*known) - {seed}
+    others = set.intersection(*known) - seeds
     sums = [sum(by_seed[s][evidence.updates] for s in others) for by_seed in finals]
     return arms[int(np.argmin(sums))]

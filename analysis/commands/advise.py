@@ -96,11 +96,15 @@ def _answers(trials: "pd.DataFrame", optimizer: str | None, **question: Any) -> 
 
 def _as_text(answers: "Sequence[Advice]") -> str:
     from analysis.advice.advice import bubble, headline
+    from analysis.advice.handover import handover
     from analysis.advice.rows import matrix
 
     if len(answers) == 1:
-        return str(answers[0])
-    lines = [*bubble(answers[0]), matrix(answers), "", *map(headline, answers)]
+        lines = [str(answers[0])]
+    else:
+        lines = [*bubble(answers[0]), matrix(answers), "", *map(headline, answers)]
+    if todo := handover(answers):
+        lines += ["", todo]
     return "\n".join(lines)
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis.advice.advice import Advice, sentence
+from analysis.advice.handover import handover
 from analysis.advice.rows import advices, matrix, most_decided
 from analysis.report.missing import command
 from analysis.statistics.intervals import ends_text
@@ -57,14 +58,18 @@ class StoreAnswer(NamedTuple):
     rows: Sequence[AnswerRow]
     text: str
     """The table of the verdicts and the sentences, to be printed."""
+    handover: str
+    """The lines of code that train so; empty if nothing says go."""
     question: str
     """The command that asks about another pipeline."""
     next_step: str
 
     @property
     def printed(self) -> str:
-        """The text, or what to run where nothing is decided."""
-        return f"nothing is decided yet: {self.next_step}" if self.next_step else self.text
+        """The text and the code, or what to run where nothing is decided."""
+        if self.next_step:
+            return f"nothing is decided yet: {self.next_step}"
+        return "\n".join(filter(None, [self.text, self.handover]))
 
 
 def answer(
@@ -87,6 +92,7 @@ def answer(
         rivals,
         rows,
         "\n".join([matrix(said), *(row.sentence for row in rows)]) if said else "",
+        handover(said),
         shlex.join(["python", "-m", "analysis", "advise", *words, store]),
         "" if any(advice.num_decided for advice in said) else _next_step(rows, left, store),
     )

@@ -34,6 +34,7 @@ def test_the_first_line_is_the_verdict(capsys: pytest.CaptureFixture[str], resul
     first, *rest = answer(capsys, results).splitlines()
     assert first.startswith("Muon: go, against every schedule; ")
     assert any("recommended λ of Error Feedback: 1 " in line for line in rest)
+    assert "error_feedback=1)" in rest[-2], "the answer ends with the code"
 
 
 def test_json_says_the_same(capsys: pytest.CaptureFixture[str], results: Path) -> None:
@@ -55,7 +56,8 @@ def test_without_an_optimizer_all_are_answered(
     write_arms(results, {"sync": [1.0, 1.1], "delay": [1.5, 1.6]})
     words = {"stages": "4", "microbatches": "8", "results": str(results)}
     advise.main(words)
-    table, said = capsys.readouterr().out.split("\n\n")
+    table, said, code = capsys.readouterr().out.split("\n\n")
+    assert code.startswith("to go with Muon")
     heads, *lines = (line.split("  ") for line in table.splitlines())
     assert [head.strip() for head in heads if head] == [
         *("4 stages, 8 microbatches", "1F1B", "interleaved 1F1B (4 parts)"),
