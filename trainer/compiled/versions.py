@@ -1,9 +1,11 @@
 """Versions of weights that lie in blocks, as graphs read and write them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from trainer.compiled.blocks import Blocks
 from trainer.stages.versions import Versions
@@ -32,7 +34,8 @@ class StackedVersions(Versions):
         for i, ring in enumerate(self._rings):
             for slot, leaf in enumerate(ring):
                 leaf.data = parts[slot][i]
-            self.master[i].data = ring[0].data
+        self.master = list(self.master)
+        self._lay_masters(0)
 
     def read(self, versions: Sequence[int]) -> list[Tensor]:
         """The blocks with version `versions[i]` of weight i.
@@ -54,12 +57,44 @@ class StackedVersions(Versions):
         The two are one block where a weight has one version. The next version's values are the
         caller's to write.
         """
-        pairs = []
-        for ring in self._stacks:
-            old, new = (ring[v % len(ring)] for v in (self.newest, self.newest + 1))
-            pairs.append((old, new))
-        for master, leaves in zip(self.master, self._rings, strict=True):
-            if len(leaves) > 1:
-                master.data = leaves[(self.newest + 1) % len(leaves)].data
+        pairs = [self._of_next(ring) for ring in self._stacks]
+        self._lay_masters(self.newest + 1)
         self.close(())
         return pairs
+
+    @override
+    @torch.no_grad()
+    def open(self) -> list[nn.Parameter]:
+        for old, new in (self._of_next(ring) for ring in self._stacks):
+            if new is not old:
+                new.copy_(old)
+        self._lay_masters(self.newest + 1)
+        return self.master
+
+    @override
+    def close(self, ahead: Sequence[Tensor]) -> None:
+        self.newest += 1
+        for held in self._held:
+            held[self.newest % len(held)] = self.newest
+
+    @override
+    @torch.no_grad()
+    def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
+        for i, saved in enumerate(state):
+            if len(saved["held"]) != len(self._held[i]):
+                kept, needed = len(saved["held"]), len(self._held[i])
+                raise LookupError(f"{self.names[i]} has {kept} versions, {needed} are needed")
+            self._held[i] = list(saved["held"])
+            torch._foreach_copy_(list(self._rings[i]), saved["slots"])
+        self.newest = max(state[0]["held"])
+        self._lay_masters(self.newest)
+
+    def _of_next(self, ring: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """A block of the newest version, and where its next one will lie."""
+        return ring[self.newest % len(ring)], ring[(self.newest + 1) % len(ring)]
+
+    def _lay_masters(self, version: int) -> None:
+        """Lays the master where this version lies."""
+        for master, ring in zip(self.master, self._rings, strict=True):
+            if master.data_ptr() != ring[version % len(ring)].data_ptr():
+                master.data = ring[version % len(ring)].data
