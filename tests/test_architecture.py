@@ -33,10 +33,11 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "config": {"base", "corrections", "data", "models", "optimizers", "schedules"},
         "tracing": {"schedules"},
         "stages": {"base", "corrections", "optimizers", "schedules"},
+        "compiled": {"base", "corrections", "models", "optimizers", "schedules", "stages"},
         "executors": {"base", "models", "ranks", "schedules", "stages", "tracing"},
         "parts": {
-            *("base", "corrections", "data", "executors", "models", "optimizers", "ranks"),
-            *("schedules", "stages", "tracing"),
+            *("base", "compiled", "corrections", "data", "executors", "models", "optimizers"),
+            *("ranks", "schedules", "stages", "tracing"),
         },
         "progress": {"base", "config", "executors", "schedules"},
         "training": {

@@ -1,6 +1,7 @@
 """Builds the parts of a trial from its resolved config."""
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -9,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.base.build import build, locate, made
+from trainer.base.build import build, label, locate, made
 from trainer.base.code import use_code
 from trainer.base.errors import BadInput
+from trainer.compiled.passes import StagePlace, loss_of
+from trainer.compiled.stage import CompiledStage
 from trainer.data.batches import Batches, Prefetched, Windows
 from trainer.data.tokens import Dataset, KnowsVocabulary
 from trainer.executors.emulated import Emulated
@@ -66,14 +69,29 @@ def build_emulated(config: Config, parts: Parts, device: torch.device) -> Emulat
     """Builds the executor of all stages in this process, on `device`, weights initialised."""
     schedule = parts.schedule
     every = range(schedule.num_stages)
+    stages = build_stages(config, parts.model, schedule, parts.lr_factor, device, every)
+    _say_without_graph(config, stages)
     return Emulated(
-        build_stages(config, parts.model, schedule, parts.lr_factor, device, every),
+        stages,
         schedule,
         _batch(parts, device),
         _loss(config),
         _clip(config),
         config["num_replicas"],
     )
+
+
+def _say_without_graph(config: Config, stages: Iterable[Stage]) -> None:
+    """Prints one line if a compiled update does not contain the optimizer or the correction."""
+    groups = {
+        group: label(config[group])
+        for stage in stages
+        if isinstance(stage, CompiledStage)
+        for group in stage.without_graph
+    }
+    if groups:
+        names = " and ".join(f"{group}={name}" for group, name in groups.items())
+        print(f"compile=update: {names}: not compiled, run as with false", file=sys.stderr)
 
 
 def build_pipelined(config: Config, parts: Parts, gang: Gang) -> Pipelined:
@@ -116,7 +134,12 @@ def _clip(config: Config) -> Clip:
 
 def _loss(config: Config) -> Loss:
     """Returns the loss of a microbatch, compiled if the stages are."""
-    return loss_by(compiled if config["compile"] else lambda function: function)
+    losses: Mapping[bool | str, Callable[[], Loss]] = {
+        False: lambda: loss_by(lambda function: function),
+        True: lambda: loss_by(compiled),
+        "update": lambda: loss_of,
+    }
+    return losses[config["compile"]]()
 
 
 def open_data(config: Config) -> tuple[Batches, Windows]:
@@ -164,11 +187,12 @@ def build_stages(
     first, last = (_names(empty_stage(model, index, split)) for index in (0, len(split) - 1))
     tied = first & last if len(split) > 1 else frozenset()
     start = start_from(config.get("from_pretrained"))
+    make = _stages_of(config, model, split)
     stages = []
     for index in indices:
         module = empty_stage(model, index, split).to_empty(device="cpu")
         start(model, module, config["seed"])
-        stage = Stage(
+        stage = make(index)(
             module.to(device),
             model.kinds(module),
             divide(optimizer_of(config["optimizer"])),
@@ -181,10 +205,23 @@ def build_stages(
             eval_dtype=getattr(torch, config["eval_dtype"]),
             splits_backward=schedule.splits_backward,
             in_place=schedule.in_place,
-            run=compiled_stage if config["compile"] else lambda module: module,
         )
         stages.append(stage)
     return stages
+
+
+def _stages_of(
+    config: Config, model: Recipe, split: Split
+) -> Callable[[int], Callable[..., Stage]]:
+    """Number of a stage → what makes it of its module and the rest."""
+    ways: Mapping[bool | str, Callable[[int], Callable[..., Stage]]] = {
+        False: lambda index: Stage,
+        True: lambda index: partial(Stage, run=compiled_stage),
+        "update": lambda index: partial(
+            CompiledStage, place=StagePlace(model, index, split), num_threads=config["num_threads"]
+        ),
+    }
+    return ways[config["compile"]]
 
 
 def empty_stage(model: Recipe, index: int, split: Split) -> nn.Module:

@@ -25,6 +25,10 @@ NOT_SHARDED: Mapping[str, str] = {
 """Optimizer → why its states cannot be divided among replicas: it would make other numbers."""
 
 
+OBSERVERS = ("sophia",)
+"""Optimizers that ask for gradients against sampled labels, for which there is no graph."""
+
+
 def check_combinations(config: Config) -> None:
     """Raises BadInput for two keys that contradict each other."""
     optimizer, correction = label(config["optimizer"]), label(config["correction"])
@@ -59,7 +63,7 @@ def _check_sharding(config: Config, optimizer: str) -> None:
 
 def _check_compiled_experts(config: Config) -> None:
     """Raises BadInput for compiled products of experts in fp32, which torch's compiler refuses."""
-    if not config["compile"] or "num_experts" not in config["model"]:
+    if config["compile"] is not True or "num_experts" not in config["model"]:
         return
     for key in ("dtype", "eval_dtype"):
         if config[key] != "bfloat16":
@@ -73,10 +77,30 @@ def check_backward(config: Config, model: Recipe, schedule: Schedule) -> None:
         return
     if config["compile"]:
         allowed = "must be false with a schedule that splits backwards: nearly nothing is compiled"
-        raise BadInput("compile", True, allowed)
+        raise BadInput("compile", config["compile"], allowed)
     if model.activation_checkpointing:
         allowed = "must be false with a schedule that splits backwards: they cannot recompute"
         raise BadInput("model.activation_checkpointing", True, allowed)
+
+
+def check_graphs(config: Config, model: Recipe, correction: NoCorrection) -> None:
+    """Raises BadInput for a setting that `compile=update` does not have."""
+    if config["compile"] != "update":
+        return
+    optimizer, correction_name = label(config["optimizer"]), label(config["correction"])
+    recomputes = model.activation_checkpointing
+    for key, value, holds, allowed in (
+        ("device", config["device"], config["device"] == "cpu", "must be cpu"),
+        ("dtype", config["dtype"], config["dtype"] == "float32", "must be float32"),
+        ("runner", config["runner"], config["runner"] == "emulated", "must be emulated"),
+        ("diagnostics", config["diagnostics"], config["diagnostics"] is None, "must be null"),
+        ("model.activation_checkpointing", recomputes, not recomputes, "must be false"),
+        ("model", label(config["model"]), "num_experts" not in config["model"], "must be dense"),
+        ("correction", correction_name, not correction.reads_ahead, "must not read ahead"),
+        ("optimizer", optimizer, optimizer not in OBSERVERS, "must not observe curvature"),
+    ):
+        if not holds:
+            raise BadInput(key, value, f"{allowed} with compile=update")
 
 
 def check_in_place(config: Config, schedule: Schedule, correction: NoCorrection) -> None:
@@ -86,7 +110,7 @@ def check_in_place(config: Config, schedule: Schedule, correction: NoCorrection)
     pipeline = label(config["pipeline"])
     if config["compile"]:
         allowed = f"must be false with pipeline={pipeline}: compiled passes may copy weights"
-        raise BadInput("compile", True, allowed)
+        raise BadInput("compile", config["compile"], allowed)
     if config["model"].get("activation_checkpointing"):
         allowed = f"must be false with pipeline={pipeline}: a second forward reads newer weights"
         raise BadInput("model.activation_checkpointing", True, allowed)

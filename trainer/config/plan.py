@@ -14,7 +14,7 @@ from trainer.base.build import label, made
 from trainer.base.code import use_code
 from trainer.base.errors import BadInput
 from trainer.base.ranges import MAX_COUNT
-from trainer.config.combinations import check_backward, check_in_place
+from trainer.config.combinations import check_backward, check_graphs, check_in_place
 from trainer.config.identity import trial_id
 from trainer.config.memory import FP32, by_rank, largest_rank, loss_bytes
 from trainer.corrections.none import NoCorrection
@@ -124,6 +124,7 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
     correction: NoCorrection = made("correction", config["correction"], NoCorrection, *parts)
     check_backward(config, model, schedule)
     check_in_place(config, schedule, correction)
+    check_graphs(config, model, correction)
     check_start(model, config.get("from_pretrained"))
     if (problem := _problem(schedule)) is not None:
         raise BadInput("pipeline", label(config["pipeline"]), problem)

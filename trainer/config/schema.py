@@ -13,7 +13,7 @@ from functools import cache
 from typing import Annotated, Any, Literal, get_type_hints
 
 from annotated_types import Gt, Interval
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
 from trainer.base.build import locate, published
@@ -26,6 +26,17 @@ from trainer.config.combinations import check_combinations
 from trainer.config.names import GROUPS, YOUNGER, names
 
 Choice = dict[str, Any]
+
+
+def _compile(value: object) -> bool | str:
+    """Checks `compile`. `layers` is recorded as true, its name before there was `update`."""
+    if isinstance(value, bool):
+        return value
+    if value == "update":
+        return "update"
+    if value != "layers":
+        raise ValueError("must be false, layers (or true) or update")
+    return True
 
 
 class TrialConfig(BaseModel):
@@ -71,7 +82,7 @@ class TrialConfig(BaseModel):
     code: Place | None = YOUNGER["code"]
     resume_from: Place | None
     from_pretrained: Place | None = YOUNGER["from_pretrained"]
-    compile: bool
+    compile: Annotated[bool | str, PlainValidator(_compile)]
 
 
 NAMES: dict[str, Any] = dict.fromkeys(GROUPS, (str, ...))

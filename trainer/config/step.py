@@ -111,7 +111,7 @@ def _passes(
     """Forward and backward of all microbatches, by stage."""
     num_layers, visited = sum(map(len, split)), _visited(model, weights)
     (tokens, num_backwards), itemsize = _share(config), _itemsize(config)
-    is_compiled, chunk = config["compile"], config["model"].get("loss_chunk")
+    is_compiled, chunk = bool(config["compile"]), config["model"].get("loss_chunk")
     mixing = _mixing(model, weights, visited, config["seq_len"])
     bytes_per_sum = itemsize + 2 * FP32  # a gradient is read, its fp32 sum is read and written
     # A forward more, which is one product of three, and two of seven in attention.

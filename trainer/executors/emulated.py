@@ -103,7 +103,7 @@ class Emulated(Executor):
         if op.batch not in self._reduced:
             self._reduced[op.batch] = self._reduce(op.batch)
         gradients = self._gradients[op.batch].pop(op.stage)
-        # In training `finish` is `Stage.update`, W(t) → W(t + 1).
+        # In training `finish` is the update of the stage, W(t) → W(t + 1).
         self._pass.finish(self._stages[op.stage], op.batch, gradients)
         if self._gradients[op.batch]:
             return None

@@ -68,7 +68,7 @@ class Pass:
     the model adds to the loss.
     """
 
-    # In training this is `Stage.update`: the delayed update itself.
+    # In training this is the delayed update itself.
     finish: Callable[[Stage, int, Sequence[Tensor]], None]
     is_corrected: bool
     is_clipped: bool
@@ -76,7 +76,11 @@ class Pass:
     loss: Callable[[Loss, Tensor, MicrobatchPlace], LossOfOutput] = against_targets
 
 
-TRAINING = Pass(Stage.update, is_corrected=True, is_clipped=True, is_training=True)
+def _update(stage: Stage, batch: int, gradients: Sequence[Tensor]) -> None:
+    stage.update(batch, gradients)
+
+
+TRAINING = Pass(_update, is_corrected=True, is_clipped=True, is_training=True)
 FRESH_GRADIENT = Pass(Stage.probe, is_corrected=False, is_clipped=True, is_training=True)
 CURVATURE = Pass(
     Stage.observe, is_corrected=False, is_clipped=False, is_training=False, loss=against_samples

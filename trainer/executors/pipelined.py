@@ -218,7 +218,7 @@ class Pipelined(Executor):
         if not (isfinite(reduced.loss) and isfinite(reduced.norm)):
             raise Diverged(op.batch)
         with self._clock.span(op):
-            # In training `finish` is `Stage.update`, W(t) → W(t + 1).
+            # In training `finish` is the update of the stage, W(t) → W(t + 1).
             self._pass.finish(self._at[op.stage], op.batch, reduced.gradients.pop(0))
         if reduced.gradients:
             return None

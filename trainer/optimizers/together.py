@@ -22,14 +22,14 @@ class Together(Optimizer):
     """
 
     def __init__(self, parts: Iterable[Optimizer]) -> None:
-        self._parts = list(parts)
-        super().__init__([group for part in self._parts for group in part.param_groups], {})
+        self.parts = list(parts)
+        super().__init__([group for part in self.parts for group in part.param_groups], {})
         self._link()
 
     @override
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for part in self._parts:
+        for part in self.parts:
             part.step()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -38,7 +38,7 @@ class Together(Optimizer):
 
     def _link(self) -> None:
         groups = iter(self.param_groups)
-        for part in self._parts:
+        for part in self.parts:
             part.param_groups = list(islice(groups, len(part.param_groups)))
             part.state = self.state
 

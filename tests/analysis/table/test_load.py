@@ -102,6 +102,20 @@ def test_the_point_is_what_the_arms_of_a_comparison_share(tmp_path: Path) -> Non
     assert points[0].split("-")[0] == points[3].split("-")[0]
 
 
+def test_a_pair_has_one_way_to_compile(tmp_path: Path) -> None:
+    for compile in (False, True, "update"):
+        for arm in ("sync", "delay"):
+            settings = config(arm) | {"compile": compile}
+            write(tmp_path, settings, result(settings, 1.5 + 0.1 * (arm == "delay")))
+    sync = config("sync", seed=9) | {"compile": "update"}
+    write(tmp_path, sync, result(sync, 1.5))
+    other = config("delay", seed=9) | {"compile": False}
+    write(tmp_path, other, result(other, 1.5))
+    table = gaps(load(tmp_path))
+    assert table["n"].tolist() == [1, 1, 1]
+    assert table["missing_sync_seeds"].tolist().count("9") == 1
+
+
 def test_validation_losses_are_read_up_to_the_last_whole_line(tmp_path: Path) -> None:
     rows = [{"update": 0}, {"update": 1, "val_loss": 2.5}, {"update": 2, "val_loss": None}]
     text = "".join(json.dumps(row) + "\n" for row in rows) + '{"update": 3, "val_loss": 1.'

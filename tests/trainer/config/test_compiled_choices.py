@@ -20,6 +20,31 @@ def test_experts_in_fp32(tmp_path: Path, family: tuple[str, ...], key: str) -> N
         small.config(tmp_path, *words, f"{key}=float32")
 
 
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("runner=pipelined", "runner=pipelined: must be emulated with compile=update"),
+        ("dtype=bfloat16", "dtype=bfloat16: must be float32 with compile=update"),
+        ("device=cuda", "device=cuda: must be cpu with compile=update"),
+        ("diagnostics=2", "diagnostics=2: must be null with compile=update"),
+        ("model=tiny_moe", "model=qwen3_moe: must be dense with compile=update"),
+        ("optimizer=sophia", "optimizer=sophia: must not observe"),
+        ("correction=weight_prediction", "correction=weight_prediction: must not read ahead"),
+        ("pipeline=paci", "compile=update: must be false with pipeline=paci"),
+    ],
+)
+def test_an_update_that_graphs_do_not_make(tmp_path: Path, word: str, says: str) -> None:
+    words = (word, "compile=update", "pipeline.num_stages=2", "pipeline.num_microbatches=2")
+    with pytest.raises(BadInput, match=says):
+        plan_trial(small.config(tmp_path, *words))
+
+
+@pytest.mark.parametrize("value", ["1", "null", "Layers", "graph"])
+def test_a_word_that_is_no_way_to_compile(tmp_path: Path, value: str) -> None:
+    with pytest.raises(BadInput, match=r"compile=.*must be false, layers \(or true\) or update"):
+        small.config(tmp_path, f"compile={value}")
+
+
 @pytest.mark.parametrize("pipeline", HALVES)
 def test_backwards_in_halves(tmp_path: Path, pipeline: str) -> None:
     words = [f"pipeline={pipeline}", "pipeline.num_stages=2", "pipeline.num_microbatches=4"]

@@ -98,6 +98,8 @@ IDS = {
     "fb295acf0c954f2c": (  # optimizers_trials.csv
         *("num_updates=250", "optimizer=nadamw", "optimizer.lr=0.008", DELAY, FEEDBACK, "seed=2"),
     ),
+    "096fc16fdcd12997": ("num_updates=400", "compile=true"),
+    "5ba6f1ee9ad7229e": ("num_updates=400", "compile=update"),
     "20f887f7b25780bd": (
         "num_updates=null",
         "tokens_per_parameter=20",
@@ -117,6 +119,10 @@ def test_the_address_of_a_choice_stays_importable(group: str, choice: str) -> No
     node = yaml.safe_load((CONF / group / f"{choice}.yaml").read_text())
     assert node["_target_"] == address
     assert callable(locate(address))
+
+
+def test_layers_is_the_name_of_what_compile_true_was() -> None:
+    assert compose([*TINY, "compile=layers"]) == compose([*TINY, "compile=true"])
 
 
 @pytest.mark.parametrize("expected", IDS)

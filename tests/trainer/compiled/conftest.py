@@ -1,0 +1,30 @@
+"""Graphs that are run as they were traced, by torch: its compiler takes a minute."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from trainer.compiled import passes, update
+
+
+def _forget() -> None:
+    passes._graph.cache_clear()
+    update._graph.cache_clear()
+
+
+@pytest.fixture(scope="package")
+def graphs() -> Iterator[list[Any]]:
+    """Every graph that was to be compiled; those of one shape are made once."""
+    seen: list[Any] = []
+
+    def as_it_is(graph: Any, **_: Any) -> Callable[..., Any]:
+        seen.append(graph)
+        run: Callable[..., Any] = graph.forward
+        return run
+
+    _forget()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainer.compiled.graphs.compiled", as_it_is)
+        yield seen
+    _forget()

@@ -1,0 +1,165 @@
+"""What the graphs compute, before the compiler rounds otherwise, is the plain update."""
+
+from typing import Any
+
+import pytest
+import torch
+from pytorch_optimizer.optimizer.utils.matrix import zero_power_via_newton_schulz_5
+from torch import Tensor
+
+from bench.steps import executor, resolved
+from trainer.base.resources import reproducible
+from trainer.compiled.chosen import FEEDBACK, RULES, rules
+from trainer.compiled.rules_of_matrices import orthogonal
+from trainer.compiled.versions import StackedVersions
+from trainer.corrections.error_feedback import ErrorFeedback
+from trainer.corrections.matched_error_feedback import MatchedErrorFeedback
+from trainer.executors.emulated import Emulated
+from trainer.executors.gradients import Update
+
+SMALL = (
+    *("model=nano", "model.num_layers=1", "model.hidden_size=16", "model.intermediate_size=24"),
+    *("model.vocab_size=30", "batch_size=4", "seq_len=8", "optimizer.lr=0.01"),
+)
+DELAYED = ("pipeline=pipedream_2bw", "correction=error_feedback")
+RULED = ("adamw", "adan", "lion", "mars", "muon", "normuon", "soap")
+Weights = dict[str, Tensor]
+
+
+def trainer(*words: str) -> Emulated:
+    return executor(resolved([*SMALL, *words]))
+
+
+def trained(*words: str, updates: int = 8) -> Weights:
+    """The weights after so many updates."""
+    with reproducible(0, 1):
+        run = trainer(*words)
+        run.run(0, updates, lambda update: None)
+    return run.weights()
+
+
+def distance(weights: Weights, others: Weights, start: Weights) -> float:
+    """The largest difference of a weight, as a share of what training changed in it."""
+    return max(
+        float((weights[name] - others[name]).norm() / (weights[name] - start[name]).norm())
+        for name in weights
+    )
+
+
+def of_library(matrices: Tensor, num_steps: int) -> Tensor:
+    return zero_power_via_newton_schulz_5(matrices, num_steps).float()
+
+
+@pytest.mark.parametrize("optimizer", RULED)
+def test_a_rule_makes_the_step_of_the_library(
+    optimizer: str, graphs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a state of the library it goes on as the library does, and the other way round.
+
+    Both orthogonalise by the library's function here, in bf16: the next test compares the two.
+    """
+    monkeypatch.setattr("trainer.compiled.rules_of_matrices.orthogonal", of_library)
+    words = (*DELAYED, f"optimizer={optimizer}", "optimizer.weight_decay=0.5")
+    plain, compiled = trainer(*words), trainer(*words, "compile=update")
+    plain.run(0, 11, lambda update: None)
+    for first in (11, 12):
+        before = plain.weights()
+        compiled.restore(plain.state())
+        for run in (plain, compiled):
+            run.run(first, first + 1, lambda update: None)
+        far = distance(compiled.weights(), plain.weights(), before)
+        assert far < 1e-4
+        plain.restore(compiled.state())
+    assert len(rules(compiled.stages[0].optimizer)) == len(before)
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 16), (1, 24, 16), (2, 16, 24)])
+def test_orthogonal_matrices_are_those_of_the_library(shape: tuple[int, ...]) -> None:
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    theirs = zero_power_via_newton_schulz_5(drawn, 5, dtype=torch.float32)
+    assert torch.allclose(orthogonal(drawn, 5), theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("correction=none", "pipeline=pipedream_2bw"),
+        (*DELAYED, "pipeline.num_microbatches=2", "num_replicas=2"),
+        (*DELAYED, "model.num_layers=2", "pipeline.num_stages=2"),
+        (
+            "pipeline=pipedream",
+            "model.num_layers=2",
+            "pipeline.num_stages=2",
+            "correction=matched_error_feedback",
+        ),
+        (*DELAYED, "pipeline.synchronous_start=4", "correction.coefficient=0.5"),
+        (*DELAYED, "clip_scope=stage", "clip_norm=0.1"),
+        (*DELAYED, "model.loss_chunk=5"),
+    ],
+    ids=" ".join,
+)
+def test_every_way_to_train(words: tuple[str, ...], graphs: list[Any]) -> None:
+    plain, compiled = trained(*words), trained(*words, "compile=update")
+    start = trained(*words, updates=0)
+    assert distance(compiled, plain, start) < 2e-5
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("correction=taylor",),
+        ("correction=error_feedback_gradient",),
+        ("correction=adaptive_error_feedback",),
+        ("correction=error_feedback", "correction.lag=delay"),
+        ("correction=learning_rate",),
+        ("optimizer=sgd",),
+        ("optimizer=schedule_free_adamw", "correction=none"),
+        ("optimizer=dion", "correction=error_feedback"),
+    ],
+    ids=" ".join,
+)
+def test_the_rest_is_made_without_a_graph(words: tuple[str, ...], graphs: list[Any]) -> None:
+    words = ("pipeline=pipedream_2bw", *words)
+    plain, compiled = trained(*words, updates=5), trained(*words, "compile=update", updates=5)
+    start = trained(*words, updates=0)
+    assert distance(compiled, plain, start) < 2e-5
+
+
+def test_one_graph_serves_trials_with_other_numbers(graphs: list[Any]) -> None:
+    trained(*DELAYED, "compile=update", updates=3)
+    options = ("optimizer.lr=0.1", "optimizer.momentum=0.5", "optimizer.eps=1e-3", "seed=3")
+    num_graphs = len(graphs)
+    trained(*DELAYED, *options, "correction.coefficient=0.3", "compile=update", updates=3)
+    assert len(graphs) == num_graphs
+
+
+def test_a_gradient_is_that_of_autograd(graphs: list[Any]) -> None:
+    norms: dict[str, list[Update]] = {"false": [], "update": []}
+    for way, updates in norms.items():
+        with reproducible(0, 1):
+            trainer(f"compile={way}").run(0, 1, updates.append)
+    assert norms["update"] == norms["false"]
+
+
+def test_a_version_that_is_gone_is_not_read(graphs: list[Any]) -> None:
+    run = trainer(*DELAYED, "compile=update")
+    run.run(0, 3, lambda update: None)
+    versions = run.stages[0].versions
+    assert isinstance(versions, StackedVersions)
+    with pytest.raises(LookupError, match=r"version 1 is not there, only \[2, 3\]"):
+        versions.read([1] * len(versions.names))
+
+
+def test_what_has_a_rule_stays() -> None:
+    """Another entry changes the numbers of trials that have an id: it needs another name."""
+    names = ("Adan", "Lion", "MARS", "Muon", "NorMuon", "SOAP")
+    assert RULES.keys() == {"torch.AdamW", *(f"pytorch_optimizer.{name}" for name in names)}
+    assert FEEDBACK.keys() == {ErrorFeedback, MatchedErrorFeedback}
+
+
+def test_what_is_not_compiled_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer("compile=update", *DELAYED)
+    trainer("compile=update", "optimizer=dion", "correction=taylor")
+    said = "compile=update: optimizer=dion and correction=taylor: not compiled, run as with false"
+    assert capsys.readouterr().err.splitlines() == [said]

@@ -1,0 +1,80 @@
+"""Updates by torch's compiler: exact where a trial promises it, and near the plain update."""
+
+import io
+import shutil
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bench.steps import executor, resolved
+from trainer.base.resources import reproducible
+from trainer.compiled.stage import CompiledStage
+from trainer.executors.emulated import Emulated
+
+SMALL = (
+    *("model=nano", "model.num_layers=1", "model.hidden_size=16", "model.intermediate_size=24"),
+    *("model.vocab_size=30", "batch_size=4", "seq_len=8", "optimizer.lr=0.01"),
+    *("pipeline=pipedream_2bw", "correction=error_feedback"),
+)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        shutil.which("g++") is None,
+        reason="torch.compile needs a C++ compiler on the CPU: g++ is not installed",
+    ),
+]
+
+
+def trainer(*words: str) -> Emulated:
+    with reproducible(0, 1):
+        return executor(resolved([*SMALL, *words]))
+
+
+def trained(run: Emulated, first: int, last: int) -> dict[str, Tensor]:
+    with reproducible(0, 1):
+        run.run(first, last, lambda update: None)
+    return run.weights()
+
+
+def saved(state: Any) -> Any:
+    """What a checkpoint gives back."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def are_equal(weights: dict[str, Tensor], others: dict[str, Tensor]) -> bool:
+    return all(torch.equal(weight, others[name]) for name, weight in weights.items())
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "soap"])
+def test_again_and_resumed_it_is_the_same_to_the_bit(optimizer: str) -> None:
+    words = (f"optimizer={optimizer}", "compile=update")
+    straight = trained(trainer(*words), 0, 14)
+    assert are_equal(trained(trainer(*words), 0, 14), straight)
+    for drain in (1, 6):
+        first, second = trainer(*words), trainer(*words)
+        trained(first, 0, drain)
+        second.restore(saved(first.state()))
+        assert are_equal(trained(second, drain, 14), straight)
+        assert are_equal(trained(first, drain, 14), straight)  # a checkpoint changes nothing
+    plain = trained(trainer(f"optimizer={optimizer}"), 0, 14)
+    assert not are_equal(plain, straight)
+    for name, weight in plain.items():
+        assert torch.allclose(straight[name], weight, rtol=1e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize("words", [(), ("model.num_layers=2", "pipeline.num_stages=2")])
+def test_a_gradient_is_that_of_autograd(words: tuple[str, ...]) -> None:
+    seen: dict[str, list[Tensor]] = {}
+    for way in ("false", "update"):
+        run = trainer(*words, f"compile={way}", "clip_norm=null", "optimizer=sgd")
+        before = run.weights()
+        after = trained(run, 0, 1)
+        seen[way] = [before[name] - after[name] for name in before]
+        assert isinstance(run.stages[0], CompiledStage) == (way == "update")
+    for ours, theirs in zip(seen["update"], seen["false"], strict=True):
+        assert (ours - theirs).norm() < 5e-6 * theirs.norm()

@@ -1,0 +1,135 @@
+"""Forward and backward of a whole stage, and of the loss behind the last one, as graphs."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from trainer.compiled.blocks import Blocks
+from trainer.compiled.graphs import Graph, graph_of
+from trainer.models.loss import Output, cross_entropy
+from trainer.models.recipe import Recipe
+from trainer.models.split import Split
+
+
+class StagePlace(NamedTuple):
+    """A stage of a model: what decides its graphs, with the shapes of their inputs."""
+
+    model: Recipe
+    number: int
+    split: Split
+
+    def module(self) -> nn.Module:
+        """The stage without weights."""
+        with torch.device("meta"):
+            return self.model.stage(self.number, self.split)
+
+
+class Signature(NamedTuple):
+    """The shapes that a stage's graphs are made for."""
+
+    members: tuple[tuple[int, ...], ...]
+    x: torch.Size
+    dtype: torch.dtype
+    num_threads: int
+
+
+class AwaitsTargets(NamedTuple):
+    """What a last stage hands to the loss: a graph that ends in the loss, without its targets."""
+
+    loss: Callable[[Tensor], Tensor]
+
+
+def loss_of(output: Output | AwaitsTargets, targets: Tensor) -> Tensor:
+    """The mean loss of a last stage's output; of a compiled one it comes from the stage's graph."""
+    if isinstance(output, AwaitsTargets):
+        return output.loss(targets)
+    return cross_entropy(output, targets)
+
+
+def with_loss(place: StagePlace, blocks: Blocks, x: Tensor, num_threads: int) -> Graph:
+    """(x, targets, *blocks) → loss, gradient of x or None, gradients of the blocks."""
+    return _graph(place, _signature(blocks, x, num_threads), "loss")
+
+
+def forward(place: StagePlace, blocks: Blocks, x: Tensor, num_threads: int) -> Graph:
+    """(x, *blocks) → output."""
+    return _graph(place, _signature(blocks, x, num_threads), "forward")
+
+
+def backward(place: StagePlace, blocks: Blocks, x: Tensor, num_threads: int) -> Graph:
+    """(x, gradient of the output, *blocks) → gradient of x or None, gradients of the blocks.
+
+    It computes the forward once more: a graph keeps no activations for another one.
+    """
+    return _graph(place, _signature(blocks, x, num_threads), "backward")
+
+
+def _signature(blocks: Blocks, x: Tensor, num_threads: int) -> Signature:
+    members = tuple(tuple(numbers) for numbers in blocks.members)
+    return Signature(members, x.shape, x.dtype, num_threads)
+
+
+class _Stage:
+    """A stage as functions of its blocks."""
+
+    def __init__(self, place: StagePlace, signature: Signature) -> None:
+        self._module = place.module()
+        named = dict(self._module.named_parameters())
+        self._names, shapes = list(named), [weight.shape for weight in named.values()]
+        numbers = {i: b for b, members in enumerate(signature.members) for i in members}
+        self._blocks = Blocks(shapes, [numbers[i] for i in range(len(shapes))])
+        self.signature = signature
+
+    def forward(self, x: Tensor, *blocks: Tensor) -> Tensor:
+        weights = dict(zip(self._names, self._blocks.tensors(blocks), strict=True))
+        output: Tensor = functional_call(self._module, weights, (x,))
+        return output
+
+    def loss(self, x: Tensor, targets: Tensor, *blocks: Tensor) -> list[Tensor | None]:
+        inputs = self._inputs(x, blocks)
+        with torch.enable_grad():
+            loss = cross_entropy(self.forward(*inputs), targets)
+            return [loss.detach(), *self._gradients(loss, None, inputs)]
+
+    def backward(self, x: Tensor, gradient: Tensor, *blocks: Tensor) -> list[Tensor | None]:
+        inputs = self._inputs(x, blocks)
+        with torch.enable_grad():
+            return self._gradients(self.forward(*inputs), gradient, inputs)
+
+    def _inputs(self, x: Tensor, blocks: Sequence[Tensor]) -> list[Tensor]:
+        return [t.detach().requires_grad_(t.is_floating_point()) for t in (x, *blocks)]
+
+    def _gradients(
+        self, output: Tensor, gradient: Tensor | None, inputs: list[Tensor]
+    ) -> list[Tensor | None]:
+        wanted = [t for t in inputs if t.requires_grad]
+        gradients: list[Tensor | None] = [*torch.autograd.grad(output, wanted, gradient)]
+        return gradients if len(wanted) == len(inputs) else [None, *gradients]
+
+    def examples(self, *more: Tensor) -> list[Tensor]:
+        x = torch.zeros(self.signature.x, dtype=self.signature.dtype)
+        return [x, *more, *self._blocks.zeros()]
+
+    def output(self) -> Tensor:
+        """An example of the output of a stage that is not the last one."""
+        with torch.no_grad():
+            return torch.zeros_like(self.forward(*self.examples()))
+
+
+@cache
+def _graph(place: StagePlace, signature: Signature, kind: str) -> Graph:
+    stage = _Stage(place, signature)
+    makers: dict[str, Callable[[], tuple[Callable[..., Any], list[Tensor]]]] = {
+        "loss": lambda: (
+            stage.loss,
+            stage.examples(torch.zeros(signature.x[:2], dtype=torch.long)),
+        ),
+        "forward": lambda: (stage.forward, stage.examples()),
+        "backward": lambda: (stage.backward, stage.examples(stage.output())),
+    }
+    function, examples = makers[kind]()
+    return graph_of(function, examples, signature.num_threads)

@@ -1,0 +1,144 @@
+"""A stage whose forward, backward and update are graphs of torch's compiler."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from trainer.compiled import passes
+from trainer.compiled.blocks import Blocks, StackedParts
+from trainer.compiled.chosen import without_graph
+from trainer.compiled.passes import AwaitsTargets, StagePlace
+from trainer.compiled.step import Step
+from trainer.compiled.versions import StackedVersions
+from trainer.corrections.none import NoCorrection
+from trainer.optimizers.routing import Kind, Parameters
+from trainer.schedules.operations import Op
+from trainer.stages.stage import Stage
+
+
+class _Passed(NamedTuple):
+    """A microbatch between its forward and its backward.
+
+    `gradients` are those of the input and of each block, if the stage ends in the loss.
+    """
+
+    x: Tensor
+    gradients: list[Tensor | None]
+
+
+class CompiledStage(Stage):
+    """A `Stage` in fp32 on a CPU that makes its gradients and its updates by graphs.
+
+    Forward, backward and loss are one graph on the last stage; before it, the backward's graph
+    computes the forward again. An update is one graph with the clipped gradients as input, except
+    the first one, which the optimizer makes itself: many begin otherwise, and their state begins
+    there. Evaluations and probes are a plain stage's.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        kinds: Mapping[str, Kind],
+        make_optimizer: Callable[[Parameters], Optimizer],
+        make_correction: Callable[[Sequence[int]], NoCorrection],
+        lr_factor: Callable[[int], float],
+        *,
+        place: StagePlace,
+        num_threads: int,
+        **options: Any,
+    ) -> None:
+        super().__init__(module, kinds, make_optimizer, make_correction, lr_factor, **options)
+        self._place, self._num_threads = place, num_threads
+        shapes = [weight.shape for weight in module.parameters()]
+        self._layout = Blocks(shapes, list(zip(self._kinds, self.is_tied, strict=True)))
+        self.versions = self._stacks = StackedVersions(module, self.lags, self._layout)
+        self.optimizer = make_optimizer(list(zip(self._kinds, self.versions.master, strict=True)))
+        self._step = Step(self.optimizer, self._correction, self._stacks, self._layout, num_threads)
+        self._passed: dict[tuple[int, int, int], _Passed] = {}
+        self._sum_of: dict[int, list[Tensor]] = {}
+
+    @property
+    def without_graph(self) -> list[str]:
+        """Which of the groups `optimizer` and `correction` are not part of a graph."""
+        return without_graph(self.optimizer, self._correction)
+
+    @override
+    def forward(
+        self,
+        op: Op,
+        x: Tensor,
+        loss: Callable[[Any], Tensor] | None = None,
+        replica: int = 0,
+    ) -> Tensor:
+        self._read[op.batch] = self._versions_of(op)
+        key, x = (op.batch, op.microbatch, replica), x.contiguous()
+        if loss is not None:
+            return loss(AwaitsTargets(lambda targets: self._with_loss(key, x, targets)))
+        self._passed[key] = _Passed(x, [])
+        blocks = self._stacks.read(self._read[op.batch])
+        output: Tensor = passes.forward(*self._graphs_for(x))(x, *blocks)
+        return output
+
+    def _with_loss(self, key: tuple[int, int, int], x: Tensor, targets: Tensor) -> Tensor:
+        blocks = self._stacks.read(self._read[key[0]])
+        graph = passes.with_loss(*self._graphs_for(x))
+        loss, *gradients = graph(x, targets.contiguous(), *blocks)
+        self._passed[key] = _Passed(x, gradients)
+        return loss
+
+    def _graphs_for(self, x: Tensor) -> tuple[StagePlace, Blocks, Tensor, int]:
+        return self._place, self._layout, x, self._num_threads
+
+    @override
+    def backward_input(self, op: Op, gradient: Tensor | None, replica: int = 0) -> Tensor | None:
+        key = op.batch, op.microbatch, replica
+        x, gradients = self._passed[key]
+        if gradient is not None:
+            blocks = self._stacks.read(self._versions_of(op))
+            graph = passes.backward(*self._graphs_for(x))
+            gradients = graph(x, gradient.contiguous(), *blocks)
+            self._passed[key] = _Passed(x, gradients)
+        return gradients[0]
+
+    @override
+    def backward_weights(self, op: Op, replica: int = 0) -> None:
+        _, (_, *gradients) = self._passed.pop((op.batch, op.microbatch, replica))
+        blocks = [block for block in gradients if block is not None]
+        if replica in self._sum_of:
+            torch._foreach_add_(self._sum_of[replica], blocks)
+        else:
+            self._sum_of[replica] = blocks
+
+    @override
+    def take_gradients(self) -> list[Tensor]:
+        replicas, self._sum_of = self._sum_of, {}
+        total = replicas.pop(0)
+        for replica in sorted(replicas):
+            torch._foreach_add_(total, replicas[replica])
+        return StackedParts(self._layout, total)
+
+    @override
+    def update(self, batch: int, gradients: Sequence[Tensor]) -> None:
+        if not isinstance(gradients, StackedParts) or not self._step.is_ready():
+            super().update(batch, gradients)
+        else:
+            self._step(self._start_update(batch), gradients.blocks)
+
+    @override
+    def probe(self, batch: int, gradients: Sequence[Tensor]) -> None:
+        self._step.release()
+        super().probe(batch, gradients)
+
+    @override
+    def state(self) -> dict[str, dict[str, Any]]:
+        self._step.release()
+        return super().state()
+
+    @override
+    def restore(self, state: Mapping[str, dict[str, Any]]) -> None:
+        self._step.release()
+        super().restore(state)

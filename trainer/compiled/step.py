@@ -1,0 +1,138 @@
+"""The updates of a compiled stage, after its first one."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainer.compiled.blocks import Blocks
+from trainer.compiled.chosen import feedback, rules
+from trainer.compiled.graphs import Graph
+from trainer.compiled.rules import Key, Rule
+from trainer.compiled.update import Block, UpdateShape, update_graph
+from trainer.compiled.versions import StackedVersions
+from trainer.corrections.none import NoCorrection
+
+
+class _Ruled(NamedTuple):
+    """A block of weights, the options of its group, its rule, and what the rule keeps, stacked."""
+
+    group: dict[str, Any]
+    rule: Rule
+    state: list[Tensor]
+
+
+class _Held(NamedTuple):
+    """What updates work on between two releases; `earlier` is u_{t−1} of each block, if the graph
+    makes Error Feedback."""
+
+    blocks: list[_Ruled]
+    earlier: list[Tensor]
+    graph: Graph
+
+
+class Step:
+    """Turns W(t) into W(t + 1) by one graph, if the optimizer has a rule for each weight.
+
+    The tensors of the optimizer's state become parts of stacks, and only the stacks know the
+    u_{t−1} of Error Feedback. `release` brings the correction up to date, so that others may read
+    or replace both; the next update stacks them again.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        correction: NoCorrection,
+        versions: StackedVersions,
+        layout: Blocks,
+        num_threads: int,
+    ) -> None:
+        self._optimizer, self._correction, self._versions = optimizer, correction, versions
+        self._layout, self._num_threads = layout, num_threads
+        self._feedback = feedback(correction)
+        self._held: _Held | None = None
+
+    def is_ready(self) -> bool:
+        """Whether the next update can be made by the graph; the first one cannot."""
+        if self._held is None and self._can_begin():
+            self._held = self._hold()
+        return self._held is not None
+
+    def release(self) -> None:
+        """Lets go of the stacks: the correction gets its u_{t−1} back."""
+        if self._held is not None and self._feedback is not None:
+            updates = self._layout.tensors(self._held.earlier)
+            self._correction.restore([{"update_1": update} for update in updates])
+        self._held = None
+
+    @torch.no_grad()
+    def __call__(self, delays: Sequence[int], gradients: Sequence[Tensor]) -> None:
+        """Makes the next version from one block of clipped gradients per block of weights."""
+        assert self._held is not None
+        steps = [block.rule.done(block.group, block.state) + 1 for block in self._held.blocks]
+        given = self._held.graph(self._numbers(steps, delays), *self._tensors(gradients))
+        for group in self._optimizer.param_groups:
+            if "step" in group:  # else the graph counts, in the state
+                group["step"] += 1
+        for block, step in zip(self._held.blocks, steps, strict=True):
+            block.rule.renew(block.group, step, block.state)
+        if self._feedback is not None:
+            self._held.earlier[:] = given
+        elif given:
+            self._correction.apply(self._versions.master, self._layout.tensors(given), delays)
+
+    def _can_begin(self) -> bool:
+        is_ruled = len(rules(self._optimizer)) == len(self._versions.master)
+        return is_ruled and all(self._optimizer.state.get(w) for w in self._versions.master)
+
+    def _hold(self) -> _Held:
+        blocks = [self._ruled(members) for members in self._layout.members]
+        earlier: list[Tensor] = []
+        if self._feedback is not None:
+            updates = [state["update_1"] for state in self._correction.state()]
+            earlier = self._layout.stacked(updates)
+        return _Held(blocks, earlier, update_graph(self._kind(blocks)))
+
+    def _ruled(self, members: Sequence[int]) -> _Ruled:
+        weights = [self._versions.master[i] for i in members]
+        group, rule = rules(self._optimizer)[weights[0]]
+        return _Ruled(group, rule, [self._stacked(weights, key) for key in rule.keys])
+
+    def _stacked(self, weights: Sequence[nn.Parameter], key: Key) -> Tensor:
+        """The stack of these weights' tensors at `key`, of which the state then has the parts."""
+        *path, last = key
+        holders: list[Any] = [self._optimizer.state[weight] for weight in weights]
+        for part in path:
+            holders = [holder[part] for holder in holders]
+        stack = torch.stack([holder[last] for holder in holders])
+        for holder, of_weight in zip(holders, stack.unbind(), strict=True):
+            holder[last] = of_weight
+        return stack
+
+    def _kind(self, blocks: Sequence[_Ruled]) -> UpdateShape:
+        columns = zip(blocks, self._layout.shapes, self._versions.num_slots, strict=True)
+        described = tuple(
+            Block(rule, shape, tuple(t.shape for t in state), len(rule.numbers(group, 2)), num > 1)
+            for (group, rule, state), shape, num in columns
+        )
+        gives_update = type(self._correction).apply is not NoCorrection.apply
+        return UpdateShape(described, gives_update, self._feedback is not None, self._num_threads)
+
+    def _numbers(self, steps: Sequence[int], delays: Sequence[int]) -> Tensor:
+        assert self._held is not None
+        pairs = zip(self._held.blocks, steps, strict=True)
+        numbers = [n for (group, rule, _), step in pairs for n in rule.numbers(group, step)]
+        if self._feedback is not None:
+            numbers += [self._feedback(delays[i]) for of in self._layout.members for i in of]
+        return torch.tensor(numbers, dtype=torch.float32)
+
+    def _tensors(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """What the graph takes of each block, in its order."""
+        assert self._held is not None
+        tensors: list[Tensor] = []
+        for b, (old, new) in enumerate(self._versions.step()):
+            tensors += [old] if new is old else [old, new]
+            tensors += [gradients[b], *self._held.blocks[b].state, *self._held.earlier[b : b + 1]]
+        return tensors

@@ -1,0 +1,100 @@
+"""Versions of weights that lie in blocks, as graphs read and write them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from trainer.compiled.blocks import Blocks
+from trainer.stages.versions import Versions
+
+
+class StackedVersions(Versions):
+    """The versions of a stage's weights, in fp32; those of one block lie side by side.
+
+    The weights of a block have one lag.
+    """
+
+    def __init__(self, module: nn.Module, lags: Sequence[int], layout: Blocks) -> None:
+        super().__init__(module, lags, torch.float32)
+        self._firsts = [numbers[0] for numbers in layout.members]
+        by_slot = [
+            layout.stacked([ring[slot % len(ring)].detach() for ring in self._rings])
+            for slot in range(max(lags) + 1)
+        ]
+        self._stacks = [
+            [blocks[b] for blocks in by_slot[: lags[first] + 1]]
+            for b, first in enumerate(self._firsts)
+        ]
+        self.num_slots = [len(ring) for ring in self._stacks]
+        """How many versions each block has."""
+        parts = [layout.tensors(blocks) for blocks in by_slot]
+        for i, ring in enumerate(self._rings):
+            for slot, leaf in enumerate(ring):
+                leaf.data = parts[slot][i]
+        self.master = list(self.master)
+        self._lay_masters(0)
+
+    def read(self, versions: Sequence[int]) -> list[Tensor]:
+        """The blocks with version `versions[i]` of weight i.
+
+        Raises LookupError for a version that does not exist yet or is already overwritten.
+        """
+        blocks = []
+        for first, ring in zip(self._firsts, self._stacks, strict=True):
+            slot, version = versions[first] % len(ring), versions[first]
+            if self._held[first][slot] != version:
+                at = f"{self.names[first]}: version {version}"
+                raise LookupError(f"{at} is not there, only {sorted(self._held[first])}")
+            blocks.append(ring[slot])
+        return blocks
+
+    def step(self) -> list[tuple[Tensor, Tensor]]:
+        """The blocks of the newest version, and those for the next one, which becomes the newest.
+
+        The two are one block where a weight has one version. The next version's values are the
+        caller's to write.
+        """
+        pairs = [self._of_next(ring) for ring in self._stacks]
+        self._lay_masters(self.newest + 1)
+        self.close(())
+        return pairs
+
+    @override
+    @torch.no_grad()
+    def open(self) -> list[nn.Parameter]:
+        for old, new in (self._of_next(ring) for ring in self._stacks):
+            if new is not old:
+                new.copy_(old)
+        self._lay_masters(self.newest + 1)
+        return self.master
+
+    @override
+    def close(self, ahead: Sequence[Tensor]) -> None:
+        self.newest += 1
+        for held in self._held:
+            held[self.newest % len(held)] = self.newest
+
+    @override
+    @torch.no_grad()
+    def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
+        for i, saved in enumerate(state):
+            if len(saved["held"]) != len(self._held[i]):
+                kept, needed = len(saved["held"]), len(self._held[i])
+                raise LookupError(f"{self.names[i]} has {kept} versions, {needed} are needed")
+            self._held[i] = list(saved["held"])
+            torch._foreach_copy_(list(self._rings[i]), saved["slots"])
+        self.newest = max(state[0]["held"])
+        self._lay_masters(self.newest)
+
+    def _of_next(self, ring: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """A block of the newest version, and where its next one will lie."""
+        return ring[self.newest % len(ring)], ring[(self.newest + 1) % len(ring)]
+
+    def _lay_masters(self, version: int) -> None:
+        """Lays the master where this version lies."""
+        for master, ring in zip(self.master, self._rings, strict=True):
+            if master.data_ptr() != ring[version % len(ring)].data_ptr():
+                master.data = ring[version % len(ring)].data
