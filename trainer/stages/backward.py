@@ -1,5 +1,6 @@
 """A backward in two halves: first the input's gradient, later the weights' gradients."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -85,26 +86,32 @@ class Overwritten:
 
     def __init__(self, leaves: Sequence[Tensor]) -> None:
         self.now = leaves
-        self._places = {leaf.untyped_storage().data_ptr(): i for i, leaf in enumerate(leaves)}
+        # Leaves lie one after another in memory.
+        ends = ((leaf.data_ptr() + leaf.nbytes, i) for i, leaf in enumerate(leaves))
+        self._ends, self._places = zip(*sorted(ends), strict=True)
+        self._starts = [leaf.data_ptr() for leaf in leaves]
 
     def noted(self) -> saved_tensors_hooks:
         """A context for the forward."""
         return saved_tensors_hooks(self._pack, self._unpack)
 
     def _pack(self, saved: Tensor) -> "Tensor | _OfWeight":
-        place = self._places.get(saved.untyped_storage().data_ptr())
-        if place is None:
+        after = bisect_right(self._ends, saved.data_ptr())
+        place = self._places[after] if after < len(self._ends) else None
+        if place is None or saved.data_ptr() < self._starts[place]:
             return saved
-        return _OfWeight(place, saved.size(), saved.stride(), int(saved.storage_offset()))
+        offset = (saved.data_ptr() - self._starts[place]) // saved.itemsize
+        return _OfWeight(place, saved.size(), saved.stride(), offset)
 
     def _unpack(self, packed: "Tensor | _OfWeight") -> Tensor:
         if isinstance(packed, Tensor):
             return packed
-        return self.now[packed.place].detach().as_strided(*packed[1:])
+        leaf = self.now[packed.place].detach()
+        return leaf.as_strided(packed.size, packed.stride, leaf.storage_offset() + packed.offset)
 
 
 class _OfWeight(NamedTuple):
-    """A view of the weight at this place."""
+    """A view of the weight at this place; the offset is from the weight's first entry."""
 
     place: int
     size: torch.Size

@@ -1,10 +1,12 @@
 """The versions of a stage's weights that are alive, and the master that the optimizer steps."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+
+from trainer.base.flat import Flat, Layout
 
 
 @runtime_checkable
@@ -28,6 +30,9 @@ class Versions:
 
     With `reads_ahead` a batch that reads a version late sees other leaves, which were predicted
     when the version was made. They take lag + 1 more sets of weights.
+
+    The weights of each of `kinds`, one per weight, lie in one vector, by `layout`: it is copied and
+    stepped by one call. Without `kinds` all weights are of one.
     """
 
     def __init__(
@@ -37,21 +42,40 @@ class Versions:
         dtype: torch.dtype,
         *,
         reads_ahead: bool = False,
+        kinds: Sequence[Hashable] = (),
     ) -> None:
         self.names = [name for name, _ in module.named_parameters()]
         weights = [weight.detach() for weight in module.parameters()]
-        # `.data`, not `.detach()`: a step of the master must not count as a write to slot 0.
-        self.master = [nn.Parameter(weight.data, requires_grad=False) for weight in weights]
         self.newest = 0
         self._places = _places(module)
         dtypes = _dtypes(weights, self._places, dtype)
-        self._shares_master = [
-            w.dtype == read_in for w, read_in in zip(weights, dtypes, strict=True)
-        ]
+        columns = kinds or [None] * len(weights), lags, [w.dtype for w in weights], dtypes
+        shapes = [weight.shape for weight in weights]
+        self.layout = Layout(shapes, list(zip(*columns, strict=True)))
+        device = weights[0].device
+        slots = [self.layout.zeros(device, dtypes) for _ in range(max(lags) + 1)]
         self._rings = [
-            [nn.Parameter(weight.to(read_in, copy=slot > 0)) for slot in range(lag + 1)]
-            for weight, lag, read_in in zip(weights, lags, dtypes, strict=True)
+            [nn.Parameter(slot[i]) for slot in slots[: lag + 1]] for i, lag in enumerate(lags)
         ]
+        firsts = [numbers[0] for numbers in self.layout.members]
+        self._vectors = [
+            [slot.wholes[j] for slot in slots[: lags[i] + 1]] for j, i in enumerate(firsts)
+        ]
+        """The slots of each vector of the layout."""
+        # `.data`, not `.detach()`: a step of the master must not count as a write to slot 0.
+        self._data = [self.layout.flat(whole.data for whole in slot.wholes) for slot in slots]
+        self._shares_master = [weights[i].dtype == dtypes[i] for i in firsts]
+        own = self.layout.flat(
+            whole if shares else whole.to(weights[i].dtype)
+            for i, whole, shares in zip(
+                firsts, self._data[0].wholes, self._shares_master, strict=True
+            )
+        )
+        parameters = [nn.Parameter(part, requires_grad=False) for part in own]
+        self.master = Flat(self.layout, own.wholes, parameters)
+        torch._foreach_copy_(list(own), weights)
+        for data in self._data:
+            torch._foreach_copy_(list(data), weights)
         self._ahead = [
             [nn.Parameter(leaf.detach().clone()) for leaf in ring] if reads_ahead and lag else ring
             for ring, lag in zip(self._rings, lags, strict=True)
@@ -82,23 +106,22 @@ class Versions:
         self._set([weight.to(read_in) for weight, read_in in zip(weights, dtypes, strict=True)])
 
     @torch.no_grad()
-    def open(self) -> list[nn.Parameter]:
+    def open(self) -> Flat[nn.Parameter]:
         """Returns the master, W(t), in the slot of version t + 1: ready for an in-place step."""
-        slots = self._slots(self.newest + 1)
-        for master, slot, shares in zip(self.master, slots, self._shares_master, strict=True):
-            if shares and slot.data_ptr() != master.data_ptr():
-                slot.copy_(master)
-                master.data = slot.data
+        for j, (ring, shares) in enumerate(zip(self._vectors, self._shares_master, strict=True)):
+            if shares and len(ring) > 1:
+                ring[(self.newest + 1) % len(ring)].copy_(self.master.wholes[j])
+                self._lay_master(j, self.newest + 1)
         return self.master
 
     @torch.no_grad()
     def close(self, ahead: Sequence[Tensor]) -> None:
         """Publishes the stepped master as version t + 1, and `ahead` for its late reads."""
         self.newest += 1
-        copies = [i for i, shares in enumerate(self._shares_master) if not shares]
+        copies = [j for j, shares in enumerate(self._shares_master) if not shares]
         if copies:
-            slots = self._slots(self.newest)
-            torch._foreach_copy_([slots[i] for i in copies], [self.master[i] for i in copies])
+            slots = [self._vectors[j][self.newest % len(self._vectors[j])] for j in copies]
+            torch._foreach_copy_(slots, [self.master.wholes[j] for j in copies])
         for i, ring in self._foreseen():
             ring[self.newest % len(ring)].copy_(ahead[i])
         for held in self._held:
@@ -131,14 +154,19 @@ class Versions:
                 raise LookupError(f"{self.names[i]} has {kept} versions, {needed} are needed")
             self._held[i] = list(saved["held"])
             torch._foreach_copy_(list(self._rings[i]), saved["slots"])
-            if self._shares_master[i]:
-                self.master[i].data = self._slots(self.newest)[i].data
-            self.master[i].copy_(saved["master"])
+        for j, shares in enumerate(self._shares_master):
+            if shares:
+                self._lay_master(j, self.newest)
+        torch._foreach_copy_(list(self.master), [saved["master"] for saved in state])
         for i, ring in self._foreseen():
             torch._foreach_copy_(list(ring), state[i]["ahead"])
 
-    def _slots(self, version: int) -> list[Tensor]:
-        return [ring[version % len(ring)] for ring in self._rings]
+    def _lay_master(self, vector: int, version: int) -> None:
+        """Lays the weights of this vector of the master where the version lies."""
+        data = self._data[version % len(self._vectors[vector])]
+        self.master.wholes[vector] = data.wholes[vector]
+        for i in self.layout.members[vector]:
+            self.master[i].data = data[i]
 
     def _foreseen(self) -> Iterator[tuple[int, list[nn.Parameter]]]:
         """Yields (number, leaves) of each weight that has leaves for late reads."""
