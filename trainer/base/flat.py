@@ -1,68 +1,107 @@
-"""Tensors that lie one after another in memory: arithmetic on all of them is a few calls."""
+"""Tensors that lie one after another in few vectors: arithmetic on all of them is a few calls.
 
-from collections.abc import Hashable, Iterable, Sequence
+Entry by entry it gives the same numbers, to the last bit.
+"""
+
+from collections.abc import Hashable, Sequence
+from functools import cached_property
 from math import prod
-from typing import TypeVar
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
-Part = TypeVar("Part", bound=Tensor)
 ALIGNED = 64
 """A part begins at a multiple of so many entries: libraries choose their kernels by alignment."""
 
 
+class Vector:
+    """How tensors of `shapes` lie in a vector, one after another; they have `numbers` in a list."""
+
+    def __init__(self, numbers: Sequence[int], shapes: Sequence[torch.Size]) -> None:
+        self.numbers, self._shapes = numbers, shapes
+        sizes = [prod(shape) for shape in shapes]
+        self._gaps = [-size % ALIGNED for size in sizes[:-1]] + [0]
+        pairs = zip(sizes, self._gaps, strict=True)
+        self._cuts = [entries for pair in pairs for entries in pair]
+        self.starts = [sum(self._cuts[: 2 * i]) for i in range(len(sizes))]
+        self.size = sum(self._cuts)
+
+    def parts(self, whole: Tensor) -> list[Tensor]:
+        """The tensors that lie in the vector `whole`, as views."""
+        parts = whole.split_with_sizes(self._cuts)[::2]
+        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+    def joined(self, tensors: Sequence[Tensor]) -> Tensor:
+        """A new vector with a copy of each tensor, and zeros between them."""
+        pieces = []
+        for tensor, gap in zip(tensors, self._gaps, strict=True):
+            pieces.append(tensor.reshape(-1))
+            if gap:
+                pieces.append(tensor.new_zeros(gap))
+        return torch.cat(pieces)
+
+    def beneath(self, tensors: Sequence[Tensor]) -> Tensor | None:
+        """The vector that these tensors are parts of, itself; None if they lie otherwise."""
+        first = tensors[0]
+        begin, size = first.data_ptr(), first.itemsize
+        holds = first.untyped_storage().nbytes() // size - first.storage_offset()
+        starts = [tensor.data_ptr() - begin for tensor in tensors]
+        if holds < self.size or starts != [start * size for start in self.starts]:
+            return None
+        return first.as_strided((self.size,), (1,))
+
+
 class Layout:
-    """Where tensors of `shapes` lie in few vectors: those with one key in one vector, in order."""
+    """Where tensors of `shapes` lie: those with one key in one of `vectors`, in order."""
 
     def __init__(self, shapes: Sequence[torch.Size], keys: Sequence[Hashable]) -> None:
-        distinct = dict.fromkeys(keys)
-        self.members = [[i for i, of in enumerate(keys) if of == key] for key in distinct]
-        """For each vector the numbers of the tensors in it."""
-        self._shapes = shapes
-        sizes = [[prod(shapes[i]) for i in numbers] for numbers in self.members]
-        # Each part, then the entries up to the next one, which belong to none.
-        self._cuts = [[n for size in of for n in (size, -size % ALIGNED)] for of in sizes]
-        self.sizes = [sum(cuts) for cuts in self._cuts]
+        members = [[i for i, of in enumerate(keys) if of == key] for key in dict.fromkeys(keys)]
+        self.vectors = [Vector(numbers, [shapes[i] for i in numbers]) for numbers in members]
+        self._place = torch.tensor([i for numbers in members for i in numbers]).argsort()
+        self._starts = [torch.tensor(vector.starts) for vector in self.vectors]
 
     def parts(self, wholes: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors in these vectors, one per shape: views."""
+        """The tensors that lie in these vectors, as views."""
         parts: dict[int, Tensor] = {}
-        for numbers, cuts, whole in zip(self.members, self._cuts, wholes, strict=True):
-            for i, part in zip(numbers, whole.split_with_sizes(cuts)[::2], strict=True):
-                parts[i] = part.view(self._shapes[i])
-        return [parts[i] for i in range(len(self._shapes))]
+        for vector, whole in zip(self.vectors, wholes, strict=True):
+            parts.update(zip(vector.numbers, vector.parts(whole), strict=True))
+        return [parts[i] for i in range(len(parts))]
 
-    def flat(self, wholes: Iterable[Tensor]) -> "Flat[Tensor]":
-        """The tensors in these vectors, and the vectors."""
-        vectors = list(wholes)
-        return Flat(self, vectors, self.parts(vectors))
-
-    def zeros(self, device: torch.device, dtypes: Sequence[torch.dtype]) -> "Flat[Tensor]":
-        """Tensors of zeros with these dtypes, one per tensor."""
-        return self.flat(
-            torch.zeros(size, device=device, dtype=dtypes[numbers[0]])
-            for numbers, size in zip(self.members, self.sizes, strict=True)
-        )
+    def firsts(self, wholes: Sequence[Tensor]) -> Tensor:
+        """The first entry of each tensor that lies in these vectors of the host, [tensors]."""
+        pairs = zip(wholes, self._starts, strict=True)
+        return torch.cat([whole.index_select(0, at) for whole, at in pairs])[self._place]
 
 
-class Flat(list[Part]):
-    """Tensors that are parts of few vectors, `wholes`."""
+class Flat(Sequence[Any]):
+    """The tensors that lie in the vectors `wholes`: `parts`, or views made when they are needed."""
 
-    def __init__(self, layout: Layout, wholes: list[Tensor], parts: Iterable[Part]) -> None:
-        super().__init__(parts)
+    def __init__(
+        self, layout: Layout, wholes: list[Tensor], parts: Sequence[Tensor] | None = None
+    ) -> None:
         self.layout, self.wholes = layout, wholes
+        if parts is not None:
+            self._parts = parts
 
-    def clone(self) -> "Flat[Tensor]":
-        """A copy of all of them."""
-        return self.layout.flat(whole.clone() for whole in self.wholes)
+    @cached_property
+    def _parts(self) -> Sequence[Tensor]:
+        return self.layout.parts(self.wholes)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._parts[index]
+
+    def __len__(self) -> int:
+        return sum(len(vector.numbers) for vector in self.layout.vectors)
+
+
+def are_at_hand(tensors: Sequence[Tensor]) -> TypeGuard[Flat]:
+    """Whether tensors lie in vectors whose numbers the host can read without a wait."""
+    return isinstance(tensors, Flat) and not tensors.wholes[0].is_cuda
 
 
 def wholes(*lists: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Each list in as few tensors as hold its entries, of equal sizes in all lists.
-
-    Arithmetic entry by entry gives the same numbers on them, to the last bit.
-    """
+    """Each list in as few tensors as hold its entries, of equal sizes in all lists."""
     flats = [tensors for tensors in lists if isinstance(tensors, Flat)]
     if len(flats) == len(lists) and len({id(flat.layout) for flat in flats}) == 1:
         return [flat.wholes for flat in flats]
@@ -71,4 +110,11 @@ def wholes(*lists: Sequence[Tensor]) -> list[list[Tensor]]:
 
 def cloned(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """A copy of each tensor, in few vectors where the tensors are."""
-    return tensors.clone() if isinstance(tensors, Flat) else [t.detach().clone() for t in tensors]
+    if isinstance(tensors, Flat):
+        return Flat(tensors.layout, [whole.clone() for whole in tensors.wholes])
+    return [tensor.detach().clone() for tensor in tensors]
+
+
+def storage(tensor: Tensor) -> int:
+    """What tensors that share memory have in common, also where there is no memory behind it."""
+    return int(tensor.untyped_storage()._cdata)

@@ -8,7 +8,7 @@ from annotated_types import Ge
 from torch import Tensor
 from typing_extensions import override
 
-from trainer.base.flat import wholes
+from trainer.base.flat import are_at_hand, wholes
 from trainer.corrections.none import NoCorrection, State
 from trainer.corrections.past import Past, chosen
 
@@ -71,8 +71,10 @@ class ErrorFeedback(NoCorrection):
         """What `_factors` needs to know of both: here, a number that is 0 only for a zero update.
 
         A sum of magnitudes, because none underflows in it, and torch is slow at their maximum on a
-        CPU.
+        CPU. There the first entries most often suffice.
         """
+        if are_at_hand(earlier) and (firsts := earlier.layout.firsts(earlier.wholes)).all():
+            return firsts
         return torch.stack(torch._foreach_norm(list(earlier), 1))
 
     def _factors(self, late: Late, sizes: Tensor, difference: Sequence[Tensor]) -> Tensor:
@@ -94,11 +96,9 @@ class ErrorFeedback(NoCorrection):
 
 def _scale(tensors: Sequence[Tensor], factors: Tensor) -> None:
     """Multiplies each tensor by its factor, in place."""
-    if factors.is_cuda:  # to wait for the numbers would cost more
+    if are_at_hand(tensors) and len(numbers := set(factors.tolist())) == 1:
+        [number] = numbers
+        if number != 1:
+            torch._foreach_mul_(tensors.wholes, number)
+    else:
         torch._foreach_mul_(list(tensors), list(factors.unbind()))
-        return
-    numbers = factors.tolist()
-    if len(set(numbers)) > 1:
-        torch._foreach_mul_(list(tensors), numbers)
-    elif numbers[0] != 1:
-        torch._foreach_mul_(wholes(tensors)[0], numbers[0])

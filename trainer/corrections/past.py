@@ -28,10 +28,12 @@ class Past:
         self._name, self._kept = name, kept
         # Whole lists, the newest first: their tensors may be parts of few vectors.
         self._past: deque[Sequence[Tensor | None]] = deque(maxlen=max(kept, default=0))
+        self._num = [0] * len(kept)
+        """How many tensors of each weight there are."""
 
     def has(self, weight: int, age: int) -> bool:
         """Whether the tensor of that age of weight number `weight` has been recorded."""
-        return len(self._past) >= age and self._past[age - 1][weight] is not None
+        return age <= self._num[weight]
 
     def get(self, weight: int, age: int) -> Tensor:
         """The tensor of that age of weight number `weight`."""
@@ -53,32 +55,33 @@ class Past:
     def record(self, tensors: Sequence[Tensor]) -> None:
         """Adds one tensor per weight, and drops tensors that have become too old."""
         self._past.appendleft(tensors)
+        self._num = [min(num + 1, kept) for num, kept in zip(self._num, self._kept, strict=True)]
         if len(set(self._kept)) > 1:
-            for age in range(1, len(self._past) + 1):
-                of_age = self._past[age - 1]
-                pairs = zip(of_age, self._kept, strict=True)
-                self._past[age - 1] = [t if kept >= age else None for t, kept in pairs]
+            for age, of_age in enumerate(self._past, 1):
+                pairs = zip(of_age, self._num, strict=True)
+                self._past[age - 1] = [t if age <= num else None for t, num in pairs]
 
     def state(self) -> list[State]:
         """For each weight, its kept tensors by name and age."""
         return [
-            {
-                f"{self._name}_{age}": tensor
-                for age, of_age in enumerate(self._past, 1)
-                if (tensor := of_age[i]) is not None
-            }
-            for i in range(len(self._kept))
+            {f"{self._name}_{age}": self.get(i, age) for age in range(1, num + 1)}
+            for i, num in enumerate(self._num)
         ]
 
     def restore(self, state: Sequence[State]) -> None:
         """Takes back its tensors from a state that may hold others too."""
+        ages = range(1, (self._past.maxlen or 0) + 1)
+        names = [f"{self._name}_{age}" for age in ages]
+        self._num = [
+            sum(name in saved for name in names[:kept])
+            for saved, kept in zip(state, self._kept, strict=True)
+        ]
         self._past.clear()
-        for age in range(1, (self._past.maxlen or 0) + 1):
-            name = f"{self._name}_{age}"
-            # Copies: what is restored is the caller's, and `take` lets its reader overwrite it.
-            self._past.append(
-                [
-                    saved[name].clone() if name in saved and kept >= age else None
-                    for saved, kept in zip(state, self._kept, strict=True)
-                ]
-            )
+        # Copies: what is restored is the caller's, and `take` lets its reader overwrite it.
+        self._past.extend(
+            [
+                saved[name].clone() if age <= num else None
+                for saved, num in zip(state, self._num, strict=True)
+            ]
+            for age, name in zip(ages, names, strict=True)
+        )

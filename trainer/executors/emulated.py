@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from trainer.base.flat import Flat, wholes
 from trainer.executors.executor import Executor, OnUpdate
 from trainer.executors.gradients import Clip, Diverged, Update, slots
 from trainer.executors.passes import Loss
@@ -37,7 +36,7 @@ class Emulated(Executor):
         self._slots = slots([stage.slots for stage in stages])
         self._sent: dict[tuple[str, int, int, int, int], Tensor] = {}
         self._losses: dict[tuple[int, int], list[Tensor]] = {}
-        self._gradients: dict[int, dict[int, Flat[Tensor]]] = {}
+        self._gradients: dict[int, dict[int, list[Tensor]]] = {}
         self._reduced: dict[int, tuple[float, float]] = {}
 
     @override
@@ -116,7 +115,7 @@ class Emulated(Executor):
         """Turns the stages' sums into one clipped gradient, in place; returns loss and norm."""
         gradients = [self._gradients[batch][stage] for stage in range(len(self._stages))]
         for of_stage in gradients:
-            torch._foreach_div_(wholes(of_stage)[0], self._num_parts)
+            torch._foreach_div_(of_stage, self._num_parts)
         _add_tied(self._stages, gradients)
         if self._pass.is_corrected:
             for stage, of_stage in zip(self._stages, gradients, strict=True):
@@ -136,7 +135,7 @@ class Emulated(Executor):
         return values[0], values[1]
 
 
-def _add_tied(stages: Sequence[Stage], gradients: Sequence[Sequence[Tensor]]) -> None:
+def _add_tied(stages: Sequence[Stage], gradients: Sequence[list[Tensor]]) -> None:
     """Gives both copies of a tied weight the sum of their gradients."""
     first = dict(zip(stages[0].versions.names, gradients[0], strict=True))
     last = zip(stages[-1].versions.names, stages[-1].is_tied, gradients[-1], strict=True)

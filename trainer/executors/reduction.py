@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.base.flat import Flat, wholes
 from trainer.executors.gradients import Clip, Slots, slots
 from trainer.executors.passes import Pass
 from trainer.ranks.groups import Gang
@@ -24,7 +23,7 @@ class Reduced:
     whole model's gradient before the clip.
     """
 
-    gradients: list[Flat[Tensor]]
+    gradients: list[list[Tensor]]
     loss: float
     norm: float
 
@@ -64,16 +63,15 @@ class Reducer:
             self._stream.wait_stream(torch.cuda.current_stream())
         return self._thread.submit(self._reduce, op, gradients, loss, kind)
 
-    def _reduce(self, op: Op, gradients: list[Flat[Tensor]], loss: Tensor, kind: Pass) -> Reduced:
+    def _reduce(self, op: Op, gradients: list[list[Tensor]], loss: Tensor, kind: Pass) -> Reduced:
         with torch.cuda.stream(self._stream), self._clock.span(op, "reduce"):  # None: no stream
             gang = self._gang
             # The loss travels with the gradients: one message fewer per batch.
             loss = loss.to(gradients[0][0].dtype)
             if gang.num_replicas > 1:
-                vectors = chain.from_iterable(of_stage.wholes for of_stage in gradients)
-                self._sum([*vectors, loss], gang.replicas)
+                self._sum([*chain.from_iterable(gradients), loss], gang.replicas)
             for of_stage in gradients:
-                torch._foreach_div_(wholes(of_stage)[0], self._divisor)
+                torch._foreach_div_(of_stage, self._divisor)
             # Before the correction and the norm, which must see one gradient per tied weight.
             self._sum_tied(gradients)
             if kind.is_corrected:
@@ -92,7 +90,7 @@ class Reducer:
             values = torch.stack((vector[-1], norm)).double().tolist()
         return Reduced(gradients, *values)
 
-    def _sum_tied(self, gradients: Sequence[Flat[Tensor]]) -> None:
+    def _sum_tied(self, gradients: list[list[Tensor]]) -> None:
         """Gives both copies of each tied weight the sum of their gradients."""
         copies: dict[str, list[Tensor]] = {}
         for stage, of_stage in zip(self._stages, gradients, strict=True):

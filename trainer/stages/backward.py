@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
+from trainer.base.flat import storage
+
 
 class WeightsLater(TorchFunctionMode):
     """Delays the weight gradients of linear layers that run in this context until `compute`.
@@ -86,22 +88,21 @@ class Overwritten:
 
     def __init__(self, leaves: Sequence[Tensor]) -> None:
         self.now = leaves
-        # Leaves lie one after another in memory.
-        ends = ((leaf.data_ptr() + leaf.nbytes, i) for i, leaf in enumerate(leaves))
-        self._ends, self._places = zip(*sorted(ends), strict=True)
-        self._starts = [leaf.data_ptr() for leaf in leaves]
+        # Leaves may be parts of one vector: where each begins in its storage, in order.
+        starts = ((storage(leaf), int(leaf.storage_offset()), i) for i, leaf in enumerate(leaves))
+        self._starts = sorted(starts)
 
     def noted(self) -> saved_tensors_hooks:
         """A context for the forward."""
         return saved_tensors_hooks(self._pack, self._unpack)
 
     def _pack(self, saved: Tensor) -> "Tensor | _OfWeight":
-        after = bisect_right(self._ends, saved.data_ptr())
-        place = self._places[after] if after < len(self._ends) else None
-        if place is None or saved.data_ptr() < self._starts[place]:
+        within, first = storage(saved), int(saved.storage_offset())
+        before = bisect_right(self._starts, (within, first, len(self._starts))) - 1
+        if before < 0 or self._starts[before][0] != within:
             return saved
-        offset = (saved.data_ptr() - self._starts[place]) // saved.itemsize
-        return _OfWeight(place, saved.size(), saved.stride(), offset)
+        _, start, place = self._starts[before]
+        return _OfWeight(place, saved.size(), saved.stride(), first - start)
 
     def _unpack(self, packed: "Tensor | _OfWeight") -> Tensor:
         if isinstance(packed, Tensor):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer.base.flat import Flat, wholes
+from trainer.base.resources import on_cpu
 from trainer.corrections.none import NoCorrection
 from trainer.optimizers import state as optimizer_state
 from trainer.optimizers.averaging import evaluated
@@ -18,6 +18,7 @@ from trainer.optimizers.routing import BALANCE, Kind, Parameters
 from trainer.optimizers.sharded import Sharded, owned
 from trainer.optimizers.state import Observer
 from trainer.schedules.operations import Op
+from trainer.stages import sums
 from trainer.stages.backward import Microbatch
 from trainer.stages.in_parts import correction_in_parts
 from trainer.stages.probe import Comparison, Counts, NoProbe, NoRoutingProbe, Probe, RoutingProbe
@@ -58,10 +59,8 @@ class Stage:
         shapes = [weight.shape for weight in module.parameters()]
         self._kinds = [kinds[name] for name in names]
         self._correction = correction_in_parts(make_correction, self.lags, self._kinds, shapes)
-        reads_ahead = self._correction.reads_ahead
-        self.versions = Versions(
-            module, self.lags, dtype, reads_ahead=reads_ahead, kinds=self._kinds
-        )
+        ahead = self._correction.reads_ahead
+        self.versions = Versions(module, self.lags, dtype, self._kinds, reads_ahead=ahead)
         self.optimizer = make_optimizer(list(zip(self._kinds, self.versions.master, strict=True)))
         self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.dtype, self.eval_dtype = dtype, eval_dtype or self.versions.master[0].dtype
@@ -70,7 +69,7 @@ class Stage:
         self._splits_backward, self._in_place = splits_backward, in_place
         self._in_flight: dict[tuple[int, int, int], Microbatch] = {}
         self._read: dict[int, list[int]] = {}
-        self._sums: dict[int, Flat[Tensor]] = {}
+        self._sums: dict[int, list[Tensor]] = {}
 
     @property
     def slots(self) -> list[str | None]:
@@ -78,10 +77,8 @@ class Stage:
         named = zip(self.versions.names, self._kinds, strict=True)
         return [None if kind == BALANCE else name for name, kind in named]
 
-    def clipped(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+    def clipped(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The gradients that the clip scales: all but the pseudo-gradients of balance biases."""
-        if BALANCE not in self._kinds:
-            return gradients
         return [g for g, kind in zip(gradients, self._kinds, strict=True) if kind != BALANCE]
 
     def train(self, is_training: bool) -> None:
@@ -129,27 +126,19 @@ class Stage:
     def backward_weights(self, op: Op, replica: int = 0) -> None:
         """Adds up this microbatch's gradients in fp32; to be called after its `backward_input`."""
         gradients = self._in_flight.pop((op.batch, op.microbatch, replica)).gradients()
-        dtypes = [master.dtype for master in self.versions.master]
-        if replica in self._sums and all(
-            g.dtype == dtype for g, dtype in zip(gradients, dtypes, strict=True)
-        ):
-            torch._foreach_add_(list(self._sums[replica]), gradients)
-            return
-        # torch adds lists of two dtypes one by one: gradients in bf16 are first copied to fp32.
-        copied = self.versions.layout.zeros(gradients[0].device, dtypes)
-        torch._foreach_copy_(list(copied), gradients)
+        # The first microbatch's gradients become the sum: bf16 gradients are added up in fp32.
         if replica in self._sums:
-            torch._foreach_add_(*wholes(self._sums[replica], copied))
+            sums.add(self._sums[replica], gradients)
         else:
-            self._sums[replica] = copied
+            self._sums[replica] = sums.in_dtypes_of(self.versions.master, gradients)
 
-    def take_gradients(self) -> Flat[Tensor]:
+    def take_gradients(self) -> list[Tensor]:
         """Returns the finished batch's gradients, summed over microbatches, then over replicas."""
         replicas, self._sums = self._sums, {}
         # In a fixed order, so that a run repeats to the bit.
         total = replicas.pop(0)
         for replica in sorted(replicas):
-            torch._foreach_add_(*wholes(total, replicas[replica]))
+            torch._foreach_add_(total, replicas[replica])
         return total
 
     @torch.no_grad()
@@ -229,9 +218,8 @@ class Stage:
 
     def weights(self) -> dict[str, Tensor]:
         """The weights that are evaluated and exported, by name, on the CPU."""
-        tensors = evaluated(self.optimizer, self.versions.master)
-        copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
-        return dict(zip(self.versions.names, copies, strict=True))
+        tensors = [w.detach() for w in evaluated(self.optimizer, self.versions.master)]
+        return dict(zip(self.versions.names, on_cpu(tensors), strict=True))
 
     def state(self) -> dict[str, dict[str, Any]]:
         """What the stage needs to resume after a drain, by weight: the cut may change."""

@@ -10,6 +10,7 @@ from trainer.base.flat import cloned, wholes
 from trainer.base.resources import random_state, restore_random_state
 from trainer.corrections.none import NoCorrection
 from trainer.optimizers import state as optimizer_state
+from trainer.optimizers.joined import Joined
 from trainer.stages.probe import NoProbe
 
 Weights = Sequence[nn.Parameter]
@@ -44,10 +45,14 @@ def corrected_update(
 
 def step(optimizer: Optimizer, weights: Weights, gradients: Gradients) -> None:
     """Steps `weights` in place by one gradient per weight; the optimizer has no other weights."""
+    if isinstance(optimizer, Joined):
+        optimizer.step_by(gradients)
+        return
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.grad = gradient
     optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    for weight in weights:
+        weight.grad = None
 
 
 def update_of(optimizer: Optimizer, weights: Weights, gradients: Gradients) -> Sequence[Tensor]:
@@ -69,7 +74,8 @@ def dry_update(
     start = cloned(weights)
     update = update_of(optimizer, weights, gradients)
     with torch.no_grad():
-        torch._foreach_copy_(list(weights), list(start))
+        now, then = wholes(weights, start)
+        torch._foreach_copy_(now, then)
     optimizer_state.adopt(optimizer, state)  # another copy might not fit
     restore_random_state(randomness, device)
     return update

@@ -31,8 +31,8 @@ class Versions:
     With `reads_ahead` a batch that reads a version late sees other leaves, which were predicted
     when the version was made. They take lag + 1 more sets of weights.
 
-    The weights of each of `kinds`, one per weight, lie in one vector, by `layout`: it is copied and
-    stepped by one call. Without `kinds` all weights are of one.
+    The weights of each of `kinds`, one per weight, lie in one vector, which one call copies.
+    Without `kinds` all weights are of one.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class Versions:
         module: nn.Module,
         lags: Sequence[int],
         dtype: torch.dtype,
+        kinds: Sequence[Hashable] = (),
         *,
         reads_ahead: bool = False,
-        kinds: Sequence[Hashable] = (),
     ) -> None:
         self.names = [name for name, _ in module.named_parameters()]
         weights = [weight.detach() for weight in module.parameters()]
@@ -50,32 +50,29 @@ class Versions:
         self._places = _places(module)
         dtypes = _dtypes(weights, self._places, dtype)
         columns = kinds or [None] * len(weights), lags, [w.dtype for w in weights], dtypes
-        shapes = [weight.shape for weight in weights]
-        self.layout = Layout(shapes, list(zip(*columns, strict=True)))
-        device = weights[0].device
-        slots = [self.layout.zeros(device, dtypes) for _ in range(max(lags) + 1)]
-        self._rings = [
-            [nn.Parameter(slot[i]) for slot in slots[: lag + 1]] for i, lag in enumerate(lags)
+        keys = list(zip(*columns, strict=True))
+        self._layout = Layout([weight.shape for weight in weights], keys)
+        self._rings: list[list[nn.Parameter]] = [[] for _ in weights]
+        self._slots: list[list[Tensor]] = []
+        """For each vector of the layout its lag + 1 slots."""
+        masters = []
+        for vector in self._layout.vectors:
+            first = vector.numbers[0]
+            master = vector.joined([weights[i] for i in vector.numbers])
+            newest = master.to(dtypes[first])
+            slots = [newest, *(newest.clone() for _ in range(lags[first]))]
+            for slot in slots:
+                for i, part in zip(vector.numbers, vector.parts(slot), strict=True):
+                    self._rings[i].append(nn.Parameter(part))
+            self._slots.append(slots)
+            # `.data`, not `.detach()`: a step of the master must not count as a write to slot 0.
+            masters.append(master.data)
+        self._shares_master = [
+            master.dtype == slots[0].dtype
+            for master, slots in zip(masters, self._slots, strict=True)
         ]
-        firsts = [numbers[0] for numbers in self.layout.members]
-        self._vectors = [
-            [slot.wholes[j] for slot in slots[: lags[i] + 1]] for j, i in enumerate(firsts)
-        ]
-        """The slots of each vector of the layout."""
-        # `.data`, not `.detach()`: a step of the master must not count as a write to slot 0.
-        self._data = [self.layout.flat(whole.data for whole in slot.wholes) for slot in slots]
-        self._shares_master = [weights[i].dtype == dtypes[i] for i in firsts]
-        own = self.layout.flat(
-            whole if shares else whole.to(weights[i].dtype)
-            for i, whole, shares in zip(
-                firsts, self._data[0].wholes, self._shares_master, strict=True
-            )
-        )
-        parameters = [nn.Parameter(part, requires_grad=False) for part in own]
-        self.master = Flat(self.layout, own.wholes, parameters)
-        torch._foreach_copy_(list(own), weights)
-        for data in self._data:
-            torch._foreach_copy_(list(data), weights)
+        own = [nn.Parameter(w, requires_grad=False) for w in self._layout.parts(masters)]
+        self.master = Flat(self._layout, masters, own)
         self._ahead = [
             [nn.Parameter(leaf.detach().clone()) for leaf in ring] if reads_ahead and lag else ring
             for ring, lag in zip(self._rings, lags, strict=True)
@@ -106,11 +103,12 @@ class Versions:
         self._set([weight.to(read_in) for weight, read_in in zip(weights, dtypes, strict=True)])
 
     @torch.no_grad()
-    def open(self) -> Flat[nn.Parameter]:
+    def open(self) -> Sequence[nn.Parameter]:
         """Returns the master, W(t), in the slot of version t + 1: ready for an in-place step."""
-        for j, (ring, shares) in enumerate(zip(self._vectors, self._shares_master, strict=True)):
-            if shares and len(ring) > 1:
-                ring[(self.newest + 1) % len(ring)].copy_(self.master.wholes[j])
+        columns = enumerate(zip(self._slots, self.master.wholes, self._shares_master, strict=True))
+        for j, (slots, master, shares) in columns:
+            if shares and len(slots) > 1:
+                slots[(self.newest + 1) % len(slots)].copy_(master)
                 self._lay_master(j, self.newest + 1)
         return self.master
 
@@ -118,10 +116,10 @@ class Versions:
     def close(self, ahead: Sequence[Tensor]) -> None:
         """Publishes the stepped master as version t + 1, and `ahead` for its late reads."""
         self.newest += 1
-        copies = [j for j, shares in enumerate(self._shares_master) if not shares]
-        if copies:
-            slots = [self._vectors[j][self.newest % len(self._vectors[j])] for j in copies]
-            torch._foreach_copy_(slots, [self.master.wholes[j] for j in copies])
+        columns = zip(self._slots, self.master.wholes, self._shares_master, strict=True)
+        for slots, master, shares in columns:
+            if not shares:
+                slots[self.newest % len(slots)].copy_(master)
         for i, ring in self._foreseen():
             ring[self.newest % len(ring)].copy_(ahead[i])
         for held in self._held:
@@ -162,11 +160,12 @@ class Versions:
             torch._foreach_copy_(list(ring), state[i]["ahead"])
 
     def _lay_master(self, vector: int, version: int) -> None:
-        """Lays the weights of this vector of the master where the version lies."""
-        data = self._data[version % len(self._vectors[vector])]
-        self.master.wholes[vector] = data.wholes[vector]
-        for i in self.layout.members[vector]:
-            self.master[i].data = data[i]
+        """Lays this vector of the master where the version lies."""
+        slots = self._slots[vector]
+        slot = version % len(slots)
+        self.master.wholes[vector] = slots[slot].data
+        for i in self._layout.vectors[vector].numbers:
+            self.master[i].data = self._rings[i][slot].data
 
     def _foreseen(self) -> Iterator[tuple[int, list[nn.Parameter]]]:
         """Yields (number, leaves) of each weight that has leaves for late reads."""

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from tests.support.every_optimizer import NAMES, address, maker
 from trainer.base.build import locate
-from trainer.base.flat import Layout, cloned, wholes
+from trainer.base.flat import Flat, Layout, cloned, wholes
 from trainer.optimizers import state
 from trainer.optimizers.averaging import evaluated
 from trainer.optimizers.joined import Joined, joined
@@ -19,16 +19,14 @@ from trainer.optimizers.state import Observer
 KINDS: list[Kind] = ["vector", "matrix", "embedding", "matrix", "vector"]
 SHAPES = [torch.Size(shape) for shape in [(7,), (5, 3), (9, 4), (16, 8), (64,)]]
 LAYOUT = Layout(SHAPES, KINDS)
-FP32 = [torch.float32] * len(SHAPES)
 ENTRYWISE = [name for name in NAMES if is_entrywise(locate(address(name)))]
 
 
-def laid_out(seed: int) -> list[Tensor]:
-    drawn = LAYOUT.zeros(torch.device("cpu"), FP32)
+def laid_out(seed: int) -> Flat:
     generator = torch.Generator().manual_seed(seed)
-    for part in drawn:
-        part.copy_(torch.randn(part.shape, generator=generator))
-    return drawn
+    drawn = [torch.randn(shape, generator=generator) for shape in SHAPES]
+    wholes = [vector.joined([drawn[i] for i in vector.numbers]) for vector in LAYOUT.vectors]
+    return Flat(LAYOUT, wholes)
 
 
 def trained(make: Callable[[Parameters], Optimizer], *, resumed: bool) -> list[Tensor]:
@@ -37,7 +35,7 @@ def trained(make: Callable[[Parameters], Optimizer], *, resumed: bool) -> list[T
     optimizer = make(list(zip(KINDS, weights, strict=True)))
     for t in range(10):
         there = laid_out(0)
-        torch._foreach_copy_(there, weights)
+        torch._foreach_copy_(list(there), weights)
         for weight, data, gradient in zip(weights, there, laid_out(1 + t), strict=True):
             weight.data, weight.grad = data, 0.1 * gradient if t % 2 else gradient
         if isinstance(optimizer, Observer) and optimizer.observe_every and t % 4 == 0:
