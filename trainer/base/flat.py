@@ -3,7 +3,7 @@
 Entry by entry it gives the same numbers, to the last bit.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import cached_property
 from math import prod
 from typing import Any, TypeGuard
@@ -13,6 +13,9 @@ from torch import Tensor
 
 ALIGNED = 64
 """A part begins at a multiple of so many entries: libraries choose their kernels by alignment."""
+LARGEST = 2**25
+"""Entries of a vector, unless one tensor has more: what an optimizer computes on the way is as
+large as the vector, and a GPU's memory is short."""
 
 
 class Vector:
@@ -45,18 +48,27 @@ class Vector:
         """The vector that these tensors are parts of, itself; None if they lie otherwise."""
         first = tensors[0]
         begin, size = first.data_ptr(), first.itemsize
-        holds = first.untyped_storage().nbytes() // size - first.storage_offset()
-        starts = [tensor.data_ptr() - begin for tensor in tensors]
-        if holds < self.size or starts != [start * size for start in self.starts]:
+        if first.untyped_storage().nbytes() // size - first.storage_offset() < self.size:
+            return None
+        if [t.data_ptr() - begin for t in tensors] != [start * size for start in self.starts]:
             return None
         return first.as_strided((self.size,), (1,))
 
+    def whole(self, tensors: Sequence[Tensor]) -> Tensor:
+        """These tensors as one vector: their own memory where they lie so, else a copy."""
+        whole = self.beneath(tensors)
+        return self.joined(tensors) if whole is None else whole
+
+    def alike(self, whole: Tensor) -> Tensor:
+        """A new vector of any numbers, with zeros between the tensors."""
+        return torch.zeros_like(whole) if any(self._gaps) else torch.empty_like(whole)
+
 
 class Layout:
-    """Where tensors of `shapes` lie: those with one key in one of `vectors`, in order."""
+    """Where tensors of `shapes` lie: those with one key in a few of `vectors`, in order."""
 
     def __init__(self, shapes: Sequence[torch.Size], keys: Sequence[Hashable]) -> None:
-        members = [[i for i, of in enumerate(keys) if of == key] for key in dict.fromkeys(keys)]
+        members = list(_members(shapes, keys))
         self.vectors = [Vector(numbers, [shapes[i] for i in numbers]) for numbers in members]
         self._place = torch.tensor([i for numbers in members for i in numbers]).argsort()
         self._starts = [torch.tensor(vector.starts) for vector in self.vectors]
@@ -72,6 +84,18 @@ class Layout:
         """The first entry of each tensor that lies in these vectors of the host, [tensors]."""
         pairs = zip(wholes, self._starts, strict=True)
         return torch.cat([whole.index_select(0, at) for whole, at in pairs])[self._place]
+
+
+def _members(shapes: Sequence[torch.Size], keys: Sequence[Hashable]) -> Iterator[list[int]]:
+    """Yields the numbers of the tensors of each vector."""
+    for key in dict.fromkeys(keys):
+        members: list[int] = []
+        for i in (i for i, of in enumerate(keys) if of == key):
+            if members and sum(prod(shapes[j]) for j in (*members, i)) > LARGEST:
+                yield members
+                members = []
+            members.append(i)
+        yield members
 
 
 class Flat(Sequence[Any]):
@@ -113,6 +137,12 @@ def cloned(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     if isinstance(tensors, Flat):
         return Flat(tensors.layout, [whole.clone() for whole in tensors.wholes])
     return [tensor.detach().clone() for tensor in tensors]
+
+
+def alike(tensors: Flat) -> list[Tensor]:
+    """New tensors that lie as these do, of any numbers."""
+    pairs = zip(tensors.layout.vectors, tensors.wholes, strict=True)
+    return tensors.layout.parts([vector.alike(whole) for vector, whole in pairs])
 
 
 def storage(tensor: Tensor) -> int:

@@ -113,7 +113,7 @@ class Joined(Optimizer):
         self._lay()
         for whole, (vector, _) in self._vectors.items():
             shown = [g for i in vector.numbers if (g := gradients[i]) is not None]
-            whole.grad = vector.joined(shown) if shown else None
+            whole.grad = vector.whole(shown) if shown else None
         for mine, theirs in zip(self.param_groups, self._inner.param_groups, strict=True):
             replace_options(theirs, mine)
         self._inner.step()
@@ -161,7 +161,4 @@ def _parts(value: Any, vector: Vector, whole: Tensor) -> Sequence[Any]:
 
 def _whole(values: Sequence[Any], vector: Vector, first: Tensor) -> Any:
     """What is kept of a vector, from what is kept of its weights, the `first` and the others."""
-    if not _is_by_entry(values[0], first):
-        return values[0]
-    whole = vector.beneath(values)
-    return vector.joined(values) if whole is None else whole
+    return vector.whole(values) if _is_by_entry(values[0], first) else values[0]

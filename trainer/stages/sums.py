@@ -5,21 +5,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from trainer.base.flat import Flat, alike
+
 AT_ONCE = 16
 """Gradients that are copied to another dtype before they are added: so the copies stay small."""
 
 
-def in_dtypes_of(others: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors, each in the dtype of its other: a copy only where its own is another one."""
-    result = [
-        tensor if tensor.dtype == other.dtype else torch.empty_like(tensor, dtype=other.dtype)
-        for tensor, other in zip(tensors, others, strict=True)
-    ]
-    pairs = zip(result, tensors, strict=True)
-    copied = [(copy, tensor) for copy, tensor in pairs if copy is not tensor]
-    if copied:
-        torch._foreach_copy_([copy for copy, _ in copied], [tensor for _, tensor in copied])
-    return result
+def begun(masters: Flat, gradients: Sequence[Tensor]) -> list[Tensor]:
+    """The sum of the first gradients alone, in the dtypes of the masters.
+
+    Gradients in these dtypes become the sum themselves. Others are copied to where a step by
+    vectors needs no further copy.
+    """
+    if all(g.dtype == master.dtype for g, master in zip(gradients, masters, strict=True)):
+        return list(gradients)
+    copies = alike(masters)
+    torch._foreach_copy_(copies, list(gradients))
+    return copies
 
 
 def add(sums: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
@@ -29,5 +31,9 @@ def add(sums: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     by the number of calls.
     """
     for start in range(0, len(sums), AT_ONCE):
-        some = list(sums[start : start + AT_ONCE])
-        torch._foreach_add_(some, in_dtypes_of(some, tensors[start : start + AT_ONCE]))
+        some, added = (list(of[start : start + AT_ONCE]) for of in (sums, tensors))
+        if any(tensor.dtype != own.dtype for tensor, own in zip(added, some, strict=True)):
+            copies = [torch.empty_like(own) for own in some]
+            torch._foreach_copy_(copies, added)
+            added = copies
+        torch._foreach_add_(some, added)

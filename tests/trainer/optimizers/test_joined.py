@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from tests.support.every_optimizer import NAMES, address, maker
 from trainer.base.build import locate
-from trainer.base.flat import Flat, Layout, cloned, wholes
+from trainer.base.flat import LARGEST, Flat, Layout, cloned, wholes
 from trainer.optimizers import state
 from trainer.optimizers.averaging import evaluated
 from trainer.optimizers.joined import Joined, joined
@@ -91,6 +91,7 @@ def test_lists_of_one_layout_are_few_vectors_and_others_stay_lists() -> None:
     assert [whole.shape for whole in wholes(a, b)[0]] == [w.shape for w in wholes(b)[0]]
     assert len(wholes(a, b)[0]) == 3
     assert len(wholes(a, list(b))[0]) == 5
+    assert len(Layout([torch.Size([LARGEST // 2 + 1])] * 3, [0] * 3).vectors) == 3
     copy = cloned(a)
     torch._foreach_add_(*wholes(copy, b))
     assert all(torch.equal(c, x + y) for c, x, y in zip(copy, a, b, strict=True))
