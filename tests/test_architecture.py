@@ -25,6 +25,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     "pipegap": {"__main__": {"IN_THE_WAY"}},  # a name of the package itself
     "trainer": {
         "schedules": {"base"},
+        "corrections": {"base"},
         "optimizers": {"base"},
         "data": {"base"},
         "models": {"base", "optimizers"},

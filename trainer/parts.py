@@ -26,6 +26,7 @@ from trainer.models.loss import loss_by
 from trainer.models.recipe import Recipe, compiled, compiled_stage
 from trainer.models.split import Split
 from trainer.optimizers.in_parts import optimizer_in_parts
+from trainer.optimizers.joined import joined
 from trainer.optimizers.routing import Parameters, buffers, is_entrywise
 from trainer.optimizers.sharded import Make, sharded
 from trainer.ranks.groups import Gang
@@ -34,11 +35,6 @@ from trainer.stages.stage import Stage
 from trainer.tracing.clock import Clock
 
 Config = Mapping[str, Any]
-
-
-def _undivided(make: Make) -> Make:
-    """Returns `make` itself: this process keeps all states of the optimizer."""
-    return make
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,7 @@ def build_pipelined(config: Config, parts: Parts, gang: Gang) -> Pipelined:
     schedule, device = parts.schedule, gang.device
     rows = config["batch_size"] // (schedule.num_microbatches * gang.num_replicas)
     mine = schedule.stages(gang.place)
-    divide = partial(_divided, config, gang) if config["shard_optimizer"] else _undivided
+    divide = partial(_divided, config, gang) if config["shard_optimizer"] else None
     return Pipelined(
         build_stages(config, parts.model, schedule, parts.lr_factor, device, mine, divide),
         schedule,
@@ -176,13 +172,16 @@ def build_stages(
     lr_factor: Callable[[int], float],
     device: torch.device,
     indices: Iterable[int],
-    divide: Callable[[Make], Make] = _undivided,
+    divide: Callable[[Make], Make] | None = None,
 ) -> list[Stage]:
     """Builds the model's stages with these `indices`, on `device`, weights initialised.
 
     A weight whose name both the first and the last stage have is tied. `divide` may divide the
-    optimizer's states among replicas.
+    optimizer's states among replicas, weight by weight. Undivided, an optimizer that steps every
+    entry by itself steps all weights of a kind at once.
     """
+    by_entry = is_entrywise(locate(config["optimizer"]["_target_"]))
+    arrange = divide or (joined if by_entry else lambda make: make)
     split = model.split(schedule.num_stages, config["seq_len"])
     first, last = (_names(empty_stage(model, index, split)) for index in (0, len(split) - 1))
     tied = first & last if len(split) > 1 else frozenset()
@@ -195,7 +194,7 @@ def build_stages(
         stage = make(index)(
             module.to(device),
             model.kinds(module),
-            divide(optimizer_of(config["optimizer"])),
+            arrange(optimizer_of(config["optimizer"])),
             lambda lags: build(config["correction"], schedule.num_updates, lags),
             lr_factor,
             lag=schedule.lags[index],

@@ -41,12 +41,12 @@ class AdaptiveErrorFeedback(ErrorFeedback):
         self._averages: dict[int, Tensor] = {}
 
     @override
-    def _sizes(self, update: list[Tensor], earlier: list[Tensor]) -> Tensor:
+    def _sizes(self, update: Sequence[Tensor], earlier: Sequence[Tensor]) -> Tensor:
         """‖u_t‖² and ‖u_{t−1}‖² of each weight, [2, weights]."""
         return torch.stack([_squares(update), _squares(earlier)])
 
     @override
-    def _factors(self, late: Late, sizes: Tensor, difference: list[Tensor]) -> Tensor:
+    def _factors(self, late: Late, sizes: Tensor, difference: Sequence[Tensor]) -> Tensor:
         of_update, of_earlier = sizes
         products = (of_update + of_earlier - _squares(difference)) / 2
         for i, new in zip(late, torch.stack([products, of_earlier], dim=1), strict=True):
@@ -72,5 +72,5 @@ class AdaptiveErrorFeedback(ErrorFeedback):
         }
 
 
-def _squares(tensors: list[Tensor]) -> Tensor:
-    return torch.stack(torch._foreach_norm(tensors)).square()
+def _squares(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack(torch._foreach_norm(list(tensors))).square()

@@ -8,8 +8,9 @@ from annotated_types import Ge
 from torch import Tensor
 from typing_extensions import override
 
+from trainer.base.flat import are_at_hand, wholes
 from trainer.corrections.none import NoCorrection, State
-from trainer.corrections.past import Past
+from trainer.corrections.past import Past, chosen
 
 Late = Mapping[int, int]
 """Number of a weight that is corrected → its delay in updates."""
@@ -48,33 +49,35 @@ class ErrorFeedback(NoCorrection):
             if delay > 0 and self._updates.has(i, ages[i])
         }
         if late:
-            earlier = [self._updates.take(i, ages[i]) for i in late]
-            self._correct(late, [weights[i] for i in late], [update[i] for i in late], earlier)
+            earlier = self._updates.take({i: ages[i] for i in late})
+            self._correct(late, chosen(weights, late), chosen(update, late), earlier)
         self._updates.record(update)
 
     def _correct(
         self,
         late: Late,
-        weights: list[Tensor],  # of the late weights alone, like the other two
-        update: list[Tensor],
-        earlier: list[Tensor],  # u_{t−lag}, overwritten
+        weights: Sequence[Tensor],  # of the late weights alone, like the other two
+        update: Sequence[Tensor],
+        earlier: Sequence[Tensor],  # u_{t−lag}, overwritten
     ) -> None:
         """Adds λ (u_{t−lag} − u_t) to the `late` weights, without a host sync."""
         sizes = self._sizes(update, earlier)
         # In place: a new tensor per weight would be another set of weights in memory.
-        torch._foreach_sub_(earlier, update)
-        torch._foreach_mul_(earlier, list(self._factors(late, sizes, earlier).unbind()))
-        torch._foreach_add_(weights, earlier)
+        torch._foreach_sub_(*wholes(earlier, update))
+        _scale(earlier, self._factors(late, sizes, earlier))
+        torch._foreach_add_(*wholes(weights, earlier))
 
-    def _sizes(self, update: list[Tensor], earlier: list[Tensor]) -> Tensor:
+    def _sizes(self, update: Sequence[Tensor], earlier: Sequence[Tensor]) -> Tensor:
         """What `_factors` needs to know of both: here, a number that is 0 only for a zero update.
 
         A sum of magnitudes, because none underflows in it, and torch is slow at their maximum on a
-        CPU.
+        CPU. There the first entries most often suffice.
         """
-        return torch.stack(torch._foreach_norm(earlier, 1))
+        if are_at_hand(earlier) and (firsts := earlier.layout.firsts(earlier.wholes)).all():
+            return firsts
+        return torch.stack(torch._foreach_norm(list(earlier), 1))
 
-    def _factors(self, late: Late, sizes: Tensor, difference: list[Tensor]) -> Tensor:
+    def _factors(self, late: Late, sizes: Tensor, difference: Sequence[Tensor]) -> Tensor:
         """λ of each late weight, [weights], or 0 where there was no earlier update."""
         return (sizes != 0) * torch.tensor(self.coefficient, dtype=sizes.dtype)
 
@@ -89,3 +92,13 @@ class ErrorFeedback(NoCorrection):
     @override
     def restore(self, state: Sequence[State]) -> None:
         self._updates.restore(state)
+
+
+def _scale(tensors: Sequence[Tensor], factors: Tensor) -> None:
+    """Multiplies each tensor by its factor, in place."""
+    if are_at_hand(tensors) and len(numbers := set(factors.tolist())) == 1:
+        [number] = numbers
+        if number != 1:
+            torch._foreach_mul_(tensors.wholes, number)
+    else:
+        torch._foreach_mul_(list(tensors), list(factors.unbind()))

@@ -1,5 +1,7 @@
 """Error Feedback whose coefficient grows with the delay."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -16,7 +18,7 @@ class MatchedErrorFeedback(ErrorFeedback):
     """
 
     @override
-    def _factors(self, late: Late, sizes: Tensor, difference: list[Tensor]) -> Tensor:
+    def _factors(self, late: Late, sizes: Tensor, difference: Sequence[Tensor]) -> Tensor:
         alone = super()._factors(late, sizes, difference)
         # Numbers, not a tensor of them: on a GPU the host would wait for its copy.
         return torch.stack(torch._foreach_mul(list(alone.unbind()), list(late.values())))

@@ -1,11 +1,20 @@
 """The last few tensors of every weight, which corrections compare the newest ones with."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from torch import Tensor
 
 from trainer.corrections.none import State
+
+T = TypeVar("T")
+
+
+def chosen(items: Sequence[T], numbers: Iterable[int]) -> Sequence[T]:
+    """The items with these numbers, which ascend; the list itself, if they are all of them."""
+    few = list(numbers)
+    return items if len(few) == len(items) else [items[i] for i in few]
 
 
 class Past:
@@ -16,39 +25,63 @@ class Past:
     """
 
     def __init__(self, name: str, kept: Sequence[int]) -> None:
-        self._name = name
-        self._past: list[deque[Tensor]] = [deque(maxlen=num) for num in kept]
+        self._name, self._kept = name, kept
+        # Whole lists, the newest first: their tensors may be parts of few vectors.
+        self._past: deque[Sequence[Tensor | None]] = deque(maxlen=max(kept, default=0))
+        self._num = [0] * len(kept)
+        """How many tensors of each weight there are."""
 
     def has(self, weight: int, age: int) -> bool:
         """Whether the tensor of that age of weight number `weight` has been recorded."""
-        return len(self._past[weight]) >= age
+        return age <= self._num[weight]
 
     def get(self, weight: int, age: int) -> Tensor:
         """The tensor of that age of weight number `weight`."""
-        return self._past[weight][-age]
+        tensor = self._past[age - 1][weight]
+        assert tensor is not None
+        return tensor
 
-    def take(self, weight: int, age: int) -> Tensor:
-        """The tensor of that age, which the caller may overwrite: a copy if it stays kept."""
-        tensor = self.get(weight, age)
-        return tensor if age == self._past[weight].maxlen else tensor.clone()
+    def take(self, ages: Mapping[int, int]) -> Sequence[Tensor]:
+        """The tensor of each weight that has an age, which the caller may overwrite.
+
+        It is a copy if the tensor stays kept.
+        """
+        if len(ages) == len(self._kept) and len({*ages.values(), *self._kept}) == 1:
+            whole: Sequence[Tensor] = self._past[-1]  # type: ignore[assignment]
+            return whole
+        tensors = {i: self.get(i, age) for i, age in ages.items()}
+        return [t if ages[i] == self._kept[i] else t.clone() for i, t in tensors.items()]
 
     def record(self, tensors: Sequence[Tensor]) -> None:
         """Adds one tensor per weight, and drops tensors that have become too old."""
-        for past, tensor in zip(self._past, tensors, strict=True):
-            past.append(tensor)
+        self._past.appendleft(tensors)
+        self._num = [min(num + 1, kept) for num, kept in zip(self._num, self._kept, strict=True)]
+        if len(set(self._kept)) > 1:
+            for age, of_age in enumerate(self._past, 1):
+                pairs = zip(of_age, self._num, strict=True)
+                self._past[age - 1] = [t if age <= num else None for t, num in pairs]
 
     def state(self) -> list[State]:
         """For each weight, its kept tensors by name and age."""
         return [
-            {f"{self._name}_{age}": past[-age] for age in range(1, len(past) + 1)}
-            for past in self._past
+            {f"{self._name}_{age}": self.get(i, age) for age in range(1, num + 1)}
+            for i, num in enumerate(self._num)
         ]
 
     def restore(self, state: Sequence[State]) -> None:
         """Takes back its tensors from a state that may hold others too."""
-        for past, saved in zip(self._past, state, strict=True):
-            ages = range(past.maxlen or 0, 0, -1)
-            past.clear()
-            names = [f"{self._name}_{age}" for age in ages]
-            # Copies: what is restored is the caller's, and `take` lets its reader overwrite it.
-            past.extend(saved[name].clone() for name in names if name in saved)
+        ages = range(1, (self._past.maxlen or 0) + 1)
+        names = [f"{self._name}_{age}" for age in ages]
+        self._num = [
+            sum(name in saved for name in names[:kept])
+            for saved, kept in zip(state, self._kept, strict=True)
+        ]
+        self._past.clear()
+        # Copies: what is restored is the caller's, and `take` lets its reader overwrite it.
+        self._past.extend(
+            [
+                saved[name].clone() if age <= num else None
+                for saved, num in zip(state, self._num, strict=True)
+            ]
+            for age, name in zip(ages, names, strict=True)
+        )

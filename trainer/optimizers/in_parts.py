@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from trainer.optimizers.averaging import Averages
 from trainer.optimizers.routing import BALANCE, EXPERTS, VECTOR, Group, Kind, Parameters
-from trainer.optimizers.state import Observer, options
+from trainer.optimizers.state import Observer, options, replace_options
 
 PARTS = "parts"
 """Key of the state of a weight that is seen in parts: a list with the state of each of them."""
@@ -138,7 +138,7 @@ class OptimizerInParts(Optimizer):
         for weight in self._others:
             self._inner.state[weight] = self.state[weight]
         for mine, theirs in zip(self.param_groups, self._inner.param_groups, strict=False):
-            _replace_options(theirs, mine)
+            replace_options(theirs, mine)
 
     def _take_back(self) -> None:
         for weight, views in self._views.items():
@@ -148,11 +148,4 @@ class OptimizerInParts(Optimizer):
         for weight in self._others:
             self.state[weight] = self._inner.state[weight]
         for mine, theirs in zip(self.param_groups, self._inner.param_groups, strict=False):
-            _replace_options(mine, theirs)
-
-
-def _replace_options(group: Group, by: Group) -> None:
-    """Gives `group` the options of the other one, and no more: some optimizers add some later."""
-    weights = group["params"]
-    group.clear()
-    group.update({**options(by), "params": weights})
+            replace_options(mine, theirs)

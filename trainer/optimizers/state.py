@@ -1,7 +1,6 @@
 """What a stage asks of an optimizer beside its steps: state by weight, and curvature."""
 
 from collections.abc import Mapping
-from copy import deepcopy
 from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,9 +12,10 @@ State = dict[str, Any]
 
 def by_weight(optimizer: Optimizer) -> dict[nn.Parameter, State]:
     """Weight → its state and the options of its group, where some optimizers count their steps."""
+    states = optimizer.state
     return {
         weight: {
-            "state": dict(optimizer.state.get(weight, {})),
+            "state": dict(states.get(weight, {})),
             "options": options(group),
         }
         for group in optimizer.param_groups
@@ -28,12 +28,30 @@ def options(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key != "params"}
 
 
+def copied(nest: Any) -> Any:
+    """A copy of a state or of several: of each tensor alone, not of a vector that it is part of."""
+    if isinstance(nest, Tensor) and not isinstance(nest, nn.Parameter):
+        return nest.clone()
+    if isinstance(nest, dict):
+        return {key: copied(item) for key, item in nest.items()}
+    if isinstance(nest, list | tuple):
+        return type(nest)(copied(item) for item in nest)
+    return nest
+
+
+def replace_options(group: dict[str, Any], by: Mapping[str, Any]) -> None:
+    """Gives `group` the options of the other one, and no more: some optimizers add some later."""
+    weights = group["params"]
+    group.clear()
+    group.update({**options(by), "params": weights})
+
+
 def restore(optimizer: Optimizer, saved: Mapping[nn.Parameter, State]) -> None:
     """Restores a copy of what `by_weight` returned, for the same kinds of weights.
 
     It is a copy because stages that share a tied weight must not share its moments.
     """
-    copies = {w: {**of, "state": deepcopy(of["state"])} for w, of in saved.items()}
+    copies = {w: {**of, "state": copied(of["state"])} for w, of in saved.items()}
     adopt(optimizer, copies)
 
 

@@ -1,5 +1,6 @@
 """A backward in two halves: first the input's gradient, later the weights' gradients."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -9,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
+
+from trainer.base.flat import storage
 
 
 class WeightsLater(TorchFunctionMode):
@@ -85,26 +88,31 @@ class Overwritten:
 
     def __init__(self, leaves: Sequence[Tensor]) -> None:
         self.now = leaves
-        self._places = {leaf.untyped_storage().data_ptr(): i for i, leaf in enumerate(leaves)}
+        # Leaves may be parts of one vector: where each begins in its storage, in order.
+        starts = ((storage(leaf), int(leaf.storage_offset()), i) for i, leaf in enumerate(leaves))
+        self._starts = sorted(starts)
 
     def noted(self) -> saved_tensors_hooks:
         """A context for the forward."""
         return saved_tensors_hooks(self._pack, self._unpack)
 
     def _pack(self, saved: Tensor) -> "Tensor | _OfWeight":
-        place = self._places.get(saved.untyped_storage().data_ptr())
-        if place is None:
+        within, first = storage(saved), int(saved.storage_offset())
+        before = bisect_right(self._starts, (within, first, len(self._starts))) - 1
+        if before < 0 or self._starts[before][0] != within:
             return saved
-        return _OfWeight(place, saved.size(), saved.stride(), int(saved.storage_offset()))
+        _, start, place = self._starts[before]
+        return _OfWeight(place, saved.size(), saved.stride(), first - start)
 
     def _unpack(self, packed: "Tensor | _OfWeight") -> Tensor:
         if isinstance(packed, Tensor):
             return packed
-        return self.now[packed.place].detach().as_strided(*packed[1:])
+        leaf = self.now[packed.place].detach()
+        return leaf.as_strided(packed.size, packed.stride, leaf.storage_offset() + packed.offset)
 
 
 class _OfWeight(NamedTuple):
-    """A view of the weight at this place."""
+    """A view of the weight at this place; the offset is from the weight's first entry."""
 
     place: int
     size: torch.Size

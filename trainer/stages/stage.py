@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainer.base.resources import on_cpu
 from trainer.corrections.none import NoCorrection
 from trainer.optimizers import state as optimizer_state
 from trainer.optimizers.averaging import evaluated
@@ -17,6 +18,7 @@ from trainer.optimizers.routing import BALANCE, Kind, Parameters
 from trainer.optimizers.sharded import Sharded, owned
 from trainer.optimizers.state import Observer
 from trainer.schedules.operations import Op
+from trainer.stages import sums
 from trainer.stages.backward import Microbatch
 from trainer.stages.in_parts import correction_in_parts
 from trainer.stages.probe import Comparison, Counts, NoProbe, NoRoutingProbe, Probe, RoutingProbe
@@ -57,7 +59,8 @@ class Stage:
         shapes = [weight.shape for weight in module.parameters()]
         self._kinds = [kinds[name] for name in names]
         self._correction = correction_in_parts(make_correction, self.lags, self._kinds, shapes)
-        self.versions = Versions(module, self.lags, dtype, reads_ahead=self._correction.reads_ahead)
+        ahead = self._correction.reads_ahead
+        self.versions = Versions(module, self.lags, dtype, self._kinds, reads_ahead=ahead)
         self.optimizer = make_optimizer(list(zip(self._kinds, self.versions.master, strict=True)))
         self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.dtype, self.eval_dtype = dtype, eval_dtype or self.versions.master[0].dtype
@@ -125,10 +128,9 @@ class Stage:
         gradients = self._in_flight.pop((op.batch, op.microbatch, replica)).gradients()
         # The first microbatch's gradients become the sum: bf16 gradients are added up in fp32.
         if replica in self._sums:
-            torch._foreach_add_(self._sums[replica], gradients)
+            sums.add(self._sums[replica], gradients)
         else:
-            pairs = zip(gradients, self.versions.master, strict=True)
-            self._sums[replica] = [gradient.to(master.dtype) for gradient, master in pairs]
+            self._sums[replica] = sums.begun(self.versions.master, gradients)
 
     def take_gradients(self) -> list[Tensor]:
         """Returns the finished batch's gradients, summed over microbatches, then over replicas."""
@@ -216,8 +218,8 @@ class Stage:
 
     def weights(self) -> dict[str, Tensor]:
         """The weights that are evaluated and exported, by name, on the CPU."""
-        tensors = [w.detach().cpu() for w in evaluated(self.optimizer, self.versions.master)]
-        return dict(zip(self.versions.names, tensors, strict=True))
+        tensors = [w.detach() for w in evaluated(self.optimizer, self.versions.master)]
+        return dict(zip(self.versions.names, on_cpu(tensors), strict=True))
 
     def state(self) -> dict[str, dict[str, Any]]:
         """What the stage needs to resume after a drain, by weight: the cut may change."""

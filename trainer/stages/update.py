@@ -1,15 +1,16 @@
 """The update as a value: u_t = W(t) − optimizer(W(t)); and the corrected one, W(t) → W(t + 1)."""
 
 from collections.abc import Sequence
-from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainer.base.flat import cloned, wholes
 from trainer.base.resources import random_state, restore_random_state
 from trainer.corrections.none import NoCorrection
 from trainer.optimizers import state as optimizer_state
+from trainer.optimizers.joined import Joined
 from trainer.stages.probe import NoProbe
 
 Weights = Sequence[nn.Parameter]
@@ -30,7 +31,7 @@ def corrected_update(
     Returns what late reads of version t + 1 see, if the correction `reads_ahead`.
     """
     probe.before(weights)
-    update: list[Tensor] = []
+    update: Sequence[Tensor] = []
     if correction.needs_update or probe.needs_update:  # else u_t would cost a copy for nothing
         update = update_of(optimizer, weights, gradients)
     else:
@@ -44,32 +45,37 @@ def corrected_update(
 
 def step(optimizer: Optimizer, weights: Weights, gradients: Gradients) -> None:
     """Steps `weights` in place by one gradient per weight; the optimizer has no other weights."""
+    if isinstance(optimizer, Joined):
+        optimizer.step_by(gradients)
+        return
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.grad = gradient
     optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    for weight in weights:
+        weight.grad = None
 
 
-def update_of(optimizer: Optimizer, weights: Weights, gradients: Gradients) -> list[Tensor]:
+def update_of(optimizer: Optimizer, weights: Weights, gradients: Gradients) -> Sequence[Tensor]:
     """Steps `weights` in place and returns u, one tensor per weight: what was subtracted."""
-    update = [weight.detach().clone() for weight in weights]
+    update = cloned(weights)
     step(optimizer, weights, gradients)
     with torch.no_grad():
-        torch._foreach_sub_(update, list(weights))
+        torch._foreach_sub_(*wholes(update, weights))
     return update
 
 
-def dry_update(optimizer: Optimizer, weights: Weights, gradients: Sequence[Tensor]) -> list[Tensor]:
+def dry_update(
+    optimizer: Optimizer, weights: Weights, gradients: Sequence[Tensor]
+) -> Sequence[Tensor]:
     """What `update_of` would return; restores weights, optimizer and generators exactly."""
     device = weights[0].device
     randomness = random_state(device)
-    state = {
-        weight: deepcopy(saved) for weight, saved in optimizer_state.by_weight(optimizer).items()
-    }
-    start = [weight.detach().clone() for weight in weights]
+    state = optimizer_state.copied(optimizer_state.by_weight(optimizer))
+    start = cloned(weights)
     update = update_of(optimizer, weights, gradients)
     with torch.no_grad():
-        torch._foreach_copy_(list(weights), start)
+        now, then = wholes(weights, start)
+        torch._foreach_copy_(now, then)
     optimizer_state.adopt(optimizer, state)  # another copy might not fit
     restore_random_state(randomness, device)
     return update

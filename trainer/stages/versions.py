@@ -1,10 +1,12 @@
 """The versions of a stage's weights that are alive, and the master that the optimizer steps."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+
+from trainer.base.flat import Flat, Layout
 
 
 @runtime_checkable
@@ -28,6 +30,9 @@ class Versions:
 
     With `reads_ahead` a batch that reads a version late sees other leaves, which were predicted
     when the version was made. They take lag + 1 more sets of weights.
+
+    The weights of each of `kinds`, one per weight, lie in one vector, which one call copies.
+    Without `kinds` all weights are of one.
     """
 
     def __init__(
@@ -35,23 +40,39 @@ class Versions:
         module: nn.Module,
         lags: Sequence[int],
         dtype: torch.dtype,
+        kinds: Sequence[Hashable] = (),
         *,
         reads_ahead: bool = False,
     ) -> None:
         self.names = [name for name, _ in module.named_parameters()]
         weights = [weight.detach() for weight in module.parameters()]
-        # `.data`, not `.detach()`: a step of the master must not count as a write to slot 0.
-        self.master = [nn.Parameter(weight.data, requires_grad=False) for weight in weights]
         self.newest = 0
         self._places = _places(module)
         dtypes = _dtypes(weights, self._places, dtype)
+        columns = kinds or [None] * len(weights), lags, [w.dtype for w in weights], dtypes
+        keys = list(zip(*columns, strict=True))
+        self._layout = Layout([weight.shape for weight in weights], keys)
+        self._rings: list[list[nn.Parameter]] = [[] for _ in weights]
+        self._slots: list[list[Tensor]] = []
+        """For each vector of the layout its lag + 1 slots."""
+        masters = []
+        for vector in self._layout.vectors:
+            first = vector.numbers[0]
+            master = vector.joined([weights[i] for i in vector.numbers])
+            newest = master.to(dtypes[first])
+            slots = [newest, *(newest.clone() for _ in range(lags[first]))]
+            for slot in slots:
+                for i, part in zip(vector.numbers, vector.parts(slot), strict=True):
+                    self._rings[i].append(nn.Parameter(part))
+            self._slots.append(slots)
+            # `.data`, not `.detach()`: a step of the master must not count as a write to slot 0.
+            masters.append(master.data)
         self._shares_master = [
-            w.dtype == read_in for w, read_in in zip(weights, dtypes, strict=True)
+            master.dtype == slots[0].dtype
+            for master, slots in zip(masters, self._slots, strict=True)
         ]
-        self._rings = [
-            [nn.Parameter(weight.to(read_in, copy=slot > 0)) for slot in range(lag + 1)]
-            for weight, lag, read_in in zip(weights, lags, dtypes, strict=True)
-        ]
+        own = [nn.Parameter(w, requires_grad=False) for w in self._layout.parts(masters)]
+        self.master = Flat(self._layout, masters, own)
         self._ahead = [
             [nn.Parameter(leaf.detach().clone()) for leaf in ring] if reads_ahead and lag else ring
             for ring, lag in zip(self._rings, lags, strict=True)
@@ -82,23 +103,23 @@ class Versions:
         self._set([weight.to(read_in) for weight, read_in in zip(weights, dtypes, strict=True)])
 
     @torch.no_grad()
-    def open(self) -> list[nn.Parameter]:
+    def open(self) -> Sequence[nn.Parameter]:
         """Returns the master, W(t), in the slot of version t + 1: ready for an in-place step."""
-        slots = self._slots(self.newest + 1)
-        for master, slot, shares in zip(self.master, slots, self._shares_master, strict=True):
-            if shares and slot.data_ptr() != master.data_ptr():
-                slot.copy_(master)
-                master.data = slot.data
+        columns = enumerate(zip(self._slots, self.master.wholes, self._shares_master, strict=True))
+        for j, (slots, master, shares) in columns:
+            if shares and len(slots) > 1:
+                slots[(self.newest + 1) % len(slots)].copy_(master)
+                self._lay_master(j, self.newest + 1)
         return self.master
 
     @torch.no_grad()
     def close(self, ahead: Sequence[Tensor]) -> None:
         """Publishes the stepped master as version t + 1, and `ahead` for its late reads."""
         self.newest += 1
-        copies = [i for i, shares in enumerate(self._shares_master) if not shares]
-        if copies:
-            slots = self._slots(self.newest)
-            torch._foreach_copy_([slots[i] for i in copies], [self.master[i] for i in copies])
+        columns = zip(self._slots, self.master.wholes, self._shares_master, strict=True)
+        for slots, master, shares in columns:
+            if not shares:
+                slots[self.newest % len(slots)].copy_(master)
         for i, ring in self._foreseen():
             ring[self.newest % len(ring)].copy_(ahead[i])
         for held in self._held:
@@ -131,14 +152,20 @@ class Versions:
                 raise LookupError(f"{self.names[i]} has {kept} versions, {needed} are needed")
             self._held[i] = list(saved["held"])
             torch._foreach_copy_(list(self._rings[i]), saved["slots"])
-            if self._shares_master[i]:
-                self.master[i].data = self._slots(self.newest)[i].data
-            self.master[i].copy_(saved["master"])
+        for j, shares in enumerate(self._shares_master):
+            if shares:
+                self._lay_master(j, self.newest)
+        torch._foreach_copy_(list(self.master), [saved["master"] for saved in state])
         for i, ring in self._foreseen():
             torch._foreach_copy_(list(ring), state[i]["ahead"])
 
-    def _slots(self, version: int) -> list[Tensor]:
-        return [ring[version % len(ring)] for ring in self._rings]
+    def _lay_master(self, vector: int, version: int) -> None:
+        """Lays this vector of the master where the version lies."""
+        slots = self._slots[vector]
+        slot = version % len(slots)
+        self.master.wholes[vector] = slots[slot].data
+        for i in self._layout.vectors[vector].numbers:
+            self.master[i].data = self._rings[i][slot].data
 
     def _foreseen(self) -> Iterator[tuple[int, list[nn.Parameter]]]:
         """Yields (number, leaves) of each weight that has leaves for late reads."""

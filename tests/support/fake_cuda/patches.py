@@ -81,7 +81,9 @@ def of(gpu: Watched) -> dict[str, object]:
         f"{fake}__deepcopy__": lambda x, memo: memo.setdefault(id(x), x.detach().clone()),
         f"{stage}forward": in_passes(Stage.forward),
         f"{stage}backward_input": in_passes(Stage.backward_input),
-        "torch.Tensor.data_ptr": lambda x: x.untyped_storage().data_ptr() + x.storage_offset(),
+        "torch.Tensor.data_ptr": lambda x: (
+            x.untyped_storage().data_ptr() + x.storage_offset() * x.itemsize
+        ),
         "torch.UntypedStorage.data_ptr": lambda s: (
             s._cdata if s.device.type in ("cuda", "meta") else pointer(s)
         ),

@@ -1,5 +1,7 @@
 """A trial leaves the process as it found it."""
 
+import gc
+import pickle
 import random
 from contextlib import suppress
 from pathlib import Path
@@ -8,7 +10,7 @@ import numpy as np
 import torch
 
 from tests.support import small
-from trainer.base.resources import reproducible
+from trainer.base.resources import on_cpu, reproducible, reset_peak_memory
 from trainer.trial import run_trial
 
 
@@ -32,3 +34,20 @@ def test_a_trial_changes_no_random_state(tmp_path: Path) -> None:
     after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     assert torch.equal(before[0], after[0])
     assert before[1:] == after[1:]
+
+
+def test_a_part_of_a_vector_is_sent_without_the_vector() -> None:
+    vector = torch.arange(100_000.0)
+    parts = {"master": vector[:8], "slots": [vector[:8], vector[8:16]]}
+    sent = pickle.dumps(on_cpu(parts))
+    assert len(sent) < 5_000
+    there = pickle.loads(sent)
+    assert torch.equal(there["slots"][1], vector[8:16])
+    assert there["slots"][0] is there["master"]
+
+
+def test_what_was_imported_is_not_looked_at_before_every_trial() -> None:
+    imported: list[list[int]] = [[] for _ in range(gc.get_freeze_count() // 5 + 1_000)]
+    reset_peak_memory(torch.device("cpu"))
+    assert 10 * len(gc.get_objects()) <= gc.get_freeze_count()
+    assert imported

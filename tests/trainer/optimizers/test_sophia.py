@@ -112,7 +112,7 @@ def test_the_curvature_is_of_the_data_alone(tmp_path: Path) -> None:
         run = build_emulated(config, parts, torch.device("cpu"))
         run.observe(0)
         [stage] = run._stages
-        states = [stage.optimizer._state(weight) for weight in stage.versions.master]
+        states = [stage.optimizer.state[weight] for weight in stage.versions.master]
         curvatures.append([state["curvature"] for state in states if "curvature" in state])
     assert curvatures[0]
     assert all(map(torch.equal, *curvatures))

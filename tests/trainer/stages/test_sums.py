@@ -1,0 +1,35 @@
+"""Gradients in bf16 are added up in fp32, whatever dtype their weights are read in."""
+
+import operator
+
+import torch
+
+from trainer.base.flat import Flat, Layout
+from trainer.stages import sums
+
+SHAPES = [(3, 5), (7,), (2, 2, 2)] * 7
+DTYPES = [torch.bfloat16, torch.float32, torch.bfloat16] * 7
+
+
+def masters() -> Flat:
+    layout = Layout([torch.Size(shape) for shape in SHAPES], [0] * len(SHAPES))
+    return Flat(layout, [torch.zeros(vector.size) for vector in layout.vectors])
+
+
+def test_the_sum_is_that_of_the_numbers_in_fp32() -> None:
+    generator = torch.Generator().manual_seed(0)
+    batches = [
+        [torch.randn(s, generator=generator).to(d) for s, d in zip(SHAPES, DTYPES, strict=True)]
+        for _ in range(4)
+    ]
+    total = sums.begun(masters(), batches[0])
+    for batch in batches[1:]:
+        sums.add(total, batch)
+    for i, of_weight in enumerate(total):
+        wide = [batch[i].float() for batch in batches]
+        assert torch.equal(of_weight, wide[0] + wide[1] + wide[2] + wide[3])
+
+
+def test_gradients_in_the_masters_dtype_become_the_sum() -> None:
+    gradients = [torch.ones(shape) for shape in SHAPES]
+    assert all(map(operator.is_, sums.begun(masters(), gradients), gradients))
