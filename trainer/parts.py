@@ -177,11 +177,12 @@ def build_stages(
     """Builds the model's stages with these `indices`, on `device`, weights initialised.
 
     A weight whose name both the first and the last stage have is tied. `divide` may divide the
-    optimizer's states among replicas, weight by weight. Undivided, an optimizer that steps every
-    entry by itself steps all weights of a kind at once.
+    optimizer's states among replicas, weight by weight. Undivided and not in a graph, an optimizer
+    that steps every entry by itself steps all weights of a kind at once.
     """
     by_entry = is_entrywise(locate(config["optimizer"]["_target_"]))
-    arrange = divide or (joined if by_entry else lambda make: make)
+    is_joined = by_entry and config["compile"] != "update"
+    arrange = divide or (joined if is_joined else lambda make: make)
     split = model.split(schedule.num_stages, config["seq_len"])
     first, last = (_names(empty_stage(model, index, split)) for index in (0, len(split) - 1))
     tied = first & last if len(split) > 1 else frozenset()

@@ -64,7 +64,7 @@ class StackedVersions(Versions):
 
     @override
     @torch.no_grad()
-    def open(self) -> list[nn.Parameter]:
+    def open(self) -> Sequence[nn.Parameter]:
         for old, new in (self._of_next(ring) for ring in self._stacks):
             if new is not old:
                 new.copy_(old)

@@ -130,7 +130,7 @@ class Stage:
         if replica in self._sums:
             sums.add(self._sums[replica], gradients)
         else:
-            self._sums[replica] = sums.begun(self.versions.master, gradients)
+            self._sums[replica] = sums.begun(self.versions.flat_master, gradients)
 
     def take_gradients(self) -> list[Tensor]:
         """Returns the finished batch's gradients, summed over microbatches, then over replicas."""

@@ -72,7 +72,8 @@ class Versions:
             for master, slots in zip(masters, self._slots, strict=True)
         ]
         own = [nn.Parameter(w, requires_grad=False) for w in self._layout.parts(masters)]
-        self.master = Flat(self._layout, masters, own)
+        self.flat_master = Flat(self._layout, masters, own)
+        self.master: Sequence[nn.Parameter] = self.flat_master
         self._ahead = [
             [nn.Parameter(leaf.detach().clone()) for leaf in ring] if reads_ahead and lag else ring
             for ring, lag in zip(self._rings, lags, strict=True)
@@ -105,7 +106,9 @@ class Versions:
     @torch.no_grad()
     def open(self) -> Sequence[nn.Parameter]:
         """Returns the master, W(t), in the slot of version t + 1: ready for an in-place step."""
-        columns = enumerate(zip(self._slots, self.master.wholes, self._shares_master, strict=True))
+        columns = enumerate(
+            zip(self._slots, self.flat_master.wholes, self._shares_master, strict=True)
+        )
         for j, (slots, master, shares) in columns:
             if shares and len(slots) > 1:
                 slots[(self.newest + 1) % len(slots)].copy_(master)
@@ -116,7 +119,7 @@ class Versions:
     def close(self, ahead: Sequence[Tensor]) -> None:
         """Publishes the stepped master as version t + 1, and `ahead` for its late reads."""
         self.newest += 1
-        columns = zip(self._slots, self.master.wholes, self._shares_master, strict=True)
+        columns = zip(self._slots, self.flat_master.wholes, self._shares_master, strict=True)
         for slots, master, shares in columns:
             if not shares:
                 slots[self.newest % len(slots)].copy_(master)
@@ -163,7 +166,7 @@ class Versions:
         """Lays this vector of the master where the version lies."""
         slots = self._slots[vector]
         slot = version % len(slots)
-        self.master.wholes[vector] = slots[slot].data
+        self.flat_master.wholes[vector] = slots[slot].data
         for i in self._layout.vectors[vector].numbers:
             self.master[i].data = self._rings[i][slot].data
 
