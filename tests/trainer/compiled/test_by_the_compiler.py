@@ -68,13 +68,16 @@ def test_again_and_resumed_it_is_the_same_to_the_bit(optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("model.num_layers=2", "pipeline.num_stages=2")])
-def test_a_gradient_is_that_of_autograd(words: tuple[str, ...]) -> None:
-    seen: dict[str, list[Tensor]] = {}
-    for way in ("false", "update"):
-        run = trainer(*words, f"compile={way}", "clip_norm=null", "optimizer=sgd")
-        before = run.weights()
-        after = trained(run, 0, 1)
-        seen[way] = [before[name] - after[name] for name in before]
-        assert isinstance(run.stages[0], CompiledStage) == (way == "update")
+def test_a_gradient_is_that_of_autograd(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, list[Tensor]] = {"false": [], "update": []}
+    for way, gradients in seen.items():
+        run = trainer(*words, f"compile={way}", "clip_norm=null")
+        for stage in run.stages:
+            assert isinstance(stage, CompiledStage) == (way == "update")
+            monkeypatch.setattr(stage, "update", lambda _, new, to=gradients: to.extend(new))
+        trained(run, 0, 1)
+    assert len(seen["update"]) == len(seen["false"]) > 0
     for ours, theirs in zip(seen["update"], seen["false"], strict=True):
         assert (ours - theirs).norm() < 5e-6 * theirs.norm()
