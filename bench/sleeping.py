@@ -31,7 +31,7 @@ FORWARD = 0.010
 """Seconds of a rank's forward; its backward takes as long for inputs, and again for weights."""
 
 
-class _Sleep(torch.autograd.Function):
+class _Nap(torch.autograd.Function):
     """The identity; sleeps in its forward and in its backward."""
 
     @staticmethod
@@ -46,7 +46,7 @@ class _Sleep(torch.autograd.Function):
         return gradient, None, None
 
 
-class Sleeper(nn.Module):
+class SleepingStage(nn.Module):
     """A stage of one small matrix, [rows, width] → [rows, width]."""
 
     def __init__(self, seconds: float) -> None:
@@ -55,8 +55,8 @@ class Sleeper(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Sleeps; its backward sleeps for the input and for the weight."""
-        weight = _Sleep.apply(self.weight, 0.0, self.seconds)
-        return _Sleep.apply(x, self.seconds, self.seconds) @ weight
+        weight = _Nap.apply(self.weight, 0.0, self.seconds)
+        return _Nap.apply(x, self.seconds, self.seconds) @ weight
 
 
 class Contender:
@@ -66,7 +66,7 @@ class Contender:
         self, gang: Gang, make: Callable[..., Any], indices: Sequence[int], m: int, seconds: float
     ) -> None:
         p = dist.get_world_size() * len(indices)
-        self.modules = [Sleeper(seconds / len(indices)) for _ in indices]
+        self.modules = [SleepingStage(seconds / len(indices)) for _ in indices]
         self.stages = [
             PipelineStage(module, index, p, CPU)
             for module, index in zip(self.modules, indices, strict=True)
