@@ -165,7 +165,14 @@ def losses_of(trainer: Any) -> dict[str, list[float]]:
 def emulated(page: dict[str, Any], made: Any) -> Any:
     """A trainer whose optimizers are delayed."""
     trainer = page["Trainer"](made)
-    page["delay_optimizers"](trainer)
+    page["delay_optimizers"](trainer.optimizers)
+    validate = trainer.validator.validate
+
+    def validate_newest(*given: Any) -> None:
+        with page["newest"](trainer.optimizers):
+            validate(*given)
+
+    trainer.validator.validate = validate_newest
     return trainer
 
 
