@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -34,7 +34,10 @@ PARTS = {
 """Part of an update → the function that is it."""
 
 
-def _timed(function: Callable[..., Any], part: str, seconds: Counter[str]) -> Callable[..., Any]:
+Seconds = dict[str, float]
+
+
+def _timed(function: Callable[..., Any], part: str, seconds: Seconds) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         started = time.process_time()
         try:
@@ -48,7 +51,7 @@ def _timed(function: Callable[..., Any], part: str, seconds: Counter[str]) -> Ca
 def _serve(scale: str) -> None:
     """For each optimizer that a line names, prints the seconds of `AT_ONCE` updates, by part."""
     torch.set_num_threads(1)
-    seconds: Counter[str] = Counter()
+    seconds: Seconds = defaultdict(float)
     for part, (place, name) in PARTS.items():
         module, _, owner = place.partition(":")
         home = import_module(module)
