@@ -60,7 +60,9 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             *("base", "config", "corrections", "executors", "folder", "optimizers", "schedules"),
             "stages",
         },
-        "torch_pipelining": {"base", "corrections", "delayed", "executors", "stages"},
+        "torch_pipelining": {
+            *("base", "corrections", "delayed", "executors", "schedules", "stages", "tracing"),
+        },
         "evaluation": {"base", "config", "data", "folder", "models"},
         "__init__": {"base", "config", "delayed", "torch_pipelining", "trial"},
         "__main__": {"base", "config", "folder", "trial"},

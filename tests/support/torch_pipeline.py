@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -50,6 +51,7 @@ class Case:
     correction: str | None = None
     synchronous_start: int = 0
     slack: bool = False
+    trace_to: Path | None = None
 
 
 def modules(num_stages: int, dtype: torch.dtype = torch.float32) -> list[nn.Module]:
@@ -94,6 +96,7 @@ class Training:
             update=self.update,
             synchronous_start=case.synchronous_start,
             slack=case.slack,
+            trace=case.trace_to is not None,
             **correction,
         )
 
@@ -163,6 +166,8 @@ class Training:
                         self.save_and_load_parts()
             means.append(self.step(t))
         with self.schedule.drained() as newest:
+            if self.case.trace_to is not None:
+                self.schedule.write_trace(self.case.trace_to)
             return {n: w.detach().clone() for n, w in newest.named_parameters()}, means
 
 

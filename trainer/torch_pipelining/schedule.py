@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -13,10 +14,12 @@ from typing_extensions import override
 
 from trainer.corrections.none import NoCorrection
 from trainer.delayed.arm import correction_node, require_options
+from trainer.schedules.recipes import pipedream_2bw
 from trainer.torch_pipelining import refusals
 from trainer.torch_pipelining.neighbours import BACKWARD, FORWARD, Neighbours
 from trainer.torch_pipelining.norm import LateNorm, clip
 from trainer.torch_pipelining.private import accepted, kept_by_forwards
+from trainer.torch_pipelining.recorder import PassRecorder
 from trainer.torch_pipelining.update import LateUpdate
 
 
@@ -58,6 +61,7 @@ class Schedule2BW(Schedule1F1B):
       take half as long as a forward and a backward before a rank waits.
     - `twins`: two copies of the stage's module, made before it was wrapped and wrapped as it is.
       For a module that is not compiled, sharded or of DDP they are made here.
+    - `trace`: whether every pass is timed, for `write_trace`.
     - `options`: what else Schedule1F1B takes.
 
     Raises BadInput, a ValueError, in one line that names the argument, for what cannot be used.
@@ -76,6 +80,7 @@ class Schedule2BW(Schedule1F1B):
         synchronous_start: int = 0,
         slack: bool = False,
         twins: Sequence[nn.Module] | None = None,
+        trace: bool = False,
         **options: Any,
     ) -> None:
         per_stage = 2 if slack else 1
@@ -88,11 +93,12 @@ class Schedule2BW(Schedule1F1B):
         self.num_made = 0
         """Updates that were made."""
         self._lead = per_stage * (stage.num_stages - 1 - stage.stage_index)
-        self._synchronous_start = synchronous_start
+        self._slack, self._synchronous_start = slack, synchronous_start
         self._late = LateUpdate(
             self.newest, twins, correction_node(error_feedback, correction), num_updates
         )
         self._neighbours = Neighbours(stage)
+        self._recorder = PassRecorder(stage, is_tracing=trace)
         self._norm = LateNorm(stage, len(list(self.newest.parameters())))
         self._given = Given([], [], None, {}, False)
         self._waiting = 0  # microbatches of the last batch that went forward only
@@ -138,6 +144,22 @@ class Schedule2BW(Schedule1F1B):
         self.num_taken = self.num_made = int(state_dict["num_updates"])
         self._late.restore(self.num_made, state_dict)
 
+    def write_trace(self, folder: Path) -> None:
+        """Writes, in `drained()`, trace.json for Perfetto and timeline.svg, as a trial does: what
+        each rank did when, beside its simulation. All ranks of the pipeline call it, and the first
+        one writes. Raises BadInput without `trace=True`.
+        """
+        refusals.require_drained(self._is_drained)
+        schedule = pipedream_2bw(
+            self.num_taken,
+            num_stages=self._stage.num_stages,
+            num_microbatches=self._n_microbatches,
+            synchronous_start=min(self._synchronous_start, self.num_taken),
+            synchronous_cooldown=0,
+            slack=self._slack,
+        )
+        self._recorder.leave(folder, schedule)
+
     # ---- one batch ------------------------------------------------------------------------------
 
     @override
@@ -161,6 +183,7 @@ class Schedule2BW(Schedule1F1B):
         args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
         self._given = Given(args, kwargs, target_mbs, of_loss, return_outputs)
         refusals.require_trainable(self.update, self.newest)
+        self._recorder.begin(self.num_taken)
         self._begin(self.num_taken)
         passes = self._window(self.num_taken)
         self.num_taken += 1
@@ -205,11 +228,13 @@ class Schedule2BW(Schedule1F1B):
         for this, following in zip_longest(passes, passes[1:]):
             if following is not None:
                 arriving.append(self._receive(following))
-            for work in arriving.pop(0):
-                work.wait()
+            with self._recorder.span(f"wait {this.kind}", this.batch, this.microbatch):
+                for work in arriving.pop(0):
+                    work.wait()
             stage.submod = self._late.twins.module(this.batch)
             make = self._forward if this.kind == FORWARD else self._backward
-            make(this)
+            with self._recorder.span(*this):
+                make(this)
         self._in_flight = dict(kept)
         stage.submod = self.newest
 
@@ -244,8 +269,10 @@ class Schedule2BW(Schedule1F1B):
     def _make_update(self) -> None:
         """At the end of the next batch, on all ranks alike: its forwards needed no new weights."""
         assert self.update is not None
-        self._gradient_norm = self._norm.take(self.num_made)
-        self._late(self.num_made, self.update)
+        with self._recorder.span("wait U", self.num_made):
+            self._gradient_norm = self._norm.take(self.num_made)
+        with self._recorder.span("U", self.num_made):
+            self._late(self.num_made, self.update)
         self._gradient_norm = None
         self.num_made += 1
 
@@ -261,3 +288,4 @@ class Schedule2BW(Schedule1F1B):
             if not self._is_drained:
                 self._make_update()
         self._neighbours.flush()
+        self._recorder.end(self.num_taken)

@@ -1,0 +1,34 @@
+"""`Schedule2BW` leaves a trial's trace: its ranks make the passes of a trial's ranks, in order."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.torch_pipeline import Case, T, differences, expected, on_ranks
+from trainer.schedules.recipes import pipedream_2bw
+
+DRAINED_BEFORE = 5
+
+
+@pytest.mark.parametrize("slack", [False, True])
+def test_a_trace_has_the_passes_of_a_trial(slack: bool, tmp_path: Path) -> None:
+    case = Case(4, drains={DRAINED_BEFORE: "drain"}, slack=slack, trace_to=tmp_path)
+    [trained] = on_ranks(2, [case])
+    assert not differences(trained, expected(case, 2))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    shape = {"num_stages": 2, "num_microbatches": 4, "slack": slack}
+    schedule = pipedream_2bw(T, **shape, synchronous_start=0, synchronous_cooldown=0)
+    runs = [schedule.operations(*run) for run in ((0, DRAINED_BEFORE), (DRAINED_BEFORE, T))]
+    for rank in range(2):
+        spans = [event for event in events if event["ph"] == "X" and event["tid"] == 2 * rank]
+        passes = [
+            (span["cat"], span["args"]["batch"], span["args"]["microbatch"])
+            for span in spans
+            if span["cat"] in "FB"
+        ]
+        planned = [(op.kind, op.batch, op.microbatch) for run in runs for op in run[rank]]
+        assert passes == [op for op in planned if op[0] in "FB"]
+        assert [span["args"]["batch"] for span in spans if span["cat"] == "U"] == [*range(T)]
+        assert all(span["dur"] >= 0 for span in spans)
+    assert "measured" in (tmp_path / "timeline.svg").read_text()
