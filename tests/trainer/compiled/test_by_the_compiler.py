@@ -61,10 +61,19 @@ def test_again_and_resumed_it_is_the_same_to_the_bit(optimizer: str) -> None:
         second.restore(saved(first.state()))
         assert are_equal(trained(second, drain, 14), straight)
         assert are_equal(trained(first, drain, 14), straight)  # a checkpoint changes nothing
-    plain = trained(trainer(f"optimizer={optimizer}"), 0, 14)
-    assert not are_equal(plain, straight)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_it_is_near_the_plain_update_but_not_the_same(optimizer: str) -> None:
+    """SOAP is not near itself here: 1e-7 of each weight moves a third of the first two updates,
+    since Adam makes steps of full size in directions in which gradients are rounding alone.
+    """
+    words = (f"optimizer={optimizer}",)
+    compiled = trained(trainer(*words, "compile=update"), 0, 14)
+    plain = trained(trainer(*words), 0, 14)
+    assert not are_equal(plain, compiled)
     for name, weight in plain.items():
-        assert torch.allclose(straight[name], weight, rtol=1e-2, atol=2e-3)
+        assert torch.allclose(compiled[name], weight, rtol=1e-2, atol=2e-3)
 
 
 @pytest.mark.parametrize("words", [(), ("model.num_layers=2", "pipeline.num_stages=2")])
