@@ -108,7 +108,8 @@ def _color(data: pd.DataFrame) -> alt.Color:
 def _shape(data: pd.DataFrame) -> alt.Shape:
     shown = [SHAPES[name] for name in SHAPES if name in set(data["tax_from"])]
     marks = alt.Scale(domain=[words for _, words in shown], range=[mark for mark, _ in shown])
-    return alt.Shape("source:N", scale=marks, legend=alt.Legend(columns=1))  # a narrow page cuts off more
+    # One column: a page cuts off what is wider.
+    return alt.Shape("source:N", scale=marks, legend=alt.Legend(columns=1))
 
 
 def break_even(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
