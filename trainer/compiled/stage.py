@@ -18,6 +18,7 @@ from trainer.corrections.none import NoCorrection
 from trainer.optimizers.routing import Kind, Parameters
 from trainer.schedules.operations import Op
 from trainer.stages.stage import Stage
+from trainer.stages.versions import Versions
 
 
 class _Passed(NamedTuple):
@@ -53,13 +54,16 @@ class CompiledStage(Stage):
     ) -> None:
         super().__init__(module, kinds, make_optimizer, make_correction, lr_factor, **options)
         self._place, self._num_threads = place, num_threads
-        shapes = [weight.shape for weight in module.parameters()]
-        self._layout = Blocks(shapes, list(zip(self._kinds, self.is_tied, strict=True)))
-        self.versions = self._stacks = StackedVersions(module, self.lags, self._layout)
-        self.optimizer = make_optimizer(list(zip(self._kinds, self.versions.master, strict=True)))
         self._step = Step(self.optimizer, self._correction, self._stacks, self._layout, num_threads)
         self._passed: dict[tuple[int, int, int], _Passed] = {}
         self._sum_of: dict[int, list[Tensor]] = {}
+
+    @override
+    def _make_versions(self, module: nn.Module, dtype: torch.dtype) -> Versions:
+        shapes = [weight.shape for weight in module.parameters()]
+        self._layout = Blocks(shapes, list(zip(self._kinds, self.is_tied, strict=True)))
+        self._stacks = StackedVersions(module, self.lags, self._layout)
+        return self._stacks
 
     @property
     def without_graph(self) -> list[str]:

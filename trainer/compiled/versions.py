@@ -80,13 +80,7 @@ class StackedVersions(Versions):
     @override
     @torch.no_grad()
     def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
-        for i, saved in enumerate(state):
-            if len(saved["held"]) != len(self._held[i]):
-                kept, needed = len(saved["held"]), len(self._held[i])
-                raise LookupError(f"{self.names[i]} has {kept} versions, {needed} are needed")
-            self._held[i] = list(saved["held"])
-            torch._foreach_copy_(list(self._rings[i]), saved["slots"])
-        self.newest = max(state[0]["held"])
+        self._restore_slots(state)
         self._lay_masters(self.newest)
 
     def _of_next(self, ring: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -56,12 +56,7 @@ class Joined(Optimizer):
             self._by_weight = {}
             for whole, (vector, weights) in self._vectors.items():
                 state = self._inner.state.get(whole, {})
-                columns = {
-                    key: vector.parts(value)
-                    if _is_by_entry(value, whole)
-                    else [value] * len(weights)
-                    for key, value in state.items()
-                }
+                columns = {key: _parts(value, vector, whole) for key, value in state.items()}
                 for i, weight in enumerate(weights):
                     self._by_weight[weight] = {key: of[i] for key, of in columns.items()}
         return self._by_weight

@@ -59,8 +59,7 @@ class Stage:
         shapes = [weight.shape for weight in module.parameters()]
         self._kinds = [kinds[name] for name in names]
         self._correction = correction_in_parts(make_correction, self.lags, self._kinds, shapes)
-        ahead = self._correction.reads_ahead
-        self.versions = Versions(module, self.lags, dtype, self._kinds, reads_ahead=ahead)
+        self.versions = self._make_versions(module, dtype)
         self.optimizer = make_optimizer(list(zip(self._kinds, self.versions.master, strict=True)))
         self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.dtype, self.eval_dtype = dtype, eval_dtype or self.versions.master[0].dtype
@@ -70,6 +69,10 @@ class Stage:
         self._in_flight: dict[tuple[int, int, int], Microbatch] = {}
         self._read: dict[int, list[int]] = {}
         self._sums: dict[int, list[Tensor]] = {}
+
+    def _make_versions(self, module: nn.Module, dtype: torch.dtype) -> Versions:
+        ahead = self._correction.reads_ahead
+        return Versions(module, self.lags, dtype, self._kinds, reads_ahead=ahead)
 
     @property
     def slots(self) -> list[str | None]:

@@ -148,6 +148,15 @@ class Versions:
 
         Raises LookupError if the state has another number of versions of a weight.
         """
+        self._restore_slots(state)
+        for j, shares in enumerate(self._shares_master):
+            if shares:
+                self._lay_master(j, self.newest)
+        torch._foreach_copy_(list(self.master), [saved["master"] for saved in state])
+        for i, ring in self._foreseen():
+            torch._foreach_copy_(list(ring), state[i]["ahead"])
+
+    def _restore_slots(self, state: Sequence[Mapping[str, Any]]) -> None:
         self.newest = max(state[0]["held"])
         for i, saved in enumerate(state):
             if len(saved["held"]) != len(self._held[i]):
@@ -155,12 +164,6 @@ class Versions:
                 raise LookupError(f"{self.names[i]} has {kept} versions, {needed} are needed")
             self._held[i] = list(saved["held"])
             torch._foreach_copy_(list(self._rings[i]), saved["slots"])
-        for j, shares in enumerate(self._shares_master):
-            if shares:
-                self._lay_master(j, self.newest)
-        torch._foreach_copy_(list(self.master), [saved["master"] for saved in state])
-        for i, ring in self._foreseen():
-            torch._foreach_copy_(list(ring), state[i]["ahead"])
 
     def _lay_master(self, vector: int, version: int) -> None:
         """Lays this vector of the master where the version lies."""
