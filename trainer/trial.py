@@ -2,14 +2,15 @@
 
 import os
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from trainer.base.compiler import compiling
 from trainer.base.errors import BadInput, LeaseLost, Stopped
 from trainer.base.randomness import stream_seed
 from trainer.base.resources import (
@@ -103,9 +104,14 @@ def _train_alone(job: Job) -> Row:
         return _train(job, job.folder(), device, parts, executor)
 
 
-def _reproducible(config: Config) -> AbstractContextManager[None]:
+@contextmanager
+def _reproducible(config: Config) -> Iterator[None]:
     seed = stream_seed(config["seed"], "optimizer")
-    return reproducible(seed, config["num_threads"], config["deterministic"])
+    with (
+        reproducible(seed, config["num_threads"], config["deterministic"]),
+        compiling() if config["compile"] else nullcontext(),
+    ):
+        yield
 
 
 def _train(

@@ -1,0 +1,100 @@
+"""A process that was killed while it compiled does not fail the next one."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer.base.compiler import compiling
+from trainer.base.errors import Stopped
+
+ADD = """
+import os
+import signal
+from pathlib import Path
+import torch
+from trainer.base.compiler import compiling
+with compiling():
+    assert torch.compile(lambda x: x.sin() + 1)(torch.zeros(8)).equal(torch.ones(8))
+"""
+AND_CUT = """
+    files = [*Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).rglob("*")]
+    written = [path for path in files if path.suffix in (".so", ".gch")]
+    assert written
+    for path in written:
+        os.truncate(path, path.stat().st_size // 2)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+MARKED = """
+import time
+from trainer.base.compiler import compiling
+with compiling():
+    print("marked", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.fixture
+def other() -> Iterator[subprocess.Popen[str]]:
+    """Another process that compiles."""
+    with subprocess.Popen(
+        [sys.executable, "-c", MARKED], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "marked\n"
+        yield process
+        process.kill()
+
+
+def test_what_a_killed_process_wrote_in_place_is_deleted(
+    folder: Path, other: subprocess.Popen[str]
+) -> None:
+    for name in ("old.so", "new.so", "new.h.gch", "new.py"):
+        (folder / name).touch()
+    os.utime(folder / "old.so", (0, 0))
+    before = names(folder)
+    with compiling():
+        assert names(folder) > before  # the other one lives
+    other.send_signal(signal.SIGKILL)
+    other.wait()
+    with compiling():
+        pass
+    assert names(folder) == {"old.so", "new.py"}
+
+
+@pytest.mark.parametrize(("error", "kept"), [(Stopped(1), {"a.so"}), (ValueError(), set())])
+def test_a_process_that_stops_when_asked_leaves_whole_files(
+    folder: Path, error: Exception, kept: set[str]
+) -> None:
+    def write() -> None:
+        with compiling():
+            (folder / "a.so").touch()
+            raise error
+
+    with pytest.raises(type(error)):
+        write()
+    with compiling():
+        assert names(folder) & {"a.so"} == kept
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+def test_after_cut_libraries_and_headers_the_next_process_compiles_again() -> None:
+    killed = subprocess.run([sys.executable, "-c", ADD + AND_CUT], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    subprocess.run([sys.executable, "-c", ADD], check=True)
