@@ -92,7 +92,7 @@ test-slow: $(READY) $(WIKI)  ## those that take a minute or more, and more setti
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(ARGS)
 
 fuzz: $(READY)  ## odd command lines, sweep files and damaged stores, drawn anew; ARGS="--examples 5000" of each kind
-	$(BIN)/python -m pytest tests/fuzz -n 0 --examples 1000 $(ARGS)
+	$(BIN)/python -m pytest tests/fuzz -n 2 --dist worksteal --examples 1000 $(ARGS)
 
 check: $(READY)  ## ruff, format, types
 	$(BIN)/ruff check .
