@@ -209,6 +209,8 @@ RATES: dict[str, dict[str, float]] = {
     "scion": {"lr": 0.02, "radius": 10.0, "embedding_radius": 40.0},
     "shampoo": {"lr": 1.0},
     "dion": {"lr": 0.3},
+    "dion2": {"lr": 0.3},
+    "dion3": {"lr": 0.3},
     "adamuon": {"lr": 0.2},
     "muon": {"lr": 0.2},
     "normuon": {"lr": 0.2},

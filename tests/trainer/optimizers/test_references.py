@@ -48,6 +48,8 @@ CASES += [
     ("basis_rotation", {"precondition_every": 3}),
     ("shampoo", {"precondition_every": 1, "auxiliary_lr": None}),
     ("dion", {"rank_fraction": 1.0}),
+    ("dion2", {"fraction": 1.0}),
+    ("dion3", {"fraction": 0.5}),
 ]
 
 
