@@ -104,6 +104,7 @@ LINEAR: Mapping[str, Linear] = {
     f"{_HERE}.normuon": _look_ahead,
     f"{_HERE}.scion": _averaged,
     f"{_HERE}.soap": _averaged,
+    f"{_HERE}.kl_soap.kl_soap": _averaged,
     f"{_HERE}.basis_rotation.basis_rotation": _averaged,
     f"{_HERE}.sophia": _averaged,
     f"{_HERE}.shampoo": lambda settings, updates: SAME,

@@ -216,6 +216,7 @@ RATES: dict[str, dict[str, float]] = {
     "normuon": {"lr": 0.2},
     "adopt": {"lr": 0.1},
     "soap": {"lr": 0.1},
+    "kl_soap": {"lr": 0.1},
     "basis_rotation": {"lr": 0.1},
     "schedule_free_adamw": {"lr": 0.1},
 }
