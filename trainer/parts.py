@@ -31,6 +31,7 @@ from trainer.optimizers.routing import Parameters, buffers, is_entrywise
 from trainer.optimizers.sharded import Make, sharded
 from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Schedule
+from trainer.stages.backward import microbatches_of
 from trainer.stages.stage import Stage
 from trainer.tracing.clock import Clock
 
@@ -203,8 +204,7 @@ def build_stages(
             tied_lag=schedule.tied_lag,
             dtype=getattr(torch, config["dtype"]),
             eval_dtype=getattr(torch, config["eval_dtype"]),
-            splits_backward=schedule.splits_backward,
-            in_place=schedule.in_place,
+            microbatch=microbatches_of(schedule),
         )
         stages.append(stage)
     return stages

@@ -30,6 +30,7 @@ SHORT = {
     "matched_error_feedback": "matched_ef",
 }
 USUAL: Mapping[str, Config] = {
+    "paci": {"recompute": False},
     "error_feedback": {"coefficient": 1, "lag": 1},
     "error_feedback_gradient": {"coefficient": 1},
     "adaptive_error_feedback": {"coefficient": 1, "decay": 0.9},

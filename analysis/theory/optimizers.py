@@ -104,6 +104,7 @@ LINEAR: Mapping[str, Linear] = {
     f"{_HERE}.normuon": _look_ahead,
     f"{_HERE}.scion": _averaged,
     f"{_HERE}.soap": _averaged,
+    f"{_HERE}.kl_soap.kl_soap": _averaged,
     f"{_HERE}.basis_rotation.basis_rotation": _averaged,
     f"{_HERE}.sophia": _averaged,
     f"{_HERE}.shampoo": lambda settings, updates: SAME,
@@ -114,6 +115,8 @@ UNKNOWN = "is not covered by the theory"
 NOT_LINEAR: Mapping[str, str] = {
     f"{_HERE}.adamuon": "is not linear: it orthogonalises the sign of its momentum",
     f"{_HERE}.dion": "is not linear: its momentum forgets only what it applied, of low rank",
+    f"{_HERE}.dion2.dion2": "is not linear: its momentum forgets only the part that it applied",
+    f"{_HERE}.dion2.dion3": "is not linear: its momentum forgets only the rows that it applied",
     f"{_HERE}.kron": "is not linear: random vectors change its preconditioner at every update",
     f"{_HERE}.schedule_free_adamw": "has no fixed recursion: it averages over the whole run",
 }

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tests.oracles.dion import dion2, dion3
+from tests.oracles.kl_soap import kl_soap
 from tests.oracles.optimizers import MATRICES, Batches, Settings
 from trainer.optimizers.kronecker import own_stream
 
@@ -192,5 +194,17 @@ def scion(w: Tensor, batches: Batches, o: Settings, place: int) -> Tensor:
     return w
 
 
-OF_MATRICES = [muon, normuon, adamuon, dion, shampoo, soap, basis_rotation, kron]
+OF_MATRICES = [
+    muon,
+    normuon,
+    adamuon,
+    dion,
+    dion2,
+    dion3,
+    shampoo,
+    soap,
+    kl_soap,
+    basis_rotation,
+    kron,
+]
 """The rest of the weights is AdamW's."""

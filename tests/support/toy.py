@@ -14,6 +14,7 @@ from trainer.executors.emulated import Emulated
 from trainer.executors.gradients import Clip, Update
 from trainer.optimizers.routing import kinds
 from trainer.schedules.operations import Schedule
+from trainer.stages.backward import microbatches_of
 from trainer.stages.stage import Stage
 
 VOCABULARY, WIDTH, BATCH, LENGTH = 11, 8, 12, 5
@@ -76,7 +77,7 @@ def emulated(
                 tied=frozenset(),
                 tied_lag=schedule.tied_lag,
                 dtype=leaf_dtype or dtype,
-                in_place=schedule.in_place,
+                microbatch=microbatches_of(schedule),
             )
         )
     return Emulated(stages, schedule, batch, loss, Clip(clip_norm), num_replicas)

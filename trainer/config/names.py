@@ -117,6 +117,7 @@ YOUNGER: Mapping[str, Any] = MappingProxyType(
         "shard_optimizer": False,
         "model.loss_chunk": None,
         "pipeline.slack": False,
+        "pipeline.recompute": False,
     }
 )
 """Key → the value at which a trial does what trials did before there was the key."""

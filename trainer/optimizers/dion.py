@@ -1,4 +1,4 @@
-"""Dion (arXiv 2504.05295): orthonormal updates of low rank, with error feedback in the momentum."""
+"""The first Dion (arXiv 2504.05295): orthonormal updates of low rank, with error feedback."""
 
 import math
 from typing import Annotated
@@ -64,7 +64,7 @@ def dion(
     eps: Positive,
     weight_decay: NonNegative,
 ) -> Optimizer:
-    """Dion for hidden matrices, AdamW for the rest."""
+    """The first Dion for hidden matrices, AdamW for the rest."""
     return beside_adamw(
         parameters,
         lambda groups: Dion(groups, lr=lr, decay=momentum, rank_fraction=rank_fraction, eps=eps),

@@ -47,7 +47,8 @@ class Schedule:
     first_cooldown − 1. If the schedule `flushes`, a rank starts a batch only when it has finished
     the one before (one bubble per batch). If it is `in_place`, there is one version of each weight,
     which changes under the microbatches that are on their way: they go forward at the version of
-    then, up to `lags[s]` behind, and back at the newest.
+    then, up to `lags[s]` behind, and back at the newest. If it `recomputes`, a backward runs the
+    forward of its microbatch again first, at the version that the backward reads.
     """
 
     num_updates: int
@@ -60,6 +61,7 @@ class Schedule:
     num_chunks: int = 1
     placement: Placement = in_turns
     in_place: bool = False
+    recomputes: bool = False
 
     @property
     def num_stages(self) -> int:

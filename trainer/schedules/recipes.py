@@ -147,18 +147,22 @@ def paci(
     num_microbatches: Few,
     synchronous_start: Updates,
     synchronous_cooldown: Updates,
+    recompute: bool = False,
 ) -> Schedule:
     """PACI (arXiv 2606.07881): no flush and no stashing, one version of each weight.
 
     In 1F1B the first p − 1 − s microbatches of a batch are past stage s when it is updated: they
     go forward at the weights before, and back at those after. With m ≥ p − 1 none crosses more than
-    one update, and (p − 1 − s) / m of a batch does. The principle is that of the paper's abstract,
-    few updates for many microbatches; the rule follows from it and from the order of 1F1B. Here
-    ranks wait for the norm of the whole gradient before they go on, as the paper's do not.
+    one update, and (p − 1 − s) / m of a batch does. That is the rule of the public code
+    (github.com/ItayElam/PACI, commit 3e45e71, `DistPACI/Workers.py`) while every stage is full.
+    There a stage that waits may go forward at newer weights. Here ranks wait for the norm of the
+    whole gradient before they go on, as those of the code do not.
+
+    With `recompute`, the code's `PACIMode.mem`, a backward first runs its forward again.
     """
     lags = _depths(num_stages, num_microbatches)
     made = _delayed(num_updates, lags, num_microbatches, synchronous_start, synchronous_cooldown)
-    return replace(made, in_place=True)
+    return replace(made, in_place=True, recomputes=recompute)
 
 
 def wpipe(

@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -10,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
 from trainer.base.flat import storage
+from trainer.schedules.operations import Schedule
 
 
 class WeightsLater(TorchFunctionMode):
@@ -132,8 +135,8 @@ class Microbatch:
         x: Tensor,  # tokens [batch, seq], or hidden states [batch, seq, hidden]
         leaves: Sequence[nn.Parameter],
         *,
-        splits_backward: bool,
-        in_place: bool,
+        splits_backward: bool = False,
+        in_place: bool = False,
     ) -> None:
         self.leaves = leaves
         self.weights_later = WeightsLater() if splits_backward else None
@@ -174,6 +177,42 @@ class Microbatch:
             _sum_of(leaf, gradient, late.get(leaf))
             for leaf, gradient in zip(self.leaves, self.early, strict=True)
         ]
+
+
+class Recomputed(Microbatch):
+    """A microbatch of which a stage keeps the input alone, from its forward to its backward.
+
+    The backward first runs the forward again, at the weights of then: what it saved, and what it
+    made of weights, are all of these. The sender's gradient is of the first forward's output. The
+    last stage keeps its activations: its backward follows its forward, at the same weights.
+    """
+
+    @override
+    def forward(
+        self, run: Callable[[Tensor], Tensor], loss: Callable[[Tensor], Tensor] | None
+    ) -> Tensor:
+        if loss is not None:
+            return super().forward(run, loss)
+        self._again = run
+        with torch.no_grad():
+            return run(self._x)
+
+    @override
+    def backward_input(self, gradient: Tensor | None, now: Sequence[nn.Parameter]) -> Tensor | None:
+        if gradient is not None:
+            self.leaves = now
+            super().forward(self._again, None)
+        return super().backward_input(gradient, now)
+
+
+def microbatches_of(
+    schedule: Schedule,
+) -> Callable[[Tensor, Sequence[nn.Parameter]], Microbatch]:
+    """What makes a microbatch of its input and its forward's leaves, under this schedule."""
+    if schedule.recomputes:
+        return Recomputed
+    splits, in_place = schedule.splits_backward, schedule.in_place
+    return partial(Microbatch, splits_backward=splits, in_place=in_place)
 
 
 def _sum_of(leaf: nn.Parameter, *halves: Tensor | None) -> Tensor:

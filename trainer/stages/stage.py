@@ -32,8 +32,8 @@ class Stage:
     `kinds` has the kind of each weight by name. `tied` names the weights that another stage holds
     too. Weights are read `lag` versions behind the newest, tied ones `tied_lag`; `make_correction`
     gets the lag of each weight. `lr_factor` maps update t to a factor on every group's peak
-    learning rate. Evaluations are in `eval_dtype`, or the master's. `Microbatch` explains
-    `splits_backward` and `in_place`.
+    learning rate. Evaluations are in `eval_dtype`, or the master's. `microbatch` makes what is kept
+    of a microbatch, from its input and the leaves that its forward reads.
     """
 
     def __init__(
@@ -49,8 +49,7 @@ class Stage:
         tied_lag: int,
         dtype: torch.dtype,
         eval_dtype: torch.dtype | None = None,
-        splits_backward: bool = False,
-        in_place: bool = False,
+        microbatch: Callable[[Tensor, Sequence[nn.Parameter]], Microbatch] = Microbatch,
         run: Callable[[nn.Module], Callable[[Tensor], Tensor]] = lambda module: module,
     ) -> None:
         names = [name for name, _ in module.named_parameters()]
@@ -65,7 +64,7 @@ class Stage:
         self.dtype, self.eval_dtype = dtype, eval_dtype or self.versions.master[0].dtype
         self._lr_factor, self._module, self._run = lr_factor, module, run(module)
         self._probe, self._choices = NoProbe(), NoRoutingProbe()
-        self._splits_backward, self._in_place = splits_backward, in_place
+        self._microbatch = microbatch
         self._in_flight: dict[tuple[int, int, int], Microbatch] = {}
         self._read: dict[int, list[int]] = {}
         self._sums: dict[int, list[Tensor]] = {}
@@ -107,8 +106,7 @@ class Stage:
         # Kept until the update: the delay of each gradient is counted from what was read.
         self._read[op.batch] = self._versions_of(op)
         leaves = self.versions.bind(self._read[op.batch], op.batch)
-        splits, in_place = self._splits_backward, self._in_place
-        microbatch = Microbatch(x, leaves, splits_backward=splits, in_place=in_place)
+        microbatch = self._microbatch(x, leaves)
         output = microbatch.forward(self._run, loss)
         if replica == 0:
             self._choices.seen((op.batch, op.microbatch))

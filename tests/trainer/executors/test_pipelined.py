@@ -80,6 +80,7 @@ def test_other_ways_to_run_it(tmp_path: Path) -> None:
         config(tmp_path, "pipeline=paci", two),
         config(tmp_path, "pipeline=paci", two, "pipeline.num_microbatches=1", "dtype=bfloat16"),
         config(tmp_path, "pipeline=paci", two, "pipeline.synchronous_start=2"),
+        config(tmp_path, "pipeline=paci", two, "pipeline.recompute=true"),
         config(tmp_path, "pipeline=constant_delay", "pipeline.delay=3", two),
         config(tmp_path, *delayed, "pipeline.num_microbatches=1"),
         config(tmp_path, *delayed, "pipeline.synchronous_start=2"),

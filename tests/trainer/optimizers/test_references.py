@@ -45,9 +45,12 @@ CASES += [
     ("normuon", {"scaling": "preserve_norm", "nesterov": False}),
     ("adamuon", {"nesterov": False, "variance_decay": 0.9}),
     ("soap", {"precondition_every": 3}),
+    ("kl_soap", {"precondition_every": 3, "variance_decay": 0.8}),
     ("basis_rotation", {"precondition_every": 3}),
     ("shampoo", {"precondition_every": 1, "auxiliary_lr": None}),
     ("dion", {"rank_fraction": 1.0}),
+    ("dion2", {"fraction": 1.0}),
+    ("dion3", {"fraction": 0.5}),
 ]
 
 

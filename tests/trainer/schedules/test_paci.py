@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -15,24 +16,26 @@ from trainer.config.plan import plan_trial
 from trainer.optimizers.sgd import sgd
 from trainer.schedules.operations import Schedule
 from trainer.schedules.recipes import paci
+from trainer.stages.backward import Microbatch
 
 T, LR, STAGES = 6, 0.2, 4
 PLAIN = partial(sgd, lr=LR, momentum=0.0, nesterov=False, weight_decay=0.0, fused=False)
 
 
-def schedule(m: int, start: int = 0, cooldown: int = 0) -> Schedule:
+def schedule(m: int, start: int = 0, cooldown: int = 0, *, recompute: bool = False) -> Schedule:
     phases = {"synchronous_start": start, "synchronous_cooldown": cooldown}
-    return paci(T, num_stages=STAGES, num_microbatches=m, **phases)
+    return paci(T, num_stages=STAGES, num_microbatches=m, recompute=recompute, **phases)
 
 
 class Overwriting:
     """A stage that steps its only weights in place as soon as it has a batch's gradient, by SGD.
 
-    `.data` hides that from autograd: what it saved of a weight is what the weight has become.
+    `.data` hides that from autograd: what it saved of a weight is what the weight has become. With
+    `recompute`, a backward makes the output that it goes back from anew.
     """
 
-    def __init__(self, module: nn.Module, ahead: int, m: int) -> None:
-        self.module, self._m = module, m
+    def __init__(self, module: nn.Module, ahead: int, m: int, *, recompute: bool) -> None:
+        self.module, self._m, self._recompute = module, m, recompute
         self.turns = self._one_forward_one_backward(ahead)
         self._alive: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -52,6 +55,8 @@ class Overwriting:
 
     def backward(self, flat: int, gradient: Tensor | None) -> Tensor | None:
         x, output = self._alive.pop(flat)
+        if self._recompute and gradient is not None:
+            output = self.module(x)
         output.backward(gradient)
         if flat % self._m == self._m - 1:
             for weight in self.module.parameters():
@@ -61,10 +66,10 @@ class Overwriting:
         return x.grad
 
 
-def overwritten(m: int) -> list[Tensor]:
+def overwritten(m: int, *, recompute: bool) -> list[Tensor]:
     """The weights after all batches: each stage goes on as far as its neighbours let it."""
     stages = [
-        Overwriting(module, STAGES - 1 - index, m)
+        Overwriting(module, STAGES - 1 - index, m, recompute=recompute)
         for index, module in enumerate(toy.modules(STAGES))
     ]
     sent: dict[tuple[str, int, int], Tensor] = {}
@@ -102,29 +107,35 @@ def _take(
     sent["F", index + 1, flat] = output
 
 
+@pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 6])
-def test_it_trains_as_a_pipeline_that_overwrites_its_weights(m: int) -> None:
-    executor = toy.emulated(schedule(m), PLAIN)
+def test_it_trains_as_a_pipeline_that_overwrites_its_weights(m: int, recompute: bool) -> None:
+    executor = toy.emulated(schedule(m, recompute=recompute), PLAIN)
     toy.run(executor, (0, T))
-    for ours, theirs in zip(toy.weights(executor), overwritten(m), strict=True):
+    expected = overwritten(m, recompute=recompute)
+    for ours, theirs in zip(toy.weights(executor), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("m", [2, 4])
 def test_the_weights_of_the_backward_matter(m: int) -> None:
-    """With each microbatch's own old weights in its backward it would be something else."""
-    stages = toy.emulated(schedule(m), PLAIN)
-    stashing = toy.emulated(schedule(m), PLAIN)
+    """With each microbatch's own old weights in its backward it would be something else, and with
+    activations of newer weights something else again."""
+    overwriting, stashing = (toy.emulated(schedule(m), PLAIN) for _ in range(2))
+    recomputing = toy.emulated(schedule(m, recompute=True), PLAIN)
     for stage in stashing.stages:
-        stage._in_place = False
-    for executor in (stages, stashing):
+        stage._microbatch = Microbatch
+    executors = (overwriting, stashing, recomputing)
+    for executor in executors:
         toy.run(executor, (0, T))
-    apart = zip(toy.weights(stages), toy.weights(stashing), strict=True)
-    assert max(float((ours - theirs).abs().max()) for ours, theirs in apart) > 1e-4
+    for one, other in combinations(map(toy.weights, executors), 2):
+        apart = zip(one, other, strict=True)
+        assert max(float((ours - theirs).abs().max()) for ours, theirs in apart) > 1e-4
 
 
-def test_drains_change_no_number() -> None:
-    whole, parts = (toy.emulated(schedule(4), PLAIN) for _ in range(2))
+@pytest.mark.parametrize("recompute", [False, True])
+def test_drains_change_no_number(recompute: bool) -> None:
+    whole, parts = (toy.emulated(schedule(4, recompute=recompute), PLAIN) for _ in range(2))
     toy.run(whole, (0, T))
     toy.run(parts, (0, 1, 4, T))
     assert _equal(toy.weights(whole), toy.weights(parts))
@@ -156,10 +167,11 @@ def test_a_fresh_gradient_is_of_the_newest_weights() -> None:
     assert {op.version for op in ops} == {4}
 
 
-def test_without_a_delay_it_is_sync() -> None:
-    made = schedule(4)
-    flushed = replace(made, lags=(0,) * STAGES, in_place=False, flushes=True)
-    ours, theirs = (toy.emulated(made, PLAIN) for made in (schedule(4, start=T), flushed))
+@pytest.mark.parametrize("recompute", [False, True])
+def test_without_a_delay_it_is_sync(recompute: bool) -> None:
+    flushed = replace(schedule(4), lags=(0,) * STAGES, in_place=False, flushes=True)
+    made = schedule(4, start=T, recompute=recompute), flushed
+    ours, theirs = (toy.emulated(each, PLAIN) for each in made)
     for executor in (ours, theirs):
         toy.run(executor, (0, T))
     assert _equal(toy.weights(ours), toy.weights(theirs))

@@ -1,0 +1,172 @@
+"""Dion2 and Dion3: orthonormal updates of a part of a matrix, with error feedback in the momentum.
+
+Dion2 is arXiv 2512.16928. Dion3 is Dion2 with rows of equal size, as in NorMuon; its authors' code
+also calls it NorDion2. Both as in github.com/microsoft/dion (commit 0a059a4: dion/dion2.py,
+dion/nordion2.py, dion/polar_express.py), whose ranks hold whole matrices here. That code
+orthonormalises in bf16, this in the dtype of the weights.
+"""
+
+import math
+from typing import Annotated
+
+import torch
+from annotated_types import Interval
+from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from trainer.base.ranges import NonNegative, Positive
+from trainer.optimizers.routing import Decay, Group, Parameters, holds
+from trainer.optimizers.together import Batched, auxiliary, beside_adamw
+
+Fraction = Annotated[float, Interval(gt=0, le=1)]
+
+POLYNOMIALS = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+"""Of Polar Express (arXiv 2505.16932) in five steps: coefficients of x, x³ and x⁵."""
+MARGIN = 1.02
+"""By how much the norm of a matrix is overestimated, so that no singular value exceeds 1."""
+
+
+def orthonormal(
+    rows: Tensor,  # [matrices, rows, columns]
+    eps: float,
+) -> Tensor:
+    """Returns nearly the closest matrices with orthonormal rows, or columns if there are fewer."""
+    is_tall = rows.shape[-2] > rows.shape[-1]
+    x = rows / (rows.norm(dim=(-2, -1), keepdim=True) * MARGIN + eps)
+    x = x.mT if is_tall else x
+    for first, third, fifth in POLYNOMIALS:
+        gram = x @ x.mT
+        x = first * x + (third * gram + fifth * (gram @ gram)) @ x
+    return x.mT if is_tall else x
+
+
+def taken(
+    momentum: Tensor,  # [matrices, rows, columns], changed in place
+    fraction: float,
+    decay: float,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """Returns ceil(fraction · rows) rows of each matrix, made orthonormal, and their places.
+
+    They are the rows of the largest 1-norm, [matrices, taken, columns]. Their places,
+    [matrices, taken, 1], count from 0. The momentum keeps `decay` of them.
+    """
+    num_taken = math.ceil(fraction * momentum.shape[-2])
+    places = momentum.norm(p=1, dim=-1).topk(num_taken).indices.unsqueeze(-1)
+    index = places.expand(-1, -1, momentum.shape[-1])
+    rows = momentum.gather(-2, index)
+    momentum.scatter_(-2, index, decay * rows)
+    return orthonormal(rows, eps), places
+
+
+def laid(rows: Tensor, places: Tensor, like: Tensor) -> Tensor:
+    """Returns matrices of the shape of `like` with these rows at these places, and else zero."""
+    return torch.zeros_like(like).scatter_(-2, places.expand_as(rows), rows)
+
+
+class Dion2(Batched):
+    """B = M + G; its rows of largest 1-norm make the update, and M keeps a share of these.
+
+    W ← W − lr √(rows / columns) · orthonormal(rows taken), with zeros elsewhere. Of a matrix with
+    more rows than columns, columns are taken.
+    """
+
+    @override
+    def start(self, matrix: Tensor) -> dict[str, Tensor]:
+        return {"momentum": torch.zeros_like(matrix)}
+
+    @override
+    def update(self, group: Group, gradient: Tensor, state: dict[str, Tensor]) -> Tensor:
+        rows, columns = gradient.shape[-2:]
+        momentum = state["momentum"].add_(gradient)
+        wide = momentum.mT if rows > columns else momentum
+        part = laid(*taken(wide, group["fraction"], group["decay"], group["eps"]), wide)
+        return (rows / columns) ** 0.5 * (part.mT if rows > columns else part)
+
+
+def evened(
+    rows: Tensor,  # [matrices, rows, columns]
+    variance: Tensor,  # [matrices, rows, 1], changed in place
+    decay: float,
+    eps: float,
+) -> Tensor:
+    """Returns rows divided by the root of their averaged mean squares, with the norm they had."""
+    variance.lerp_(rows.square().mean(-1, keepdim=True), 1 - decay)
+    even = rows / (variance.sqrt() + eps)
+    norms = [x.norm(dim=(-2, -1), keepdim=True) for x in (rows, even)]
+    return even * (norms[0] / norms[1].clamp_min(eps))
+
+
+class Dion3(Batched):
+    """Dion2 of rows, whatever the shape; the rows taken are evened out as in NorMuon."""
+
+    @override
+    def start(self, matrix: Tensor) -> dict[str, Tensor]:
+        return {"momentum": torch.zeros_like(matrix), "variance": matrix.new_zeros(len(matrix), 1)}
+
+    @override
+    def update(self, group: Group, gradient: Tensor, state: dict[str, Tensor]) -> Tensor:
+        momentum, eps = state["momentum"].add_(gradient), group["eps"]
+        rows, places = taken(momentum, group["fraction"], group["decay"], eps)
+        variance = state["variance"].gather(-2, places)
+        rows = evened(rows, variance, group["variance_decay"], eps)
+        state["variance"].scatter_(-2, places, variance)
+        return (gradient.shape[-2] / gradient.shape[-1]) ** 0.5 * laid(rows, places, momentum)
+
+
+@holds(1)
+def dion2(
+    parameters: Parameters,
+    *,
+    lr: Positive,
+    momentum: Decay,
+    fraction: Fraction,
+    auxiliary_lr: Positive | None,
+    auxiliary_momentum: Decay,
+    variance_decay: Decay,
+    eps: Positive,
+    weight_decay: NonNegative,
+) -> Optimizer:
+    """Dion2 for hidden matrices, AdamW for the rest."""
+    return beside_adamw(
+        parameters,
+        lambda groups: Dion2(groups, lr=lr, decay=momentum, fraction=fraction, eps=eps),
+        auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps),
+        weight_decay,
+    )
+
+
+@holds(1)
+def dion3(
+    parameters: Parameters,
+    *,
+    lr: Positive,
+    momentum: Decay,
+    fraction: Fraction,
+    auxiliary_lr: Positive | None,
+    auxiliary_momentum: Decay,
+    variance_decay: Decay,
+    eps: Positive,
+    weight_decay: NonNegative,
+) -> Optimizer:
+    """Dion3 for hidden matrices, AdamW for the rest."""
+    return beside_adamw(
+        parameters,
+        lambda groups: Dion3(
+            groups,
+            lr=lr,
+            decay=momentum,
+            fraction=fraction,
+            variance_decay=variance_decay,
+            eps=eps,
+        ),
+        auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps),
+        weight_decay,
+    )
