@@ -61,5 +61,45 @@ def adamh(w: Tensor, batches: Batches, o: Settings, place: int) -> Tensor:
     return w
 
 
-OF_MATRICES = [muonh, adamh]
+def normuonh(w: Tensor, batches: Batches, o: Settings, place: int) -> Tensor:
+    radius, m, v = w.norm(), torch.zeros_like(w), 0.0
+    for g, factor in batches:
+        m = o.momentum * m + g
+        direction = muon_direction(m, g, o)
+        v = o.variance_decay * v + (1 - o.variance_decay) * mean_squares(direction)
+        w = on_sphere(w, direction / v**0.5, o.lr * factor, radius)
+    return w
+
+
+def mean_squares(m: Tensor) -> Tensor:
+    """Of the rows, or of the columns of a wide matrix."""
+    return m.square().mean(0 if m.shape[0] < m.shape[1] else 1, keepdim=True)
+
+
+def nanochat(w: Tensor, batches: Batches, o: Settings, place: int) -> Tensor:
+    rows, columns = w.shape
+    m, v = torch.zeros_like(w), 0.0
+    for g, factor in batches:
+        m = o.momentum * m + (1 - o.momentum) * g
+        x = (1 - o.momentum) * g + o.momentum * m if o.nesterov else m
+        if o.equilibrate_rows:
+            x = torch.diag((x.square().sum() / rows / x.square().sum(1)) ** 0.5) @ x
+        x = orthogonalised(x, o)
+        if o.renormalise:
+            x = min(rows, columns) ** 0.5 * x / x.norm()
+        if o.second_moment:
+            v = o.variance_decay * v + (1 - o.variance_decay) * mean_squares(x)
+            even = x / v**0.5
+            x = x.norm() * even / even.norm()
+        lr = o.lr * factor * (rows / columns if rows > columns else 1) ** 0.5
+        w = w - lr * (x + o.weight_decay * (cautious(w, x) if o.cautious_decay else w))
+    return w
+
+
+def cautious(w: Tensor, update: Tensor) -> Tensor:
+    """What of a weight decays: entries that the update does not enlarge."""
+    return torch.where(w.sign() * update.sign() >= 0, w, 0)
+
+
+OF_MATRICES = [muonh, adamh, normuonh, nanochat]
 """The rest of the weights is AdamW's."""

@@ -136,3 +136,39 @@ def adamh(
         auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps),
         weight_decay,
     )
+
+
+@holds(1)
+def normuonh(
+    parameters: Parameters,
+    *,
+    lr: Positive,
+    momentum: Decay,
+    nesterov: bool,
+    orthogonalisation: Orthogonalisation,
+    newton_schulz_steps: Count,
+    auxiliary_lr: Positive,
+    auxiliary_momentum: Decay,
+    variance_decay: Decay,
+    eps: Positive,
+    weight_decay: NonNegative,
+) -> Optimizer:
+    """NorMuonH: NorMuon's directions for hidden matrices of constant norm, AdamW for the rest.
+
+    modded-nanogpt's (records/track_3_optimization/results/20260430_normuonh at f411b3d), which
+    evens out rows, or the columns of a wide matrix.
+    """
+    return _on_spheres(
+        parameters,
+        lambda groups: Orthogonal(
+            groups,
+            lr=lr,
+            decay=momentum,
+            nesterov=nesterov,
+            orthogonalisation=orthogonalisation,
+            steps=newton_schulz_steps,
+            variance_decay=variance_decay,
+        ),
+        auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps),
+        weight_decay,
+    )

@@ -103,7 +103,7 @@ def beside_adamw(
 
 
 class Batched(Optimizer):
-    """W ← (1 − lr · weight_decay) W − lr · `update`; each matrix has a state of named tensors."""
+    """Moves batches of matrices of one shape; each matrix has a state of named tensors."""
 
     def __init__(self, groups: list[Group], **defaults: float | bool | str | None) -> None:
         super().__init__(groups, dict(defaults))
@@ -142,6 +142,10 @@ class Batched(Optimizer):
         )
         for key, values in batch.items():
             torch._foreach_copy_([state[key] for state in states], list(values.unbind()))
+        self.move(group, weights, update)
+
+    def move(self, group: Group, weights: list[Tensor], update: Tensor) -> None:
+        """W ← (1 − lr · weight_decay) W − lr · update, for matrices of one shape."""
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(weights, list(update.unbind()), alpha=-group["lr"])
 

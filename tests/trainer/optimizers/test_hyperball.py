@@ -13,7 +13,7 @@ from trainer.optimizers.routing import kinds
 from trainer.schedules import recipes as schedules
 
 LR = 0.02
-every = pytest.mark.parametrize("name", ["adamh", "muonh"])
+every = pytest.mark.parametrize("name", ["adamh", "muonh", "normuonh"])
 
 
 def step(optimizer: torch.optim.Optimizer, weight: nn.Parameter, t: int) -> None:

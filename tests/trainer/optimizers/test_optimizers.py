@@ -20,7 +20,7 @@ from trainer.optimizers.routing import Kind, kinds
 from trainer.schedules import recipes as schedules
 
 every = pytest.mark.parametrize("name", NAMES)
-ON_SPHERES = ("adamh", "muonh")
+ON_SPHERES = ("adamh", "muonh", "normuonh")
 """Optimizers that do not decay hidden matrices: their norm is set anew, up to rounding."""
 ONE_STAGE = {"num_stages": 1, "num_microbatches": 1, **delayed.PHASES}
 

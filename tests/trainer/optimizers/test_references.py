@@ -39,6 +39,7 @@ TOLERANCES = {
 """Largest error relative to the whole displacement, with what was measured; else `ROUNDING`."""
 ROUNDING = 1e-12
 
+REFINEMENTS = ("equilibrate_rows", "renormalise", "second_moment", "cautious_decay")
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in NAMES]
 CASES += [
     ("sgd", {"nesterov": True, "weight_decay": 0.1}),
@@ -54,8 +55,11 @@ CASES += [
     ("dion", {"rank_fraction": 1.0}),
     ("muonh", {"nesterov": False, "orthogonalisation": "newton_schulz", "newton_schulz_steps": 3}),
     ("muonh", {"orthogonalisation": "polar_express", "weight_decay": 0.1}),
+    ("muon", {"orthogonalisation": "polar_express", "cautious_decay": True}),
+    ("nanochat", dict.fromkeys(REFINEMENTS, False)),
+    *[("nanochat", {**dict.fromkeys(REFINEMENTS, False), key: True}) for key in REFINEMENTS],
 ]
-LONG = ("adamh", "muonh")
+LONG = ("adamh", "muonh", "nanochat", "normuonh")
 """Optimizers that are compared over fifty updates, as with their authors' code."""
 
 
