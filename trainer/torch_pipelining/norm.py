@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor, Replicate
 
-from trainer.delayed.kept_weights import local
+from trainer.base.flat import local
 from trainer.executors.gradients import Clip, Diverged
 from trainer.torch_pipelining.neighbours import new_groups, ranks_of
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from typing_extensions import override
 
@@ -199,7 +200,13 @@ class Schedule2BW(Schedule1F1B):
         return None
 
     def _begin(self, batch: int) -> None:
-        """The stage gets its twins and buffers, at the first batch and after an evaluation."""
+        """The stage gets its twins and buffers, at the first batch and after an evaluation.
+
+        FSDP2 keeps the weights whole that an evaluation gathered, and no optimizer steps those.
+        """
+        for part in self.newest.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
         if batch <= self._synchronous_start or not self._late.twins.is_started:
             self._late.twins.start(batch)
         self._stage.submod = self._late.twins.module(batch)
