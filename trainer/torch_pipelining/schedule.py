@@ -254,7 +254,8 @@ class Schedule2BW(Schedule1F1B):
         stage, given, i = self._stage, self._given, this.microbatch
         output = stage.forward_one_chunk(i, given.args[i], given.kwargs[i], given.keep_outputs)
         self._neighbours.send(FORWARD, stage.get_fwd_send_ops(i))
-        self._maybe_compute_loss(stage, output, given.targets, i, **given.of_loss)
+        with refusals.no_grad_scaler():
+            self._maybe_compute_loss(stage, output, given.targets, i, **given.of_loss)
 
     def _backward(self, this: Move) -> None:
         stage, i = self._stage, this.microbatch
