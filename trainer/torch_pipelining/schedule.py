@@ -21,6 +21,7 @@ from trainer.torch_pipelining.neighbours import BACKWARD, FORWARD, Neighbours
 from trainer.torch_pipelining.norm import LateNorm, clip
 from trainer.torch_pipelining.private import accepted, kept_by_forwards
 from trainer.torch_pipelining.recorder import PassRecorder
+from trainer.torch_pipelining.tied import Tied
 from trainer.torch_pipelining.update import LateUpdate
 
 
@@ -60,6 +61,8 @@ class Schedule2BW(Schedule1F1B):
     - `synchronous_start`: how many updates are made without a delay, at first.
     - `slack`: each later stage is two microbatches behind in place of one, so that a message may
       take half as long as a forward and a backward before a rank waits.
+    - `tied`: names of weights of this stage whose copies another stage has, on the first and the
+      last stage, in one order: their gradients are added up, and they count once in the norm.
     - `twins`: two copies of the stage's module, made before it was wrapped and wrapped as it is.
       For a module that is not compiled, sharded or of DDP they are made here.
     - `trace`: whether every pass is timed, for `write_trace`.
@@ -80,6 +83,7 @@ class Schedule2BW(Schedule1F1B):
         num_updates: int | None = None,
         synchronous_start: int = 0,
         slack: bool = False,
+        tied: Sequence[str] = (),
         twins: Sequence[nn.Module] | None = None,
         trace: bool = False,
         **options: Any,
@@ -100,7 +104,12 @@ class Schedule2BW(Schedule1F1B):
         )
         self._neighbours = Neighbours(stage)
         self._recorder = PassRecorder(stage, is_tracing=trace)
-        self._norm = LateNorm(stage, len(list(self.newest.parameters())))
+        self._tied = Tied(stage, self.newest, tied)
+        self._norm = LateNorm(stage, len(self._tied.counted))
+        # Of the next batch: before it the first stage goes backward, and the last awaits a sum.
+        self._norm_at = (
+            max(self._lead, per_stage * (stage.num_stages - 1) // 2 + 1) if tied else self._lead
+        )
         self._given = Given([], [], None, {}, False)
         self._waiting = 0  # microbatches of the last batch that went forward only
         self._in_flight: dict[int, Any] = {}  # their activations, which torch's `step` would drop
@@ -178,9 +187,12 @@ class Schedule2BW(Schedule1F1B):
         of_loss = {} if loss_kwargs is None else {"loss_kwargs": loss_kwargs}
         if not self._has_backward:
             refusals.require_drained(self._is_drained)
-            return super()._step_microbatches(
+            super()._step_microbatches(
                 arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, **of_loss
             )
+            # torch 2.11 would never prepare for a backward what it prepared for an evaluation.
+            self._stage_forward_initialized = self._stage_backward_initialized
+            return
         args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
         self._given = Given(args, kwargs, target_mbs, of_loss, return_outputs)
         refusals.require_trainable(self.update, self.newest)
@@ -192,12 +204,9 @@ class Schedule2BW(Schedule1F1B):
         self._waiting = self._lead
         if self.num_made < self.num_taken - 1:
             self._make_update()
-        if self._lead == 0:
-            self._gradient_is_whole(self.num_taken - 1)
         self._update_losses(self._stage, losses)
         if self.num_taken <= self._synchronous_start:
             self._drain()
-        return None
 
     def _begin(self, batch: int) -> None:
         """The stage gets its twins and buffers, at the first batch and after an evaluation.
@@ -207,6 +216,8 @@ class Schedule2BW(Schedule1F1B):
         for part in self.newest.modules():
             if isinstance(part, FSDPModule):
                 part.reshard()
+        if not self._late.twins.is_started:
+            self._tied.make_equal(self._late.weights)
         if batch <= self._synchronous_start or not self._late.twins.is_started:
             self._late.twins.start(batch)
         self._stage.submod = self._late.twins.module(batch)
@@ -252,6 +263,8 @@ class Schedule2BW(Schedule1F1B):
 
     def _forward(self, this: Move) -> None:
         stage, given, i = self._stage, self._given, this.microbatch
+        if i == self._norm_at and self.num_made < this.batch:
+            self._begin_norm(this.batch - 1)
         output = stage.forward_one_chunk(i, given.args[i], given.kwargs[i], given.keep_outputs)
         self._neighbours.send(FORWARD, stage.get_fwd_send_ops(i))
         with refusals.no_grad_scaler():
@@ -265,14 +278,15 @@ class Schedule2BW(Schedule1F1B):
         self._neighbours.send(BACKWARD, stage.get_bwd_send_ops(i))
         if is_last:
             stage.perform_reduce_grad(self._n_microbatches if self.scale_grads else 1)
-            if self._lead > 0:
-                self._gradient_is_whole(this.batch)
+            self._tied.begin(self._late.twins.weights(this.batch))
 
     # ---- one update -----------------------------------------------------------------------------
 
-    def _gradient_is_whole(self, batch: int) -> None:
-        """The newest weights are W(batch) here, on the last stage too."""
-        self._norm.begin(batch, self._late.corrected_gradient(batch))
+    def _begin_norm(self, batch: int) -> None:
+        """The batch's gradient is whole, and the newest weights are W(batch)."""
+        self._tied.finish()
+        gradients = self._late.corrected_gradient(batch)
+        self._norm.begin(batch, [gradients[i] for i in self._tied.counted])
 
     def _make_update(self) -> None:
         """At the end of the next batch, on all ranks alike: its forwards needed no new weights."""
@@ -294,6 +308,7 @@ class Schedule2BW(Schedule1F1B):
             self._run([Move(BACKWARD, last, m - n) for n in range(self._waiting, 0, -1)])
             self._waiting = 0
             if not self._is_drained:
+                self._begin_norm(last)
                 self._make_update()
         self._neighbours.flush()
         self._recorder.end(self.num_taken)

@@ -35,6 +35,13 @@ def test_no_private_name_of_torch_moved() -> None:
 
 
 @pytest.mark.usefixtures("one_rank")
+def test_a_tied_weight_that_is_not_there() -> None:
+    stage = PipelineStage(nn.Linear(2, 2), 0, 1, CPU)
+    with pytest.raises(BadInput, match=r"tied=\['wieght'\]: must name weights of equal shapes"):
+        Schedule2BW(stage, 1, nn.MSELoss(), tied=["wieght"])
+
+
+@pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("enabled", [False, True])
 def test_a_grad_scaler_is_refused_at_the_first_loss(enabled: bool) -> None:
     """Disabled it does nothing, and loops for several dtypes have such a one."""
