@@ -9,7 +9,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from trainer.base.errors import BadInput
 from trainer.base.flat import local
-from trainer.torch_pipelining.neighbours import new_groups, ranks_of
+from trainer.torch_pipelining.neighbours import new_groups, ranks_of, started
 
 
 class Tied:
@@ -35,7 +35,7 @@ class Tied:
         first, *_, last = 2 * ranks_of(stage)
         [self._group] = new_groups(sorted({first, last}), 1)
         self._first = first
-        self._sums: list[dist.Work | None] = []
+        self._sums: list[dist.Work] = []
 
     def make_equal(self, weights: Sequence[Tensor]) -> None:
         """Gives the last stage's copies the values of the first stage's; both ranks call it."""
@@ -48,11 +48,10 @@ class Tied:
             gradient = weights[i].grad
             if gradient is None:
                 raise RuntimeError("a tied weight got no gradient on this stage")
-            self._sums.append(dist.all_reduce(local(gradient), group=self._group, async_op=True))
+            work = dist.all_reduce(local(gradient), group=self._group, async_op=True)
+            self._sums.append(started(work))
 
     def finish(self) -> None:
         """Waits until the gradients are added up."""
         while self._sums:
-            work = self._sums.pop(0)
-            assert work is not None
-            work.wait()
+            self._sums.pop(0).wait()

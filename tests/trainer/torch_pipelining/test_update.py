@@ -19,7 +19,8 @@ from trainer.torch_pipelining.update import LateUpdate
 def test_a_step_that_no_version_of_a_weight_shows(one_rank: None, how: str) -> None:
     mesh = init_device_mesh("cpu", (1,))
     newest, *twins = (fully_shard(nn.Linear(2, 2), mesh=mesh) for _ in range(3))
-    late = LateUpdate(newest, twins, correction_node(0, None), None)
+    stage = PipelineStage(newest, 0, 1, torch.device("cpu"))
+    late = LateUpdate(stage, twins, [], correction_node(0, None), None)
     late.twins.start(0)
     twins[0](torch.ones(1, 2)).sum().backward()
     optimizer = torch.optim.AdamW(newest.parameters(), lr=0.1, **{how: True})
