@@ -1,6 +1,7 @@
 """`Schedule2BW` on true ranks makes the numbers of the naive equations, to the last bit."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -94,7 +95,8 @@ def test_a_mutant_is_noticed(mutant: str) -> None:
 
 @pytest.mark.parametrize("num_stages", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_wait_for_each_other_where_nccl_would(num_stages: int) -> None:
-    cases = [Case(num_stages, error_feedback=1.0, drains={4: "drain"})]
+    drained = Case(num_stages, error_feedback=1.0, drains={4: "drain"})
+    cases = [drained, replace(drained, shares="stages")]
     assert_all_equal(num_stages, cases, program=as_nccl_rank)
 
 
