@@ -14,7 +14,7 @@ from trainer.config.compose import Node
 from trainer.config.words import ParsedWords
 from trainer.ranks import spawn
 
-pytest_plugins = ["tests.support.refusals"]
+pytest_plugins = ["tests.support.one_rank", "tests.support.refusals"]
 
 settings.register_profile("no deadline", deadline=None)  # a slow machine fails no test
 settings.load_profile("no deadline")

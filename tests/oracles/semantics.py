@@ -23,10 +23,12 @@ def train(
     *,
     clip_norm: float,
     microbatches: int,
+    tied: Sequence[tuple[int, int]] = (),
 ) -> tuple[list[Weights], list[float]]:
     """All versions of the weights, W(0) … W(T), and the loss of every batch.
 
     The model is `stages` one after the other; batch t reads version `version(t, lag)` of a stage.
+    `tied` has the numbers of two weights that begin with equal values and share one gradient.
     """
     model, optimizers = nn.Sequential(*stages), [optimizer_of(stage) for stage in stages]
     weights = list(model.parameters())
@@ -48,8 +50,16 @@ def train(
         losses.append(float(sum(value.detach() for value in values)) / microbatches)
         for h, w in zip(histories, weights, strict=True):
             h.g.append(w.grad / microbatches)
+        for first, copy in tied:
+            histories[first].g[t] = histories[copy].g[t] = (
+                histories[first].g[t] + histories[copy].g[t]
+            )
+        for h, w in zip(histories, weights, strict=True):
             w.grad = correction.gradient(h, t).clone()
-        clip_grad_norm_(weights, clip_norm)
+        copies = [copy for _, copy in tied]
+        clip_grad_norm_([w for i, w in enumerate(weights) if i not in copies], clip_norm)
+        for first, copy in tied:
+            weights[copy].grad = weights[first].grad.clone()
         _load(weights, [h.W[t] for h in histories])
         for optimizer, of_stage in zip(optimizers, of_stages, strict=True):
             for group in optimizer.param_groups:

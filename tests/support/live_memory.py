@@ -12,13 +12,13 @@ from torch.utils._pytree import tree_leaves
 class LiveMemory(TorchDispatchMode):
     """Counts the bytes of the storages that operations in this context make, while they live.
 
-    `peak` is the most at a time, `largest` the largest storage. Within an operation nothing is
-    seen.
+    `live` is what lives now, `peak` the most at a time, `largest` the largest storage. Within an
+    operation nothing is seen.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.peak = self.largest = self._live = 0
+        self.peak = self.largest = self.live = 0
         self._known: set[int] = set()
 
     def __torch_dispatch__(
@@ -35,13 +35,13 @@ class LiveMemory(TorchDispatchMode):
     def _add(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
         self._known.add(key)
-        self._live += size
-        self.peak, self.largest = max(self.peak, self._live), max(self.largest, size)
+        self.live += size
+        self.peak, self.largest = max(self.peak, self.live), max(self.largest, size)
         weakref.finalize(storage, self._drop, key, size)
 
     def _drop(self, key: int, size: int) -> None:
         self._known.discard(key)
-        self._live -= size
+        self.live -= size
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

@@ -32,6 +32,8 @@ from trainer.ranks.groups import Heartbeat, joined
 from trainer.torch_pipelining import Schedule2BW
 
 MICROBATCHES = 4
+EVALUATED_BEFORE = 3
+"""A batch."""
 Weights = dict[str, Tensor]
 
 
@@ -157,6 +159,9 @@ class Training:
             twins=[self._wrapped(), self._wrapped()],
         )
         for t in range(T):
+            if t == EVALUATED_BEFORE:
+                with schedule.drained():
+                    self._evaluate(schedule)
             self._step(schedule, t)
         with schedule.drained():
             return self._weights()
@@ -167,6 +172,9 @@ class Training:
         optimizer = DelayedOptimizer(adamw(self.newest), error_feedback=1.0)
         scheduler = LambdaLR(optimizer, toy.lr_factor)
         for t in range(T):
+            if t == EVALUATED_BEFORE:
+                with optimizer.newest():
+                    self._evaluate(schedule)
             self._step(schedule, t)
             self._clip()
             optimizer.step()
@@ -175,11 +183,15 @@ class Training:
         with optimizer.newest():
             return self._weights()
 
-    def _step(self, schedule: Schedule1F1B, t: int) -> None:
+    @torch.no_grad()
+    def _evaluate(self, schedule: Schedule1F1B) -> None:
+        self._step(schedule, 0, "eval")
+
+    def _step(self, schedule: Schedule1F1B, t: int, call: str = "step") -> None:
         x, y = (self._mine(rows) for rows in batch(t))
         keywords = {name: self._mine(value) for name, value in self.setting.keywords.items()}
         inputs = (x,) if self.rank == 0 else ()
-        schedule.step(*inputs, target=y if self.rank == 1 else None, **keywords)
+        getattr(schedule, call)(*inputs, target=y if self.rank == 1 else None, **keywords)
 
     def _mine(self, rows: Tensor) -> Tensor:
         """This replica's rows of each microbatch."""
@@ -224,7 +236,5 @@ def as_rank(
         mesh = init_device_mesh("cpu", (2, *shape), mesh_dim_names=axes)
         for name in names:
             setting = SETTINGS[name]
-            results = [Training(setting, mesh).delayed()]
-            if setting.tensor == 1:  # `DelayedOptimizer` takes weights of one mesh alone
-                results.append(Training(setting, mesh).emulated())
+            results = Training(setting, mesh).delayed(), Training(setting, mesh).emulated()
             send((name, heartbeat.rank, pickle.dumps(results)))

@@ -52,6 +52,8 @@ class Case:
     synchronous_start: int = 0
     slack: bool = False
     trace_to: Path | None = None
+    shares: str = ""
+    """Whether "stages" tie the head to the embedding, or "blocks" of the first stage a matrix."""
 
 
 def modules(num_stages: int, dtype: torch.dtype = torch.float32) -> list[nn.Module]:
@@ -60,6 +62,18 @@ def modules(num_stages: int, dtype: torch.dtype = torch.float32) -> list[nn.Modu
     parts = list(whole.named_children())
     cuts = [6 * i // num_stages for i in range(num_stages + 1)]
     return [nn.Sequential(OrderedDict(parts[a:b])) for a, b in pairwise(cuts)]
+
+
+def modules_of(case: Case, num_stages: int, dtype: torch.dtype = torch.float32) -> list[nn.Module]:
+    """Blocks share a matrix as one object; stages cannot, and share its value."""
+    stages = modules(num_stages, dtype)
+    if case.shares == "blocks":
+        stages[0].get_submodule("2.up").weight = stages[0].get_parameter("1.up.weight")
+    return stages
+
+
+EMBEDDING, HEAD = "0.weight", "5.weight"
+"""Names of the tied weights, on the first and on the last stage."""
 
 
 def tokens(t: int) -> Tensor:
@@ -78,7 +92,7 @@ class Training:
 
     def __init__(self, case: Case, rank: int, num_stages: int) -> None:
         self.case, self.rank, self.num_stages = case, rank, num_stages
-        self.module = modules(num_stages)[rank]
+        self.module = modules_of(case, num_stages)[rank]
         self.optimizer = OPTIMIZERS[case.optimizer](self.module)
         self.scheduler = LambdaLR(self.optimizer, toy.lr_factor)
         self.schedule = self.new_schedule()
@@ -97,8 +111,13 @@ class Training:
             synchronous_start=case.synchronous_start,
             slack=case.slack,
             trace=case.trace_to is not None,
+            tied=self._tied(),
             **correction,
         )
+
+    def _tied(self) -> list[str]:
+        ends = {0: EMBEDDING, self.num_stages - 1: HEAD} if self.case.shares == "stages" else {}
+        return [name for rank, name in ends.items() if rank == self.rank]
 
     def update(self) -> None:
         self.schedule.clip_grad_norm_(self.case.clip_norm)
@@ -211,8 +230,14 @@ def on_ranks(
 def expected(case: Case, num_stages: int, dtype: torch.dtype = torch.float32) -> Trained:
     """The same by the naive equations, in one process."""
     torch.set_num_threads(1)
-    stages = modules(num_stages, dtype)
-    start = case.synchronous_start
+    stages = modules_of(case, num_stages, dtype)
+    start, tied = case.synchronous_start, []
+    if case.shares == "stages":
+        with torch.no_grad():
+            head = stages[-1].get_parameter(HEAD)
+            head.copy_(stages[0].get_parameter(EMBEDDING))
+        names = [name for stage in stages for name, _ in stage.named_parameters()]
+        tied = [(names.index(EMBEDDING), names.index(HEAD))]
     if case.correction:
         node = every_correction.settings(case.correction)
         correction = every_correction.reference(case.correction, node)
@@ -231,6 +256,7 @@ def expected(case: Case, num_stages: int, dtype: torch.dtype = torch.float32) ->
         correction,
         clip_norm=case.clip_norm,
         microbatches=case.microbatches,
+        tied=tied,
     )
     names = [name for stage in stages for name, _ in stage.named_parameters()]
     return dict(zip(names, versions[-1], strict=True)), losses

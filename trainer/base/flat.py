@@ -125,11 +125,20 @@ def are_at_hand(tensors: Sequence[Tensor]) -> TypeGuard[Flat]:
 
 
 def wholes(*lists: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Each list in as few tensors as hold its entries, of equal sizes in all lists."""
+    """Each list in as few tensors as hold this rank's entries, of equal sizes in all lists."""
     flats = [tensors for tensors in lists if isinstance(tensors, Flat)]
     if len(flats) == len(lists) and len({id(flat.layout) for flat in flats}) == 1:
         return [flat.wholes for flat in flats]
-    return [list(tensors) for tensors in lists]
+    return [[local(tensor) for tensor in tensors] for tensors in lists]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a sharded tensor (DTensor), in its memory; any other as it is.
+
+    torch computes on no list that has both kinds, as tensor parallelism leaves them.
+    """
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
 
 
 def cloned(tensors: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -1,11 +1,13 @@
 """The loop reads older weights: forward and backward at W(t − τ), while W(t) lies beside."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from trainer.base.flat import local
 from trainer.delayed.keeper import Gradient, Keeper, Options, Update, Waiting
 
 
@@ -88,21 +90,18 @@ class KeptWeights(Keeper):
     def show(self, weights: Sequence[Tensor]) -> None:
         self._refuse_writes_of_others()
         self._hidden = [weight.detach().clone() for weight in self.weights]
-        copy_into(self.weights, weights)
-        self._note_writes()
+        self._write(weights)
 
     @override
     def hide(self) -> None:
         self._refuse_writes_of_others()
-        copy_into(self.weights, self._hidden)
+        self._write(self._hidden)
         self._hidden = []
-        self._note_writes()
 
     @override
     def finish(self, update: Update) -> None:
-        copy_into(self.weights, self.newest)
         self._read, self._kept = self._num_taken, {}
-        self._note_writes()
+        self._write(self.newest)
 
     @override
     def state(self) -> list[dict[str, Tensor]]:
@@ -133,13 +132,18 @@ class KeptWeights(Keeper):
         self._num_taken, self._read = num_taken, num_taken - waiting.delays[0]
         copy_into(self.newest, [saved["newest"] for saved in state])
         self._loaded = [saved["read"] for saved in state]
-        copy_into(self.weights, self._loaded)
+        self._write(self._loaded)
         if "late" in state[0]:
             self._late = [saved["late"].clone() for saved in state]
         ages = range(1, min(self._lag, waiting.delays[0]))
         self._kept = {
             num_taken - age: [saved[f"kept_{age}"].clone() for saved in state] for age in ages
         }
+
+    def _write(self, tensors: Sequence[Tensor]) -> None:
+        """The loop's weights get this content, between two batches."""
+        copy_into(self.weights, tensors)
+        reshard_all()
         self._note_writes()
 
 
@@ -161,10 +165,16 @@ def copy_into(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
         )
 
 
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a sharded tensor (DTensor), in its memory; any other as it is."""
-    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part
+def reshard_all() -> None:
+    """Makes every FSDP2 module of this process gather its weights anew at its next forward.
+
+    After a forward without a backward, as evaluations are, a module may keep the whole weights that
+    it gathered: what is written to its shards would not be seen.
+    """
+    with_state = sys.modules.get("torch.distributed._composable_state")  # else there is no module
+    for module in list(with_state._module_state_mapping) if with_state else ():
+        if hasattr(module, "reshard"):
+            module.reshard()
 
 
 def _are_equal(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

@@ -34,7 +34,7 @@ def new_groups(ranks: Sequence[int], count: int) -> list[Any]:
 
 
 class Neighbours:
-    """Sends and receives what a stage's operations of torch name, without waiting for sends.
+    """Sends and receives what a stage's passes name, without waiting for sends.
 
     Under NCCL the messages of one communicator wait for each other, whatever their direction. So
     there are four groups of all stages, for forwards and backwards between an even stage and the
@@ -44,7 +44,7 @@ class Neighbours:
     """
 
     def __init__(self, stage: PipelineStage) -> None:
-        self._capacity = 4 * stage.num_stages
+        self._stage, self._capacity = stage, 4 * stage.num_stages
         self._leaving: deque[tuple[Tensor, dist.Work]] = deque()
         self._groups: dict[tuple[str, int], Any] = {}
         mine, ranks = dist.get_rank(), ranks_of(stage)
@@ -56,15 +56,22 @@ class Neighbours:
                     self._groups[kind, source + target - mine] = group
                     _use_once(group, source, target, stage.device)
 
-    def receive(self, kind: str, operations: Sequence[dist.P2POp]) -> list[dist.Work]:
+    def receive(self, kind: str, microbatch: int) -> list[dist.Work]:
         """Posts the receives of one forward or backward."""
-        return [_there(dist.irecv(op.tensor, op.peer, self._group(kind, op))) for op in operations]
+        stage, is_forward = self._stage, kind == FORWARD
+        operations = stage.get_fwd_recv_ops if is_forward else stage.get_bwd_recv_ops
+        return [
+            started(dist.irecv(op.tensor, op.peer, self._group(kind, op)))
+            for op in operations(microbatch)
+        ]
 
-    def send(self, kind: str, operations: Sequence[dist.P2POp]) -> None:
+    def send(self, kind: str, microbatch: int) -> None:
         """Starts the sends of one forward or backward; their tensors must not change any more."""
-        for op in operations:
+        stage, is_forward = self._stage, kind == FORWARD
+        operations = stage.get_fwd_send_ops if is_forward else stage.get_bwd_send_ops
+        for op in operations(microbatch):
             message = op.tensor.detach()  # kept until it has left, which its graph need not be
-            work = _there(dist.isend(message, op.peer, self._group(kind, op)))
+            work = started(dist.isend(message, op.peer, self._group(kind, op)))
             self._leaving.append((message, work))
         while self._leaving and (
             len(self._leaving) > self._capacity or self._leaving[0][1].is_completed()
@@ -85,11 +92,12 @@ class Neighbours:
 def _use_once(group: Any, source: int, target: int, device: torch.device) -> None:
     message = torch.zeros(1, device=device)
     if dist.get_rank() == source:
-        _there(dist.isend(message, target, group)).wait()
+        started(dist.isend(message, target, group)).wait()
     else:
-        _there(dist.irecv(message, source, group)).wait()
+        started(dist.irecv(message, source, group)).wait()
 
 
-def _there(work: dist.Work | None) -> dist.Work:
+def started(work: dist.Work | None) -> dist.Work:
+    """Return what torch has begun on this rank."""
     assert work is not None  # None is for ranks outside of the group
     return work

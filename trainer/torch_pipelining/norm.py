@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor, Replicate
 
-from trainer.delayed.kept_weights import local
-from trainer.executors.gradients import Clip, Diverged
-from trainer.torch_pipelining.neighbours import new_groups, ranks_of
+from trainer.base.flat import local
+from trainer.executors.gradients import Diverged
+from trainer.torch_pipelining.neighbours import new_groups, ranks_of, started
 
 
 class LateNorm:
@@ -41,9 +41,7 @@ class LateNorm:
         self._begun[batch] = self._reduce(vector), vector
 
     def _reduce(self, vector: Tensor) -> dist.Work:
-        work = dist.all_reduce(vector, group=self._group, async_op=True)
-        assert work is not None
-        return work
+        return started(dist.all_reduce(vector, group=self._group, async_op=True))
 
     def take(self, batch: int) -> Tensor:
         """The norm of the batch's gradient, the same on every rank.
@@ -76,9 +74,8 @@ def norms_of(gradients: Sequence[Tensor]) -> Tensor:
         squares = norms[numbers].square()
         for dimension, placement in enumerate(placements):
             if not placement.is_replicate():  # FSDP2 over TP has shards that torch calls none
-                work = dist.all_reduce(squares, group=mesh.get_group(dimension), async_op=True)
-                assert work is not None
-                work.wait()
+                group = mesh.get_group(dimension)
+                started(dist.all_reduce(squares, group=group, async_op=True)).wait()
         norms[numbers] = squares.sqrt()
     return norms
 
@@ -89,8 +86,3 @@ def _summed(gradient: Tensor) -> Tensor:
         return gradient
     placements = [Replicate() if p.is_partial() else p for p in gradient.placements]
     return gradient.redistribute(placements=placements)
-
-
-def clip(gradients: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
-    """Scale the gradients in place as torch's `clip_grad_norm_` would for this total norm."""
-    Clip(max_norm)([local(gradient) for gradient in gradients], norm)

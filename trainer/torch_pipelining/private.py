@@ -8,6 +8,7 @@ PRIVATE_NAMES = {
     "schedule": (
         *("_stage", "_n_microbatches", "_has_backward", "_check_inputs", "_initialize_stage"),
         *("_step_microbatches", "_maybe_compute_loss", "_maybe_get_loss", "_update_losses"),
+        *("_stage_forward_initialized", "_stage_backward_initialized"),
     ),
     "stage": (
         *("submod", "group", "group_size", "forward_one_chunk", "backward_one_chunk"),

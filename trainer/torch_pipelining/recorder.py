@@ -7,7 +7,8 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
 from trainer.base.errors import BadInput
-from trainer.schedules.operations import Op, Schedule
+from trainer.schedules.operations import Op
+from trainer.schedules.recipes import pipedream_2bw
 from trainer.tracing.clock import Clock, Span
 from trainer.tracing.trace import leave
 
@@ -42,7 +43,15 @@ class PassRecorder:
             self._running = None
             self._runs.append((self._first, batch))
 
-    def leave(self, folder: Path, schedule: Schedule) -> None:
+    def leave(
+        self,
+        folder: Path,
+        num_updates: int,
+        num_microbatches: int,
+        synchronous_start: int,
+        *,
+        slack: bool,
+    ) -> None:
         """Writes trace.json and timeline.svg on the rank of the first stage; all ranks call it.
 
         Raises BadInput if nothing was timed.
@@ -52,4 +61,12 @@ class PassRecorder:
         spans: list[list[Span]] = [[] for _ in range(self._stage.num_stages)]
         dist.all_gather_object(spans, self._clock.spans, group=self._stage.group)
         if self._stage.is_first:
+            schedule = pipedream_2bw(
+                num_updates,
+                num_stages=len(spans),
+                num_microbatches=num_microbatches,
+                synchronous_start=min(synchronous_start, num_updates),
+                synchronous_cooldown=0,
+                slack=slack,
+            )
             leave(folder, spans, schedule, self._runs)

@@ -1,11 +1,13 @@
 """What `Schedule2BW` cannot do, said in one line that names the argument and the mend."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._dynamo import OptimizedModule
+from torch.amp import GradScaler
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -61,6 +63,28 @@ def require_trainable(update: object, newest: nn.Module) -> None:
         raise BadInput("optimizer", "a hook of a weight", allowed)
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         raise RuntimeError("Schedule2BW computes on two sets of weights in turn: no CUDA graphs")
+
+
+@contextmanager
+def no_grad_scaler() -> Iterator[None]:
+    """Raises BadInput where a loss is scaled by a GradScaler: the scale would be another one at its
+    update, a batch later, and the norm over all stages knows none.
+    """
+    scale = GradScaler.scale
+
+    def refused(scaler: GradScaler, outputs: Any) -> Any:
+        if scaler.is_enabled():
+            allowed = (
+                "must not scale: the clip and the update come a batch later; use bf16 without it"
+            )
+            raise BadInput("loss_fn", "GradScaler.scale", allowed)
+        return outputs
+
+    GradScaler.scale = refused  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        GradScaler.scale = scale  # type: ignore[method-assign]
 
 
 def require_drained(is_drained: bool) -> None:

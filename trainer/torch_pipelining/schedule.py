@@ -4,41 +4,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from typing_extensions import override
 
 from trainer.corrections.none import NoCorrection
 from trainer.delayed.arm import correction_node, require_options
-from trainer.schedules.recipes import pipedream_2bw
 from trainer.torch_pipelining import refusals
 from trainer.torch_pipelining.neighbours import BACKWARD, FORWARD, Neighbours
-from trainer.torch_pipelining.norm import LateNorm, clip
+from trainer.torch_pipelining.passes import Given, Move, rest, window
 from trainer.torch_pipelining.private import accepted, kept_by_forwards
 from trainer.torch_pipelining.recorder import PassRecorder
 from trainer.torch_pipelining.update import LateUpdate
-
-
-class Move(NamedTuple):
-    """The forward or the backward of one microbatch of a batch."""
-
-    kind: str
-    batch: int
-    microbatch: int
-
-
-class Given(NamedTuple):
-    """What a batch's forwards get, one item per microbatch, and what its loss gets beside."""
-
-    args: list[Any]
-    kwargs: list[Any]
-    targets: list[Any] | None
-    of_loss: dict[str, Any]
-    keep_outputs: bool
 
 
 class Schedule2BW(Schedule1F1B):
@@ -59,6 +40,8 @@ class Schedule2BW(Schedule1F1B):
     - `synchronous_start`: how many updates are made without a delay, at first.
     - `slack`: each later stage is two microbatches behind in place of one, so that a message may
       take half as long as a forward and a backward before a rank waits.
+    - `tied`: names of weights of this stage whose copies another stage has, on the first and the
+      last stage, in one order: their gradients are added up, and they count once in the norm.
     - `twins`: two copies of the stage's module, made before it was wrapped and wrapped as it is.
       For a module that is not compiled, sharded or of DDP they are made here.
     - `trace`: whether every pass is timed, for `write_trace`.
@@ -79,6 +62,7 @@ class Schedule2BW(Schedule1F1B):
         num_updates: int | None = None,
         synchronous_start: int = 0,
         slack: bool = False,
+        tied: Sequence[str] = (),
         twins: Sequence[nn.Module] | None = None,
         trace: bool = False,
         **options: Any,
@@ -94,16 +78,16 @@ class Schedule2BW(Schedule1F1B):
         """Updates that were made."""
         self._lead = per_stage * (stage.num_stages - 1 - stage.stage_index)
         self._slack, self._synchronous_start = slack, synchronous_start
-        self._late = LateUpdate(
-            self.newest, twins, correction_node(error_feedback, correction), num_updates
-        )
+        node = correction_node(error_feedback, correction)
+        self._late = LateUpdate(stage, twins, tied, node, num_updates)
         self._neighbours = Neighbours(stage)
         self._recorder = PassRecorder(stage, is_tracing=trace)
-        self._norm = LateNorm(stage, len(list(self.newest.parameters())))
+        # Before this forward of the next batch the gradient is whole, with those of tied copies.
+        of_pair = per_stage * (stage.num_stages - 1) // 2 + 1
+        self._norm_at = max(self._lead, of_pair) if tied else self._lead
         self._given = Given([], [], None, {}, False)
         self._waiting = 0  # microbatches of the last batch that went forward only
         self._in_flight: dict[int, Any] = {}  # their activations, which torch's `step` would drop
-        self._gradient_norm: Tensor | None = None  # while `update` runs
 
     # ---- what a training loop calls beside `step` and `eval` ------------------------------------
 
@@ -113,11 +97,7 @@ class Schedule2BW(Schedule1F1B):
         Its sum over the stages began a batch ago, so nobody waits for it. Raises RuntimeError
         outside of `update`.
         """
-        if self._gradient_norm is None:
-            raise RuntimeError("clip_grad_norm_ belongs into update(), where the gradient is whole")
-        gradients = [w.grad for w in self.newest.parameters() if w.grad is not None]
-        clip(gradients, max_norm, self._gradient_norm)
-        return self._gradient_norm
+        return self._late.clip(max_norm)
 
     @contextmanager
     def drained(self) -> Iterator[nn.Module]:
@@ -150,17 +130,11 @@ class Schedule2BW(Schedule1F1B):
         one writes. Raises BadInput without `trace=True`.
         """
         refusals.require_drained(self._is_drained)
-        schedule = pipedream_2bw(
-            self.num_taken,
-            num_stages=self._stage.num_stages,
-            num_microbatches=self._n_microbatches,
-            synchronous_start=min(self._synchronous_start, self.num_taken),
-            synchronous_cooldown=0,
-            slack=self._slack,
+        self._recorder.leave(
+            folder, self.num_taken, self._n_microbatches, self._synchronous_start, slack=self._slack
         )
-        self._recorder.leave(folder, schedule)
 
-    # ---- one batch ------------------------------------------------------------------------------
+    # ---- one batch, and an update ---------------------------------------------------------------
 
     @override
     def _step_microbatches(
@@ -177,57 +151,52 @@ class Schedule2BW(Schedule1F1B):
         of_loss = {} if loss_kwargs is None else {"loss_kwargs": loss_kwargs}
         if not self._has_backward:
             refusals.require_drained(self._is_drained)
-            return super()._step_microbatches(
+            super()._step_microbatches(
                 arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, **of_loss
             )
+            # torch 2.11 would never prepare for a backward what it prepared for an evaluation.
+            self._stage_forward_initialized = self._stage_backward_initialized
+            return
         args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
         self._given = Given(args, kwargs, target_mbs, of_loss, return_outputs)
         refusals.require_trainable(self.update, self.newest)
         self._recorder.begin(self.num_taken)
         self._begin(self.num_taken)
-        passes = self._window(self.num_taken)
         self.num_taken += 1
-        self._run(passes)
+        self._run(window(self.num_taken - 1, self._n_microbatches, self._lead, self._waiting))
         self._waiting = self._lead
         if self.num_made < self.num_taken - 1:
             self._make_update()
-        if self._lead == 0:
-            self._gradient_is_whole(self.num_taken - 1)
         self._update_losses(self._stage, losses)
         if self.num_taken <= self._synchronous_start:
             self._drain()
-        return None
 
     def _begin(self, batch: int) -> None:
-        """The stage gets its twins and buffers, at the first batch and after an evaluation."""
+        """The stage gets its twins and buffers, at the first batch and after an evaluation.
+
+        FSDP2 keeps the weights whole that an evaluation gathered, and no optimizer steps those.
+        """
+        for part in self.newest.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
         if batch <= self._synchronous_start or not self._late.twins.is_started:
-            self._late.twins.start(batch)
+            self._late.start(batch)
         self._stage.submod = self._late.twins.module(batch)
         given = self._given
         target = None if given.targets is None else given.targets[0]
         of_loss = accepted(self._initialize_stage, target=target, **given.of_loss)
         self._initialize_stage(given.args[0], given.kwargs[0], **of_loss)
 
-    def _window(self, batch: int) -> list[Move]:
-        """1F1B without an end: each forward, and the backward that became due `lead` before it."""
-        passes, m, lead = [], self._n_microbatches, self._lead
-        for i in range(m):
-            passes.append(Move(FORWARD, batch, i))
-            if i >= lead:
-                passes.append(Move(BACKWARD, batch, i - lead))
-            elif self._waiting:  # nothing waits after a drain
-                passes.append(Move(BACKWARD, batch - 1, m + i - lead))
-        return passes
-
     def _run(self, passes: Sequence[Move]) -> None:
         """Makes each pass in turn, and posts before it computes what the next one receives."""
         stage = self._stage
         kept = kept_by_forwards(stage)
         kept.update(self._in_flight)
-        arriving = [self._receive(this) for this in passes[:1]]
+        receive = self._neighbours.receive
+        arriving = [receive(this.kind, this.microbatch) for this in passes[:1]]
         for this, following in zip_longest(passes, passes[1:]):
             if following is not None:
-                arriving.append(self._receive(following))
+                arriving.append(receive(following.kind, following.microbatch))
             with self._recorder.span(f"wait {this.kind}", this.batch, this.microbatch):
                 for work in arriving.pop(0):
                     work.wait()
@@ -238,42 +207,31 @@ class Schedule2BW(Schedule1F1B):
         self._in_flight = dict(kept)
         stage.submod = self.newest
 
-    def _receive(self, this: Move) -> list[dist.Work]:
-        stage, is_forward = self._stage, this.kind == FORWARD
-        ops = stage.get_fwd_recv_ops if is_forward else stage.get_bwd_recv_ops
-        return self._neighbours.receive(this.kind, ops(this.microbatch))
-
     def _forward(self, this: Move) -> None:
         stage, given, i = self._stage, self._given, this.microbatch
+        if i == self._norm_at and self.num_made < this.batch:
+            self._late.begin_norm(this.batch - 1)
         output = stage.forward_one_chunk(i, given.args[i], given.kwargs[i], given.keep_outputs)
-        self._neighbours.send(FORWARD, stage.get_fwd_send_ops(i))
-        self._maybe_compute_loss(stage, output, given.targets, i, **given.of_loss)
+        self._neighbours.send(FORWARD, i)
+        with refusals.no_grad_scaler():
+            self._maybe_compute_loss(stage, output, given.targets, i, **given.of_loss)
 
     def _backward(self, this: Move) -> None:
         stage, i = self._stage, this.microbatch
         is_last = i == self._n_microbatches - 1
-        loss = self._maybe_get_loss(stage, i)
-        stage.backward_one_chunk(i, loss=loss, last_backward=is_last)
-        self._neighbours.send(BACKWARD, stage.get_bwd_send_ops(i))
+        stage.backward_one_chunk(i, loss=self._maybe_get_loss(stage, i), last_backward=is_last)
+        self._neighbours.send(BACKWARD, i)
         if is_last:
             stage.perform_reduce_grad(self._n_microbatches if self.scale_grads else 1)
-            if self._lead > 0:
-                self._gradient_is_whole(this.batch)
-
-    # ---- one update -----------------------------------------------------------------------------
-
-    def _gradient_is_whole(self, batch: int) -> None:
-        """The newest weights are W(batch) here, on the last stage too."""
-        self._norm.begin(batch, self._late.corrected_gradient(batch))
+            self._late.begin_sums(this.batch)
 
     def _make_update(self) -> None:
         """At the end of the next batch, on all ranks alike: its forwards needed no new weights."""
         assert self.update is not None
         with self._recorder.span("wait U", self.num_made):
-            self._gradient_norm = self._norm.take(self.num_made)
+            self._late.await_norm(self.num_made)
         with self._recorder.span("U", self.num_made):
             self._late(self.num_made, self.update)
-        self._gradient_norm = None
         self.num_made += 1
 
     @property
@@ -281,11 +239,11 @@ class Schedule2BW(Schedule1F1B):
         return self.num_made == self.num_taken
 
     def _drain(self) -> None:
-        last, m = self.num_taken - 1, self._n_microbatches
         with torch.enable_grad():
-            self._run([Move(BACKWARD, last, m - n) for n in range(self._waiting, 0, -1)])
+            self._run(rest(self.num_taken - 1, self._n_microbatches, self._waiting))
             self._waiting = 0
             if not self._is_drained:
+                self._late.begin_norm(self.num_made)
                 self._make_update()
         self._neighbours.flush()
         self._recorder.end(self.num_taken)

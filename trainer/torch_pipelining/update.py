@@ -6,16 +6,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from trainer.base.build import build
+from trainer.base.flat import local
 from trainer.base.ranges import MAX_COUNT
 from trainer.corrections.none import NoCorrection, State
 from trainer.delayed.arm import Node
 from trainer.delayed.kept_weights import alike, copy_into
+from trainer.executors.gradients import Clip
 from trainer.optimizers.hyperball import on_spheres
 from trainer.stages.in_parts import CorrectionInParts
 from trainer.torch_pipelining import refusals
+from trainer.torch_pipelining.norm import LateNorm
+from trainer.torch_pipelining.tied import Tied
 from trainer.torch_pipelining.twins import Twins
 
 
@@ -26,15 +31,19 @@ class LateUpdate:
 
     def __init__(
         self,
-        newest: nn.Module,
+        stage: PipelineStage,
         twins: Sequence[nn.Module] | None,
+        tied: Sequence[str],
         correction: Node,
         num_updates: int | None,
     ) -> None:
-        self._newest, self._node = newest, correction
+        self._newest, self._node = stage.submod, correction
         self._num_updates = num_updates or MAX_COUNT
-        self.twins = Twins(newest, twins, reads_ahead=self._make([1]).reads_ahead)
+        self.twins = Twins(stage.submod, twins, reads_ahead=self._make([1]).reads_ahead)
+        self._tied = Tied(stage, stage.submod, tied)
+        self._norm = LateNorm(stage, len(self._tied.counted))
         self._made: CorrectionInParts | None = None
+        self._norm_of_batch: Tensor | None = None  # while the user's `update` runs
 
     def _make(self, lags: Sequence[int]) -> NoCorrection:
         made: NoCorrection = build(self._node, self._num_updates, lags)
@@ -57,11 +66,37 @@ class LateUpdate:
         whole, lags = [None] * len(weights), [1] * len(weights)
         return CorrectionInParts(self._make, lags, alike(weights), whole)
 
+    def start(self, version: int) -> None:
+        """Both twins get the newest weights, of this version; at first tied ones become equal."""
+        if not self.twins.is_started:
+            self._tied.make_equal(self.weights)
+        self.twins.start(version)
+
+    def begin_sums(self, batch: int) -> None:
+        """Starts to add up the gradients of tied weights: this stage's backward has ended."""
+        self._tied.begin(self.twins.weights(batch))
+
+    def begin_norm(self, batch: int) -> None:
+        """Starts to add up the norm over the stages. The newest weights must be W(batch)."""
+        self._tied.finish()
+        gradients = self._corrected_gradient(batch)
+        self._norm.begin(batch, [gradients[i] for i in self._tied.counted])
+
+    def await_norm(self, batch: int) -> None:
+        """Raises Diverged, on every rank alike, if the batch's norm is not finite."""
+        self._norm_of_batch = self._norm.take(batch)
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Clips the newest weights' gradients in `update`; returns the norm over all stages."""
+        if self._norm_of_batch is None:
+            raise RuntimeError("clip_grad_norm_ belongs into update(), where the gradient is whole")
+        gradients = [local(w.grad) for w in self.weights if w.grad is not None]
+        Clip(max_norm)(gradients, self._norm_of_batch)
+        return self._norm_of_batch
+
     @torch.no_grad()
-    def corrected_gradient(self, batch: int) -> list[Tensor | None]:
-        """The batch's gradients, one per weight, after a correction of gradients has changed them
-        in place. The newest weights must be W(batch).
-        """
+    def _corrected_gradient(self, batch: int) -> list[Tensor | None]:
+        """One per weight, after a correction of gradients has changed them in place."""
         gradients = [weight.grad for weight in self.twins.weights(batch)]
         if self.correction.changes_gradients:
             present = [gradient for gradient in gradients if gradient is not None]
@@ -93,6 +128,7 @@ class LateUpdate:
             self.twins.show(batch, correction.ahead(weights, change))
         for weight in weights:
             weight.grad = None
+        self._norm_of_batch = None
 
     def _delays(self, batch: int) -> list[int]:
         return [self.twins.delay(batch)] * len(self.weights)
@@ -108,7 +144,7 @@ class LateUpdate:
         loads into the tensors that it finds.
         """
         if not self.twins.is_started:
-            self.twins.start(batch)
+            self.start(batch)
         late, ahead = ([w.detach() for w in self.twins.weights(b)] for b in (batch, batch + 1))
         memory = self.correction.state()
         blank = self._blank_memory() if batch < 2 else memory

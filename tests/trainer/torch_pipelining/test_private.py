@@ -1,13 +1,13 @@
 """What Schedule2BW uses of torch beside its documented names is still there."""
 
-from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
+from trainer.base.errors import BadInput
 from trainer.executors.gradients import Diverged
 from trainer.torch_pipelining import Schedule2BW
 from trainer.torch_pipelining.private import PRIVATE_NAMES
@@ -15,15 +15,7 @@ from trainer.torch_pipelining.private import PRIVATE_NAMES
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """This process is the only rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("one_rank")
 def test_no_private_name_of_torch_moved() -> None:
     module = nn.Linear(2, 2)
     stage = PipelineStage(module, 0, 1, CPU)
@@ -42,7 +34,35 @@ def test_no_private_name_of_torch_moved() -> None:
     assert not moved
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("one_rank")
+def test_a_tied_weight_that_is_not_there() -> None:
+    stage = PipelineStage(nn.Linear(2, 2), 0, 1, CPU)
+    with pytest.raises(BadInput, match=r"tied=\['wieght'\]: must name weights of equal shapes"):
+        Schedule2BW(stage, 1, nn.MSELoss(), tied=["wieght"])
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("enabled", [False, True])
+def test_a_grad_scaler_is_refused_at_the_first_loss(enabled: bool) -> None:
+    """Disabled it does nothing, and loops for several dtypes have such a one."""
+    module, scaler = nn.Linear(2, 2), torch.amp.GradScaler("cpu", enabled=enabled)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    schedule = Schedule2BW(
+        PipelineStage(module, 0, 1, CPU),
+        1,
+        lambda *given: scaler.scale(nn.functional.mse_loss(*given)),
+        update=lambda: scaler.step(optimizer),
+    )
+    says = r"loss_fn=GradScaler\.scale: must not scale.*use bf16"
+    with pytest.raises(BadInput, match=says) if enabled else nullcontext():
+        schedule.step(torch.ones(1, 2), target=torch.ones(1, 2))
+    if not enabled:
+        with schedule.drained():
+            assert schedule.num_made == 1
+    assert torch.amp.GradScaler("cpu").scale(torch.ones(())) == 2**16
+
+
+@pytest.mark.usefixtures("one_rank")
 def test_an_update_that_is_not_finite_is_not_made() -> None:
     module = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)

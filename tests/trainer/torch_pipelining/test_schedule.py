@@ -1,6 +1,7 @@
 """`Schedule2BW` on true ranks makes the numbers of the naive equations, to the last bit."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -28,9 +29,13 @@ DAILY: dict[int, list[Case]] = {
         Case(2, error_feedback=1.0, drains={3: "evaluate", 5: "save"}),
         Case(4, "torch_muon", 1.0, drains={1: "save", 4: "save in parts"}),
         Case(4, "our_muon", slack=True, clip_norm=LOOSE),
+        Case(2, "torch_muon", 1.0, shares="blocks"),
         Case(2, correction="weight_prediction", drains={3: "save"}),  # its twins lie alone
     ],
-    3: [Case(3, "sgd", 1.0), Case(6, "adamw", 1.0, drains={2: "drain"}, synchronous_start=2)],
+    3: [
+        Case(3, "sgd", 1.0, shares="stages", drains={2: "evaluate", 4: "save"}),
+        Case(6, "adamw", 1.0, drains={2: "drain"}, synchronous_start=2),
+    ],
 }
 
 
@@ -90,7 +95,8 @@ def test_a_mutant_is_noticed(mutant: str) -> None:
 
 @pytest.mark.parametrize("num_stages", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_wait_for_each_other_where_nccl_would(num_stages: int) -> None:
-    cases = [Case(num_stages, error_feedback=1.0, drains={4: "drain"})]
+    drained = Case(num_stages, error_feedback=1.0, drains={4: "drain"})
+    cases = [drained, replace(drained, shares="stages")]
     assert_all_equal(num_stages, cases, program=as_nccl_rank)
 
 
@@ -120,5 +126,19 @@ def test_slack_and_a_synchronous_start(num_stages: int) -> None:
     cases = [
         Case(8, error_feedback=1.0, slack=slack, synchronous_start=n)
         for slack, n in product((False, True), (0, 1, 3))
+    ]
+    assert_all_equal(num_stages, cases)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
+def test_stages_that_share_a_weight(num_stages: int) -> None:
+    """Both copies stay equal to the last bit, and count once in the norm."""
+    ends = {3: "save in parts", 5: "drain"}
+    cases = [
+        Case(num_stages, "adamw", 1.0, shares="stages", drains=ends),
+        Case(2 * num_stages, "our_muon", 1.0, shares="stages", synchronous_start=2),
+        Case(8, correction="taylor", shares="stages", slack=True),
+        Case(4, correction="weight_prediction", shares="stages"),
     ]
     assert_all_equal(num_stages, cases)
