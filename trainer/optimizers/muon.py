@@ -50,6 +50,7 @@ def muon(
     return optimizer
 
 
+@holds(1)
 def normuon(
     parameters: Parameters,
     *,
@@ -171,6 +172,7 @@ def adamuon(
     )
 
 
+@holds(1, others=1)
 def scion(
     parameters: Parameters,
     *,
