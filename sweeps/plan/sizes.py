@@ -21,7 +21,7 @@ MOST_RANKS, NEARLY = 64, 0.99
 """Ranks that a plan tries; the share of the best speed-up that is as good as it."""
 
 
-def sizes(trials: Sequence[Trial]) -> Iterator[str]:
+def sizes(trials: Sequence[Trial], gpus_per_trial: float) -> Iterator[str]:
     """Yield parameters of the distinct models, the memory of a rank, and cuts that scale badly."""
     distinct = {(t.plan.num_parameters, t.plan.num_active_parameters): t for t in trials}
     models = [
@@ -29,11 +29,11 @@ def sizes(trials: Sequence[Trial]) -> Iterator[str]:
         for trial in distinct.values()
     ]
     yield f"models    {some(models)}"
-    yield _memory(trials)
+    yield _memory(trials, gpus_per_trial)
     yield from dict.fromkeys(cut for trial in trials if (cut := _uneven_cut(trial.plan)))
 
 
-def _memory(trials: Sequence[Trial]) -> str:
+def _memory(trials: Sequence[Trial], gpus_per_trial: float) -> str:
     """Return the line on the memory of a rank. To count activations takes seconds, as torch imports
     its compiler for it; a CPU's memory is rarely short."""
     states = _in_bytes(max(trial.plan.memory_bytes for trial in trials))
@@ -45,8 +45,10 @@ def _memory(trials: Sequence[Trial]) -> str:
             "microbatch; other activations aside"
         )
     peaks = (peak_bytes(trial.config, trial.plan.num_updates) for trial in _of_each_size(on_gpus))
-    most = _in_bytes(max(peaks))
-    return f"memory    up to {most} per rank in an update, of it {states} weights and states"
+    most, sharing = max(peaks), int(1 / gpus_per_trial)
+    of_gpu = f"; {sharing} trials share a GPU: {_in_bytes(sharing * most)} of it" * (sharing > 1)
+    line = f"memory    up to {_in_bytes(most)} per rank in an update, of it {states} weights and"
+    return f"{line} states{of_gpu}"
 
 
 def _of_each_size(trials: Sequence[Trial]) -> Iterable[Trial]:
@@ -64,10 +66,15 @@ def storage(trials: Sequence[Trial], todo: Sequence[Trial]) -> str:
     kept = f"about {_in_bytes(sum(trial.plan.kept_bytes for trial in trials))} kept of all trials"
     if not todo:
         return f"storage   {kept}"
+    on_gpus = [trial.plan.checkpoint_bytes for trial in todo if trial.config["device"] != "cpu"]
+    in_host = (
+        f"; {_in_bytes(max(on_gpus, default=0))} of the host's memory while one is written"
+        * bool(on_gpus)
+    )
     running = _in_bytes(max(2 * trial.plan.checkpoint_bytes for trial in todo))
     return (
         f"storage   {kept}, and up to {running} for each that runs (two checkpoints, estimated "
-        "from its parameters)"
+        f"from its parameters){in_host}"
     )
 
 

@@ -188,6 +188,10 @@ def test_the_paper_s_scales_tell_sizes_memory_and_how_the_model_is_cut(
     alone = plan([*short, "scale=2b"], capsys)
     assert "split" not in alone
     assert "39.4 GB weights and states" in alone["memory"]
+    assert "share" not in alone["memory"]
+    assert alone["storage"].endswith("of the host's memory while one is written")
+    shared = plan([*short, "scale=2b", "gpus_per_trial=0.5"], capsys)
+    assert "; 2 trials share a GPU: " in shared["memory"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
