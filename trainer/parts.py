@@ -27,7 +27,7 @@ from trainer.models.recipe import Recipe, compiled, compiled_stage
 from trainer.models.split import Split
 from trainer.optimizers.in_parts import optimizer_in_parts
 from trainer.optimizers.joined import joined
-from trainer.optimizers.routing import Parameters, buffers, is_entrywise
+from trainer.optimizers.routing import Parameters, is_entrywise, kept_entries
 from trainer.optimizers.sharded import Make, sharded
 from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Schedule
@@ -111,7 +111,7 @@ def build_pipelined(config: Config, parts: Parts, gang: Gang) -> Pipelined:
 
 def _divided(config: Config, gang: Gang, make: Make) -> Make:
     """Divides the states of the optimizer among the replicas of this rank's place."""
-    kept = buffers(locate(config["optimizer"]["_target_"]))
+    kept = kept_entries(locate(config["optimizer"]["_target_"]))
     return sharded(make, kept, gang.replica, gang.num_replicas, gang.share)
 
 

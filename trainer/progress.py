@@ -112,7 +112,7 @@ class TrialProgress:
         """What a checkpoint keeps."""
         return {
             "num_updates": self.num_done,
-            "delays": self.delays,
+            "delays": [*self.delays],
             "train_seconds": self.train_seconds,
             "val_loss": self.val_loss,
         }

@@ -166,7 +166,8 @@ class Training:
             self._save(wait=self._device.type != "cuda")
 
     def _save(self, wait: bool) -> None:
-        self._folder.save(self._progress.num_done, self._state(), wait)
+        may_change = not self._executor.state_is_a_copy
+        self._folder.save(self._progress.num_done, self._state(), wait, may_change=may_change)
 
     def _write(self, row: Row) -> None:
         self._folder.append(row)

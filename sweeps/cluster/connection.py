@@ -30,6 +30,11 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX
 """Variables of the workers. A worker runs each of its trials in a new thread, for which glibc would
 open a new arena, and so keep the memory of the trials before."""
 
+UNLESS_SET = {"TORCHINDUCTOR_COMPILE_THREADS": "4"}
+"""Likewise, unless the driver's environment says otherwise. By itself torch's compiler starts as
+many processes as the machine has cores, up to 32, for each trial and each rank; layers of a shape
+share a graph, so a trial has few kernels to compile."""
+
 LONGEST_BASE = 20
 """Letters of the folder above a driver's own: Ray's sockets lie inside, and Linux allows 107 for
 their paths."""
@@ -42,6 +47,11 @@ def temporary_base() -> Path:
     """Return where Ray's and Tune's files of this driver may lie."""
     base = Path(os.environ.get("RAY_TMPDIR") or gettempdir())
     return base if len(str(base)) <= LONGEST_BASE else Path("/tmp")  # the folder's name is random
+
+
+def _environment() -> dict[str, str]:
+    given = {name: os.environ.get(name, value) for name, value in UNLESS_SET.items()}
+    return {**ENVIRONMENT, **given}
 
 
 @contextmanager
@@ -60,7 +70,7 @@ def cluster() -> Iterator[Path]:
                 address=address,
                 log_to_driver=False,
                 logging_level=logging.CRITICAL,  # our lines say what failed, and what to do
-                runtime_env={"env_vars": ENVIRONMENT},
+                runtime_env={"env_vars": _environment()},
                 **(of_own if address == "local" else {}),
             )
         except Exception as error:  # Ray raises ConnectionError, RuntimeError, Exception itself

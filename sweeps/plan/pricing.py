@@ -107,7 +107,7 @@ class PricedSweeps:
         yield f"compute   {flops:.3g} floating-point operations (FLOPs) to do"
         if self.todo:
             yield self._time()
-        yield from sizes(self.trials)
+        yield from sizes(self.trials, self._request.gpus_per_trial)
         yield storage(self.trials, self.todo)
         yield from _warnings(self.trials)
 

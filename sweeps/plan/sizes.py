@@ -1,6 +1,7 @@
 """The lines of a plan on its models and files: parameters, memory of a rank, cuts, storage."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -8,16 +9,19 @@ from sweeps.request.expand import Trial
 from trainer.base.build import build
 from trainer.base.errors import BadInput, some
 from trainer.config.names import names
-from trainer.config.plan import Plan
+from trainer.config.peak import peak_bytes
+from trainer.config.plan import Plan, which_optimizer
 from trainer.models.recipe import Recipe
 
 EVEN = 0.8
 """The share of the speed-up of p equal ranks below which a plan says how the model is cut."""
+NO_MEMORY = {"seed", "choices", "num_updates", "tokens_per_parameter", "lr_schedule", "data"}
+"""Keys that do not change the memory of an update."""
 MOST_RANKS, NEARLY = 64, 0.99
 """Ranks that a plan tries; the share of the best speed-up that is as good as it."""
 
 
-def sizes(trials: Sequence[Trial]) -> Iterator[str]:
+def sizes(trials: Sequence[Trial], gpus_per_trial: float) -> Iterator[str]:
     """Yield parameters of the distinct models, the memory of a rank, and cuts that scale badly."""
     distinct = {(t.plan.num_parameters, t.plan.num_active_parameters): t for t in trials}
     models = [
@@ -25,13 +29,35 @@ def sizes(trials: Sequence[Trial]) -> Iterator[str]:
         for trial in distinct.values()
     ]
     yield f"models    {some(models)}"
-    most = _in_bytes(max(trial.plan.memory_bytes for trial in trials))
-    loss = _in_bytes(max(trial.plan.loss_bytes for trial in trials))
-    yield (
-        f"memory    up to {most} per rank of weights, gradients and states, and {loss} in the loss "
-        "of a microbatch; other activations aside"
-    )
+    yield _memory(trials, gpus_per_trial)
     yield from dict.fromkeys(cut for trial in trials if (cut := _uneven_cut(trial.plan)))
+
+
+def _memory(trials: Sequence[Trial], gpus_per_trial: float) -> str:
+    """Return the line on the memory of a rank. To count activations takes seconds, as torch imports
+    its compiler for it; a CPU's memory is rarely short."""
+    states = _in_bytes(max(trial.plan.memory_bytes for trial in trials))
+    on_gpus = [trial for trial in trials if trial.config["device"] != "cpu"]
+    if not on_gpus:
+        loss = _in_bytes(max(trial.plan.loss_bytes for trial in trials))
+        return (
+            f"memory    {states} weights and states per rank, and {loss} in the loss of a "
+            "microbatch; other activations aside"
+        )
+    peaks = (peak_bytes(trial.config, trial.plan.num_updates) for trial in _of_each_size(on_gpus))
+    most, sharing = max(peaks), int(1 / gpus_per_trial)
+    of_gpu = f"; {sharing} trials share a GPU: {_in_bytes(sharing * most)} of it" * (sharing > 1)
+    line = f"memory    up to {_in_bytes(most)} per rank in an update, of it {states} weights and"
+    return f"{line} states{of_gpu}"
+
+
+def _of_each_size(trials: Sequence[Trial]) -> Iterable[Trial]:
+    """Return one trial of each kind that may need another amount of memory."""
+    kinds: dict[str, Trial] = {}
+    for trial in trials:
+        config = {**trial.config, **which_optimizer(trial.config)}
+        kinds[json.dumps({k: v for k, v in config.items() if k not in NO_MEMORY})] = trial
+    return kinds.values()
 
 
 def storage(trials: Sequence[Trial], todo: Sequence[Trial]) -> str:
@@ -40,10 +66,15 @@ def storage(trials: Sequence[Trial], todo: Sequence[Trial]) -> str:
     kept = f"about {_in_bytes(sum(trial.plan.kept_bytes for trial in trials))} kept of all trials"
     if not todo:
         return f"storage   {kept}"
+    on_gpus = [trial.plan.checkpoint_bytes for trial in todo if trial.config["device"] != "cpu"]
+    in_host = (
+        f"; {_in_bytes(max(on_gpus, default=0))} of the host's memory while one is written"
+        * bool(on_gpus)
+    )
     running = _in_bytes(max(2 * trial.plan.checkpoint_bytes for trial in todo))
     return (
         f"storage   {kept}, and up to {running} for each that runs (two checkpoints, estimated "
-        "from its parameters)"
+        f"from its parameters){in_host}"
     )
 
 

@@ -11,13 +11,11 @@ import torch
 from trainer.base.build import build, locate
 from trainer.corrections.none import NoCorrection
 from trainer.models.recipe import Recipe
-from trainer.optimizers.routing import EXPERTS, Kind, buffers
+from trainer.optimizers.routing import Kind, kept_entries
 from trainer.optimizers.sharded import owners
 from trainer.schedules.operations import Schedule
 
 FP32 = 4
-PRODUCTS: tuple[Kind, ...] = ("matrix", EXPERTS)
-"""Kinds of weights that tokens are multiplied by; the head aside, which may be an embedding."""
 Number = TypeVar("Number", int, float)
 
 
@@ -31,12 +29,12 @@ def largest_rank(config: Mapping[str, Any], schedule: Schedule, correction: NoCo
     owns most states. A tied weight counts on both of its stages.
     """
     weights = weights_of(config["model"], schedule.num_stages, config["seq_len"])
-    kept = buffers(locate(config["optimizer"]["_target_"]))
+    kept = kept_entries(locate(config["optimizer"]["_target_"]))
     is_true, dtype = config["runner"] != "emulated", getattr(torch, config["dtype"])
     num_owners = config["num_replicas"] if config["shard_optimizer"] else 1
     of_stages = [
         num_entries(stage) * _shared(dtype, lag, correction, is_true=is_true)
-        + FP32 * _largest_share([w.size * kept(w.kind) for w in stage], num_owners)
+        + FP32 * _largest_share([kept(w.kind, w.shape) for w in stage], num_owners)
         for stage, lag in zip(weights, schedule.lags, strict=True)
     ]
     return max(by_rank(schedule, of_stages)) if is_true else sum(of_stages)

@@ -10,18 +10,18 @@ from typing import Any, Protocol
 
 import torch
 
-from trainer.base.build import label, made
+from trainer.base.build import label, locate, made
 from trainer.base.code import use_code
 from trainer.base.errors import BadInput
 from trainer.base.ranges import MAX_COUNT
 from trainer.config.combinations import check_backward, check_graphs, check_in_place
 from trainer.config.identity import trial_id
-from trainer.config.memory import FP32, by_rank, largest_rank, loss_bytes
+from trainer.config.memory import FP32, by_rank, largest_rank, loss_bytes, num_entries, weights_of
 from trainer.corrections.none import NoCorrection
 from trainer.data.tokens import Source
 from trainer.models.export import check_start
 from trainer.models.recipe import Recipe
-from trainer.optimizers.routing import OF_ADAM
+from trainer.optimizers.routing import kept_entries
 from trainer.schedules.operations import Schedule
 from trainer.schedules.proof import check
 
@@ -147,7 +147,7 @@ def _plan(config: Mapping[str, Any], hash_of_data: str | None, num_validation: i
         _num_processes(config, schedule),
         schedule.is_delayed,
         not schedule.is_delayed and type(correction) is not NoCorrection,
-        _checkpoint_bytes(config, schedule, correction, model.num_parameters),
+        _checkpoint_bytes(config, schedule, correction),
         RECORD + ROW * num_updates + config["save_final"] * FP32 * model.num_parameters,
         largest_rank(config, schedule, correction),
         loss_bytes(config, model),
@@ -178,19 +178,22 @@ def _num_processes(config: Mapping[str, Any], schedule: Schedule) -> int:
 
 
 def _checkpoint_bytes(
-    config: Mapping[str, Any], schedule: Schedule, correction: NoCorrection, num_parameters: int
+    config: Mapping[str, Any], schedule: Schedule, correction: NoCorrection
 ) -> int:
     """Bytes of one checkpoint: fp32 master, living versions, states of optimizer and correction.
 
-    In fp32 the newest version is the master itself. The estimate takes all stages as equally large,
-    and the optimizer's state as Adam's: Muon's is smaller, SOAP's larger.
+    In fp32 the newest version is the master itself. The estimate takes all stages as equally large.
     """
     dtype: torch.dtype = getattr(torch, config["dtype"])
+    [weights] = weights_of(config["model"], 1, config["seq_len"])
+    kept = kept_entries(locate(config["optimizer"]["_target_"]))
+    states = sum(kept(weight.kind, weight.shape) for weight in weights)
     lags = schedule.lags
     leaves = 1 + sum(lag + correction.num_leaves_ahead(lag) for lag in lags) / len(lags)
-    buffers = OF_ADAM + sum(map(correction.num_buffers, lags)) / len(lags)
+    buffers = sum(map(correction.num_buffers, lags)) / len(lags)
     master = 0 if dtype == torch.float32 else FP32
-    return round(num_parameters * (master + leaves * dtype.itemsize + buffers * FP32))
+    of_weights = num_entries(weights) * (master + leaves * dtype.itemsize + buffers * FP32)
+    return round(of_weights + FP32 * states)
 
 
 @cache

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 
 from trainer.base.build import locate
-from trainer.config.memory import FP32, PRODUCTS, Weight, by_rank, num_entries, weights_of
+from trainer.config.memory import FP32, Weight, by_rank, num_entries, weights_of
 from trainer.corrections.none import NoCorrection
 from trainer.models.recipe import Recipe
 from trainer.models.split import Split
-from trainer.optimizers.routing import EXPERTS, buffers
+from trainer.optimizers.routing import EXPERTS, MATRICES, buffers
 from trainer.schedules.operations import Schedule
 
 Config = Mapping[str, Any]
@@ -119,7 +119,7 @@ def _passes(
     passes = []
     for stage, layers in zip(weights, split, strict=True):
         share = tokens * len(layers) / num_layers
-        entries = sum(w.widths * visited[w.kind] for w in stage if w.kind in PRODUCTS)
+        entries = sum(w.widths * visited[w.kind] for w in stage if w.kind in MATRICES)
         passes.append(
             {
                 "layers": PartWork(
@@ -190,7 +190,7 @@ def _visited(model: Recipe, weights: Sequence[Sequence[Weight]]) -> dict[str, fl
 
 def _flops(weights: Sequence[Weight], visited: Mapping[str, float]) -> float:
     """FLOPs per token of the products with these weights, forward and backward."""
-    return sum(6 * w.size * visited[w.kind] for w in weights if w.kind in PRODUCTS)
+    return sum(6 * w.size * visited[w.kind] for w in weights if w.kind in MATRICES)
 
 
 def _itemsize(config: Config) -> int:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
@@ -33,6 +33,9 @@ class Executor(ABC):
     that of the batch. Replica r of R trains on the r-th of R parts of each batch, which it divides
     into `num_microbatches` equal microbatches.
     """
+
+    state_is_a_copy: ClassVar[bool] = False
+    """Whether no later update changes what `state` returned."""
 
     def __init__(
         self,

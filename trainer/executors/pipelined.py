@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from trainer.base.resources import on_cpu, peak_memory_bytes
+from trainer.base.resources import copied_to_cpu, peak_memory_bytes
 from trainer.executors.channel import Channels
 from trainer.executors.executor import Executor, OnUpdate, T
 from trainer.executors.gradients import Clip, Diverged, Update
@@ -30,6 +30,8 @@ class Pipelined(Executor):
     The arguments are as in `Emulated`, but `stages` are of this rank alone. `message` is
     the shape of a microbatch's hidden states, [rows, length, width], which stages send each other.
     """
+
+    state_is_a_copy: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -110,7 +112,7 @@ class Pipelined(Executor):
             mine = {k: v for stage in self._stages for k, v in stage.owned_state().items()}
         # Ranks come in order, so an owner's optimizer state replaces the empty one of replica 0.
         whole: dict[str, dict[str, Any]] = {}
-        for state_of_rank in self._gang.gather(on_cpu(mine)):
+        for state_of_rank in self._gang.gather(copied_to_cpu(mine)):
             for name, state in state_of_rank.items():
                 whole[name] = {**whole.get(name, {}), **state}
         return whole

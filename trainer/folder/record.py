@@ -144,18 +144,21 @@ class TrialFolder:
         self._lease.require()
         self._metrics.append(row)
 
-    def save(self, num_updates: int, state: Row, wait: bool = True) -> None:
+    def save(
+        self, num_updates: int, state: Row, wait: bool = True, *, may_change: bool = True
+    ) -> None:
         """Saves the state after `num_updates`, once its rows are on disk. Raises LeaseLost.
 
-        Without `wait`, a copy of the state is written while the trial goes on: the next `save` or
-        `finish`, or the end of the trial's context, raises what goes wrong.
+        Without `wait` the state is written while the trial goes on, a copy of it if the trial
+        `may_change` it: the next `save` or `finish`, or the end of the trial's context, raises what
+        goes wrong.
         """
         self._metrics.sync()
         whole = {**state, "rows": self._metrics.digest}
-        kept = whole if wait else copied(whole)
+        self._writer.wait()  # before the copy: the host's memory holds one state, not two
+        kept = whole if wait or not may_change else copied(whole)
         number, permit = self._lease.number, self._lease.require
         write = partial(checkpoint.save, self.path, num_updates, kept, number, permit)
-        self._writer.wait()
         if wait:
             write()
         else:
@@ -233,7 +236,9 @@ class ReadOnlyFolder(TrialFolder):
         pass
 
     @override
-    def save(self, num_updates: int, state: Row, wait: bool = True) -> None:
+    def save(
+        self, num_updates: int, state: Row, wait: bool = True, *, may_change: bool = True
+    ) -> None:
         pass
 
     @override

@@ -5,7 +5,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Count, NonNegative, Positive
-from trainer.optimizers.routing import Decay, Parameters, decaying, entrywise, grouped
+from trainer.optimizers.routing import Decay, Parameters, decaying, entrywise, grouped, holds
 from trainer.optimizers.together import Together
 
 
@@ -56,6 +56,7 @@ def nadamw(
 
 
 @entrywise
+@holds(4, others=4)
 def adan(
     parameters: Parameters,
     *,
@@ -123,6 +124,7 @@ class _FirstCallOnlyLooks(Together):
 
 
 @entrywise
+@holds(3, others=3)
 def ademamix(
     parameters: Parameters,
     *,
@@ -153,6 +155,7 @@ def ademamix(
     return optimizer
 
 
+@holds(3, others=3)
 def mars(
     parameters: Parameters,
     *,

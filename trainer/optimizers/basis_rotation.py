@@ -6,7 +6,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Count, NonNegative, Positive
-from trainer.optimizers.routing import Decay, Group, Parameters
+from trainer.optimizers.routing import Decay, Group, Parameters, holds
 from trainer.optimizers.together import Batched, auxiliary, beside_adamw
 
 
@@ -73,6 +73,7 @@ class BasisRotation(Batched):
         return rows @ update @ columns.mT
 
 
+@holds(2, squares=2)
 def basis_rotation(
     parameters: Parameters,
     *,

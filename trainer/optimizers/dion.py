@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import NonNegative, Positive
-from trainer.optimizers.routing import Decay, Group, Parameters
+from trainer.optimizers.routing import Decay, Group, Parameters, holds
 from trainer.optimizers.together import Batched, auxiliary, beside_adamw
 
 
@@ -52,6 +52,7 @@ class Dion(Batched):
         )
 
 
+@holds(1)
 def dion(
     parameters: Parameters,
     *,

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Count, NonNegative, Positive
-from trainer.optimizers.routing import Decay, Group, Parameters
+from trainer.optimizers.routing import Decay, Group, Parameters, holds
 from trainer.optimizers.together import Batched, auxiliary, beside_adamw
 
 FIRST_VALUE = 0.1
@@ -108,6 +108,7 @@ class KlSoap(Batched):
         state["columns"].copy_(columns)
 
 
+@holds(2, squares=2)
 def kl_soap(
     parameters: Parameters,
     *,

@@ -9,10 +9,11 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Count, NonNegative, Positive
-from trainer.optimizers.routing import Decay, Parameters
+from trainer.optimizers.routing import Decay, Parameters, holds
 from trainer.optimizers.together import Together, auxiliary, beside_adamw
 
 
+@holds(1, squares=2)
 def shampoo(
     parameters: Parameters,
     *,
@@ -45,6 +46,7 @@ def shampoo(
     )
 
 
+@holds(2, squares=2)
 def soap(
     parameters: Parameters,
     *,
@@ -77,6 +79,7 @@ def soap(
     )
 
 
+@holds(1, squares=1)
 def kron(
     parameters: Parameters,
     *,

@@ -65,6 +65,7 @@ def muon(
     return optimizer
 
 
+@holds(1)
 def normuon(
     parameters: Parameters,
     *,
@@ -186,6 +187,7 @@ def adamuon(
     )
 
 
+@holds(1, others=1)
 def scion(
     parameters: Parameters,
     *,

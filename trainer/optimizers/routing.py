@@ -1,6 +1,7 @@
 """Routes parameters to optimizers, by the module that they belong to. Vectors never decay."""
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Annotated, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from annotated_types import Interval
@@ -17,6 +18,8 @@ the modules `in_parts` of optimizers and stages take care of both.
 VECTOR: Kind = "vector"
 EXPERTS: Kind = "experts"
 BALANCE: Kind = "balance"
+MATRICES: tuple[Kind, ...] = ("matrix", EXPERTS)
+"""Kinds of weights that are hidden matrices, one or a stack of them."""
 
 Parameters = Sequence[tuple[Kind, nn.Parameter]]
 Group = dict[str, Any]
@@ -43,14 +46,18 @@ def is_entrywise(factory: Callable[..., Optimizer]) -> bool:
     return getattr(factory, "is_entrywise", False)
 
 
-def holds(num_buffers: int) -> Callable[[Factory], Factory]:
-    """Declares how many fp32 tensors of its size the optimizer keeps for a hidden matrix.
+def holds(
+    num_buffers: int, others: int = OF_ADAM, squares: int = 0
+) -> Callable[[Factory], Factory]:
+    """Declares how many fp32 tensors the optimizer keeps for a weight.
 
-    Without it two are counted, as Adam has, and as all optimizers are counted for other weights.
+    `num_buffers` are of the size of a hidden matrix, `others` of the size of any other weight. Of
+    `squares` there are so many for each side of a hidden matrix, as wide and as high as the side is
+    long. Without it two are counted for every weight, as Adam has.
     """
 
     def declare(factory: Factory) -> Factory:
-        factory.__dict__["num_buffers"] = num_buffers
+        factory.__dict__.update(num_buffers=num_buffers, others=others, squares=squares)
         return factory
 
     return declare
@@ -58,8 +65,21 @@ def holds(num_buffers: int) -> Callable[[Factory], Factory]:
 
 def buffers(factory: Callable[..., Optimizer]) -> Callable[[Kind], int]:
     """Kind of a weight → how many fp32 tensors of its size the factory's optimizer keeps."""
-    own = getattr(factory, "num_buffers", OF_ADAM)
-    return lambda kind: own if kind in ("matrix", EXPERTS) else OF_ADAM
+    own, others = (getattr(factory, name, OF_ADAM) for name in ("num_buffers", "others"))
+    return lambda kind: own if kind in MATRICES else others
+
+
+def kept_entries(factory: Callable[..., Optimizer]) -> Callable[[Kind, Sequence[int]], int]:
+    """Kind and shape of a weight → how many fp32 numbers the factory's optimizer keeps for it."""
+    of_size, squares = buffers(factory), getattr(factory, "squares", 0)
+
+    def entries(kind: Kind, shape: Sequence[int]) -> int:
+        number = of_size(kind) * prod(shape)
+        if kind in MATRICES:
+            number += squares * prod(shape[:-2]) * sum(side**2 for side in shape[-2:])
+        return number
+
+    return entries
 
 
 @runtime_checkable

@@ -4,10 +4,11 @@ import torch
 from torch.optim import Optimizer
 
 from trainer.base.ranges import NonNegative, Positive
-from trainer.optimizers.routing import Decay, Parameters, decaying, entrywise
+from trainer.optimizers.routing import Decay, Parameters, decaying, entrywise, holds
 
 
 @entrywise
+@holds(1, others=1)
 def sgd(
     parameters: Parameters,
     *,
@@ -28,6 +29,7 @@ def sgd(
 
 
 @entrywise
+@holds(1, others=1)
 def sgdw(
     parameters: Parameters,
     *,
@@ -46,6 +48,7 @@ def sgdw(
 
 
 @entrywise
+@holds(1, others=1)
 def lion(
     parameters: Parameters,
     *,
@@ -68,6 +71,7 @@ def lion(
 
 
 @entrywise
+@holds(1, others=1)
 def signum(
     parameters: Parameters, *, lr: Positive, momentum: Decay, weight_decay: NonNegative
 ) -> Optimizer:

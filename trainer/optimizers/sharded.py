@@ -38,18 +38,18 @@ def owners(sizes: Sequence[int], num_replicas: int) -> list[int]:
 
 def sharded(
     make: Make,
-    num_buffers: Callable[[Kind], int],
+    num_kept: Callable[[Kind, Sequence[int]], int],
     replica: int,
     num_replicas: int,
     share: Share,
 ) -> Make:
     """Divides the states of the optimizers that `make` returns; this process is `replica`.
 
-    `num_buffers` says how many tensors the optimizer keeps of a kind: `buffers` in routing.py.
+    `num_kept` says how many numbers the optimizer keeps for a weight: `kept_entries` in routing.py.
     """
 
     def divided(parameters: Parameters) -> Optimizer:
-        sizes = [weight.numel() * num_buffers(kind) for kind, weight in parameters]
+        sizes = [num_kept(kind, weight.shape) for kind, weight in parameters]
         owned_by = owners(sizes, num_replicas)
         weights = [weight for _, weight in parameters]
         return Sharded(make(parameters), weights, owned_by, replica, share)

@@ -15,7 +15,8 @@ def looked_at() -> dict[str, Any]:
     gpu = FakeGPU()
     with gpu:
         weight, momentum = torch.ones(4, 4, device="cuda"), torch.ones(4, device="cuda")
-        state = {"w": {"master": weight, "slots": [weight.view(4, 4)], "optimizer": [momentum, 3]}}
+        step, slots = torch.ones(()), [weight.view(4, 4)]
+        state = {"w": {"master": weight, "slots": slots, "optimizer": [momentum, 3, step]}}
         executor = Pipelined.__new__(Pipelined)
         executor._stages = [SimpleNamespace(state=lambda: state)]
         executor._gang = SimpleNamespace(replica=0, gather=lambda mine: sent.append(mine) or [])
@@ -25,5 +26,6 @@ def looked_at() -> dict[str, Any]:
         return {
             "devices": [tensor.device.type for tensor in tensors],
             "is_shared": tensors[0] is tensors[1],
-            "others": of_weight["optimizer"][1:],
+            "others": of_weight["optimizer"][1:2],
+            "is_a_copy": of_weight["optimizer"][2] is not step,
         }

@@ -10,7 +10,7 @@ from torch import Tensor
 from bench.steps import executor, resolved
 from tests.support.fake_cuda.gpu import FakeGPU, place
 from trainer.base.resources import reproducible
-from trainer.config.plan import plan_trial
+from trainer.config.peak import peak_bytes
 from trainer.executors.emulated import Emulated
 
 UPDATES = 100_000
@@ -32,8 +32,7 @@ def looked_at(words: Sequence[str], updates: int, whole: bool, places: bool = Fa
             _run(gpu, config, executor(config), updates, whole)
     except Exception:
         error = traceback.format_exc()
-    plan = plan_trial(config)
-    return {"error": error, "planned": plan.memory_bytes + plan.loss_bytes, **facts_of(gpu)}
+    return {"error": error, "planned": peak_bytes(config, UPDATES), **facts_of(gpu)}
 
 
 def facts_of(gpu: FakeGPU) -> Facts:

@@ -178,7 +178,7 @@ def test_the_paper_s_scales_tell_sizes_memory_and_how_the_model_is_cut(
     of_all = "moe_2b 1,915,784,192 parameters, 506,498,048 active per token"
     most = "3.31 times as fast on 4 ranks as on one, and on more no faster"
     assert price["models"] == f"models    {of_all}, {most}"
-    assert "up to 8.63 GB per rank" in price["memory"]
+    assert "8.63 GB weights and states" in price["memory"]
     assert price["split"] == (
         "split     stages of 2, 2, 2, 2, 2, 3, 3, 0 layers: 8 ranks are at most 3.31 times as fast "
         "as one; so are more: the head alone is the slowest"
@@ -187,7 +187,11 @@ def test_the_paper_s_scales_tell_sizes_memory_and_how_the_model_is_cut(
     assert "data/fineweb is not prepared here" in price["data"]
     alone = plan([*short, "scale=2b"], capsys)
     assert "split" not in alone
-    assert "up to 39.4 GB per rank" in alone["memory"]
+    assert "39.4 GB weights and states" in alone["memory"]
+    assert "share" not in alone["memory"]
+    assert alone["storage"].endswith("of the host's memory while one is written")
+    shared = plan([*short, "scale=2b", "gpus_per_trial=0.5"], capsys)
+    assert "; 2 trials share a GPU: " in shared["memory"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")

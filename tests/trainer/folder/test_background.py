@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
+from threading import Event, Timer
 from typing import Any
 
 import pytest
@@ -87,6 +87,34 @@ def test_the_trial_goes_on_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert newest.num_updates == 2
     assert torch.equal(checkpoint.load(newest.path)["executor"]["w"], torch.zeros(3))
     assert TrialFolder(tmp_path, "a").newest_checkpoint() == newest.path
+
+
+def test_the_host_holds_one_copy_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next state is copied when the one before it is written."""
+    with training(tmp_path, 3) as folder:
+        begun, allowed = held_up(monkeypatch)
+        folder.save(2, state(2), wait=False)
+        assert begun.wait(WAIT)
+        was_written: list[bool] = []
+
+        def noted(whole: Any) -> Any:
+            was_written.append(allowed.is_set())
+            return copied(whole)
+
+        monkeypatch.setattr("trainer.folder.record.copied", noted)
+        Timer(0.1, allowed.set).start()
+        folder.save(3, state(3), wait=False)
+    assert was_written == [True]
+
+
+def test_a_state_that_nobody_changes_is_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gang's, of which the recording rank got a copy."""
+    monkeypatch.delattr("trainer.folder.record.copied")
+    with training(tmp_path, 2) as folder:
+        folder.save(2, state(2), wait=False, may_change=False)
+    assert saved(tmp_path) == [2]
 
 
 def test_a_kill_while_it_is_written_keeps_the_former_one(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.support.every_optimizer import NAMES, maker
 from trainer.config.combinations import NOT_SHARDED
 from trainer.optimizers.averaging import evaluated
 from trainer.optimizers.in_parts import optimizer_in_parts
-from trainer.optimizers.routing import Kind, Parameters, buffers, is_entrywise
+from trainer.optimizers.routing import Kind, Parameters, is_entrywise, kept_entries
 from trainer.optimizers.sharded import Sharded, owners, sharded
 from trainer.optimizers.state import Observer, by_weight
 
@@ -61,7 +61,7 @@ class Replicas:
     """Replicas in one process: what each shares lies here until all have shared."""
 
     def __init__(self, name: str, number: int) -> None:
-        make, kept = undivided(name), buffers(maker(name).func)
+        make, kept = undivided(name), kept_entries(maker(name).func)
         self._shared: dict[int, Sequence[tuple[int, Tensor]]] = {}
         self.all = [
             Replica(sharded(make, kept, index, number, self._keep(index)))
@@ -137,7 +137,11 @@ def test_a_replica_without_weights_of_its_own_steps_nothing() -> None:
     parts = [("matrix", nn.Parameter(torch.ones(4, 4), requires_grad=False))]
     seen: list[int] = []
     make = sharded(
-        undivided("adamw"), lambda kind: 2, 1, 2, lambda shared: seen.extend(o for o, _ in shared)
+        undivided("adamw"),
+        lambda kind, shape: 2,
+        1,
+        2,
+        lambda shared: seen.extend(o for o, _ in shared),
     )
     optimizer = make(parts)  # type: ignore[arg-type]
     assert isinstance(optimizer, Sharded)

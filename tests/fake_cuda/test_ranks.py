@@ -1,0 +1,67 @@
+"""A rank of a true pipeline on a GPU that is not there: channels, sums over ranks, divided states.
+
+Its peers are torch's fake process group. Messages, streams and NCCL themselves are not proven here.
+"""
+
+from typing import Any
+
+import pytest
+
+from tests.support import hybrid, moe
+from tests.support.fake_cuda.asked import answers, needed, small
+
+pytestmark = [pytest.mark.slow, needed]
+UPDATES = 3
+EF = "correction=error_feedback"
+
+
+def of(p: int, *words: str) -> list[str]:
+    """The words of a trial of p ranks, with a layer for each stage."""
+    shape = (
+        f"model.num_layers={2 * p}",
+        f"pipeline.num_stages={p}",
+        f"pipeline.num_microbatches={p}",
+    )
+    return small(*shape, f"batch_size={2 * p}", *words)
+
+
+RANKS = {
+    **{f"{p} ranks, {rank}": (of(p, EF), rank) for p, rank in ((2, 0), (2, 1), (4, 2), (8, 7))},
+    **{
+        " ".join(words[:2]): (of(2, *words), rank)
+        for rank, words in (
+            (1, ["optimizer=muon", EF]),
+            (0, ["pipeline=zero_bubble_v"]),
+            (1, ["pipeline=dualpipe_v", "pipeline.num_microbatches=4"]),
+            (0, ["pipeline=pipedream"]),
+            (0, ["num_replicas=2", EF]),
+            (1, ["num_replicas=2", "shard_optimizer=true"]),
+            (1, [*moe.WORDS, "model.num_layers=2"]),
+            (0, [*hybrid.WORDS, "model.num_layers=2"]),
+        )
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def looked_at(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
+    """What was seen of each rank, by name."""
+    questions = [
+        {"module": "rank", "words": words, "rank": rank, "updates": UPDATES}
+        for words, rank in RANKS.values()
+    ]
+    return dict(zip(RANKS, answers(request.config, questions), strict=True))
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_a_rank_on_a_gpu(looked_at: dict[str, dict[str, Any]], name: str) -> None:
+    """The host waits once per update, in the thread of the sums, and at the drain for the clock's
+    events; nothing is copied to the host."""
+    facts = looked_at[name]
+    assert facts["error"] is None, facts["error"]
+    assert not facts["mixed"]
+    assert not facts["refused"]
+    waits = {
+        why: n for why, n in facts["waits"]["updates"].items() if "tracing/clock.py" not in why
+    }
+    assert [(why.partition(" at ")[0], n) for why, n in waits.items()] == [("tolist", UPDATES)]
