@@ -218,6 +218,7 @@ RATES: dict[str, dict[str, float]] = {
     "dion": {"lr": 0.3},
     "adamuon": {"lr": 0.2},
     "muon": {"lr": 0.2},
+    "nanochat": {"lr": 0.2},
     "normuon": {"lr": 0.2},
     "adopt": {"lr": 0.1},
     "soap": {"lr": 0.1},
