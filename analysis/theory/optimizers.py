@@ -4,9 +4,9 @@ The theory covers the optimizers that have an entry here. A filter is what the o
 its gradients in time: its momentum, Nesterov's look-ahead, differences of gradients. What the
 optimizer does with gradients in space (a division by second moments, a rotation, an
 orthogonalisation, a sign) is held fixed, as one preconditioner. For momentum alone that is exact;
-for orthogonalisation and sign it is an analogy. Decay of the weights is left out: lr · weight_decay
-is below 0.001 in conf/. Constants depend on the update where an optimizer has a schedule of its
-own; `updates` says how many updates are over, infinity that the schedule is.
+for orthogonalisation, sign and constant norms it is an analogy. Decay of the weights is left out:
+lr · weight_decay is below 0.001 in conf/. Constants depend on the update where an optimizer has a
+schedule of its own; `updates` says how many updates are over, infinity that the schedule is.
 """
 
 import math
@@ -103,6 +103,10 @@ LINEAR: Mapping[str, Linear] = {
     f"{_HERE}.muon": _look_ahead,
     f"{_HERE}.normuon": _look_ahead,
     f"{_HERE}.scion": _averaged,
+    f"{_HERE}.hyperball.muonh": _look_ahead,
+    f"{_HERE}.hyperball.normuonh": _look_ahead,
+    f"{_HERE}.hyperball.adamh": _averaged,
+    f"{_HERE}.nanochat.nanochat": _look_ahead,
     f"{_HERE}.soap": _averaged,
     f"{_HERE}.kl_soap.kl_soap": _averaged,
     f"{_HERE}.basis_rotation.basis_rotation": _averaged,

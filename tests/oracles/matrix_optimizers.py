@@ -7,19 +7,20 @@ import torch
 from torch import Tensor
 
 from tests.oracles.dion import dion2, dion3
+from tests.oracles.hyperball import POLYNOMIALS, cautious
 from tests.oracles.kl_soap import kl_soap
 from tests.oracles.optimizers import MATRICES, Batches, Settings
 from trainer.optimizers.kronecker import own_stream
 
 
-def orthogonalised(m: Tensor, steps: int = 5) -> Tensor:
-    """Jordan's quintic Newton-Schulz iteration."""
+def orthogonalised(m: Tensor, steps: int = 5, iteration: str = "newton_schulz") -> Tensor:
+    """Jordan's quintic Newton-Schulz iteration, or another one."""
     if m.shape[0] > m.shape[1]:
-        return orthogonalised(m.T, steps).T
+        return orthogonalised(m.T, steps, iteration).T
     x = m / m.norm()
-    for _ in range(steps):
+    for first, third, fifth in POLYNOMIALS[iteration][:steps]:
         a = x @ x.T
-        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+        x = first * x + (third * a + fifth * a @ a) @ x
     return x
 
 
@@ -32,8 +33,10 @@ def muon(w: Tensor, batches: Batches, o: Settings, place: int) -> Tensor:
     m = torch.zeros_like(w)
     for g, factor in batches:
         m = o.momentum * m + g
-        direction = orthogonalised(g + o.momentum * m if o.nesterov else m, o.newton_schulz_steps)
-        w = w - o.lr * factor * (scales[o.scaling] * direction + o.weight_decay * w)
+        ahead = g + o.momentum * m if o.nesterov else m
+        direction = orthogonalised(ahead, o.newton_schulz_steps, o.orthogonalisation)
+        decay = cautious(w, direction) if o.cautious_decay else w
+        w = w - o.lr * factor * (scales[o.scaling] * direction + o.weight_decay * decay)
     return w
 
 

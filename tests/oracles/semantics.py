@@ -55,11 +55,24 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = lr(t) * correction.lr_factor(of_stage[0], t)
             optimizer.step()
+        on_spheres = {
+            w
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            for w in group["params"]
+            if group.get("on_sphere")
+        }
         for h, w in zip(histories, weights, strict=True):
             h.stepped.append(w.detach().clone())
             h.u.append(h.W[t] - h.stepped[t])
             h.W.append(correction.next(h, t))
+            if w in on_spheres:
+                h.W[-1] = h.W[-1] * (_norm(h.stepped[t]) / _norm(h.W[-1]))
     return [list(version) for version in zip(*(h.W for h in histories), strict=True)], losses
+
+
+def _norm(matrix: Tensor) -> Tensor:
+    return matrix.norm(dim=(-2, -1), keepdim=True)
 
 
 def _load(weights: Sequence[nn.Parameter], values: Weights) -> None:

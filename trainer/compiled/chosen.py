@@ -16,12 +16,15 @@ from trainer.compiled.rules_of_matrices import Muon, NorMuon, Soap
 from trainer.corrections.error_feedback import ErrorFeedback
 from trainer.corrections.matched_error_feedback import MatchedErrorFeedback
 from trainer.corrections.none import NoCorrection
+from trainer.optimizers.orthogonal import JORDAN
 from trainer.optimizers.together import Together
 
 
-def _muon(group: Group) -> Rule:
+def _muon(group: Group) -> Rule | None:
     if not group["use_muon"]:
         return Adam()
+    if {*group["ns_coeffs"]} != {JORDAN}:
+        return None
     return Muon(group["nesterov"], group["ns_steps"], group["use_adjusted_lr"])
 
 
@@ -36,7 +39,7 @@ def _mars(group: Group) -> Rule:
     return Mars() if group["params"][0].ndim > 1 else MarsVector()
 
 
-RULES: Mapping[str, Callable[[Group], Rule]] = {
+RULES: Mapping[str, Callable[[Group], Rule | None]] = {
     "torch.AdamW": lambda group: TorchAdam(),
     "pytorch_optimizer.Adan": lambda group: Adan(),
     "pytorch_optimizer.Lion": lambda group: Lion(),
@@ -45,7 +48,7 @@ RULES: Mapping[str, Callable[[Group], Rule]] = {
     "pytorch_optimizer.NorMuon": _normuon,
     "pytorch_optimizer.SOAP": lambda group: Soap(),
 }
-"""Class of a library → the rule of a group of its weights."""
+"""Class of a library → the rule of a group of its weights, if it has one."""
 
 FEEDBACK: Mapping[type[NoCorrection], Callable[[int], float]] = {
     ErrorFeedback: lambda delay: float(delay > 0),
@@ -59,9 +62,9 @@ def rules(optimizer: Optimizer) -> dict[Tensor, tuple[dict[str, Any], Rule]]:
     found: dict[Tensor, tuple[dict[str, Any], Rule]] = {}
     for part in optimizer.parts if isinstance(optimizer, Together) else [optimizer]:
         make = RULES.get(f"{type(part).__module__.partition('.')[0]}.{type(part).__name__}")
-        if make is not None:
-            for group in part.param_groups:
-                found.update(dict.fromkeys(group["params"], (group, make(group))))
+        for group in part.param_groups if make is not None else []:
+            if (rule := make(group)) is not None:
+                found.update(dict.fromkeys(group["params"], (group, rule)))
     return found
 
 

@@ -116,6 +116,8 @@ YOUNGER: Mapping[str, Any] = MappingProxyType(
         "from_pretrained": None,
         "shard_optimizer": False,
         "model.loss_chunk": None,
+        "optimizer.orthogonalisation": "newton_schulz",
+        "optimizer.cautious_decay": False,
         "pipeline.slack": False,
         "pipeline.recompute": False,
     }

@@ -16,19 +16,12 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import NonNegative, Positive
+from trainer.optimizers.orthogonal import POLAR_EXPRESS, iterated, norms
 from trainer.optimizers.routing import Decay, Group, Parameters, holds
 from trainer.optimizers.together import Batched, auxiliary, beside_adamw
 
 Fraction = Annotated[float, Interval(gt=0, le=1)]
 
-POLYNOMIALS = (
-    (8.156554524902461, -22.48329292557795, 15.878769915207462),
-    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
-    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
-    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
-    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
-)
-"""Of Polar Express (arXiv 2505.16932) in five steps: coefficients of x, x³ and x⁵."""
 MARGIN = 1.02
 """By how much the norm of a matrix is overestimated, so that no singular value exceeds 1."""
 
@@ -39,11 +32,8 @@ def orthonormal(
 ) -> Tensor:
     """Returns nearly the closest matrices with orthonormal rows, or columns if there are fewer."""
     is_tall = rows.shape[-2] > rows.shape[-1]
-    x = rows / (rows.norm(dim=(-2, -1), keepdim=True) * MARGIN + eps)
-    x = x.mT if is_tall else x
-    for first, third, fifth in POLYNOMIALS:
-        gram = x @ x.mT
-        x = first * x + (third * gram + fifth * (gram @ gram)) @ x
+    x = rows / (norms(rows) * MARGIN + eps)
+    x = iterated(x.mT if is_tall else x, POLAR_EXPRESS)
     return x.mT if is_tall else x
 
 
@@ -100,8 +90,7 @@ def evened(
     """Returns rows divided by the root of their averaged mean squares, with the norm they had."""
     variance.lerp_(rows.square().mean(-1, keepdim=True), 1 - decay)
     even = rows / (variance.sqrt() + eps)
-    norms = [x.norm(dim=(-2, -1), keepdim=True) for x in (rows, even)]
-    return even * (norms[0] / norms[1].clamp_min(eps))
+    return even * (norms(rows) / norms(even).clamp_min(eps))
 
 
 class Dion3(Batched):

@@ -8,6 +8,8 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Count, NonNegative, Positive
+from trainer.optimizers.cautious import CautiousDecay
+from trainer.optimizers.orthogonal import Orthogonalisation, polynomials
 from trainer.optimizers.routing import Decay, Group, Parameters, grouped, holds
 from trainer.optimizers.together import Batched, Together, auxiliary, beside_adamw
 
@@ -30,23 +32,36 @@ def muon(
     variance_decay: Decay,
     eps: Positive,
     weight_decay: NonNegative,
+    orthogonalisation: Orthogonalisation = "newton_schulz",
+    cautious_decay: bool = False,
 ) -> Optimizer:
     """Muon for hidden matrices, AdamW for the rest (Jordan 2024; arXiv 2502.16982).
 
     pytorch_optimizer's, which orthogonalises all matrices of a shape in one batch, in bf16.
-    `match_rms_adamw` scales by 0.2 sqrt(max(rows, columns)), so that one lr fits both halves.
+    `match_rms_adamw` scales by 0.2 sqrt(max(rows, columns)), so that one lr fits both halves. A
+    cautious decay (arXiv 2510.12402) is that of hidden matrices alone, as in nanochat.
     """
     from pytorch_optimizer import Muon  # imported late: it costs a second
 
     adamw = auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps)
-    optimizer: Optimizer = Muon(
-        _halves(parameters, adamw, weight_decay),
-        lr=lr,
-        momentum=momentum,
-        nesterov=nesterov,
-        ns_steps=newton_schulz_steps,
-        use_adjusted_lr=scaling == "match_rms_adamw",
-    )
+    options = {
+        "lr": lr,
+        "momentum": momentum,
+        "nesterov": nesterov,
+        "ns_steps": newton_schulz_steps,
+        "ns_coeffs": list(polynomials(orthogonalisation, newton_schulz_steps)),
+        "use_adjusted_lr": scaling == "match_rms_adamw",
+    }
+    if cautious_decay:
+        return beside_adamw(
+            parameters,
+            lambda groups: CautiousDecay(
+                Muon([{**g, "use_muon": True} for g in groups], **options)
+            ),
+            adamw,
+            weight_decay,
+        )
+    optimizer: Optimizer = Muon(_halves(parameters, adamw, weight_decay), **options)
     return optimizer
 
 

@@ -41,6 +41,37 @@ class Together(Optimizer):
         for part in self.parts:
             part.param_groups = list(islice(groups, len(part.param_groups)))
             part.state = self.state
+            if isinstance(part, Together):
+                part._link()
+
+
+class StepsItsOwnWay(Together):
+    """Moves weights in its own way by the updates of its parts, which do not decay the weights.
+
+    The parts step from weights of zero, and leave there minus the update, without rounding.
+    """
+
+    @abstractmethod
+    def move(
+        self,
+        group: Group,
+        weights: list[Tensor],  # to be set
+        before: list[Tensor],  # as the weights were, may be overwritten
+        update: list[Tensor],  # what the parts would subtract, may be overwritten
+    ) -> None:
+        """Steps the weights of a group that have a gradient, at least one."""
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        moved = []
+        for group in self.param_groups:
+            if weights := [p for p in group["params"] if p.grad is not None]:
+                moved.append((group, weights, [p.detach().clone() for p in weights]))
+                torch._foreach_zero_(weights)
+        super().step()
+        for group, weights, before in moved:
+            self.move(group, weights, before, list(torch._foreach_neg(weights)))
 
 
 def auxiliary(
@@ -72,9 +103,9 @@ def beside_adamw(
 
 
 class Batched(Optimizer):
-    """W ← (1 − lr · weight_decay) W − lr · `update`; each matrix has a state of named tensors."""
+    """Moves batches of matrices of one shape; each matrix has a state of named tensors."""
 
-    def __init__(self, groups: list[Group], **defaults: float | bool) -> None:
+    def __init__(self, groups: list[Group], **defaults: float | bool | str | None) -> None:
         super().__init__(groups, dict(defaults))
 
     @abstractmethod
@@ -111,6 +142,10 @@ class Batched(Optimizer):
         )
         for key, values in batch.items():
             torch._foreach_copy_([state[key] for state in states], list(values.unbind()))
+        self.move(group, weights, update)
+
+    def move(self, group: Group, weights: list[Tensor], update: Tensor) -> None:
+        """W ← (1 − lr · weight_decay) W − lr · update, for matrices of one shape."""
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(weights, list(update.unbind()), alpha=-group["lr"])
 

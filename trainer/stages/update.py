@@ -10,6 +10,7 @@ from trainer.base.flat import cloned, wholes
 from trainer.base.resources import random_state, restore_random_state
 from trainer.corrections.none import NoCorrection
 from trainer.optimizers import state as optimizer_state
+from trainer.optimizers.hyperball import on_spheres
 from trainer.optimizers.joined import Joined
 from trainer.stages.probe import NoProbe
 
@@ -38,7 +39,8 @@ def corrected_update(
         step(optimizer, weights, gradients)
     with torch.no_grad():
         probe.stepped(update)
-        correction.apply(weights, update, delays)
+        with on_spheres([optimizer]):
+            correction.apply(weights, update, delays)
         probe.applied(weights)
         return correction.ahead(weights, update)
 

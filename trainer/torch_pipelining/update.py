@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from trainer.base.build import build
 from trainer.base.ranges import MAX_COUNT
 from trainer.corrections.none import NoCorrection, State
 from trainer.delayed.arm import Node
 from trainer.delayed.kept_weights import alike, copy_into
+from trainer.optimizers.hyperball import on_spheres
 from trainer.stages.in_parts import CorrectionInParts
 from trainer.torch_pipelining import refusals
 from trainer.torch_pipelining.twins import Twins
@@ -87,7 +88,8 @@ class LateUpdate:
             change: list[Tensor] = []
             if correction.needs_update:
                 change = [old - new for old, new in zip(before, weights, strict=True)]
-            correction.apply(weights, change, self._delays(batch))
+            with on_spheres(steps):
+                correction.apply(weights, change, self._delays(batch))
             self.twins.show(batch, correction.ahead(weights, change))
         for weight in weights:
             weight.grad = None
@@ -148,12 +150,12 @@ class LateUpdate:
 
 
 @contextmanager
-def _steps() -> Iterator[list[object]]:
+def _steps() -> Iterator[list[Optimizer]]:
     """Yields a list that gets every step of an optimizer of torch.
 
     What a fused or foreach step changes of a DTensor shows in no version of the weight.
     """
-    steps: list[object] = []
+    steps: list[Optimizer] = []
     hook = register_optimizer_step_post_hook(lambda optimizer, *_: steps.append(optimizer))
     try:
         yield steps

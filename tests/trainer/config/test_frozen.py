@@ -52,7 +52,11 @@ ADDRESSES = {
         for name in ("hybrid_10b", "tiny_hybrid")
     },
     ("data", "bins"): "trainer.data.bins.Bins",
+    ("optimizer", "adamh"): "trainer.optimizers.hyperball.adamh",
     ("optimizer", "basis_rotation"): "trainer.optimizers.basis_rotation.basis_rotation",
+    ("optimizer", "muonh"): "trainer.optimizers.hyperball.muonh",
+    ("optimizer", "nanochat"): "trainer.optimizers.nanochat.nanochat",
+    ("optimizer", "normuonh"): "trainer.optimizers.hyperball.normuonh",
     ("pipeline", "dualpipe_v"): "trainer.schedules.recipes.dualpipe_v",
     ("pipeline", "zero_bubble_v"): "trainer.schedules.recipes.zero_bubble_v",
 }

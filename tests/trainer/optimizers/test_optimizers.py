@@ -20,6 +20,8 @@ from trainer.optimizers.routing import Kind, kinds
 from trainer.schedules import recipes as schedules
 
 every = pytest.mark.parametrize("name", NAMES)
+ON_SPHERES = ("adamh", "muonh", "normuonh")
+"""Optimizers that do not decay hidden matrices: their norm is set anew, up to rounding."""
 ONE_STAGE = {"num_stages": 1, "num_microbatches": 1, **delayed.PHASES}
 
 
@@ -81,8 +83,11 @@ def test_without_a_gradient_all_but_vectors_decay(name: str) -> None:
     for _ in range(2):  # some make no update at their first call
         step(optimizer, 0, scale=0.0)
     for (kind, p), before in zip(weights, start, strict=True):
-        decayed = (p.abs() < before.abs()).all()
-        assert torch.equal(p, before) if kind == "vector" else decayed, kind
+        if kind == "matrix" and name in ON_SPHERES:
+            torch.testing.assert_close(p, before, rtol=1e-6, atol=0)
+        else:
+            decayed = (p.abs() < before.abs()).all()
+            assert torch.equal(p, before) if kind == "vector" else decayed, kind
 
 
 @every
@@ -109,7 +114,9 @@ def test_the_schedule_reaches_every_group(name: str) -> None:
     for group in optimizer.param_groups:
         group["lr"] = 0.0
     step(optimizer, 1)
-    assert all(torch.equal(p, old) for (_, p), old in zip(weights, before, strict=True))
+    rounding = 1e-6 if name in ON_SPHERES else 0
+    for (_, p), old in zip(weights, before, strict=True):
+        torch.testing.assert_close(p, old, rtol=rounding, atol=0)
 
 
 @every

@@ -1,0 +1,174 @@
+"""Hyperball: hidden matrices keep their norm, and so do their updates (arXiv 2606.16899).
+
+W' = W − lr R u / ‖u‖ and W ← R W' / ‖W'‖, where u is the update of another optimizer without decay,
+‖·‖ the Frobenius norm and R = ‖W‖.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from trainer.base.ranges import Count, NonNegative, Positive
+from trainer.optimizers.orthogonal import Orthogonal, Orthogonalisation, norms
+from trainer.optimizers.routing import Decay, Group, Parameters, holds
+from trainer.optimizers.together import StepsItsOwnWay, auxiliary, beside_adamw
+
+SMALLEST = 1e-10
+"""Least norm that is divided by. A matrix of zeros stays one."""
+ON_SPHERE = "on_sphere"
+"""Option of a group whose matrices have a constant norm."""
+
+
+class Hyperball(StepsItsOwnWay):
+    """Steps matrices on their spheres, by the updates of an optimizer that does not decay them.
+
+    R is the norm before each update, as in the authors' code: by rounding the norm at the start.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        super().__init__([optimizer])
+        for group in self.param_groups:
+            group[ON_SPHERE] = True
+
+    @override
+    def move(
+        self, group: Group, weights: list[Tensor], before: list[Tensor], update: list[Tensor]
+    ) -> None:
+        for weight, old, step in zip(weights, before, update, strict=True):
+            radius = norms(old)
+            weight.copy_(old - step * (group["lr"] * radius / norms(step).clamp_min(SMALLEST)))
+            _rescale(weight, radius)
+
+
+@contextmanager
+def on_spheres(optimizers: Iterable[Optimizer]) -> Iterator[None]:
+    """A context after which the matrices of constant norm have the norm that they had before it.
+
+    So a correction may move them. Its term is a difference of two updates, both nearly along the
+    sphere: what is undone here is of second order in the learning rate.
+    """
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    held = [group["params"] for group in groups if group.get(ON_SPHERE)]
+    matrices = list(dict.fromkeys(chain.from_iterable(held)))
+    radii = [norms(matrix) for matrix in matrices]
+    yield
+    for matrix, radius in zip(matrices, radii, strict=True):
+        _rescale(matrix, radius)
+
+
+def _rescale(matrix: Tensor, norm: Tensor) -> None:
+    matrix.mul_(norm / norms(matrix).clamp_min(SMALLEST))
+
+
+def _on_spheres(
+    parameters: Parameters,
+    make: Callable[[list[Group]], Optimizer],
+    adamw: Group,
+    weight_decay: float,
+) -> Optimizer:
+    """Hyperball of the optimizer of `make` for hidden matrices, AdamW for the rest."""
+
+    def undecayed(groups: list[Group]) -> Optimizer:
+        return Hyperball(make([{**group, "weight_decay": 0.0} for group in groups]))
+
+    return beside_adamw(parameters, undecayed, adamw, weight_decay)
+
+
+@holds(1)
+def muonh(
+    parameters: Parameters,
+    *,
+    lr: Positive,
+    momentum: Decay,
+    nesterov: bool,
+    orthogonalisation: Orthogonalisation,
+    newton_schulz_steps: Count,
+    auxiliary_lr: Positive,
+    auxiliary_momentum: Decay,
+    variance_decay: Decay,
+    eps: Positive,
+    weight_decay: NonNegative,
+) -> Optimizer:
+    """MuonH (arXiv 2606.16899): Muon's directions for hidden matrices of constant norm.
+
+    marin's (lib/levanter/src/levanter/optim/muonh.py at 05422e2). AdamW has the rest, the head too,
+    which has a constant norm in marin and none in modded-nanogpt.
+    """
+    return _on_spheres(
+        parameters,
+        lambda groups: Orthogonal(
+            groups,
+            lr=lr,
+            decay=momentum,
+            nesterov=nesterov,
+            orthogonalisation=orthogonalisation,
+            steps=newton_schulz_steps,
+        ),
+        auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps),
+        weight_decay,
+    )
+
+
+def adamh(
+    parameters: Parameters,
+    *,
+    lr: Positive,
+    momentum: Decay,
+    auxiliary_lr: Positive,
+    auxiliary_momentum: Decay,
+    variance_decay: Decay,
+    eps: Positive,
+    weight_decay: NonNegative,
+) -> Optimizer:
+    """AdamH (arXiv 2606.16899): Adam's directions for hidden matrices of constant norm.
+
+    marin's (lib/levanter/src/levanter/optim/adamh.py at 0084342). AdamW has the rest, the head too.
+    """
+    betas = momentum, variance_decay
+    return _on_spheres(
+        parameters,
+        lambda groups: torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps),
+        auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps),
+        weight_decay,
+    )
+
+
+@holds(1)
+def normuonh(
+    parameters: Parameters,
+    *,
+    lr: Positive,
+    momentum: Decay,
+    nesterov: bool,
+    orthogonalisation: Orthogonalisation,
+    newton_schulz_steps: Count,
+    auxiliary_lr: Positive,
+    auxiliary_momentum: Decay,
+    variance_decay: Decay,
+    eps: Positive,
+    weight_decay: NonNegative,
+) -> Optimizer:
+    """NorMuonH: NorMuon's directions for hidden matrices of constant norm, AdamW for the rest.
+
+    modded-nanogpt's (records/track_3_optimization/results/20260430_normuonh at f411b3d), which
+    evens out rows, or the columns of a wide matrix.
+    """
+    return _on_spheres(
+        parameters,
+        lambda groups: Orthogonal(
+            groups,
+            lr=lr,
+            decay=momentum,
+            nesterov=nesterov,
+            orthogonalisation=orthogonalisation,
+            steps=newton_schulz_steps,
+            variance_decay=variance_decay,
+        ),
+        auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps),
+        weight_decay,
+    )

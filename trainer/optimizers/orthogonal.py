@@ -1,0 +1,173 @@
+"""Orthogonalised momentum, with refinements of Muon that can each be left out.
+
+They are those of nanochat (karpathy/nanochat, nanochat/optim.py at 92d63d4).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from trainer.base.errors import BadInput
+from trainer.optimizers.routing import Group
+from trainer.optimizers.together import Batched
+
+Coefficients = tuple[float, float, float]
+"""Of x, x³ and x⁵, where x is a singular value."""
+Orthogonalisation = Literal["newton_schulz", "quintic", "polar_express"]
+
+
+class Iteration(NamedTuple):
+    """Polynomials that drive singular values to 1, one per step; a single one is repeated.
+
+    Before the first step a matrix is divided by margin · its Frobenius norm + eps.
+    """
+
+    polynomials: tuple[Coefficients, ...]
+    margin: float
+    eps: float
+
+
+JORDAN = (3.4445, -4.7750, 2.0315)
+QUINTIC = (
+    (4.0848, -6.8946, 2.9270),
+    (3.9505, -6.3029, 2.6377),
+    (3.7418, -5.5913, 2.3037),
+    (2.8769, -3.1427, 1.2046),
+    (2.8366, -3.0525, 1.2012),
+)
+POLAR_EXPRESS = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+ITERATIONS: Mapping[Orthogonalisation, Iteration] = {
+    "newton_schulz": Iteration((JORDAN,), margin=1.0, eps=1e-7),
+    "quintic": Iteration(QUINTIC, margin=1.0, eps=1e-8),
+    "polar_express": Iteration(POLAR_EXPRESS, margin=1.01, eps=1e-6),
+}
+"""`newton_schulz` is Muon's (Jordan 2024). `quintic` is that of marin (lib/levanter/src/levanter/
+optim/util.py at 054a715). `polar_express` has the minimax polynomials of arXiv 2505.16932 for
+singular values from 0.001 on, as nanochat has them: for five steps, with a cushion of 0.02, and
+with a safety factor of 1.02 in all but the last.
+"""
+
+
+def polynomials(name: Orthogonalisation, num_steps: int) -> tuple[Coefficients, ...]:
+    """The polynomials of the steps; raises BadInput for more steps than there are polynomials."""
+    known = ITERATIONS[name].polynomials
+    if len(known) == 1:
+        return known * num_steps
+    if num_steps > len(known):
+        allowed = f"must be at most {len(known)} with optimizer.orthogonalisation={name}"
+        raise BadInput("optimizer.newton_schulz_steps", num_steps, allowed)
+    return known[:num_steps]
+
+
+def orthogonalised(matrices: Tensor, name: Orthogonalisation, num_steps: int) -> Tensor:
+    """Nearly the closest matrices [matrices, rows, columns] with orthonormal rows or columns.
+
+    It computes in the dtype of the matrices, on a GPU in bf16 if that is fp32.
+    """
+    is_tall = matrices.shape[-2] > matrices.shape[-1]
+    is_halved = matrices.is_cuda and matrices.dtype == torch.float32
+    x = matrices.bfloat16() if is_halved else matrices
+    x = x / (norms(x) * ITERATIONS[name].margin + ITERATIONS[name].eps)
+    x = iterated(x.mT if is_tall else x, polynomials(name, num_steps))
+    return (x.mT if is_tall else x).to(matrices.dtype)
+
+
+def iterated(wide: Tensor, coefficients: Sequence[Coefficients]) -> Tensor:
+    """Applies odd polynomials to the singular values of matrices [matrices, rows, columns]."""
+    for first, third, fifth in coefficients:
+        gram = wide @ wide.mT
+        wide = first * wide + (third * gram + fifth * (gram @ gram)) @ wide
+    return wide
+
+
+def norms(matrices: Tensor) -> Tensor:
+    """The Frobenius norm of each matrix [matrices, rows, columns], as [matrices, 1, 1]."""
+    return matrices.norm(dim=(-2, -1), keepdim=True)
+
+
+def equilibrated(matrices: Tensor) -> Tensor:
+    """Gives the rows of a matrix one length and keeps its norm (MuonEq, arXiv 2603.28254)."""
+    rows = matrices.norm(dim=-1, keepdim=True).clamp_min(1e-6)
+    return matrices * (norms(matrices) / matrices.shape[-2] ** 0.5 / rows)
+
+
+def renormalised(matrices: Tensor) -> Tensor:
+    """Gives matrices the norm √min(rows, columns) of orthogonal ones (Muon+, arXiv 2602.21545)."""
+    return matrices * (min(matrices.shape[-2:]) ** 0.5 / norms(matrices).clamp_min(1e-6))
+
+
+def evened(matrices: Tensor, variance: Tensor, decay: float) -> Tensor:
+    """Divides by the root of `variance` and keeps the norm (NorMuon, arXiv 2510.05491).
+
+    `variance` is averaged in place: the mean square of each row, [matrices, rows, 1], or of each
+    column, [matrices, 1, columns].
+    """
+    along = -1 if variance.shape[-1] == 1 else -2
+    variance.lerp_(matrices.square().mean(along, keepdim=True), 1 - decay)
+    even = matrices * variance.clamp_min(1e-10).rsqrt()
+    return even * (norms(matrices) / norms(even).clamp_min(1e-10))
+
+
+class Orthogonal(Batched):
+    """Updates of hidden matrices by their momentum, orthogonalised.
+
+    A `variance_decay` that is not None evens out the rows of a matrix, or the columns of a wide
+    matrix, as nanochat does. NorMuon's paper evens out rows alone.
+    """
+
+    def __init__(
+        self,
+        groups: list[Group],
+        *,
+        lr: float,
+        decay: float,
+        nesterov: bool,
+        orthogonalisation: Orthogonalisation,
+        steps: int,
+        equilibrate: bool = False,
+        renormalise: bool = False,
+        variance_decay: float | None = None,
+    ) -> None:
+        polynomials(orthogonalisation, steps)  # are there so many?
+        super().__init__(
+            groups,
+            lr=lr,
+            decay=decay,
+            nesterov=nesterov,
+            orthogonalisation=orthogonalisation,
+            steps=steps,
+            equilibrate=equilibrate,
+            renormalise=renormalise,
+            variance_decay=variance_decay,
+        )
+
+    @override
+    def start(self, matrix: Tensor) -> dict[str, Tensor]:
+        state = {"momentum": torch.zeros_like(matrix)}
+        if self.defaults["variance_decay"] is not None:
+            rows, columns = matrix.shape
+            shape = (rows, 1) if rows >= columns else (1, columns)
+            state["variance"] = matrix.new_zeros(shape)
+        return state
+
+    @override
+    def update(self, group: Group, gradient: Tensor, state: dict[str, Tensor]) -> Tensor:
+        momentum = state["momentum"].lerp_(gradient, 1 - group["decay"])
+        ahead = gradient.lerp(momentum, group["decay"]) if group["nesterov"] else momentum
+        if group["equilibrate"]:
+            ahead = equilibrated(ahead)
+        update = orthogonalised(ahead, group["orthogonalisation"], group["steps"])
+        if group["renormalise"]:
+            update = renormalised(update)
+        if group["variance_decay"] is not None:
+            update = evened(update, state["variance"], group["variance_decay"])
+        return update
