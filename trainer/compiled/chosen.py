@@ -62,8 +62,8 @@ def rules(optimizer: Optimizer) -> dict[Tensor, tuple[dict[str, Any], Rule]]:
     found: dict[Tensor, tuple[dict[str, Any], Rule]] = {}
     for part in optimizer.parts if isinstance(optimizer, Together) else [optimizer]:
         make = RULES.get(f"{type(part).__module__.partition('.')[0]}.{type(part).__name__}")
-        for group in part.param_groups if make is not None else []:
-            if (rule := make(group)) is not None:
+        for group in part.param_groups:
+            if make is not None and (rule := make(group)) is not None:
                 found.update(dict.fromkeys(group["params"], (group, rule)))
     return found
 

@@ -1,5 +1,6 @@
 """Orthogonalised momentum: Muon, NorMuon, AdaMuon and Scion; AdamW for the other weights."""
 
+from functools import partial
 from typing import Literal
 
 import torch
@@ -44,24 +45,22 @@ def muon(
     from pytorch_optimizer import Muon  # imported late: it costs a second
 
     adamw = auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps)
-    options = {
-        "lr": lr,
-        "momentum": momentum,
-        "nesterov": nesterov,
-        "ns_steps": newton_schulz_steps,
-        "ns_coeffs": list(polynomials(orthogonalisation, newton_schulz_steps)),
-        "use_adjusted_lr": scaling == "match_rms_adamw",
-    }
+    make = partial(
+        Muon,
+        lr=lr,
+        momentum=momentum,
+        nesterov=nesterov,
+        ns_steps=newton_schulz_steps,
+        ns_coeffs=list(polynomials(orthogonalisation, newton_schulz_steps)),
+        use_adjusted_lr=scaling == "match_rms_adamw",
+    )
     if cautious_decay:
-        return beside_adamw(
-            parameters,
-            lambda groups: CautiousDecay(
-                Muon([{**g, "use_muon": True} for g in groups], **options)
-            ),
-            adamw,
-            weight_decay,
-        )
-    optimizer: Optimizer = Muon(_halves(parameters, adamw, weight_decay), **options)
+
+        def cautious(groups: list[Group]) -> Optimizer:
+            return CautiousDecay(make([{"use_muon": True, **group} for group in groups]))
+
+        return beside_adamw(parameters, cautious, adamw, weight_decay)
+    optimizer: Optimizer = make(_halves(parameters, adamw, weight_decay))
     return optimizer
 
 

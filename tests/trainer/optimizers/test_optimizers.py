@@ -220,6 +220,7 @@ RATES: dict[str, dict[str, float]] = {
     "dion3": {"lr": 0.3},
     "adamuon": {"lr": 0.2},
     "muon": {"lr": 0.2},
+    "nanochat": {"lr": 0.2},
     "normuon": {"lr": 0.2},
     "adopt": {"lr": 0.1},
     "soap": {"lr": 0.1},
