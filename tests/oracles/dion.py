@@ -11,15 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from tests.oracles.hyperball import POLYNOMIALS
 from tests.oracles.optimizers import Batches, Settings
-
-POLYNOMIALS = [
-    (8.156554524902461, -22.48329292557795, 15.878769915207462),
-    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
-    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
-    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
-    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
-]
 
 Even = Callable[[Tensor, Tensor], Tensor]
 """(rows of an update, their places) → rows of the same norm."""
@@ -63,6 +56,6 @@ def _dion(w: Tensor, batches: Batches, o: Settings, scale: float, evened: Even) 
 def _orthonormal(m: Tensor, eps: float) -> Tensor:
     left, values, right = torch.linalg.svd(m, full_matrices=False)
     values = values / (1.02 * m.norm() + eps)
-    for a, b, c in POLYNOMIALS:
+    for a, b, c in POLYNOMIALS["polar_express"]:
         values = a * values + b * values**3 + c * values**5
     return left @ torch.diag(values) @ right

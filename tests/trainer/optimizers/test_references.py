@@ -62,8 +62,8 @@ CASES += [
     ("nanochat", dict.fromkeys(REFINEMENTS, False)),
     *[("nanochat", {**dict.fromkeys(REFINEMENTS, False), key: True}) for key in REFINEMENTS],
 ]
-LONG = ("adamh", "muonh", "nanochat", "normuonh")
-"""Optimizers that are compared over fifty updates.
+LONG = ("adamh", "dion2", "dion3", "muonh", "nanochat", "normuonh")
+"""Optimizers that are compared over fifty updates; KL-SOAP is in test_kl_soap.py.
 
 By hand their matrices were compared over fifty updates with their authors' code, without its casts:
 MuonH, AdamH and NorMuonH of modded-nanogpt at f411b3d (records/track_3_optimization/results/
