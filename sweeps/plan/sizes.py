@@ -37,18 +37,26 @@ def _memory(trials: Sequence[Trial], gpus_per_trial: float) -> str:
     """Return the line on the memory of a rank. To count activations takes seconds, as torch imports
     its compiler for it; a CPU's memory is rarely short."""
     states = _in_bytes(max(trial.plan.memory_bytes for trial in trials))
-    on_gpus = [trial for trial in trials if trial.config["device"] != "cpu"]
-    if not on_gpus:
+    most = _peak([trial for trial in trials if trial.config["device"] != "cpu"])
+    if most is None:
         loss = _in_bytes(max(trial.plan.loss_bytes for trial in trials))
         return (
             f"memory    {states} weights and states per rank, and {loss} in the loss of a "
             "microbatch; other activations aside"
         )
-    peaks = (peak_bytes(trial.config, trial.plan.num_updates) for trial in _of_each_size(on_gpus))
-    most, sharing = max(peaks), int(1 / gpus_per_trial)
+    sharing = int(1 / gpus_per_trial)
     of_gpu = f"; {sharing} trials share a GPU: {_in_bytes(sharing * most)} of it" * (sharing > 1)
     line = f"memory    up to {_in_bytes(most)} per rank in an update, of it {states} weights and"
     return f"{line} states{of_gpu}"
+
+
+def _peak(trials: Sequence[Trial]) -> int | None:
+    """Return the most memory that an update of these trials needs; None if that is not known."""
+    peaks = (peak_bytes(trial.config, trial.plan.num_updates) for trial in _of_each_size(trials))
+    try:
+        return max(peaks, default=None)
+    except (NotImplementedError, RuntimeError):  # a model of one's own that reads numbers
+        return None
 
 
 def _of_each_size(trials: Sequence[Trial]) -> Iterable[Trial]:

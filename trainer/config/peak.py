@@ -31,8 +31,8 @@ WALKED = 3
 class _Costs:
     """Bytes of each stage, beside weights and states.
 
-    A microbatch has `kept` until its backward, which has `again` and `gradients` beside at its end,
-    and the last stage has `loss` beside at its start. An update has `update` beside.
+    A microbatch has `kept` until its backward, which has `loss` beside at its start on the last
+    stage, then `again`, and `gradients` at its end. An update has `update` beside.
     """
 
     kept: tuple[int, ...]
@@ -47,8 +47,9 @@ def peak_bytes(config: Mapping[str, Any], num_updates: int) -> int:
 
     Counted are weights, gradients and states (`largest_rank`), what microbatches keep between
     forward and backward, the loss, recomputed layers, and what the optimizer makes on the way (see
-    `_on_the_way`). Not counted are the context of the GPU and its libraries
-    (about 1 GB), messages between ranks, and holes between blocks of memory.
+    `_on_the_way`). Not counted are the context of the GPU and its libraries (about 1 GB), messages
+    between ranks, and holes between blocks of memory. Raises what torch raises, most often
+    NotImplementedError or RuntimeError, if a model reads numbers in its forward.
     """
     model, schedule = build(config["model"]), build(config["pipeline"], num_updates)
     correction = build(config["correction"], num_updates, schedule.lags)
@@ -108,7 +109,7 @@ def _levels(ops: Sequence[Op], costs: _Costs, last: int) -> Iterator[int]:
         if op.kind == "F":
             living += costs.kept[op.stage]
         if op.kind in ("F", "B", "I"):
-            yield living + costs.again[op.stage] + costs.loss * (op.stage == last)
+            yield living + max(costs.again[op.stage], costs.loss * (op.stage == last))
         if op.kind in ("B", "I"):
             living -= costs.kept[op.stage]
         yield living + costs.update[op.stage] * (op.kind == "U")

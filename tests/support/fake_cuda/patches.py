@@ -41,7 +41,9 @@ def of(gpu: Watched) -> dict[str, object]:
         "set_device": lambda device: None,
         "empty_cache": lambda: None,
         "get_device_name": lambda device=None: NAME,
-        "get_device_properties": lambda device=None: SimpleNamespace(total_memory=BYTES),
+        "get_device_properties": lambda device=None: SimpleNamespace(
+            total_memory=BYTES, major=9, minor=0
+        ),
         "get_rng_state": lambda device=None: torch.get_rng_state(),
         "set_rng_state": lambda state, device=None: None,
         "random.get_rng_state": lambda device=None: torch.get_rng_state(),

@@ -194,6 +194,17 @@ def test_the_paper_s_scales_tell_sizes_memory_and_how_the_model_is_cut(
     assert "; 2 trials share a GPU: " in shared["memory"]
 
 
+def test_a_model_that_reads_numbers_is_priced_without_its_activations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reads(*_: object) -> int:
+        raise NotImplementedError
+
+    monkeypatch.setattr("sweeps.plan.sizes.peak_bytes", reads)
+    words = [f"sweep={written(tmp_path, 'one')}", f"results={tmp_path}", "device=cuda"]
+    assert plan(words, capsys)["memory"].endswith("other activations aside")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
 @pytest.mark.parametrize("scale", ["2b", "10b"])
 def test_without_gpus_the_paper_s_scales_are_refused_in_one_line(
