@@ -160,9 +160,15 @@ CHANGED = {
     "model.loss_chunk": 64,
     "pipeline.slack": True,
     "pipeline.recompute": True,
+    "optimizer.orthogonalisation": "polar_express",
+    "optimizer.cautious_decay": True,
 }
 DELAYED = ["pipeline=pipedream_2bw"]
-HAVE = {"pipeline.recompute": ["pipeline=paci"]}
+HAVE = {
+    "pipeline.recompute": ["pipeline=paci"],
+    "optimizer.orthogonalisation": ["optimizer=muon"],
+    "optimizer.cautious_decay": ["optimizer=muon"],
+}
 """Key → words of a config that has it, if DELAYED has not."""
 
 
