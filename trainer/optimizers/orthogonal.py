@@ -153,7 +153,8 @@ class Orthogonal(Batched):
     @override
     def start(self, matrix: Tensor) -> dict[str, Tensor]:
         state = {"momentum": torch.zeros_like(matrix)}
-        if self.defaults["variance_decay"] is not None:
+        variance_decay = self.defaults["variance_decay"]
+        if variance_decay is not None:
             rows, columns = matrix.shape
             shape = (rows, 1) if rows >= columns else (1, columns)
             state["variance"] = matrix.new_zeros(shape)
@@ -168,6 +169,7 @@ class Orthogonal(Batched):
         update = orthogonalised(ahead, group["orthogonalisation"], group["steps"])
         if group["renormalise"]:
             update = renormalised(update)
-        if group["variance_decay"] is not None:
-            update = evened(update, state["variance"], group["variance_decay"])
+        variance_decay = group["variance_decay"]
+        if variance_decay is not None:
+            update = evened(update, state["variance"], variance_decay)
         return update
