@@ -88,7 +88,8 @@ def test_in_fp32_the_newest_leaf_is_the_master() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_counts_what_the_optimizer_keeps(name: str) -> None:
-    """But for dion's factor of low rank, and the mean of each row that normuon keeps."""
+    """But for dion's factor of low rank, and the means of rows or columns that normuon, normuonh
+    and nanochat keep."""
     factory = maker(name)
     kinds: dict[Kind, tuple[int, int]] = {"matrix": (32, 48), "embedding": (40, 16)}
     weights = [(kind, nn.Parameter(torch.randn(shape))) for kind, shape in kinds.items()]
@@ -100,7 +101,7 @@ def test_a_plan_counts_what_the_optimizer_keeps(name: str) -> None:
     declared = kept_entries(factory.func)
     for kind, weight in weights:
         kept = [t.numel() for t in tree_leaves(optimizer.state[weight]) if _is_tensor(t)]
-        error = 0.25 if name == "dion" else 0.025
+        error = 0.25 if name == "dion" else 0.035
         assert declared(kind, weight.shape) == pytest.approx(sum(kept), rel=error)
 
 
