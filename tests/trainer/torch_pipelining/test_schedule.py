@@ -52,7 +52,7 @@ def test_equals_the_equations(num_stages: int) -> None:
 @pytest.mark.parametrize("num_stages", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_equals_our_own_pipeline(num_stages: int) -> None:
     """Without an oracle in between: the executor of a trial makes the same weights and losses."""
-    names = ["muon", "adamw"]
+    names = ["muon", "adamw", "muonh"]  # muonh: norms that a correction keeps
     if num_stages == 4:  # kron draws random numbers for one weight after the other
         names = [name for name in every_optimizer.NAMES if name != "kron"]
     cases = [Case(4, f"our_{name}", error_feedback=1.0) for name in names]
