@@ -26,12 +26,24 @@ function formatTooltip(shown, sanitize) {
   return `<table>${cells.join("")}</table>`;
 }
 
+// Vega's signal of the width holds that of the plot inside once a chart is fitted, so a chart whose
+// plot was as wide as its room is now would stay as it was.
+const followWidth = (view, chart) => {
+  let width = chart.clientWidth;
+  new ResizeObserver(() => {
+    if (chart.clientWidth === width) return;
+    width = chart.clientWidth;
+    view.signal("width", width, {force: true}).runAsync();
+  }).observe(chart);
+};
+
 async function draw(panel) {
   const spec = json(panel.querySelector("script"));
   const {view} = await vegaEmbed(panel.querySelector(".chart"), spec, options);
   view.addEventListener("click", (event, item) => {
     if (item?.datum?.trial_id) openTrial(item.datum.trial_id);
   });
+  followWidth(view, panel.querySelector(".chart"));
   panel.style.minHeight = "";
   panel.dataset.drawn = "true";
   const figure = panel.closest("figure");
