@@ -326,18 +326,30 @@ def test_the_page_never_scrolls_sideways(browser: Any, width: int) -> None:
     assert page <= window
 
 
+WIDTHS = (
+    "return [...document.querySelectorAll('.panel .chart svg')]"
+    ".map((svg) => svg.getBoundingClientRect().width)"
+)
+
+
 def test_charts_fit_a_phone(browser: Any) -> None:
-    """At 1280 the plot of the first is as wide as the whole chart at 390, and must shrink too."""
-    widths = (
-        "return [...document.querySelectorAll('.panel .chart svg')]"
-        ".map((svg) => svg.getBoundingClientRect().width)"
-    )
-    # Charts are drawn anew one after another.
-    resize(browser, 1280)
-    wait(browser).until(lambda page: page.execute_script(widths)[0] > 390)
     resize(browser, 390)
-    wait(browser).until(lambda page: max(page.execute_script(widths)) <= 390)
-    assert min(browser.execute_script(widths)) > 200
+    # Charts are drawn anew one after another.
+    wait(browser).until(lambda page: max(page.execute_script(WIDTHS)) <= 390)
+    assert min(browser.execute_script(WIDTHS)) > 200
+
+
+def test_a_chart_shrinks_to_the_width_that_its_plot_had(browser: Any) -> None:
+    """Vega's signal of the width then has the new value already."""
+    resize(browser, 1280)
+    wait(browser).until(lambda page: page.execute_script(WIDTHS)[0] > 390)
+    plot, margins = browser.execute_script(
+        "const chart = document.querySelector('.panel .chart');"
+        "const plot = chart.querySelector('path.background').getBoundingClientRect().width;"
+        "return [plot, innerWidth - chart.closest('.panels').clientWidth]"
+    )
+    resize(browser, round(plot) + margins)
+    wait(browser).until(lambda page: page.execute_script(WIDTHS)[0] == round(plot))
 
 
 MARKED = (1, 2, 3)
