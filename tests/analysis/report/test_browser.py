@@ -341,15 +341,23 @@ def test_charts_fit_a_phone(browser: Any) -> None:
 
 def test_a_chart_shrinks_to_the_width_that_its_plot_had(browser: Any) -> None:
     """Vega's signal of the width then has the new value already."""
+    resize(browser, 390)
+    margins = browser.execute_script(
+        "return innerWidth - document.querySelector('.panel .chart').clientWidth"
+    )
     resize(browser, 1280)
-    wait(browser).until(lambda page: page.execute_script(WIDTHS)[0] > 390)
-    plot, margins = browser.execute_script(
-        "const chart = document.querySelector('.panel .chart');"
-        "const plot = chart.querySelector('path.background').getBoundingClientRect().width;"
-        "return [plot, innerWidth - chart.closest('.panels').clientWidth]"
+    wait(browser).until(lambda page: page.execute_script(FITS))
+    plot = browser.execute_script(
+        "return document.querySelector('.panel .chart path.background').getBBox().width"
     )
     resize(browser, round(plot) + margins)
-    wait(browser).until(lambda page: page.execute_script(WIDTHS)[0] == round(plot))
+    wait(browser).until(lambda page: page.execute_script(FITS))
+
+
+FITS = (
+    "const chart = document.querySelector('.panel .chart');"
+    "return chart.clientWidth === Number(chart.querySelector('svg').getAttribute('width'))"
+)
 
 
 MARKED = (1, 2, 3)
