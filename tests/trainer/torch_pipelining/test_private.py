@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import nn
+from torch.distributed import _composable_state
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from trainer.base.errors import BadInput
@@ -24,6 +25,7 @@ def test_no_private_name_of_torch_moved() -> None:
         "stage": stage,
         "module": module,
         "weight": module.weight,
+        "composable_state": _composable_state,
     }
     moved = [
         f"{of}.{name} of torch {torch.__version__}"
