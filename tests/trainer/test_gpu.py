@@ -9,7 +9,9 @@ from torch import Tensor
 from tests.support import hybrid, moe, small
 from tests.support.every_optimizer import NAMES
 from tests.support.trials import ASYNC, untimed
+from trainer.models.delta import gated_delta_rule, unit
 from trainer.models.experts import Routes, multiplied
+from trainer.models.fused_delta import fused_gated_delta_rule
 from trainer.trial import run_trial
 
 Words = tuple[str, ...]
@@ -106,3 +108,20 @@ def test_the_true_pipeline_gives_the_emulation_s_numbers(tmp_path: Path, p: int)
     pipelined = run_trial(small.config(tmp_path, *ASYNC, *stages, *words))
     assert pipelined["final_val_loss"] == pytest.approx(emulated["final_val_loss"], rel=1e-5)
     assert all(0 <= share < 1 for share in pipelined["bubble_by_rank"])
+
+
+def test_the_fused_delta_rule_is_ours() -> None:
+    """Values and gradients, within what bf16 leaves."""
+    pytest.importorskip("fla")
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 100, 64, generator=draw) for _ in range(3))
+    decay, rate = -torch.rand(2, 4, 100, generator=draw), torch.rand(2, 4, 100, generator=draw)
+    inputs = [x.cuda().bfloat16() for x in (unit(q), unit(k), v, decay, rate)]
+    upstream = torch.randn(v.shape, generator=draw).cuda()
+    results = []
+    for rule in (gated_delta_rule, fused_gated_delta_rule):
+        given = [x.float().requires_grad_() for x in inputs]
+        out = rule(*given, 64)
+        results.append([out.float(), *torch.autograd.grad(out, given, upstream.to(out.dtype))])
+    for ours, fused in zip(*results, strict=True):
+        assert (ours - fused).norm() < 0.02 * ours.norm()

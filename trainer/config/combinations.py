@@ -37,6 +37,7 @@ def check_combinations(config: Config) -> None:
         raise BadInput("correction", correction, f"not with optimizer={optimizer}: {why}")
     _check_sharding(config, optimizer)
     _check_compiled_experts(config)
+    _check_fused(config)
     if config["trace"] and config["runner"] == "emulated":
         raise BadInput("trace", True, "needs runner=pipelined: only ranks wait for each other")
     if config["trace"] and config["diagnostics"] is not None:
@@ -69,6 +70,19 @@ def _check_compiled_experts(config: Config) -> None:
         if config[key] != "bfloat16":
             allowed = "must be bfloat16 with experts and compile=true: torch compiles no other"
             raise BadInput(key, config[key], allowed)
+
+
+def _check_fused(config: Config) -> None:
+    """Raises BadInput for a setting without the fused kernels of a Gated DeltaNet."""
+    if not config["model"].get("fused_delta_rule"):
+        return
+    for key, holds, allowed in (
+        ("device", config["device"] != "cpu", "must be a GPU"),
+        ("dtype", config["dtype"] == "bfloat16", "must be bfloat16"),
+        ("deterministic", not config["deterministic"], "must be false, as Triton times kernels,"),
+    ):
+        if not holds:
+            raise BadInput(key, config[key], f"{allowed} with model.fused_delta_rule=true")
 
 
 def check_backward(config: Config, model: Recipe, schedule: Schedule) -> None:

@@ -116,6 +116,7 @@ YOUNGER: Mapping[str, Any] = MappingProxyType(
         "from_pretrained": None,
         "shard_optimizer": False,
         "model.loss_chunk": None,
+        "model.fused_delta_rule": False,
         "optimizer.orthogonalisation": "newton_schulz",
         "optimizer.cautious_decay": False,
         "pipeline.slack": False,

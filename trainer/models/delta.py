@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainer.models.fused_delta import fused_gated_delta_rule
 from trainer.models.initial import Streams
 from trainer.models.layers import RMSNorm, wide
 
@@ -19,7 +20,8 @@ class GatedDeltaNet(nn.Module):
     Queries, keys and values pass a causal convolution over `conv_size` tokens and SiLU. Then a
     head's log decay is −exp(A_log) · softplus(a + dt_bias) and its rate of writing sigmoid(b). Its
     output is normalised and gated by silu(z). The weights of the decay are read in fp32, since the
-    decay is an exponential of one of them, and the rule is computed in fp32 or wider.
+    decay is an exponential of one of them, and the rule is computed in fp32 or wider; in bf16, if
+    it is `fused` and x is bf16.
     """
 
     reads_master = True
@@ -34,9 +36,11 @@ class GatedDeltaNet(nn.Module):
         value_head_size: int,
         conv_size: int,
         chunk_size: int,
+        fused: bool,
         eps: float,
     ) -> None:
         super().__init__()
+        self._fused = fused
         d = hidden_size
         key, value = num_key_heads * key_head_size, num_value_heads * value_head_size
         self._key_head_size, self._value_head_size = key_head_size, value_head_size
@@ -69,7 +73,9 @@ class GatedDeltaNet(nn.Module):
         rate = wide(self.b_proj(x)).sigmoid().transpose(1, 2)
         decay = -self.A_log.exp() * F.softplus(wide(self.a_proj(x)) + self.dt_bias)
         v = self._heads(v, self._value_head_size)
-        out = gated_delta_rule(q, k, v, decay.transpose(1, 2), rate, self._chunk_size)
+        is_fused = self._fused and x.dtype == torch.bfloat16  # evaluations may be in fp32
+        rule = fused_gated_delta_rule if is_fused else gated_delta_rule
+        out = rule(q, k, v, decay.transpose(1, 2), rate, self._chunk_size)
         out = self.norm(out.transpose(1, 2).to(x.dtype))
         gate = F.silu(wide(self.z_proj(x))).unflatten(-1, out.shape[-2:])
         return self.out_proj((out * gate).to(x.dtype).flatten(2))

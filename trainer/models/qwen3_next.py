@@ -17,6 +17,7 @@ from trainer.base.ranges import Few, Rows
 from trainer.models.decoder import LayerSize
 from trainer.models.delta import GatedDeltaNet
 from trainer.models.experts import MixtureWithSharedExpert
+from trainer.models.fused_delta import FUSED_CHUNKS
 from trainer.models.layers import Attention, CentredRMSNorm, Layer, SigmoidGate, SwiGLU
 from trainer.models.mixture import MixtureDecoder, joined
 from trainer.models.recipe import Pretrained
@@ -38,6 +39,7 @@ class Qwen3Next(MixtureDecoder):
     conv_size: Few
     chunk_size: Few
     shared_intermediate_size: Rows
+    fused_delta_rule: bool = False
 
     def __post_init__(self) -> None:
         """Raises BadInput for sizes that do not go together."""
@@ -49,6 +51,9 @@ class Qwen3Next(MixtureDecoder):
         if self.num_value_heads % self.num_key_heads:
             allowed = f"must divide num_value_heads={self.num_value_heads}"
             raise BadInput("model.num_key_heads", self.num_key_heads, allowed)
+        if self.fused_delta_rule and self.chunk_size not in FUSED_CHUNKS:
+            allowed = f"must be one of {FUSED_CHUNKS} with model.fused_delta_rule=true"
+            raise BadInput("model.chunk_size", self.chunk_size, allowed)
 
     @property
     def rotary_size(self) -> int:
@@ -112,6 +117,7 @@ class Qwen3Next(MixtureDecoder):
             value_head_size=self.value_head_size,
             conv_size=self.conv_size,
             chunk_size=self.chunk_size,
+            fused=self.fused_delta_rule,
             eps=self.rms_norm_eps,
         )
 

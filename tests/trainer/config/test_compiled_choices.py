@@ -51,3 +51,24 @@ def test_backwards_in_halves(tmp_path: Path, pipeline: str) -> None:
     config = small.config(tmp_path, *words, "model.num_layers=4", "compile=true", "batch_size=4")
     with pytest.raises(BadInput, match=r"compile=True.*splits backwards"):
         plan_trial(config)
+
+
+FUSED = (
+    *("model=tiny_hybrid", "model.fused_delta_rule=true"),
+    *("device=cuda", "dtype=bfloat16", "deterministic=false"),
+)
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("device=cpu", "device=cpu: must be a GPU"),
+        ("dtype=float32", "dtype=float32: must be bfloat16"),
+        ("deterministic=true", "deterministic=True: must be false"),
+        ("model.chunk_size=8", r"chunk_size=8: must be one of \(16, 32, 64\)"),
+    ],
+)
+def test_a_delta_rule_that_fused_kernels_do_not_have(tmp_path: Path, word: str, says: str) -> None:
+    plan_trial(small.config(tmp_path, *FUSED))
+    with pytest.raises(BadInput, match=f"{says}.* with model.fused_delta_rule=true"):
+        plan_trial(small.config(tmp_path, *FUSED, word))

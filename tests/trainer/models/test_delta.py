@@ -1,12 +1,17 @@
 """The gated delta rule in chunks is the recurrence, and its parts are what they are called."""
 
+import sys
+from types import ModuleType
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tests.oracles import delta as oracle
+from trainer.base.errors import BadInput
 from trainer.models.delta import CausalConvolution, gated_delta_rule, unit
+from trainer.models.fused_delta import fused_gated_delta_rule
 
 SEQ_LEN = 13
 
@@ -68,3 +73,28 @@ def test_the_convolution_is_torchs() -> None:
     padded = F.pad(x.mT, (2, 0))
     expected = F.conv1d(padded, weight.unsqueeze(1), groups=5).mT
     torch.testing.assert_close(convolution(x), expected)
+
+
+def kernel(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, chunk_size: int
+) -> tuple[Tensor, None]:
+    """The recurrence with arguments as fla-core 0.6 documents them: [batch, seq, heads, …]."""
+    assert {x.dtype for x in (q, k, v, beta)} == {torch.bfloat16}
+    assert g.dtype == torch.float32
+    out = oracle.gated_delta_rule(*(x.transpose(1, 2).float() for x in (q, k, v, g, beta)))
+    return out.transpose(1, 2).to(q.dtype), None
+
+
+def test_the_fused_kernel_gets_what_it_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("fla.ops.gated_delta_rule")
+    monkeypatch.setattr(module, "chunk_gated_delta_rule", kernel, raising=False)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    inputs = drawn(torch.float32, 0.5)
+    fused, chunks = fused_gated_delta_rule(*inputs, 16), gated_delta_rule(*inputs, 16)
+    torch.testing.assert_close(fused.float(), chunks, rtol=0.02, atol=0.02)
+
+
+def test_without_fla_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fla.ops.gated_delta_rule", None)
+    with pytest.raises(BadInput, match=r"fused_delta_rule=True: needs `pip install 'pipegap\[fla"):
+        fused_gated_delta_rule(*drawn(torch.float32, 0.5), 16)
