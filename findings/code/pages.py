@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from findings.code import forecasts, measures, sentences, tables, theory
+from findings.code import forecasts, measures, others, sentences, tables, theory
 from findings.code.cells import Markdown
 from findings.code.published import FINDINGS, ROOT
 from trainer.base.cli import one_of
 from trainer.base.errors import BadInput
 
-MODULES = (forecasts, measures, sentences, tables, theory)
+MODULES = (forecasts, measures, others, sentences, tables, theory)
 CALLS: Mapping[str, Callable[..., str]] = {
     name: function
     for module in MODULES

@@ -1,0 +1,125 @@
+"""Numbers of others beside ours: every public function is a call. The rule of `statements` was
+written before the run, in findings/others/sweep.yaml."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from analysis.statistics.intervals import mean_interval, ratio_interval
+from analysis.table.names import minus
+from analysis.table.names import optimizer as name
+from findings.code import cells
+from findings.code.cells import Markdown, TrialGroup, groups, mean, table
+from findings.code.published import FINDINGS, TINY, of_sweep, sweeps
+
+SWEEP = "others"
+NO_CHANGE = 0.05
+"""A share of the gap that counts as nothing."""
+
+
+class Statement(NamedTuple):
+    """What marin's numbers say, with its interval here, in which the rule finds `outcome`."""
+
+    text: str
+    measured: str
+    outcome: str
+
+
+def _reported() -> pd.DataFrame:
+    return pd.read_csv(FINDINGS / SWEEP / "reported.csv")
+
+
+def _measured() -> dict[str, TrialGroup]:
+    """Optimizer → its trials; none before the sweep is published."""
+    if SWEEP not in sweeps(TINY):
+        return {}
+    return {optimizer: group for (optimizer,), group in groups(of_sweep(SWEEP, TINY)).items()}
+
+
+def reported() -> Markdown:
+    """One row per number of marin's, beside ours once there are trials."""
+    measured, rows = _measured(), []
+    for row in _reported().to_dict("records"):
+        arm = str(row["arm"])
+        method = "weight prediction" if arm.endswith("weight_prediction") else "plain"
+        share = "" if pd.isna(row["removed"]) else f"{100 * row['removed']:.0f} %"
+        said = [name(row["optimizer"]), str(row["delay"]), method, f"{row['gap']:+.3f}", share]
+        group = measured.get(row["optimizer"])
+        own = group.arms.get(arm) if group else None
+        rows.append([*said, *([cells.gap(own), cells.removed(own)] if own else [])])
+    heads = ["optimizer", "delay", "remedy", "marin: gap", "removed"]
+    return table([*heads, *(["here: gap", "removed"] if measured else [])], rows)
+
+
+def statements() -> Markdown:
+    """One row per statement that marin's numbers make, with our interval and what the rule says."""
+    rows = list(_statements(_measured(), _reported())) if _measured() else []
+    return table(["marin's numbers say", "here", "verdict"], rows)
+
+
+def _statements(of: dict[str, TrialGroup], theirs: pd.DataFrame) -> Iterator[Statement]:
+    plain = theirs[theirs["removed"].isna()]
+    delays = {str(key): sorted(rows["delay"]) for key, rows in plain.groupby("optimizer")}
+    for optimizer, own in delays.items():
+        losses = of[optimizer].losses
+        for delay in own:
+            cost = losses[_late(delay)] - losses["sync"]
+            yield _above(f"{name(optimizer)}: a delay of {delay} costs loss", cost)
+        for less, more in pairwise(own):
+            apart = losses[_late(more)] - losses[_late(less)]
+            yield _above(f"{name(optimizer)}: a delay of {more} costs more than {less}", apart)
+    for delay in sorted({*delays["muon"]} & {*delays["adamh"]}):
+        adamh, muon = (_gaps(of[optimizer], _late(delay)) for optimizer in ("adamh", "muon"))
+        yield _above(f"a delay of {delay} costs AdamH more than Muon", adamh - muon)
+    for row in theirs[theirs["removed"].notna()].to_dict("records"):
+        losses = of[row["optimizer"]].losses
+        saved = losses[_late(row["delay"])] - losses[row["arm"]]
+        said = f"{name(row['optimizer'])}: weight prediction helps at a delay of {row['delay']}"
+        yield _above(said, saved)
+    muon = {delay: _shares(of["muon"], delay) for delay in delays["muon"]}
+    for less, more in pairwise(delays["muon"]):
+        said = f"Muon: it removes a larger share at a delay of {less} than at {more}"
+        yield _above(said, muon[less] - muon[more])
+    said = "it removes a larger share of Muon's gap than of AdamH's at a delay of 8"
+    yield _above(said, muon[8] - _shares(of["adamh"], 8))
+    for optimizer in delays:
+        yield _nothing(optimizer, of[optimizer])
+
+
+def _late(delay: int) -> str:
+    return f"constant_delay({delay})"
+
+
+def _gaps(group: TrialGroup, arm: str) -> pd.Series:
+    return group.losses[arm] - group.losses["sync"]
+
+
+def _shares(group: TrialGroup, delay: int) -> pd.Series:
+    """What weight prediction removes of a delay's gap, seed by seed."""
+    left = _gaps(group, f"{_late(delay)}_weight_prediction")
+    return 1 - left / _gaps(group, _late(delay))
+
+
+def _above(text: str, differences: pd.Series) -> Statement:
+    """The statement that a mean of paired differences lies above 0."""
+    low, high = mean_interval(differences.dropna().to_numpy())
+    outcome = "agrees" if low > 0 else "disagrees" if high < 0 else "open"
+    return Statement(text, mean(differences), f"**{outcome}**")
+
+
+def _nothing(optimizer: str, group: TrialGroup, delay: int = 8) -> Statement:
+    """The statement that DC-ASGD with a coefficient of 1 removes none of the gap of a delay."""
+    plain = _gaps(group, _late(delay))
+    saved = plain - _gaps(group, f"{_late(delay)}_taylor(1)")
+    both = pd.concat([saved, plain], axis=1).dropna().to_numpy()
+    low, high = ratio_interval(both[:, 0], both[:, 1])
+    if low > -NO_CHANGE and high < NO_CHANGE:
+        outcome = "agrees"
+    else:
+        outcome = "disagrees" if low > NO_CHANGE or high < -NO_CHANGE else "open"
+    text = f"{name(optimizer)}: DC-ASGD with λ = 1 changes nothing at a delay of {delay}"
+    share = np.array([both[:, 0].mean() / both[:, 1].mean(), low, high]) * 100
+    return Statement(text, minus("{:.1f} % [{:.1f}, {:.1f}]".format(*share)), f"**{outcome}**")
