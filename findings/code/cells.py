@@ -17,6 +17,7 @@ from analysis.theory.stability import Stability, stability, three_digits
 from findings.code.predictions import FEEDBACK, settings
 from findings.code.published import View, of_sweep
 from trainer.base.cli import one_of
+from trainer.base.errors import BadInput
 
 K = 0.1
 """The k at which noise is compared."""
@@ -68,6 +69,14 @@ class TrialGroup(NamedTuple):
     def optimizer(self) -> str:
         """The optimizer's name in conf/."""
         return str(self.trial["optimizer"])
+
+    def is_linear(self) -> bool:
+        """Whether the theory is about this optimizer."""
+        try:
+            self.theory()
+        except BadInput:
+            return False
+        return True
 
     def theory(self, arm: str = "delay") -> Stability:
         """A delay of 1, and Error Feedback with the coefficient of an arm (1 if it has none)."""
@@ -137,6 +146,11 @@ def _less(group: TrialGroup, arm: str, other: str = "sync") -> pd.Series | None:
     return group.losses[arm] - group.losses[other] if arm in group.losses else None
 
 
+def _share(group: TrialGroup, arm: str) -> float | None:
+    """What the theory says that an arm removes of the noise, if it says anything."""
+    return group.theory(arm).noise_removed if group.is_linear() else None
+
+
 def together(counts: Iterable[object]) -> str:
     """`8`, or `5 and 4` where counts differ."""
     return " and ".join(dict.fromkeys(map(str, counts)))
@@ -161,10 +175,7 @@ QUANTITIES: Mapping[str, Quantity] = {
     "limit": Quantity(lambda group: group.theory().sync_over_delayed, three_digits),
     "fed limit": Quantity(lambda group: group.theory().corrected_over_delayed, three_digits),
     "noise": Quantity(lambda group: group.theory().noise_delayed, "{:.3f}".format),
-    "share": Quantity(
-        lambda group, arm: group.theory(arm).noise_removed,
-        lambda share: minus(f"{100 * share:.0f} %"),
-    ),
+    "share": Quantity(_share, lambda share: "" if share is None else minus(f"{100 * share:.0f} %")),
 }
 """Name of a quantity → what makes it of a group and of the words that follow the name."""
 

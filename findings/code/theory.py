@@ -49,6 +49,7 @@ def _shares_removed(sweep: str) -> pd.DataFrame:
     rows = [
         {**row, "plain_gap": group.arms["delay"]["gap"], **_numbers(group.theory(arm))}
         for group in groups(of_sweep(sweep, TINY)).values()
+        if group.is_linear()
         for arm, row in group.arms.items()
         if row["method"] == "error_feedback"
     ]
