@@ -1,4 +1,4 @@
-"""What a GPU makes of pipegap, in twenty minutes.
+"""What a GPU makes of pipegap.
 
     python -m bench.gpu out=FOLDER [scale=135m] [device=cuda] [rounds=5] [parts=limits,steps,…]
 

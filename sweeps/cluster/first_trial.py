@@ -5,7 +5,7 @@ They run where the sweep's trials will run, in processes of their own, before an
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ def try_first(
             machine: Machine = on_device(_look, trial.config["device"], results)
             num_gpus = ray.cluster_resources().get("GPU", 0)
             yield from preflight.lines(machine, trial, num_gpus, store)
-            for change in preflight.changes(machine, trial, todo, peak([trial])):
+            for change in preflight.changes(machine, trial, todo, _memory(trial, needed[-1])):
                 yield f"change    {change}"
             yield f"first     {UPDATES} updates of {trial.name}, straight through and with a stop"
             as_trial(_begin, trial.config, folder)
@@ -68,6 +68,12 @@ def try_first(
         return
     finally:
         remove_placement_group(group)
+
+
+def _memory(trial: Trial, resources: Mapping[str, float]) -> int | None:
+    """Return the bytes of its device that the trial and those beside it need, if that is known."""
+    of_rank = peak([trial])
+    return None if of_rank is None else int(1 / resources.get("GPU", 1.0)) * of_rank
 
 
 def _run(
