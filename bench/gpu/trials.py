@@ -18,7 +18,6 @@ from bench.gpu.steps import EF
 from bench.steps import executor, resolved
 from trainer import rehearsal
 from trainer.base.machine import synchronize
-from trainer.base.resources import copied_to_cpu
 from trainer.config.compose import compose
 from trainer.data.bins import HEADER_BYTES, LAYOUTS
 from trainer.folder import checkpoint
@@ -70,7 +69,7 @@ def checkpoints(setting: GPUSetting) -> Iterator[Row]:
     trained = executor(resolved(setting.words(*EF)))
     trained.run(0, 1, lambda update: None)
     seconds, last = {}, _now(setting)
-    copy = copied_to_cpu(trained.state())
+    copy = checkpoint.copied(trained.state())
     seconds["copy"], last = _now(setting) - last, _now(setting)
     with TemporaryDirectory() as name:
         checkpoint.save(Path(name), 1, {"executor": copy}, 1)

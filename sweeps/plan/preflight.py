@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from sweeps.plan.devices import Device, device_of
-from sweeps.plan.sizes import in_bytes
+from sweeps.plan.sizes import in_bytes, while_it_runs
 from sweeps.request.expand import Trial
 from trainer.base.errors import some
 from trainer.base.machine import Machine
@@ -75,7 +75,7 @@ def changes(
     yield from _of_variables(machine)
     if trial.plan.num_processes > 1 and (machine.shared or 0) < SMALLEST_SHARED:
         yield f"give /dev/shm {in_bytes(SMALLEST_SHARED)} or more (docker run --shm-size=8g)"
-    written = sum(t.plan.kept_bytes for t in todo) + 2 * max(t.plan.checkpoint_bytes for t in todo)
+    written = sum(t.plan.kept_bytes for t in todo) + max(map(while_it_runs, todo))
     if written > machine.disk:
         yield f"make room: the sweep writes {in_bytes(written)}; or choose another results="
 

@@ -69,21 +69,32 @@ def _of_each_size(trials: Sequence[Trial]) -> Iterable[Trial]:
 
 
 def storage(trials: Sequence[Trial], todo: Sequence[Trial]) -> str:
-    """Return the line on storage. A running trial has two checkpoints while it writes the second
-    one."""
+    """Return the line on storage, and on the host's memory, which holds a checkpoint of one process
+    on a GPU while it is written."""
     kept = f"about {in_bytes(sum(trial.plan.kept_bytes for trial in trials))} kept of all trials"
     if not todo:
         return f"storage   {kept}"
-    on_gpus = [trial.plan.checkpoint_bytes for trial in todo if trial.config["device"] != "cpu"]
+    copied = [
+        trial.plan.checkpoint_bytes
+        for trial in todo
+        if trial.config["device"] != "cpu" and trial.config["runner"] == "emulated"
+    ]
     in_host = (
-        f"; {in_bytes(max(on_gpus, default=0))} of the host's memory while one is written"
-        * bool(on_gpus)
+        f"; {in_bytes(max(copied, default=0))} of the host's memory while one is written"
+        * bool(copied)
     )
-    running = in_bytes(max(2 * trial.plan.checkpoint_bytes for trial in todo))
     return (
-        f"storage   {kept}, and up to {running} for each that runs (two checkpoints, estimated "
-        f"from its parameters){in_host}"
+        f"storage   {kept}, and up to {in_bytes(max(map(while_it_runs, todo)))} for each that runs "
+        f"(two checkpoints, estimated from its parameters; a third while ranks write){in_host}"
     )
+
+
+def while_it_runs(trial: Trial) -> int:
+    """Return the bytes of disk that a running trial takes at most.
+
+    It has a checkpoint and one that is written; of a true pipeline also what the ranks have sent.
+    """
+    return (2 + (trial.config["runner"] != "emulated")) * trial.plan.checkpoint_bytes
 
 
 def in_bytes(number: float) -> str:
