@@ -11,7 +11,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from statistics import median
+from tempfile import gettempdir
 from typing import Any
 
 import torch
@@ -95,7 +97,9 @@ def executor(gang: Gang, schedule: Schedule, reducer: type[Reducer]) -> Pipeline
     )
     m, clip, clock = schedule.num_microbatches, Clip(1e-3), Clock(CPU, True)
     tokens = torch.zeros(m * SHAPE[0], SHAPE[1] + 1, dtype=torch.long)
-    made = Pipelined([stage], schedule, lambda t: tokens, cross_entropy, clip, gang, clock, SHAPE)
+    spill = Path(gettempdir())
+    parts = schedule, lambda t: tokens, cross_entropy, clip, gang, clock, SHAPE, spill
+    made = Pipelined([stage], *parts)
     made._reducer = reducer(gang, {gang.place: stage}, RANKS, m, clip, clock)
     return made
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from bench.timing import medians
 from trainer.base.build import build
-from trainer.base.resources import reproducible
+from trainer.base.resources import rank_device, reproducible
 from trainer.config.compose import compose
 from trainer.data.batches import Batches, Windows
 from trainer.data.tokens import Tokens
@@ -53,11 +53,15 @@ def on_ranks(
     receive: Send,
     num_stages: int = RANKS,
     num_replicas: int = 1,
+    device: str = "cpu",
 ) -> None:
-    """Runs `program` on every rank of a new gang; `receive` gets what the ranks send."""
+    """Runs `program` on every rank of a new gang; `receive` gets what the ranks send.
+
+    With `device=cuda` each rank has a GPU of its own.
+    """
     shape = num_stages, num_replicas
     parent = Parent(receive, timeout=TIMEOUT)
-    run_gang(_as_rank, (program, shape, arguments), num_stages * num_replicas, parent)
+    run_gang(_as_rank, (program, shape, device, arguments), num_stages * num_replicas, parent)
 
 
 def _as_rank(
@@ -66,11 +70,15 @@ def _as_rank(
     send: Send,
     program: Program,
     shape: tuple[int, int],
+    device: str,
     arguments: Sequence[object],
 ) -> None:
+    own = rank_device(device, heartbeat.rank)
+    if own.type == "cuda":
+        torch.cuda.set_device(own)  # NCCL and new streams use the current device
     with (
         reproducible(0, 1),
-        joined(store, heartbeat.rank, *shape, CPU, heartbeat, TIMEOUT) as gang,
+        joined(store, heartbeat.rank, *shape, own, heartbeat, TIMEOUT) as gang,
     ):
         program(gang, send, *arguments)
 
@@ -104,16 +112,18 @@ def prepare(num_microbatches: int, pipeline: str, *words: str) -> tuple[dict[str
     return config, Parts(model, schedule, lambda t: 1.0, batches, validation)
 
 
-def ours(gang: Gang, num_microbatches: int, pipeline: str, *words: str) -> Run:
-    """Our executor, from one drain to the next."""
+def ours(
+    gang: Gang, num_microbatches: int, pipeline: str, *words: str, updates: int | None = None
+) -> Run:
+    """Our executor, from one drain to the next: `updates`, or as many as are timed together."""
     config, parts = prepare(num_microbatches, pipeline, *words)
     executor = build_pipelined(config, parts, gang)
-    updates = IN_A_ROW // num_microbatches
-    firsts = count(0, updates)
+    number = updates or IN_A_ROW // num_microbatches
+    firsts = count(0, number)
 
     def run() -> None:
         first = next(firsts)
-        executor.run(first, first + updates, lambda update: None)
+        executor.run(first, first + number, lambda update: None)
 
     return run
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -106,6 +107,7 @@ def build_pipelined(config: Config, parts: Parts, gang: Gang) -> Pipelined:
         gang,
         Clock(device, config["trace"]),
         torch.Size([rows, config["seq_len"], parts.model.hidden_size]),
+        Path(config["out"] or config["results"]),
     )
 
 

@@ -2,37 +2,41 @@
 
     python -m bench.gpu out=FOLDER [scale=135m] [device=cuda] [rounds=5] [parts=limits,steps,…]
 
-Measures the device's ceilings, a whole update by optimizer and arm beside the same step of
-transformers, the update alone, the evaluation, and whole trials; writes `out`/measured.json and
-`out`/README.md after each part. About ten minutes at 135m on one GPU. With `device=cpu scale=micro`
-it is a dry run: every part runs, and its times say nothing.
+Looks at the machine; rehearses trials with a stop and a resume; then measures the device's
+ceilings, a whole update by optimizer and arm beside the same step of transformers, evaluations,
+checkpoints, whole trials, two ranks on two GPUs, an update beside what a fake GPU counted of it,
+and the update alone.
+
+Each row is appended to `out`/measured.jsonl when it is measured. `out`/README.md has all rows
+there, those of earlier commands too; of two with one name it has the later. A part that fails
+leaves a row with its error, and the next part begins. With `device=cpu scale=micro` it is a dry
+run: all that needs no GPU runs, and its times say nothing.
 """
 
+import gc
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from bench.gpu import steps
-from bench.gpu.device import GPUSetting, ceilings
-from trainer.base.cli import BAD_INPUT, DONE, end_with, split_word
-from trainer.base.errors import BadInput
+from bench.gpu import fake, pair, steps, trials
+from bench.gpu.device import GPUSetting, Row, ceilings
+from bench.gpu.page import page
+from trainer.base.cli import BAD_INPUT, DONE, FAILED, end_with, split_word
+from trainer.base.errors import BadInput, one_line
+from trainer.base.machine import look
 from trainer.base.resources import device_name, reproducible, require_device
 
-Measurements = dict[str, Any]
-PARTS: dict[str, Callable[[GPUSetting, Measurements], Any]] = {
-    "limits": lambda setting, measured: ceilings(setting),
-    "steps": lambda setting, measured: steps.whole(setting, measured["limits"]["flops_per_second"]),
-    "updates": lambda setting, measured: steps.updates(setting),
-    "evaluation": lambda setting, measured: steps.evaluation(setting),
-    "trials": lambda setting, measured: steps.trials(setting),
-}
-"""Name → what it measures, given what the parts before it measured."""
-PEER = "transformers, compiled"
-"""The step that ours are compared with."""
+Rows = dict[str, Row]
+Measured = dict[str, Rows]
+
+
+def preflight(setting: GPUSetting, out: Path) -> Iterator[Row]:
+    """Yields a row per thing that was found of the machine."""
+    for name, found in look(setting.device, out)._asdict().items():
+        yield {"name": name, "found": found}
 
 
 def main() -> int:
@@ -45,122 +49,98 @@ def main() -> int:
 
 
 def _main() -> int:
-    known = {"scale": "135m", "device": "cuda", "rounds": "5", "parts": ",".join(PARTS)}
+    known = {"scale": "135m", "device": "cuda", "rounds": "5"}
     own = dict(map(split_word, sys.argv[1:]))
     if "out" not in own:
         raise BadInput("out", "missing", "must name a folder")
-    more = tuple(f"{key}={value}" for key, value in own.items() if key not in {*known, "out"})
+    out = Path(own.pop("out"))
+    wanted = own.pop("parts", "")
+    more = tuple(f"{key}={value}" for key, value in own.items() if key not in known)
     given = {**known, **own}
-    parts = given["parts"].split(",")
-    if unknown := {*parts} - {*PARTS}:
-        raise BadInput("parts", ", ".join(sorted(unknown)), f"must be of {', '.join(PARTS)}")
-    if "steps" in parts and "limits" not in parts[: parts.index("steps")]:
-        raise BadInput("parts", given["parts"], "must have limits before steps")
     device = require_device(given["device"])
     setting = GPUSetting(given["scale"], device, int(given["rounds"]), more)
-    out = Path(given["out"])
+    measured = _read(out / "measured.jsonl")
+    parts = _parts(setting, measured, out)
+    chosen = wanted.split(",") if wanted else [*parts]
+    if unknown := {*chosen} - {*parts}:
+        raise BadInput("parts", ", ".join(sorted(unknown)), f"must be of {', '.join(parts)}")
     out.mkdir(parents=True, exist_ok=True)
-    measured: Measurements = {
-        "device": device_name(device),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "scale": given["scale"],
-        "words": setting.words(),
-    }
-    for part in parts:
-        with reproducible(0, torch.get_num_threads()):
-            measured[part] = PARTS[part](setting, measured)
-        torch.cuda.empty_cache()
-        (out / "measured.json").write_text(json.dumps(measured, indent=1))
-        (out / "README.md").write_text(page(measured))
+    versions = f"torch {torch.__version__}, CUDA {torch.version.cuda}"
+    head = f"{device_name(device)}, {versions}; {given['scale']}"
+    failed = False
+    for part in chosen:
+        failed |= not _measure(part, parts[part], measured, out)
+        (out / "README.md").write_text(page(head, measured))
     print((out / "README.md").read_text())
-    return DONE
+    return FAILED if failed else DONE
 
 
-def page(measured: Mapping[str, Any]) -> str:
-    """All tables of what `bench.gpu` measured; a part that was not measured has none."""
-    tables: Mapping[str, Callable[[Any], str]] = {
-        "limits": _limits,
-        "steps": _steps,
-        "updates": _updates,
-        "evaluation": _evaluation,
-        "trials": _trials,
+def _parts(
+    setting: GPUSetting, measured: Measured, out: Path
+) -> Mapping[str, Callable[[], Iterator[Row]]]:
+    """Name → what it measures; the steps use the ceilings that were measured before."""
+    return {
+        "preflight": lambda: preflight(setting, out),
+        "rehearsals": lambda: trials.rehearsals(setting),
+        "limits": lambda: ceilings(setting),
+        "steps": lambda: steps.whole(setting, _flops(measured)),
+        "evaluation": lambda: steps.evaluation(setting),
+        "checkpoints": lambda: trials.checkpoints(setting),
+        "trials": lambda: trials.trials(setting),
+        "pair": lambda: pair.pair(setting),
+        "fake": lambda: fake.beside(setting),
+        "updates": lambda: steps.updates(setting),
     }
-    parts = [table(measured[part]) for part, table in tables.items() if part in measured]
-    versions = f"torch {measured['torch']}, CUDA {measured['cuda']}"
-    where = f"{measured['device']}, {versions}; {measured['scale']}"
-    return "\n\n".join([where, *parts]) + "\n"
 
 
-def _limits(ceilings: Mapping[str, float]) -> str:
-    return (
-        f"A product of matrices in bf16: {ceilings['flops_per_second'] / 1e12:.0f} TFLOP/s; "
-        f"a copy: {ceilings['bytes_per_second'] / 1e12:.2f} TB/s, read and written bytes counted."
-    )
+def _flops(measured: Measured) -> float:
+    if "limits" not in measured:
+        raise BadInput("parts", "steps", "must come after limits")
+    [row] = measured["limits"].values()
+    return float(row["flops_per_second"])
 
 
-def _steps(rows: Sequence[Mapping[str, Any]]) -> str:
-    peer = next(row["seconds"] for row in rows if row["step"] == PEER)
-    head = (
-        *("", "ms per update", "least … most", "of it kernels, ms", "tokens/s"),
-        *("of the product's FLOP/s", f"{PEER} / this", "peak, GB", "first update, s"),
-    )
-    return _table(
-        head,
-        [
-            (
-                row["step"],
-                f"{1e3 * row['seconds']:.0f}",
-                f"{1e3 * row['least']:.0f} … {1e3 * row['most']:.0f}",
-                f"{1e3 * row['busy']:.0f}",
-                f"{row['tokens_per_second']:,.0f}",
-                f"{100 * row['share_of_product']:.1f} %",
-                f"{peer / row['seconds']:.2f}",
-                f"{row['peak_bytes'] / 1e9:.1f}",
-                f"{row['first']:.0f}",
-            )
-            for row in rows
-        ],
-    )
+def _measure(part: str, rows: Callable[[], Iterator[Row]], measured: Measured, out: Path) -> bool:
+    """Appends the rows of a part to the file, each when it is there; returns whether all went well.
+
+    An error is a row of its own.
+    """
+    try:
+        with reproducible(0, torch.get_num_threads()):
+            for row in rows():
+                _append(part, row, measured, out)
+        return True
+    except BadInput:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {one_line(error)}"
+        _append(part, {"name": "failed", "said": why}, measured, out)
+        return False
+    finally:
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
-def _updates(rows: Sequence[Mapping[str, Any]]) -> str:
-    head = ("the update alone (with a step on eight tokens)", "ms")
-    return _table(head, [(row["update"], f"{1e3 * row['seconds']:.1f}") for row in rows])
+def _append(part: str, row: Row, measured: Measured, out: Path) -> None:
+    measured.setdefault(part, {})[row["name"]] = row
+    with (out / "measured.jsonl").open("a") as file:
+        file.write(json.dumps({"part": part, **row}) + "\n")
+    print(f"{part}: {row['name']}", file=sys.stderr, flush=True)
 
 
-def _evaluation(rows: Sequence[Mapping[str, Any]]) -> str:
-    head = ("evaluation", "tokens/s")
-    return _table(head, [(row["evaluation"], f"{row['tokens_per_second']:,.0f}") for row in rows])
-
-
-def _trials(rows: Sequence[Mapping[str, Any]]) -> str:
-    head = (
-        *("a whole trial", "process, s", "trial, s", "first update, s", "tokens/s"),
-        *("tokens/s without the first updates", "beside updates, s", "peak, GB", "final loss"),
-    )
-    return _table(
-        head,
-        [
-            (
-                row["trial"],
-                f"{row['seconds']:.0f}",
-                f"{row['wall_seconds']:.0f}",
-                f"{row['first_update']:.0f}",
-                f"{row['tokens_per_second']:,.0f}",
-                f"{row['later_tokens_per_second']:,.0f}",
-                f"{row['beside_updates']:.1f}",
-                f"{row['peak_bytes'] / 1e9:.1f}",
-                f"{row['final_val_loss']:.4f}",
-            )
-            for row in rows
-        ],
-    )
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def _read(path: Path) -> Measured:
+    """What earlier commands measured. Drops a last line that a kill has cut."""
+    measured: Measured = {}
+    if not path.exists():
+        return measured
+    text = path.read_text()
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        path.write_text(whole)
+    for line in whole.splitlines():
+        row = json.loads(line)
+        measured.setdefault(row.pop("part"), {})[row["name"]] = row
+    return measured
 
 
 if __name__ == "__main__":

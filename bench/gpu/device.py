@@ -2,21 +2,24 @@
 nothing."""
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import torch
+from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
 
 from bench import timing
 from bench.steps import words_of_scale
-from bench.timing import Call, in_turn
+from bench.timing import Call
+from trainer.base.machine import copied_per_second, synchronize
 
-WIDTH = 8192
-BYTES = 4 * 2**30
-ON_A_CPU = 64
-"""How many times narrower the product and smaller the copy are in a dry run."""
+WIDTHS = {"cuda": 8192, "cpu": 128}
+"""Width of the square product that is timed, by type of device."""
+Row = dict[str, Any]
+"""What was measured of one thing: its `name`, and numbers."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,6 @@ class GPUSetting:
     def words(self, *words: str) -> list[str]:
         """The words of the scale, then `words`; later ones win."""
         return words_of_scale(self.scale, f"device={self.device}", *self.more, *words)
-
-
-def synchronize(device: torch.device) -> None:
-    """Waits until the device has done all that it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def seconds_of(run: Call, device: torch.device) -> float:
@@ -57,67 +54,68 @@ class ReadyCall:
 
     `first` are the seconds of its first call, compilation included. `peak` is the most memory in
     bytes that it held in its second, its weights and states included. `busy` are the seconds that
-    kernels took in its third: what is left of a call the GPU waits for the host. 0 on a CPU.
+    its `launches`, kernels and copies, took in its third: what is left of a call the GPU waits for
+    the host. 0 on a CPU. `graphs` and `breaks` are those of torch's compiler in these calls.
     """
 
     step: Call
     first: float
     peak: int
     busy: float
+    launches: int
+    graphs: int
+    breaks: int
 
 
 def prepare(make: Callable[[], Call], device: torch.device) -> ReadyCall:
-    """Makes a step and calls it three times."""
+    """Makes a step and calls it three times. What was made before is freed, if nobody holds it."""
     gc.collect()
-    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    counters.clear()
+    before = 0
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated(device)
     return warmed(make(), device, before)
 
 
 def warmed(step: Call, device: torch.device, before: int = 0) -> ReadyCall:
     """Calls a step three times; `before` are the bytes that were in use before it was made."""
     first = seconds_of(step, device)
-    if device.type != "cuda":
-        step()
-        return ReadyCall(step, first, 0, 0.0)
-    torch.cuda.reset_peak_memory_stats(device)
+    peak, busy, launches = 0, 0.0, 0
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     step()
-    peak = torch.cuda.max_memory_allocated(device) - before
-    return ReadyCall(step, first, peak, _busy(step, device))
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device) - before
+        busy, launches = _on_device(step, device)
+    graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+    return ReadyCall(step, first, peak, busy, launches, graphs, breaks)
 
 
-def _busy(step: Call, device: torch.device) -> float:
-    """Seconds of the GPU's kernels and copies in a call of a step."""
+def _on_device(step: Call, device: torch.device) -> tuple[float, int]:
+    """Seconds and number of the GPU's kernels and copies in a call of a step."""
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         step()
         synchronize(device)
-    return sum(event.self_device_time_total for event in profiled.key_averages()) / 1e6
+    there = [event for event in profiled.key_averages() if event.self_device_time_total > 0]
+    seconds = sum(event.self_device_time_total for event in there) / 1e6
+    return seconds, sum(event.count for event in there)
 
 
-def timed(
-    contenders: Mapping[str, ReadyCall], rounds: int, device: torch.device
-) -> dict[str, list[float]]:
-    """Seconds of every call, by contender, in turn."""
-    steps = {name: contender.step for name, contender in contenders.items()}
-    return in_turn(steps, rounds, lambda step: seconds_of(step, device))
+def timed(step: Call, rounds: int, device: torch.device) -> list[float]:
+    """Seconds of each of `rounds` calls."""
+    return [seconds_of(step, device) for _ in range(rounds)]
 
 
-def ceilings(setting: GPUSetting) -> dict[str, float]:
+def ceilings(setting: GPUSetting) -> Iterator[Row]:
     """FLOP/s of a square product in bf16, and bytes/s of a copy: read and written ones."""
-    shrink = 1 if setting.device.type == "cuda" else ON_A_CPU
-    width, size = WIDTH // shrink, BYTES // shrink**2
-    left, right = (
-        torch.randn(width, width, device=setting.device, dtype=torch.bfloat16) for _ in range(2)
-    )
-    source = torch.randint(0, 255, (size,), device=setting.device, dtype=torch.uint8)
-    target = torch.empty_like(source)
-    steps = {
-        "product": lambda: [left @ right for _ in range(10)],
-        "copy": lambda: [target.copy_(source) for _ in range(10)],
-    }
-    ready = {name: warmed(step, setting.device) for name, step in steps.items()}
-    times = timed(ready, 3 * setting.rounds, setting.device)
-    seconds = {name: median(calls) for name, calls in times.items()}
-    return {
-        "flops_per_second": 10 * 2 * width**3 / seconds["product"],
-        "bytes_per_second": 10 * 2 * size / seconds["copy"],
+    device = setting.device
+    width = WIDTHS[device.type]
+    left, right = (torch.randn(width, width, device=device).bfloat16() for _ in range(2))
+    ready = warmed(lambda: [left @ right for _ in range(10)], device)
+    seconds = median(timed(ready.step, 3 * setting.rounds, device))
+    yield {
+        "name": "a product of matrices in bf16, and a copy",
+        "flops_per_second": 10 * 2 * width**3 / seconds,
+        "bytes_per_second": copied_per_second(device),
     }

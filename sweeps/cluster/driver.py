@@ -66,7 +66,7 @@ def run_trials(
     trials = work.left
     needed = {trial.plan.trial_id: bundles(trial, gpus_per_trial) for trial in trials}
     for bundle in needed.values():
-        _require(bundle)
+        require_resources(bundle)
     smallest = min(needed.values(), key=_amount)
     stop = StopWhenAsked(asked_to_stop, display.running)
     train = tune.with_parameters(_train, flag=stop.flag, tracking=tracking, store=store)
@@ -193,7 +193,8 @@ def _resources(payload: Mapping[str, Any]) -> PlacementGroupFactory:
     return PlacementGroupFactory(payload["trial"]["bundles"])
 
 
-def _require(needed: Sequence[Mapping[str, float]]) -> None:
+def require_resources(needed: Sequence[Mapping[str, float]]) -> None:
+    """Raise BadInput if the cluster is too small for a trial that needs these bundles."""
     available = ray.cluster_resources()
     for key, resource in (("device", "GPU"), ("num_threads", "CPU")):
         amount = sum(bundle.get(resource, 0.0) for bundle in needed)

@@ -78,6 +78,8 @@ def _request_words(words: Sequence[str]) -> list[str]:
             "results=  the store (default: results): a folder, or s3://, gs://, az://BUCKET/PREFIX\n"
             "dry_run=  true prints the plan and runs nothing; gpus=8 prices it on so many GPUs\n"
             "gpus_per_trial=  of a trial without ranks, e.g. 0.5 to run two on each GPU\n"
+            "first_trial=  true tries six updates before the sweep, as a sweep on GPUs does by "
+            "itself; false does not\n"
             f"tracking=  {trackers}: where to follow the trials; tracking.KEY=… "
             "as in conf/tracking/ (default: none)\n"
             "seeds=[0,1], grid.KEY=[…], tune.KEY=[…] and advice.KEY=… replace the sweep file's; "
@@ -112,6 +114,7 @@ def _run(
         from sweeps.view.render import DriverConsole
 
         require_seen_by_nodes(store)
+        _try_first(request, sweeps, asked_to_stop)
         work = WorkList(store.trials())
         work.add(_missing(sweeps))
         while len(work) and not asked_to_stop():
@@ -128,6 +131,24 @@ def _run(
                 sweeps = _refreshed(request, sweeps, store, asked_to_stop)
                 work.add(_missing(sweeps))
         return sweeps, asked_to_stop()
+
+
+def _try_first(
+    request: Request, sweeps: Sequence[SweepPlan], asked_to_stop: Callable[[], bool]
+) -> None:
+    """Trains the first updates of the largest trial, unless some trial of the sweeps has ended.
+
+    By itself only where a trial takes GPUs. Raises Unavailable in one line if the updates fail.
+    """
+    todo = _missing(sweeps)
+    on_gpus = [trial for trial in todo if trial.config["device"] != "cpu"]
+    wanted = bool(on_gpus) if request.first_trial is None else request.first_trial
+    if not wanted or any(finished(trial) is not None for trial in all_planned(sweeps)):
+        return
+    from sweeps.cluster.first_trial import try_first
+
+    for line in try_first(on_gpus or todo, request.gpus_per_trial, request.where, asked_to_stop):
+        print(line, flush=True)
 
 
 def _refreshed(

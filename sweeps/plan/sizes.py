@@ -36,21 +36,21 @@ def sizes(trials: Sequence[Trial], gpus_per_trial: float) -> Iterator[str]:
 def _memory(trials: Sequence[Trial], gpus_per_trial: float) -> str:
     """Return the line on the memory of a rank. To count activations takes seconds, as torch imports
     its compiler for it; a CPU's memory is rarely short."""
-    states = _in_bytes(max(trial.plan.memory_bytes for trial in trials))
-    most = _peak([trial for trial in trials if trial.config["device"] != "cpu"])
+    states = in_bytes(max(trial.plan.memory_bytes for trial in trials))
+    most = peak([trial for trial in trials if trial.config["device"] != "cpu"])
     if most is None:
-        loss = _in_bytes(max(trial.plan.loss_bytes for trial in trials))
+        loss = in_bytes(max(trial.plan.loss_bytes for trial in trials))
         return (
             f"memory    {states} weights and states per rank, and {loss} in the loss of a "
             "microbatch; other activations aside"
         )
     sharing = int(1 / gpus_per_trial)
-    of_gpu = f"; {sharing} trials share a GPU: {_in_bytes(sharing * most)} of it" * (sharing > 1)
-    line = f"memory    up to {_in_bytes(most)} per rank in an update, of it {states} weights and"
+    of_gpu = f"; {sharing} trials share a GPU: {in_bytes(sharing * most)} of it" * (sharing > 1)
+    line = f"memory    up to {in_bytes(most)} per rank in an update, of it {states} weights and"
     return f"{line} states{of_gpu}"
 
 
-def _peak(trials: Sequence[Trial]) -> int | None:
+def peak(trials: Sequence[Trial]) -> int | None:
     """Return the most memory that an update of these trials needs; None if that is not known."""
     peaks = (peak_bytes(trial.config, trial.plan.num_updates) for trial in _of_each_size(trials))
     try:
@@ -69,24 +69,35 @@ def _of_each_size(trials: Sequence[Trial]) -> Iterable[Trial]:
 
 
 def storage(trials: Sequence[Trial], todo: Sequence[Trial]) -> str:
-    """Return the line on storage. A running trial has two checkpoints while it writes the second
-    one."""
-    kept = f"about {_in_bytes(sum(trial.plan.kept_bytes for trial in trials))} kept of all trials"
+    """Return the line on storage, and on the host's memory, which holds a checkpoint of one process
+    on a GPU while it is written."""
+    kept = f"about {in_bytes(sum(trial.plan.kept_bytes for trial in trials))} kept of all trials"
     if not todo:
         return f"storage   {kept}"
-    on_gpus = [trial.plan.checkpoint_bytes for trial in todo if trial.config["device"] != "cpu"]
+    copied = [
+        trial.plan.checkpoint_bytes
+        for trial in todo
+        if trial.config["device"] != "cpu" and trial.config["runner"] == "emulated"
+    ]
     in_host = (
-        f"; {_in_bytes(max(on_gpus, default=0))} of the host's memory while one is written"
-        * bool(on_gpus)
+        f"; {in_bytes(max(copied, default=0))} of the host's memory while one is written"
+        * bool(copied)
     )
-    running = _in_bytes(max(2 * trial.plan.checkpoint_bytes for trial in todo))
     return (
-        f"storage   {kept}, and up to {running} for each that runs (two checkpoints, estimated "
-        f"from its parameters){in_host}"
+        f"storage   {kept}, and up to {in_bytes(max(map(while_it_runs, todo)))} for each that runs "
+        f"(two checkpoints, estimated from its parameters; a third while ranks write){in_host}"
     )
 
 
-def _in_bytes(number: float) -> str:
+def while_it_runs(trial: Trial) -> int:
+    """Return the bytes of disk that a running trial takes at most.
+
+    It has a checkpoint and one that is written; of a true pipeline also what the ranks have sent.
+    """
+    return (2 + (trial.config["runner"] != "emulated")) * trial.plan.checkpoint_bytes
+
+
+def in_bytes(number: float) -> str:
     """Return a number of bytes with three digits, in the unit that suits it."""
     for name in ("B", "kB", "MB", "GB"):
         if number < 1000:

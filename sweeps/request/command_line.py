@@ -20,11 +20,13 @@ from sweeps.request.files import (
 from sweeps.request.schema import PREFIXES, Sweep, keys, refuse_reserved
 from sweeps.tracking import choice
 from sweeps.tracking.choice import Tracking
-from trainer.base.cli import number, split_word, take_flag
+from trainer.base.cli import number, split_word, take_choice, take_flag
 from trainer.base.errors import BadInput
 from trainer.base.ranges import MAX_COUNT
 
 SEARCH = "search"
+CHOICES = {"null": None, "true": True, "false": False}
+"""What can be said of `first_trial`."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Request:
     gpus: int
     """How many the plan counts with; 0: those of this machine."""
     tracking: Tracking
+    first_trial: bool | None = None
+    """Whether a trial's first updates are tried before the sweep; None: if a trial takes GPUs."""
 
     @property
     def title(self) -> str:
@@ -59,6 +63,7 @@ def parse_request(arguments: Sequence[str]) -> Request:
     names, scale = given.pop("sweep", ""), present_scale(given.pop("scale", "few_updates"))
     results, dry_run = given.pop("results", "results"), take_flag(given, "dry_run")
     gpus_per_trial = parse_gpus(given.pop("gpus_per_trial", "1"))
+    first_trial = CHOICES[take_choice(given, "first_trial", [*CHOICES])]
     gpus = parse_count("gpus", given.pop("gpus", "0"), low=0)
     files = [(f"{slug(name)}-{scale}", content) for name, content in sweep_files(names)]
     labels = [label for label, _ in files]
@@ -87,6 +92,7 @@ def parse_request(arguments: Sequence[str]) -> Request:
         gpus_per_trial=gpus_per_trial,
         gpus=gpus,
         tracking=tracking,
+        first_trial=first_trial,
     )
 
 

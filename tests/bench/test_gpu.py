@@ -1,40 +1,90 @@
 """The benchmark of a GPU runs to its end on a CPU, and its tables have what it measured."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
+from bench.gpu import steps, trials
 from bench.gpu.__main__ import main
-from bench.gpu.steps import STEPS, TRIALS
+from bench.gpu.device import GPUSetting, Row
+from bench.gpu.pair import pair
 
 SMALL = (
     *("device=cpu", "scale=micro", "rounds=1", "compile=false", "dtype=bfloat16"),
     *("model.hidden_size=24", "model.intermediate_size=16", "seq_len=16"),
     *("batch_size=4", "pipeline.num_microbatches=4"),
 )
+NARROW = tuple(word for word in SMALL if not word.startswith("model."))
 
 
-def measured(out: Path, parts: str) -> tuple[dict, str]:
-    with patch("sys.argv", ["bench.gpu", f"out={out}", f"parts={parts}", *SMALL]):
-        assert main() == 0
-    return json.loads((out / "measured.json").read_text()), (out / "README.md").read_text()
+def run(out: Path, *words: str) -> int:
+    with patch("sys.argv", ["bench.gpu", f"out={out}", *words]):
+        return main()
+
+
+def rows(out: Path) -> dict[str, dict[str, Row]]:
+    found: dict[str, dict[str, Row]] = {}
+    for line in (out / "measured.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        found.setdefault(row["part"], {})[row["name"]] = row
+    return found
 
 
 def test_steps_of_every_kind_are_measured(tmp_path: Path) -> None:
-    found, page = measured(tmp_path, "limits,steps")
-    rows = {row["step"]: row for row in found["steps"]}
-    assert [*rows] == [*STEPS]
-    assert all(0 < row["least"] <= row["seconds"] <= row["most"] for row in rows.values())
-    assert all(f"| {name} |" in page for name in STEPS)
+    assert run(tmp_path, "parts=preflight,limits,steps,checkpoints,fake", *NARROW) == 0
+    found, page = rows(tmp_path), (tmp_path / "README.md").read_text()
+    assert [*found["steps"]] == [*steps.STEPS]
+    assert all(0 < row["least"] <= row["seconds"] <= row["most"] for row in found["steps"].values())
+    assert all(f"| {name} |" in page for name in steps.STEPS)
+    [saved] = found["checkpoints"].values()
+    assert min(saved[key] for key in ("bytes", "copy", "write", "read", "restore")) > 0
+    assert page.count("\n| --- |") == 5
+
+
+def test_a_killed_command_keeps_its_rows_and_a_failed_part_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(setting: GPUSetting) -> Iterator[Row]:
+        yield {"name": "first", "tokens_per_second": 1.0}
+        raise KeyboardInterrupt
+
+    def failing(setting: GPUSetting) -> Iterator[Row]:
+        raise RuntimeError("no\nmemory")
+
+    monkeypatch.setattr(steps, "evaluation", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, "parts=limits,evaluation", *SMALL)
+    with (tmp_path / "measured.jsonl").open("a") as file:
+        file.write('{"part": "trials", "na')
+    monkeypatch.setattr(steps, "updates", failing)
+    assert run(tmp_path, "parts=updates,limits", *SMALL) == 1
+    page = (tmp_path / "README.md").read_text()
+    assert "| first | 1 |" in page
+    assert "updates: failed: RuntimeError: no\\nmemory" in page
+    assert [*rows(tmp_path)] == ["limits", "evaluation", "updates"], "no line is cut"
+
+
+def test_two_ranks(tmp_path: Path) -> None:
+    """Messages, drains and a killed peer, by gloo; one line where there is no second GPU."""
+    assert run(tmp_path, "parts=pair", *SMALL) == 0
+    names = [*rows(tmp_path)["pair"]]
+    assert names[-1].startswith("a killed peer: rank 1 was killed by SIGKILL")
+    assert len(names) == 5
+    import torch
+
+    with patch("torch.cuda.device_count", return_value=1):
+        [row] = pair(GPUSetting("micro", torch.device("cuda"), 1))
+    assert row["said"] == "skipped: takes two GPUs, 1 is there"
 
 
 @pytest.mark.slow
-def test_updates_evaluations_and_trials_are_measured(tmp_path: Path) -> None:
-    found, page = measured(tmp_path, "updates,evaluation,trials")
-    rows = {row["trial"]: row for row in found["trials"]}
-    assert [*rows] == [*TRIALS]
-    losses = [rows[name]["final_val_loss"] for name in [*TRIALS][:3]]
+def test_rehearsals_evaluations_and_trials_are_measured(tmp_path: Path) -> None:
+    assert run(tmp_path, "parts=rehearsals,evaluation,trials,updates", *NARROW) == 0
+    found = rows(tmp_path)
+    assert [*found["rehearsals"]] == [*trials.REHEARSED]
+    assert {row["difference"] for row in found["rehearsals"].values()} == {None}
+    losses = [found["trials"][name]["final_val_loss"] for name in [*trials.TRIALS][:3]]
     assert len({*losses}) == 1, "twice the same trial, and the pipeline of one rank"
-    assert page.count("\n| --- |") == 3

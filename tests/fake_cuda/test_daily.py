@@ -19,6 +19,6 @@ def test_what_a_trial_does_on_a_gpu(request: pytest.FixtureRequest) -> None:
     facts, sent = answers(request.config, [question, {"module": "gang_state"}])
     require_sound(facts)
     assert facts["launches"]["update 1"]["beside"] <= LAUNCHES
-    assert sent == {"devices": ["cpu"] * 3, "is_shared": True, "others": [3], "is_a_copy": True}, (
+    assert sent == {"devices": ["cpu"] * 3, "is_shared": True, "others": [3]}, (
         "the recording rank would restore another rank's tensors on its own GPU"
     )

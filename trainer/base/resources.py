@@ -4,7 +4,7 @@ import gc
 import os
 import re
 import resource
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -153,28 +153,19 @@ def on_cpu(state: Any) -> Any:
     what is returned. A part of a vector gets memory of its own: a pickle would hold all of the
     vector, once per part.
     """
-    return _moved(state, {}, lambda tensor: tensor.is_cuda or _is_part(tensor))
+    return _moved(state, {})
 
 
-def copied_to_cpu(state: Any) -> Any:
-    """`on_cpu` of the state, of which nothing shares memory with the state that was given."""
-    return _moved(state, {}, lambda tensor: True)
-
-
-def _moved(
-    node: Any,
-    known: dict[tuple[object, ...], torch.Tensor],
-    is_copied: Callable[[torch.Tensor], bool],
-) -> Any:
-    if isinstance(node, torch.Tensor) and is_copied(node):
+def _moved(node: Any, known: dict[tuple[object, ...], torch.Tensor]) -> Any:
+    if isinstance(node, torch.Tensor) and (node.is_cuda or _is_part(node)):
         key = node.data_ptr(), node.dtype, node.shape, node.stride()
         if key not in known:
             known[key] = node.detach().to("cpu", copy=True)
         return known[key]
     if isinstance(node, dict):
-        return {name: _moved(item, known, is_copied) for name, item in node.items()}
+        return {name: _moved(item, known) for name, item in node.items()}
     if isinstance(node, list | tuple):
-        return type(node)(_moved(item, known, is_copied) for item in node)
+        return type(node)(_moved(item, known) for item in node)
     return node
 
 

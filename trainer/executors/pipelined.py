@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from trainer.base.resources import copied_to_cpu, peak_memory_bytes
+from trainer.base.resources import peak_memory_bytes
 from trainer.executors.channel import Channels
 from trainer.executors.executor import Executor, OnUpdate, T
 from trainer.executors.gradients import Clip, Diverged, Update
 from trainer.executors.passes import Loss
 from trainer.executors.reduction import Reduced, Reducer
+from trainer.executors.whole_state import whole_state
 from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Op, Schedule, completes, horizon
 from trainer.stages.probe import Comparison, Counts
@@ -29,6 +30,7 @@ class Pipelined(Executor):
 
     The arguments are as in `Emulated`, but `stages` are of this rank alone. `message` is
     the shape of a microbatch's hidden states, [rows, length, width], which stages send each other.
+    The state of the whole model lies in the folder `spill`.
     """
 
     state_is_a_copy: ClassVar[bool] = True
@@ -43,10 +45,11 @@ class Pipelined(Executor):
         gang: Gang,
         clock: Clock,
         message: torch.Size,
+        spill: Path,
     ) -> None:
         indices = schedule.stages(gang.place)
         super().__init__(stages, indices, schedule, batch, loss, gang.num_replicas)
-        self._gang, self._clock = gang, clock
+        self._gang, self._clock, self._spill = gang, clock, spill
         self._reducer = Reducer(
             gang, self._at, schedule.num_stages, schedule.num_microbatches, clip, clock
         )
@@ -106,16 +109,12 @@ class Pipelined(Executor):
 
     @override
     def state(self) -> dict[str, dict[str, Any]]:
-        """The state of the whole model, on the recording rank and its CPU; empty on other ranks."""
+        """The state of the whole model, on the recording rank and a disk; empty on other ranks."""
         mine = super().state()
         if self._gang.replica > 0:
             mine = {k: v for stage in self._stages for k, v in stage.owned_state().items()}
         # Ranks come in order, so an owner's optimizer state replaces the empty one of replica 0.
-        whole: dict[str, dict[str, Any]] = {}
-        for state_of_rank in self._gang.gather(copied_to_cpu(mine)):
-            for name, state in state_of_rank.items():
-                whole[name] = {**whole.get(name, {}), **state}
-        return whole
+        return whole_state(self._gang, mine, self._spill)
 
     @override
     def weights(self) -> dict[str, Tensor]:

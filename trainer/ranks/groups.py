@@ -158,7 +158,7 @@ class Gang:
             raise PeerLost(f"rank {self.rank} lost another rank: {error}") from error
 
     @contextmanager
-    def _waiting(self) -> Iterator[None]:
+    def waiting(self) -> Iterator[None]:
         """The rank waits for another one while the context lasts. Raises PeerLost."""
         self.heartbeat.beat(waiting=True)
         with self.raising_peer_lost():
@@ -167,7 +167,7 @@ class Gang:
 
     def wait(self, work: dist.Work) -> None:
         """Waits for a transfer or an all-reduce that was launched. Raises PeerLost."""
-        with self._waiting():
+        with self.waiting():
             work.wait()
 
     def all_reduce(self, tensor: Tensor, group: Any) -> dist.Work:
@@ -197,7 +197,7 @@ class Gang:
         One rank after the other sends: torch's `gather_object` makes all as large as the largest.
         Tensors must be on the CPU: they are restored on the device that they had at the sender.
         """
-        with self._waiting():
+        with self.waiting():
             if not self.records:
                 dist.send_object_list([mine], 0, group=self.control)
                 return []
@@ -211,7 +211,7 @@ class Gang:
     def all_gather(self, mine: object) -> list[Any]:
         """The objects of all ranks, in order of rank, on every rank."""
         everything: list[Any] = [None] * (self.num_ranks * self.num_replicas)
-        with self._waiting():
+        with self.waiting():
             dist.all_gather_object(everything, mine, group=self.control)
         return everything
 

@@ -1,0 +1,143 @@
+"""A look at the first GPU of a sweep, and the first updates of its largest trial.
+
+They run where the sweep's trials will run, in processes of their own, before any of these begins.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from sweeps.cluster.driver import require_resources
+from sweeps.cluster.gang import run_gang_on_ray
+from sweeps.plan import preflight
+from sweeps.plan.devices import bundles
+from sweeps.plan.sizes import in_bytes, peak
+from sweeps.request.expand import Trial
+from trainer.base.cli import duration
+from trainer.base.errors import Unavailable, one_line
+from trainer.base.machine import Machine, look
+from trainer.base.resources import require_device
+from trainer.base.scratch import scratch
+from trainer.ranks.supervisor import AskedToStop
+from trainer.rehearsal import UPDATES, Config, Rehearsed, begin, resume
+
+ASK_EVERY = 0.5
+"""Seconds between two looks whether a signal asks to stop."""
+WITHOUT = "(first_trial=false begins the sweep without it)"
+
+
+class _Asked(Exception):
+    """A signal asks to stop."""
+
+
+def try_first(
+    todo: Sequence[Trial], gpus_per_trial: float, store: str, asked_to_stop: AskedToStop
+) -> Iterator[str]:
+    """Yield lines: what the first GPU is like, what to change, what became of the first updates.
+
+    The lines end early once `asked_to_stop`. Raises Unavailable, in one line that says what to
+    change, if the first updates fail or do not repeat to the bit, and BadInput if the cluster is
+    too small for the trial.
+    """
+    trial, started = preflight.largest(todo), time.monotonic()
+    results, needed = Path(trial.config["results"]), bundles(trial, gpus_per_trial)
+    require_resources(needed)
+    group = placement_group([bundle for bundle in needed if bundle])
+    on_device = partial(_run, group, needed[-1], asked_to_stop)
+    # The process that supervises a gang takes nothing: its ranks take the bundles.
+    as_trial = partial(_run, group, needed[0], asked_to_stop)
+    try:
+        with scratch(results, ".first-trial-") as folder:
+            machine: Machine = on_device(_look, trial.config["device"], results)
+            num_gpus = ray.cluster_resources().get("GPU", 0)
+            yield from preflight.lines(machine, trial, num_gpus, store)
+            for change in preflight.changes(machine, trial, todo, _memory(trial, needed[-1])):
+                yield f"change    {change}"
+            yield f"first     {UPDATES} updates of {trial.name}, straight through and with a stop"
+            as_trial(_begin, trial.config, folder)
+            rehearsed: Rehearsed = as_trial(_resume, trial.config, folder)
+            yield _verdict(rehearsed, trial, time.monotonic() - started)
+    except _Asked:
+        return
+    finally:
+        remove_placement_group(group)
+
+
+def _memory(trial: Trial, resources: Mapping[str, float]) -> int | None:
+    """Return the bytes of its device that the trial and those beside it need, if that is known."""
+    of_rank = peak([trial])
+    return None if of_rank is None else int(1 / resources.get("GPU", 1.0)) * of_rank
+
+
+def _run(
+    group: PlacementGroup,
+    resources: dict[str, float],
+    asked_to_stop: AskedToStop,
+    function: Callable[..., object],
+    *arguments: object,
+) -> Any:
+    """Return what the function returns, in a new process that has these resources of the group.
+
+    Raises _Asked once `asked_to_stop`, and Unavailable if the function raises or its process dies.
+    """
+    task: Any = ray.remote(max_calls=1, max_retries=0)(function)
+    answer = task.options(
+        num_cpus=resources.get("CPU", 0),
+        num_gpus=resources.get("GPU", 0),
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
+    ).remote(*arguments)
+    while not ray.wait([answer], timeout=ASK_EVERY)[0]:
+        if asked_to_stop():
+            ray.cancel(answer, force=True)
+            raise _Asked
+    try:
+        return ray.get(answer)
+    except ray.exceptions.RayTaskError as error:
+        why = preflight.cause(str(error.cause))
+    except ray.exceptions.RayError as error:
+        why = preflight.cause(str(error))
+    raise Unavailable(f"first trial: {one_line(why)} {WITHOUT}")
+
+
+def _look(device: str, results: Path) -> Machine:
+    return look(require_device(device), results)
+
+
+def _begin(config: Config, folder: Path) -> None:
+    try:
+        begin(config, folder, run_gang_on_ray)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _resume(config: Config, folder: Path) -> Rehearsed:
+    """Resumes, and deletes the folder: it may lie on another machine than the driver's."""
+    try:
+        return resume(config, folder, run_gang_on_ray)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _verdict(rehearsed: Rehearsed, trial: Trial, seconds: float) -> str:
+    """Return the line on a first trial that ran; raises Unavailable if its two ends differ."""
+    if rehearsed.difference is not None:
+        raise Unavailable(
+            f"first trial: a stop and a resume change {rehearsed.difference}. Something in it is "
+            f"not deterministic: say deterministic=false, or find it by {trial.name} {WITHOUT}"
+        )
+    stop = f"stopped after {rehearsed.stopped_after} and resumed"
+    if rehearsed.stopped_after is None:
+        stop = "too short to be stopped"
+    same = "the same bits" if trial.config["deterministic"] else "bits not compared"
+    return (
+        f"first     {rehearsed.status}; {stop}: {same}; {rehearsed.tokens_per_second:,.0f} "
+        f"tokens/s, {in_bytes(rehearsed.peak_bytes)} at the peak; {duration(seconds)} in all"
+    )

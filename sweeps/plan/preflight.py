@@ -1,0 +1,112 @@
+"""What a sweep's first GPU is like, in ten lines, and what to change before the sweep begins."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from sweeps.plan.devices import Device, device_of
+from sweeps.plan.sizes import in_bytes, while_it_runs
+from sweeps.request.expand import Trial
+from trainer.base.errors import some
+from trainer.base.machine import Machine
+
+CONTEXT = 1e9
+"""Bytes of a GPU that its context and libraries take beside a trial (bench/README.md)."""
+SLOW = 0.7
+"""The share of the assumed bandwidth below which hours of the plan are too few."""
+SMALLEST_SHARED = 2**30
+"""Bytes of /dev/shm that NCCL and Ray need to pass messages within a machine."""
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+SLOWING: Mapping[str, Mapping[str, str]] = {
+    "CUDA_LAUNCH_BLOCKING": {"1": "unset CUDA_LAUNCH_BLOCKING: the host waits for every kernel"},
+    "CUDA_DEVICE_MAX_CONNECTIONS": {
+        "1": "unset CUDA_DEVICE_MAX_CONNECTIONS: with 1, messages hold up kernels; ranks take 32"
+    },
+    "NCCL_P2P_DISABLE": {"1": "unset NCCL_P2P_DISABLE: messages between GPUs go through the host"},
+}
+"""Variable → value → what to do about it."""
+SIGNS: Mapping[str, str] = {
+    "out of memory": "take more pipeline.num_microbatches, or model.activation_checkpointing=true",
+    "No space left": "make room where results= lies",
+    "NCCL": "look at NCCL's own words with NCCL_DEBUG=INFO, and at its variables above",
+}
+"""A part of an error's text → what to change."""
+
+
+def lines(machine: Machine, trial: Trial, num_gpus: float, store: str) -> Iterator[str]:
+    """Yield what was found; `num_gpus` are those of the whole cluster."""
+    assumed = device_of(trial.config)
+    driver = f"NVIDIA {machine.driver}" if machine.driver else "no NVIDIA driver"
+    yield f"driver    {driver}; torch {machine.torch}, CUDA {machine.cuda}; on {machine.host}"
+    yield f"GPUs      {some(machine.gpus) or 'none'} there; {num_gpus:g} in the cluster"
+    free = f"{in_bytes(machine.free)} free of {in_bytes(machine.total)}"
+    yield f"memory    {free} of {'a GPU' if assumed.is_gpu else 'the host'}"
+    of_device = f"of a {assumed.name}" + ", mostly of its caches" * (not assumed.is_gpu)
+    copied, plan = in_bytes(machine.bytes_per_second), in_bytes(_expected(assumed))
+    yield f"bandwidth {copied}/s in a copy; the plan counts with {plan}/s {of_device}"
+    given = ", ".join(f"{name}={value}" for name, value in machine.variables.items())
+    yield f"variables {given or 'none set that matter'}"
+    shared = "none" if machine.shared is None else f"{in_bytes(machine.shared)} free"
+    yield f"/dev/shm  {shared}"
+    yield f"disk      {in_bytes(machine.disk)} free at {store}"
+    known = (trial.plan.data_hash or "not prepared")[:16]
+    path = trial.config["data"].get("path")
+    yield f"data      {path}: {known}; a trial takes {trial.plan.tokens:.3g} tokens"
+
+
+def _expected(device: Device) -> float:
+    """Return the bytes per second that the plan counts with."""
+    return device.bytes * device.achieved["bytes"]
+
+
+def changes(
+    machine: Machine, trial: Trial, todo: Sequence[Trial], needed: int | None
+) -> Iterator[str]:
+    """Yield what to change; `needed` is the memory of a device in bytes, None if not known."""
+    if needed is not None and needed + CONTEXT > machine.free:
+        yield (
+            f"free memory: {in_bytes(needed)} are needed beside {in_bytes(CONTEXT)} of libraries. "
+            "End other processes, or take more pipeline.num_microbatches"
+        )
+    assumed = device_of(trial.config)
+    if assumed.is_gpu and machine.bytes_per_second < SLOW * _expected(assumed):
+        yield (
+            "expect a longer sweep than planned: memory is slow. See that nothing else runs "
+            "there and that clocks are not capped"
+        )
+    yield from _of_variables(machine)
+    if trial.plan.num_processes > 1 and (machine.shared or 0) < SMALLEST_SHARED:
+        yield f"give /dev/shm {in_bytes(SMALLEST_SHARED)} or more (docker run --shm-size=8g)"
+    written = sum(t.plan.kept_bytes for t in todo) + max(map(while_it_runs, todo))
+    if written > machine.disk:
+        yield f"make room: the sweep writes {in_bytes(written)}; or choose another results="
+
+
+def _of_variables(machine: Machine) -> Iterator[str]:
+    given = machine.variables
+    if "CUBLAS_WORKSPACE_CONFIG" in given:
+        yield "unset CUBLAS_WORKSPACE_CONFIG: it makes every product four times as slow to launch"
+    for name, values in SLOWING.items():
+        if (advice := values.get(given.get(name, ""))) is not None:
+            yield advice
+    for name in INTERFACES:
+        # NCCL takes prefixes, =NAME for a whole name, and ^NAME for all but one.
+        wanted = given.get(name, "").lstrip("=").partition(",")[0]
+        if (
+            wanted
+            and wanted[0] != "^"
+            and not any(i.startswith(wanted) for i in machine.interfaces)
+        ):
+            yield f"correct {name}={given[name]}: there are {', '.join(machine.interfaces)}"
+
+
+def cause(message: str) -> str:
+    """Return what failed in one line, and what to change, from the text of an error."""
+    last = (message.strip().splitlines() or ["no message"])[-1]
+    for sign, advice in SIGNS.items():
+        if sign in message:
+            return f"{last}: {advice}"
+    return last
+
+
+def largest(trials: Sequence[Trial]) -> Trial:
+    """Return the trial that needs most memory on a rank; of equals, one that corrects a delay."""
+    return max(trials, key=lambda t: (t.plan.memory_bytes + t.plan.loss_bytes, t.plan.is_delayed))

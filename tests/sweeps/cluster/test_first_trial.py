@@ -1,0 +1,45 @@
+"""The first updates before a sweep: they pass and the sweep begins, or one line says what fails."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import small
+
+SWEEP = ("sweep=main", "scale=micro", "seeds=[0]", "grid.optimizer=[adamw]", "advice=null")
+GANG = ("runner=pipelined", "pipeline.num_stages=2", "num_threads=1")
+
+
+def run(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    words = small.overrides(folder, "num_updates=8", *more)
+    command = [sys.executable, "-m", "sweeps", *SWEEP, "first_trial=true", *words]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("words", [(), pytest.param(GANG, marks=pytest.mark.slow)])
+def test_the_sweep_begins_after_its_first_updates(tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = run(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    [verdict] = [line for line in lines if line.startswith("first     completed; ")]
+    assert "the same bits" in verdict
+    first = next(i for i, line in enumerate(lines) if line.startswith("1/3 "))
+    assert lines.index(verdict) < first
+    assert sum(line.startswith("driver ") for line in lines) == 1
+    assert not [*(tmp_path / "results").glob("*first-trial*")]
+    assert len([*(tmp_path / "results" / "trials").iterdir()]) == 3, "it is no trial of the store"
+
+
+def test_a_failure_is_one_line_and_nothing_begins(tmp_path: Path) -> None:
+    done = run(tmp_path, f"resume_from={tmp_path / 'checkpoint-1.pt'}")
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"python -m sweeps: first trial: resume_from={tmp_path / 'checkpoint-1.pt'}: must be a "
+        "checkpoint-*.pt of an unfinished trial (first_trial=false begins the sweep without it)"
+    ]
+    assert not (tmp_path / "results" / "trials").exists() or not [
+        *(tmp_path / "results" / "trials").iterdir()
+    ]
+    assert not [*(tmp_path / "results").glob("*first-trial*")]

@@ -1,0 +1,49 @@
+"""The first updates of a trial, straight through and with a stop: equal, and seen where not."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import small
+from trainer import rehearsal
+from trainer.base.errors import BadInput
+from trainer.corrections.error_feedback import ErrorFeedback
+
+EF = ("pipeline=pipedream_2bw", "correction=error_feedback", "dtype=bfloat16")
+
+
+def test_a_stop_and_a_resume_change_no_bit(tmp_path: Path) -> None:
+    config = small.config(tmp_path, *EF)
+    rehearsal.begin(config, tmp_path / "out")
+    found = rehearsal.resume(config, tmp_path / "out")
+    assert (found.status, found.stopped_after, found.difference) == ("completed", 3, None)
+    rows = rehearsal._rows(tmp_path / "out" / rehearsal.STOPPED)
+    assert ["val_loss" in row for row in rows] == [False, False, True, False, False, True]
+
+
+def test_a_rank_of_a_true_pipeline_too(tmp_path: Path) -> None:
+    """Ranks hear that they shall stop when they hear it; they may be at their end before."""
+    config = small.config(tmp_path, *EF, "runner=pipelined", "pipeline.num_stages=2")
+    rehearsal.begin(config, tmp_path / "out")
+    found = rehearsal.resume(config, tmp_path / "out")
+    assert found.difference is None
+    assert found.stopped_after is None or 3 <= found.stopped_after < rehearsal.UPDATES
+
+
+@pytest.mark.parametrize("deterministic", ["true", "false"])
+def test_what_a_checkpoint_does_not_hold_is_seen(
+    tmp_path: Path, deterministic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resume that forgets Error Feedback's last update makes another gradient at update 3.
+    Where a trial need not repeat its numbers, nothing is compared."""
+    config = small.config(tmp_path, *EF, f"deterministic={deterministic}")
+    rehearsal.begin(config, tmp_path / "out")
+    monkeypatch.setattr(ErrorFeedback, "restore", lambda self, state: None)
+    difference = rehearsal.resume(config, tmp_path / "out").difference
+    assert ("of update" in str(difference)) == (deterministic == "true")
+
+
+def test_what_cannot_run_says_so(tmp_path: Path) -> None:
+    config = small.config(tmp_path)
+    with pytest.raises(BadInput, match="device=cuda"):
+        rehearsal.begin({**config, "device": "cuda"}, tmp_path / "out")
