@@ -31,6 +31,8 @@ that number. `size` orders several series of one arm: parameters of the model, o
 UNITS = {"num_parameters": "", "tokens": " tokens"}
 """Columns that order the series of an arm → the unit of their values."""
 KEYS = [*PANEL, "series", "value"]
+EVENLY_LATE = ("constant_delay", "pipedream_2bw")
+"""Schedules of which every stage is equally late."""
 
 
 def gaps_by_key(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
@@ -104,6 +106,28 @@ def _panels_of_methods(paired: pd.DataFrame, trials: pd.DataFrame) -> Iterator[p
                 panel=f"{names.optimizer(optimizer)}, {names.CORRECTIONS.get(method, method)}",
                 subtitle=settings[point],
             )
+
+
+def gaps_by_delay(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of OF_GAPS against the delay τ: one panel per optimizer and point, one series per
+    correction.
+
+    Only stages that are all equally late have one delay. A series has several delays.
+    """
+    paired = paired_seeds(trials, gaps)
+    if paired.empty:
+        return _joined([])
+    own = trials.drop_duplicates("trial_id").set_index("trial_id")
+    late = paired[paired["trial_id"].isin(own.index[own["schedule"].isin(EVENLY_LATE)])]
+    late = late.assign(
+        key="pipeline.delay",
+        value=own.loc[late["trial_id"], "delay"].to_numpy(dtype=float),
+        series=late["series"].str.replace(r"^delay( of \d+)?", "delay of τ", regex=True),
+        panel=late["optimizer"].map(names.optimizer),
+        subtitle=late["point"].map(names.settings(trials)),
+    )
+    delays = late.groupby(["point", "series"])["value"].transform("nunique")
+    return _joined([late[delays > 1].sort_values([*PANEL, *IN_PANEL])])
 
 
 def optimizers_by_momentum(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:

@@ -197,4 +197,9 @@ FIGURES = (
         data=by_number.gaps_by_coefficient,
         caption=(*CAPTION, BAND),
     ),
+    GAPS._replace(
+        name="gap_by_delay",
+        title="What a delay of τ updates costs",
+        data=by_number.gaps_by_delay,
+    ),
 )

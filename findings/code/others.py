@@ -79,12 +79,12 @@ def _statements(of: dict[str, TrialGroup], theirs: pd.DataFrame) -> Iterator[Sta
         saved = losses[_late(row["delay"])] - losses[row["arm"]]
         said = f"{name(row['optimizer'])}: weight prediction helps at a delay of {row['delay']}"
         yield _above(said, saved)
-    muon = {delay: _shares(of["muon"], delay) for delay in delays["muon"]}
+    shares = {delay: _shares(of["muon"], delay) for delay in delays["muon"]}
     for less, more in pairwise(delays["muon"]):
         said = f"Muon: it removes a larger share at a delay of {less} than at {more}"
-        yield _above(said, muon[less] - muon[more])
+        yield _above(said, shares[less] - shares[more])
     said = "it removes a larger share of Muon's gap than of AdamH's at a delay of 8"
-    yield _above(said, muon[8] - _shares(of["adamh"], 8))
+    yield _above(said, shares[8] - _shares(of["adamh"], 8))
     for optimizer in delays:
         yield _nothing(optimizer, of[optimizer])
 

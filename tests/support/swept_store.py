@@ -35,8 +35,16 @@ TAYLOR = {
 BY_GRADIENT = {"_target_": f"{OTHER}error_feedback_gradient.Feedback", "coefficient": 1.0}
 STARTED = TWO_BUFFERED | {"synchronous_start": 0.1}
 PIPEDREAM = TWO_BUFFERED | {"_target_": "trainer.schedules.pipedream"}
+CONSTANT = {
+    f"constant_delay({delay})": (
+        {**SYNC, "_target_": "trainer.schedules.constant_delay", "delay": delay},
+        NONE,
+    )
+    for delay in (2, 4)
+}
 ALL_ARMS = {
     **ARMS,
+    **CONSTANT,
     **CORRECTED,
     **TAYLOR,
     "delay_ef_gradient": (TWO_BUFFERED, BY_GRADIENT),
@@ -83,7 +91,7 @@ SWEEPS: Mapping[str, tuple[list[Settings], tuple[str, ...]]] = {
     "variance_decay": (grid(optimizer__variance_decay=[0.9, 0.95, 0.99]), PAIR),
     "batch_size": (grid(batch_size=[8, 16], optimizer__lr=[0.002, 0.004, 0.008]), PAIR),
     "taylor": ([{}], (*PAIR, *TAYLOR)),
-    "coefficient": ([{}], (*TRIPLE, *CORRECTED)),
+    "coefficient": ([{}], (*TRIPLE, *CORRECTED, *CONSTANT)),
     "model_size": ([a | b for a in SIZES for b in grid(optimizer__lr=[0.002, 0.004])], PAIR),
     "staleness": ([{}], ("sync", "delay+start(0.1)", "delay_ef+start(0.1)")),
     "cooldown": ([{}], (*PAIR, "delay+cooldown(0.1)", "delay_ef")),
@@ -136,7 +144,9 @@ def _settings(arm: str, optimizer: str, seed: int, point: Settings) -> tuple[Any
     updates = settings["num_updates"]
     parameters = point.get("num_parameters", 450_000)
     tokens = updates * settings["batch_size"] * settings["seq_len"]
-    return settings, {"num_updates": updates, "num_parameters": parameters, "tokens": tokens}
+    outcome = {"num_updates": updates, "num_parameters": parameters, "tokens": tokens}
+    delay = settings["pipeline"].get("delay")
+    return settings, outcome | ({"delays": [delay]} if delay else {})
 
 
 def _write_metrics(folder: Path, outcome: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

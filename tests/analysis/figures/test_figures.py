@@ -13,7 +13,7 @@ from analysis.report.paper_tables import TABLES
 from analysis.report.report import report
 from tests.support.answers import write_answers
 from tests.support.reports import as_svg, with_figures
-from tests.support.synthetic_store import put, write_arms
+from tests.support.synthetic_store import config, put, result, write, write_arms
 
 
 def shown(store: Path, name: str) -> pd.DataFrame:
@@ -87,7 +87,13 @@ def test_a_key_that_moves_along_is_named_and_splits_nothing(tmp_path: Path) -> N
 def test_no_swept_number_no_figure(tmp_path: Path) -> None:
     write_arms(tmp_path, {"sync": [1.0], "delay": [1.2], "delay_ef": [1.1]})
     write_arms(tmp_path, {"sync": [1.0], "delay": [1.1]}, optimizer="muon")
-    for name in ("gap_lines", "gap_by_coefficient", "update_cosine", "update_error"):
+    for name in (
+        "gap_lines",
+        "gap_by_coefficient",
+        "gap_by_delay",
+        "update_cosine",
+        "update_error",
+    ):
         assert shown(tmp_path, name).empty
     put(tmp_path, "sync", [1.0], lr=0.002)  # a second point without a pair
     assert shown(tmp_path, "gap_lines").empty
@@ -114,6 +120,26 @@ def test_coefficients_of_a_correction_are_a_line_beside_the_plain_delay(tmp_path
     of_taylor = data[data["series"] == "delay + Taylor"]
     assert sorted(of_taylor["value"].unique()) == [500.0, 1000.0]
     assert (of_taylor["diverged"] == 1).all()
+
+
+def test_delays_of_all_stages_are_the_axis_of_each_correction(tmp_path: Path) -> None:
+    put(tmp_path, "sync", [1.0, 1.0])
+    put(tmp_path, "delay", [1.1, 1.3])
+    put(tmp_path, "delay_ef", [1.05, 1.05])
+    for delay, gap in ((2, 0.5), (8, 2.0)):
+        for seed, noise in enumerate((-0.1, 0.1)):
+            settings = config(seed=seed)
+            late = {"_target_": "trainer.schedules.constant_delay", "delay": delay}
+            settings["pipeline"] |= late
+            loss = None if (delay, seed) == (8, 1) else 1.0 + gap + noise
+            write(tmp_path, settings, result(settings, loss, delays=[delay]))
+    data = shown(tmp_path, "gap_by_delay")
+    assert means(data) == {
+        ("delay of τ", 1.0): pytest.approx(0.2),
+        ("delay of τ", 2.0): pytest.approx(0.5),
+        ("delay of τ", 8.0): pytest.approx(1.9),
+    }, "Error Feedback has one delay: it is no line"
+    assert data.groupby("value")["diverged"].first().tolist() == [0, 0, 1]
 
 
 def test_one_coefficient_is_no_line(tmp_path: Path) -> None:

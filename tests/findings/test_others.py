@@ -1,0 +1,75 @@
+"""What the rule of findings/others says of statements whose truth the test chooses."""
+
+from pathlib import Path
+
+import pytest
+
+from analysis import load
+from findings.code import others
+from findings.code.cells import groups
+from findings.code.published import View
+from tests.support.synthetic_store import config, result, write
+
+GAPS = {"muon": {2: 0.1, 8: 0.4, 16: 1.0}, "adamh": {2: 0.3, 8: 1.0, 16: 2.0}}
+SHARES = {"muon": {2: 0.6, 8: 0.4, 16: 0.2}, "adamh": {2: 0.5, 8: 0.1, 16: 0.1}}
+NOISE = (-0.001, 0.0005, 0.0005)
+CORRECTIONS = "trainer.corrections."
+PREDICTION = {"_target_": f"{CORRECTIONS}weight_prediction.WeightPrediction", "horizon": 1.0}
+TAYLOR = {"_target_": f"{CORRECTIONS}taylor.Taylor", "coefficient": 1.0, "decay": 0.0}
+Numbers = dict[str, dict[int, float]]
+
+
+def outcomes(store: Path, gaps: Numbers, shares: Numbers, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The table of statements on trials with these gaps and shares of weight prediction."""
+    for optimizer, of_delays in gaps.items():
+        for seed, noise in enumerate(NOISE):
+            sync = config(optimizer=optimizer, seed=seed)
+            write(store, sync, result(sync, 2.0))
+            for delay, gap in of_delays.items():
+                predicted = gap * (1 - shares[optimizer][delay])
+                for correction, of_arm in (({}, gap), (PREDICTION, predicted), (TAYLOR, gap)):
+                    settings = config(optimizer=optimizer, seed=seed)
+                    late = {"_target_": "trainer.schedules.constant_delay", "delay": delay}
+                    settings["pipeline"] |= late
+                    settings["correction"] |= correction
+                    loss = 2.0 + of_arm + noise * (1 + bool(correction))
+                    write(store, settings, result(settings, loss, delays=[delay]))
+    view = View(load(store))
+    own = {optimizer: group for (optimizer,), group in groups(view).items()}
+    monkeypatch.setattr(others, "_measured", lambda: own)
+    return others.statements()
+
+
+def verdicts(table: str) -> dict[str, str]:
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+    return {row[0]: row[-1].strip("*") for row in rows}
+
+
+def test_trials_like_marins_agree_with_every_statement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = verdicts(outcomes(tmp_path, GAPS, SHARES, monkeypatch))
+    assert {*said.values()} == {"agrees"}
+    assert len(said) == 19
+
+
+def test_a_reversed_order_and_a_remedy_that_harms_disagree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gaps = GAPS | {"muon": {2: 0.4, 8: 0.1, 16: 1.0}}
+    shares = SHARES | {"adamh": {2: 0.5, 8: -0.1, 16: 0.1}}
+    said = verdicts(outcomes(tmp_path, gaps, shares, monkeypatch))
+    assert {text for text, outcome in said.items() if outcome == "disagrees"} == {
+        "Muon: a delay of 8 costs more than 2",
+        "a delay of 2 costs AdamH more than Muon",
+        "AdamH: weight prediction helps at a delay of 8",
+    }
+
+
+def test_the_numbers_of_others_are_consistent() -> None:
+    """Of each optimizer and delay: the share that was reported is that of the two gaps."""
+    rows = others._reported()
+    plain = rows[rows["removed"].isna()].set_index(["optimizer", "delay"])["gap"]
+    for row in rows.dropna(subset="removed").to_dict("records"):
+        share = 1 - row["gap"] / plain[row["optimizer"], row["delay"]]
+        assert row["removed"] == pytest.approx(share, abs=0.0051)
