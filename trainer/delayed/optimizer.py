@@ -216,10 +216,11 @@ class DelayedOptimizer(Optimizer):
         """Adds a group as torch does. Raises RuntimeError after the first step."""
         if self._keeper is not None:
             raise RuntimeError("weights can be added before the first step only")
-        if param_group not in self.optimizer.param_groups:
-            self.optimizer.add_param_group(param_group)
-        else:  # the constructor adds those of the wrapped optimizer
+        # The constructor adds those of the wrapped optimizer. `in` would compare their tensors.
+        if any(param_group is group for group in self.optimizer.param_groups):
             super().add_param_group(param_group)
+        else:
+            self.optimizer.add_param_group(param_group)
 
     def _begin(self) -> Keeper:
         """The keeper, made at the first step: until then weights may be loaded, moved, sharded."""

@@ -185,3 +185,16 @@ def test_corrections_do_not_mix_weights_that_are_not_alike(keep: str) -> None:
     mixed.scheduler.base_lrs.append(0.02)
     mixed.scheduler.lr_lambdas.append(lambda _: 1.0)
     assert loop.run(range(4)) == mixed.run(range(4))
+
+
+def test_groups_of_one_weight_each_may_have_one_shape() -> None:
+    """As of an embedding and a head at two rates: groups are told apart by what they are."""
+    twins = [torch.nn.Parameter(torch.ones(3, 2)) for _ in range(2)]
+    sgd = torch.optim.SGD([{"params": [twin], "lr": 0.1 * (n + 1)} for n, twin in enumerate(twins)])
+    delayed = DelayedOptimizer(sgd, 1, 0.0)
+    for _ in range(2):
+        for twin in twins:
+            twin.grad = torch.ones_like(twin)
+        delayed.step()
+    with delayed.newest():
+        assert [twin.mean().item() for twin in twins] == pytest.approx([0.8, 0.6])

@@ -1,0 +1,83 @@
+"""examples/nanogpt/train.py: small runs on a CPU, against the model and its equations."""
+
+import math
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from analysis import load
+from examples.nanogpt.model import GPT, rotated
+from examples.nanogpt.train import VOCABULARY, arguments, batch, gradients, loss_of, train
+from trainer.data.bins import Bins
+
+LENGTH, ROWS, UPDATES = 16, 2, 4
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Shards of 400 tokens in modded-nanogpt's layout."""
+    header = np.zeros(256, dtype="<i4")
+    header[:3] = 20240520, 1, 400
+    for split in ("train", "val"):
+        tokens = np.random.default_rng(0).integers(0, 50, 400).astype("<u2")
+        path = tmp_path / f"fineweb_{split}_000000.bin"
+        path.write_bytes(header.tobytes() + tokens.tobytes())
+    return tmp_path
+
+
+def words(data: Path, *more: str) -> Namespace:
+    sizes = {"updates": UPDATES, "rows": ROWS, "length": LENGTH, "layers": 1, "width": 128}
+    flags = [text for name, size in sizes.items() for text in (f"--{name}", str(size))]
+    fixed = ["--sequences", "4", "--results", str(data / "results")]
+    return arguments().parse_args([str(data), *flags, *fixed, *more])
+
+
+def test_the_first_late_update_has_the_loss_of_the_first_weights(data: Path) -> None:
+    """With a delay of 1 batches 0 and 1 both see the initial weights, whose head is 0."""
+    sync, late = train(words(data)), train(words(data, "--delay", "1"))
+    uniform = pytest.approx(math.log(VOCABULARY))
+    assert (sync[0], late[0], late[1]) == (uniform, uniform, uniform)
+    assert sync[1] < sync[0]
+    assert late[2] < late[1]
+    assert {*load(data / "results")["final_val_loss"].notna()} == {True}
+
+
+def test_the_paper_size_is_that_of_track_3() -> None:
+    with torch.device("meta"):
+        model = GPT(VOCABULARY, 12, 768)
+    matrices = 12 * 12 * 768**2 + 2 * VOCABULARY * 768
+    vectors = 12 * (4 * 768 + 5 * 768 + 2 * 768) + VOCABULARY + 2 * 768
+    assert sum(weight.numel() for weight in model.parameters()) == matrices + vectors
+    assert arguments().parse_args(["data"]).updates == 3375
+
+
+def test_microbatches_add_up_to_the_gradient_of_the_batch(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = GPT(VOCABULARY, 1, 128)
+    torch.nn.init.normal_(model.head.weight, std=0.02)
+    tokens = Bins(path=str(data), vocab_size=VOCABULARY).open().train
+    inputs, targets = batch(tokens, 1, ROWS, LENGTH)
+    loss_of(model, inputs, targets).backward()
+    whole = [weight.grad for weight in model.parameters()]
+    model.zero_grad()
+    monkeypatch.setattr("examples.nanogpt.train.MICROBATCH", 1)
+    gradients(model, inputs, targets)
+    for weight, expected in zip(model.parameters(), whole, strict=True):
+        torch.testing.assert_close(weight.grad, expected)
+
+
+def test_rotation_turns_pairs_by_position_and_leaves_the_slow_half() -> None:
+    """Complex numbers: z becomes z · exp(−i · position · frequency)."""
+    x = torch.randn(1, 1, 5, 8, dtype=torch.float64).float()
+    frequencies = torch.tensor([1.0, 1 / 1024, 0.0, 0.0])
+    turn = torch.polar(torch.ones(5, 4), -torch.outer(torch.arange(5.0), frequencies))
+    z = torch.complex(x[..., :4].contiguous(), x[..., 4:].contiguous()) * turn
+    expected: Tensor = torch.cat([z.real, z.imag], -1)
+    torch.testing.assert_close(rotated(x), expected)
+    assert torch.equal(rotated(x)[..., 2:4], x[..., 2:4])
