@@ -3,7 +3,7 @@ simulating its schedule."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from math import inf
 
 from trainer.base.errors import BadInput
@@ -21,6 +21,8 @@ from trainer.schedules.simulate import SETTLED, steady
 MOST_CHUNKS, CHUNKS = 16, 4
 """Parts of the model per rank: the most that are simulated, and the most that are assumed of a
 model whose layers are not known."""
+MOST_SPEEDS = 4_096
+"""Simulated speeds that a process remembers: a report asks for the same ones again and again."""
 SLOWEST = "1F1B"
 FLUSHED: Mapping[str, Sequence[Callable[..., Schedule]]] = {
     SLOWEST: [sync],
@@ -103,7 +105,7 @@ def _speeds(
         except BadInput:  # interleaved 1F1B needs a multiple of p, DualPipeV 2p or more
             continue
         if made.num_chunks <= chunks:
-            yield _speed(made, costs)
+            yield speed(form, costs, num_microbatches)
 
 
 def speed_up(costs: Costs, num_microbatches: int) -> float:
@@ -139,6 +141,7 @@ def fastest(speeds: Mapping[str, Speed], activations: float) -> str:
     return min(fitting, key=lambda name: round(speeds[name].batch_time, 6))
 
 
+@lru_cache(maxsize=MOST_SPEEDS)
 def speed(schedule: Callable[..., Schedule], costs: Costs, num_microbatches: int) -> Speed:
     """The speed of a pipeline with one rank per stage of `costs`; raises BadInput as `schedule`."""
     ranks = len(costs.forward)

@@ -5,16 +5,21 @@ widths; a viewer that lacked it would draw wider letters, and cut titles.
 """
 
 import base64
+import hashlib
 import io
 import string
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
 import font_source_sans_pro
+import fontTools
 import vl_convert
 from fontTools import subset
 from fontTools.ttLib import TTFont
+
+from analysis.figures.kept import kept
 
 FAMILY = "Source Sans Pro"
 FACES = {400: "SourceSansPro-Regular.ttf", 600: "SourceSansPro-Semibold.ttf"}
@@ -44,7 +49,11 @@ def with_font(svg: str) -> str:
 
 def usual_faces() -> str:
     """Return a style sheet with the usual letters, for a page on which a browser draws figures."""
-    return "".join(_face(weight, USUAL) for weight in FACES)
+    return b"".join(map(_usual_face, FACES)).decode()
+
+
+def _usual_face(weight: int) -> bytes:
+    return _kept(weight, "face", lambda: _face(weight, USUAL).encode())
 
 
 @cache
@@ -60,7 +69,13 @@ def _face(weight: int, letters: frozenset[str]) -> str:
 
 @cache
 def _usual(weight: int) -> bytes:
-    return _cut(FOLDER / FACES[weight], USUAL)
+    return _kept(weight, "letters", lambda: _cut(FOLDER / FACES[weight], USUAL))
+
+
+def _kept(weight: int, what: str, make: Callable[[], bytes]) -> bytes:
+    """Return what is made of the usual letters of a weight."""
+    source = hashlib.sha256((FOLDER / FACES[weight]).read_bytes()).hexdigest()
+    return kept(make, what, str(weight), source, fontTools.version, "".join(sorted(USUAL)))
 
 
 def _cut(source: Path | io.BytesIO, letters: frozenset[str], flavor: str | None = None) -> bytes:

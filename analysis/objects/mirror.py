@@ -24,7 +24,7 @@ from analysis.objects.bucket import BucketClient, StoreAway, Torn
 from analysis.objects.environment import ENDPOINTS
 from analysis.objects.register import ARCHIVED, RESULT, File, Seen, see
 from trainer.base.errors import BadInput
-from trainer.base.places import is_url, require_folder
+from trainer.base.places import cache_folder, is_url, require_folder
 from trainer.folder.files import Damaged, content, said
 
 ACCOUNTS = (*ENDPOINTS[:4], "AZURE_STORAGE_ACCOUNT_NAME", *ENDPOINTS[4:])
@@ -83,10 +83,9 @@ def pulled(word: str | Path) -> Path:
 
 def folder_of(url: str) -> Path:
     """Return where the copy of a store lies, and the working folders of its trials."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     whole = [url, *(os.environ.get(name, "") for name in ACCOUNTS)]
     digest = hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:16]
-    return base / "pipegap" / "stores" / digest
+    return cache_folder() / "stores" / digest
 
 
 class Mirror:

@@ -1,5 +1,6 @@
 """The parts of a report: the trials of each scale, as the records of sweeps list them."""
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -102,6 +103,8 @@ class Scope:
 def scopes(views: StoreViews, label: str | None = None) -> list[Scope]:
     """Return one scope per scale, the costliest first, and one for the trials of no record.
 
+    Trials that were compiled in another way have a scope of their own.
+
     With `label` there is one scope, of the trials that this sweep compares, for its own figures and
     those of any trials. Raises BadInput for a `label` without a record.
     """
@@ -123,11 +126,12 @@ def _of_label(records: Sequence[Record], label: str) -> Record:
 
 
 def _by_scale(views: StoreViews) -> Iterator[Scope]:
-    by_scale: dict[str, list[Record]] = {}
+    by_conditions: dict[str, list[Record]] = {}
     for record in views.records:
-        by_scale.setdefault(record.scale, []).append(record)
-    for scale, own in sorted(by_scale.items(), key=lambda item: -_cost(item[1])):
-        yield Scope(scale, scale, _compared(own), views, own, scale, general=False)
+        by_conditions.setdefault(record.conditions, []).append(record)
+    for title, own in sorted(by_conditions.items(), key=lambda item: -_cost(item[1])):
+        folder = re.sub(r"[ =]", "-", title)
+        yield Scope(title, folder, _compared(own), views, own, own[0].scale, general=False)
 
 
 def _compared(records: Sequence[Record]) -> frozenset[str]:

@@ -107,7 +107,10 @@ def metrics(folder: str, key: str) -> Iterator[Row]:
     No row if there is no such file. Warns of lines that are damaged, which are left out.
     """
     path, quoted = Path(folder) / "metrics.jsonl", f'"{key}"'.encode()
-    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    content = path.read_bytes() if path.is_file() else b""
+    if quoted not in content and _are_whole(content):
+        return iter(())
+    lines = content.splitlines(keepends=True)
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()  # a running trial may be writing it
     rows = [row_of(line) for line in lines if quoted in line or not _looks_whole(line)]
@@ -116,6 +119,12 @@ def metrics(folder: str, key: str) -> Iterator[Row]:
         lost = f"{path} has {num_damaged} damaged lines, which are left out"
         warnings.warn(f"{lost}: run its trial again", DamagedRows, stacklevel=2)
     return (by_update[update] for update in sorted(by_update) if key in by_update[update])
+
+
+def _are_whole(content: bytes) -> bool:
+    """Return whether `_looks_whole` of every line, in a tenth of the time."""
+    inner = content.count(b"\n") - 1
+    return _looks_whole(content) and content.count(b"}\n{") == inner and b"\r" not in content
 
 
 def _looks_whole(line: bytes) -> bool:

@@ -45,6 +45,13 @@ class Record:
     trials: Mapping[str, RecordedTrial]
     """All its trials by their ids, also those that tuning tried."""
 
+    @property
+    def conditions(self) -> str:
+        """The scale, and the word of the command line by which its trials are compiled, if any:
+        sweeps of other conditions make other numbers."""
+        ways = [word for word in self.words if word.startswith("compile=")]
+        return " ".join([self.scale, *(word for word in ways[-1:] if word != "compile=false")])
+
 
 def records(results: Path) -> list[Record]:
     """Return the records of a store by their labels. Warns of files that are damaged."""

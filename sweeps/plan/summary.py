@@ -18,7 +18,8 @@ def summary(request: Request, sweeps: Sequence[SweepPlan]) -> str:
     """Return the lines of a plan: what the sweeps cost, and which gap their seeds detect."""
     lines = [*PricedSweeps(request, sweeps).lines()]
     for sweep in sweeps:
-        told = [*sweep.estimate, *(sweep.remarks if request.dry_run else [])]
+        way = [f"added     {word}" for word in sweep.added] + [*filter(None, [sweep.not_added])]
+        told = [*way, *sweep.estimate, *(sweep.remarks if request.dry_run else [])]
         if len(sweeps) == 1:
             lines += [*_precision(request.results, sweep), *told]
         else:

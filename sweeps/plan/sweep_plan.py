@@ -13,12 +13,14 @@ from math import ceil
 
 from sweeps.plan import early_stop, tried_report
 from sweeps.plan.early_stop import JudgedPoint, judge
+from sweeps.plan.preferred import preferred, recorded, require_all_compiled
 from sweeps.plan.searching import check_space, try_settings
 from sweeps.plan.tried import Choice, untried
 from sweeps.plan.tuning import check_reach, tune_all
-from sweeps.request.command_line import Request
+from sweeps.request.command_line import Request, changed
 from sweeps.request.expand import Trial, points, unique
 from sweeps.request.schema import Sweep
+from trainer.base.errors import BadInput
 from trainer.config.compose import Composer
 from trainer.config.schema import validate
 
@@ -33,6 +35,10 @@ class SweepPlan:
     label: str
     sweep: Sweep
     points: list[JudgedPoint]
+    added: tuple[str, ...] = ()
+    """Overrides that the sweep prefers and that were added."""
+    not_added: str = ""
+    """Why overrides that the sweep prefers were not added, in a line."""
 
     @property
     def runnable(self) -> list[Trial]:
@@ -93,7 +99,33 @@ class SweepPlan:
 def plan_sweeps(request: Request) -> list[SweepPlan]:
     """Return one plan per sweep; raises BadInput for everything that can be known to be wrong."""
     compose = Composer()
-    return [_plan_sweep(label, sweep, request, compose) for label, sweep in request.sweeps.items()]
+    return [
+        _as_preferred(label, sweep, request, compose) for label, sweep in request.sweeps.items()
+    ]
+
+
+def _as_preferred(label: str, sweep: Sweep, request: Request, compose: Composer) -> SweepPlan:
+    """Return the plan with the overrides that the sweep prefers, or else without them.
+
+    Raises BadInput as well if the sweep was begun with them and cannot go on so here.
+    """
+    words = preferred(sweep)
+    if not words:
+        return _plan_sweep(label, sweep, request, compose)
+    was_added = recorded(words, request.results, label)
+    why = f"the record of {label} has none"
+    if was_added is not False:
+        try:
+            plan = _plan_sweep(label, changed(sweep, words), request, compose)
+            require_all_compiled(plan.planned)
+            return replace(plan, added=tuple(words))
+        except BadInput as error:
+            if was_added:
+                allowed = f"{error.allowed}: the sweep was begun with {' '.join(words)}"
+                raise BadInput(error.key, error.value, allowed) from None
+            why = str(error)
+    plan = _plan_sweep(label, sweep, request, compose)
+    return replace(plan, not_added=f"{' '.join(words)} is not added: {why}")
 
 
 def _plan_sweep(label: str, sweep: Sweep, request: Request, compose: Composer) -> SweepPlan:

@@ -1,10 +1,11 @@
 """The record of a sweep, for those who read a store: what was asked for, and which trials answer.
 
 `<results>/sweeps/<label>.json` holds what the last command planned: `format` (2), `sweep`, `scale`,
-`label`, `words` (of the command line), `verdict` (the rule, empty if the sweep has none), `arms`,
-`seeds`, `settled` (nothing is left to tune or to judge), `remarks`, `compared` (ids of the trials
-in its report) and `trials`: id → `arm`, `seed`, `tokens`, `flops` and `seconds`, the expected time
-with start and evaluation, null if no trial of its shape has finished.
+`label`, `words` (of the command line, and the preferred ones that were added), `verdict` (the rule,
+empty if the sweep has none), `arms`, `seeds`, `settled` (nothing is left to tune or to judge),
+`remarks`, `compared` (ids of the trials in its report) and `trials`: id → `arm`, `seed`, `tokens`,
+`flops` and `seconds`, the expected time with start and evaluation, null if no trial of its shape
+has finished.
 """
 
 from collections.abc import Sequence
@@ -64,7 +65,7 @@ def record(request: Request, sweep: SweepPlan, prices: Prices) -> dict[str, Any]
         "sweep": sweep.label.removesuffix(f"-{request.scale}"),
         "scale": request.scale,
         "label": sweep.label,
-        "words": request.words,
+        "words": [*request.words, *sweep.added],
         "verdict": sweep.sweep.verdict or "",
         "arms": [*sweep.sweep.arms],
         "seeds": sweep.sweep.seeds,

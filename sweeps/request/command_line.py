@@ -11,6 +11,7 @@ from sweeps.request.files import (
     ALL,
     PAPER,
     parse,
+    preferred_at,
     present_scale,
     scale_file,
     search_file,
@@ -101,7 +102,11 @@ def _at_scale(sweep: Sweep, scale: str, words: Sequence[str]) -> Sweep:
 
     The words of its file for other scales are checked too; an error names their scale.
     """
-    sweep = sweep.model_copy(update={"base": [*sweep.base, *scale_file(scale)]})
+    added = {
+        "base": [*sweep.base, *scale_file(scale)],
+        "prefer": [*sweep.prefer, *preferred_at(scale)],
+    }
+    sweep = sweep.model_copy(update=added)
     at_scales = {}
     for name in [scale, *sweep.scales]:
         try:

@@ -15,6 +15,8 @@ ALL, PAPER = "all", "paper"
 """The names that stand for every sweep with a name, and for those of the paper."""
 STUDIES, OF_STUDY = CODE_ROOT / "findings", "sweep.yaml"
 """A checkout has follow-up sweeps here: `findings/STUDY/sweep.yaml` is the sweep STUDY."""
+SHARED = STUDIES / "shared.yaml"
+"""What the follow-up sweeps share."""
 
 
 def slug(name: str) -> str:
@@ -46,14 +48,20 @@ def sweep_files(names: str) -> list[tuple[str, dict[str, Any]]]:
 
 def _sweep_file(name: str) -> tuple[str, dict[str, Any]]:
     content = _read("sweep", name, f", {ALL}, {PAPER}, or path/to/a.yaml")
-    return _label(name), _with_present_scales({"base": [], **content})
+    shared = parse("sweep", name, SHARED.read_text("utf-8")) if _is_of_study(name) else {}
+    return _label(name), _with_present_scales({"base": [], **shared, **content})
+
+
+def _is_of_study(name: str) -> bool:
+    path = Path(name).resolve() if is_path(name) else _named("sweep", name)
+    return path == STUDIES / path.parent.name / OF_STUDY
 
 
 def _label(name: str) -> str:
     if not is_path(name):
         return name
     path = Path(name).resolve()
-    return path.parent.name if path == STUDIES / path.parent.name / OF_STUDY else path.stem
+    return path.parent.name if _is_of_study(name) else path.stem
 
 
 def _with_present_scales(content: dict[str, Any]) -> dict[str, Any]:
@@ -84,6 +92,12 @@ def _say_renamed(what: str) -> None:
 def scale_file(name: str) -> list[str]:
     """Return the overrides of a scale; raises BadInput if there is none of that name."""
     overrides: list[str] = _read("scale", name)["base"]
+    return overrides
+
+
+def preferred_at(name: str) -> list[str]:
+    """Return the overrides that a scale prefers; raises BadInput if there is none of that name."""
+    overrides: list[str] = _read("scale", name).get("prefer", [])
     return overrides
 
 

@@ -169,6 +169,7 @@ class Sweep(BaseModel):
     """A grid of points × arms × seeds over common overrides, and the rule for its verdict.
 
     A value of the grid that is a mapping stands for several overrides that change together.
+    `prefer`: overrides that are added if all trials can be made with them (see plan/preferred.py).
     `scales`: name of a scale → words as on a command line (see command_line.py). `tune`: keys →
     factors on their values, which are chosen for each point before the arms run, or, with `shared`,
     for those of that optimizer (see plan/tuning.py). `search`: settings that a sampler proposes,
@@ -180,6 +181,7 @@ class Sweep(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     base: Overrides
+    prefer: Overrides = []
     scales: dict[str, Overrides] = {}
     grid: dict[str, Annotated[list[GridValue], Len(1, MAX_ITEMS)]]
     arms: Annotated[dict[str, Overrides], Len(1, MAX_ITEMS)]

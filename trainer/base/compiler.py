@@ -1,14 +1,31 @@
-"""The folder of torch's compiler, in which a process that is killed may leave cut files."""
+"""Whether torch can compile, and its folder, in which a killed process may leave cut files."""
 
+import os
+import shutil
+import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from trainer.base.errors import Stopped
+from trainer.base.errors import BadInput, Stopped
 from trainer.base.scratch import scratch
 
 WRITTEN_IN_PLACE = {".so", ".gch"}
 """What g++ writes under its last name, so that it may be cut; torch renames all other files."""
+
+
+def require_compiler() -> None:
+    """Raise BadInput if torch cannot compile for this machine's CPU: it needs a C++ compiler, the
+    one that it would take itself, and Python's headers."""
+    program = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    for what, is_there in (
+        (f"a C++ compiler, {program}", shutil.which(program) is not None),
+        (f"Python's headers, {headers}", headers.is_file()),
+    ):
+        if not is_there:
+            raise BadInput("compile", "update", f"needs {what}, which this machine does not have")
 
 
 @contextmanager

@@ -28,6 +28,12 @@ LIKE_URL = re.compile(r"^\w+:/|://")
 """Also `s3:/bucket`, which would be a folder named `s3:`."""
 
 
+def cache_folder() -> Path:
+    """Return the folder for what can be fetched or made again, which may not be there yet."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "pipegap"
+
+
 def path_problem(path: str) -> str | None:
     """Returns what a path must be and `path` is not; None if `path` can be a path."""
     if not path.strip():

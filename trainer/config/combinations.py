@@ -29,6 +29,22 @@ OBSERVERS = ("sophia",)
 """Optimizers that ask for gradients against sampled labels, for which there is no graph."""
 
 
+MADE_BY_GRAPHS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "optimizer": {
+        **{name: {} for name in ("adamw", "adan", "lion", "mars", "normuon", "soap")},
+        "muon": {"orthogonalisation": "newton_schulz", "cautious_decay": False},
+    },
+    "correction": {
+        **{name: {"lag": 1} for name in ("error_feedback", "matched_error_feedback")},
+        **{name: {} for name in ("learning_rate", "none")},
+    },
+}
+"""Choices of the trainer that are part of the graphs of `compile=update`, and with which options.
+
+`trainer.compiled.chosen` decides it, and knows it of what is built; a plan builds nothing.
+"""
+
+
 def check_combinations(config: Config) -> None:
     """Raises BadInput for two keys that contradict each other."""
     optimizer, correction = label(config["optimizer"]), label(config["correction"])
@@ -115,6 +131,18 @@ def check_graphs(config: Config, model: Recipe, correction: NoCorrection) -> Non
     ):
         if not holds:
             raise BadInput(key, value, f"{allowed} with compile=update")
+
+
+def require_graphs(config: Config) -> None:
+    """Raise BadInput for a choice that `compile=update` leaves to the code of `compile=false`."""
+    for group, made in MADE_BY_GRAPHS.items():
+        node = config[group]
+        name, is_ours = label(node), node["_target_"].startswith("trainer.")
+        if not is_ours or name not in made:
+            raise BadInput(group, name, f"must be one of {', '.join(sorted(made))}")
+        for key, value in made[name].items():
+            if node.get(key, value) != value:
+                raise BadInput(f"{group}.{key}", node[key], f"must be {value} with {group}={name}")
 
 
 def check_in_place(config: Config, schedule: Schedule, correction: NoCorrection) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from analysis.claims.audit import MOST_SEEDS
 from analysis.figures import Figure, Plot, panels
 from analysis.figures.curves import FEWEST
 from analysis.figures.fonts import usual_faces
+from analysis.figures.kept import kept
 from analysis.report.answer import MICROBATCHES, STAGES, StoreAnswer
 from analysis.report.facts import Overview, TrialNow
 from analysis.report.page.listing import Listing
@@ -199,8 +201,9 @@ def _environment() -> Environment:
 @cache
 def _vega() -> str:
     """Vega, Vega-Lite and vega-embed."""
-    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    return bundle
+    code = "window.vegaEmbed = vegaEmbed;"
+    made_of = ("bundle", version("vl-convert-python"), code)
+    return kept(lambda: vl_convert.javascript_bundle(code).encode(), *made_of).decode()
 
 
 @cache

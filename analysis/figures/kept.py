@@ -1,0 +1,30 @@
+"""What takes long to make and depends on installed packages alone, kept for later processes."""
+
+import hashlib
+from collections.abc import Callable
+from contextlib import suppress
+
+from trainer.base.atomic import write_atomically
+from trainer.base.places import cache_folder
+
+DIGEST = hashlib.sha256().digest_size
+"""Bytes before the content: its digest."""
+
+
+def kept(make: Callable[[], bytes], *made_of: str) -> bytes:
+    """Return what `make` makes, or what another process made before of the same `made_of`.
+
+    It lies in `~/.cache/pipegap/made` (or below XDG_CACHE_HOME). A file that is damaged is made
+    anew, and where nothing can be written nothing is kept.
+    """
+    name = hashlib.sha256("\0".join(made_of).encode()).hexdigest()
+    with suppress(OSError):
+        known = (cache_folder() / "made" / name).read_bytes()
+        if hashlib.sha256(known[DIGEST:]).digest() == known[:DIGEST]:
+            return known[DIGEST:]
+    content = make()
+    with suppress(OSError):
+        (cache_folder() / "made").mkdir(parents=True, exist_ok=True)
+        whole = hashlib.sha256(content).digest() + content
+        write_atomically(cache_folder() / "made" / name, whole)
+    return content

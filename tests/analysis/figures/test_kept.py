@@ -1,0 +1,55 @@
+"""What is kept is made once for a machine, and never read where it is damaged."""
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from analysis.figures.fonts import usual_faces
+from analysis.figures.kept import kept
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "pipegap" / "made"
+
+
+def numbers() -> Callable[[], bytes]:
+    each = count()
+    return lambda: str(next(each)).encode()
+
+
+def test_it_is_made_once_of_the_same_things() -> None:
+    make = numbers()
+    assert [kept(make, *of) for of in ("ab", "ab", "ac", "ab", "ac")] == [
+        *(b"0", b"0", b"1", b"0", b"1")
+    ]
+    assert kept(make, "ab") == b"2", "one thing is not two"
+
+
+@pytest.mark.parametrize("damaged", [b"", b"short", b"0" * 40])
+def test_a_damaged_file_is_made_anew(folder: Path, damaged: bytes) -> None:
+    make = numbers()
+    kept(make, "a")
+    [file] = folder.iterdir()
+    file.write_bytes(damaged)
+    assert kept(make, "a") == b"1"
+    assert kept(make, "a") == b"1"
+
+
+def test_where_nothing_can_be_written_it_is_made_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    make = numbers()
+    assert [kept(make, "a"), kept(make, "a")] == [b"0", b"1"]
+
+
+def test_letters_are_the_same_made_and_kept(folder: Path) -> None:
+    made = usual_faces()
+    assert made.count("@font-face") == 2
+    assert folder.is_dir()
+    assert usual_faces() == made
