@@ -18,7 +18,8 @@ def run(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("words", [(), pytest.param(GANG, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(), GANG])
 def test_the_sweep_begins_after_its_first_updates(tmp_path: Path, words: tuple[str, ...]) -> None:
     done = run(tmp_path, *words)
     assert done.returncode == 0, done.stderr
