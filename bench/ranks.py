@@ -18,6 +18,7 @@ from trainer.data.tokens import Tokens
 from trainer.executors.gradients import Update
 from trainer.executors.pipelined import Pipelined
 from trainer.parts import Parts, build_pipelined
+from trainer.ranks.collect import collect
 from trainer.ranks.groups import Gang, Heartbeat, joined
 from trainer.ranks.spawn import run_gang
 from trainer.ranks.supervisor import Parent
@@ -166,7 +167,7 @@ class Traced:
         self._executor.run(first, last, self._on_update)
         dist.barrier()
         seconds = time.perf_counter() - start
-        spans = self._gang.gather(clock.spans)
+        spans = [*collect(self._gang, [clock.spans])]
         if not spans:
             return None
         waits = tuple(

@@ -17,6 +17,7 @@ from trainer.executors.gradients import Clip, Diverged, Update
 from trainer.executors.passes import Loss
 from trainer.executors.reduction import Reduced, Reducer
 from trainer.executors.whole_state import whole_state
+from trainer.ranks.collect import collect
 from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Op, Schedule, completes, horizon
 from trainer.stages.probe import Comparison, Counts
@@ -137,14 +138,13 @@ class Pipelined(Executor):
 
     def write_trace(self, folder: Path) -> None:
         """Writes trace.json and timeline.svg, on the recording rank."""
-        spans = self._gang.gather(self._clock.spans)
+        spans = [*collect(self._gang, [self._clock.spans])]
         if self._gang.records:
             leave(folder, spans, self._schedule, self._runs)
 
     def _gathered(self, mine: dict[str, Any]) -> dict[str, Any]:
         is_first_replica = self._gang.replica == 0
-        of_ranks = self._gang.gather(mine if is_first_replica else {})
-        return {name: value for of_rank in of_ranks for name, value in of_rank.items()}
+        return dict(collect(self._gang, mine.items() if is_first_replica else ()))
 
     @override
     def _execute(self, lists: Sequence[Sequence[Op]], on_update: OnUpdate) -> None:

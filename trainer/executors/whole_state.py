@@ -1,16 +1,15 @@
 """The state of a gang's whole model: it comes to the recording rank weight by weight, and lies on a
 disk there, so that the rank's memory holds one weight's state, however many ranks there are."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from trainer.base.resources import on_cpu
+from trainer.ranks.collect import collect
 from trainer.ranks.groups import Gang
 
 State = dict[str, Any]
@@ -24,32 +23,9 @@ def whole_state(gang: Gang, mine: Mapping[str, State], folder: Path) -> dict[str
     get none. Every rank makes the call. Raises PeerLost.
     """
     whole: dict[str, State] = {}
-    for name, state in _collected(gang, ((name, on_cpu(mine[name])) for name in mine)):
+    for name, state in collect(gang, ((name, on_cpu(mine[name])) for name in mine)):
         whole[name] = {**whole.get(name, {}), **_spilled(state, folder)}
     return whole
-
-
-def _collected(gang: Gang, mine: Iterable[object]) -> Iterator[Any]:
-    """Yields the objects of all ranks, in order of rank, on the recording rank; else none.
-
-    Tensors must be on the CPU: they are restored on the device that they had at the sender.
-    """
-    if not gang.records:
-        for message in chain(((item,) for item in mine), [None]):
-            with gang.waiting():
-                dist.send_object_list([message], 0, group=gang.control)
-        return
-    yield from mine
-    for rank in range(1, gang.num_ranks * gang.num_replicas):
-        while (message := _received(gang, rank)) is not None:
-            yield message[0]
-
-
-def _received(gang: Gang, rank: int) -> tuple[Any] | None:
-    messages: list[Any] = [None]
-    with gang.waiting():
-        dist.recv_object_list(messages, rank, group=gang.control)
-    return messages[0]
 
 
 def _spilled(state: State, folder: Path) -> State:

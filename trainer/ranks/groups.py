@@ -191,23 +191,6 @@ class Gang:
             assert work is not None
             self.wait(work)
 
-    def gather(self, mine: object) -> list[Any]:
-        """The objects of all ranks, in order of rank, on the recording rank; else empty.
-
-        One rank after the other sends: torch's `gather_object` makes all as large as the largest.
-        Tensors must be on the CPU: they are restored on the device that they had at the sender.
-        """
-        with self.waiting():
-            if not self.records:
-                dist.send_object_list([mine], 0, group=self.control)
-                return []
-            everything = [mine, *[None] * (self.num_ranks * self.num_replicas - 1)]
-            for rank in range(1, len(everything)):
-                one: list[Any] = [None]
-                dist.recv_object_list(one, rank, group=self.control)
-                everything[rank] = one[0]
-        return everything
-
     def all_gather(self, mine: object) -> list[Any]:
         """The objects of all ranks, in order of rank, on every rank."""
         everything: list[Any] = [None] * (self.num_ranks * self.num_replicas)
