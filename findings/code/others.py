@@ -13,7 +13,7 @@ from analysis.table.names import minus
 from analysis.table.names import optimizer as name
 from findings.code import cells
 from findings.code.cells import Markdown, TrialGroup, groups, mean, table
-from findings.code.published import FINDINGS, TINY, of_sweep, sweeps
+from findings.code.published import FINDINGS, TINY, of_sweep
 
 SWEEP = "others"
 NO_CHANGE = 0.05
@@ -33,31 +33,35 @@ def _reported() -> pd.DataFrame:
 
 
 def _measured() -> dict[str, TrialGroup]:
-    """Optimizer → its trials; none before the sweep is published."""
-    if SWEEP not in sweeps(TINY):
-        return {}
+    """Optimizer → its trials."""
     return {optimizer: group for (optimizer,), group in groups(of_sweep(SWEEP, TINY)).items()}
 
 
 def reported() -> Markdown:
-    """One row per number of marin's, beside ours once there are trials."""
+    """One row per number of marin's, beside ours."""
     measured, rows = _measured(), []
     for row in _reported().to_dict("records"):
         arm = str(row["arm"])
         method = "weight prediction" if arm.endswith("weight_prediction") else "plain"
         share = "" if pd.isna(row["removed"]) else f"{100 * row['removed']:.0f} %"
         said = [name(row["optimizer"]), str(row["delay"]), method, f"{row['gap']:+.3f}", share]
-        group = measured.get(row["optimizer"])
-        own = group.arms.get(arm) if group else None
-        rows.append([*said, *([cells.gap(own), cells.removed(own)] if own else [])])
-    heads = ["optimizer", "delay", "remedy", "marin: gap", "removed"]
-    return table([*heads, *(["here: gap", "removed"] if measured else [])], rows)
+        own = measured[row["optimizer"]].arms[arm]
+        rows.append([*said, cells.gap(own), cells.removed(own)])
+    heads = ["optimizer", "delay", "remedy", "marin: gap", "removed", "here: gap", "removed"]
+    return table(heads, rows)
 
 
 def statements() -> Markdown:
     """One row per statement that marin's numbers make, with our interval and what the rule says."""
-    rows = list(_statements(_measured(), _reported())) if _measured() else []
+    rows = _statements(_measured(), _reported())
     return table(["marin's numbers say", "here", "verdict"], rows)
+
+
+def agreement() -> str:
+    """How many of the statements agree, disagree and are open."""
+    outcomes = [statement.outcome for statement in _statements(_measured(), _reported())]
+    counts = [outcomes.count(f"**{outcome}**") for outcome in ("agrees", "disagrees", "open")]
+    return "Of {} statements: {} agree, {} disagree, {} open.".format(len(outcomes), *counts)
 
 
 def _statements(of: dict[str, TrialGroup], theirs: pd.DataFrame) -> Iterator[Statement]:

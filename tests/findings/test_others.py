@@ -51,6 +51,7 @@ def test_trials_like_marins_agree_with_every_statement(
     said = verdicts(outcomes(tmp_path, GAPS, SHARES, monkeypatch))
     assert {*said.values()} == {"agrees"}
     assert len(said) == 19
+    assert others.agreement() == "Of 19 statements: 19 agree, 0 disagree, 0 open."
 
 
 def test_a_reversed_order_and_a_remedy_that_harms_disagree(
