@@ -112,6 +112,7 @@ def _as_preferred(label: str, sweep: Sweep, request: Request, compose: Composer)
     words = preferred(sweep)
     if not words:
         return _plan_sweep(label, sweep, request, compose)
+    compose(words)  # a word that no trial allows is a mistake, and no reason to go without it
     was_added = recorded(words, request.results, label)
     why = f"the record of {label} has none"
     if was_added is not False:

@@ -38,8 +38,8 @@ def a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(headers.parent))
 
 
-def planned(folder: Path, *words: str, record: bool = False) -> SweepPlan:
-    (folder / "mine.yaml").write_text(SWEEP)
+def planned(folder: Path, *words: str, record: bool = False, content: str = SWEEP) -> SweepPlan:
+    (folder / "mine.yaml").write_text(content)
     given = [f"sweep={folder / 'mine.yaml'}", "scale=micro", *small.overrides(folder), *words]
     request = parse_request(given)
     [plan] = plan_sweeps(request)
@@ -85,6 +85,12 @@ def test_one_trial_without_it_leaves_all_as_they_are_and_a_line_says_why(
     assert (ways(plan), plan.added) == ({False}, ())
     assert plan.not_added.startswith(f"compile=update is not added: {why}")
     assert "\n" not in plan.not_added
+
+
+@pytest.mark.parametrize("word", ["compil=update", "compile=all"])
+def test_a_word_that_no_trial_allows_is_refused(tmp_path: Path, word: str) -> None:
+    with pytest.raises(BadInput, match=f"^{word}: must be "):
+        planned(tmp_path, content=SWEEP.replace(*ADDED, word))
 
 
 @pytest.mark.parametrize("missing", ["a compiler", "headers"])
