@@ -31,8 +31,6 @@ that number. `size` orders several series of one arm: parameters of the model, o
 UNITS = {"num_parameters": "", "tokens": " tokens"}
 """Columns that order the series of an arm → the unit of their values."""
 KEYS = [*PANEL, "series", "value"]
-EVENLY_LATE = ("constant_delay", "pipedream_2bw")
-"""Schedules of which every stage is equally late."""
 
 
 def gaps_by_key(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
@@ -118,7 +116,8 @@ def gaps_by_delay(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     if paired.empty:
         return _joined([])
     own = trials.drop_duplicates("trial_id").set_index("trial_id")
-    late = paired[paired["trial_id"].isin(own.index[own["schedule"].isin(EVENLY_LATE)])]
+    is_even = own["delays"].map(lambda of_stages: len({*(of_stages or ())}) == 1)
+    late = paired[paired["trial_id"].isin(own.index[is_even])]
     late = late.assign(
         key="pipeline.delay",
         value=own.loc[late["trial_id"], "delay"].to_numpy(dtype=float),

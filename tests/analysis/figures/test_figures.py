@@ -131,11 +131,18 @@ def test_coefficients_of_a_correction_are_a_line_beside_the_plain_delay(tmp_path
 
 
 def test_delays_of_all_stages_are_the_axis_of_each_correction(tmp_path: Path) -> None:
+    """PipeDream's stages are not all equally late, and of a running trial nothing is counted."""
     put(tmp_path, "sync", [1.0, 1.0])
     put(tmp_path, "delay", [1.1, 1.3])
     put(tmp_path, "delay_ef", [1.05, 1.05])
     late(tmp_path, 2, [1.4, 1.6])
     late(tmp_path, 8, [2.9, None])
+    for delay in (3, 4):
+        of_first = config(seed=0)
+        own = {"_target_": "trainer.schedules.pipedream", "num_stages": delay + 1}
+        of_first["pipeline"] |= own
+        write(tmp_path, of_first, result(of_first, 1.5, delays=[delay, 0]))
+    write(tmp_path, config(seed=7), None)
     data = shown(tmp_path, "gap_by_delay")
     assert means(data) == {
         ("delay of τ", 1.0): pytest.approx(0.2),
