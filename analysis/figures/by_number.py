@@ -110,20 +110,19 @@ def gaps_by_delay(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     """Return rows of OF_GAPS against the delay τ: one panel per optimizer and point, one series per
     correction.
 
-    Only stages that are all equally late have one delay. A series has several delays.
+    A series has several delays. Pipelines whose stages are not equally late have none: their series
+    are named by their stages.
     """
     paired = paired_seeds(trials, gaps)
     if paired.empty:
         return _joined([])
     own = trials.drop_duplicates("trial_id").set_index("trial_id")
-    is_even = own["delays"].map(lambda of_stages: len({*(of_stages or ())}) == 1)
-    late = paired[paired["trial_id"].isin(own.index[is_even])]
-    late = late.assign(
+    late = paired.assign(
         key="pipeline.delay",
-        value=own.loc[late["trial_id"], "delay"].to_numpy(dtype=float),
-        series=late["series"].str.replace(r"^delay( of \d+)?", "delay of τ", regex=True),
-        panel=late["optimizer"].map(names.optimizer),
-        subtitle=late["point"].map(names.settings(trials)),
+        value=own.loc[paired["trial_id"], "delay"].to_numpy(dtype=float),
+        series=paired["series"].str.replace(r"^delay( of \d+)?", "delay of τ", regex=True),
+        panel=paired["optimizer"].map(names.optimizer),
+        subtitle=paired["point"].map(names.settings(trials)),
     )
     delays = late.groupby(["point", "series"])["value"].transform("nunique")
     return _joined([late[delays > 1].sort_values([*PANEL, *IN_PANEL])])
