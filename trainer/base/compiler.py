@@ -15,10 +15,15 @@ WRITTEN_IN_PLACE = {".so", ".gch"}
 """What g++ writes under its last name, so that it may be cut; torch renames all other files."""
 
 
+def compiler() -> str:
+    """The name of the C++ compiler that torch's compiler would take itself."""
+    return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+
+
 def require_compiler() -> None:
-    """Raise BadInput if torch cannot compile for this machine's CPU: it needs a C++ compiler, the
-    one that it would take itself, and Python's headers."""
-    program = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    """Raise BadInput if torch cannot compile for this machine's CPU: it needs a C++ compiler and
+    Python's headers."""
+    program = compiler()
     headers = Path(sysconfig.get_path("include"), "Python.h")
     for what, is_there in (
         (f"a C++ compiler, {program}", shutil.which(program) is not None),

@@ -34,6 +34,9 @@ from trainer.models.checkpoint_files import weights_digest
 TRAINER_VERSION = 2
 """Raised by hand when a fix changes numbers: results of different versions are never mixed."""
 
+COMPILED_VERSION = 3
+"""The version of trials with `compile=update`, whose numbers the trainer's compiled graphs make."""
+
 PACKAGE = __name__.partition(".")[0]
 OWN_DATA = f"{PACKAGE}.data."
 """How the address of a data's class begins that lies in this package."""
@@ -46,6 +49,11 @@ CHANGES_NO_NUMBER = (
 
 COMMIT = "PIPEGAP_COMMIT"
 """Environment variable that names the commit of a source tree that is a copy without git."""
+
+
+def version_of(config: Mapping[str, Any]) -> int:
+    """Return the version of the trainer that the numbers of a trial belong to."""
+    return COMPILED_VERSION if config["compile"] == "update" else TRAINER_VERSION
 
 
 def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
@@ -65,7 +73,7 @@ def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
         kept["resume_from"] = re.sub(r"^(checkpoint-\d+)-\d+(?=-)", r"\1", name)
     if kept.get("from_pretrained"):
         kept["from_pretrained"] = weights_digest(kept["from_pretrained"])
-    made_by = {"config": kept, "data_hash": data_hash, "trainer_version": TRAINER_VERSION}
+    made_by = {"config": kept, "data_hash": data_hash, "trainer_version": version_of(config)}
     if foreign := sources(config):
         made_by["sources"] = foreign
     canonical = json.dumps(made_by, sort_keys=True, separators=(",", ":"))
@@ -129,7 +137,7 @@ def provenance(
     return {
         "trial_id": trial_id,
         "data_hash": data_hash,
-        "trainer_version": TRAINER_VERSION,
+        "trainer_version": version_of(config),
         "sources": sources(config),
         **made_by(device_name),
     }

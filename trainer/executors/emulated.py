@@ -114,8 +114,9 @@ class Emulated(Executor):
     def _reduce(self, batch: int) -> tuple[float, float]:
         """Turns the stages' sums into one clipped gradient, in place; returns loss and norm."""
         gradients = [self._gradients[batch][stage] for stage in range(len(self._stages))]
-        for of_stage in gradients:
-            torch._foreach_div_(of_stage, self._num_parts)
+        if self._num_parts > 1:  # else the sum is the mean
+            for of_stage in gradients:
+                torch._foreach_div_(of_stage, self._num_parts)
         _add_tied(self._stages, gradients)
         if self._pass.is_corrected:
             for stage, of_stage in zip(self._stages, gradients, strict=True):
