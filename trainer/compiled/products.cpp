@@ -104,12 +104,15 @@ Matrix matrix(const at::Tensor& stack, int64_t number) {
 }
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& given) {
-  TORCH_CHECK(a.dim() == given.dim() && (a.dim() == 2 || a.size(0) == given.size(0)));
-  TORCH_CHECK(a.size(-1) == given.size(-2), "inner sizes differ");
+  TORCH_CHECK(
+      a.dim() == given.dim() && (a.dim() == 2 || (a.dim() == 3 && a.size(0) == given.size(0))),
+      "product takes two matrices or two stacks of as many");
+  TORCH_CHECK(a.size(-1) == given.size(-2), "product of matrices whose inner sizes differ");
   const bool can_pack = given.stride(-1) == 1 || given.stride(-2) == 1;
   const at::Tensor b = can_pack ? given : given.contiguous();
   const int64_t m = a.size(-2), k = a.size(-1), n = b.size(-1), stacked = a.dim() == 3 ? a.size(0) : 1;
   at::Tensor c = a.dim() == 3 ? at::empty({stacked, m, n}, a.options()) : at::empty({m, n}, a.options());
+  if (k == 0) c.zero_();
   for (int64_t i = 0; i < stacked; ++i)
     multiply(m, n, k, matrix(a, i), matrix(b, i), c.mutable_data_ptr<float>() + i * m * n);
   return c;

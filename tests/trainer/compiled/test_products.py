@@ -1,0 +1,105 @@
+"""Products of small matrices, against exact and wider ones."""
+
+import shutil
+from collections.abc import Iterator
+from itertools import product as every
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from trainer.base.compiler import compiler
+from trainer.compiled import products
+from trainer.compiled.products import product, products_of
+
+pytestmark = pytest.mark.skipif(
+    shutil.which(compiler()) is None, reason=f"needs a C++ compiler: {compiler()} is not installed"
+)
+SIZES = (1, 5, 6, 16, 31, 64, 65, 130)
+"""Whole tiles, and what is left of rows, vectors and columns."""
+LONG = (255, 256, 257, 600)
+"""Sums within a panel and over several."""
+
+
+def layouts(stack: tuple[int, ...], rows: int, columns: int) -> Iterator[Tensor]:
+    """Small whole numbers: in order, transposed, and as every other column of a wider matrix."""
+    drawn = torch.Generator().manual_seed(rows * 1000 + columns)
+
+    def whole(*size: int) -> Tensor:
+        return torch.randint(-8, 9, size, generator=drawn).float()
+
+    yield whole(*stack, rows, columns)
+    yield whole(*stack, columns, rows).mT
+    yield whole(*stack, rows, 2 * columns)[..., ::2]
+
+
+def assert_exact(stack: tuple[int, ...], m: int, k: int, n: int) -> None:
+    for a, b in every(layouts(stack, m, k), layouts(stack, k, n)):
+        made = product()(a, b)
+        assert made.is_contiguous()
+        assert torch.equal(made, (a.long() @ b.long()).float()), (stack, m, k, n)
+
+
+@pytest.mark.parametrize("stack", [(), (3,)])
+def test_whole_numbers_are_multiplied_exactly(stack: tuple[int, ...]) -> None:
+    for m, k, n in every(SIZES, (1, 20), SIZES):
+        assert_exact(stack, m, k, n)
+    for k in LONG:
+        assert_exact(stack, 7, k, 70)
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(0, 3, 4), (3, 0, 4), (3, 4, 0)])
+def test_nothing_to_multiply(m: int, k: int, n: int) -> None:
+    assert_exact((), m, k, n)
+
+
+@pytest.mark.parametrize("k", [64, 2048])
+def test_it_rounds_no_worse_than_torch(k: int) -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(50, k), torch.randn(k, 70)
+    exact = a.double() @ b.double()
+    error, of_torch = ((made - exact).square().mean().sqrt() for made in (product()(a, b), a @ b))
+    assert error < 2 * of_torch
+
+
+def test_an_entry_depends_on_its_row_and_column_alone() -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(50, 300), torch.randn(300, 70)
+    made = product()(a, b)
+    assert torch.equal(product()(a[17:18], b), made[17:18])
+    assert torch.equal(product()(a, b[:, 33:34].contiguous()), made[:, 33:34])
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [((3, 4), (5, 6)), ((2, 3, 4), (3, 4, 5)), ((2, 3, 4), (4, 5)), ((3,), (3,))]
+)
+def test_sizes_that_do_not_fit_are_refused(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    with pytest.raises(RuntimeError, match="product"):
+        product()(torch.zeros(a), torch.zeros(b))
+
+
+def test_several_threads_take_torchs_products() -> None:
+    assert products_of(2) == {}
+    assert [*products_of(1)] == [torch.ops.aten.mm.default, torch.ops.aten.bmm.default]
+
+
+def test_a_library_is_built_once_and_never_seen_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = []
+
+    def cut(command: list[object], check: bool) -> None:
+        built.append(Path(str(command[-1])))
+        built[-1].write_text("a part")
+        if len(built) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(products.subprocess, "run", cut)
+    with pytest.raises(KeyboardInterrupt):
+        products._built()
+    assert not [*tmp_path.glob("*.so")]
+    assert products._built() == products._built()
+    assert [path.suffix for path in tmp_path.iterdir()] == [".so"]
+    assert len(built) == 2
