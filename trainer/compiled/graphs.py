@@ -1,8 +1,13 @@
 """Functions of tensors as graphs of torch's compiler, one for each shape, shared by all trials."""
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
+import torch
+from filelock import FileLock
 from torch import Tensor
 
 from trainer.compiled.products import products_of
@@ -25,5 +30,24 @@ def graph_of(function: Callable[..., Any], examples: Sequence[Tensor], num_threa
     products = products_of(num_threads)
     traced = make_fx(function, products, tracing_mode="fake")(*examples)
     options: dict[str, Any] = {"cpp.threads": num_threads}
-    run: Graph = compiled(traced, fullgraph=True, options=options)
+    run: Graph = torch.no_grad()(compiled(traced, fullgraph=True, options=options))
+    made_from = repr((traced.code, [tensor.shape for tensor in examples], options))
+    with _compiling_alone(hashlib.sha256(made_from.encode()).hexdigest()[:16]):
+        run(*examples)
     return run
+
+
+@contextmanager
+def _compiling_alone(graph: str) -> Iterator[None]:
+    """Lets one process at a time compile a graph: others then find its files.
+
+    Trials that start together want the same graphs. Who finds a mark that one was compiled on this
+    machine does not wait for others that load it.
+    """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    mark = Path(cache_dir(), f"pipegap-graph-{graph}")
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    with nullcontext() if mark.exists() else FileLock(mark.with_suffix(".lock")):
+        yield
+    mark.touch()

@@ -1,18 +1,24 @@
 """Forward and backward of a whole stage, and of the loss behind the last one, as graphs."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainer.compiled.blocks import Blocks
 from trainer.compiled.graphs import Graph, graph_of
 from trainer.models.loss import Output, cross_entropy
 from trainer.models.recipe import Recipe
 from trainer.models.split import Split
+
+SHORT = 128
+"""Tokens of a sequence up to which two products and a softmax, fused, take half of the time of
+torch's kernel of attention."""
 
 
 class StagePlace(NamedTuple):
@@ -55,6 +61,11 @@ def with_loss(place: StagePlace, blocks: Blocks, x: Tensor, num_threads: int) ->
     return _graph(place, _signature(blocks, x, num_threads), "loss")
 
 
+def evaluated(place: StagePlace, blocks: Blocks, x: Tensor, num_threads: int) -> Graph:
+    """(x, targets, *blocks) → loss."""
+    return _graph(place, _signature(blocks, x, num_threads), "evaluation")
+
+
 def forward(place: StagePlace, blocks: Blocks, x: Tensor, num_threads: int) -> Graph:
     """(x, *blocks) → output."""
     return _graph(place, _signature(blocks, x, num_threads), "forward")
@@ -95,6 +106,9 @@ class _Stage:
             loss = cross_entropy(self.forward(*inputs), targets)
             return [loss.detach(), *self._gradients(loss, None, inputs)]
 
+    def evaluation(self, x: Tensor, targets: Tensor, *blocks: Tensor) -> Tensor:
+        return cross_entropy(self.forward(x, *blocks), targets)
+
     def backward(self, x: Tensor, gradient: Tensor, *blocks: Tensor) -> list[Tensor | None]:
         inputs = self._inputs(x, blocks)
         with torch.enable_grad():
@@ -122,14 +136,19 @@ class _Stage:
 
 @cache
 def _graph(place: StagePlace, signature: Signature, kind: str) -> Graph:
-    stage = _Stage(place, signature)
+    stage, targets = _Stage(place, signature), torch.zeros(signature.x[:2], dtype=torch.long)
     makers: dict[str, Callable[[], tuple[Callable[..., Any], list[Tensor]]]] = {
-        "loss": lambda: (
-            stage.loss,
-            stage.examples(torch.zeros(signature.x[:2], dtype=torch.long)),
-        ),
+        "loss": lambda: (stage.loss, stage.examples(targets)),
+        "evaluation": lambda: (stage.evaluation, stage.examples(targets)),
         "forward": lambda: (stage.forward, stage.examples()),
         "backward": lambda: (stage.backward, stage.examples(stage.output())),
     }
     function, examples = makers[kind]()
-    return graph_of(function, examples, signature.num_threads)
+    with _attention(signature):
+        return graph_of(function, examples, signature.num_threads)
+
+
+def _attention(signature: Signature) -> AbstractContextManager[None]:
+    """Within it, attention is traced as the products that pay off."""
+    is_short = signature.x[1] <= SHORT and signature.num_threads == 1
+    return sdpa_kernel(SDPBackend.MATH) if is_short else nullcontext()

@@ -61,7 +61,7 @@ def _built() -> Path:
         library.parent.mkdir(parents=True, exist_ok=True)
         part = library.with_suffix(f".{os.getpid()}")
         paths = [f"-I{torch_folder / 'include'}", f"-L{torch_folder / 'lib'}"]
-        command = [compiler(), *flags, *paths, SOURCE, "-ltorch_cpu", "-lc10", "-o", part]
+        command = [compiler(), *flags, *paths, str(SOURCE), "-ltorch_cpu", "-lc10", "-o", str(part)]
         subprocess.run(command, check=True)
         part.rename(library)
     return library

@@ -15,6 +15,7 @@ from trainer.compiled.passes import AwaitsTargets, StagePlace
 from trainer.compiled.step import Step
 from trainer.compiled.versions import StackedVersions
 from trainer.corrections.none import NoCorrection
+from trainer.optimizers.averaging import evaluated
 from trainer.optimizers.routing import Kind, Parameters
 from trainer.schedules.operations import Op
 from trainer.stages.stage import Stage
@@ -37,7 +38,8 @@ class CompiledStage(Stage):
     Forward, backward and loss are one graph on the last stage; before it, the backward's graph
     computes the forward again. An update is one graph with the clipped gradients as input, except
     the first one, which the optimizer makes itself: many begin otherwise, and their state begins
-    there. Evaluations and probes are a plain stage's.
+    there. Evaluations are a graph for batches of the first one's shape, if the newest weights are
+    evaluated as they are; else they, and probes, are a plain stage's.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class CompiledStage(Stage):
         self._step = Step(self.optimizer, self._correction, self._stacks, self._layout, num_threads)
         self._passed: dict[tuple[int, int, int], _Passed] = {}
         self._sum_of: dict[int, list[Tensor]] = {}
+        self._evaluated: torch.Size | None = None
 
     @override
     def _make_versions(self, module: nn.Module, dtype: torch.dtype) -> Versions:
@@ -131,6 +134,24 @@ class CompiledStage(Stage):
             super().update(batch, gradients)
         else:
             self._step(self._start_update(batch), gradients.blocks)
+
+    @override
+    @torch.no_grad()
+    def evaluate(self, x: Tensor) -> Any:
+        self._evaluated = self._evaluated or x.shape
+        if x.shape != self._evaluated or not self._evaluates_newest():
+            return super().evaluate(x)
+        x = x.contiguous()
+        blocks = self._stacks.read([self._stacks.newest] * len(self._stacks.master))
+        if self._place.number < len(self._place.split) - 1:
+            return passes.forward(*self._graphs_for(x))(x, *blocks)
+        graph = passes.evaluated(*self._graphs_for(x))
+        return AwaitsTargets(lambda targets: graph(x, targets.contiguous(), *blocks))
+
+    def _evaluates_newest(self) -> bool:
+        weights = self._stacks.master
+        pairs = zip(evaluated(self.optimizer, weights), weights, strict=True)
+        return self.eval_dtype == torch.float32 and all(shown is weight for shown, weight in pairs)
 
     @override
     def probe(self, batch: int, gradients: Sequence[Tensor]) -> None:

@@ -144,6 +144,28 @@ def test_a_gradient_is_that_of_autograd(graphs: list[Any]) -> None:
     assert norms["update"] == norms["false"]
 
 
+@pytest.mark.parametrize("words", [(), ("model.num_layers=2", "pipeline.num_stages=2")])
+def test_an_evaluation_is_a_plain_stages(words: tuple[str, ...], graphs: list[Any]) -> None:
+    """Batches of the first one's shape are a graph's; the last batch is shorter."""
+    batches = torch.randint(30, (11, 9), generator=torch.Generator().manual_seed(0)).split(5)
+    with reproducible(0, 1):
+        plain, compiled = (trainer(*words, f"compile={way}") for way in ("false", "update"))
+        expected, num_graphs = plain.evaluate(batches), len(graphs)
+        assert compiled.evaluate(batches) == expected
+    assert len(graphs) == num_graphs + len(compiled.stages)
+
+
+def test_averages_are_not_evaluated_as_the_newest_weights(graphs: list[Any]) -> None:
+    batches = torch.randint(30, (8, 9), generator=torch.Generator().manual_seed(0)).split(4)
+    found = []
+    for way in ("false", "update"):
+        run = trainer("optimizer=schedule_free_adamw", "optimizer.lr=0.01", f"compile={way}")
+        with reproducible(0, 1):
+            run.run(0, 3, lambda update: None)
+            found.append(run.evaluate(batches))
+    assert found[1] == pytest.approx(found[0], rel=1e-6)
+
+
 def test_a_version_that_is_gone_is_not_read(graphs: list[Any]) -> None:
     run = trainer(*DELAYED, "compile=update")
     run.run(0, 3, lambda update: None)

@@ -89,8 +89,8 @@ def test_a_library_is_built_once_and_never_seen_in_part(
 ) -> None:
     built = []
 
-    def cut(command: list[object], check: bool) -> None:
-        built.append(Path(str(command[-1])))
+    def cut(command: list[str], check: bool) -> None:
+        built.append(Path(command[-1]))
         built[-1].write_text("a part")
         if len(built) == 1:
             raise KeyboardInterrupt
