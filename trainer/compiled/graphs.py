@@ -6,12 +6,11 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import FileLock
 from torch import Tensor
+from torch.fx import GraphModule
 
 from trainer.compiled.products import products_of
-from trainer.models.recipe import compiled
 
 Graph = Callable[..., Any]
 """Takes tensors of the shapes that it was made for; makes no gradients."""
@@ -21,19 +20,29 @@ def graph_of(function: Callable[..., Any], examples: Sequence[Tensor], num_threa
     """Compiles a function of tensors that are shaped like `examples`.
 
     The function is first traced into a graph of torch's operations: what the compiler then looks up
-    in its cache on disk, and checks at each call, depends on this graph alone, and on no object of
-    Python. The number of threads is said here because the compiler writes it into loops, and since
-    products of matrices on one thread are our own.
+    in its cache on disk depends on this graph alone, and on no object of Python. On one thread
+    products of matrices are our own.
     """
     from torch.fx.experimental.proxy_tensor import make_fx  # imported late: it costs a second
 
     products = products_of(num_threads)
     traced = make_fx(function, products, tracing_mode="fake")(*examples)
-    options: dict[str, Any] = {"cpp.threads": num_threads}
-    run: Graph = torch.no_grad()(compiled(traced, fullgraph=True, options=options))
-    made_from = repr((traced.code, [tensor.shape for tensor in examples], options))
+    return compiled(traced, examples, num_threads)
+
+
+def compiled(graph: GraphModule, examples: Sequence[Tensor], num_threads: int) -> Graph:
+    """Compiles a graph for this number of threads, which the compiler writes into loops.
+
+    Without torch.compile, whose checks of each call would take a tenth of a small update.
+    """
+    from torch._inductor import standalone_compile
+
+    options = {"config_patches": {"cpp.threads": num_threads}}
+    made_from = repr((graph.code, [tensor.shape for tensor in examples], options))
     with _compiling_alone(hashlib.sha256(made_from.encode()).hexdigest()[:16]):
-        run(*examples)
+        run: Graph = standalone_compile(
+            graph, [*examples], dynamic_shapes="from_example_inputs", options=options
+        )
     return run
 
 

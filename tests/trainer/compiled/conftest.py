@@ -21,7 +21,7 @@ def graphs() -> Iterator[list[Any]]:
     """Every graph that was to be compiled; those of one shape are made once."""
     seen: list[Any] = []
 
-    def as_it_is(graph: Any, **_: Any) -> Callable[..., Any]:
+    def as_it_is(graph: Any, *_: Any) -> Callable[..., Any]:
         seen.append(graph)
         run: Callable[..., Any] = graph.forward
         return run

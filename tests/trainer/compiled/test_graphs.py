@@ -28,7 +28,7 @@ def test_products_and_short_attention_are_our_own(monkeypatch: pytest.MonkeyPatc
     made: dict[str, list[Update]] = {"false": [], "update": []}
     codes = []
 
-    def as_it_is(graph: Any, **_: Any) -> Callable[..., Any]:
+    def as_it_is(graph: Any, *_: Any) -> Callable[..., Any]:
         codes.append(graph.code)
         run: Callable[..., Any] = graph.forward
         return run
