@@ -15,6 +15,7 @@ from analysis.objects import register
 from analysis.objects.bucket import BucketClient, Changed, StoreAway
 from analysis.objects.lease import RegisterLease, edit, is_free
 from analysis.objects.register import see
+from sweeps.store.objects import ObjectStore
 from tests.support import s3_server
 from trainer.base.errors import LeaseLost
 from trainer.folder.lease import Held
@@ -84,6 +85,19 @@ def test_a_trial_is_stale_by_the_servers_clock_alone(
     elapsed = leases.STALE_AFTER + 5
     assert is_free(BucketClient(URL), see(BucketClient(URL), ID))
     assert [key for key in server.objects if requests.CLOCK in key] == []
+
+
+def test_a_copy_tells_the_age_of_a_heartbeat_by_the_servers_clock(
+    server: s3_server.ServedBucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    elapsed = 0.0
+    server.clock = lambda: time.time() - 1e6 + elapsed
+    held_by(monkeypatch, machine="another")
+    RegisterLease(BucketClient(URL), None, ID)
+    elapsed = 40.0
+    ObjectStore(URL).pull()
+    [attempt] = (tmp_path / "cache").rglob("attempt-*.json")
+    assert time.time() - attempt.stat().st_mtime == pytest.approx(elapsed, abs=10)
 
 
 def test_a_holder_that_is_known_to_be_dead_is_not_waited_for(
