@@ -93,6 +93,29 @@ def slowly(ask: Callable[[], bool]) -> Callable[[], bool]:
     return asks
 
 
+def test_rows_that_grew_by_little_come_with_a_checkpoint(
+    server: s3_server.ServedBucket, tmp_path: Path
+) -> None:
+    """A checkpoint knows its rows: without them it would be no use to who goes on."""
+    bucket, folder = requests.BucketClient(URL), tmp_path / "work"
+    folder.mkdir()
+    at_work = working.WorkingFolder(bucket, leases.RegisterLease(bucket, None, "a"), folder, {})
+    rows = b"many rows\n" * 100
+
+    def uploaded() -> bytes:
+        at_work._push_new()
+        [(_, register)] = ((k, v) for k, v in server.objects.items() if "registers/" in k)
+        key = json.loads(register.content)["files"]["metrics.jsonl"]["key"]
+        return server.objects[f"a/store/{key}"].content
+
+    (folder / "metrics.jsonl").write_bytes(rows)
+    assert uploaded() == rows
+    (folder / "metrics.jsonl").write_bytes(rows + b"one more\n")
+    assert uploaded() == rows
+    (folder / "checkpoint-000100.pt").write_bytes(b"weights")
+    assert uploaded() == rows + b"one more\n"
+
+
 def test_what_was_saved_outlives_an_attempt_that_could_not_fetch_it(
     objects: SweepStore,
     tmp_path: Path,
