@@ -21,7 +21,10 @@ from trainer.base.places import path_problem
 SCHEMES = ("s3", "gs", "az")
 NEEDS = "needs the package obstore: pip install 'pipegap[objects]'"
 NO_BUCKET = "there is no such bucket"
+UNLISTED = "no listing goes past an object whose folder has no name: delete it by hand: {}"
 NO_CREDENTIALS = "no credentials were found in the provider's usual variables and roles"
+UNREADABLE = re.compile(r'invalid path: Path "(.+)" contained')
+"""What the library says of a key that it can neither list nor delete, as with `a//b`."""
 METADATA = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
 """Where the machines of a cloud ask for credentials, if they were given none."""
 DENIED = re.compile(r"status code: 40[13]\b|<Code>\w*(Token|AccessKeyId|SignatureDoesNotMatch)")
@@ -200,6 +203,8 @@ class BucketClient:
             denied = (errors.PermissionDeniedError, errors.UnauthenticatedError)
             if isinstance(error, denied) or DENIED.search(str(error)):
                 raise self._refusal(f"permission denied ({_code(error)})") from None
+            if unreadable := UNREADABLE.search(str(error)):
+                raise self._refusal(UNLISTED.format(short(unreadable[1]))) from None
             if "NoSuchBucket" in str(error):
                 raise self._refusal(NO_BUCKET) from None
             if any(host in str(error) for host in METADATA):

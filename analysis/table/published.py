@@ -23,6 +23,13 @@ reports did not tell."""
 WORDS = {"True": True, "False": False}
 KINDS: dict[str, tuple[type, ...]] = {"Int64": (int,), "float64": (int, float), "object": (list,)}
 """Dtype of a column of the table → types of its values."""
+COMPUTED_WITH = {
+    **dict.fromkeys(("batch_size", "seq_len"), "Int64"),
+    **dict.fromkeys(("pipeline.num_stages", "pipeline.num_microbatches"), "Int64"),
+    **dict.fromkeys(("optimizer.lr", "optimizer.momentum", "optimizer.weight_decay"), "float64"),
+    "tokens_per_parameter": "float64",
+}
+"""Keys of the config that tables and verdicts compute with → dtype."""
 STATUSES = (*ENDED, Status.UNFINISHED)
 
 
@@ -74,7 +81,7 @@ def _value(name: str, text: str, where: str) -> Any:
 
     Raises ValueError if no value of the column is written so.
     """
-    dtype = TRIAL.get(name, ("",))[0]
+    dtype = TRIAL[name][0] if name in TRIAL else COMPUTED_WITH.get(name, "")
     try:
         value = _parsed(dtype if group_of(name) != VERSIONS else "string", text)
     except (ValueError, OverflowError):

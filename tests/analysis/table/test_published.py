@@ -47,6 +47,11 @@ DAMAGES: dict[str, tuple[Callable[[Table], Table], str]] = {
     "a loss too large": (with_value("final_val_loss", "1e999"), "line 2 has final_val_loss=1e999"),
     "a seed with digits after the point": (with_value("seed", "1.5"), "line 2 has seed=1.5"),
     "a seed too large": (with_value("seed", "9" * 30), "line 2 has seed=999"),
+    "stages that are a text": (
+        with_value("pipeline.num_stages", "i1"),
+        "has pipeline.num_stages=i1",
+    ),
+    "a rate that is a text": (with_value("optimizer.lr", "a0.004"), "has optimizer.lr=a0.004"),
     "a status that is none": (with_value("status", "done"), "line 2 has status=done"),
     "a date that is none": (with_value("finished_at", "then"), "line 2 has finished_at=then"),
     "a date too late": (with_value("finished_at", "9999-01-01"), "has finished_at=9999-01-01"),

@@ -12,7 +12,7 @@ import analysis
 from analysis.objects import bucket as requests
 from analysis.objects import lease as leases
 from analysis.objects import working
-from analysis.objects.bucket import StoreAway
+from analysis.objects.bucket import StoreAway, StoreRefuses
 from analysis.objects.mirror import NOTES
 from sweeps.store.objects import ObjectStore
 from sweeps.store.opened import open_store
@@ -286,6 +286,15 @@ def test_a_pull_waits_for_no_pipe_in_place_of_its_notes(
     os.mkfifo(notes)
     objects.pull()
     assert notes.is_file(), "a new one"
+
+
+def test_an_object_that_no_client_can_list_is_named(
+    objects: SweepStore, server: s3_server.ServedBucket
+) -> None:
+    """As `aws s3 cp` leaves it beside an address that ends in two slashes."""
+    server.write("a/store/registers//a.json", b"")
+    with pytest.raises(StoreRefuses, match=r"delete it by hand: a/store/registers//a\.json$"):
+        objects.pull()
 
 
 def test_no_name_leads_out_of_the_copy(objects: SweepStore, server: s3_server.ServedBucket) -> None:
