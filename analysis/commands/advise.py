@@ -115,8 +115,7 @@ def _as_json(answers: "Sequence[Advice]", given: Given) -> str:
 
 
 def _costs(given: Given, stages: int, microbatches: int) -> "Costs":
-    from analysis.advice.speed import with_step_time
-    from analysis.advice.traced import traced_costs
+    from analysis.advice.speed import traced_costs, with_step_time
 
     if "trace" not in given:
         costs = _given_costs(given, stages)

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from analysis.advice.advice import bubble
-from analysis.advice.speed import Costs, equal_stages, flushed_speeds, with_step_time
-from analysis.advice.traced import traced_costs
+from analysis.advice.speed import Costs, equal_stages, flushed_speeds, traced_costs, with_step_time
 from analysis.commands import advise
 from tests.support.advised import add, ask
 from trainer.base.errors import BadInput
