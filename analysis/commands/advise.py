@@ -96,8 +96,7 @@ def _answers(trials: "pd.DataFrame", optimizer: str | None, **question: Any) -> 
 
 def _as_text(answers: "Sequence[Advice]") -> str:
     from analysis.advice.advice import bubble, headline
-    from analysis.advice.handover import handover
-    from analysis.advice.rows import matrix
+    from analysis.advice.rows import handover, matrix
 
     if len(answers) == 1:
         lines = [str(answers[0])]

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis.advice.advice import Advice, sentence
-from analysis.advice.handover import handover
-from analysis.advice.rows import advices, matrix, most_decided
+from analysis.advice.rows import advices, handover, matrix, most_decided
 from analysis.report.missing import command
 from analysis.statistics.intervals import ends_text
 from analysis.table import names
