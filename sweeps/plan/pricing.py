@@ -10,8 +10,7 @@ from sweeps.plan.sizes import sizes, storage
 from sweeps.plan.sweep_plan import SweepPlan, all_planned
 from sweeps.request.command_line import Request
 from sweeps.request.expand import Trial, unique
-from sweeps.store.results import finished
-from sweeps.store.throughput import Throughput
+from sweeps.store.results import Throughput, finished
 from trainer.base.cli import duration
 
 ASSUMED_START = 0.35

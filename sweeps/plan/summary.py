@@ -72,8 +72,7 @@ def advice(results: Path, plan: SweepPlan, store: str) -> Iterator[str]:
     from analysis.table.records import records
 
     shape = {"stages": question.stages, "microbatches": question.microbatches}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the report has said the same
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # the report says them
         trials = load(results, [trial.plan.trial_id for trial in plan.planned])
         answers = advices(trials, **shape, records=records(results))
     if answers:

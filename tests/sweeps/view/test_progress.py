@@ -14,9 +14,8 @@ from rich.console import Console
 
 from sweeps.request.expand import Trial
 from sweeps.view.display import Display
-from sweeps.view.gap_table import GapTable
 from sweeps.view.progress import Progress, State, read_state
-from sweeps.view.render import SHARE, Throttled, render
+from sweeps.view.render import SHARE, GapTable, Throttled, render
 from tests.support import small
 from tests.support.synthetic_store import config, result, write, write_arms
 from trainer.base.status import Status
