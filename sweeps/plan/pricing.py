@@ -1,5 +1,5 @@
-"""What sweeps will cost, before they run: trials, tokens, FLOPs, hours, storage; and which gap their
-seeds detect."""
+"""What sweeps will cost, before they run: trials, tokens, FLOPs, hours, storage; and which gap
+their seeds detect."""
 
 import os
 from collections.abc import Iterator, Sequence

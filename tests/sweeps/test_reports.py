@@ -62,7 +62,7 @@ def test_a_sweep_that_is_done_makes_its_report_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has no verdict and asks no question; a second command prints what the first one did."""
-    monkeypatch.setattr(run, "code_version", lambda: "1")
+    monkeypatch.setattr(sweep_record, "code_version", lambda: "1")
     file = tmp_path / "mine.yaml"
     file.write_text(
         "grid: {optimizer: [sgd]}\nseeds: [0]\n"
