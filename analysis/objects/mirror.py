@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from analysis.objects import register
 from analysis.objects.bucket import BucketClient, StoreAway, Torn
-from analysis.objects.environment import ENDPOINTS
+from analysis.objects.provider import ENDPOINTS
 from analysis.objects.register import ARCHIVED, RESULT, File, Seen, see
 from trainer.base.errors import BadInput
 from trainer.base.places import cache_folder, is_url, require_folder

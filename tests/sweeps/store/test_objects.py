@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 import analysis
-from analysis.objects import bucket as requests
 from analysis.objects import lease as leases
-from analysis.objects import working
+from analysis.objects import provider, working
 from analysis.objects.bucket import StoreAway
 from analysis.objects.mirror import NOTES
 from sweeps.store.objects import ObjectStore
@@ -104,7 +103,7 @@ def test_what_was_saved_outlives_an_attempt_that_could_not_fetch_it(
         run(objects, trial, after(1))
     before = checkpoints(server)
     assert before
-    monkeypatch.setattr(requests, "NUM_TRIES", 0)
+    monkeypatch.setattr(provider, "NUM_TRIES", 0)
     server.fault = lambda method, key: "503" if "checkpoint-" in key else None
     with pytest.raises(StoreAway):
         run(objects, trial)
@@ -147,7 +146,7 @@ def test_a_network_that_is_cut_for_long_ends_the_trial_and_loses_nothing(
         return False
 
     monkeypatch.setattr(leases, "STOP_AFTER", 0.3)
-    monkeypatch.setattr(requests, "NUM_TRIES", 0)
+    monkeypatch.setattr(provider, "NUM_TRIES", 0)
     trial = trial_of(objects, tmp_path)
     with pytest.raises(LeaseLost):
         run(objects, trial, slowly(cut))
@@ -166,7 +165,7 @@ def test_a_store_that_is_throttled_now_and_then_is_no_trouble(
     server: s3_server.ServedBucket,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(requests, "NUM_TRIES", 5)
+    monkeypatch.setattr(provider, "NUM_TRIES", 5)
     numbers = iter(range(10**6))
     server.fault = lambda method, key: "503" if next(numbers) % 3 == 0 else None
     trial = trial_of(objects, tmp_path)
