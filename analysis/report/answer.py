@@ -72,11 +72,7 @@ class StoreAnswer(NamedTuple):
 
 
 def answer(
-    place: str,
-    trials: pd.DataFrame,
-    records: Sequence[Record],
-    left: pd.DataFrame,
-    store: str,
+    place: str, trials: pd.DataFrame, records: Sequence[Record], left: pd.DataFrame, store: str
 ) -> StoreAnswer:
     """Return the answer of these trials.
 

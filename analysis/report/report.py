@@ -13,12 +13,7 @@ import pandas as pd
 from analysis.report.answer import StoreAnswer, answer
 from analysis.report.contents import EXPECTED, claims_table, write_chapter
 from analysis.report.details import makers, provenance, write_details
-from analysis.report.facts import (
-    overview,
-    running,
-    settings_by_trial,
-    summary,
-)
+from analysis.report.facts import overview, running, settings_by_trial, summary
 from analysis.report.missing import command, cost, missing, shown
 from analysis.report.page.listing import listed
 from analysis.report.page.page import Chapter, Page, html, with_lead

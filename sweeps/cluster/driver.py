@@ -8,13 +8,7 @@ from typing import Any
 
 import ray
 from ray import tune
-from ray.tune import (
-    FailureConfig,
-    PlacementGroupFactory,
-    RunConfig,
-    TuneConfig,
-    Tuner,
-)
+from ray.tune import FailureConfig, PlacementGroupFactory, RunConfig, TuneConfig, Tuner
 
 from analysis.objects.bucket import StoreAway
 from sweeps.cluster.gang import run_gang_on_ray

@@ -89,10 +89,7 @@ class RankActor:
 
 
 def run_gang_on_ray(
-    program: Callable[..., None],
-    arguments: Sequence[object],
-    num_ranks: int,
-    parent: Parent,
+    program: Callable[..., None], arguments: Sequence[object], num_ranks: int, parent: Parent
 ) -> None:
     """Runs a gang in the placement group of this task, one bundle per rank: see `Launch`."""
     group = get_current_placement_group()

@@ -140,10 +140,7 @@ def _try_first(
 
 
 def _refreshed(
-    request: Request,
-    sweeps: list[SweepPlan],
-    store: SweepStore,
-    asked_to_stop: Callable[[], bool],
+    request: Request, sweeps: list[SweepPlan], store: SweepStore, asked_to_stop: Callable[[], bool]
 ) -> list[SweepPlan]:
     """The plans by the results that the store has now; what has changed is recorded. While the
     store is away it is asked again."""

@@ -143,10 +143,7 @@ def _passes(
 
 
 def _mixing(
-    model: Recipe,
-    weights: Sequence[Sequence[Weight]],
-    visited: Mapping[str, float],
-    seq_len: int,
+    model: Recipe, weights: Sequence[Sequence[Weight]], visited: Mapping[str, float], seq_len: int
 ) -> PartWork:
     """Return the FLOPs per token of the whole model that mix tokens.
 

@@ -47,11 +47,7 @@ def newest_first(folder: Path) -> list[Checkpoint]:
 
 
 def save(
-    folder: Path,
-    num_updates: int,
-    state: State,
-    attempt: int,
-    permit: Callable[[], None] = always,
+    folder: Path, num_updates: int, state: State, attempt: int, permit: Callable[[], None] = always
 ) -> None:
     """Writes the state after `num_updates` updates, then drops the other checkpoints of this
     attempt and of older ones.

@@ -106,10 +106,7 @@ def _end_of(exit_code: int | None) -> str:
 
 
 def run_gang(
-    program: Callable[..., None],
-    arguments: Sequence[object],
-    num_ranks: int,
-    parent: Parent,
+    program: Callable[..., None], arguments: Sequence[object], num_ranks: int, parent: Parent
 ) -> None:
     """Runs a gang on this machine: see `Launch`."""
     with scratch(Path(gettempdir()), "pipegap-ranks-") as folder:
