@@ -144,7 +144,7 @@ def test_lines_where_there_is_no_terminal(corpus: Path, tmp_path: Path) -> None:
         screen.row(two, num_done=3, status=Status.ELSEWHERE)  # another driver was faster
         assert not screen.display.running
     assert screen.file.getvalue().splitlines() == [
-        f"1/2 completed {one.plan.trial_id} adamw sync seed 0, about 12 s left",
+        f"1/2 completed {one.plan.trial_id} adamw sync seed 0, about 12 s left"
     ]
 
 
