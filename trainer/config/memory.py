@@ -1,6 +1,5 @@
 """The weights of each stage, the memory that a rank needs for them, and the most that it will have
-in use in an update, counted along its operations, before a trial runs.
-"""
+in use in an update, counted along its operations, before a trial runs."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

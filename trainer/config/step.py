@@ -58,8 +58,7 @@ class StageWork:
 
 class Traffic(NamedTuple):
     """Bytes that a rank sends: `message` are the hidden states of one microbatch, `sums` all that
-    is summed over replicas for one update.
-    """
+    is summed over replicas for one update."""
 
     message: float
     sums: float

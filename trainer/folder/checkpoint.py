@@ -25,8 +25,7 @@ FORMAT = 2
 
 class Checkpoint(NamedTuple):
     """A file of a trial's folder. The later attempt is the newer one, whatever it had done: what an
-    earlier one wrote after it was taken over does not count.
-    """
+    earlier one wrote after it was taken over does not count."""
 
     attempt: int
     num_updates: int
@@ -136,8 +135,7 @@ def _no_checkpoint(path: Path, why: str = "") -> BadInput:
 
 def load_own(path: Path, trial_id: str) -> State:
     """The state in a checkpoint of the trial `trial_id`. Raises as `load` does, and BadInput if the
-    file is another trial's: somebody copied it.
-    """
+    file is another trial's: somebody copied it."""
     try:
         state = _load_whole(path)
         if state["trial_id"] != trial_id:

@@ -1,6 +1,5 @@
 """Qwen3-Next: Gated DeltaNet in most layers, gated softmax attention in every n-th one, and in
-every layer experts beside a shared one. As in Hugging Face's Qwen3NextForCausalLM.
-"""
+every layer experts beside a shared one. As in Hugging Face's Qwen3NextForCausalLM."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -44,8 +44,7 @@ ASK_FOR_ADDRESS = 0x8915
 
 class Memory(NamedTuple):
     """Arrays that all processes share: `beats` and `stop` of `Heartbeat`, and as `alive` the times
-    (`time.monotonic`) at which each rank's process last gave a sign of life, one per rank.
-    """
+    (`time.monotonic`) at which each rank's process last gave a sign of life, one per rank."""
 
     beats: Any
     stop: Any

@@ -1,6 +1,5 @@
 """Trains the synchronous run of a config and measures its sharpness on the way, in the norm of the
-optimizer's preconditioner P; writes nothing.
-"""
+optimizer's preconditioner P; writes nothing."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

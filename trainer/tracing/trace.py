@@ -1,6 +1,5 @@
 """What all ranks did when: as a trace for Perfetto, as costs for a simulation, and as a picture of
-what was measured above what was simulated.
-"""
+what was measured above what was simulated."""
 
 import json
 from collections import defaultdict
@@ -41,8 +40,7 @@ Spans = Sequence[Sequence[Span]]
 
 def write_trace(path: Path, spans: Spans, num_ranks: int) -> None:
     """Writes `spans` in Chrome's trace format: one process per replica, two threads per rank, of
-    which one shows the reductions.
-    """
+    which one shows the reductions."""
     zero = min((span.start for of_rank in spans for span in of_rank), default=0.0)
     events: list[dict[str, object]] = []
     for rank, of_rank in enumerate(spans):
@@ -173,8 +171,7 @@ def _is_shown(bar: Span, batches: range) -> bool:
 
 def _panel(rows: Sequence[Iterable[Span]], end: float, scale: alt.Scale) -> Panel:
     """One row per rank: waits are thinner than passes, updates higher. Reductions are not shown,
-    because they run in the background.
-    """
+    because they run in the background."""
     shown = [
         {"rank": f"rank {rank}", "start": bar.start * 1e3, "end": bar.end * 1e3, **_look(bar)}
         for rank, bars in enumerate(rows)
