@@ -14,16 +14,9 @@ from trainer.base.build import build
 from trainer.base.ranges import MAX_COUNT
 from trainer.corrections.none import NoCorrection
 from trainer.delayed import arm, packing
-from trainer.delayed.keeper import (
-    Gradient,
-    Keeper,
-    KeptGradients,
-    Waiting,
-    make_update,
-    options_of,
-    stepping,
-)
+from trainer.delayed.keeper import Gradient, Keeper, KeptGradients, Waiting
 from trainer.delayed.kept_weights import KeptWeights, alike
+from trainer.delayed.update import make_update, options_of, stepping
 from trainer.optimizers import state as optimizer_state
 from trainer.optimizers.averaging import evaluated
 from trainer.stages.in_parts import CorrectionInParts
