@@ -14,7 +14,7 @@ import vl_convert
 from trainer.schedules.operations import Schedule
 from trainer.schedules.recipes import pipedream_2bw, sync
 from trainer.schedules.simulate import Timeline, simulate
-from trainer.tracing.trace import BATCHES, Panel
+from trainer.tracing.timeline import BATCHES, Panel
 
 NUM_STAGES = NUM_MICROBATCHES = 4
 NUM_BATCHES = 3
