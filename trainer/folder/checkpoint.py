@@ -1,7 +1,6 @@
 """Checkpoints: complete, written atomically, here or in a thread, verified when they are read."""
 
 import errno
-import hashlib
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trainer.base.atomic import always, partial, publish, rename
+from trainer.base.atomic import always, file_hash, partial, publish, rename
 from trainer.base.errors import BadInput
 from trainer.folder import wellformed
 
@@ -180,8 +179,7 @@ def _differs(before: Any, now: Any) -> bool:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    return file_hash(path)[:16]
 
 
 class Writer:
