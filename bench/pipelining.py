@@ -45,10 +45,7 @@ from trainer.ranks.groups import Gang
 
 
 def theirs(
-    num_microbatches: int,
-    indices: Sequence[int],
-    num_stages: int,
-    make: Callable[[list[Any]], Any],
+    num_microbatches: int, indices: Sequence[int], num_stages: int, make: Callable[[list[Any]], Any]
 ) -> Run:
     """Torch's schedule on the stages that this rank holds, with the loop that its users write."""
     config, parts = prepare(num_microbatches, "sync")

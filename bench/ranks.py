@@ -77,10 +77,7 @@ def _as_rank(
     own = rank_device(device, heartbeat.rank)
     if own.type == "cuda":
         torch.cuda.set_device(own)  # NCCL and new streams use the current device
-    with (
-        reproducible(0, 1),
-        joined(store, heartbeat.rank, *shape, own, heartbeat, TIMEOUT) as gang,
-    ):
+    with reproducible(0, 1), joined(store, heartbeat.rank, *shape, own, heartbeat, TIMEOUT) as gang:
         program(gang, send, *arguments)
 
 

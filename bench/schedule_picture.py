@@ -73,7 +73,7 @@ def panel(timeline: Timeline, end: float, title: str) -> Panel:
     """A row for each rank, from 0 to `end`, each operation with the number of its batch."""
     rows = [row for rank in range(len(timeline.spans)) for row in _rows(timeline, rank, end)]
     base = alt.Chart(alt.Data(values=rows)).encode(
-        y=alt.Y("rank:N", title=None, axis=alt.Axis(domain=False, ticks=False)),
+        y=alt.Y("rank:N", title=None, axis=alt.Axis(domain=False, ticks=False))
     )
     x = alt.X("start:Q", axis=None, scale=alt.Scale(domain=[0, end], nice=False, clamp=True))
     color = alt.Color(

@@ -25,8 +25,7 @@ def in_turn(
     contenders: Mapping[str, Call], rounds: int, clock: Callable[[Call], float] = seconds_of
 ) -> dict[str, list[float]]:
     """Seconds of every call, by contender: in each of `rounds` rounds all have a turn, and each
-    round begins with another one. `clock` times a call.
-    """
+    round begins with another one. `clock` times a call."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
     for turn in range(rounds):

@@ -132,8 +132,7 @@ def _mixed(trials: pd.DataFrame) -> str:
 
 def make_pages() -> None:
     """Writes the pages and figures, and says which pages changed."""
-    from findings.code.pages import made, pages
-    from findings.code.pictures import write_notebook, write_pictures
+    from findings.code.pages import made, pages, write_notebook, write_pictures
 
     warnings.simplefilter("ignore", UserWarning)  # of commits: a page's trials are of several
     for path in pages():

@@ -124,7 +124,7 @@ def test_hydra_is_known_in_one_place() -> None:
 
 def test_wandb_is_known_in_its_tracker_and_its_dashboard() -> None:
     users = {name(p) for p in CODE if any(m.split(".")[0] in TRACKERS for m in imports(p))}
-    assert users == {"sweeps/tracking/wandb_tracker.py", "sweeps/tracking/workspace.py"}
+    assert users == {"sweeps/tracking/wandb_tracker.py", "sweeps/commands/dashboard.py"}
 
 
 def test_trials_and_plans_wait_for_no_import_that_they_do_not_use(tmp_path: Path) -> None:

@@ -5,9 +5,8 @@ import pandas as pd
 
 from analysis.claims.above import near_best_of_arm, removes
 from analysis.claims.claim import Claim
-from analysis.claims.comparison import Comparison, Row
 from analysis.claims.measure import PAPER, Column, measured, more, share_removed, with_key, words
-from analysis.claims.rule import SAME
+from analysis.claims.rule import SAME, Comparison, Row
 from analysis.claims.swept import at_longest_horizon
 from analysis.statistics.best import Grid, grids
 

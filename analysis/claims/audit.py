@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from analysis.claims.comparison import Comparison
-from analysis.claims.rule import CONTRADICTED, REPRODUCED, Codes, Means
+from analysis.claims.rule import CONTRADICTED, REPRODUCED, Codes, Comparison, Means
 from analysis.statistics.intervals import CONFIDENCE, Interval
 from analysis.statistics.power import POWER
 

@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.claims.audit import MOST_SEEDS, Audit, audit
-from analysis.claims.comparison import Comparison
-from analysis.claims.rule import CONTRADICTED, REPRODUCED, Estimate
+from analysis.claims.rule import CONTRADICTED, REPRODUCED, Comparison, Estimate
 from analysis.statistics.intervals import CONFIDENCE
 from analysis.statistics.power import POWER
 

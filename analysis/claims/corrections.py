@@ -10,9 +10,18 @@ from scipy import stats
 
 from analysis.claims.above import near_best, share
 from analysis.claims.claim import Claim
-from analysis.claims.comparison import Comparison
 from analysis.claims.measure import DELAY, PAPER, measured, of_points, row
-from analysis.claims.rule import SAME, ClaimRule, Codes, Estimate, Mask, Means, MeansAt, codes_of
+from analysis.claims.rule import (
+    SAME,
+    ClaimRule,
+    Codes,
+    Comparison,
+    Estimate,
+    Mask,
+    Means,
+    MeansAt,
+    codes_of,
+)
 from analysis.statistics.intervals import CONFIDENCE, Values, mean_intervals
 from trainer.base.status import Status
 

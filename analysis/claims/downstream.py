@@ -9,9 +9,17 @@ import pandas as pd
 from numpy.random import Generator
 
 from analysis.claims.claim import Claim
-from analysis.claims.comparison import Comparison, Row
 from analysis.claims.measure import PAPER, words
-from analysis.claims.rule import ClaimRule, Codes, Estimate, Means, MeansAt, codes_of
+from analysis.claims.rule import (
+    ClaimRule,
+    Codes,
+    Comparison,
+    Estimate,
+    Means,
+    MeansAt,
+    Row,
+    codes_of,
+)
 from analysis.statistics.crossed import Noise, intervals, noise, safe_intervals
 from analysis.statistics.downstream import TaskScores, task_scores
 from analysis.statistics.intervals import Values

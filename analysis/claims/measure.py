@@ -9,8 +9,16 @@ import numpy as np
 import pandas as pd
 
 from analysis.claims.above import Above, Contrast
-from analysis.claims.comparison import Comparison, Row
-from analysis.claims.rule import ClaimRule, Codes, Estimate, Means, MeansAt, estimate
+from analysis.claims.rule import (
+    ClaimRule,
+    Codes,
+    Comparison,
+    Estimate,
+    Means,
+    MeansAt,
+    Row,
+    estimate,
+)
 from analysis.statistics.intervals import Values
 from analysis.statistics.pairs import VARIANT, pairs
 from analysis.table.points import settings

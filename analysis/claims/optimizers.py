@@ -8,7 +8,6 @@ import pandas as pd
 
 from analysis.claims.above import Above, Contrast, removes
 from analysis.claims.claim import Claim
-from analysis.claims.comparison import Comparison
 from analysis.claims.measure import (
     BETWEEN,
     FRAGILE,
@@ -21,7 +20,7 @@ from analysis.claims.measure import (
     row,
     share_removed,
 )
-from analysis.claims.rule import ClaimRule
+from analysis.claims.rule import ClaimRule, Comparison
 
 SHARED = ("shared_rate", "tuned_shared")
 """The sweeps of all optimizers at AdamW's learning rate and weight decay, as in the paper."""

@@ -1,4 +1,4 @@
-"""What a rule is: a function of numbers that are paired by seed.
+"""What a rule is, and what it is applied to: numbers of the same seeds, one row per quantity.
 
 Values have the shape (..., rows, seeds), so that a rule judges one store or thousands of simulated
 ones by the same lines. Each rule also says at which means a claim is just false, just true, or
@@ -7,9 +7,13 @@ without any effect: the audit simulates stores there.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.random import Generator
 from numpy.typing import NDArray
 
@@ -106,3 +110,61 @@ def codes_of(shown: Mask, refuted: Mask, known: Mask | bool = True) -> Codes:
     """CONTRADICTED where refuted, else REPRODUCED where shown; undecided where not known."""
     codes = np.where(refuted, CONTRADICTED, np.where(shown, REPRODUCED, 0))
     return np.where(known, codes, 0).astype(np.int8)
+
+
+class Row(NamedTuple):
+    """A quantity: one value per seed, infinite where the trial diverged and sync's did not."""
+
+    name: str
+    by_seed: pd.Series
+    shown: bool = True
+
+    @property
+    def flaw(self) -> str:
+        """Why it decides nothing; empty if it can decide."""
+        n, diverged = len(self.by_seed), int(np.isinf(self.by_seed).sum())
+        if n == 0:
+            return f"{self.name} is missing"
+        if n < 2:
+            return f"{self.name} has n={n}"
+        return f"{self.name}: {diverged} of {n} diverged" if 0 < diverged < n else ""
+
+    @property
+    def estimate(self) -> Estimate:
+        """The mean over the seeds that did not diverge, or over all seeds if none completed."""
+        values = self.by_seed.to_numpy(dtype=float)
+        finite = values[np.isfinite(values)]
+        return estimate(self.name, finite if len(finite) else values)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Rows that a rule decides about."""
+
+    what: str
+    rows: Sequence[Row]
+    rule: ClaimRule
+    counts: bool = True
+    """Whether it judges the paper: comparisons of other optimizers do not."""
+    reason: str = ""
+    """Why it decides nothing, for a reason other than its rows."""
+
+    @cached_property
+    def values(self) -> Values:
+        """Shape (rows, seeds): the seeds that all rows have."""
+        table = pd.concat([row.by_seed for row in self.rows], axis=1, join="inner")
+        return table.sort_index().to_numpy(dtype=float).T
+
+    @cached_property
+    def flaw(self) -> str:
+        """Why it decides nothing; empty if it can decide."""
+        flaws = dict.fromkeys(row.flaw for row in self.rows if row.flaw)
+        shared = self.values.shape[1]
+        few = f"{shared} seeds are in all of its arms" if not flaws and shared < 2 else ""
+        return self.reason or "; ".join(flaws) or few
+
+    @property
+    def numbers(self) -> tuple[Estimate, ...]:
+        """What is compared, and the paired numbers that decide."""
+        paired = [] if self.flaw else self.rule.numbers(self.values)
+        return (*(row.estimate for row in self.rows if row.shown), *paired)

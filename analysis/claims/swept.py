@@ -8,9 +8,18 @@ import pandas as pd
 
 from analysis.claims.above import removes
 from analysis.claims.claim import Claim
-from analysis.claims.comparison import Comparison, Row
 from analysis.claims.measure import Column, ends, measured, more, share_removed, with_key
-from analysis.claims.rule import SAME, ClaimRule, Codes, Estimate, Means, MeansAt, codes_of
+from analysis.claims.rule import (
+    SAME,
+    ClaimRule,
+    Codes,
+    Comparison,
+    Estimate,
+    Means,
+    MeansAt,
+    Row,
+    codes_of,
+)
 from analysis.statistics.best import Grid, grids
 from analysis.statistics.intervals import CONFIDENCE, Values, held_out_gaps, interval_of_best
 from analysis.statistics.regime import MEMORIES, TOLERANCE

@@ -10,12 +10,12 @@ import pandas as pd
 
 from analysis.claims.above import Above, Contrast
 from analysis.claims.claim import Claim
-from analysis.claims.comparison import Comparison
 from analysis.claims.measure import DELAY, PAPER, Column, measured, more, row, with_key, words
 from analysis.claims.rule import (
     SAME,
     ClaimRule,
     Codes,
+    Comparison,
     Estimate,
     Means,
     MeansAt,

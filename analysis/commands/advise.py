@@ -96,8 +96,7 @@ def _answers(trials: "pd.DataFrame", optimizer: str | None, **question: Any) -> 
 
 def _as_text(answers: "Sequence[Advice]") -> str:
     from analysis.advice.advice import bubble, headline
-    from analysis.advice.handover import handover
-    from analysis.advice.rows import matrix
+    from analysis.advice.rows import handover, matrix
 
     if len(answers) == 1:
         lines = [str(answers[0])]
@@ -115,8 +114,7 @@ def _as_json(answers: "Sequence[Advice]", given: Given) -> str:
 
 
 def _costs(given: Given, stages: int, microbatches: int) -> "Costs":
-    from analysis.advice.speed import with_step_time
-    from analysis.advice.traced import traced_costs
+    from analysis.advice.speed import traced_costs, with_step_time
 
     if "trace" not in given:
         costs = _given_costs(given, stages)

@@ -6,10 +6,7 @@ from analysis.objects.mirror import pulled
 from trainer.base.cli import Given
 from trainer.base.places import require_folder
 
-KEYS = {
-    "results": "the store (default: results)",
-    "out": "where to write (default: report)",
-}
+KEYS = {"results": "the store (default: results)", "out": "where to write (default: report)"}
 
 
 def main(given: Given) -> None:

@@ -7,17 +7,17 @@ import altair as alt
 import pandas as pd
 
 from analysis.figures.figure import Chart, Figure
-from analysis.figures.marks import FAINT, GAP_TITLE, SeriesLook, hover, legend, panels_of, rounded
-from analysis.figures.rows import OF_SEED, PANEL, SERIES, best_points
+from analysis.figures.marks import GAP_TITLE
+from analysis.figures.means import CAPTION, COLUMNS, marks, of_means, over_tokens
+from analysis.figures.rows import PANEL, best_points
 from analysis.figures.scales import Axis, far_apart, linear, of_gaps, of_tokens
-from analysis.figures.style import INK, Styles, arm_styles
+from analysis.figures.style import INK, arm_styles
 from analysis.statistics.intervals import mean_intervals
 from analysis.statistics.pairs import pairs
 from analysis.table.load import training_losses, validation_losses
 from analysis.table.tasks import updates_asked
 from trainer.base.status import FINAL, Status
 
-COLUMNS = [*PANEL, *SERIES, *OF_SEED]
 OF_GAP = ["gap", "n", "mean", "low", "high"]
 """The gap of a trial at an update, and the mean of its series there with its 95 % interval."""
 STAGES = "pipeline.num_stages"
@@ -33,7 +33,6 @@ TITLES = {
         "each point: the mean of a hundredth of the run",
     ],
 }
-CAPTION = ("lines: mean over n seeds, to where the first of them diverged (×); faint: each seed",)
 PAIRED = "gap: minus the loss of sync at the same seed and update; band: 95 % interval of the mean"
 
 
@@ -113,19 +112,6 @@ def _in_parts(folder: str, length: int) -> pd.DataFrame:
     return parts.agg({"update": "max", "train_loss": "mean"}).reset_index(drop=True)
 
 
-def over_tokens(curves: Iterable[pd.DataFrame], shown: pd.DataFrame) -> pd.DataFrame:
-    """Return the curves below each other: COLUMNS, `update`, `tokens`, and the curves' own column.
-
-    There is one curve (`update` and one more column) for each row of `shown`, in its order.
-    """
-    rows = pd.concat([*curves], keys=range(len(shown)), names=["trial", None])
-    of_row, rows = rows.index.get_level_values("trial"), rows.reset_index(drop=True)
-    trials = shown[[*COLUMNS, "batch_size", "seq_len"]].iloc[of_row].reset_index(drop=True)
-    tokens = (rows["update"] + 1) * trials["batch_size"] * trials["seq_len"]
-    *_, last = rows.columns
-    return trials[COLUMNS].assign(update=rows["update"], tokens=tokens, **{last: rows[last]})
-
-
 def _of_best(
     trials: pd.DataFrame,
     gaps: pd.DataFrame,
@@ -166,13 +152,6 @@ def _means_of_gaps(of_series: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def with_seeds(rows: pd.DataFrame) -> str:
-    """Return the name of a series in the legend, with its number of seeds."""
-    diverged = rows.loc[rows["status"] == Status.DIVERGED, "seed"].nunique()
-    note = f", {diverged} diverged" if diverged else ""
-    return f"{rows['series'].iloc[0]} (n={rows['seed'].nunique()}{note})"
-
-
 def with_gaps(data: pd.DataFrame) -> list[Chart]:
     """Draw two charts per panel: the loss, and the gap beside it."""
     [column] = [name for name in TITLES if name in data]
@@ -195,76 +174,13 @@ def _gap_charts(rows: pd.DataFrame, y: Axis[alt.Y], x: Axis[alt.X], looks: dict)
     shown = rows.dropna(subset="low").drop_duplicates(["series", "update"])
     panels: list[Chart] = []
     for chart in of_means(rows, y, x, styles=lambda _: looks):
-        band = _marks(shown, ["series", x.column, "low", "high"], x, None).mark_area(opacity=0.18)
+        band = marks(shown, ["series", x.column, "low", "high"], x, None).mark_area(opacity=0.18)
         low = alt.Y("low:Q", scale=y.channel["scale"], title=y.channel["title"])
         color = chart.layer[0].encoding.color
         zero = alt.Chart(pd.DataFrame({"gap": [0.0]})).mark_rule(color=INK).encode(y=y.channel)
         layers = [zero, band.encode(y=low, y2=alt.Y2("high:Q"), color=color), *chart.layer]
         panels.append(alt.layer(*layers, title=chart.title))
     return panels
-
-
-def of_means(
-    data: pd.DataFrame,
-    y: Axis[alt.Y],
-    x: Axis[alt.X] | None = None,
-    *,
-    styles: Styles = arm_styles,
-    label: Callable[[pd.DataFrame], str] = with_seeds,
-) -> list[Chart]:
-    """Draw one chart per panel of rows of `over_tokens`, against `x` (else tokens) and `y`.
-
-    `styles` returns the looks of the series, `label` the words of one series in the legend.
-    """
-    looks = styles(data)
-    across = x or of_tokens(data["tokens"])
-    panels: list[Chart] = []
-    for title, rows in panels_of(data):
-        labels = {str(series): label(of_series) for series, of_series in rows.groupby("series")}
-        panels.append(_panel(rows, title, across, y, legend(labels, looks, lines=True)))
-    return panels
-
-
-def _panel(
-    rows: pd.DataFrame, title: alt.TitleParams, x: Axis[alt.X], y: Axis[alt.Y], look: SeriesLook
-) -> alt.LayerChart:
-    known = rows.dropna(subset=y.column)
-    told = list(dict.fromkeys(["series", *OF_SEED, "update", x.column, y.column]))
-    seeds = _marks(known, told, x, y).encode(color=look.color, detail=alt.Detail("trial_id:N"))
-    ends = known[known["status"] == Status.DIVERGED].groupby("trial_id").tail(1)
-    shown = ["series", x.column, y.column]
-    means = _marks(_means(rows, x.column, y.column), shown, x, y).mark_line(strokeWidth=1.8)
-    layers = [
-        seeds.mark_line(opacity=FAINT, strokeWidth=0.8),
-        seeds.mark_point(opacity=0, size=40).encode(tooltip=hover(told)),
-        means.encode(color=look.color, strokeDash=look.dash),
-    ]
-    if len(ends):
-        crosses = _marks(ends, shown, x, y).mark_text(text="×", fontSize=16)
-        layers.append(crosses.encode(color=look.color))
-    panel = alt.layer(*layers, title=title)
-    assert isinstance(panel, alt.LayerChart)
-    return panel
-
-
-def _marks(
-    rows: pd.DataFrame, columns: list[str], x: Axis[alt.X], y: Axis[alt.Y] | None
-) -> alt.Chart:
-    chart = alt.Chart(rounded(rows, columns)).encode(x=x.channel)
-    return chart.encode(y=y.channel) if y else chart
-
-
-def _means(rows: pd.DataFrame, across: str, up: str) -> pd.DataFrame:
-    """Return the mean over all seeds of a series, where each of them has a value."""
-    grids = [
-        of_series.pivot(index=across, columns="trial_id", values=up)
-        .mean(axis=1, skipna=False)
-        .dropna()
-        .reset_index(name=up)
-        .assign(series=series)
-        for series, of_series in rows.groupby("series")
-    ]
-    return pd.concat(grids)
 
 
 OVER_TRAINING = Figure(

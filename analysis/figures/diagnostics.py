@@ -13,9 +13,8 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from analysis.figures import curves
-from analysis.figures.curves import COLUMNS, over_tokens
 from analysis.figures.figure import Chart, Figure
+from analysis.figures.means import CAPTION, COLUMNS, of_means, over_tokens
 from analysis.figures.rows import OF_SEED, PANEL, along, best_points
 from analysis.figures.scales import Axis, linear, of_positive
 from analysis.figures.style import Style, arm_styles, ordered_styles
@@ -78,7 +77,7 @@ def from_switch(trials: pd.DataFrame, gaps: pd.DataFrame, name: str) -> pd.DataF
 
 def charts(data: pd.DataFrame, name: str) -> list[Chart]:
     """Draw one panel per optimizer, as validation curves are drawn."""
-    return curves.of_means(data, _axis(data, name))
+    return of_means(data, _axis(data, name))
 
 
 def around_switch(data: pd.DataFrame, name: str) -> list[Chart]:
@@ -88,8 +87,8 @@ def around_switch(data: pd.DataFrame, name: str) -> list[Chart]:
     for _, rows in data.groupby(PANEL, sort=False):
         near = rows[rows["share"].between(-BEFORE, AFTER)]
         near = near.assign(panel=near["panel"] + ", at the switch")
-        panels += curves.of_means(rows, y, styles=lambda _: looks)
-        panels += curves.of_means(near, y, FROM_SWITCH, styles=lambda _: looks)
+        panels += of_means(rows, y, styles=lambda _: looks)
+        panels += of_means(near, y, FROM_SWITCH, styles=lambda _: looks)
     return panels
 
 
@@ -136,7 +135,7 @@ def spike_charts(data: pd.DataFrame) -> list[Chart]:
     """Draw one panel per optimizer, one line per β2."""
     scale = linear(data["running_mean"])
     y = alt.Y("running_mean:Q", title="training loss (nats per token)", scale=scale)
-    return curves.of_means(data, Axis("running_mean", y), FROM_SWITCH, styles=_styles, label=_label)
+    return of_means(data, Axis("running_mean", y), FROM_SWITCH, styles=_styles, label=_label)
 
 
 def _styles(rows: pd.DataFrame) -> dict[str, Style]:
@@ -166,7 +165,7 @@ FIGURES = tuple(
         title=title.capitalize(),
         data=partial(measured, name=name),
         charts=partial(charts, name=name),
-        caption=curves.CAPTION,
+        caption=CAPTION,
     )
     for name, title in MEASURED.items()
 )

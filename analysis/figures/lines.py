@@ -198,8 +198,6 @@ FIGURES = (
         caption=(*CAPTION, BAND),
     ),
     GAPS._replace(
-        name="gap_by_delay",
-        title="What a delay of τ updates costs",
-        data=by_number.gaps_by_delay,
+        name="gap_by_delay", title="What a delay of τ updates costs", data=by_number.gaps_by_delay
     ),
 )

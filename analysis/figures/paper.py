@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from analysis.figures import by_number, curves, diagnostics, heatmaps, lines
+from analysis.figures import by_number, curves, diagnostics, heatmaps, lines, means
 from analysis.figures.curves import OVER_TRAINING
 from analysis.figures.dots import BY_OPTIMIZER, CAPTION, by_value, value_rows
 from analysis.figures.figure import Figure
@@ -115,7 +115,7 @@ FIGURES = (
                 *(name, title),
                 data=partial(diagnostics.from_switch, name=name),
                 charts=partial(diagnostics.around_switch, name=name),
-                caption=curves.CAPTION,
+                caption=means.CAPTION,
                 columns=2,
             ),
             *(number, name, "135M"),

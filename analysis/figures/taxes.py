@@ -20,8 +20,15 @@ from analysis.figures.marks import (
 from analysis.figures.rows import PANEL
 from analysis.figures.scales import of_numbers, of_ratios
 from analysis.figures.style import SOLID, arm_styles, ordered_styles
-from analysis.statistics.reported import ESTIMATED, REPORTED, reported_taxes
-from analysis.statistics.tax import LENGTHS, MAIN_ARMS, SLOPE, best_taxes
+from analysis.statistics.tax import (
+    ESTIMATED,
+    LENGTHS,
+    MAIN_ARMS,
+    REPORTED,
+    SLOPE,
+    best_taxes,
+    reported_taxes,
+)
 from analysis.table import names
 
 AS_MEAN = {"tax": "mean", "tax_low": "low", "tax_high": "high", "tax_n": "n"}

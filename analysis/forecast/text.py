@@ -34,13 +34,7 @@ def _cells(answer: Answer) -> list[str]:
     if answer.point is None:
         return [answer.ladder.arm, "not enough data", "", "", *ladder]
     form = answer.forms[0].form + (", extrapolated" if answer.is_beyond else "")
-    return [
-        answer.ladder.arm,
-        gap_text(answer.point),
-        tax_text(answer.point),
-        form,
-        *ladder,
-    ]
+    return [answer.ladder.arm, gap_text(answer.point), tax_text(answer.point), form, *ladder]
 
 
 def gap_text(point: Forecast) -> str:

@@ -14,12 +14,11 @@ from time import monotonic
 from typing import IO, Any, NamedTuple
 from uuid import uuid4
 
-from analysis.objects.environment import require_sound
+from analysis.objects.provider import library_of, opened, reason
 from trainer.base.errors import BadInput, Unavailable, short
 from trainer.base.places import path_problem
 
 SCHEMES = ("s3", "gs", "az")
-NEEDS = "needs the package obstore: pip install 'pipegap[objects]'"
 NO_BUCKET = "there is no such bucket"
 UNLISTED = "no listing goes past an object whose folder has no name: delete it by hand: {}"
 NO_CREDENTIALS = "no credentials were found in the provider's usual variables and roles"
@@ -31,8 +30,8 @@ DENIED = re.compile(r"status code: 40[13]\b|<Code>\w*(Token|AccessKeyId|Signatur
 """What the library passes on of wrong or expired keys, where it has no error of its own for it."""
 CHUNK = 8 << 20
 """Bytes of a large object that one request carries."""
-REQUEST, ALL_TRIES, NUM_TRIES = timedelta(seconds=8), timedelta(seconds=15), 5
-"""Limits of a request without a large object, of all its repetitions together, their number."""
+REQUEST, ALL_TRIES = timedelta(seconds=8), timedelta(seconds=15)
+"""Limits of a request without a large object, and of all its repetitions together."""
 LARGE_REQUEST, LARGE_TRIES = timedelta(seconds=60), timedelta(seconds=120)
 """Limits of a request with CHUNK bytes of a large object, and of its repetitions together."""
 CLOCK, CLOCK_HOLDS = ".clock/", 60.0
@@ -191,14 +190,14 @@ class BucketClient:
         Raises `absent`, or FileNotFoundError, if there is no such object, Changed if a condition
         does not hold, StoreRefuses or StoreAway.
         """
-        library = _library(self.url)
+        library = library_of(self.url)
         errors = library.exceptions
         try:
             yield library
         except FileNotFoundError as error:
             raise absent or error from None
         except (errors.AlreadyExistsError, errors.PreconditionError) as error:
-            raise Changed(_reason(error)) from None
+            raise Changed(reason(error)) from None
         except errors.BaseError as error:
             denied = (errors.PermissionDeniedError, errors.UnauthenticatedError)
             if isinstance(error, denied) or DENIED.search(str(error)):
@@ -209,56 +208,22 @@ class BucketClient:
                 raise self._refusal(NO_BUCKET) from None
             if any(host in str(error) for host in METADATA):
                 raise self._refusal(NO_CREDENTIALS) from None
-            raise StoreAway(f"results={self.url}: {_reason(error)}") from None
+            raise StoreAway(f"results={self.url}: {reason(error)}") from None
 
     def _refusal(self, why: str) -> StoreRefuses:
         return StoreRefuses(f"results={self.url}: {why}")
 
     @cached_property
     def _small(self) -> Any:
-        return _client(self.url, REQUEST, ALL_TRIES)
+        return opened(self.url, REQUEST, ALL_TRIES)
 
     @cached_property
     def _large(self) -> Any:
-        return _client(self.url, LARGE_REQUEST, LARGE_TRIES)
-
-
-def _client(url: str, request: timedelta, all_tries: timedelta) -> Any:
-    require_sound()
-    from obstore.store import from_url
-
-    errors = _library(url).exceptions
-    try:
-        return from_url(
-            url,
-            client_options={
-                "timeout": request,
-                "connect_timeout": timedelta(seconds=3),
-                "allow_http": True,  # of an endpoint that the environment names by http://
-            },
-            retry_config={"max_retries": NUM_TRIES, "retry_timeout": all_tries},
-        )
-    except (errors.BaseError, ValueError) as error:
-        raise BadInput("results", url, f"cannot be opened ({_reason(error)})") from None
-
-
-def _library(url: str) -> Any:
-    try:
-        import obstore
-        import obstore.exceptions
-    except ImportError:
-        raise BadInput("results", url, NEEDS) from None
-    return obstore
+        return opened(self.url, LARGE_REQUEST, LARGE_TRIES)
 
 
 def _version(meta: Any) -> Version:
     return {name: meta[name] for name in ("e_tag", "version") if meta.get(name) is not None}
-
-
-def _reason(error: Exception) -> str:
-    """Return what the library says, in a line."""
-    text = str(error).partition("\n\nDebug source")[0]
-    return short(" ".join(text.partition(": <")[0].split()))
 
 
 def _code(error: Exception) -> str:

@@ -11,18 +11,17 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from fcntl import LOCK_EX, flock
 from pathlib import Path
 from typing import NamedTuple
-from uuid import uuid4
 
 from analysis.objects import register
 from analysis.objects.bucket import BucketClient, StoreAway, Torn
-from analysis.objects.environment import ENDPOINTS
-from analysis.objects.register import ARCHIVED, RESULT, File, Seen, see
+from analysis.objects.provider import ENDPOINTS
+from analysis.objects.register import ARCHIVED, RESULT, Seen, fetch, names_in, see, write
 from trainer.base.errors import BadInput
 from trainer.base.places import cache_folder, is_url, require_folder
 from trainer.folder.files import Damaged, content, said
@@ -129,7 +128,7 @@ class Mirror:
             # What is damaged is looked at again by the next pull.
             notes[key] = Note("" if outcome.damaged else listed[key], outcome.keys)
         if json.dumps(notes) != before:
-            _write(self.path / NOTES, json.dumps(notes).encode())
+            write(self.path / NOTES, json.dumps(notes).encode())
         aliens = [meta for meta in metas if not is_known(meta.key) and not meta.is_folder]
         damaged = [damage for outcome in outcomes for damage in outcome.damaged]
         return [*damaged, *(Damaged(Path(meta.key), NOT_OURS) for meta in aliens)]
@@ -142,7 +141,7 @@ class Mirror:
         for _ in range(TRIES):
             try:
                 if _is_record(key):
-                    _write(self._path(key), self.bucket.read(key).content)
+                    write(self._path(key), self.bucket.read(key).content)
                     return Pulled({})
                 if (seen := see(self.bucket, _trial_id(key))) is None:
                     return Pulled({})  # the next pull sees that it is gone
@@ -209,15 +208,6 @@ class Mirror:
         return {}
 
 
-def fetch(bucket: BucketClient, file: File, path: Path) -> None:
-    """Write a file of a register, unless it is there with this text. Raises FileNotFoundError."""
-    if "text" not in file:
-        with _replaced(path) as partial:
-            bucket.download(file["key"], partial, file["size"])
-    elif not path.is_file() or path.read_bytes() != file["text"].encode():
-        _write(path, file["text"].encode())
-
-
 def is_known(key: str) -> bool:
     """Return whether an object is a register, or the record of a sweep."""
     return _is_record(key) or register.trial_of(key) is not None
@@ -235,29 +225,5 @@ def _is_shown(name: str) -> bool:
     return not name.endswith(WEIGHTS) and not name.startswith(ARCHIVED)
 
 
-def names_in(folder: Path) -> Iterator[str]:
-    """Yield the files below a folder by their paths in it, but for hidden ones."""
-    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return (str(path) for path in paths if not any(part.startswith(".") for part in path.parts))
-
-
 def _result_first(name: str) -> bool:
     return name != RESULT
-
-
-def _write(path: Path, written: bytes) -> None:
-    """Replace a file at once. It need not survive the machine: the store has it."""
-    with _replaced(path) as partial:
-        partial.write_bytes(written)
-
-
-@contextmanager
-def _replaced(path: Path) -> Iterator[Path]:
-    """Yield a path beside `path` for a new file, which takes the place of `path` at the end."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

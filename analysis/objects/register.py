@@ -9,10 +9,12 @@ swap of the register names it, and a process that was taken over cannot swap any
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
+from uuid import uuid4
 
 from pydantic import AfterValidator, TypeAdapter, with_config
 from typing_extensions import TypedDict
@@ -126,6 +128,39 @@ def see(bucket: BucketClient, trial_id: str) -> Seen | None:
         raise
     except ValueError as error:
         raise Damaged(Path(key(trial_id)), str(error)) from None
+
+
+def fetch(bucket: BucketClient, file: File, path: Path) -> None:
+    """Write a file of a register, unless it is there with this text. Raises FileNotFoundError."""
+    if "text" not in file:
+        with _replaced(path) as partial:
+            bucket.download(file["key"], partial, file["size"])
+    elif not path.is_file() or path.read_bytes() != file["text"].encode():
+        write(path, file["text"].encode())
+
+
+def names_in(folder: Path) -> Iterator[str]:
+    """Yield the files below a folder by their paths in it, but for hidden ones."""
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return (str(path) for path in paths if not any(part.startswith(".") for part in path.parts))
+
+
+def write(path: Path, written: bytes) -> None:
+    """Replace a file at once. It need not survive the machine: the store has it."""
+    with _replaced(path) as partial:
+        partial.write_bytes(written)
+
+
+@contextmanager
+def _replaced(path: Path) -> Iterator[Path]:
+    """Yield a path beside `path` for a new file, which takes the place of `path` at the end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _is_inside(name: str) -> str:

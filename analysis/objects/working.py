@@ -18,8 +18,7 @@ from typing import IO, Any
 from analysis.objects import register
 from analysis.objects.bucket import BucketClient, StoreAway, StoreRefuses
 from analysis.objects.lease import RegisterLease
-from analysis.objects.mirror import fetch, names_in
-from analysis.objects.register import ARCHIVED, CHECKPOINT, RESULT, File, see
+from analysis.objects.register import ARCHIVED, CHECKPOINT, RESULT, File, fetch, names_in, see
 from trainer.base.children import repeated
 from trainer.base.errors import LeaseLost
 from trainer.base.status import Status

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis.advice.advice import Advice, sentence
-from analysis.advice.handover import handover
-from analysis.advice.rows import advices, matrix, most_decided
+from analysis.advice.rows import advices, handover, matrix, most_decided
 from analysis.report.missing import command
 from analysis.statistics.intervals import ends_text
 from analysis.table import names
@@ -73,11 +72,7 @@ class StoreAnswer(NamedTuple):
 
 
 def answer(
-    place: str,
-    trials: pd.DataFrame,
-    records: Sequence[Record],
-    left: pd.DataFrame,
-    store: str,
+    place: str, trials: pd.DataFrame, records: Sequence[Record], left: pd.DataFrame, store: str
 ) -> StoreAnswer:
     """Return the answer of these trials.
 

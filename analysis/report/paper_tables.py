@@ -21,8 +21,8 @@ from analysis.statistics.downstream import CHECKPOINTS
 from analysis.statistics.lateness import compared, lateness
 from analysis.statistics.overhead import overhead
 from analysis.statistics.regime import DECAYED, INACTIVE, MEAN_FACTOR, SHORT
-from analysis.statistics.reported import reported_taxes
 from analysis.statistics.spikes import spikes
+from analysis.statistics.tax import reported_taxes
 
 GIB = 2**30
 Data = Callable[[pd.DataFrame, pd.DataFrame, str], pd.DataFrame]

@@ -6,19 +6,14 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
 from analysis.report.answer import StoreAnswer, answer
 from analysis.report.contents import EXPECTED, claims_table, write_chapter
 from analysis.report.details import makers, provenance, write_details
-from analysis.report.facts import (
-    overview,
-    running,
-    settings_by_trial,
-    summary,
-)
+from analysis.report.facts import overview, running, settings_by_trial, summary
 from analysis.report.missing import command, cost, missing, shown
 from analysis.report.page.listing import listed
 from analysis.report.page.page import Chapter, Page, html, with_lead
@@ -146,6 +141,7 @@ def _write(
     worker.do(_write_tables, tables, contents.remarks, out)
     lead, rest = with_lead(chapters)
     listing = _listed(contents.shown.trials, made)
+    specs = [spec for chapter in chapters for drawn in chapter.figures for spec in drawn.specs]
     return Page(
         source=word.removeprefix("results="),
         made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
@@ -165,7 +161,7 @@ def _write(
         cost=cost(left),
         makers=listed("Code, machines, data and packages", tables["makers"], "", "makers.csv"),
         trials=listed("Trials", listing, TRIALS, "provenance.csv", most=MOST_TRIALS),
-        configs=settings_by_trial(contents.shown.trials, _specs(chapters)),
+        configs=settings_by_trial(contents.shown.trials, specs),
         first_command=command(["sweep=main"], word),
     )
 
@@ -193,10 +189,6 @@ def _listed(trials: pd.DataFrame, made: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _specs(chapters: Sequence[Chapter]) -> list[dict[str, Any]]:
-    return [spec for chapter in chapters for drawn in chapter.figures for spec in drawn.specs]
-
-
 def _text(contents: _Contents, page: Page, out: Path, answer: str) -> str:
     """Return what is printed, the answer last."""
     files = f"in {out}: index.html, with figures and tables"
@@ -205,7 +197,8 @@ def _text(contents: _Contents, page: Page, out: Path, answer: str) -> str:
             f"no trials in {page.source} yet: python -m sweeps or python -m trainer makes some"
         )
         return "\n".join([nothing, *contents.remarks, page.cost, files])
-    shown = printed_gaps(contents.shown.gaps, _terminal_width())
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    shown = printed_gaps(contents.shown.gaps, width)
     claims = _claims_in_words(page.chapters)
     return "\n".join(filter(None, [shown, *claims, *contents.remarks, page.cost, files, answer]))
 
@@ -217,7 +210,3 @@ def _claims_in_words(chapters: Sequence[Chapter]) -> list[str]:
         for chapter in chapters
         if chapter.decided
     ]
-
-
-def _terminal_width() -> int | None:
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

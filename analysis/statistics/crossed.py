@@ -47,9 +47,7 @@ def noise(scores: Values) -> Noise:
     return Noise(of_questions / num_questions, of_rest / num_questions, num_questions)
 
 
-def intervals(
-    by_seed: Values, noise: Noise, confidence: float = CONFIDENCE
-) -> tuple[Values, Values]:
+def intervals(by_seed: Values, noise: Noise) -> tuple[Values, Values]:
     """Lower and upper ends for the mean of each seed, [..., seeds].
 
     Of one seed the interval is over questions alone: it is of that trained model, not of the arm.
@@ -57,7 +55,7 @@ def intervals(
     """
     variance, freedom = _variance(by_seed, noise)
     with np.errstate(invalid="ignore"):
-        half = stats.t.ppf((1 + confidence) / 2, freedom) * np.sqrt(variance)
+        half = stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * np.sqrt(variance)
     half = np.where(variance > 0, half, np.nan)
     mean = by_seed.mean(axis=-1)
     return mean - half, mean + half
@@ -77,9 +75,9 @@ def safe_intervals(by_seed: Values, noise: Noise, confidence: float) -> tuple[Va
     return mean - half, mean + half
 
 
-def crossed_interval(scores: Values, confidence: float = CONFIDENCE) -> tuple[float, float]:
+def crossed_interval(scores: Values) -> tuple[float, float]:
     """The interval of the mean of scores [seeds, questions]."""
-    low, high = intervals(scores.mean(axis=1), noise(scores), confidence)
+    low, high = intervals(scores.mean(axis=1), noise(scores))
     return float(low), float(high)
 
 
@@ -105,12 +103,10 @@ def _of_spread(spread: Values, num_seeds: int | Values, noise: Noise) -> tuple[V
         return variance, variance**2 / parts
 
 
-def detectable_difference(scores: Values, num_seeds: int | None = None) -> float:
-    """The smallest true mean whose 95 % interval over `num_seeds` seeds (those of the scores) and
-    as many questions excludes 0 with a probability of 80 %; infinite for fewer than two seeds, NaN
-    where nothing varies."""
-    n = num_seeds or len(scores)
-    if n < 2 or len(scores) < 2:
+def detectable_difference(scores: Values) -> float:
+    """The smallest true mean whose 95 % interval over as many seeds and questions excludes 0 with a
+    probability of 80 %; infinite for fewer than two seeds, NaN where nothing varies."""
+    if (n := len(scores)) < 2:
         return math.inf
     variance, freedom = _of_spread(scores.mean(axis=1).var(ddof=1), n, noise(scores))
     return detectable_shift(float(freedom)) * math.sqrt(variance) if variance > 0 else math.nan

@@ -55,8 +55,7 @@ def task_scores(trials: pd.DataFrame) -> list[TaskScores]:
     """
     if not any(map(was_asked, trials["folder"])):  # a store may have many thousands of trials
         return []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # those of pairs, which the gaps say too
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # the gaps say them
         paired = pairs(trials)
     both = paired[(paired["status"] == Status.COMPLETED) & paired["gap"].notna()]
     folders = dict(zip(trials["trial_id"], trials["folder"], strict=True))

@@ -14,9 +14,9 @@ CONFIDENCE = 0.95
 UNKNOWN: Interval = (np.nan, np.nan)
 
 
-def mean_interval(values: Values, confidence: float = CONFIDENCE) -> Interval:
+def mean_interval(values: Values) -> Interval:
     """Student's t-interval of the mean of n values, shape (n,); unknown for n < 2."""
-    low, high = mean_intervals(values, confidence)
+    low, high = mean_intervals(values)
     return float(low), float(high)
 
 

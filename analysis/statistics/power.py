@@ -71,8 +71,7 @@ def spreads(results: Path, trial_ids: Collection[str]) -> dict[str, Spread]:
     An optimizer with fewer degrees of freedom than LEAST_FREEDOM is left out. Raises as `load` and
     `pairs` do; the report repeats their warnings, so they are silenced here.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
         trials = load(results, trial_ids)
         if trials.empty:
             return {}

@@ -11,10 +11,16 @@ final loss of the delayed run. It assumes that the delayed runs fall as sync doe
 
 Both interpolate in the logarithm of the length. The interval holds the tax of every law between two
 forms (see `lengths.crossing`), and the noise of all losses.
+
+`reported_taxes.csv` has the taxes that others reported, or that follow from losses that they
+reported, with their source and how each was converted. Where only a gap was reported, the tax is
+exp(gap / slope) with a slope that is our estimate, and counts as ESTIMATED.
 """
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +39,9 @@ SECOND = 0.98
 that of those given each may err, and both together in one of twenty."""
 Finals = Mapping[int, ByLength]
 """By seed, the final losses of an arm's runs by their length; NaN where a run diverged."""
+REPORTED, ESTIMATED = "reported", "estimated"
+PAPER = "paper, 360M"
+"""Who reported the losses of tables 1 and 2."""
 
 
 class Tax(NamedTuple):
@@ -56,8 +65,7 @@ def taxes(trials: pd.DataFrame, pairs: pd.DataFrame) -> dict[tuple[Any, ...], Ta
     points that differ in their length alone (`tasks.families`); where all such have one length, at
     those whose weight decay falls as the length grows (`tasks.families_by_decay`).
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # pairs has warned of the same trials
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # pairs has said so
         done = results(trials)
     alike = {point: family.words for point, family in families(trials).items()}
     by_arm = _taxes(done, pairs, alike, trials)
@@ -199,3 +207,25 @@ def best_taxes(gaps: pd.DataFrame) -> pd.DataFrame:
     known = gaps[gaps["tax_n"] > 0].sort_values("loss_sync", kind="stable")
     best = known.drop_duplicates(["optimizer", "arm"])
     return best.sort_values(["optimizer", "arm"], ignore_index=True)
+
+
+@cache
+def reported_taxes() -> pd.DataFrame:
+    """One row per number: `who`, `optimizer`, `arm`, `loss_sync`, `loss`, `slope`, `tax`, `source`,
+    `converted`, and `tax_from`, which is REPORTED or ESTIMATED. Losses in nats per token."""
+    table = pd.read_csv(Path(__file__).with_name("reported_taxes.csv"))
+    from_gap = ((table["loss"] - table["loss_sync"]) / table["slope"]).map(np.exp)
+    source = table["tax"].notna().map({True: REPORTED, False: ESTIMATED})
+    return table.assign(tax=table["tax"].fillna(from_gap), tax_from=source)
+
+
+def paper_losses() -> Mapping[str, Mapping[str, float]]:
+    """The paper's final losses, by optimizer and arm, sync among them."""
+    rows = reported_taxes()[reported_taxes()["who"] == PAPER]
+    return {
+        str(optimizer): {
+            "sync": losses["loss_sync"].iloc[0],
+            **dict(zip(losses["arm"], losses["loss"], strict=True)),
+        }
+        for optimizer, losses in rows.groupby("optimizer", sort=False)
+    }

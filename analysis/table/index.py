@@ -100,11 +100,7 @@ def read_trials(folder: Path, names: Sequence[str], path: Path | None, *, whole:
     """
     stamps = {name: stamp for name, stamp in _each(_stamp, folder, names) if stamp is not None}
     known = read_index(path, None if whole else names) if path is not None and stamps else {}
-    entries = {
-        name: known[name]
-        for name, stamp in stamps.items()
-        if name in known and known[name].stamp == stamp
-    }
+    entries = {name: entry for name, entry in known.items() if stamps.get(name) == entry.stamp}
     stale = [name for name in stamps if name not in entries]
     all_damaged: list[Damaged] = []
     without_result: dict[str, Entry] = {}

@@ -68,8 +68,7 @@ def families(trials: pd.DataFrame) -> dict[str, Family]:
 
 def families_by_decay(trials: pd.DataFrame) -> dict[str, str]:
     """Return for each point what it shares with points that differ in their length alone, where the
-    weight decay of an update falls as the updates grow, so that each run decays as much in all.
-    """
+    weight decay of an update falls as the updates grow, so that each run decays as much in all."""
     updates = updates_asked(trials.drop_duplicates("point").set_index("point"))
 
     def settings(group: pd.DataFrame) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from analysis.forecast.register import Check, checks
 from analysis.forecast.register import score as score_text
 from analysis.forecast.register import text as checks_text
 from analysis.forecast.text import tax_text
-from analysis.statistics.reported import reported_taxes
+from analysis.statistics.tax import reported_taxes
 from analysis.table.names import REPORTED_ARMS, minus
 from analysis.table.names import optimizer as name
 from findings.code.cells import Markdown, table

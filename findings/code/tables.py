@@ -10,8 +10,7 @@ from scipy import stats
 
 from analysis import best
 from analysis.statistics.intervals import CONFIDENCE, mean_interval
-from analysis.statistics.reported import paper_losses, reported_taxes
-from analysis.statistics.tax import MAIN_ARMS, best_taxes
+from analysis.statistics.tax import MAIN_ARMS, best_taxes, paper_losses, reported_taxes
 from analysis.statistics.text import gap_table, tax_text
 from analysis.table.names import REPORTED_ARMS, arms, settings
 from analysis.table.names import optimizer as name

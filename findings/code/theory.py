@@ -6,7 +6,7 @@ from functools import cache
 
 import pandas as pd
 
-from analysis.statistics.reported import reported_taxes
+from analysis.statistics.tax import reported_taxes
 from analysis.table.names import optimizer as name
 from analysis.theory.stability import Stability
 from analysis.theory.stability import table as limits_table

@@ -8,13 +8,7 @@ from typing import Any
 
 import ray
 from ray import tune
-from ray.tune import (
-    FailureConfig,
-    PlacementGroupFactory,
-    RunConfig,
-    TuneConfig,
-    Tuner,
-)
+from ray.tune import FailureConfig, PlacementGroupFactory, RunConfig, TuneConfig, Tuner
 
 from analysis.objects.bucket import StoreAway
 from sweeps.cluster.gang import run_gang_on_ray
@@ -67,7 +61,7 @@ def run_trials(
     needed = {trial.plan.trial_id: bundles(trial, gpus_per_trial) for trial in trials}
     for bundle in needed.values():
         require_resources(bundle)
-    smallest = min(needed.values(), key=_amount)
+    smallest = min(needed.values(), key=lambda each: sum(sum(bundle.values()) for bundle in each))
     stop = StopWhenAsked(asked_to_stop, display.running)
     train = tune.with_parameters(_train, flag=stop.flag, tracking=tracking, store=store)
     tuner = Tuner(
@@ -183,10 +177,6 @@ def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking, store: Swe
     except (Held, LeaseLost, StoreAway):
         status = Status.ELSEWHERE
     send(status, num_done=num_done, wall_seconds=wall_seconds)
-
-
-def _amount(bundles: Bundles) -> float:
-    return sum(amount for bundle in bundles for amount in bundle.values())
 
 
 def _resources(payload: Mapping[str, Any]) -> PlacementGroupFactory:

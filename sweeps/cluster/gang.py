@@ -54,8 +54,7 @@ class RankActor:
         import torch.distributed as dist
 
         from trainer.ranks.groups import Heartbeat
-        from trainer.ranks.interfaces import listen_on
-        from trainer.ranks.spawn import stay_on_loopback
+        from trainer.ranks.spawn import listen_on, stay_on_loopback
 
         os.environ["LOCAL_RANK"] = "0"  # Ray shows a rank its own GPU alone
         # Ray listens on loopback where a driver has a cluster of its own: so must the ranks.
@@ -90,10 +89,7 @@ class RankActor:
 
 
 def run_gang_on_ray(
-    program: Callable[..., None],
-    arguments: Sequence[object],
-    num_ranks: int,
-    parent: Parent,
+    program: Callable[..., None], arguments: Sequence[object], num_ranks: int, parent: Parent
 ) -> None:
     """Runs a gang in the placement group of this task, one bundle per rank: see `Launch`."""
     group = get_current_placement_group()

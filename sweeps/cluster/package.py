@@ -102,11 +102,7 @@ def runtime_env(root: Path = CODE_ROOT) -> dict[str, Any]:
     """Return the environment of a job for Ray's Jobs API; `root` holds the folders to send."""
     passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     variables = {COMMIT: code_version() or "", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT)}
-    return {
-        "working_dir": str(root),
-        "excludes": EXCLUDES,
-        "env_vars": {**passed_on, **variables},
-    }
+    return {"working_dir": str(root), "excludes": EXCLUDES, "env_vars": {**passed_on, **variables}}
 
 
 def code_digest(root: Path = CODE_ROOT) -> str:

@@ -20,8 +20,7 @@ def main(words: Sequence[str]) -> int:
     from sweeps.store.opened import open_store  # torch is slow
 
     store = open_store(results)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the problems say the same
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # problems say it
         store.pull()
     if not store.folder.is_dir():
         raise BadInput("results", results, "must be a folder that holds trials (no such folder)")

@@ -1,14 +1,21 @@
 """Makes the wandb workspace of a sweep: prints its spec, or saves it to the server."""
 
+import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from sweeps.request.command_line import parse_request
 from sweeps.request.schema import Sweep, overrides
 from sweeps.tracking import choice
 from sweeps.tracking.choice import GROUP
-from sweeps.tracking.workspace import build_workspace, save, spec
 from trainer.base.cli import DONE, parse
+from trainer.base.errors import BadInput
 from trainer.base.places import CONF
+
+if TYPE_CHECKING:
+    import wandb_workspaces.workspaces as ws
+    from wandb_workspaces.reports.v2.interface import PanelTypes
+
 
 KEYS = ("project", "entity", "mode")
 """Keys that the dashboard shares with the tracker."""
@@ -16,7 +23,6 @@ OPTIONS = """\
 sweep=, scale=  the sweep (default: all in the project)
 project=, entity=, mode=  as in conf/tracking/wandb.yaml; mode=online saves it, with the key that is
             in WANDB_API_KEY"""
-OUTPUTS = {"offline": spec, "online": save}
 
 
 def main(words: Sequence[str]) -> int:
@@ -31,7 +37,7 @@ def main(words: Sequence[str]) -> int:
         [*request.sweeps] if request else [],
         [key for sweep in request.sweeps.values() for key in _swept(sweep)] if request else [],
     )
-    print(OUTPUTS[node["mode"]](made))
+    print({"offline": spec, "online": save}[node["mode"]](made))
     return DONE
 
 
@@ -43,3 +49,108 @@ def _swept(sweep: Sweep) -> list[str]:
     keys = [*(word.split("=")[0] for word in words), *sweep.tune]
     keys += sweep.search.space if sweep.search else []
     return [f"choice.{key}" if (CONF / key).is_dir() else key for key in keys]
+
+
+ALWAYS = ("optimizer.lr", "optimizer.momentum", "correction.coefficient")
+"""Keys, beside the arm and the optimizer, that are axes of the charts of every sweep."""
+MAX_RUNS = 200
+
+
+def build_workspace(
+    project: str, entity: str, sweeps: Sequence[str], swept: Sequence[str]
+) -> "ws.Workspace":
+    """Return a workspace of the runs with a tag of these `sweeps`, or of all runs of the project.
+
+    Sections: losses by update and arm; final losses by arm and over the keys; training. `swept` are
+    dotted keys of the config, further axes of the parallel coordinates.
+    """
+    import wandb_workspaces.workspaces as ws
+
+    return ws.Workspace(
+        project=project,
+        entity=entity,
+        name=f"pipegap {', '.join(sweeps) or 'all sweeps'}",
+        sections=[
+            ws.Section(name="Gaps", panels=_curves("val_loss", "train_loss"), is_open=True),
+            ws.Section(name="Sweep", panels=_over_keys(swept), is_open=True),
+            ws.Section(name="Training", panels=_curves("grad_norm", "lr", "tokens_per_second")),
+        ],
+        settings=ws.WorkspaceSettings(x_axis="update", max_runs=MAX_RUNS),
+        runset_settings=ws.RunsetSettings(
+            filters=ws.And(ws.Tags().isin([*sweeps])) if sweeps else "",
+            order=[ws.Ordering(ws.Summary("final_val_loss"))],
+            pinned_columns=["summary:status", "summary:final_val_loss", "summary:diverged_at"],
+        ),
+    )
+
+
+def spec(made: "ws.Workspace") -> str:
+    """Return the workspace as the server stores it, as JSON; the library keeps this to itself."""
+    json: str = made._to_model().model_dump_json(by_alias=True, indent=1)
+    return json
+
+
+def save(made: "ws.Workspace") -> str:
+    """Save the workspace to the server, as a new view; return its URL.
+
+    Raises BadInput without a key in the environment, or if the server refuses it.
+    """
+    import wandb
+
+    if not os.environ.get("WANDB_API_KEY"):
+        raise BadInput("mode", "online", "needs a key in the environment, WANDB_API_KEY")
+    try:
+        made.entity = made.entity or wandb.Api().default_entity or ""
+        url: str = made.save().url
+    except (wandb.Error, OSError, ValueError) as error:
+        allowed = f"the server refused it ({' '.join(str(error).split())})"
+        raise BadInput("mode", "online", allowed) from None
+    return url
+
+
+def _curves(*names: str) -> "list[PanelTypes]":
+    """Return curves of means over the runs of each arm, and of each optimizer and arm."""
+    import wandb_workspaces.reports.v2 as wr
+
+    groups: dict[str, wr.Metric | wr.Config] = {
+        "arm": wr.Metric("JobType"),
+        "optimizer and arm": wr.Config("choice.series"),
+    }
+    return [
+        wr.LinePlot(
+            title=f"{name} by {by}",
+            x="update",
+            y=[name],
+            groupby=key,
+            groupby_aggfunc="mean",
+            groupby_rangefunc="minmax",
+            smoothing_type="none",
+            ignore_outliers=False,
+            max_runs_to_show=MAX_RUNS,
+        )
+        for name in names
+        for by, key in groups.items()
+    ]
+
+
+def _over_keys(swept: Sequence[str]) -> "list[PanelTypes]":
+    import wandb_workspaces.reports.v2 as wr
+
+    loss = wr.SummaryMetric("final_val_loss")
+    keys = ["choice.optimizer", *dict.fromkeys([*ALWAYS, *swept])]
+    axes: list[wr.Metric | wr.Config | wr.SummaryMetric] = [wr.Metric("JobType")]
+    axes += [*map(wr.Config, keys), loss]
+    columns = [wr.ParallelCoordinatesPlotColumn(metric=axis) for axis in axes]
+    lr, momentum, coefficient = (wr.Config(key) for key in ALWAYS)
+    return [
+        wr.BarPlot(
+            title="final_val_loss by arm",
+            metrics=["final_val_loss"],
+            groupby=wr.Metric("JobType"),
+            groupby_aggfunc="mean",
+            groupby_rangefunc="minmax",
+        ),
+        wr.ParallelCoordinatesPlot(title="final_val_loss over the swept keys", columns=columns),
+        wr.ScatterPlot(title="by learning rate and momentum", x=lr, y=momentum, z=loss, log_x=True),
+        wr.ScatterPlot(title="by learning rate and λ", x=lr, y=coefficient, z=loss, log_x=True),
+    ]

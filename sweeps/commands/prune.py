@@ -7,11 +7,7 @@ from sweeps.store.selected import KEYS, select
 from trainer.base.cli import DONE, parse, take_choice, take_flag
 from trainer.base.status import ENDED, FINAL, Status
 
-STATUSES = {
-    "finished": FINAL,
-    "failed": (Status.FAILED,),
-    "all": (*ENDED, Status.INTERRUPTED),
-}
+STATUSES = {"finished": FINAL, "failed": (Status.FAILED,), "all": (*ENDED, Status.INTERRUPTED)}
 OPTIONS = f"""\
 {KEYS}
 checkpoints=  finished: of trials that no longer need them; failed: of those, which start anew

@@ -1,20 +1,13 @@
 """Runs the missing trials of a sweep, then reports gaps."""
 
-import hashlib
-import json
 import shlex
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
-from secrets import token_hex
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from analysis.objects.bucket import StoreAway
 from sweeps.commands import COMMANDS, SAYS
-from sweeps.plan import sweep_record, tried_report
-from sweeps.plan.pricing import Prices
-from sweeps.plan.summary import advice, summary
+from sweeps.plan import sweep_record
+from sweeps.plan.pricing import Prices, summary
 from sweeps.plan.sweep_plan import SweepPlan, all_planned, plan_sweeps
 from sweeps.request.command_line import Request, parse_request
 from sweeps.request.expand import Trial, unique
@@ -22,12 +15,9 @@ from sweeps.request.files import ALL, PAPER, known
 from sweeps.store.opened import open_store
 from sweeps.store.results import failed, finished, require_ready
 from sweeps.store.store import SweepStore
-from trainer.base.atomic import write_json
 from trainer.base.cli import DONE, FAILED, parser
 from trainer.base.errors import Stopped
 from trainer.base.stopping import stopping
-from trainer.config.identity import code_version
-from trainer.folder.files import Damaged, content
 
 POLL_EVERY = 0.5
 """Seconds between two questions to the queue, which limits the looks into the store itself."""
@@ -36,8 +26,6 @@ OPENS = (
     "(on another machine: ssh -L 8000:127.0.0.1:8000 HOST first)"
 )
 """The last line of a sweep."""
-MADE_OF, PAGE = ".made_of.json", "index.html"
-"""Files of a report: what the last one was made of, and what it printed; its page."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -152,10 +140,7 @@ def _try_first(
 
 
 def _refreshed(
-    request: Request,
-    sweeps: list[SweepPlan],
-    store: SweepStore,
-    asked_to_stop: Callable[[], bool],
+    request: Request, sweeps: list[SweepPlan], store: SweepStore, asked_to_stop: Callable[[], bool]
 ) -> list[SweepPlan]:
     """The plans by the results that the store has now; what has changed is recorded. While the
     store is away it is asked again."""
@@ -192,7 +177,7 @@ def _end(request: Request, plan: SweepPlan, prices: Prices, store: SweepStore) -
     lost = [trial for trial in planned if failed(trial)]
     for trial in lost:
         print(f"failed: {trial.name}, see {trial.folder}/result.json")
-    print(_report(request, plan, prices, store))
+    print(sweep_record.report(request, plan, prices, store))
     if plan.sweep.verdict:
         print(f"rule for the verdict, written before the run: {plan.sweep.verdict}")
     left = sum(finished(trial) is None for trial in planned) - len(lost)
@@ -200,60 +185,3 @@ def _end(request: Request, plan: SweepPlan, prices: Prices, store: SweepStore) -
         print(f"{left} trials have not run: the same command runs them")
     print(OPENS.format(where=shlex.quote(request.where)))
     return FAILED if lost or left else DONE
-
-
-def _report(request: Request, plan: SweepPlan, prices: Prices, store: SweepStore) -> str:
-    """Writes the report of the arms at the chosen values, unless it is there; returns its text.
-
-    The other values that tuning tried are in tuned.csv.
-    """
-    out = request.results / "reports" / plan.label
-    folders = [trial.folder for trial in unique(plan.planned)]
-    now = state(sweep_record.record(request, plan, prices), folders, code_version())
-    text = printed(out, now)
-    if text is not None:
-        return f"{text}\nnothing has changed since this report was made"
-    from analysis.report.report import report
-
-    lines = [report(request.results, out, plan.label, request.where)]
-    lines += tried_report.write(plan.sweep, plan.choices, out)
-    if (search := plan.sweep.search) is not None:
-        lines += tried_report.compare(request.results, search, plan.planned, out)
-    text = "\n".join([*lines, *advice(request.results, plan, request.where)])
-    note(out, now, text)
-    store.push(out)
-    return text
-
-
-def state(record: Mapping[str, Any], folders: Iterable[Path], version: str | None) -> str:
-    """Return a hash of what a report is made of.
-
-    That is the sweep's record without its costs, the results of its trials, and the `version` of
-    the code. A version that is not of a commit or a release counts as another one each time.
-    """
-    costs = ("trials", "words")
-    plan = {key: value for key, value in record.items() if key not in costs}
-    results = sorted((folder.name, _modified(folder / "result.json")) for folder in folders)
-    code = token_hex() if version is None or version.endswith("-dirty") else version
-    whole = json.dumps([plan, sorted(record["trials"]), results, code], default=str)
-    return hashlib.sha256(whole.encode()).hexdigest()
-
-
-def _modified(path: Path) -> int:
-    with suppress(OSError):
-        return path.stat().st_mtime_ns
-    return 0
-
-
-def printed(out: Path, now: str) -> str | None:
-    """Return what the report in `out` printed; None unless it is made of the state `now`."""
-    with suppress(Damaged, OSError, ValueError, LookupError):
-        last = json.loads(content(out / MADE_OF))
-        if (out / PAGE).is_file() and last["state"] == now:
-            return str(last["printed"])
-    return None
-
-
-def note(out: Path, now: str, text: str) -> None:
-    """Note what the report in `out` was made of, and what it printed."""
-    write_json(out / MADE_OF, {"state": now, "printed": text})

@@ -16,9 +16,8 @@ from sweeps.plan.pricing import aligned
 from sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from sweeps.request.command_line import Request, parse_request
 from sweeps.store.opened import open_store
-from sweeps.view.gap_table import GapTable
 from sweeps.view.progress import Progress
-from sweeps.view.render import SHARE, ReadConsole, render
+from sweeps.view.render import SHARE, GapTable, ReadConsole, render
 from trainer.base.cli import DONE, parse, take_flag
 from trainer.base.status import ENDED
 from trainer.folder.record import read_result

@@ -1,4 +1,5 @@
-"""What sweeps will cost, before they run: trials, tokens, FLOPs, hours, storage."""
+"""What sweeps will cost, before they run: trials, tokens, FLOPs, hours, storage; and which gap
+their seeds detect."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -10,14 +11,18 @@ from sweeps.plan.sizes import sizes, storage
 from sweeps.plan.sweep_plan import SweepPlan, all_planned
 from sweeps.request.command_line import Request
 from sweeps.request.expand import Trial, unique
-from sweeps.store.results import finished
-from sweeps.store.throughput import Throughput
+from sweeps.store.results import Throughput, finished
 from trainer.base.cli import duration
 
 ASSUMED_START = 0.35
 """Seconds that a trial takes besides (bench/README.md): to build its parts, to write its record."""
 NODE = 8
 """GPUs that a plan counts with where this machine has none."""
+
+
+HALF_WIDTH = 0.01
+"""Nats per token: a plan says how many seeds give this precision, as small as the gaps of robust
+optimizers."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +166,49 @@ class PricedSweeps:
             f"time      {total}, longest trial {duration(longest)}, start and evaluation included "
             f"({sources})"
         )
+
+
+def summary(request: Request, sweeps: Sequence[SweepPlan]) -> str:
+    """Return the lines of a plan: what the sweeps cost, and which gap their seeds detect."""
+    lines = [*PricedSweeps(request, sweeps).lines()]
+    for sweep in sweeps:
+        way = [f"added     {word}" for word in sweep.added] + [*filter(None, [sweep.not_added])]
+        told = [*way, *sweep.estimate, *(sweep.remarks if request.dry_run else [])]
+        if len(sweeps) == 1:
+            lines += [*_precision(request.results, sweep), *told]
+        else:
+            lines += [f"{sweep.label}: {' '.join(line.split())}" for line in told]
+    return "\n".join(lines)
+
+
+def _precision(results: Path, sweep: SweepPlan) -> Iterator[str]:
+    """Yield the line of a plan on the gap that the sweep's seeds detect.
+
+    In nats per token, by the spread of its pairs in the store; in units of the spread without any.
+    """
+    from analysis.statistics.power import detectable_gap, seeds_needed, spreads
+
+    n = len(sweep.sweep.seeds)
+    if n < 2:
+        yield "power     1 seed gives no interval: no gap can be told from chance"
+        return
+    measured = spreads(results, sweep.compared) if (results / "trials").is_dir() else {}
+    in_sd = (
+        f"power     {n} seeds show a mean gap of {detectable_gap(1, n):.3g} standard deviations "
+        "(sd) of the paired gaps in 80 % of cases"
+    )
+    if not measured:
+        yield (
+            f"{in_sd}; none is measured here yet "
+            f"(an interval of ± half a sd needs {seeds_needed(1, 0.5)} seeds)"
+        )
+        return
+    optimizers = [
+        f"{optimizer} {detectable_gap(spread.sd, n):.2g} (sd {spread.sd:.2g} of {spread.num_pairs} "
+        f"pairs; {seeds_needed(spread.sd, HALF_WIDTH)} seeds for ±{HALF_WIDTH:g})"
+        for optimizer, spread in measured.items()
+    ]
+    yield f"{in_sd}; by what is measured here, in nats per token: {', '.join(optimizers)}"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -8,8 +8,8 @@ from typing import Any
 from sweeps.request.expand import Trial
 from trainer.base.build import build
 from trainer.base.errors import BadInput, some
+from trainer.config.memory import peak_bytes
 from trainer.config.names import names
-from trainer.config.peak import peak_bytes
 from trainer.config.plan import Plan, which_optimizer
 from trainer.models.recipe import Recipe
 

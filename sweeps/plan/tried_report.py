@@ -78,8 +78,7 @@ def compare(results: Path, search: Search, trials: Iterable[Trial], out: Path) -
     from analysis.statistics.best import best
     from analysis.table.load import load
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the report has said the same
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # the report says them
         table = best(load(results, [trial.plan.trial_id for trial in trials]), search.seeds)
     table.to_csv(out / "best.csv", index=False)
     for row in table[table["n"] > 0].to_dict("records"):

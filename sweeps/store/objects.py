@@ -12,8 +12,8 @@ from uuid import uuid4
 from analysis.objects import register
 from analysis.objects.bucket import BucketClient, Changed, StoreAway
 from analysis.objects.lease import RegisterLease, edit, is_free
-from analysis.objects.mirror import AT_ONCE, Mirror, fetch
-from analysis.objects.register import ARCHIVED, CHECKPOINT, RESULT, Register, see
+from analysis.objects.mirror import AT_ONCE, Mirror
+from analysis.objects.register import ARCHIVED, CHECKPOINT, RESULT, Register, fetch, see
 from analysis.objects.working import WorkingFolder
 from sweeps.request.expand import Trial
 from sweeps.store.store import STAYS, Config, Problem, RunningTrial, Spare, TrialState

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from analysis.objects import register
 from analysis.objects.bucket import BucketClient, Changed
-from analysis.objects.mirror import AT_ONCE, GONE, LISTED, NOT_OURS, TORN, is_known, names_in
-from analysis.objects.register import File, Register, Seen, see
+from analysis.objects.mirror import AT_ONCE, GONE, LISTED, NOT_OURS, TORN, is_known
+from analysis.objects.register import File, Register, Seen, names_in, see
 from analysis.objects.working import DOCUMENTS
 from analysis.table.index import index_path, read_trials
 from analysis.table.load import strangers

@@ -1,25 +1,41 @@
-"""The results that a store holds of a sweep's trials, and whether the others can run."""
+"""The results that a store holds of a sweep's trials, the pace of finished ones by their shape, and
+whether the others can run."""
 
 import json
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
+from math import ceil
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from sweeps.request.expand import Trial
 from sweeps.store.store import SweepStore
+from trainer.base.build import label
 from trainer.base.errors import BadInput
 from trainer.base.resources import require_device
 from trainer.base.status import Status
+from trainer.config.names import YOUNGER, without_younger
 from trainer.folder.lease import STALE_AFTER
 from trainer.folder.record import Row, TrialFolder, read_result
+from trainer.folder.wellformed import CONFIG, read
 from trainer.parts import open_data
 
 PROBE = ".probe-"
+SHAPE = (
+    *("model", "seq_len", "batch_size", "num_replicas", "dtype", "runner", "num_threads"),
+    *("eval_tokens", "eval_dtype"),
+)
+"""Keys that trials of one shape share, with the device, `compile`, stages and microbatches."""
+MAX_READ = 2_000
+"""How many trials of the store are read beside those of the plan, the newest first."""
+
+Config = Mapping[str, Any]
 
 
 def finished(trial: Trial) -> Row | None:
@@ -129,3 +145,72 @@ def _missing_of(config: Mapping[str, Any]) -> Iterator[BadInput]:
 def _needs(config: Mapping[str, Any]) -> str:
     """Return the keys that say which device and data a trial needs, as JSON."""
     return json.dumps([config[key] for key in ("device", "data", "seq_len", "model")])
+
+
+class Pace(NamedTuple):
+    """What a trial takes, by the clock."""
+
+    tokens_per_second: float
+    """Of the training alone."""
+    seconds_per_evaluation: float
+    """Of everything else, start and checkpoints included, divided by its evaluations."""
+
+
+class Throughput:
+    """Paces by shape.
+
+    Of a shape's trials those with the same optimizer and pipeline count, or all if there is none.
+    """
+
+    def __init__(self) -> None:
+        self._paces: dict[str, dict[str, list[Pace]]] = {}
+
+    def add(self, config: Config, result: Row) -> None:
+        """Adds the pace of a finished trial, unless it trained on no token."""
+        if result.get("tokens") and result["tokens_per_second"]:
+            of_shape = self._paces.setdefault(shape(config), {})
+            of_shape.setdefault(_kind(config), []).append(_pace(config, result))
+
+    def of(self, config: Config) -> Pace | None:
+        """The median pace of the config's shape; None if no trial of it has finished."""
+        of_shape = self._paces.get(shape(config), {})
+        paces = of_shape.get(_kind(config)) or [*chain.from_iterable(of_shape.values())]
+        return Pace(*map(median, zip(*paces, strict=True))) if paces else None
+
+    def add_from(self, store: Path, wanted: Iterable[Config]) -> None:
+        """Adds the trials of the store whose shape is that of a `wanted` config without any."""
+        missing = {shape(config) for config in wanted if self.of(config) is None}
+        for folder in _newest(store / "trials") if missing else []:
+            with suppress(OSError, ValueError, LookupError):  # not a trial, or an older one
+                config = read(folder / "config.json", CONFIG)
+                if shape(config) in missing and (result := read_result(folder)) is not None:
+                    self.add(config, result)
+
+
+def shape(config: Config) -> str:
+    """The keys that decide a trial's speed, as JSON."""
+    pipeline = config["pipeline"]
+    config = {**YOUNGER, **without_younger(config)}
+    same = [config[key] for key in SHAPE]
+    same += [config["device"].split(":")[0], config["compile"]]
+    same += [pipeline["num_stages"], pipeline["num_microbatches"], pipeline.get("num_chunks", 1)]
+    return json.dumps(same, sort_keys=True)
+
+
+def _pace(config: Config, result: Row) -> Pace:
+    speed = float(result["tokens_per_second"])
+    rest = max(0.0, float(result["wall_seconds"]) - result["tokens"] / speed)
+    return Pace(speed, rest / ceil(result["num_updates"] / config["eval_every"]))
+
+
+def _kind(config: Config) -> str:
+    return f"{label(config['optimizer'])} {label(config['pipeline'])}"
+
+
+def _newest(trials: Path) -> list[Path]:
+    try:
+        entries = [*os.scandir(trials)]
+    except OSError:
+        return []
+    entries.sort(key=lambda entry: entry.stat().st_mtime_ns, reverse=True)
+    return [Path(entry.path) for entry in entries[:MAX_READ]]

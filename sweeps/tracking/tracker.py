@@ -78,8 +78,7 @@ class Tracker(Protocol):
 
     def finish(self, outcome: Row) -> None:
         """Takes the trial's result, or of an attempt without one only its `status`: `failed`,
-        `stopped`, or `elsewhere` if another process took the trial over.
-        """
+        `stopped`, or `elsewhere` if another process took the trial over."""
 
 
 class NoTracker:

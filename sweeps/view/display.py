@@ -12,9 +12,8 @@ from rich.live import Live
 
 from analysis.objects.bucket import StoreAway
 from sweeps.request.expand import Trial
-from sweeps.view.gap_table import LIBRARIES, GapTable
 from sweeps.view.progress import Progress
-from sweeps.view.render import Throttled, render
+from sweeps.view.render import LIBRARIES, GapTable, Throttled, render
 from trainer.base.cli import duration
 from trainer.base.status import Status
 from trainer.ranks.supervisor import AskedToStop

@@ -1,7 +1,10 @@
-"""The view of a running sweep, the consoles that show it, and how often it may be made."""
+"""The view of a running sweep with its gap table, the consoles that show it, and how often it may
+be made."""
 
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Collection
+from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -18,6 +21,8 @@ SHOWN = 8
 SHARE = 0.02
 """The largest share of its caller's time that a view may take."""
 STYLES = {Status.FAILED: "bold red", Status.DIVERGED: "yellow", Status.RUNNING: "green"}
+LIBRARIES = ("analysis.statistics.gaps", "analysis.statistics.text", "analysis.table.load")
+"""What a table needs. To import it takes seconds, which no callback may."""
 
 
 def render(title: str, progress: Progress, *, gaps: str = "", note: str = "") -> RenderableType:
@@ -120,3 +125,42 @@ class Throttled:
         self._work()
         ended = self._clock()
         self._next = ended + max(self._every, (ended - started) / SHARE)
+
+
+class GapTable:
+    """The text of the gap table of a sweep's trials."""
+
+    def __init__(self, results: Path) -> None:
+        self.text = ""
+        """The table, or why it cannot be made; empty while there is no pair."""
+        self._results, self._num_ended = results, 0
+
+    def refresh(self, progress: Progress, width: int | None) -> None:
+        """Make the table again if trials have ended since, `width` columns wide; None: in Markdown.
+
+        If that fails, the error is the text: a sweep must not end because of its view.
+        """
+        num_ended = sum(progress.counts[status] for status in ENDED)
+        if num_ended == self._num_ended:
+            return
+        try:
+            self.text = _gaps_so_far(self._results, [*progress.trials], width)
+            self._num_ended = num_ended
+        except Exception as error:
+            self.text = f"no gaps now: {error}"
+
+
+def _gaps_so_far(results: Path, trial_ids: Collection[str], width: int | None) -> str:
+    """Return the gaps among these trials of a store; empty while there is no pair.
+
+    Raises as `load` and `gaps` do; the report at the end repeats their warnings.
+    """
+    from analysis.statistics.gaps import gaps
+    from analysis.statistics.text import printed_gaps
+    from analysis.table.load import load
+
+    if not results.is_dir():
+        return ""
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        table = gaps(load(results, trial_ids))
+    return printed_gaps(table, width)

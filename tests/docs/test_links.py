@@ -52,11 +52,7 @@ def test_the_readme_lists_every_page() -> None:
 
 @pytest.mark.parametrize(
     ("group", "page"),
-    [
-        ("pipeline", "trial"),
-        ("correction", "semantics"),
-        ("tracking", "tracking"),
-    ],
+    [("pipeline", "trial"), ("correction", "semantics"), ("tracking", "tracking")],
 )
 def test_every_choice_is_explained(group: str, page: str) -> None:
     """In a row of a table, or as the value of its key."""

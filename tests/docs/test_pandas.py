@@ -9,8 +9,8 @@ import pytest
 
 from analysis import best, downstream, gaps, load
 from analysis.table.schema import BEST, DOWNSTREAM, GAP, TRIAL, Columns
-from findings.code.pictures import NOTEBOOK, executed
-from findings.code.pictures import NOTEBOOK_TRIALS as TRIALS
+from findings.code.pages import NOTEBOOK, executed
+from findings.code.pages import NOTEBOOK_TRIALS as TRIALS
 from tests.support.answers import write_answers
 from tests.support.synthetic_store import write_arms
 

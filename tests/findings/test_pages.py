@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from analysis.claims import CLAIMS, Outcome
-from findings.code.pages import CALLS, PARTS, made, pages
-from findings.code.pictures import PICTURES, pictured
+from findings.code.pages import CALLS, PARTS, PICTURES, made, pages, pictured
 from findings.code.published import FEW, FINDINGS, TINY, sweeps
 from findings.code.sentences import contradicted
 from tests.support.markdown import ROOT

@@ -84,8 +84,7 @@ class MatchedErrorFeedback(Plain):
 
 class AdaptiveErrorFeedback(Plain):
     """The same with λ_t = λ · clamp(a/b, 0, 1), a and b running averages of ⟨u_t, u_{t−1}⟩ and
-    ‖u_{t−1}‖² over the delayed updates, from their first values.
-    """
+    ‖u_{t−1}‖² over the delayed updates, from their first values."""
 
     settings = ({}, {"coefficient": 0.7, "decay": 0.0}, {"coefficient": 2.0, "decay": 0.5})
 
@@ -135,8 +134,7 @@ class Taylor(Plain):
 
 class WeightPrediction(Plain):
     """XPipe (arXiv 1911.04610) and SpecTrain (1809.02839) for any optimizer: a late batch reads
-    Ŵ = W(v) − h u_{v−1}, h a multiple of its lag. Nothing is predicted before the first update.
-    """
+    Ŵ = W(v) − h u_{v−1}, h a multiple of its lag. Nothing is predicted before the first update."""
 
     settings = ({}, {"horizon": 0.6})
 

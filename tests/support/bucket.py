@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.objects import bucket as requests
+from analysis.objects import provider
 from tests.support import s3_server
 
 
@@ -25,4 +25,4 @@ def found(patch: pytest.MonkeyPatch, port: int, cache: Path, num_tries: int) -> 
     for name, value in s3_server.credentials(port).items():
         patch.setenv(name, value)
     patch.setenv("XDG_CACHE_HOME", str(cache))
-    patch.setattr(requests, "NUM_TRIES", num_tries)
+    patch.setattr(provider, "NUM_TRIES", num_tries)

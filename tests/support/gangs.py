@@ -60,10 +60,7 @@ def as_rank(
     configs: Sequence[Config],
 ) -> None:
     p, replicas = configs[0]["pipeline"]["num_stages"], configs[0]["num_replicas"]
-    with (
-        reproducible(0, 1),
-        joined(store, heartbeat.rank, p, replicas, CPU, heartbeat, 60) as gang,
-    ):
+    with reproducible(0, 1), joined(store, heartbeat.rank, p, replicas, CPU, heartbeat, 60) as gang:
         for i, config in enumerate(configs):
             parts = build_parts(config, config["num_updates"])
             numbers = train(build_pipelined(config, parts, gang), parts)

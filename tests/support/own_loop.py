@@ -28,10 +28,7 @@ class Loop:
         self.scheduler = LambdaLR(self.delayed, toy.lr_factor)
 
     def run(
-        self,
-        batches: Iterable[int],
-        microbatches: int = 1,
-        clip_norm: float | None = None,
+        self, batches: Iterable[int], microbatches: int = 1, clip_norm: float | None = None
     ) -> list[float]:
         """The mean loss of each batch."""
         losses = []

@@ -7,11 +7,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.claims.above import Above, Contrast, near_best, near_best_of_arm, removes
-from analysis.claims.comparison import Comparison, Row
 from analysis.claims.corrections import Diverges, NoHelp
 from analysis.claims.downstream import Equal
 from analysis.claims.measure import AtBest
-from analysis.claims.rule import ClaimRule
+from analysis.claims.rule import ClaimRule, Comparison, Row
 from analysis.claims.swept import BestBelow
 from analysis.claims.switches import Either
 from analysis.statistics.crossed import Noise

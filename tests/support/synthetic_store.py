@@ -16,10 +16,7 @@ TWO_BUFFERED = {
     "synchronous_cooldown": 0,
 }
 NONE = {"_target_": "trainer.corrections.none.NoCorrection"}
-FEEDBACK = {
-    "_target_": "trainer.corrections.error_feedback.ErrorFeedback",
-    "coefficient": 1.0,
-}
+FEEDBACK = {"_target_": "trainer.corrections.error_feedback.ErrorFeedback", "coefficient": 1.0}
 ARMS = {"sync": (SYNC, NONE), "delay": (TWO_BUFFERED, NONE), "delay_ef": (TWO_BUFFERED, FEEDBACK)}
 
 LOSSES: dict[str, list[float | None]] = {

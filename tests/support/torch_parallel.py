@@ -15,11 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
@@ -223,10 +219,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def as_rank(
-    store: dist.Store,
-    heartbeat: Heartbeat,
-    send: Callable[[object], None],
-    names: Sequence[str],
+    store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None], names: Sequence[str]
 ) -> None:
     """Sends, for each setting, the weights by Schedule2BW and by the emulated delay."""
     torch.set_num_threads(1)

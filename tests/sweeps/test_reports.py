@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sweeps.__main__ import main
-from sweeps.commands import run
+from sweeps.plan import sweep_record
 from sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from sweeps.request.command_line import parse_request
 from tests.support import small
@@ -27,40 +27,42 @@ def trial(tmp_path: Path) -> Path:
 
 
 def test_the_state_is_that_of_record_results_and_code(trial: Path) -> None:
-    before = run.state(RECORD, [trial], "1")
+    before = sweep_record.state(RECORD, [trial], "1")
     costlier = {**RECORD, "words": ["b=2"], "trials": {"t": {"seconds": 9.0}}}
-    assert run.state(costlier, [trial], "1") == before
-    assert run.state({**RECORD, "seeds": [1]}, [trial], "1") != before
-    assert run.state({**RECORD, "trials": {}}, [trial], "1") != before
-    assert run.state(RECORD, [], "1") != before
-    assert run.state(RECORD, [trial], "2") != before
+    assert sweep_record.state(costlier, [trial], "1") == before
+    assert sweep_record.state({**RECORD, "seeds": [1]}, [trial], "1") != before
+    assert sweep_record.state({**RECORD, "trials": {}}, [trial], "1") != before
+    assert sweep_record.state(RECORD, [], "1") != before
+    assert sweep_record.state(RECORD, [trial], "2") != before
     os.utime(trial / "result.json", ns=(1, 1))
-    assert run.state(RECORD, [trial], "1") != before
+    assert sweep_record.state(RECORD, [trial], "1") != before
 
 
 @pytest.mark.parametrize("version", [None, "abc-dirty"])
 def test_code_that_nobody_can_name_is_always_another_one(trial: Path, version: str | None) -> None:
-    assert run.state(RECORD, [trial], version) != run.state(RECORD, [trial], version)
+    assert sweep_record.state(RECORD, [trial], version) != sweep_record.state(
+        RECORD, [trial], version
+    )
 
 
 def test_what_was_printed_is_kept_with_the_page(tmp_path: Path) -> None:
-    run.note(tmp_path, "now", "text")
-    assert run.printed(tmp_path, "now") is None  # there is no page
-    (tmp_path / run.PAGE).touch()
-    assert run.printed(tmp_path, "now") == "text"
-    assert run.printed(tmp_path, "later") is None
-    (tmp_path / run.MADE_OF).write_text("not JSON")
-    assert run.printed(tmp_path, "now") is None
-    (tmp_path / run.MADE_OF).unlink()
-    os.mkfifo(tmp_path / run.MADE_OF)  # whoever reads a pipe waits
-    assert run.printed(tmp_path, "now") is None
+    sweep_record.note(tmp_path, "now", "text")
+    assert sweep_record.printed(tmp_path, "now") is None  # there is no page
+    (tmp_path / sweep_record.PAGE).touch()
+    assert sweep_record.printed(tmp_path, "now") == "text"
+    assert sweep_record.printed(tmp_path, "later") is None
+    (tmp_path / sweep_record.MADE_OF).write_text("not JSON")
+    assert sweep_record.printed(tmp_path, "now") is None
+    (tmp_path / sweep_record.MADE_OF).unlink()
+    os.mkfifo(tmp_path / sweep_record.MADE_OF)  # whoever reads a pipe waits
+    assert sweep_record.printed(tmp_path, "now") is None
 
 
 def test_a_sweep_that_is_done_makes_its_report_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has no verdict and asks no question; a second command prints what the first one did."""
-    monkeypatch.setattr(run, "code_version", lambda: "1")
+    monkeypatch.setattr(sweep_record, "code_version", lambda: "1")
     file = tmp_path / "mine.yaml"
     file.write_text(
         "grid: {optimizer: [sgd]}\nseeds: [0]\n"

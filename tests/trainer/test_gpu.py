@@ -9,9 +9,8 @@ from torch import Tensor
 from tests.support import hybrid, moe, small
 from tests.support.every_optimizer import NAMES
 from tests.support.trials import ASYNC, untimed
-from trainer.models.delta import gated_delta_rule, unit
+from trainer.models.delta import fused_gated_delta_rule, gated_delta_rule, unit
 from trainer.models.experts import Routes, multiplied
-from trainer.models.fused_delta import fused_gated_delta_rule
 from trainer.trial import run_trial
 
 Words = tuple[str, ...]

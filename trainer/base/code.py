@@ -84,8 +84,7 @@ class _TooLong(BaseException):
 @contextmanager
 def contained() -> Iterator[None]:
     """Raises RuntimeError if the user's code, run in the context, would end this process, raises
-    what is no Exception, or takes more than WITHIN seconds, which only the main thread can see.
-    """
+    what is no Exception, or takes more than WITHIN seconds, which only the main thread can see."""
     ends = os._exit
     os._exit = _refuse
     try:

@@ -57,11 +57,7 @@ def check_combinations(config: Config) -> None:
     if config["trace"] and config["runner"] == "emulated":
         raise BadInput("trace", True, "needs runner=pipelined: only ranks wait for each other")
     if config["trace"] and config["diagnostics"] is not None:
-        raise BadInput(
-            "trace",
-            True,
-            "needs diagnostics=null: its probes would be in the picture",
-        )
+        raise BadInput("trace", True, "needs diagnostics=null: its probes would be in the picture")
 
 
 def _check_sharding(config: Config, optimizer: str) -> None:

@@ -58,8 +58,7 @@ class StageWork:
 
 class Traffic(NamedTuple):
     """Bytes that a rank sends: `message` are the hidden states of one microbatch, `sums` all that
-    is summed over replicas for one update.
-    """
+    is summed over replicas for one update."""
 
     message: float
     sums: float
@@ -143,10 +142,7 @@ def _passes(
 
 
 def _mixing(
-    model: Recipe,
-    weights: Sequence[Sequence[Weight]],
-    visited: Mapping[str, float],
-    seq_len: int,
+    model: Recipe, weights: Sequence[Sequence[Weight]], visited: Mapping[str, float], seq_len: int
 ) -> PartWork:
     """Return the FLOPs per token of the whole model that mix tokens.
 

@@ -119,8 +119,7 @@ def _bytes(texts: Iterable[str], folder: Path, cache: Path) -> Encoder:
 
 def _bpe(texts: Iterable[str], folder: Path, cache: Path, *, vocabulary: int) -> Encoder:
     """Byte-level BPE trained on the first LEARNED_FROM texts; their order and the number of
-    threads do not change it.
-    """
+    threads do not change it."""
     tokenizer = Tokenizer(models.BPE())
     split_as_bytes(tokenizer)
     trainer = trainers.BpeTrainer(

@@ -85,8 +85,7 @@ def require_alike(
     packed: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
 ) -> None:
     """Raises ValueError for a state of other groups or that lost a part of the delay, BadInput
-    for one of other settings.
-    """
+    for one of other settings."""
     saved_sizes = [len(group["params"]) for group in packed["param_groups"]]
     sizes = [len(group["params"]) for group in groups]
     if saved_sizes != sizes:

@@ -39,12 +39,7 @@ class StageLM(TemplateLM):
     """
 
     def __init__(
-        self,
-        stage: nn.Module,
-        tokenizer: Tokenizer,
-        end: int,
-        max_length: int,
-        vocab_size: int,
+        self, stage: nn.Module, tokenizer: Tokenizer, end: int, max_length: int, vocab_size: int
     ) -> None:
         super().__init__()
         self._stage = stage.eval().requires_grad_(False)

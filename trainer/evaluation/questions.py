@@ -29,8 +29,7 @@ FEWSHOT_SEED = 1234
 
 class MultipleChoice(NamedTuple):
     """One question. `requests` are a context and its continuation for each choice, whose
-    likelihoods are compared. `choices` are the texts, `gold` is the number of the right one.
-    """
+    likelihoods are compared. `choices` are the texts, `gold` is the number of the right one."""
 
     task: str
     number: int

@@ -16,8 +16,7 @@ from torch.nn.utils import get_total_norm
 @dataclass(frozen=True)
 class Update:
     """An applied update: batch, its mean loss in nats per token, the gradient's norm before the
-    clip, and the learning rate.
-    """
+    clip, and the learning rate."""
 
     batch: int
     loss: float

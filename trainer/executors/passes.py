@@ -18,8 +18,7 @@ LossOfOutput = Callable[[Output], Tensor]
 
 class MicrobatchPlace(NamedTuple):
     """The place of a microbatch in its batch, which replicas and microbatches divide into
-    `num_parts` equal parts.
-    """
+    `num_parts` equal parts."""
 
     batch: int
     microbatch: int

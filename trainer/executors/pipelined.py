@@ -16,8 +16,7 @@ from trainer.executors.executor import Executor, OnUpdate, T
 from trainer.executors.gradients import Clip, Diverged, Update
 from trainer.executors.passes import Loss
 from trainer.executors.reduction import Reduced, Reducer
-from trainer.executors.whole_state import whole_state
-from trainer.ranks.collect import collect
+from trainer.ranks.collect import collect, whole_state
 from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Op, Schedule, completes, horizon
 from trainer.stages.probe import Comparison, Counts

@@ -20,8 +20,7 @@ from trainer.tracing.clock import Clock
 @dataclass(frozen=True)
 class Reduced:
     """The clipped gradients of each stage of the rank; the batch's mean loss and the norm of the
-    whole model's gradient before the clip.
-    """
+    whole model's gradient before the clip."""
 
     gradients: list[list[Tensor]]
     loss: float

@@ -1,7 +1,6 @@
 """Checkpoints: complete, written atomically, here or in a thread, verified when they are read."""
 
 import errno
-import hashlib
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trainer.base.atomic import always, partial, publish, rename
+from trainer.base.atomic import always, file_hash, partial, publish, rename
 from trainer.base.errors import BadInput
 from trainer.folder import wellformed
 
@@ -25,8 +24,7 @@ FORMAT = 2
 
 class Checkpoint(NamedTuple):
     """A file of a trial's folder. The later attempt is the newer one, whatever it had done: what an
-    earlier one wrote after it was taken over does not count.
-    """
+    earlier one wrote after it was taken over does not count."""
 
     attempt: int
     num_updates: int
@@ -47,11 +45,7 @@ def newest_first(folder: Path) -> list[Checkpoint]:
 
 
 def save(
-    folder: Path,
-    num_updates: int,
-    state: State,
-    attempt: int,
-    permit: Callable[[], None] = always,
+    folder: Path, num_updates: int, state: State, attempt: int, permit: Callable[[], None] = always
 ) -> None:
     """Writes the state after `num_updates` updates, then drops the other checkpoints of this
     attempt and of older ones.
@@ -140,8 +134,7 @@ def _no_checkpoint(path: Path, why: str = "") -> BadInput:
 
 def load_own(path: Path, trial_id: str) -> State:
     """The state in a checkpoint of the trial `trial_id`. Raises as `load` does, and BadInput if the
-    file is another trial's: somebody copied it.
-    """
+    file is another trial's: somebody copied it."""
     try:
         state = _load_whole(path)
         if state["trial_id"] != trial_id:
@@ -186,8 +179,7 @@ def _differs(before: Any, now: Any) -> bool:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    return file_hash(path)[:16]
 
 
 class Writer:

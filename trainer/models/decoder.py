@@ -98,8 +98,7 @@ class Decoder(ABC):
     def flops_per_token(self, seq_len: int) -> float:
         """FLOPs of forward and backward: 6 per active parameter and per product without one, and
         12 w T for softmax attention of width w with T = `seq_len` (PaLM, appendix B). Looking up an
-        embedding costs none.
-        """
+        embedding costs none."""
         looked_up = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
         attention = sum(size.attention for size in self._sizes())
         products = self.num_active_parameters - looked_up + sum(s.products for s in self._sizes())
@@ -129,8 +128,7 @@ class Decoder(ABC):
 
     def initialise(self, module: nn.Module, seed: int) -> None:
         """Normal(0, initializer_range) and norms 1, as published for SmolLM2 and Qwen3, unless a
-        module says otherwise.
-        """
+        module says otherwise."""
         initialise(module, self.initializer_range, seed)
 
     def kinds(self, module: nn.Module) -> dict[str, Kind]:

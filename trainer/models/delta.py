@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.models.fused_delta import fused_gated_delta_rule
+from trainer.base.errors import BadInput
 from trainer.models.initial import Streams
 from trainer.models.layers import RMSNorm, wide
 
@@ -12,6 +12,8 @@ EPS = 1e-6
 """Added to the squared norms of queries and keys."""
 LEAST, LARGEST = 0.01, 16.0
 """Range of the initial decay per unit of softplus."""
+FUSED_CHUNKS = (16, 32, 64)
+"""The chunks, in tokens, that flash-linear-attention has fused kernels for."""
 
 
 class GatedDeltaNet(nn.Module):
@@ -159,3 +161,25 @@ def decays(log_decay: Tensor) -> tuple[Tensor, Tensor]:
     size = log_decay.shape[-2]
     lower = log_decay.new_ones(size, size).tril()
     return (lower @ (log_decay * lower.tril(-1))).exp().tril(), (lower @ log_decay).exp()
+
+
+def fused_gated_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, rate: Tensor, chunk_size: int
+) -> Tensor:
+    """Returns what `gated_delta_rule` does of these arguments, within bf16, on a GPU.
+
+    The kernels take queries, keys and values in bf16 and decays in fp32. Triton times them and
+    keeps the fastest, so that two processes may add in another order. Raises BadInput where
+    flash-linear-attention cannot be imported; not before, as who plans a trial may lack it.
+    """
+    try:
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # takes seconds
+    except ImportError as error:
+        allowed = f"needs `pip install 'pipegap[fla]'` ({error})"
+        raise BadInput("model.fused_delta_rule", True, allowed) from None
+    q, k, v, rate = (x.transpose(1, 2).bfloat16() for x in (q, k, v, rate))
+    decay = log_decay.transpose(1, 2).float()
+    out, _ = chunk_gated_delta_rule(q, k, v, decay, rate, chunk_size=chunk_size)
+    out = out.transpose(1, 2)
+    assert isinstance(out, Tensor)
+    return out

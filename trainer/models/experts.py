@@ -162,8 +162,7 @@ def multiplied(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
 
 class _ToExperts(torch.autograd.Function):
     """Copies each token to the places of its pairs. Backward it gathers and sums over a token's
-    pairs, where autograd's own backward would add in an order that CUDA does not fix.
-    """
+    pairs, where autograd's own backward would add in an order that CUDA does not fix."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, order: Tensor, inverse: Tensor) -> Tensor:

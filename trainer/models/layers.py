@@ -123,8 +123,7 @@ class SigmoidGate(NoGate):
 class Attention(nn.Module):
     """Softmax attention of `num_heads` heads; groups of them share one of `num_kv_heads` keys and
     values. `norm(head_size)` makes the norms of queries and keys, each over one head, and
-    `gate(hidden_size, num_heads · head_size)` what comes after the heads.
-    """
+    `gate(hidden_size, num_heads · head_size)` what comes after the heads."""
 
     def __init__(
         self,

@@ -65,8 +65,7 @@ def of_logits(logits: Tensor, targets: Tensor) -> Tensor:
 
 def of_chunk(logits: Tensor, targets: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
     """What logits [chunk, vocab] add to the mean over `num_tokens` tokens, in fp32 or wider, and
-    their gradient, in their dtype. `targets` are [chunk].
-    """
+    their gradient, in their dtype. `targets` are [chunk]."""
     scores = wide(logits)
     log_sum = scores.logsumexp(-1, keepdim=True)
     chosen = scores.gather(1, targets.unsqueeze(1))
@@ -87,8 +86,7 @@ def parts(output: Output) -> Iterator[Tensor]:
 
 class _Chunked(torch.autograd.Function):
     """Head and loss in one: the gradients are made in the forward, while a chunk's logits are
-    there, so that no product is done twice. The head's is summed over chunks in fp32 or wider.
-    """
+    there, so that no product is done twice. The head's is summed over chunks in fp32 or wider."""
 
     @staticmethod
     def forward(

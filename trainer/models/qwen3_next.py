@@ -1,6 +1,5 @@
 """Qwen3-Next: Gated DeltaNet in most layers, gated softmax attention in every n-th one, and in
-every layer experts beside a shared one. As in Hugging Face's Qwen3NextForCausalLM.
-"""
+every layer experts beside a shared one. As in Hugging Face's Qwen3NextForCausalLM."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +14,8 @@ from typing_extensions import override
 from trainer.base.errors import BadInput
 from trainer.base.ranges import Few, Rows
 from trainer.models.decoder import LayerSize
-from trainer.models.delta import GatedDeltaNet
+from trainer.models.delta import FUSED_CHUNKS, GatedDeltaNet
 from trainer.models.experts import MixtureWithSharedExpert
-from trainer.models.fused_delta import FUSED_CHUNKS
 from trainer.models.layers import Attention, CentredRMSNorm, Layer, SigmoidGate, SwiGLU
 from trainer.models.mixture import MixtureDecoder, joined
 from trainer.models.recipe import Pretrained

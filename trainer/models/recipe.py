@@ -13,8 +13,7 @@ from trainer.optimizers.routing import Kind
 
 class Pretrained(NamedTuple):
     """A model as Hugging Face's transformers store it: the content of its config.json, and its
-    weights by their names there.
-    """
+    weights by their names there."""
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]

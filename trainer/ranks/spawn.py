@@ -1,8 +1,10 @@
 """Starts the ranks of a gang on this machine, and ends all of them when one fails."""
 
+import fcntl
 import os
 import signal
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -36,12 +38,13 @@ starts threads or CUDA when it is imported."""
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that a terminal or a job system sends to the whole group: the parent handles them."""
+ASK_FOR_ADDRESS = 0x8915
+"""Linux's SIOCGIFADDR: the IPv4 address of an interface."""
 
 
 class Memory(NamedTuple):
     """Arrays that all processes share: `beats` and `stop` of `Heartbeat`, and as `alive` the times
-    (`time.monotonic`) at which each rank's process last gave a sign of life, one per rank.
-    """
+    (`time.monotonic`) at which each rank's process last gave a sign of life, one per rank."""
 
     beats: Any
     stop: Any
@@ -102,10 +105,7 @@ def _end_of(exit_code: int | None) -> str:
 
 
 def run_gang(
-    program: Callable[..., None],
-    arguments: Sequence[object],
-    num_ranks: int,
-    parent: Parent,
+    program: Callable[..., None], arguments: Sequence[object], num_ranks: int, parent: Parent
 ) -> None:
     """Runs a gang on this machine: see `Launch`."""
     with scratch(Path(gettempdir()), "pipegap-ranks-") as folder:
@@ -192,6 +192,27 @@ def stay_on_loopback() -> None:
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if loopback:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+
+
+def listen_on(address: str) -> None:
+    """Makes gloo and NCCL listen on the interface that has this IPv4 address.
+
+    Left alone, gloo listens where the host's own name resolves to, which is often 127.0.1.1, and
+    NCCL on an interface that may lead to no other machine. What the environment says already is
+    kept; nothing is set where no interface has the address.
+    """
+    name = next((name for _, name in socket.if_nameindex() if _address(name) == address), None)
+    if name is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # =: this name, not a prefix
+
+
+def _address(interface: str) -> str | None:
+    """The IPv4 address of an interface; None if it has none, or on another system than Linux."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        answer = fcntl.ioctl(asking, ASK_FOR_ADDRESS, struct.pack("256s", interface.encode()))
+        return socket.inet_ntoa(answer[20:24])
+    return None
 
 
 def _end_with_parent(link: Connection, memory: Memory, index: int) -> None:

@@ -55,8 +55,7 @@ class Launch(Protocol):
 
 class Cause(NamedTuple):
     """Why a rank failed. The smaller one is the likelier first cause: of two of the same likelihood
-    the earlier one, and one that lost a peer (1) is the victim of another (0).
-    """
+    the earlier one, and one that lost a peer (1) is the victim of another (0)."""
 
     likelihood: int
     time: float
@@ -65,8 +64,7 @@ class Cause(NamedTuple):
 
 class Liveness(NamedTuple):
     """Seconds since a rank made progress, and since its process gave any sign of life; whether it
-    waits for another rank.
-    """
+    waits for another rank."""
 
     idle: float
     silent: float

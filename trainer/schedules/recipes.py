@@ -205,11 +205,7 @@ def constant_delay(
 
 
 def _delayed(
-    num_updates: int,
-    lags: Sequence[int],
-    num_microbatches: int,
-    start: float,
-    cooldown: float,
+    num_updates: int, lags: Sequence[int], num_microbatches: int, start: float, cooldown: float
 ) -> Schedule:
     """Without flushes, 1F1B; between a synchronous start and cooldown, stage s has `lags[s]`."""
     first_delayed, cooled = (

@@ -143,10 +143,7 @@ def _kind(name: str, column: pd.Series) -> str:
 
 
 def _cell(
-    name: str,
-    columns: Sequence[str],
-    row: Mapping[Any, Any],
-    said: Mapping[str, Mapping[str, str]],
+    name: str, columns: Sequence[str], row: Mapping[Any, Any], said: Mapping[str, Mapping[str, str]]
 ) -> Cell:
     values = [row[column] for column in columns]
     words = [_words(name, value, signed=len(columns) > 1) for value in values]

@@ -85,10 +85,7 @@ def runs_of_two_lengths(
     evidence = replace(evidence, updates=UPDATES)
     evidence.finals["sync"] = {seed: {UPDATES: law(UPDATES) + sync[seed]} for seed in range(n)}
     evidence.finals["arm0"] = {
-        seed: {
-            UPDATES: law(UPDATES / tax) + short[seed],
-            LONGER: law(LONGER / tax) + longer[seed],
-        }
+        seed: {UPDATES: law(UPDATES / tax) + short[seed], LONGER: law(LONGER / tax) + longer[seed]}
         for seed in range(n)
     }
     return evidence

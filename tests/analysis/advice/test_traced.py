@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from analysis.advice.advice import bubble
-from analysis.advice.speed import Costs, equal_stages, flushed_speeds, with_step_time
-from analysis.advice.traced import traced_costs
+from analysis.advice.speed import Costs, equal_stages, flushed_speeds, traced_costs, with_step_time
 from analysis.commands import advise
 from tests.support.advised import add, ask
 from trainer.base.errors import BadInput
@@ -36,10 +35,7 @@ def spans(rank: int, stages: list[int], *, in_halves: bool) -> list[Span]:
 @pytest.mark.parametrize("in_halves", [False, True])
 def test_costs_are_mean_times_of_each_rank_s_stages(tmp_path: Path, in_halves: bool) -> None:
     """A forward of 2 seconds per stage, and two stages on each rank of a V; of one replica."""
-    replica = [
-        spans(0, [0, 3], in_halves=in_halves),
-        spans(1, [1, 2], in_halves=in_halves),
-    ]
+    replica = [spans(0, [0, 3], in_halves=in_halves), spans(1, [1, 2], in_halves=in_halves)]
     longer = [[span._replace(end=span.end + 99) for span in of_rank] for of_rank in replica]
     write_trace(tmp_path / "trace.json", [*replica, *longer], 2)
     costs = traced_costs(tmp_path / "trace.json", 2)

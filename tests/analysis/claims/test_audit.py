@@ -6,7 +6,7 @@ import pytest
 
 from analysis.claims.audit import audit
 from analysis.claims.claim import Outcome, Verdict, audited
-from analysis.claims.comparison import Comparison, Row
+from analysis.claims.rule import Comparison, Row
 from tests.support.claim_stores import BY_NAME
 from tests.support.simulated_claims import LARGER, ORDER, stored, stored_parts
 

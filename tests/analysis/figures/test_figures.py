@@ -215,10 +215,7 @@ def test_a_panel_per_size_says_how_long_its_trials_are() -> None:
     main = Path(__file__).parents[3] / "findings" / "main"
     trials = pd.concat([load(main / f"trials_{scale}.csv") for scale in ("tiny", "few_updates")])
     data = BY_NAME["final_losses"].data(trials, gaps(trials))
-    assert {*data["panel"]} == {
-        "109k parameters, 1,600 updates",
-        "419k parameters, 400 updates",
-    }
+    assert {*data["panel"]} == {"109k parameters, 1,600 updates", "419k parameters, 400 updates"}
     longer = trials["batch_size"].eq(2) & trials["seed"].eq(0)
     trials.loc[longer, "num_updates_asked"] = 3200
     data = BY_NAME["final_losses"].data(trials, gaps(trials))

@@ -16,7 +16,7 @@ from analysis.__main__ import main
 from analysis.figures import BY_NAME, Plot, files, plot, save
 from analysis.figures.files import PER_INCH, WIDTHS, sized
 from analysis.figures.fonts import USUAL, with_font
-from analysis.statistics.reported import paper_losses
+from analysis.statistics.tax import paper_losses
 from tests.support.synthetic_store import put
 from trainer.base.children import Worker
 

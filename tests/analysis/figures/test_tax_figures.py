@@ -11,7 +11,7 @@ from analysis import gaps, load
 from analysis.figures import BY_NAME
 from analysis.figures.figure import plot, whole
 from analysis.report.report import report
-from analysis.statistics.reported import ESTIMATED, REPORTED, reported_taxes
+from analysis.statistics.tax import ESTIMATED, REPORTED, reported_taxes
 from tests.support.reports import as_svg, with_figures
 from tests.support.synthetic_store import ids, put, record
 

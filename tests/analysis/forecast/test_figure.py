@@ -6,15 +6,7 @@ import numpy as np
 import pytest
 
 from analysis.figures.figure import whole
-from analysis.figures.forecast import (
-    LAW,
-    MEASURED,
-    MEASURED_CAPTION,
-    RUNG,
-    TARGET,
-    data,
-    drawn,
-)
+from analysis.figures.forecast import LAW, MEASURED, MEASURED_CAPTION, RUNG, TARGET, data, drawn
 from analysis.forecast.answer import Answer, answer
 from analysis.forecast.ladder import Rung
 from tests.support.simulated_ladders import SIZE, Truth, ladder

@@ -49,8 +49,7 @@ def test_the_spread_of_an_optimizer_is_pooled_over_its_arms(tmp_path: Path) -> N
     What diverged is no pair; an optimizer with one pair an arm, or two of one arm, has no spread.
     """
     synthetic_store.write_arms(
-        tmp_path,
-        {"sync": [2.0] * 3, "delay": [2.1, 2.3, None], "delay_ef": [2.2, 2.2, 2.5]},
+        tmp_path, {"sync": [2.0] * 3, "delay": [2.1, 2.3, None], "delay_ef": [2.2, 2.2, 2.5]}
     )
     synthetic_store.write_arms(
         tmp_path, {"sync": [3.0, 3.0], "delay": [3.2, None]}, optimizer="muon"

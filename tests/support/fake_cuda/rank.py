@@ -18,7 +18,7 @@ from tests.support.fake_cuda.gpu import FakeGPU
 from tests.support.fake_cuda.trials import Facts, facts_of
 from trainer.base.build import build
 from trainer.base.resources import reproducible
-from trainer.config.peak import peak_bytes
+from trainer.config.memory import peak_bytes
 from trainer.executors.pipelined import Pipelined
 from trainer.optimizers.routing import BALANCE
 from trainer.parts import Parts, build_pipelined, empty_stage

@@ -10,7 +10,7 @@ from torch import Tensor
 from bench.steps import executor, resolved
 from tests.support.fake_cuda.gpu import FakeGPU, place
 from trainer.base.resources import reproducible
-from trainer.config.peak import peak_bytes
+from trainer.config.memory import peak_bytes
 from trainer.executors.emulated import Emulated
 
 UPDATES = 100_000

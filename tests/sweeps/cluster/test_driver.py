@@ -167,10 +167,7 @@ def test_a_cluster_is_joined_only_by_its_address(
 
 @pytest.mark.parametrize("joins", [False, True])
 def test_ray_that_does_not_start_or_answer_is_one_line_at_once(
-    joins: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    joins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def init(**_: object) -> None:
         raise RuntimeError("The current node timed out\nduring startup")

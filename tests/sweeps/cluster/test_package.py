@@ -181,10 +181,7 @@ def test_variables_are_passed_on_by_name_and_keys_never(monkeypatch: pytest.Monk
     ],
 )
 def test_what_cannot_be_a_job_is_refused_in_one_line(
-    words: list[str],
-    says: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:1")
     assert main(["submit", "sweep=main", *words]) == 2

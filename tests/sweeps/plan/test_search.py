@@ -102,9 +102,7 @@ def test_the_settings_are_those_that_optuna_proposes(tmp_path: Path) -> None:
     assert values(choice) == expected
 
 
-def test_every_setting_is_trained_by_every_arm_at_the_seeds_of_choice_alone(
-    tmp_path: Path,
-) -> None:
+def test_every_setting_is_trained_by_every_arm_at_the_seeds_of_choice_alone(tmp_path: Path) -> None:
     choice = run_to_the_end(sweep(), tmp_path, bowl)
     for setting in choice.tried:
         seen = [(trial.arm, trial.config["seed"]) for trial in setting.trials]

@@ -22,10 +22,7 @@ from tests.support import small
 from tests.support.records import leave_loss
 from trainer.base.errors import BadInput
 
-ARMS = {
-    "sync": ["pipeline=sync"],
-    "delay": ["pipeline=pipedream_2bw"],
-}
+ARMS = {"sync": ["pipeline=sync"], "delay": ["pipeline=pipedream_2bw"]}
 KEY = "optimizer.lr"
 DECAY = "optimizer.weight_decay"
 BOTH = {KEY: [0.5, 1, 2], DECAY: [0.5, 1, 2]}

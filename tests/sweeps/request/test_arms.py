@@ -44,10 +44,7 @@ def test_an_arm_may_be_sync_at_some_point_and_run_otherwise(tmp_path: Path) -> N
     assert len(points(sweep, tmp_path)) == 2
 
 
-@pytest.mark.parametrize(
-    "values",
-    ["[1,'1']", "[1,1.0]", "['1.0',1]", "['0.1','1e-1']"],
-)
+@pytest.mark.parametrize("values", ["[1,'1']", "[1,1.0]", "['1.0',1]", "['0.1','1e-1']"])
 def test_a_value_that_is_written_twice_is_refused(
     values: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from analysis.__main__ import main as analysis
-from analysis.objects import bucket as requests
+from analysis.objects import provider
 from findings.__main__ import main as findings
 from sweeps.__main__ import main as sweeps
 from tests.support import s3_server, small
@@ -61,7 +61,7 @@ PLACES = {"no bucket": "s3://nowhere/store"}
 
 @pytest.fixture(autouse=True)
 def asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "NUM_TRIES", 0)
+    monkeypatch.setattr(provider, "NUM_TRIES", 0)
 
 
 def said_in_a_line(

@@ -11,7 +11,7 @@ import pytest
 
 from analysis.objects import bucket as requests
 from analysis.objects import lease as leases
-from analysis.objects import register
+from analysis.objects import provider, register
 from analysis.objects.bucket import BucketClient, Changed, StoreAway
 from analysis.objects.lease import RegisterLease, edit, is_free
 from analysis.objects.register import see
@@ -138,7 +138,7 @@ def test_a_holder_without_network_counts_itself_out_before_others_may_take_over(
     monkeypatch.setattr(leases, "STOP_AFTER", 0.5)
     monkeypatch.setattr(leases, "HEARTBEAT_EVERY", 0.1)
     monkeypatch.setattr(leases, "POLL_EVERY", 0.05)
-    monkeypatch.setattr(requests, "NUM_TRIES", 0)
+    monkeypatch.setattr(provider, "NUM_TRIES", 0)
     lease = RegisterLease(BucketClient(URL), None, ID)
     with lease.heartbeat():
         time.sleep(1.0)

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 import analysis
-from analysis.objects import bucket as requests
 from analysis.objects import lease as leases
-from analysis.objects import working
-from analysis.objects.bucket import StoreAway, StoreRefuses
+from analysis.objects import provider, working
+from analysis.objects.bucket import BucketClient, StoreAway, StoreRefuses
 from analysis.objects.mirror import NOTES
 from sweeps.store.objects import ObjectStore
 from sweeps.store.opened import open_store
@@ -97,7 +96,7 @@ def test_rows_that_grew_by_little_come_with_a_checkpoint(
     server: s3_server.ServedBucket, tmp_path: Path
 ) -> None:
     """A checkpoint knows its rows: without them it would be no use to who goes on."""
-    bucket, folder = requests.BucketClient(URL), tmp_path / "work"
+    bucket, folder = BucketClient(URL), tmp_path / "work"
     folder.mkdir()
     at_work = working.WorkingFolder(bucket, leases.RegisterLease(bucket, None, "a"), folder, {})
     rows = b"many rows\n" * 100
@@ -127,7 +126,7 @@ def test_what_was_saved_outlives_an_attempt_that_could_not_fetch_it(
         run(objects, trial, after(1))
     before = checkpoints(server)
     assert before
-    monkeypatch.setattr(requests, "NUM_TRIES", 0)
+    monkeypatch.setattr(provider, "NUM_TRIES", 0)
     server.fault = lambda method, key: "503" if "checkpoint-" in key else None
     with pytest.raises(StoreAway):
         run(objects, trial)
@@ -170,7 +169,7 @@ def test_a_network_that_is_cut_for_long_ends_the_trial_and_loses_nothing(
         return False
 
     monkeypatch.setattr(leases, "STOP_AFTER", 0.3)
-    monkeypatch.setattr(requests, "NUM_TRIES", 0)
+    monkeypatch.setattr(provider, "NUM_TRIES", 0)
     trial = trial_of(objects, tmp_path)
     with pytest.raises(LeaseLost):
         run(objects, trial, slowly(cut))
@@ -189,7 +188,7 @@ def test_a_store_that_is_throttled_now_and_then_is_no_trouble(
     server: s3_server.ServedBucket,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(requests, "NUM_TRIES", 5)
+    monkeypatch.setattr(provider, "NUM_TRIES", 5)
     numbers = iter(range(10**6))
     server.fault = lambda method, key: "503" if next(numbers) % 3 == 0 else None
     trial = trial_of(objects, tmp_path)

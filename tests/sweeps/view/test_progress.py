@@ -14,9 +14,8 @@ from rich.console import Console
 
 from sweeps.request.expand import Trial
 from sweeps.view.display import Display
-from sweeps.view.gap_table import GapTable
 from sweeps.view.progress import Progress, State, read_state
-from sweeps.view.render import SHARE, Throttled, render
+from sweeps.view.render import SHARE, GapTable, Throttled, render
 from tests.support import small
 from tests.support.synthetic_store import config, result, write, write_arms
 from trainer.base.status import Status
@@ -145,7 +144,7 @@ def test_lines_where_there_is_no_terminal(corpus: Path, tmp_path: Path) -> None:
         screen.row(two, num_done=3, status=Status.ELSEWHERE)  # another driver was faster
         assert not screen.display.running
     assert screen.file.getvalue().splitlines() == [
-        f"1/2 completed {one.plan.trial_id} adamw sync seed 0, about 12 s left",
+        f"1/2 completed {one.plan.trial_id} adamw sync seed 0, about 12 s left"
     ]
 
 

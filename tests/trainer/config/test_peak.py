@@ -4,7 +4,7 @@ import pytest
 
 from sweeps.request.files import scale_file
 from trainer.config.compose import Composer
-from trainer.config.peak import peak_bytes
+from trainer.config.memory import peak_bytes
 
 compose = Composer()
 DELAY = ("pipeline=pipedream_2bw",)

@@ -77,11 +77,7 @@ BAD = {
     ("num_updates=1e12",): "num_updates=1000000000000.0: must be a valid integer",
     ("num_updates=1000000000000",): "must be less than or equal to 1000000000",
     ("num_updates=null", "tokens_per_parameter=1e300"): "tokens_per_parameter=1e+300: must be less",
-    (
-        "num_updates=null",
-        "tokens_per_parameter=1e6",
-        "seq_len=1",
-    ): "must make at most 1000000000",
+    ("num_updates=null", "tokens_per_parameter=1e6", "seq_len=1"): "must make at most 1000000000",
     ("num_threads=100000",): "num_threads=100000: must be less than or equal to 4096",
     ("num_replicas=100000",): "num_replicas=100000: must be less than or equal to",
     ("batch_size=100000000",): "batch_size=100000000: must be less than or equal to",

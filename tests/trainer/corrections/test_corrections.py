@@ -76,9 +76,7 @@ def test_corrected_updates_by_hand(
     ],
 )
 def test_corrected_gradients_by_hand(
-    make: partial[NoCorrection],
-    batches: list[tuple[float, float, int]],
-    gradients: list[float],
+    make: partial[NoCorrection], batches: list[tuple[float, float, int]], gradients: list[float]
 ) -> None:
     """`batches` are gradient, weight and delay."""
     correction, corrected = make(T, [1]), []

@@ -100,10 +100,7 @@ class AveragesFromZero(Taylor):
         ("error_feedback_gradient", changed(GradientErrorFeedback, coefficient=other_sign)),
         ("error_feedback_gradient", KeepsWhatItMade),
         ("adaptive_error_feedback", ForgetsToClamp),
-        (
-            "adaptive_error_feedback",
-            changed(AdaptiveErrorFeedback, decay=lambda c: 1 - c.decay),
-        ),
+        ("adaptive_error_feedback", changed(AdaptiveErrorFeedback, decay=lambda c: 1 - c.decay)),
         ("taylor", changed(Taylor, _weights=lambda c: Oldest("weight", c.lags))),
         ("taylor", changed(Taylor, _weights=lambda c: Newest("weight", c.lags))),
         ("taylor", AbsoluteGradient),

@@ -56,10 +56,7 @@ def as_rank(
     store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None], cases: Sequence[Case]
 ) -> None:
     p = cases[0][0]["pipeline"]["num_stages"]
-    with (
-        reproducible(0, 1),
-        joined(store, heartbeat.rank, p, 1, gangs.CPU, heartbeat, 60) as gang,
-    ):
+    with reproducible(0, 1), joined(store, heartbeat.rank, p, 1, gangs.CPU, heartbeat, 60) as gang:
         for i, (config, theirs) in enumerate(cases):
             parts = build_parts(config, config["num_updates"])
             ours = gangs.train(build_pipelined(config, parts, gang), parts)

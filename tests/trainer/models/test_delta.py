@@ -10,8 +10,7 @@ from torch import Tensor
 
 from tests.oracles import delta as oracle
 from trainer.base.errors import BadInput
-from trainer.models.delta import CausalConvolution, gated_delta_rule, unit
-from trainer.models.fused_delta import fused_gated_delta_rule
+from trainer.models.delta import CausalConvolution, fused_gated_delta_rule, gated_delta_rule, unit
 
 SEQ_LEN = 13
 

@@ -156,10 +156,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: pipe(folder / "model.safetensors"),
         "must hold model*.safetensors",
     ),
-    "a pipe as config": (
-        lambda folder: pipe(folder / "config.json"),
-        "must hold a config.json",
-    ),
+    "a pipe as config": (lambda folder: pipe(folder / "config.json"), "must hold a config.json"),
 }
 
 
@@ -179,11 +176,7 @@ def change_config(folder: Path, **changes: Any) -> None:
 
 @pytest.mark.parametrize("name", DAMAGED)
 def test_a_damaged_checkpoint_is_one_line(
-    name: str,
-    checkpoint: Path,
-    refused: Refused,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    name: str, checkpoint: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     damage, says = DAMAGED[name]
     damage(checkpoint)
@@ -213,11 +206,7 @@ def write_bad(checkpoint: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize("words", BAD, ids=name_of)
 def test_a_checkpoint_that_does_not_fit_is_one_line(
-    words: str,
-    checkpoint: Path,
-    refused: Refused,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    words: str, checkpoint: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     import huggingface_hub.constants
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from trainer.ranks.interfaces import listen_on
+from trainer.ranks.spawn import listen_on
 
 NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 pytestmark = [

@@ -114,11 +114,7 @@ def test_a_stage_that_waits_may_go_forward_at_newer_weights() -> None:
     assert any(seen[place] > oldest[place] for place in seen)
 
 
-@given(
-    p=st.integers(1, 5),
-    a=st.integers(1, 6),
-    jitter=st.randoms(use_true_random=False),
-)
+@given(p=st.integers(1, 5), a=st.integers(1, 6), jitter=st.randoms(use_true_random=False))
 def test_whatever_the_times_no_worker_sees_older_weights(p: int, a: int, jitter: Random) -> None:
     """And a backward always sees what the schedule says."""
     seen = Workers(p, a, lambda kind, stage: jitter.uniform(0.1, 5)).seen()

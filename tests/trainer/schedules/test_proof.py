@@ -20,13 +20,7 @@ T = 12
 def test_fewer_than_p_minus_1_microbatches_cannot_work() -> None:
     """The bound of 2BW is a fact of its list, not only a check of its arguments."""
     too_few = Schedule(
-        T,
-        2,
-        (1,) * 4,
-        one_forward_one_backward,
-        flushes=False,
-        first_delayed=0,
-        first_cooldown=T,
+        T, 2, (1,) * 4, one_forward_one_backward, flushes=False, first_delayed=0, first_cooldown=T
     )
     with pytest.raises(ValueError, match="deadlocks"):
         check(too_few.operations(0, T), too_few.lags, 0)

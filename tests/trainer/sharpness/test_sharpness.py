@@ -15,8 +15,13 @@ from tests.support.trials import rows
 from trainer.base.errors import BadInput
 from trainer.models.loss import cross_entropy
 from trainer.parts import build_emulated, build_parts
-from trainer.sharpness.measure import hessian_product, measured, sharpness
-from trainer.sharpness.preconditioner import UPDATES_BEFORE_ONE, inverse_root
+from trainer.sharpness.measure import (
+    UPDATES_BEFORE_ONE,
+    hessian_product,
+    inverse_root,
+    measured,
+    sharpness,
+)
 from trainer.trial import run_trial
 
 COVERED = [address.rpartition(".")[2] for address in UPDATES_BEFORE_ONE]
