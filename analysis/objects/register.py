@@ -178,7 +178,7 @@ class _File(TypedDict):
 
 
 def _has_content(file: File) -> File:
-    if ("text" in file) == {"key", "size"} <= {*file}:
+    if ("text" in file) == ({"key", "size"} <= {*file}):
         raise ValueError("must have a text, or the key and the size of an object")
     return file
 

@@ -23,13 +23,16 @@ reports did not tell."""
 WORDS = {"True": True, "False": False}
 KINDS: dict[str, tuple[type, ...]] = {"Int64": (int,), "float64": (int, float), "object": (list,)}
 """Dtype of a column of the table → types of its values."""
-COMPUTED_WITH = {
+OF_EVERY_TRIAL = {
     **dict.fromkeys(("batch_size", "seq_len"), "Int64"),
     **dict.fromkeys(("pipeline.num_stages", "pipeline.num_microbatches"), "Int64"),
-    **dict.fromkeys(("optimizer.lr", "optimizer.momentum", "optimizer.weight_decay"), "float64"),
     "tokens_per_parameter": "float64",
 }
+NUMBERS = OF_EVERY_TRIAL | dict.fromkeys(
+    ("optimizer.lr", "optimizer.momentum", "optimizer.weight_decay"), "float64"
+)
 """Keys of the config that tables and verdicts compute with → dtype."""
+NEEDED = [name for name in (*TRIAL, *OF_EVERY_TRIAL) if name not in MAY_LACK]
 STATUSES = (*ENDED, Status.UNFINISHED)
 
 
@@ -60,7 +63,7 @@ def _rows(path: Path) -> Iterator[Row]:
     with path.open(newline="", encoding="utf-8-sig") as file:
         lines = csv.reader(file, strict=True)
         names = next(lines, [])
-        if lacking := [name for name in TRIAL if name not in names and name not in MAY_LACK]:
+        if lacking := [name for name in NEEDED if name not in names]:
             raise ValueError(f"it lacks {', '.join(lacking)}")
         if len({*names}) < len(names):
             raise ValueError("it has a column twice")
@@ -81,7 +84,7 @@ def _value(name: str, text: str, where: str) -> Any:
 
     Raises ValueError if no value of the column is written so.
     """
-    dtype = TRIAL[name][0] if name in TRIAL else COMPUTED_WITH.get(name, "")
+    dtype = TRIAL[name][0] if name in TRIAL else NUMBERS.get(name, "")
     try:
         value = _parsed(dtype if group_of(name) != VERSIONS else "string", text)
     except (ValueError, OverflowError):

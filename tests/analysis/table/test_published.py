@@ -35,6 +35,10 @@ def with_value(column: str, value: str) -> Callable[[Table], Table]:
 DAMAGES: dict[str, tuple[Callable[[Table], Table], str]] = {
     "fewer columns": (lambda table: [table[0], table[1][:5]], "line 2 has 5 of"),
     "more columns": (lambda table: [*table[:2], [*table[2], "1"]], "line 3 has"),
+    "no stages": (
+        lambda table: [[name.replace("num_stages", "x") for name in table[0]], *table[1:]],
+        "it lacks pipeline.num_stages",
+    ),
     "a column twice": (
         lambda table: [[*table[0], "seed"], *([*line, "1"] for line in table[1:])],
         "it has a column twice",

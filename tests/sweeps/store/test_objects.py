@@ -296,6 +296,19 @@ def test_an_object_that_no_client_can_list_is_named(
         objects.pull()
 
 
+@pytest.mark.parametrize(
+    "file", [{}, {"key": "x"}, {"size": 1}, {"text": "x", "key": "x", "size": 1}], ids=str
+)
+def test_a_file_without_its_content_is_told(
+    objects: SweepStore, server: s3_server.ServedBucket, file: dict[str, object]
+) -> None:
+    now = {"format": 1, "trial_id": "a", "attempt": 1, "writer": "", "beat": 1, "holder": None}
+    now["files"] = {"config.json": file}
+    server.write("a/store/registers/a.json", json.dumps(now).encode())
+    with pytest.warns(UserWarning, match="must have a text, or the key and the size"):
+        objects.pull()
+
+
 def test_no_name_leads_out_of_the_copy(objects: SweepStore, server: s3_server.ServedBucket) -> None:
     now = {"format": 1, "trial_id": "a", "attempt": 1, "writer": "", "beat": 1, "holder": None}
     now["files"] = {"../../evil": {"text": "x"}}
