@@ -13,11 +13,12 @@ from analysis.table.names import minus
 from analysis.table.names import optimizer as name
 from findings.code import cells
 from findings.code.cells import Markdown, TrialGroup, groups, mean, table
-from findings.code.published import FINDINGS, TINY, of_sweep, view
+from findings.code.published import FINDINGS, TINY, View, of_sweep, read
 
 SWEEP = "others"
 NO_CHANGE = 0.05
 """A share of the gap that counts as nothing."""
+HYBRID = "tiny_hybrid"
 LITTLE = 0.2
 """A share of the gap below which Error Feedback gives all of the loss back."""
 
@@ -59,10 +60,12 @@ def statements() -> Markdown:
     return table(["marin's numbers say", "here", "verdict"], rows)
 
 
-def triple() -> Markdown:
-    """One row per optimizer and statement that the paper's three losses of its hybrid make."""
+def triple(trials: str) -> Markdown:
+    """One row per statement that the paper's losses of its hybrid make of those in a table."""
     rows: list[Statement] = []
-    for (optimizer,), group in groups(view("hybrid")).items():
+    of_table = read(trials)
+    hybrids = View(of_table[of_table["model"] == HYBRID])
+    for (optimizer,), group in groups(hybrids).items():
         losses, title = group.losses, name(optimizer)
         cost, left = (losses[arm] - losses["sync"] for arm in ("delay", "delay_ef"))
         rows += [
@@ -141,7 +144,10 @@ def _nothing(optimizer: str, group: TrialGroup, delay: int = 8) -> Statement:
 
 
 def _within(text: str, part: pd.Series, whole: pd.Series, least: float, most: float) -> Statement:
-    """The statement that the ratio of two means of paired differences lies between two shares."""
+    """The statement that the ratio of two means of paired differences lies between two shares.
+
+    Where the second may be 0, the ratio has no interval, and is not shown.
+    """
     both = pd.concat([part, whole], axis=1).dropna().to_numpy()
     low, high = ratio_interval(both[:, 0], both[:, 1])
     if low > least and high < most:
@@ -149,4 +155,5 @@ def _within(text: str, part: pd.Series, whole: pd.Series, least: float, most: fl
     else:
         outcome = "disagrees" if low > most or high < least else "open"
     share = np.array([both[:, 0].mean() / both[:, 1].mean(), low, high]) * 100
-    return Statement(text, minus("{:.1f} % [{:.1f}, {:.1f}]".format(*share)), f"**{outcome}**")
+    said = "" if np.isnan(low) else minus("{:.1f} % [{:.1f}, {:.1f}]".format(*share))
+    return Statement(text, said, f"**{outcome}**")

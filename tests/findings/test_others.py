@@ -82,8 +82,8 @@ def test_the_papers_three_losses_beside_trials(
         for arm, loss in {"sync": 2.0, "delay": 2.1 + noise, "delay_ef": fed - noise}.items():
             settings = config(arm, seed=seed)
             write(tmp_path, settings, result(settings, loss))
-    monkeypatch.setattr(others, "view", lambda name: View(load(tmp_path)))
-    assert [*verdicts(others.triple()).values()] == expected
+    monkeypatch.setattr(others, "read", lambda table: load(tmp_path).assign(model=others.HYBRID))
+    assert [*verdicts(others.triple("a/table")).values()] == expected
 
 
 def test_the_numbers_of_others_are_consistent() -> None:
