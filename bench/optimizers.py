@@ -1,9 +1,10 @@
 """What an update and its state cost, for every optimizer, at the shape of SmolLM2-135M.
 
-    python -m bench.optimizers [rounds=3]
+    python -m bench.optimizers [rounds=3] [optimizers=adamh,muonh]
 
-An update is all that a stage does once the gradient is there, in fp32 on one thread. New
-preconditioners are made matrix by matrix, and timed separately on one of 30 layers.
+An update is all that a stage does once the gradient is there, in fp32 on one thread. Without a
+choice all optimizers are measured. New preconditioners are made matrix by matrix, and timed
+separately on one of 30 layers.
 """
 
 import sys
@@ -23,10 +24,10 @@ from trainer.parts import build_stages
 from trainer.stages.stage import Stage
 
 RARELY = {
-    "shampoo": ["optimizer.precondition_every=1000"],
-    "soap": ["optimizer.precondition_every=1000"],
+    name: ["optimizer.precondition_every=1000"]
+    for name in ("basis_rotation", "kl_soap", "shampoo", "soap")
 }
-"""Words that leave new preconditioners out; SOAP's first update makes some in any case."""
+"""Words that leave new preconditioners out; some of them make the first ones in any case."""
 
 
 def make_stage(optimizer: str, words: Sequence[str]) -> Stage:
@@ -80,13 +81,18 @@ def main() -> None:
     """Prints each row as soon as it is known."""
     given = dict(word.split("=") for word in sys.argv[1:])
     rounds = int(given.get("rounds", "3"))
-    names = sorted(path.stem for path in (CONF / "optimizer").glob("*.yaml"))
+    every = sorted(path.stem for path in (CONF / "optimizer").glob("*.yaml"))
+    names = given["optimizers"].split(",") if "optimizers" in given else every
+    if unknown := {*names} - {*every}:
+        raise SystemExit(f"optimizers={','.join(sorted(unknown))}: not in conf/optimizer")
     with reproducible(0, 1):
         print("| | first update, ms | later update, ms | state, bytes per parameter |")
         print("| --- | --- | --- | --- |")
         for name in names:
             print(row(name, RARELY.get(name, []), rounds), flush=True)
         for name, rarely in RARELY.items():
+            if name not in names:
+                continue
             often = [word.replace("=1000", "=1") for word in rarely]
             for words in (rarely, often):
                 print(row(name, ["model.num_layers=1", *words], rounds), flush=True)

@@ -9,9 +9,14 @@ The numbers are those of train_gpt_simple.py at 04447b4 (github.com/KellerJordan
 records/track_3_optimization): 12 layers of width 768, 512 sequences of 1,024 tokens per update,
 3,375 updates. The folder holds its fineweb_train_*.bin and fineweb_val_*.bin. A batch is cut into
 microbatches that one GPU holds; smaller sizes make a smoke run on a CPU.
+
+Beside each validation loss of track 3's sizes stands what its log of result 6 has there
+(results/51ece938-03c5-4343-8dcc-3f3336b07008.txt at f411b3d): mean and standard deviation of 20
+seeds. No run of these sizes was made yet.
 """
 
 import argparse
+import csv
 from pathlib import Path
 
 import torch
@@ -31,6 +36,8 @@ MICROBATCH = 16  # sequences, whose logits are 3 GB in fp32
 EVALUATE_EVERY = 125
 COOLDOWN = 0.7  # share of the updates in which the learning rates fall to 0
 NEWTON_SCHULZ = (2.0, -1.5, 0.5)
+SIZES = ("updates", "rows", "length", "layers", "width", "sequences")
+"""Words that make a run one of track 3."""
 
 
 def optimizer_of(model: GPT) -> Optimizer:
@@ -79,6 +86,18 @@ def validation(model: GPT, tokens: Tokens, count: int, length: int) -> float:
     return sum(loss_of(model, x, y).item() * len(x) for x, y in parts) / count
 
 
+def published(words: argparse.Namespace) -> dict[int, str]:
+    """Number of updates → what the published log says; nothing of other sizes than track 3's."""
+    defaults = arguments()
+    if any(getattr(words, size) != defaults.get_default(size) for size in SIZES):
+        return {}
+    with Path(__file__).with_name("published.csv").open() as rows:
+        return {
+            int(row["update"]): f", published {row['mean']} ± {row['deviation']}"
+            for row in csv.DictReader(rows)
+        }
+
+
 def train(words: argparse.Namespace) -> list[float]:
     """One run, which the store records; returns the loss of each batch."""
     torch.manual_seed(words.seed)
@@ -90,7 +109,7 @@ def train(words: argparse.Namespace) -> list[float]:
     settings = {"model": f"nanogpt {words.layers} x {words.width}", "data": "fineweb10B"}
     settings |= {"optimizer": "muon", "optimizer.lr": 0.025, "seed": words.seed}
     settings |= {"batch_size": words.rows, "seq_len": words.length, "num_updates": words.updates}
-    losses = []
+    losses, reference = [], published(words)
     with record(words.results, optimizer, settings) as run:
         for number in range(words.updates):
             losses.append(gradients(model, *batch(data.train, number, words.rows, words.length)))
@@ -101,7 +120,8 @@ def train(words: argparse.Namespace) -> list[float]:
             if (number + 1) % EVALUATE_EVERY == 0 or number + 1 == words.updates:
                 with optimizer.newest():  # the weights after this update, and not the older ones
                     measured = validation(model, data.validation, words.sequences, words.length)
-                print(f"update {number + 1}: {losses[-1]:.4f}, validation {measured:.5f}")
+                beside = reference.get(number + 1, "")
+                print(f"update {number + 1}: {losses[-1]:.4f}, validation {measured:.5f}{beside}")
             run.update(losses[-1], measured)
     return losses
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from scipy import stats
 
 from analysis.claims.measure import with_key
 from analysis.report.table_data import TUNED
@@ -170,6 +171,16 @@ def moe_rates() -> Markdown:
             texts = [f"**{x:.3f}**" if x == row.min() else f"{x:.3f}" for x in row]
             rows.append([f"{name(optimizer)}, {updates:,} updates: {arm}", *texts])
     return table(["learning rate", *map("{:g}".format, losses.columns)], rows)
+
+
+def largest_error(sweep: str, scale: str) -> str:
+    """The largest standard error of a sweep's mean gaps."""
+    errors = [
+        float(stats.sem((group.losses[arm] - group.losses["sync"]).dropna()))
+        for group in groups(of_sweep(sweep, scale)).values()
+        for arm in group.losses.columns.drop("sync")
+    ]
+    return f"The largest standard error of these {len(errors)} gaps is {max(errors):.4f}."
 
 
 def downstream() -> Markdown:

@@ -1,5 +1,5 @@
-"""Numbers of others beside ours: every public function is a call. The rule of `statements` was
-written before the run, in findings/others/sweep.yaml."""
+"""Numbers of others beside ours: every public function is a call. Rules were written before the
+runs: of `statements` in findings/others/sweep.yaml, of `triple` in conf/sweep/families.yaml."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -13,15 +13,18 @@ from analysis.table.names import minus
 from analysis.table.names import optimizer as name
 from findings.code import cells
 from findings.code.cells import Markdown, TrialGroup, groups, mean, table
-from findings.code.published import FINDINGS, TINY, of_sweep
+from findings.code.published import FINDINGS, TINY, View, of_sweep, read
 
 SWEEP = "others"
 NO_CHANGE = 0.05
 """A share of the gap that counts as nothing."""
+HYBRID = "tiny_hybrid"
+LITTLE = 0.2
+"""A share of the gap below which Error Feedback gives all of the loss back."""
 
 
 class Statement(NamedTuple):
-    """What marin's numbers say, with its interval here, in which the rule finds `outcome`."""
+    """What numbers of others say, with its interval here, in which the rule finds `outcome`."""
 
     text: str
     measured: str
@@ -55,6 +58,24 @@ def statements() -> Markdown:
     """One row per statement that marin's numbers make, with our interval and what the rule says."""
     rows = _statements(_measured(), _reported())
     return table(["marin's numbers say", "here", "verdict"], rows)
+
+
+def triple(trials: str) -> Markdown:
+    """One row per statement that the paper's losses of its hybrid make of those in a table."""
+    rows: list[Statement] = []
+    of_table = read(trials)
+    hybrids = View(of_table[of_table["model"] == HYBRID])
+    for (optimizer,), group in groups(hybrids).items():
+        losses, title = group.losses, name(optimizer)
+        cost, left = (losses[arm] - losses["sync"] for arm in ("delay", "delay_ef"))
+        rows += [
+            _above(f"{title}: a delay of one update costs loss", cost),
+            _above(f"{title}: Error Feedback gives loss back", cost - left),
+            _within(
+                f"{title}: it leaves less than a fifth of the gap", left, cost, -np.inf, LITTLE
+            ),
+        ]
+    return table(["the paper's losses say", "here", "verdict"], rows)
 
 
 def agreement() -> str:
@@ -118,12 +139,21 @@ def _nothing(optimizer: str, group: TrialGroup, delay: int = 8) -> Statement:
     """The statement that DC-ASGD with a coefficient of 1 removes none of the gap of a delay."""
     plain = _gaps(group, _late(delay))
     saved = plain - _gaps(group, f"{_late(delay)}_taylor(1)")
-    both = pd.concat([saved, plain], axis=1).dropna().to_numpy()
+    text = f"{name(optimizer)}: DC-ASGD with λ = 1 changes nothing at a delay of {delay}"
+    return _within(text, saved, plain, -NO_CHANGE, NO_CHANGE)
+
+
+def _within(text: str, part: pd.Series, whole: pd.Series, least: float, most: float) -> Statement:
+    """The statement that the ratio of two means of paired differences lies between two shares.
+
+    Where the second may be 0, the ratio has no interval, and is not shown.
+    """
+    both = pd.concat([part, whole], axis=1).dropna().to_numpy()
     low, high = ratio_interval(both[:, 0], both[:, 1])
-    if low > -NO_CHANGE and high < NO_CHANGE:
+    if low > least and high < most:
         outcome = "agrees"
     else:
-        outcome = "disagrees" if low > NO_CHANGE or high < -NO_CHANGE else "open"
-    text = f"{name(optimizer)}: DC-ASGD with λ = 1 changes nothing at a delay of {delay}"
+        outcome = "disagrees" if low > most or high < least else "open"
     share = np.array([both[:, 0].mean() / both[:, 1].mean(), low, high]) * 100
-    return Statement(text, minus("{:.1f} % [{:.1f}, {:.1f}]".format(*share)), f"**{outcome}**")
+    said = "" if np.isnan(low) else minus("{:.1f} % [{:.1f}, {:.1f}]".format(*share))
+    return Statement(text, said, f"**{outcome}**")

@@ -67,6 +67,25 @@ def test_a_reversed_order_and_a_remedy_that_harms_disagree(
     }
 
 
+@pytest.mark.parametrize(
+    ("fed", "expected"),
+    [
+        (2.001, ["agrees", "agrees", "agrees"]),
+        (2.05, ["agrees", "agrees", "disagrees"]),
+        (2.15, ["agrees", "disagrees", "disagrees"]),
+    ],
+)
+def test_the_papers_three_losses_beside_trials(
+    fed: float, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed, noise in enumerate(NOISE):
+        for arm, loss in {"sync": 2.0, "delay": 2.1 + noise, "delay_ef": fed - noise}.items():
+            settings = config(arm, seed=seed)
+            write(tmp_path, settings, result(settings, loss))
+    monkeypatch.setattr(others, "read", lambda table: load(tmp_path).assign(model=others.HYBRID))
+    assert [*verdicts(others.triple("a/table")).values()] == expected
+
+
 def test_the_numbers_of_others_are_consistent() -> None:
     """Of each optimizer and delay: the share that was reported is that of the two gaps."""
     rows = others._reported()

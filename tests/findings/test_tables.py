@@ -78,6 +78,17 @@ def test_two_variants(
         assert rows[f"{name(optimizer)}: gap, {said}"][1:5] == expected
 
 
+def test_the_largest_standard_error_of_a_gap() -> None:
+    of = losses("recent/trials_tiny", "optimizer", "arm")
+    errors = [
+        float(stats.sem([*minus(of_arm, of[optimizer, "sync"]).values()]))
+        for (optimizer, arm), of_arm in of.items()
+        if arm != "sync"
+    ]
+    said = call("largest_error sweep=recent scale=tiny")
+    assert said == f"The largest standard error of these 14 gaps is {max(errors):.4f}."
+
+
 def test_coefficients_beyond_one() -> None:
     of = losses("overshoot/trials_tiny", "optimizer", "arm")
     rows = {row[0]: row for row in lines("overshoot", "rows")}

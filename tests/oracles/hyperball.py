@@ -19,8 +19,14 @@ POLYNOMIALS = {
         (2.8366, -3.0525, 1.2012),
     ],
     "polar_express": POLAR_EXPRESS,  # which test_orthogonal.py shows to be minimax
+    "convergent": [(2, -1.5, 0.5)] * 20,
 }
-SHARES = {"newton_schulz": (1, 1e-7), "quintic": (1, 1e-8), "polar_express": (1.01, 1e-6)}
+SHARES = {
+    "newton_schulz": (1, 1e-7),
+    "quintic": (1, 1e-8),
+    "polar_express": (1.01, 1e-6),
+    "convergent": (1, 1e-7),
+}
 """What the Frobenius norm is multiplied by, and what is added to it."""
 
 

@@ -16,7 +16,7 @@ from trainer.optimizers.together import Batched
 
 Coefficients = tuple[float, float, float]
 """Of x, x³ and x⁵, where x is a singular value."""
-Orthogonalisation = Literal["newton_schulz", "quintic", "polar_express"]
+Orthogonalisation = Literal["newton_schulz", "quintic", "polar_express", "convergent"]
 
 
 class Iteration(NamedTuple):
@@ -31,6 +31,7 @@ class Iteration(NamedTuple):
 
 
 JORDAN = (3.4445, -4.7750, 2.0315)
+CONVERGENT = (2.0, -1.5, 0.5)
 QUINTIC = (
     (4.0848, -6.8946, 2.9270),
     (3.9505, -6.3029, 2.6377),
@@ -49,11 +50,13 @@ ITERATIONS: Mapping[Orthogonalisation, Iteration] = {
     "newton_schulz": Iteration((JORDAN,), margin=1.0, eps=1e-7),
     "quintic": Iteration(QUINTIC, margin=1.0, eps=1e-8),
     "polar_express": Iteration(POLAR_EXPRESS, margin=1.01, eps=1e-6),
+    "convergent": Iteration((CONVERGENT,), margin=1.0, eps=1e-7),
 }
 """`newton_schulz` is Muon's (Jordan 2024). `quintic` is that of marin (lib/levanter/src/levanter/
 optim/util.py at 054a715). `polar_express` has the minimax polynomials of arXiv 2505.16932 for
 singular values from 0.001 on, as nanochat has them: for five steps, with a cushion of 0.02, and
-with a safety factor of 1.02 in all but the last.
+with a safety factor of 1.02 in all but the last. `convergent` is that of modded-nanogpt's track 3,
+of twelve steps: it starts more slowly than the others, and converges to 1.
 """
 
 

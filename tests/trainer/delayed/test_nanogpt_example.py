@@ -11,7 +11,15 @@ from torch import Tensor
 
 from analysis import load
 from examples.nanogpt.model import GPT, rotated
-from examples.nanogpt.train import VOCABULARY, arguments, batch, gradients, loss_of, train
+from examples.nanogpt.train import (
+    VOCABULARY,
+    arguments,
+    batch,
+    gradients,
+    loss_of,
+    published,
+    train,
+)
 from trainer.data.bins import Bins
 
 LENGTH, ROWS, UPDATES = 16, 2, 4
@@ -53,6 +61,14 @@ def test_the_paper_size_is_that_of_track_3() -> None:
     vectors = 12 * (4 * 768 + 5 * 768 + 2 * 768) + VOCABULARY + 2 * 768
     assert sum(weight.numel() for weight in model.parameters()) == matrices + vectors
     assert arguments().parse_args(["data"]).updates == 3375
+
+
+def test_the_published_log_stands_beside_runs_of_its_sizes_alone(data: Path) -> None:
+    """It begins where every run does, at the entropy of the vocabulary."""
+    beside = published(arguments().parse_args(["data"]))
+    assert beside[0] == f", published {math.log(VOCABULARY):.5f} ± 0.00000"
+    assert [*beside] == [*range(0, 3376, 125)]
+    assert published(words(data)) == {}
 
 
 def test_microbatches_add_up_to_the_gradient_of_the_batch(

@@ -59,6 +59,7 @@ CASES += [
     ("muonh", {"nesterov": False, "orthogonalisation": "newton_schulz", "newton_schulz_steps": 3}),
     ("muonh", {"orthogonalisation": "polar_express", "weight_decay": 0.1}),
     ("muon", {"orthogonalisation": "polar_express", "cautious_decay": True}),
+    ("muon", {"orthogonalisation": "convergent", "newton_schulz_steps": 12}),
     ("nanochat", dict.fromkeys(REFINEMENTS, False)),
     *[("nanochat", {**dict.fromkeys(REFINEMENTS, False), key: True}) for key in REFINEMENTS],
 ]
