@@ -125,6 +125,48 @@ def test_an_answer_that_is_lost_is_found_out(server: s3_server.ServedBucket, fau
     assert not lease.is_lost()
 
 
+def test_what_comes_after_a_write_of_unknown_end_is_written_too(
+    server: s3_server.ServedBucket,
+) -> None:
+    lease = RegisterLease(BucketClient(URL), None, ID)
+    puts: list[str] = []
+
+    def lost_then_away(method: str, key: str) -> str | None:
+        if method != "PUT":
+            return "503" if puts else None
+        puts.append(key)
+        return "lost" if len(puts) == 1 else "503"
+
+    server.fault = lost_then_away
+    with pytest.raises(StoreAway):
+        lease.swap(files={"a": {"text": "first"}})
+    assert stored(server)["files"] == {"a": {"text": "first"}}
+    server.fault = lambda method, key: None
+    lease.swap(files={"a": {"text": "second"}})
+    assert stored(server)["files"] == {"a": {"text": "second"}}
+
+
+def test_an_edit_whose_answer_is_lost_is_made_once(server: s3_server.ServedBucket) -> None:
+    RegisterLease(BucketClient(URL), None, ID).swap(holder=None)
+    made: list[register.Register] = []
+
+    def change(now: register.Register) -> register.Register:
+        made.append(now)
+        return now
+
+    server.fault = once("lost")
+    assert edit(BucketClient(URL), ID, change)
+    assert len(made) == 1
+
+
+def test_a_machine_that_has_just_started_asks_for_the_time(
+    server: s3_server.ServedBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.clock = lambda: 1e9
+    monkeypatch.setattr(requests, "monotonic", lambda: 1.0)
+    assert BucketClient(URL).now() == 1e9
+
+
 def once(fault: str) -> Callable[[str, str], str | None]:
     """The next PUT fails."""
     left = [fault]

@@ -113,6 +113,8 @@ def test_rows_that_grew_by_little_come_with_a_checkpoint(
     assert uploaded() == rows
     (folder / "checkpoint-000100.pt").write_bytes(b"weights")
     assert uploaded() == rows + b"one more\n"
+    (folder / "metrics.jsonl").write_bytes(rows * 2)
+    assert uploaded() == rows * 2, "that is a lot"
 
 
 def test_what_was_saved_outlives_an_attempt_that_could_not_fetch_it(
@@ -211,6 +213,17 @@ def test_a_pull_asks_only_for_what_changed(
     run(objects, trial_of(objects, tmp_path, "seed=1"))
     server.objects = {k: v for k, v in server.objects.items() if trial.plan.trial_id not in k}
     assert [*analysis.load(URL)["seed"]] == [1], "the other one was deleted there"
+
+
+def test_a_text_that_changed_is_brought(
+    objects: SweepStore, server: s3_server.ServedBucket
+) -> None:
+    now = {"format": 1, "trial_id": "a", "attempt": 1, "writer": "", "beat": 1, "holder": None}
+    for text in ("b", "c", "a"):
+        now["files"] = {"config.json": {"text": text}}
+        server.write("a/store/registers/a.json", json.dumps(now).encode())
+        objects.pull()
+        assert (objects.folder / "trials" / "a" / "config.json").read_text() == text
 
 
 def test_a_long_result_ends_a_trial_too(
