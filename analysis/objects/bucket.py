@@ -20,9 +20,9 @@ from trainer.base.places import path_problem
 
 SCHEMES = ("s3", "gs", "az")
 NO_BUCKET = "there is no such bucket"
-UNLISTED = "no listing goes past an object whose folder has no name: delete it by hand: {}"
+UNLISTED = "no listing goes past an object of such a name: delete it by hand: {}"
 NO_CREDENTIALS = "no credentials were found in the provider's usual variables and roles"
-UNREADABLE = re.compile(r'invalid path: Path "(.+)" contained')
+UNREADABLE = re.compile(r'invalid path: (?:Error parsing )?Path "(.+?)"')
 """What the library says of a key that it can neither list nor delete, as with `a//b`."""
 METADATA = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
 """Where the machines of a cloud ask for credentials, if they were given none."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -300,13 +301,14 @@ def test_a_pull_waits_for_no_pipe_in_place_of_its_notes(
     assert notes.is_file(), "a new one"
 
 
+@pytest.mark.parametrize("name", ["registers//a.json", "registers/.", "trials/../b"])
 def test_an_object_that_no_client_can_list_is_named(
-    objects: SweepStore, server: s3_server.ServedBucket
+    objects: SweepStore, server: s3_server.ServedBucket, name: str
 ) -> None:
     """As `aws s3 cp` leaves it beside an address that ends in two slashes."""
-    server.write("a/store/registers//a.json", b"")
-    with pytest.raises(StoreRefuses, match=r"delete it by hand: a/store/registers//a\.json$"):
-        objects.pull()
+    server.write(f"a/store/{name}", b"")
+    with pytest.raises(StoreRefuses, match=f"delete it by hand: a/store/{re.escape(name)}$"):
+        BucketClient(URL).list(name.partition("/")[0])
 
 
 @pytest.mark.parametrize(
