@@ -51,8 +51,11 @@ class SleepingStage(nn.Module):
         self.seconds, self.weight = seconds, nn.Parameter(torch.eye(WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Sleeps; its backward sleeps for the input and for the weight."""
-        weight = _Nap.apply(self.weight, 0.0, self.seconds)
+        """Sleeps; its backward sleeps for the input and for the weight.
+
+        The first stage of a pipeline, whose input needs no gradient, sleeps as long as the others.
+        """
+        weight = _Nap.apply(self.weight, 0.0, self.seconds * (1 if x.requires_grad else 2))
         return _Nap.apply(x, self.seconds, self.seconds) @ weight
 
 

@@ -171,11 +171,11 @@ class Schedule2BW(Schedule1F1B):
                 self._late.begin_norm(batch - 1, is_scaled=bool(self._scalers))
             output = stage.forward_one_chunk(i, args[i], kwargs[i], return_outputs)
             self._neighbours.send(FORWARD, i)
-            with refusals.unscaled(self._scalers):
-                self._maybe_compute_loss(stage, output, target_mbs, i, **of_loss)
+            self._maybe_compute_loss(stage, output, target_mbs, i, **of_loss)
 
         self.num_taken += 1
-        self._run([*self._passes(batch * m, self.num_taken * m)], forward)
+        with refusals.unscaled(self._scalers):
+            self._run([*self._passes(batch * m, self.num_taken * m)], forward)
         if self.num_made < batch:
             self._make_update()
         self._update_losses(stage, losses)
