@@ -1,5 +1,9 @@
 """Every name of torch that Schedule2BW rests on and that torch does not document, in one place."""
 
+from inspect import signature
+
+from torch.distributed.pipelining import Schedule1F1B
+
 PRIVATE_NAMES = {
     "schedule": (
         *("_stage", "_n_microbatches", "_has_backward", "_check_inputs", "_initialize_stage"),
@@ -17,3 +21,6 @@ PRIVATE_NAMES = {
 }
 """Of a Schedule1F1B, a PipelineStage, a Module, a Parameter and torch.distributed's
 _composable_state, in torch 2.11 to 2.15. A test says which one moved."""
+
+TAKES_TARGET = "target" in signature(Schedule1F1B._initialize_stage).parameters
+"""Whether a stage is prepared with a target: not in torch 2.11."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from inspect import signature
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from trainer.delayed.arm import correction_node, require_options
 from trainer.schedules.recipes import pipedream_2bw
 from trainer.torch_pipelining import refusals
 from trainer.torch_pipelining.messages import BACKWARD, FORWARD, Neighbours
+from trainer.torch_pipelining.private import TAKES_TARGET
 from trainer.torch_pipelining.recorder import PassRecorder
 from trainer.torch_pipelining.update import LateUpdate
 
@@ -161,10 +161,8 @@ class Schedule2BW(Schedule1F1B):
         args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
         stage, batch, m = self._stage, self.num_taken, self._n_microbatches
         stage.submod = self._late.prepare(batch, is_synchronous=batch <= self._synchronous_start)
-        if not self._stage_backward_initialized:
-            takes = signature(self._initialize_stage).parameters  # not the target in torch 2.11
-            target = {"target": target_mbs and target_mbs[0]} if "target" in takes else {}
-            self._initialize_stage(args[0], kwargs[0], **target, **of_loss)
+        target = {"target": target_mbs and target_mbs[0]} if TAKES_TARGET else {}
+        self._initialize_stage(args[0], kwargs[0], **target, **of_loss)
 
         def forward(i: int) -> None:
             if i == self._norm_at and self.num_made < batch:
