@@ -7,6 +7,7 @@ too, with the mean time of each rank's operations and the median time of a messa
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -67,19 +68,11 @@ def _ready(action: Any, ends: Mapping[tuple[str, int, int], float], last: int) -
 def compare(gang: Gang, send: Send, m: int, rounds: int) -> None:
     """Times all contenders in turn; the recording rank sends medians, simulations and overheads."""
     p = dist.get_world_size()
-    plain, slack = (
-        pipedream_2bw(
-            BATCHES * (rounds + WARM_UPS),
-            num_stages=p,
-            num_microbatches=m,
-            synchronous_start=0,
-            synchronous_cooldown=0,
-            slack=slack,
-        )
-        for slack in (False, True)
-    )
+    shape: dict[str, Any] = {"num_stages": p, "num_microbatches": m}
+    phases: dict[str, Any] = {"synchronous_start": 0, "synchronous_cooldown": 0}
+    order = partial(pipedream_2bw, BATCHES * (rounds + WARM_UPS), **shape, **phases)
     made = contenders(gang, p, m, FORWARD)
-    trials = OfTrials(gang, plain)
+    trials = OfTrials(gang, order())
     runs: dict[str, Run] = {name: contender.run for name, contender in made.items()}
     seconds = medians_of_all(gang, {**runs, OF_TRIALS: trials.run}, rounds)
     flushes = 3 * FORWARD * (p - 1)
@@ -91,11 +84,11 @@ def compare(gang: Gang, send: Send, m: int, rounds: int) -> None:
     }
     ideal[OF_TRIALS] = ideal["Schedule2BW"]
     clocks = {
-        name: (c.schedule._recorder._clock, slack if "slack" in name else plain)
+        name: (c.schedule._recorder._clock, order(slack="slack" in name))
         for name, c in made.items()
         if isinstance(c, Delayed)
     }
-    clocks[OF_TRIALS] = trials.executor._clock, plain
+    clocks[OF_TRIALS] = trials.executor._clock, order()
     own = {name: of_own_simulation(gang, *clock) for name, clock in clocks.items()}
     awake = contenders(gang, p, m, 0.0)
     busy = {name: c.run for name, c in awake.items() if len(c.stages) == 1}
