@@ -100,7 +100,7 @@ def executor(gang: Gang, schedule: Schedule, reducer: type[Reducer]) -> Pipeline
     spill = Path(gettempdir())
     parts = schedule, lambda t: tokens, cross_entropy, clip, gang, clock, SHAPE, spill
     made = Pipelined([stage], *parts)
-    made._reducer = reducer(gang, {gang.place: stage}, RANKS, m, clip, clock)
+    made._reducer = reducer(gang, {gang.place: stage}, schedule.num_stages, m, clip, clock)
     return made
 
 

@@ -119,8 +119,8 @@ def main() -> None:
     m, rounds = int(given.get("microbatches", "4")), int(given.get("rounds", "5"))
 
     if given.get("sleep") == "true":
-        print(f"| p | m | | ms for {sleeping.BATCHES} batches | simulated / this ", end="")
-        print("| Schedule1F1B / this | simulated |\n| --- | --- | --- | --- | --- | --- | --- |")
+        print(f"| p | m | | ms for {sleeping.BATCHES} batches | throughput / ideal ", end="")
+        print("| / own simulation | Schedule1F1B / this | ideal |\n" + "| --- " * 8 + "|")
         stages = int(given.get("stages", "4"))
         on_ranks(sleeping.compare, (m, rounds), sleeping.show, num_stages=stages)
         return

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from statistics import median
 
 Call = Callable[[], object]
+WARM_UPS = 2
+"""Rounds that do not count."""
 
 
 def seconds_of(run: Call) -> float:
@@ -39,8 +41,8 @@ def medians(
     contenders: Mapping[str, Call], rounds: int, clock: Callable[[Call], float] = seconds_of
 ) -> dict[str, float]:
     """Median seconds of each contender over `rounds` alternating rounds, two warm-ups first."""
-    calls = in_turn(contenders, rounds + 2, clock)
-    return {name: median(seconds[2:]) for name, seconds in calls.items()}
+    calls = in_turn(contenders, rounds + WARM_UPS, clock)
+    return {name: median(seconds[WARM_UPS:]) for name, seconds in calls.items()}
 
 
 def table(rows: Mapping[str, float], baseline: str, unit: float, name: str) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.support.torch_pipeline import Training, as_rank
 from trainer.corrections.error_feedback import ErrorFeedback
-from trainer.torch_pipelining.norm import LateNorm
+from trainer.torch_pipelining.sums import LateSums
 from trainer.torch_pipelining.twins import Twins
 
 
@@ -21,7 +21,7 @@ def as_mutant(mutant: str, *rest: Any) -> None:
         as_rank(*rest)
 
 
-def _norm_of_the_batch_before(self: LateNorm, batch: int) -> Tensor:
+def _norm_of_the_batch_before(self: LateSums, batch: int) -> Tensor:
     norm = TAKE(self, batch)
     before = getattr(self, "before", norm)
     self.before = norm  # type: ignore[attr-defined]
@@ -34,7 +34,7 @@ def _scheduler_first(self: Training) -> None:
     self.optimizer.step()
 
 
-TAKE, FACTORS = LateNorm.take, ErrorFeedback._factors
+TAKE, FACTORS = LateSums.take, ErrorFeedback._factors
 MUTANTS: dict[str, list[tuple[type, str, Callable[..., Any]]]] = {
     "one version": [(Twins, "module", lambda self, _: self._modules[0])],
     "versions swapped": [
@@ -42,7 +42,7 @@ MUTANTS: dict[str, list[tuple[type, str, Callable[..., Any]]]] = {
         (Twins, "weights", lambda self, t: list(self._modules[t % 2].parameters())),
     ],
     "a twin updated in place": [(Twins, "make_room", lambda self, t: self.weights(t + 1))],
-    "the norm of another batch": [(LateNorm, "take", _norm_of_the_batch_before)],
+    "the norm of another batch": [(LateSums, "take", _norm_of_the_batch_before)],
     "the other sign": [(ErrorFeedback, "_factors", lambda *given: -FACTORS(*given))],
     "a learning rate one off": [(Training, "update", _scheduler_first)],
 }

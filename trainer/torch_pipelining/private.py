@@ -1,8 +1,8 @@
 """Every name of torch that Schedule2BW rests on and that torch does not document, in one place."""
 
-from collections.abc import Callable
 from inspect import signature
-from typing import Any
+
+from torch.distributed.pipelining import Schedule1F1B
 
 PRIVATE_NAMES = {
     "schedule": (
@@ -22,15 +22,5 @@ PRIVATE_NAMES = {
 """Of a Schedule1F1B, a PipelineStage, a Module, a Parameter and torch.distributed's
 _composable_state, in torch 2.11 to 2.15. A test says which one moved."""
 
-
-def accepted(function: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
-    """Return those of the arguments that the function takes: torch 2.11's takes fewer."""
-    names = signature(function).parameters
-    return {name: argument for name, argument in arguments.items() if name in names}
-
-
-def kept_by_forwards(stage: Any) -> dict[int, Any]:
-    """Return what a stage keeps for its backwards, by microbatch: torch 2.15 renamed it."""
-    has_old_name = hasattr(stage, "fwd_cache")
-    kept: dict[int, Any] = stage.fwd_cache if has_old_name else stage._forward_chunk_states
-    return kept
+TAKES_TARGET = "target" in signature(Schedule1F1B._initialize_stage).parameters
+"""Whether a stage is prepared with a target: not in torch 2.11."""

@@ -35,14 +35,12 @@ def require_usable(stage: Any, num_microbatches: int, loss_fn: object, per_stage
 def require_plain(module: nn.Module) -> None:
     """Raises BadInput if a copy of the module would not be wrapped as the module is."""
     wrapped = DistributedDataParallel | OptimizedModule
-    for part in module.modules():
-        if isinstance(part, wrapped) or part._compiled_call_impl is not None:
-            break
-    else:
-        if not any(isinstance(weight, DTensor) for weight in module.parameters()):
-            return
-    allowed = "is required for a module that is compiled, sharded or of DDP: two copies made before"
-    raise BadInput("twins", None, f"{allowed} and wrapped alike")
+    parts, weights = module.modules(), module.parameters()
+    if any(isinstance(part, wrapped) or part._compiled_call_impl for part in parts) or any(
+        isinstance(weight, DTensor) for weight in weights
+    ):
+        allowed = "is required for a module that is compiled, sharded or of DDP: two copies made"
+        raise BadInput("twins", None, f"{allowed} before and wrapped alike")
 
 
 def require_twins(newest: nn.Module, twins: Sequence[nn.Module]) -> None:
@@ -66,21 +64,20 @@ def require_trainable(update: object, newest: nn.Module) -> None:
 
 
 @contextmanager
-def no_grad_scaler() -> Iterator[None]:
-    """Raises BadInput where a loss is scaled by a GradScaler: the scale would be another one at its
-    update, a batch later, and the norm over all stages knows none.
+def unscaled(scalers: list[GradScaler]) -> Iterator[None]:
+    """Scales no loss in the context, and adds to `scalers` each GradScaler that would.
+
+    The scale would be another one at the update, a batch later, and the norm over all stages knows
+    none. Only the last rank has a loss: the sum of norms tells the others (`LateSums.take`).
     """
     scale = GradScaler.scale
 
-    def refused(scaler: GradScaler, outputs: Any) -> Any:
+    def noted(scaler: GradScaler, outputs: Any) -> Any:
         if scaler.is_enabled():
-            allowed = (
-                "must not scale: the clip and the update come a batch later; use bf16 without it"
-            )
-            raise BadInput("loss_fn", "GradScaler.scale", allowed)
+            scalers.append(scaler)
         return outputs
 
-    GradScaler.scale = refused  # type: ignore[assignment, method-assign]
+    GradScaler.scale = noted  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:

@@ -2,22 +2,22 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import zip_longest
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch.amp import GradScaler
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from typing_extensions import override
 
 from trainer.corrections.none import NoCorrection
 from trainer.delayed.arm import correction_node, require_options
+from trainer.schedules.recipes import pipedream_2bw
 from trainer.torch_pipelining import refusals
-from trainer.torch_pipelining.neighbours import BACKWARD, FORWARD, Neighbours
-from trainer.torch_pipelining.passes import Given, Move, rest, window
-from trainer.torch_pipelining.private import accepted, kept_by_forwards
+from trainer.torch_pipelining.messages import BACKWARD, FORWARD, Neighbours
+from trainer.torch_pipelining.private import TAKES_TARGET
 from trainer.torch_pipelining.recorder import PassRecorder
 from trainer.torch_pipelining.update import LateUpdate
 
@@ -72,10 +72,8 @@ class Schedule2BW(Schedule1F1B):
         require_options("weights", None, correction, num_updates)
         super().__init__(stage, n_microbatches, loss_fn, **options)
         self.update, self.newest = update, stage.submod
-        self.num_taken = 0
-        """Batches that `step` took, so the number of the next one."""
-        self.num_made = 0
-        """Updates that were made."""
+        self.num_taken = 0  # batches that `step` took, so the number of the next one
+        self.num_made = 0  # updates
         self._lead = per_stage * (stage.num_stages - 1 - stage.stage_index)
         self._slack, self._synchronous_start = slack, synchronous_start
         node = correction_node(error_feedback, correction)
@@ -85,11 +83,9 @@ class Schedule2BW(Schedule1F1B):
         # Before this forward of the next batch the gradient is whole, with those of tied copies.
         of_pair = per_stage * (stage.num_stages - 1) // 2 + 1
         self._norm_at = max(self._lead, of_pair) if tied else self._lead
-        self._given = Given([], [], None, {}, False)
-        self._waiting = 0  # microbatches of the last batch that went forward only
-        self._in_flight: dict[int, Any] = {}  # their activations, which torch's `step` would drop
-
-    # ---- what a training loop calls beside `step` and `eval` ------------------------------------
+        self._drains = [0]  # batches before which the pipeline was drained
+        self._in_flight: dict[int, Any] = {}  # activations, which torch's `step` would drop
+        self._scalers: list[GradScaler] = []
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clips, in `update`, by the norm over all stages, and returns the norm before.
@@ -122,6 +118,7 @@ class Schedule2BW(Schedule1F1B):
         """
         refusals.require_drained(self._is_drained)
         self.num_taken = self.num_made = int(state_dict["num_updates"])
+        self._drains = [self.num_taken]
         self._late.restore(self.num_made, state_dict)
 
     def write_trace(self, folder: Path) -> None:
@@ -130,11 +127,15 @@ class Schedule2BW(Schedule1F1B):
         one writes. Raises BadInput without `trace=True`.
         """
         refusals.require_drained(self._is_drained)
-        self._recorder.leave(
-            folder, self.num_taken, self._n_microbatches, self._synchronous_start, slack=self._slack
+        trial = pipedream_2bw(
+            self.num_made,
+            num_stages=self._stage.num_stages,
+            num_microbatches=self._n_microbatches,
+            synchronous_start=min(self._synchronous_start, self.num_made),
+            synchronous_cooldown=0,
+            slack=self._slack,
         )
-
-    # ---- one batch, and an update ---------------------------------------------------------------
+        self._recorder.leave(folder, trial, [*pairwise(self._drains)])
 
     @override
     def _step_microbatches(
@@ -147,8 +148,7 @@ class Schedule2BW(Schedule1F1B):
         loss_kwargs: dict[str, Any] | None = None,
     ) -> None:
         """What torch's `step` and `eval` call with the microbatches of a batch."""
-        # torch 2.11 knows no loss_kwargs: it neither gives nor takes them.
-        of_loss = {} if loss_kwargs is None else {"loss_kwargs": loss_kwargs}
+        of_loss = {} if loss_kwargs is None else {"loss_kwargs": loss_kwargs}  # not in torch 2.11
         if not self._has_backward:
             refusals.require_drained(self._is_drained)
             super()._step_microbatches(
@@ -157,73 +157,71 @@ class Schedule2BW(Schedule1F1B):
             # torch 2.11 would never prepare for a backward what it prepared for an evaluation.
             self._stage_forward_initialized = self._stage_backward_initialized
             return
-        args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
-        self._given = Given(args, kwargs, target_mbs, of_loss, return_outputs)
         refusals.require_trainable(self.update, self.newest)
-        self._recorder.begin(self.num_taken)
-        self._begin(self.num_taken)
+        args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
+        stage, batch, m = self._stage, self.num_taken, self._n_microbatches
+        stage.submod = self._late.prepare(batch, is_synchronous=batch <= self._synchronous_start)
+        target = {"target": target_mbs and target_mbs[0]} if TAKES_TARGET else {}
+        self._initialize_stage(args[0], kwargs[0], **target, **of_loss)
+
+        def forward(i: int) -> None:
+            if i == self._norm_at and self.num_made < batch:
+                self._late.begin_norm(batch - 1, is_scaled=bool(self._scalers))
+            output = stage.forward_one_chunk(i, args[i], kwargs[i], return_outputs)
+            self._neighbours.send(FORWARD, i)
+            self._maybe_compute_loss(stage, output, target_mbs, i, **of_loss)
+
         self.num_taken += 1
-        self._run(window(self.num_taken - 1, self._n_microbatches, self._lead, self._waiting))
-        self._waiting = self._lead
-        if self.num_made < self.num_taken - 1:
+        with refusals.unscaled(self._scalers):
+            self._run([*self._passes(batch * m, self.num_taken * m)], forward)
+        if self.num_made < batch:
             self._make_update()
-        self._update_losses(self._stage, losses)
+        self._update_losses(stage, losses)
         if self.num_taken <= self._synchronous_start:
             self._drain()
 
-    def _begin(self, batch: int) -> None:
-        """The stage gets its twins and buffers, at the first batch and after an evaluation.
+    def _passes(self, first: int, last: int) -> Iterator[tuple[str, int]]:
+        """1F1B without an end: each forward, and the backward that became due `lead` before it.
 
-        FSDP2 keeps the weights whole that an evaluation gathered, and no optimizer steps those.
+        Microbatches are counted from the first one of batch 0.
         """
-        for part in self.newest.modules():
-            if isinstance(part, FSDPModule):
-                part.reshard()
-        if batch <= self._synchronous_start or not self._late.twins.is_started:
-            self._late.start(batch)
-        self._stage.submod = self._late.twins.module(batch)
-        given = self._given
-        target = None if given.targets is None else given.targets[0]
-        of_loss = accepted(self._initialize_stage, target=target, **given.of_loss)
-        self._initialize_stage(given.args[0], given.kwargs[0], **of_loss)
+        for number in range(first, last):
+            yield FORWARD, number
+            if number - self._lead >= self._drains[-1] * self._n_microbatches:
+                yield BACKWARD, number - self._lead
 
-    def _run(self, passes: Sequence[Move]) -> None:
+    def _run(
+        self, passes: Sequence[tuple[str, int]], forward: Callable[[int], None] | None = None
+    ) -> None:
         """Makes each pass in turn, and posts before it computes what the next one receives."""
-        stage = self._stage
-        kept = kept_by_forwards(stage)
+        stage, m = self._stage, self._n_microbatches
+        name = "fwd_cache" if hasattr(stage, "fwd_cache") else "_forward_chunk_states"  # torch 2.15
+        kept: dict[int, Any] = getattr(stage, name)
         kept.update(self._in_flight)
-        receive = self._neighbours.receive
-        arriving = [receive(this.kind, this.microbatch) for this in passes[:1]]
-        for this, following in zip_longest(passes, passes[1:]):
-            if following is not None:
-                arriving.append(receive(following.kind, following.microbatch))
-            with self._recorder.span(f"wait {this.kind}", this.batch, this.microbatch):
-                for work in arriving.pop(0):
+        receives = (self._neighbours.receive(kind, number % m) for kind, number in passes)
+        following = next(receives, [])
+        for kind, number in passes:
+            arriving, following = following, next(receives, [])
+            batch, i = divmod(number, m)
+            with self._recorder.span(f"wait {kind}", batch, i):
+                for work in arriving:
                     work.wait()
-            stage.submod = self._late.twins.module(this.batch)
-            make = self._forward if this.kind == FORWARD else self._backward
-            with self._recorder.span(*this):
-                make(this)
+            stage.submod = self._late.twins.module(batch)
+            with self._recorder.span(kind, batch, i):
+                if kind == BACKWARD:
+                    self._backward(batch, i)
+                elif forward is not None:
+                    forward(i)
         self._in_flight = dict(kept)
         stage.submod = self.newest
 
-    def _forward(self, this: Move) -> None:
-        stage, given, i = self._stage, self._given, this.microbatch
-        if i == self._norm_at and self.num_made < this.batch:
-            self._late.begin_norm(this.batch - 1)
-        output = stage.forward_one_chunk(i, given.args[i], given.kwargs[i], given.keep_outputs)
-        self._neighbours.send(FORWARD, i)
-        with refusals.no_grad_scaler():
-            self._maybe_compute_loss(stage, output, given.targets, i, **given.of_loss)
-
-    def _backward(self, this: Move) -> None:
-        stage, i = self._stage, this.microbatch
-        is_last = i == self._n_microbatches - 1
+    def _backward(self, batch: int, i: int) -> None:
+        stage, is_last = self._stage, i == self._n_microbatches - 1
         stage.backward_one_chunk(i, loss=self._maybe_get_loss(stage, i), last_backward=is_last)
         self._neighbours.send(BACKWARD, i)
         if is_last:
             stage.perform_reduce_grad(self._n_microbatches if self.scale_grads else 1)
-            self._late.begin_sums(this.batch)
+            self._late.sums.begin_tied(self._late.twins.weights(batch))
 
     def _make_update(self) -> None:
         """At the end of the next batch, on all ranks alike: its forwards needed no new weights."""
@@ -239,11 +237,12 @@ class Schedule2BW(Schedule1F1B):
         return self.num_made == self.num_taken
 
     def _drain(self) -> None:
-        with torch.enable_grad():
-            self._run(rest(self.num_taken - 1, self._n_microbatches, self._waiting))
-            self._waiting = 0
+        end = self.num_taken * self._n_microbatches
+        first = max(end - self._lead, self._drains[-1] * self._n_microbatches)
+        with torch.enable_grad(), self._recorder.drain():
+            self._run([(BACKWARD, number) for number in range(first, end)])
             if not self._is_drained:
-                self._late.begin_norm(self.num_made)
+                self._drains.append(self.num_taken)
+                self._late.begin_norm(self.num_made, is_scaled=bool(self._scalers))
                 self._make_update()
         self._neighbours.flush()
-        self._recorder.end(self.num_taken)

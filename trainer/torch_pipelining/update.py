@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
@@ -19,8 +21,7 @@ from trainer.executors.gradients import Clip
 from trainer.optimizers.hyperball import on_spheres
 from trainer.stages.in_parts import CorrectionInParts
 from trainer.torch_pipelining import refusals
-from trainer.torch_pipelining.norm import LateNorm
-from trainer.torch_pipelining.tied import Tied
+from trainer.torch_pipelining.sums import LateSums
 from trainer.torch_pipelining.twins import Twins
 
 
@@ -40,10 +41,8 @@ class LateUpdate:
         self._newest, self._node = stage.submod, correction
         self._num_updates = num_updates or MAX_COUNT
         self.twins = Twins(stage.submod, twins, reads_ahead=self._make([1]).reads_ahead)
-        self._tied = Tied(stage, stage.submod, tied)
-        self._norm = LateNorm(stage, len(self._tied.counted))
-        self._made: CorrectionInParts | None = None
-        self._norm_of_batch: Tensor | None = None  # while the user's `update` runs
+        self.sums = LateSums(stage, stage.submod, tied)
+        self._norm: Tensor | None = None  # of the batch whose `update` runs
 
     def _make(self, lags: Sequence[int]) -> NoCorrection:
         made: NoCorrection = build(self._node, self._num_updates, lags)
@@ -54,60 +53,60 @@ class LateUpdate:
         """The newest weights."""
         return list(self._newest.parameters())
 
-    @property
-    def correction(self) -> CorrectionInParts:
+    @cached_property
+    def _correction(self) -> CorrectionInParts:
         """Made when it is first needed: until then weights may be loaded, moved or sharded."""
-        if self._made is None:
-            self._made = self._new_correction()
-        return self._made
+        return self._new_correction()
 
     def _new_correction(self) -> CorrectionInParts:
         weights = self.weights
         whole, lags = [None] * len(weights), [1] * len(weights)
         return CorrectionInParts(self._make, lags, alike(weights), whole)
 
-    def start(self, version: int) -> None:
-        """Both twins get the newest weights, of this version; at first tied ones become equal."""
+    def prepare(self, batch: int, *, is_synchronous: bool) -> nn.Module:
+        """Returns the module that the batch computes on, at first and if `is_synchronous` with the
+        newest weights.
+
+        FSDP2 keeps the weights whole that an evaluation gathered, and no optimizer steps those.
+        """
+        for part in self._newest.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
+        if is_synchronous or not self.twins.is_started:
+            self._start(batch)
+        return self.twins.module(batch)
+
+    def _start(self, batch: int) -> None:
         if not self.twins.is_started:
-            self._tied.make_equal(self.weights)
-        self.twins.start(version)
+            self.sums.make_equal(self.weights)
+        self.twins.start(batch)
 
-    def begin_sums(self, batch: int) -> None:
-        """Starts to add up the gradients of tied weights: this stage's backward has ended."""
-        self._tied.begin(self.twins.weights(batch))
-
-    def begin_norm(self, batch: int) -> None:
+    def begin_norm(self, batch: int, *, is_scaled: bool) -> None:
         """Starts to add up the norm over the stages. The newest weights must be W(batch)."""
-        self._tied.finish()
-        gradients = self._corrected_gradient(batch)
-        self._norm.begin(batch, [gradients[i] for i in self._tied.counted])
-
-    def await_norm(self, batch: int) -> None:
-        """Raises Diverged, on every rank alike, if the batch's norm is not finite."""
-        self._norm_of_batch = self._norm.take(batch)
-
-    def clip(self, max_norm: float) -> Tensor:
-        """Clips the newest weights' gradients in `update`; returns the norm over all stages."""
-        if self._norm_of_batch is None:
-            raise RuntimeError("clip_grad_norm_ belongs into update(), where the gradient is whole")
-        gradients = [local(w.grad) for w in self.weights if w.grad is not None]
-        Clip(max_norm)(gradients, self._norm_of_batch)
-        return self._norm_of_batch
-
-    @torch.no_grad()
-    def _corrected_gradient(self, batch: int) -> list[Tensor | None]:
-        """One per weight, after a correction of gradients has changed them in place."""
+        self.sums.finish_tied()
         gradients = [weight.grad for weight in self.twins.weights(batch)]
-        if self.correction.changes_gradients:
+        if self._correction.changes_gradients:
             present = [gradient for gradient in gradients if gradient is not None]
             if len(present) < len(gradients):
                 raise RuntimeError("a correction of gradients needs one of every weight")
-            self.correction.gradient(present, self.weights, self._delays(batch))
-        return gradients
+            with torch.no_grad():
+                self._correction.gradient(present, self.weights, self._delays(batch))
+        self.sums.begin_norm(batch, gradients, is_scaled=is_scaled)
+
+    def await_norm(self, batch: int) -> None:
+        """Raises, on every rank alike, if the update must not be made (`LateSums.take`)."""
+        self._norm = self.sums.take(batch)
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Clips the newest weights' gradients in `update`; returns the norm over all stages."""
+        if self._norm is None:
+            raise RuntimeError("clip_grad_norm_ belongs into update(), where the gradient is whole")
+        Clip(max_norm)([local(w.grad) for w in self.weights if w.grad is not None], self._norm)
+        return self._norm
 
     def __call__(self, batch: int, update: Callable[[], object]) -> None:
         """Turns the newest weights from W(batch) into W(batch + 1)."""
-        weights, correction = self.weights, self.correction
+        weights, correction = self.weights, self._correction
         for mine, theirs in zip(weights, self.twins.weights(batch), strict=True):
             mine.grad = None if theirs.grad is None else theirs.grad.to(mine.dtype)
             theirs.grad = None
@@ -128,14 +127,10 @@ class LateUpdate:
             self.twins.show(batch, correction.ahead(weights, change))
         for weight in weights:
             weight.grad = None
-        self._norm_of_batch = None
+        self._norm = None
 
     def _delays(self, batch: int) -> list[int]:
         return [self.twins.delay(batch)] * len(self.weights)
-
-    @property
-    def _names(self) -> list[str]:
-        return [name for name, _ in self._newest.named_parameters()]
 
     def state(self, batch: int) -> dict[str, Any]:
         """What the next batches compute on and what the correction remembers, by name.
@@ -144,19 +139,25 @@ class LateUpdate:
         loads into the tensors that it finds.
         """
         if not self.twins.is_started:
-            self.start(batch)
-        late, ahead = ([w.detach() for w in self.twins.weights(b)] for b in (batch, batch + 1))
-        memory = self.correction.state()
+            self._start(batch)
+        memory = self._correction.state()
         blank = self._blank_memory() if batch < 2 else memory
         columns = [{**empty, **column} for empty, column in zip(blank, memory, strict=True)]
         return {
             "delay": self.twins.delay(batch),
-            "late": dict(zip(self._names, late, strict=True)),
+            "late": self._by_name([w.detach() for w in self.twins.weights(batch)]),
             # Else the batch after the next one computes on the newest weights.
-            "ahead": dict(zip(self._names, ahead, strict=True)) if self.twins.reads_ahead else {},
-            "correction": dict(zip(self._names, columns, strict=True)),
+            "ahead": self._by_name([w.detach() for w in self.twins.weights(batch + 1)])
+            if self.twins.reads_ahead
+            else {},
+            "correction": self._by_name(columns),
             "remembered": sorted({name for column in memory for name in column}),
         }
+
+    def _by_name(self, values: Sequence[Any]) -> dict[str, Any]:
+        """A value of each weight by the weight's name."""
+        names = (name for name, _ in self._newest.named_parameters())
+        return dict(zip(names, values, strict=True))
 
     def _blank_memory(self) -> list[State]:
         """All that the correction ever remembers, from two updates of zeros with a copy of it."""
@@ -169,19 +170,18 @@ class LateUpdate:
 
     def restore(self, batch: int, state: Mapping[str, Any]) -> None:
         """Takes back what `state` returned; the newest weights are W(batch)."""
+        names = [name for name, _ in self._newest.named_parameters()]
         # Copies: what torch.distributed.checkpoint loads into may be the twins' own memory.
         late, ahead = (
-            [state[of][name].clone() for name in self._names if state[of]]
-            for of in ("late", "ahead")
+            [state[of][name].clone() for name in names if state[of]] for of in ("late", "ahead")
         )
-        self.twins.start(batch)
+        self.twins.start(batch, int(state["delay"]))
         copy_into(self.twins.weights(batch), late)
         if ahead:
             copy_into(self.twins.weights(batch + 1), ahead)
-        self.twins.delay_by(batch, int(state["delay"]))
         memory, remembered = state["correction"], state["remembered"]
-        self.correction.restore(
-            [{k: memory[name][k] for k in remembered if k in memory[name]} for name in self._names]
+        self._correction.restore(
+            [{k: memory[name][k] for k in remembered if k in memory[name]} for name in names]
         )
 
 

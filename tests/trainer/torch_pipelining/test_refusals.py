@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from trainer.base.errors import BadInput
+from trainer.schedules.recipes import pipedream_2bw
 from trainer.torch_pipelining import refusals
 from trainer.torch_pipelining.recorder import PassRecorder
 
@@ -77,5 +78,8 @@ def test_an_evaluation_in_flight() -> None:
 
 def test_no_trace_without_times(tmp_path: Path) -> None:
     recorder = PassRecorder(SimpleNamespace(device="cpu"), is_tracing=False)
+    schedule = pipedream_2bw(
+        2, num_stages=1, num_microbatches=2, synchronous_start=0, synchronous_cooldown=0
+    )
     with pytest.raises(BadInput, match="trace=False: must be True"):
-        recorder.leave(tmp_path, 2, 2, 0, slack=False)
+        recorder.leave(tmp_path, schedule, [(0, 2)])

@@ -44,32 +44,33 @@ class Neighbours:
     """
 
     def __init__(self, stage: PipelineStage) -> None:
-        self._stage, self._capacity = stage, 4 * stage.num_stages
+        self._receives = {FORWARD: stage.get_fwd_recv_ops, BACKWARD: stage.get_bwd_recv_ops}
+        self._sends = {FORWARD: stage.get_fwd_send_ops, BACKWARD: stage.get_bwd_send_ops}
         self._leaving: deque[tuple[Tensor, dist.Work]] = deque()
+        self._capacity = 4 * stage.num_stages
         self._groups: dict[tuple[str, int], Any] = {}
-        mine, ranks = dist.get_rank(), ranks_of(stage)
+        ranks, message = ranks_of(stage), torch.zeros(1, device=stage.device)
         ways = product((0, 1), (FORWARD, BACKWARD))
         for (first, kind), group in zip(ways, new_groups(ranks, 4), strict=True):
-            for before, after in list(pairwise(ranks))[first::2]:
-                source, target = (before, after) if kind == FORWARD else (after, before)
-                if mine in (source, target):
-                    self._groups[kind, source + target - mine] = group
-                    _use_once(group, source, target, stage.device)
+            for pair in list(pairwise(ranks))[first::2]:
+                source, target = pair if kind == FORWARD else reversed(pair)
+                if dist.get_rank() == source:
+                    self._groups[kind, target] = group
+                    started(dist.isend(message, target, group)).wait()
+                elif dist.get_rank() == target:
+                    self._groups[kind, source] = group
+                    started(dist.irecv(message, source, group)).wait()
 
     def receive(self, kind: str, microbatch: int) -> list[dist.Work]:
         """Posts the receives of one forward or backward."""
-        stage, is_forward = self._stage, kind == FORWARD
-        operations = stage.get_fwd_recv_ops if is_forward else stage.get_bwd_recv_ops
         return [
             started(dist.irecv(op.tensor, op.peer, self._group(kind, op)))
-            for op in operations(microbatch)
+            for op in self._receives[kind](microbatch)
         ]
 
     def send(self, kind: str, microbatch: int) -> None:
         """Starts the sends of one forward or backward; their tensors must not change any more."""
-        stage, is_forward = self._stage, kind == FORWARD
-        operations = stage.get_fwd_send_ops if is_forward else stage.get_bwd_send_ops
-        for op in operations(microbatch):
+        for op in self._sends[kind](microbatch):
             message = op.tensor.detach()  # kept until it has left, which its graph need not be
             work = started(dist.isend(message, op.peer, self._group(kind, op)))
             self._leaving.append((message, work))
@@ -87,14 +88,6 @@ class Neighbours:
         if (kind, op.peer) not in self._groups:
             raise RuntimeError(f"rank {op.peer} is no neighbour: messages may not skip a stage")
         return self._groups[kind, op.peer]
-
-
-def _use_once(group: Any, source: int, target: int, device: torch.device) -> None:
-    message = torch.zeros(1, device=device)
-    if dist.get_rank() == source:
-        started(dist.isend(message, target, group)).wait()
-    else:
-        started(dist.irecv(message, source, group)).wait()
 
 
 def started(work: dist.Work | None) -> dist.Work:

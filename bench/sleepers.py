@@ -1,0 +1,165 @@
+"""Stages that sleep in place of computing, and the schedules that train them."""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleInterleaved1F1B,
+    ScheduleZBVZeroBubble,
+)
+
+from bench import clip
+from bench.ranks import CPU
+from trainer.executors.reduction import Reducer
+from trainer.ranks.groups import Gang
+from trainer.schedules.operations import Schedule
+from trainer.torch_pipelining import Schedule2BW
+
+BATCHES, WIDTH, CLIP = 8, 16, 1e-3
+"""Batches from one drain to the next; features of a stage; a norm above which gradients are cut."""
+
+
+class _Nap(torch.autograd.Function):
+    """The identity; sleeps in its forward and in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, before: float, after: float) -> Tensor:
+        ctx.after = after
+        time.sleep(before)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        time.sleep(ctx.after)
+        return gradient, None, None
+
+
+class SleepingStage(nn.Module):
+    """A stage of one small matrix, [rows, width] → [rows, width]."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds, self.weight = seconds, nn.Parameter(torch.eye(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Sleeps; its backward sleeps for the input and for the weight.
+
+        The first stage of a pipeline, whose input needs no gradient, sleeps as long as the others.
+        """
+        weight = _Nap.apply(self.weight, 0.0, self.seconds * (1 if x.requires_grad else 2))
+        return _Nap.apply(x, self.seconds, self.seconds) @ weight
+
+
+class Contender:
+    """A schedule on the stages of this rank, with the loop that its users write."""
+
+    def __init__(
+        self, gang: Gang, make: Callable[..., Any], indices: Sequence[int], m: int, seconds: float
+    ) -> None:
+        p = dist.get_world_size() * len(indices)
+        self.modules = [SleepingStage(seconds / len(indices)) for _ in indices]
+        self.stages = [
+            PipelineStage(module, index, p, CPU)
+            for module, index in zip(self.modules, indices, strict=True)
+        ]
+        weights = [w for module in self.modules for w in module.parameters()]
+        self.optimizer, self.weights = torch.optim.AdamW(weights, lr=1e-3), weights
+        self.x = torch.ones(m, WIDTH)
+        made = make(self.stages if len(indices) > 1 else self.stages[0], m, nn.MSELoss())
+        self.schedule = made
+
+    def step(self) -> None:
+        """One batch."""
+        is_first, is_last = (
+            any(getattr(s, a) for s in self.stages) for a in ("is_first", "is_last")
+        )
+        inputs = (self.x,) if is_first else ()
+        self.schedule.step(*inputs, target=self.x if is_last else None, return_outputs=False)
+
+
+class Flushed(Contender):
+    """Waits for the norm of the whole gradient after each batch."""
+
+    def run(self) -> None:
+        """Trains on some batches."""
+        for _ in range(BATCHES):
+            self.step()
+            square = torch.stack(
+                [w.grad.square().sum() for w in self.weights if w.grad is not None]
+            )
+            norm = square.sum()
+            dist.all_reduce(norm)
+            nn.utils.clip_grads_with_norm_(self.weights, CLIP, norm.sqrt())
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+
+class Delayed(Contender):
+    """2BW, whose norm is read a batch later, or not at all."""
+
+    def __init__(self, *given: Any, clips: bool = True) -> None:
+        super().__init__(*given)
+        self.clips, self.schedule.update = clips, self.update
+
+    def update(self) -> None:
+        """Clips and steps."""
+        if self.clips:
+            self.schedule.clip_grad_norm_(CLIP)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def run(self) -> None:
+        """Trains on some batches, to a drain."""
+        for _ in range(BATCHES):
+            self.step()
+        with self.schedule.drained():
+            pass
+
+
+class OfTrials:
+    """2BW by our own executor, with plain SGD and a deferred clip."""
+
+    def __init__(self, gang: Gang, schedule: Schedule) -> None:
+        self.executor = clip.executor(gang, schedule, Reducer)
+        self.firsts = count(0, BATCHES)
+
+    def run(self) -> None:
+        """Trains on some batches, to a drain."""
+        first = next(self.firsts)
+        self.executor.run(first, first + BATCHES, lambda update: None)
+
+
+def contenders(gang: Gang, p: int, m: int, seconds: float) -> dict[str, Flushed | Delayed]:
+    """All that is compared; the schedules with two stages per rank get halves."""
+    rank = gang.place
+    looped, folded = [rank, rank + p], [rank, 2 * p - 1 - rank]
+    delayed = partial(Schedule2BW, trace=True)
+    feedback = partial(delayed, error_feedback=1.0)
+    slack = partial(feedback, slack=True)
+    return {
+        "Schedule1F1B": Flushed(gang, Schedule1F1B, [rank], m, seconds),
+        "ScheduleInterleaved1F1B": Flushed(gang, ScheduleInterleaved1F1B, looped, m, seconds),
+        "ScheduleZBVZeroBubble": Flushed(gang, ScheduleZBVZeroBubble, folded, m, seconds),
+        **(
+            {"ScheduleDualPipeV": Flushed(gang, ScheduleDualPipeV, folded, m, seconds)}
+            if m >= 2 * p  # torch refuses fewer
+            else {}
+        ),
+        "Schedule2BW": Delayed(gang, feedback, [rank], m, seconds),
+        "Schedule2BW without a clip": Delayed(gang, feedback, [rank], m, seconds, clips=False),
+        "Schedule2BW without Error Feedback": Delayed(gang, delayed, [rank], m, seconds),
+        **(
+            {"Schedule2BW with slack": Delayed(gang, slack, [rank], m, seconds)}
+            if m > 2 * (p - 1)
+            else {}
+        ),
+    }
