@@ -53,7 +53,7 @@ COMMIT = "PIPEGAP_COMMIT"
 
 def version_of(config: Mapping[str, Any]) -> int:
     """Return the version of the trainer that the numbers of a trial belong to."""
-    return COMPILED_VERSION if config["compile"] == "update" else TRAINER_VERSION
+    return COMPILED_VERSION if config.get("compile") == "update" else TRAINER_VERSION
 
 
 def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:
