@@ -1,5 +1,9 @@
 """The memory that a plan counts for each optimizer is what its update takes on a GPU that is not
-there: at the widths, tokens and microbatches of a scale, in few layers."""
+there: at the widths, tokens and microbatches of a scale, in few layers.
+
+So the peak lies in a microbatch, and what an optimizer makes on the way is not judged. At the whole
+depth of 2b the plan is not within 10 % for Muon (bench/README.md, "What a plan counts").
+"""
 
 from typing import Any
 
