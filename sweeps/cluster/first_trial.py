@@ -58,7 +58,8 @@ def try_first(
             machine: Machine = on_device(_look, trial.config["device"], results)
             num_gpus = ray.cluster_resources().get("GPU", 0)
             yield from preflight.lines(machine, trial, num_gpus, store)
-            for change in preflight.changes(machine, trial, todo, _memory(trial, needed[-1])):
+            on_gpu = _memory(trial, needed[-1])
+            for change in preflight.changes(machine, trial, todo, on_gpu, gpus_per_trial):
                 yield f"change    {change}"
             yield f"first     {UPDATES} updates of {trial.name}, straight through and with a stop"
             as_trial(_begin, trial.config, folder)

@@ -94,7 +94,9 @@ def run_gang_on_ray(
     """Runs a gang in the placement group of this task, one bundle per rank: see `Launch`."""
     group = get_current_placement_group()
     assert group is not None, "Tune runs a trial in its group"
-    actors = [_start(group, index) for index in range(num_ranks)]
+    nodes: dict[int, str] = ray.util.placement_group_table(group)["bundles_to_node_id"]
+    places = by_node([nodes[bundle] for bundle in range(num_ranks)])
+    actors = [_start(group, bundle, index) for index, bundle in enumerate(places)]
     try:
         address = ray.get(actors[0].open_store.remote(), timeout=START_UP)
         streams = [
@@ -108,8 +110,17 @@ def run_gang_on_ray(
             ray.kill(actor)
 
 
-def _start(group: PlacementGroup, index: int) -> Any:
-    bundle = group.bundle_specs[index]
+def by_node(nodes: Sequence[str]) -> list[int]:
+    """Return the bundles, whose nodes are given, so that those of a node come one after the other.
+
+    Neighbours in the pipeline then share a node where they can. Ray packs bundles on few nodes, but
+    of many equal ones it keeps no order (C++'s std::sort, which is not stable from 17 on).
+    """
+    return sorted(range(len(nodes)), key=lambda bundle: nodes.index(nodes[bundle]))
+
+
+def _start(group: PlacementGroup, place: int, index: int) -> Any:
+    bundle = group.bundle_specs[place]
     return (
         ray.remote(RankActor)
         .options(
@@ -118,7 +129,7 @@ def _start(group: PlacementGroup, index: int) -> Any:
             max_restarts=0,
             max_task_retries=0,
             max_concurrency=4,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, place),
         )
         .remote(index)
     )

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sweeps.commands import SAYS
-from sweeps.request.command_line import parse_gpus
+from sweeps.commands.before import try_first
+from sweeps.request.command_line import CHOICES, parse_gpus
 from sweeps.request.expand import Trial, placed
 from sweeps.store.opened import open_store
 from sweeps.store.results import finished, require_ready
@@ -14,7 +15,7 @@ from sweeps.store.store import SweepStore
 from sweeps.tracking import choice
 from sweeps.tracking.choice import Tracking
 from sweeps.view.progress import Progress
-from trainer.base.cli import DONE, FAILED, parse, take_flag
+from trainer.base.cli import DONE, FAILED, parse, take_choice, take_flag
 from trainer.base.errors import BadInput, Stopped
 from trainer.base.status import FINAL, Status
 from trainer.base.stopping import stopping
@@ -28,7 +29,7 @@ OPTIONS = f"""\
 force=      true runs finished trials again too, from the start; what they made before is kept in
             earlier-<n>/ of their folders
 dry_run=    true says what would run
-gpus_per_trial=, tracking=  as of `python -m sweeps`
+gpus_per_trial=, first_trial=, tracking=  as of `python -m sweeps`
 
 Failed and interrupted trials go on from their checkpoints. Trials that a process runs are left."""
 
@@ -41,6 +42,7 @@ def main(words: Sequence[str]) -> int:
     given = parse(words, "python -m sweeps rerun", __doc__ or "", OPTIONS)
     force, dry_run = take_flag(given, "force"), take_flag(given, "dry_run")
     gpus_per_trial = parse_gpus(given.pop("gpus_per_trial", "1"))
+    first_trial = CHOICES[take_choice(given, "first_trial", [*CHOICES])]
     tracking = choice.take(given)
     store = open_store(given.get("results", "results"))
     if not given.keys() - {"results"}:
@@ -57,7 +59,7 @@ def main(words: Sequence[str]) -> int:
     if dry_run or not chosen:
         return FAILED if refused else DONE
     require_ready(store, chosen)
-    stopped = _run(chosen, store, gpus_per_trial, tracking)
+    stopped = _run(chosen, store, gpus_per_trial, first_trial, tracking)
     store.pull()
     exit_code = _report(chosen)
     return Stopped.exit_code if stopped else exit_code or (FAILED if refused else DONE)
@@ -95,7 +97,11 @@ def recorded(folder: Path, arm: str, trial_id: str, results: Path) -> Trial:
 
 
 def _run(
-    trials: Sequence[Trial], store: SweepStore, gpus_per_trial: float, tracking: Tracking
+    trials: Sequence[Trial],
+    store: SweepStore,
+    gpus_per_trial: float,
+    first_trial: bool | None,
+    tracking: Tracking,
 ) -> bool:
     """Runs the trials; returns whether a signal asked to stop.
 
@@ -108,6 +114,7 @@ def _run(
     from sweeps.view.render import DriverConsole
 
     with cluster() as folder, stopping(SAYS) as asked_to_stop:
+        try_first(trials, trials, first_trial, gpus_per_trial, store.name, asked_to_stop)
         work = WorkList(store.trials())
         restores = [store.archive(trial) for trial in trials if finished(trial) is not None]
         store.pull()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from analysis.objects.bucket import StoreAway
 from sweeps.commands import COMMANDS, SAYS
+from sweeps.commands.before import try_first
 from sweeps.plan import sweep_record
 from sweeps.plan.pricing import Prices, summary
 from sweeps.plan.sweep_plan import SweepPlan, all_planned, plan_sweeps
@@ -102,7 +103,8 @@ def _run(
         from sweeps.view.render import DriverConsole
 
         require_seen_by_nodes(store)
-        _try_first(request, sweeps, asked_to_stop)
+        how = request.first_trial, request.gpus_per_trial, request.where
+        try_first(_missing(sweeps), all_planned(sweeps), *how, asked_to_stop)
         work = WorkList(store.trials())
         work.add(_missing(sweeps))
         while len(work) and not asked_to_stop():
@@ -119,24 +121,6 @@ def _run(
                 sweeps = _refreshed(request, sweeps, store, asked_to_stop)
                 work.add(_missing(sweeps))
         return sweeps, asked_to_stop()
-
-
-def _try_first(
-    request: Request, sweeps: Sequence[SweepPlan], asked_to_stop: Callable[[], bool]
-) -> None:
-    """Trains the first updates of the largest trial, unless some trial of the sweeps has ended.
-
-    By itself only where a trial takes GPUs. Raises Unavailable in one line if the updates fail.
-    """
-    todo = _missing(sweeps)
-    on_gpus = [trial for trial in todo if trial.config["device"] != "cpu"]
-    wanted = bool(on_gpus) if request.first_trial is None else request.first_trial
-    if not wanted or any(finished(trial) is not None for trial in all_planned(sweeps)):
-        return
-    from sweeps.cluster.first_trial import try_first
-
-    for line in try_first(on_gpus or todo, request.gpus_per_trial, request.where, asked_to_stop):
-        print(line, flush=True)
 
 
 def _refreshed(

@@ -5,8 +5,9 @@ The seconds are the trial's counted work at the rates of devices.yaml.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,8 @@ class Device:
     """The share of the products' peak that attention achieves, by dtype."""
     host: float
     """Seconds of the host per layer and microbatch."""
+    memory: float = inf
+    """Bytes of its memory; those of a host are taken to suffice."""
 
     @property
     def is_gpu(self) -> bool:
@@ -109,18 +112,21 @@ def known_devices() -> dict[str, Device]:
 def device_of(config: Config) -> Device:
     """Return what the trial of a config runs on, as far as this machine knows.
 
-    A core, the GPU of this machine, or without one the first GPU of the table.
+    A core, the GPU of this machine with its own memory, or without one the first GPU of the table.
     """
-    return known_devices()[CORE if config["device"] == "cpu" else _gpu()]
+    return known_devices()[CORE] if config["device"] == "cpu" else _gpu()
 
 
 @cache
-def _gpu() -> str:
+def _gpu() -> Device:
     import torch
 
-    here = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    gpus = [name for name in known_devices() if name != CORE]
-    return next((name for name in gpus if name in here), gpus[0])
+    gpus = [device for device in known_devices().values() if device.is_gpu]
+    if not torch.cuda.is_available():
+        return gpus[0]
+    here = torch.cuda.get_device_name()
+    known = next((gpu for gpu in gpus if gpu.name in here), gpus[0])
+    return replace(known, memory=float(torch.cuda.get_device_properties().total_memory))
 
 
 def counted_seconds(config: Config, plan: Plan) -> float:

@@ -10,15 +10,8 @@ from pathlib import Path
 
 from analysis.table.records import records
 from sweeps.request.expand import Trial
-from sweeps.request.schema import Sweep, keys
 from trainer.base.compiler import require_compiler
 from trainer.config.combinations import require_graphs
-
-
-def preferred(sweep: Sweep) -> list[str]:
-    """Return the preferred overrides of the keys that the sweep does not set."""
-    given = {*keys(sweep.words)}
-    return [word for word in sweep.prefer if not {*keys([word])} & given]
 
 
 def recorded(words: Sequence[str], results: Path, label: str) -> bool | None:

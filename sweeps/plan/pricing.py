@@ -172,13 +172,20 @@ def summary(request: Request, sweeps: Sequence[SweepPlan]) -> str:
     """Return the lines of a plan: what the sweeps cost, and which gap their seeds detect."""
     lines = [*PricedSweeps(request, sweeps).lines()]
     for sweep in sweeps:
-        way = [f"added     {word}" for word in sweep.added] + [*filter(None, [sweep.not_added])]
-        told = [*way, *sweep.estimate, *(sweep.remarks if request.dry_run else [])]
+        told = [*_preferred(sweep), *sweep.estimate, *(sweep.remarks if request.dry_run else [])]
         if len(sweeps) == 1:
             lines += [*_precision(request.results, sweep), *told]
         else:
             lines += [f"{sweep.label}: {' '.join(line.split())}" for line in told]
     return "\n".join(lines)
+
+
+def _preferred(sweep: SweepPlan) -> Iterator[str]:
+    """Yield the line on what the sweep prefers, if it prefers anything."""
+    if sweep.added:
+        yield f"added     {' '.join(sweep.added)}{sweep.gain and f' ({sweep.gain})'}"
+    if sweep.not_added:
+        yield sweep.not_added
 
 
 def _precision(results: Path, sweep: SweepPlan) -> Iterator[str]:

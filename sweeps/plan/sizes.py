@@ -17,6 +17,8 @@ EVEN = 0.8
 """The share of the speed-up of p equal ranks below which a plan says how the model is cut."""
 NO_MEMORY = {"seed", "choices", "num_updates", "tokens_per_parameter", "lr_schedule", "data"}
 """Keys that do not change the memory of an update."""
+CONTEXT = 1e9
+"""Bytes of a GPU that its context and libraries take beside a trial (bench/README.md)."""
 MOST_RANKS, NEARLY = 64, 0.99
 """Ranks that a plan tries; the share of the best speed-up that is as good as it."""
 
@@ -74,19 +76,25 @@ def storage(trials: Sequence[Trial], todo: Sequence[Trial]) -> str:
     kept = f"about {in_bytes(sum(trial.plan.kept_bytes for trial in trials))} kept of all trials"
     if not todo:
         return f"storage   {kept}"
-    copied = [
-        trial.plan.checkpoint_bytes
-        for trial in todo
-        if trial.config["device"] != "cpu" and trial.config["runner"] == "emulated"
-    ]
-    in_host = (
-        f"; {in_bytes(max(copied, default=0))} of the host's memory while one is written"
-        * bool(copied)
-    )
+    copied = copied_to_host(todo)
+    in_host = f"; {in_bytes(copied)} of the host's memory while one is written" * bool(copied)
     return (
         f"storage   {kept}, and up to {in_bytes(max(map(while_it_runs, todo)))} for each that runs "
         f"(two checkpoints, estimated from its parameters; a third while ranks write){in_host}"
     )
+
+
+def copied_to_host(todo: Sequence[Trial]) -> int:
+    """Return the most bytes of the host's memory that one of the trials takes for a checkpoint.
+
+    A trial in one process on a GPU copies its whole state there, and writes it in the background.
+    """
+    copied = (
+        trial.plan.checkpoint_bytes
+        for trial in todo
+        if trial.config["device"] != "cpu" and trial.config["runner"] == "emulated"
+    )
+    return max(copied, default=0)
 
 
 def while_it_runs(trial: Trial) -> int:

@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
 
-from sweeps.plan import early_stop, tried_report
+from sweeps.plan import early_stop, microbatches, tried_report
 from sweeps.plan.early_stop import JudgedPoint, judge
-from sweeps.plan.preferred import preferred, recorded, require_all_compiled
+from sweeps.plan.preferred import recorded, require_all_compiled
 from sweeps.plan.searching import check_space, try_settings
 from sweeps.plan.tried import Choice, untried
 from sweeps.plan.tuning import check_reach, tune_all
 from sweeps.request.command_line import Request, changed
 from sweeps.request.expand import Trial, points, unique
-from sweeps.request.schema import Sweep
+from sweeps.request.schema import Sweep, keys
 from trainer.base.errors import BadInput
 from trainer.config.compose import Composer
 from trainer.config.schema import validate
@@ -37,6 +37,8 @@ class SweepPlan:
     points: list[JudgedPoint]
     added: tuple[str, ...] = ()
     """Overrides that the sweep prefers and that were added."""
+    gain: str = ""
+    """What the plan says for them, in words."""
     not_added: str = ""
     """Why overrides that the sweep prefers were not added, in a line."""
 
@@ -109,7 +111,7 @@ def _as_preferred(label: str, sweep: Sweep, request: Request, compose: Composer)
 
     Raises BadInput as well if the sweep was begun with them and cannot go on so here.
     """
-    words = preferred(sweep)
+    words = sweep.prefer
     if not words:
         return _plan_sweep(label, sweep, request, compose)
     compose(words)  # a word that no trial allows is a mistake, and no reason to go without it
@@ -119,7 +121,8 @@ def _as_preferred(label: str, sweep: Sweep, request: Request, compose: Composer)
         try:
             plan = _plan_sweep(label, changed(sweep, words), request, compose)
             require_all_compiled(plan.planned)
-            return replace(plan, added=tuple(words))
+            gain = "" if was_added else _gain(plan, sweep, request, compose)
+            return replace(plan, added=tuple(words), gain=gain)
         except BadInput as error:
             if was_added:
                 allowed = f"{error.allowed}: the sweep was begun with {' '.join(words)}"
@@ -127,6 +130,18 @@ def _as_preferred(label: str, sweep: Sweep, request: Request, compose: Composer)
             why = str(error)
     plan = _plan_sweep(label, sweep, request, compose)
     return replace(plan, not_added=f"{' '.join(words)} is not added: {why}")
+
+
+def _gain(plan: SweepPlan, sweep: Sweep, request: Request, compose: Composer) -> str:
+    """Return what is gained by the microbatches that the sweep prefers; empty if it prefers none.
+
+    Raises BadInput if nothing is.
+    """
+    if microbatches.KEY not in keys(sweep.prefer):
+        return ""
+    own = points(sweep, request.results, compose, plan.label)
+    preferred = [choice.point for choice in plan.choices]
+    return microbatches.gain(sweep, own, preferred, request.gpus_per_trial)
 
 
 def _plan_sweep(label: str, sweep: Sweep, request: Request, compose: Composer) -> SweepPlan:

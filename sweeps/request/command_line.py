@@ -100,13 +100,11 @@ def parse_request(arguments: Sequence[str]) -> Request:
 def _at_scale(sweep: Sweep, scale: str, words: Sequence[str]) -> Sweep:
     """Return the sweep at a scale, changed by the `words` of the command line.
 
-    The words of its file for other scales are checked too; an error names their scale.
+    The words of its file for other scales are checked too; an error names their scale. A scale may
+    prefer another value of a key that it sets itself; else a key that is set is not preferred.
     """
-    added = {
-        "base": [*sweep.base, *scale_file(scale)],
-        "prefer": [*sweep.prefer, *preferred_at(scale)],
-    }
-    sweep = sweep.model_copy(update=added)
+    of_scale, start = scale_file(scale), len(sweep.base)
+    sweep = sweep.model_copy(update={"base": [*sweep.base, *of_scale]})
     at_scales = {}
     for name in [scale, *sweep.scales]:
         try:
@@ -114,7 +112,17 @@ def _at_scale(sweep: Sweep, scale: str, words: Sequence[str]) -> Sweep:
         except BadInput as error:
             given = f"{error.key}={error.value}"
             raise BadInput(f"sweep.scales.{name}", given, error.allowed) from None
-    return changed(at_scales[scale], words)
+    whole = changed(at_scales[scale], words)
+    others = [*whole.base[:start], *whole.base[start + len(of_scale) :]]
+    without_scale = whole.model_copy(update={"base": others})
+    preferred = [*_not_set(whole.prefer, whole), *_not_set(preferred_at(scale), without_scale)]
+    return whole.model_copy(update={"prefer": preferred})
+
+
+def _not_set(preferred: Sequence[str], sweep: Sweep) -> list[str]:
+    """Return the overrides of the keys that the sweep does not set."""
+    given = {*keys(sweep.words)}
+    return [word for word in preferred if not {*keys([word])} & given]
 
 
 def changed(sweep: Sweep, words: Sequence[str]) -> Sweep:

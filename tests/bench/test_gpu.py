@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from bench.gpu import steps, trials
+from bench.gpu import host, steps, trials
 from bench.gpu.__main__ import main
 from bench.gpu.device import GPUSetting, Row
 from bench.gpu.pair import pair
@@ -34,14 +34,17 @@ def rows(out: Path) -> dict[str, dict[str, Row]]:
 
 
 def test_steps_of_every_kind_are_measured(tmp_path: Path) -> None:
-    assert run(tmp_path, "parts=preflight,limits,steps,checkpoints,fake", *NARROW) == 0
+    assert run(tmp_path, "parts=preflight,limits,steps,checkpoints,fake,host", *NARROW) == 0
     found, page = rows(tmp_path), (tmp_path / "README.md").read_text()
     assert [*found["steps"]] == [*steps.STEPS]
     assert all(0 < row["least"] <= row["seconds"] <= row["most"] for row in found["steps"].values())
     assert all(f"| {name} |" in page for name in steps.STEPS)
     [saved] = found["checkpoints"].values()
     assert min(saved[key] for key in ("bytes", "copy", "write", "read", "restore")) > 0
-    assert page.count("\n| --- |") == 5
+    ways = {"eager", "as the scale says"}
+    assert {*found["host"]} == {f"{way}: {part}" for way in ways for part in host.SHOWN}
+    assert all(row["seconds"] > 0 for row in found["host"].values())
+    assert page.count("\n| --- |") == 6
 
 
 def test_a_killed_command_keeps_its_rows_and_a_failed_part_stops_no_other(

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from bench.gpu.fake import RECORDED, in_two
+from bench.gpu.host import LAUNCHES, REST, few_tokens
 from tests.support.fake_cuda.asked import answers, needed
 
 pytestmark = [pytest.mark.slow, needed]
@@ -31,3 +32,16 @@ def test_the_peak_is_as_recorded_and_as_planned(
     assert peak == pytest.approx(1e9 * RECORDED[scale].peak, rel=0.05)
     assert sum(facts["launches"]["update 1"].values()) <= RECORDED[scale].launches
     assert facts["planned"] == pytest.approx(peak, rel=0.05)
+
+
+@pytest.mark.parametrize("scale", LAUNCHES)
+def test_kernels_of_each_part_are_at_most_those_recorded(
+    request: pytest.FixtureRequest, scale: str
+) -> None:
+    words = [*few_tokens(scale), "compile=false"]
+    question = {"module": "trials", "words": words, "updates": 2, "whole": False}
+    [facts] = answers(request.config, [question])
+    assert facts["error"] is None, facts["error"]
+    counted = {part or REST: number for part, number in facts["by_part"]["update 1"].items()}
+    assert counted.keys() <= LAUNCHES[scale].keys()
+    assert all(number <= LAUNCHES[scale][part] for part, number in counted.items()), counted

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from bench.steps import resolved, words_of_scale
 from tests.support import hybrid, moe
 from tests.support.fake_cuda.asked import answers, needed, small
+from trainer.config.plan import plan_trial
 
 pytestmark = [pytest.mark.slow, needed]
 UPDATES = 3
@@ -41,6 +43,24 @@ RANKS = {
         )
     },
 }
+
+
+def test_rank_0_of_the_largest_scale_at_a_checkpoint(request: pytest.FixtureRequest) -> None:
+    """A GPU of 80 GB holds rank 0 of 10b on eight ranks, AdamW with a delay and Error Feedback,
+    while the gang is saved: nothing of another rank is there, and of its own nothing twice."""
+    # The chunks of the linear mixers cost time here, and no memory that a checkpoint has.
+    few = ("batch_size=8", "pipeline.num_microbatches=8", "compile=false", "model.chunk_size=2048")
+    words = words_of_scale("10b", "pipeline=pipedream_2bw", EF, *few)
+    question = {"module": "rank", "words": words, "rank": 0, "updates": 1, "saves": True}
+    [facts] = answers(request.config, [question])
+    assert facts["error"] is None, facts["error"]
+    assert 20e9 < facts["peaks"]["checkpoint"] < 60e9
+    assert largest_rank_of(words) < 60e9
+
+
+def largest_rank_of(words: list[str]) -> int:
+    """The bytes of weights and states of the rank that needs most, by the plan."""
+    return plan_trial(resolved([*words, "device=cpu"])).memory_bytes
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """NCCL's rules about communicators on top of gloo, so that a CPU shows what would hang on GPUs."""
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -23,14 +24,18 @@ class NcclLike:
        ncclCommInitRank does. Raises TimeoutError (of torch) if they do not come.
     2. A communicator has one queue: a message between two ranks waits for those before it,
        whatever their direction. Here it may carry one direction only, else it raises ValueError.
+    3. The collectives of a communicator meet in the order in which each rank calls them. Raises
+       ValueError where the n-th one is not the same on all ranks: NCCL would hang or mix them up.
     """
 
     def __init__(self, store: dist.Store, rank: int) -> None:
         self._store, self._rank = store, rank
         self._built: set[str] = set()
+        self._called: Counter[str] = Counter()
         self._direction: dict[str, str] = {}
         self._lock = threading.Lock()
-        self._isend, self._irecv, self._all_reduce = dist.isend, dist.irecv, dist.all_reduce
+        self._isend, self._irecv = dist.isend, dist.irecv
+        self._all_reduce, self._broadcast = dist.all_reduce, dist.broadcast
 
     def isend(
         self, tensor: Tensor, dst: int | None = None, group: Any = None, **of_torch: Any
@@ -53,9 +58,28 @@ class NcclLike:
         self, tensor: Tensor, op: Any = dist.ReduceOp.SUM, *, group: Any, async_op: bool = False
     ) -> dist.Work | None:
         """See `torch.distributed.all_reduce`."""
-        self._build(f"{group.group_name}/all", dist.get_process_group_ranks(group))
+        self._collective(f"a sum of {tensor.numel()}", group)
         work: dist.Work | None = self._all_reduce(tensor, op, group=group, async_op=async_op)
         return work
+
+    def broadcast(
+        self, tensor: Tensor, src: int, group: Any, async_op: bool = False
+    ) -> dist.Work | None:
+        """See `torch.distributed.broadcast`."""
+        self._collective(f"a broadcast of {tensor.numel()} from rank {src}", group)
+        work: dist.Work | None = self._broadcast(tensor, src, group=group, async_op=async_op)
+        return work
+
+    def _collective(self, what: str, group: Any) -> None:
+        name = f"{group.group_name}/all"
+        self._build(name, dist.get_process_group_ranks(group))
+        with self._lock:
+            self._called[name] += 1
+            key = f"{name}/call/{self._called[name]}"
+        if self._store.add(f"{key}/calls", 1) == 1:
+            self._store.set(key, what)
+        elif (other := self._store.get(key).decode()) != what:
+            raise ValueError(f"{key} is {what} on rank {self._rank}, and {other} on another one")
 
     def _message(self, direction: str, peer: Any, group: Any) -> None:
         name = f"{group.group_name}/{min(self._rank, peer)}:{max(self._rank, peer)}"
@@ -77,6 +101,7 @@ def nccl_like(store: dist.Store, rank: int) -> Iterator[None]:
     """Replaces the functions of `torch.distributed` that the trainer calls, in this process."""
     like = NcclLike(store, rank)
     with ExitStack() as stack:
+        stack.enter_context(patch.object(dist, "broadcast", like.broadcast))
         for name in ("isend", "irecv", "all_reduce"):
             function = getattr(like, name)
             for module in (dist, distributed_c10d):  # torch 2.11 asks whether a P2POp has this one

@@ -7,8 +7,8 @@ fragmented memory.
 
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,6 +22,7 @@ from torch.optim import optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from bench.gpu.host import told_apart
 from tests.support.fake_cuda import kernels, patches
 from tests.support.fake_cuda.memory import Memory
 
@@ -32,15 +33,15 @@ LIBRARIES = ("/pytorch_optimizer/", "/schedulefree/", "/torch/optim/")
 class FakeGPU:
     """What operations on the fake device did, by the `part` of the run that they belong to.
 
-    `launches` are also told apart by whether they are of a stage's forward or backward.
+    `launches` are also told apart by what the update did: see `bench.gpu.host.PARTS`.
     """
 
     def __init__(self) -> None:
         self.memory = Memory()
         self.part = ""
-        self.in_passes = False
+        self.doing = ""
         self.waits: Counter[tuple[str, str]] = Counter()
-        self.launches: Counter[tuple[str, bool]] = Counter()
+        self.launches: Counter[tuple[str, str]] = Counter()
         self.peaks: dict[str, int] = {}
         self.mixed: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
@@ -52,6 +53,15 @@ class FakeGPU:
         self.part = part
         self.memory.restart()
 
+    @contextmanager
+    def does(self, what: str) -> Iterator[None]:
+        """What follows in the context does this."""
+        before, self.doing = self.doing, what
+        try:
+            yield
+        finally:
+            self.doing = before
+
     def waited(self, kind: str) -> None:
         """The host waited for the device."""
         self.waits[self.part, f"{kind} at {place()}"] += 1
@@ -60,6 +70,7 @@ class FakeGPU:
         enter = self._stack.enter_context
         for target, value in patches.of(self).items():
             enter(mock.patch(target, value, create=True))
+        enter(told_apart(self.does))
         optimizer._foreach_supported_types.append(FakeTensor)
         self._stack.callback(optimizer._foreach_supported_types.remove, FakeTensor)
         enter(FakeTensorMode(allow_non_fake_inputs=True))
@@ -112,7 +123,7 @@ class _Watch(TorchDispatchMode):
         if is_on_gpu or any(x.is_cuda for x in made):
             if why := kernels.wait(function, args, kwargs, out):
                 gpu.waited(why)
-            gpu.launches[gpu.part, gpu.in_passes] += kernels.launches(base, args)
+            gpu.launches[gpu.part, gpu.doing] += kernels.launches(base, args)
         for tensor in made:
             tensor.constant = None  # else operations on small constants run on the device for real
             gpu.memory.track(tensor)

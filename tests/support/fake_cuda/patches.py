@@ -12,14 +12,12 @@ from torch import Tensor, nn
 from tests.support.fake_cuda import kernels
 from tests.support.fake_cuda.memory import Memory
 from trainer.data.batches import Prefetched
-from trainer.stages.stage import Stage
 
 NAME, BYTES = "NVIDIA H100 80GB HBM3", 85_017_624_576
 
 
 class Watched(Protocol):
     memory: Memory
-    in_passes: bool
 
     def waited(self, kind: str) -> None: ...
 
@@ -66,23 +64,11 @@ def of(gpu: Watched) -> dict[str, object]:
             values = [values] * size
         return values
 
-    def in_passes(method: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            gpu.in_passes = True
-            try:
-                return method(*args, **kwargs)
-            finally:
-                gpu.in_passes = False
-
-        return run
-
-    fake, stage = "torch._subclasses.fake_tensor.FakeTensor.", "trainer.stages.stage.Stage."
+    fake = "torch._subclasses.fake_tensor.FakeTensor."
     return {
         **{f"torch.cuda.{name}": value for name, value in cuda.items()},
         f"{fake}tolist": tolist,
         f"{fake}__deepcopy__": lambda x, memo: memo.setdefault(id(x), x.detach().clone()),
-        f"{stage}forward": in_passes(Stage.forward),
-        f"{stage}backward_input": in_passes(Stage.backward_input),
         "torch.Tensor.data_ptr": lambda x: (
             x.untyped_storage().data_ptr() + x.storage_offset() * x.itemsize
         ),

@@ -1,7 +1,8 @@
 """One rank of a true pipeline on a fake GPU; its peers are torch's fake process group."""
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,6 +20,7 @@ from tests.support.fake_cuda.trials import Facts, facts_of
 from trainer.base.build import build
 from trainer.base.resources import reproducible
 from trainer.config.memory import peak_bytes
+from trainer.executors import whole_state
 from trainer.executors.pipelined import Pipelined
 from trainer.optimizers.routing import BALANCE
 from trainer.parts import Parts, build_pipelined, empty_stage
@@ -47,9 +49,9 @@ class AtOnce:
         return future
 
 
-def looked_at(words: Sequence[str], rank: int, updates: int) -> Facts:
-    """What `updates` updates between two drains do on a rank of a trial with these `words`, then
-    an update by itself: see `facts_of`."""
+def looked_at(words: Sequence[str], rank: int, updates: int, saves: bool = False) -> Facts:
+    """What an update by itself, then `updates` updates between two drains do on a rank of a trial
+    with these `words`, and then, if it `saves`, its part of a checkpoint: see `facts_of`."""
     gpu = FakeGPU()
     config = resolved([*words, "device=cuda", "runner=pipelined"])
     error = None
@@ -60,6 +62,10 @@ def looked_at(words: Sequence[str], rank: int, updates: int) -> Facts:
             executor.run(0, 1, lambda update: None)
             gpu.begin("updates")
             executor.run(1, 1 + updates, lambda update: None)
+            if saves:
+                gpu.begin("checkpoint")
+                with mock.patch.object(whole_state, "collect", _sent):
+                    executor.state()
     except Exception:
         error = traceback.format_exc()
     return {"error": error, "planned": peak_bytes(config, UPDATES), **facts_of(gpu)}
@@ -93,6 +99,12 @@ def names_of(config: Facts) -> list[list[str | None]]:
         [None if kind == BALANCE else name for name, kind in model.kinds(stage).items()]
         for stage in stages
     ]
+
+
+def _sent(gang: Gang, mine: Iterable[object]) -> list[Any]:
+    """Sends each object, and gets none of the peers."""
+    deque(mine, maxlen=0)
+    return []
 
 
 def _executor(config: Facts, rank: int) -> Pipelined:

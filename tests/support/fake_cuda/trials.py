@@ -1,12 +1,14 @@
 """A trial's executor on a fake GPU: what `trainer.trial` does, without a folder and data."""
 
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bench.gpu.host import PASSES
 from bench.steps import executor, resolved
 from tests.support.fake_cuda.gpu import FakeGPU, place
 from trainer.base.resources import reproducible
@@ -41,12 +43,17 @@ def facts_of(gpu: FakeGPU) -> Facts:
     waits: dict[str, Facts] = {}
     for (part, why), number in gpu.waits.items():
         waits.setdefault(part, {})[why] = number
-    launches: dict[str, list[int]] = {}
-    for (part, in_passes), number in gpu.launches.items():
-        launches.setdefault(part, [0, 0])[in_passes] += number
+    by_part: dict[str, Counter[str]] = {}
+    for (part, doing), number in gpu.launches.items():
+        by_part.setdefault(part, Counter())[doing] += number
+    passes = {part: sum(of[name] for name in PASSES) for part, of in by_part.items()}
     return {
         "waits": waits,
-        "launches": {part: {"beside": n, "passes": m} for part, (n, m) in launches.items()},
+        "launches": {
+            part: {"beside": of.total() - passes[part], "passes": passes[part]}
+            for part, of in by_part.items()
+        },
+        "by_part": by_part,
         "peaks": gpu.peaks,
         "mixed": dict(gpu.mixed),
         "refused": dict(gpu.refused),

@@ -240,6 +240,12 @@ def test_failed_and_forced_trials_run_again_to_the_same_numbers(tmp_path: Path) 
         assert again["final_val_loss"] == loss["final_val_loss"]
         assert len([*folder.glob("attempt-*.json")]) == 2
     assert earlier["final_val_loss"] == expected["final_val_loss"]
+    (failing / "result.json").write_text(json.dumps({**other, "status": "failed"}))
+    words = ["status=failed", "first_trial=true"]
+    done = subprocess.run([*command, *words], check=False, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, lines[-1]) == (0, "1 completed"), done.stderr
+    assert sum(line.startswith("first     completed; stopped after 3") for line in lines) == 1
     nothing = subprocess.run(
         [*command, "status=completed"], check=False, capture_output=True, text=True
     )

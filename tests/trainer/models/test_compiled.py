@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from bench.steps import executor, resolved
+from tests.support import hybrid, moe
 from trainer.models.recipe import compiled_stage
 
 WORDS = (
@@ -48,6 +50,21 @@ def test_a_graph_of_a_layer_and_one_of_the_loss(graphs: list[Any], words: tuple[
         compiled = losses(*words, "compile=true", f"pipeline.num_stages={stages}")
         assert len(graphs) == 3 * 2
         assert compiled == losses(*words, f"pipeline.num_stages={stages}")
+
+
+# torch's own, when it compiles an autograd.Function
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize(("family", "of_shape"), [(moe, 2), (hybrid, 3)], ids=["moe", "hybrid"])
+def test_a_graph_of_each_kind_of_layer_and_one_of_the_loss(
+    graphs: list[Any], family: Any, of_shape: int
+) -> None:
+    """For each shape, with a delay, whatever the cut; and none of them is broken in two."""
+    words = (*family.WORDS, *DELAYED, "dtype=bfloat16", "eval_dtype=bfloat16", "compile=true")
+    for stages in (1, 2):
+        counters.clear()
+        losses(*words, f"pipeline.num_stages={stages}")
+        assert len(graphs) == 3 * of_shape
+        assert not counters["graph_break"]
 
 
 def test_a_module_without_layers_is_compiled_as_a_whole(graphs: list[Any]) -> None:

@@ -1,14 +1,19 @@
 """Every schedule starts and ends under NCCL's rules about communicators, evaluation included."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from tests.support import gangs, small
+from tests.support.nccl_like import NcclLike
 from trainer.base.places import CONF
 
 SHAPE = ("batch_size=8", "num_updates=4", "pipeline.num_microbatches=4")
+REPLICAS = ("runner=pipelined", "num_replicas=2")
 SCHEDULES = sorted(path.stem for path in (CONF / "pipeline").glob("*.yaml"))
 WORDS = {
     "dualpipe_v": ("pipeline.num_microbatches=8",),  # which four ranks need
@@ -35,7 +40,52 @@ def test_every_schedule_runs(tmp_path: Path, p: int) -> None:
 
 @pytest.mark.parametrize("p", [1, 2])
 def test_replicas_run(tmp_path: Path, p: int) -> None:
-    configs = [
-        config(tmp_path, schedule, p, "num_replicas=2") for schedule in ("sync", "pipedream_2bw")
+    """Those that divide the optimizer's states among them broadcast weights too, by the group in
+    which gradients are summed, and so do those that evaluate averages."""
+    undivided = [config(tmp_path, schedule, p, *REPLICAS) for schedule in ("sync", "pipedream_2bw")]
+    divided = [
+        config(tmp_path, schedule, p, *REPLICAS, "shard_optimizer=true", *words)
+        for schedule, *words in (("pipedream_2bw",), ("sync", "optimizer=schedule_free_adamw"))
     ]
-    gangs.all_equal(configs, gangs.as_rank_of_many)
+    gangs.all_equal([*undivided, *divided], gangs.as_rank_of_many)
+
+
+SUM, BROADCAST = ("sum", 0), ("broadcast", 0)
+
+
+@pytest.mark.parametrize(
+    ("of_first", "of_second", "said"),
+    [
+        ([SUM, BROADCAST], [SUM, BROADCAST], None),
+        ([SUM, BROADCAST], [BROADCAST, SUM], "/1 is a broadcast of 3 from rank 0 on rank 1"),
+        ([("broadcast", 1)], [BROADCAST], "/1 is a broadcast of 3 from rank 0 on rank 1"),
+    ],
+)
+def test_the_rules_see_collectives_in_another_order(
+    monkeypatch: pytest.MonkeyPatch,
+    of_first: list[tuple[str, int]],
+    of_second: list[tuple[str, int]],
+    said: str | None,
+) -> None:
+    """Two ranks, one after the other, of a communicator that both have built."""
+    for name in ("all_reduce", "broadcast"):
+        monkeypatch.setattr(dist, name, lambda *_, **__: None)
+    monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: [0, 1])
+    store, group, tensor = dist.HashStore(), SimpleNamespace(group_name="g"), torch.zeros(3)
+    for rank in (0, 1):
+        store.set(f"g/all/{rank}", b"here")
+    first, second = NcclLike(store, 0), NcclLike(store, 1)
+
+    def call(like: NcclLike, calls: list[tuple[str, int]]) -> None:
+        for kind, source in calls:
+            if kind == "sum":
+                like.all_reduce(tensor, group=group)
+            else:
+                like.broadcast(tensor, source, group)
+
+    call(first, of_first)
+    if said is None:
+        call(second, of_second)
+        return
+    with pytest.raises(ValueError, match=said):
+        call(second, of_second)
