@@ -1,12 +1,8 @@
 """Functions of tensors as graphs of torch's compiler, one for each shape, shared by all trials."""
 
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from filelock import FileLock
 from torch import Tensor
 from torch.fx import GraphModule
 
@@ -38,25 +34,7 @@ def compiled(graph: GraphModule, examples: Sequence[Tensor], num_threads: int) -
     from torch._inductor import standalone_compile
 
     options = {"config_patches": {"cpp.threads": num_threads}}
-    made_from = repr((graph.code, [tensor.shape for tensor in examples], options))
-    with _compiling_alone(hashlib.sha256(made_from.encode()).hexdigest()[:16]):
-        run: Graph = standalone_compile(
-            graph, [*examples], dynamic_shapes="from_example_inputs", options=options
-        )
+    run: Graph = standalone_compile(
+        graph, [*examples], dynamic_shapes="from_example_inputs", options=options
+    )
     return run
-
-
-@contextmanager
-def _compiling_alone(graph: str) -> Iterator[None]:
-    """Lets one process at a time compile a graph: others then find its files.
-
-    Trials that start together want the same graphs. Who finds a mark that one was compiled on this
-    machine does not wait for others that load it.
-    """
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    mark = Path(cache_dir(), f"pipegap-graph-{graph}")
-    mark.parent.mkdir(parents=True, exist_ok=True)
-    with nullcontext() if mark.exists() else FileLock(mark.with_suffix(".lock")):
-        yield
-    mark.touch()

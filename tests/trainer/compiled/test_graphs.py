@@ -1,18 +1,15 @@
-"""What graphs multiply by, and which process compiles them."""
+"""What graphs multiply by."""
 
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock, Timeout
 
 from bench.steps import executor, resolved
 from trainer.base.compiler import compiler
 from trainer.base.resources import reproducible
 from trainer.compiled import passes
-from trainer.compiled.graphs import _compiling_alone
 from trainer.compiled.products import products_of
 from trainer.executors.gradients import Update
 
@@ -47,23 +44,3 @@ def test_products_and_short_attention_are_our_own(monkeypatch: pytest.MonkeyPatc
     [plain], [compiled] = made.values()
     assert compiled.loss == pytest.approx(plain.loss, rel=1e-6)
     assert compiled.grad_norm == pytest.approx(plain.grad_norm, rel=5e-6)
-
-
-def test_one_process_compiles_and_later_ones_do_not_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    lock = FileLock(tmp_path / "pipegap-graph-a.lock", timeout=0, is_singleton=False)
-    with _compiling_alone("a"), _compiling_alone("b"), pytest.raises(Timeout):
-        lock.acquire()
-    with lock, _compiling_alone("a"):
-        pass
-
-
-def test_a_graph_that_failed_is_not_taken_for_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    with pytest.raises(ZeroDivisionError), _compiling_alone("a"):
-        raise ZeroDivisionError
-    assert not [path for path in tmp_path.iterdir() if path.suffix != ".lock"]
