@@ -1,5 +1,6 @@
 """Numbers of others beside ours: every public function is a call. Rules were written before the
-runs: of `statements` in findings/others/sweep.yaml, of `triple` in conf/sweep/families.yaml."""
+runs: of `statements` in findings/others/sweep.yaml, of `triple` in conf/sweep/families.yaml, of
+`flush` in findings/flush/sweep.yaml."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -12,13 +13,16 @@ from analysis.statistics.intervals import mean_interval, ratio_interval
 from analysis.table.names import minus
 from analysis.table.names import optimizer as name
 from findings.code import cells
-from findings.code.cells import Markdown, TrialGroup, groups, mean, table
+from findings.code.cells import Groups, Markdown, TrialGroup, groups, mean, table
 from findings.code.published import FINDINGS, TINY, View, of_sweep, read
 
 SWEEP = "others"
 NO_CHANGE = 0.05
 """A share of the gap that counts as nothing."""
 HYBRID = "tiny_hybrid"
+MICROBATCHES = "pipeline.num_microbatches"
+ALIKE = 0.03
+"""Nats per token on both sides of 0 within which PACI ends about where a flush does."""
 LITTLE = 0.2
 """A share of the gap below which Error Feedback gives all of the loss back."""
 
@@ -76,6 +80,26 @@ def triple(trials: str) -> Markdown:
             ),
         ]
     return table(["the paper's losses say", "here", "verdict"], rows)
+
+
+def flush() -> Markdown:
+    """One row per statement about PACI beside a flush."""
+    rows = _flush(groups(of_sweep("flush", TINY), MICROBATCHES))
+    return table(["statement", "gap of PACI here", "verdict"], rows)
+
+
+def _flush(of: Groups) -> Iterator[Statement]:
+    gaps = {num: _gaps(group, "paci") for (_, num), group in of.items()}
+    for num, gap in gaps.items():
+        low, high = mean_interval(gap.dropna().to_numpy())
+        is_apart = low > ALIKE or high < -ALIKE
+        outcome = "disagrees" if is_apart else "agrees" if max(-low, high) < ALIKE else "open"
+        said = f"with {num} microbatches PACI ends about where a flush does"
+        yield Statement(said, mean(gap), f"**{outcome}**")
+    few, many = sorted(gaps)
+    yield _above(
+        f"{many} microbatches help PACI: the gap with {few} minus that", gaps[few] - gaps[many]
+    )
 
 
 def agreement() -> str:

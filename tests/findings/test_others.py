@@ -2,17 +2,19 @@
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from analysis import load
 from findings.code import others
-from findings.code.cells import groups
+from findings.code.cells import TrialGroup, groups
 from findings.code.published import View
 from tests.support.synthetic_store import config, result, write
 
 GAPS = {"muon": {2: 0.1, 8: 0.4, 16: 1.0}, "adamh": {2: 0.3, 8: 1.0, 16: 2.0}}
 SHARES = {"muon": {2: 0.6, 8: 0.4, 16: 0.2}, "adamh": {2: 0.5, 8: 0.1, 16: 0.1}}
 NOISE = (-0.001, 0.0005, 0.0005)
+NOISES = pd.Series([-0.001, 0.0, 0.0, 0.001])
 CORRECTIONS = "trainer.corrections."
 PREDICTION = {"_target_": f"{CORRECTIONS}weight_prediction.WeightPrediction", "horizon": 1.0}
 TAYLOR = {"_target_": f"{CORRECTIONS}taylor.Taylor", "coefficient": 1.0, "decay": 0.0}
@@ -93,3 +95,22 @@ def test_the_numbers_of_others_are_consistent() -> None:
     for row in rows.dropna(subset="removed").to_dict("records"):
         share = 1 - row["gap"] / plain[row["optimizer"], row["delay"]]
         assert row["removed"] == pytest.approx(share, abs=0.0051)
+
+
+@pytest.mark.parametrize(
+    ("gaps", "expected"),
+    [
+        ((0.0, 0.01), ["agrees", "agrees", "disagrees"]),
+        ((0.1, 0.031), ["disagrees", "open", "agrees"]),
+        ((-0.029, -0.1), ["open", "disagrees", "agrees"]),
+        ((0.02, 0.02), ["agrees", "agrees", "open"]),
+    ],
+)
+def test_paci_beside_a_flush_by_its_rule(
+    gaps: tuple[float, float], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = {
+        ("adamw", num): TrialGroup({}, pd.DataFrame({"sync": 0.0, "paci": gap + noise}), {})
+        for num, gap, noise in zip((8, 16), gaps, (NOISES, NOISES[::-1]), strict=True)
+    }
+    assert [row.outcome.strip("*") for row in others._flush(of)] == expected
