@@ -1,10 +1,10 @@
 """docs/code.md: its commands run, the example equals transformers, and the folder's code counts."""
 
-import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -99,20 +99,15 @@ def test_it_equals_transformers(tmp_path: Path) -> None:
         torch.testing.assert_close(mine[name], weight.grad, rtol=0, atol=1e-5)
 
 
+def id_with(folder: Path) -> str:
+    """The id of a trial with the code of a folder."""
+    return trial_id(compose([f"code={folder}", "model=gpt2_tiny"]), "d")
+
+
 def ids(*folders: Path) -> list[str]:
-    """The id of a trial with the code of each folder, each in a process of its own."""
-    found = []
-    for folder in folders:
-        read, write = os.pipe()
-        if os.fork() == 0:
-            try:
-                words = [f"code={folder}", "model=gpt2_tiny"]
-                os.write(write, trial_id(compose(words), "d").encode())
-            finally:
-                os._exit(0)
-        os.wait()
-        found.append(os.read(read, 100).decode())
-    return found
+    """Each folder's id, in a process of its own: a process keeps to one folder."""
+    with get_context("forkserver").Pool(1, maxtasksperchild=1) as pool:
+        return pool.map(id_with, folders, chunksize=1)
 
 
 def test_a_change_of_the_code_makes_another_trial(tmp_path: Path) -> None:
