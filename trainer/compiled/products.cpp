@@ -18,6 +18,8 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <algorithm>
+
 namespace {
 
 using Vector = at::vec::Vectorized<float>;
@@ -112,7 +114,7 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& given) {
   const at::Tensor b = can_pack ? given : given.contiguous();
   const int64_t m = a.size(-2), k = a.size(-1), n = b.size(-1), stacked = a.dim() == 3 ? a.size(0) : 1;
   at::Tensor c = a.dim() == 3 ? at::empty({stacked, m, n}, a.options()) : at::empty({m, n}, a.options());
-  if (k == 0) c.zero_();
+  if (k == 0) c.zero_(); // else no tile writes it
   for (int64_t i = 0; i < stacked; ++i)
     multiply(m, n, k, matrix(a, i), matrix(b, i), c.mutable_data_ptr<float>() + i * m * n);
   return c;

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trainer.base.compiler import compiler
+from trainer.base.errors import BadInput, short
 
 SOURCE = Path(__file__).with_name("products.cpp")
 VECTORS = {
@@ -26,6 +27,7 @@ def product() -> Callable[[Tensor, Tensor], Tensor]:
     """a [m, k], b [k, n] or stacks of both, fp32 on a CPU, in any layout → a b, on one thread.
 
     Differs from torch.mm by rounding, and takes half of its time on AMD's processors with AVX-512.
+    Raises BadInput if it cannot be built.
     """
     torch.ops.load_library(_built())
 
@@ -48,6 +50,7 @@ def _built() -> Path:
     """The library, in the folder of torch's compiler, by a name that says all it was made from.
 
     torch's own loader of C++ would wait without end for the lock of a process that was killed.
+    Raises BadInput if the compiler fails.
     """
     from torch._inductor.runtime.cache_dir_utils import cache_dir  # imports the compiler
 
@@ -62,6 +65,9 @@ def _built() -> Path:
         part = library.with_suffix(f".{os.getpid()}")
         paths = [f"-I{torch_folder / 'include'}", f"-L{torch_folder / 'lib'}"]
         command = [compiler(), *flags, *paths, str(SOURCE), "-ltorch_cpu", "-lc10", "-o", str(part)]
-        subprocess.run(command, check=True)
+        built = subprocess.run(command, capture_output=True, text=True, check=False)
+        if built.returncode:
+            allowed = f"needs a C++20 compiler; {compiler()} says: {short(built.stderr.strip())}"
+            raise BadInput("compile", "update", allowed)
         part.rename(library)
     return library

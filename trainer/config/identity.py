@@ -34,8 +34,8 @@ from trainer.models.checkpoint_files import weights_digest
 TRAINER_VERSION = 2
 """Raised by hand when a fix changes numbers: results of different versions are never mixed."""
 
-COMPILED_VERSION = 3
-"""The version of trials with `compile=update`, whose numbers the trainer's compiled graphs make."""
+COMPILED_FIXES = 1
+"""Raised by hand when a fix changes the numbers of `compile=update` alone."""
 
 PACKAGE = __name__.partition(".")[0]
 OWN_DATA = f"{PACKAGE}.data."
@@ -53,7 +53,7 @@ COMMIT = "PIPEGAP_COMMIT"
 
 def version_of(config: Mapping[str, Any]) -> int:
     """Return the version of the trainer that the numbers of a trial belong to."""
-    return COMPILED_VERSION if config.get("compile") == "update" else TRAINER_VERSION
+    return TRAINER_VERSION + COMPILED_FIXES * (config.get("compile") == "update")
 
 
 def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:

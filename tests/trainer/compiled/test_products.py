@@ -4,12 +4,14 @@ import shutil
 from collections.abc import Iterator
 from itertools import product as every
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 import torch
 from torch import Tensor
 
 from trainer.base.compiler import compiler
+from trainer.base.errors import BadInput
 from trainer.compiled import products
 from trainer.compiled.products import product, products_of
 
@@ -89,11 +91,12 @@ def test_a_library_is_built_once_and_never_seen_in_part(
 ) -> None:
     built = []
 
-    def cut(command: list[str], check: bool) -> None:
+    def cut(command: list[str], **_: object) -> CompletedProcess[str]:
         built.append(Path(command[-1]))
         built[-1].write_text("a part")
         if len(built) == 1:
             raise KeyboardInterrupt
+        return CompletedProcess(command, 0)
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(products.subprocess, "run", cut)
@@ -103,3 +106,16 @@ def test_a_library_is_built_once_and_never_seen_in_part(
     assert products._built() == products._built()
     assert [path.suffix for path in tmp_path.iterdir()] == [".so"]
     assert len(built) == 2
+
+
+def test_a_compiler_that_fails_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "old"
+    old.write_text("#!/bin/sh\necho 'unrecognized option -std=c++20' >&2\nexit 1\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("CXX", str(old))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    with pytest.raises(BadInput, match=r"^compile=update: needs a C\+\+20 compiler; .*option -std"):
+        products._built()
+    assert not [*(tmp_path / "cache").glob("*.so")]

@@ -103,7 +103,7 @@ IDS = {
         *("num_updates=250", "optimizer=nadamw", "optimizer.lr=0.008", DELAY, FEEDBACK, "seed=2"),
     ),
     "096fc16fdcd12997": ("num_updates=400", "compile=true"),
-    "86c85dbacd84b4ba": ("num_updates=400", "compile=update"),  # COMPILED_VERSION 3
+    "86c85dbacd84b4ba": ("num_updates=400", "compile=update"),  # COMPILED_FIXES 1
     "20f887f7b25780bd": (
         "num_updates=null",
         "tokens_per_parameter=20",
