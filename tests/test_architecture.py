@@ -157,6 +157,38 @@ def test_a_test_imports_helpers_from_support_and_oracles_only(path: Path) -> Non
     assert helpers <= {"support", "oracles"}
 
 
+@cache
+def names_in(module: str) -> frozenset[str] | None:
+    """What can be imported from a module of the project; None of a module that makes names when it
+    is asked, and of what is no module of the project."""
+    path = ROOT.joinpath(*module.split("."))
+    if not (ROOT / module.partition(".")[0]).is_dir():
+        return None
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    body = ast.parse(file.read_text() if file.is_file() else "").body
+    defined = [node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    names = {node.name for node in defined} | {sibling.stem for sibling in path.glob("*")}
+    for node in (n for top in body if top not in defined for n in ast.walk(top)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return None if "__getattr__" in names else frozenset(names)
+
+
+def test_what_a_test_imports_is_there() -> None:
+    """mypy reads no test, and a slow one may not run for long after a name has moved."""
+    lost = []
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                asked = {alias.name for alias in node.names}
+                known = names_in(node.module)
+                gone = asked - known if known is not None else ()
+                lost += [f"{name(path)}: {node.module}.{each}" for each in gone]
+    assert lost == []
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "trainer").rglob("__init__.py")), ids=name)
 def test_no_module_is_shadowed_by_a_name_of_its_package(path: Path) -> None:
     """`package.thing` would be the function to some and the module to others."""

@@ -20,10 +20,10 @@ from tests.support.fake_cuda.trials import Facts, facts_of
 from trainer.base.build import build
 from trainer.base.resources import reproducible
 from trainer.config.memory import peak_bytes
-from trainer.executors import whole_state
 from trainer.executors.pipelined import Pipelined
 from trainer.optimizers.routing import BALANCE
 from trainer.parts import Parts, build_pipelined, empty_stage
+from trainer.ranks import collect
 from trainer.ranks.groups import Gang, Heartbeat
 
 
@@ -64,7 +64,7 @@ def looked_at(words: Sequence[str], rank: int, updates: int, saves: bool = False
             executor.run(1, 1 + updates, lambda update: None)
             if saves:
                 gpu.begin("checkpoint")
-                with mock.patch.object(whole_state, "collect", _sent):
+                with mock.patch.object(collect, "collect", _sent):
                     executor.state()
     except Exception:
         error = traceback.format_exc()
