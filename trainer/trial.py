@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainer.base.compiler import compiling
+from trainer.base.compiler import compiling, require_compiler
 from trainer.base.errors import BadInput, LeaseLost, Stopped
 from trainer.base.randomness import stream_seed
 from trainer.base.resources import (
@@ -97,6 +97,8 @@ def _train_alone(job: Job) -> Row:
     """Runs all stages in this process; returns the result."""
     device = require_device(job.config["device"])
     require_memory(job.plan.memory_bytes, device)
+    if job.config["compile"] == "update":
+        require_compiler()
     reset_peak_memory(device)
     with _reproducible(job.config):
         parts = build_parts(job.config, job.plan.num_updates)

@@ -183,3 +183,14 @@ def test_faster_ways_compute_the_same(plain: Plain, tmp_path: Path, key: str) ->
     faster, _ = ran(tmp_path, "b", *ASYNC, key)
     assert faster["final_val_loss"] == pytest.approx(plain[0]["final_val_loss"], rel=1e-4)
     assert faster["trial_id"] != plain[0]["trial_id"]
+
+
+def test_a_compiled_update_without_a_compiler_is_refused_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(
+        BadInput, match=r"^compile=update: needs a C\+\+ compiler, no-such-compiler"
+    ):
+        ran(tmp_path, "a", *ASYNC, "compile=update")
+    assert not [*tmp_path.rglob("result.json")]
