@@ -1,5 +1,6 @@
 """What the graphs compute, before the compiler rounds otherwise, is the plain update."""
 
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -128,6 +129,19 @@ def test_the_rest_is_made_without_a_graph(words: tuple[str, ...], graphs: list[A
     assert distance(compiled, plain, start) < 2e-5
 
 
+def test_a_weight_that_has_not_moved_yet_is_not_corrected(graphs: list[Any]) -> None:
+    """Error Feedback begins when there is an earlier update: before, u_{t−1} is zero."""
+    plain, compiled = trainer(*DELAYED), trainer(*DELAYED, "compile=update")
+    plain.run(0, 3, lambda update: None)
+    state, before = deepcopy((plain.state(), plain.weights()))
+    for of_weight in [*state.values()][::2]:
+        of_weight["correction"]["update_1"].zero_()
+    for run in (plain, compiled):
+        run.restore(deepcopy(state))
+        run.run(3, 4, lambda update: None)
+    assert distance(compiled.weights(), plain.weights(), before) < 2e-5
+
+
 def test_one_graph_serves_trials_with_other_numbers(graphs: list[Any]) -> None:
     trained(*DELAYED, "compile=update", updates=3)
     options = ("optimizer.lr=0.1", "optimizer.momentum=0.5", "optimizer.eps=1e-3", "seed=3")
@@ -144,7 +158,9 @@ def test_a_gradient_is_that_of_autograd(graphs: list[Any]) -> None:
     assert norms["update"] == norms["false"]
 
 
-@pytest.mark.parametrize("words", [(), ("model.num_layers=2", "pipeline.num_stages=2")])
+@pytest.mark.parametrize(
+    "words", [DELAYED, (*DELAYED, "model.num_layers=2", "pipeline.num_stages=2")], ids=len
+)
 def test_an_evaluation_is_a_plain_stages(words: tuple[str, ...], graphs: list[Any]) -> None:
     """Batches of the first one's shape are a graph's; the last batch is shorter."""
     batches = torch.randint(30, (11, 9), generator=torch.Generator().manual_seed(0)).split(5)
@@ -152,7 +168,12 @@ def test_an_evaluation_is_a_plain_stages(words: tuple[str, ...], graphs: list[An
         plain, compiled = (trainer(*words, f"compile={way}") for way in ("false", "update"))
         expected, num_graphs = plain.evaluate(batches), len(graphs)
         assert compiled.evaluate(batches) == expected
-    assert len(graphs) == num_graphs + len(compiled.stages)
+        assert len(graphs) == num_graphs + len(compiled.stages)
+        for first, last in ((0, 3), (3, 4)):  # the newest version lies in another slot each time
+            for run in (plain, compiled):
+                run.run(first, last, lambda update: None)
+            expected = pytest.approx(plain.evaluate(batches), rel=1e-6)
+            assert compiled.evaluate(batches) == expected
 
 
 def test_averages_are_not_evaluated_as_the_newest_weights(graphs: list[Any]) -> None:
