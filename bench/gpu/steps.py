@@ -27,6 +27,7 @@ STEPS: Mapping[str, tuple[Callable[..., Callable[[], None]], tuple[str, ...]]] =
     "AdamW, delay": (ours, DELAY),
     "AdamW, delay + EF": (ours, EF),
     "AdamW, delay + EF, four stages": (ours, (*EF, "pipeline.num_stages=4")),
+    "AdamW, delay + EF, four microbatches": (ours, (*EF, "pipeline.num_microbatches=4")),
     "Muon, sync": (ours, ("optimizer=muon",)),
     "Muon, delay + EF": (ours, ("optimizer=muon", *EF)),
     "SOAP, delay + EF": (ours, ("optimizer=soap", *EF)),

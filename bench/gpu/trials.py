@@ -23,7 +23,7 @@ from trainer.data.bins import HEADER_BYTES, LAYOUTS
 from trainer.folder import checkpoint
 
 MAGIC = next(iter(LAYOUTS))
-TRIAL_UPDATES, EVERY, WINDOWS = 40, 20, 64
+TRIAL_UPDATES, EVERY, WINDOWS = 24, 12, 64
 """Updates of a trial, updates between its evaluations and checkpoints, windows it evaluates."""
 TRIALS: Mapping[str, Sequence[str]] = {
     "emulated": (),
@@ -100,7 +100,10 @@ def trials(setting: GPUSetting) -> Iterator[Row]:
 
 def _trial(out: Path, words: list[str]) -> dict[str, Any]:
     started = time.perf_counter()
-    run([sys.executable, "-m", "trainer", *words, f"out={out}"], check=True, capture_output=True)
+    command = [sys.executable, "-m", "trainer", *words, f"out={out}"]
+    ended = run(command, capture_output=True, check=False, text=True)
+    if ended.returncode:
+        raise RuntimeError(ended.stderr.strip().splitlines()[-1])
     seconds = time.perf_counter() - started
     result = json.loads((out / "result.json").read_text())
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

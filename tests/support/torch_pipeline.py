@@ -54,6 +54,7 @@ class Case:
     trace_to: Path | None = None
     shares: str = ""
     """Whether "stages" tie the head to the embedding, or "blocks" of the first stage a matrix."""
+    device: str = "cpu"
 
 
 def modules(num_stages: int, dtype: torch.dtype = torch.float32) -> list[nn.Module]:
@@ -87,12 +88,18 @@ def batch(t: int) -> tuple[Tensor, Tensor]:
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
+def device_of(case: Case, rank: int) -> torch.device:
+    """Of several GPUs each rank has its own."""
+    return CPU if case.device == "cpu" else torch.device(case.device, rank)
+
+
 class Training:
     """The loop of a user: one stage of the case on this rank."""
 
     def __init__(self, case: Case, rank: int, num_stages: int) -> None:
         self.case, self.rank, self.num_stages = case, rank, num_stages
-        self.module = modules_of(case, num_stages)[rank]
+        self.device = device_of(case, rank)
+        self.module = modules_of(case, num_stages)[rank].to(self.device)
         self.optimizer = OPTIMIZERS[case.optimizer](self.module)
         self.scheduler = LambdaLR(self.optimizer, toy.lr_factor)
         self.schedule = self.new_schedule()
@@ -104,7 +111,7 @@ class Training:
             node = every_correction.settings(case.correction)
             correction = {"correction": every_correction.located(node), "num_updates": T}
         return Schedule2BW(
-            PipelineStage(self.module, self.rank, self.num_stages, CPU),
+            PipelineStage(self.module, self.rank, self.num_stages, self.device),
             case.microbatches,
             toy.loss,
             update=self.update,
@@ -127,7 +134,7 @@ class Training:
 
     def step(self, t: int, call: str = "step") -> float:
         """The mean loss of the batch, on the last rank."""
-        x, y = batch(t)
+        x, y = (part.to(self.device) for part in batch(t))
         losses: list[Tensor] = []
         inputs = (x,) if self.rank == 0 else ()
         last = {"target": y, "losses": losses} if self.rank == self.num_stages - 1 else {}
@@ -187,7 +194,7 @@ class Training:
         with self.schedule.drained() as newest:
             if self.case.trace_to is not None:
                 self.schedule.write_trace(self.case.trace_to)
-            return {n: w.detach().clone() for n, w in newest.named_parameters()}, means
+            return {n: w.detach().cpu().clone() for n, w in newest.named_parameters()}, means
 
 
 def as_rank(
@@ -198,7 +205,8 @@ def as_rank(
     cases: Sequence[Case],
 ) -> None:
     torch.set_num_threads(1)
-    with joined(store, heartbeat.rank, num_stages, 1, CPU, heartbeat, 60):
+    device = device_of(cases[0], heartbeat.rank)
+    with joined(store, heartbeat.rank, num_stages, 1, device, heartbeat, 60):
         for i, case in enumerate(cases):
             trained = Training(case, heartbeat.rank, num_stages).run()
             send((i, heartbeat.rank, pickle.dumps(trained)))
