@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from statistics import harmonic_mean
 from typing import Any, NamedTuple
 
 from trainer.base.atomic import file_hash
@@ -18,7 +19,7 @@ from trainer.ranks.spawn import run_gang
 from trainer.ranks.supervisor import Launch
 from trainer.trial import run_trial
 
-UPDATES, STOPS_AFTER = 6, 3
+UPDATES, STOPS_AFTER, SINCE_DRAIN = 6, 3, 2
 SHORT = {
     "num_updates": UPDATES,
     "tokens_per_parameter": None,
@@ -40,7 +41,8 @@ class Rehearsed(NamedTuple):
 
     `stopped_after` counts updates; None if the trial was at its end before it heard that it should
     stop, as a very short one may be. `difference` says in words what differs; None if nothing does.
-    `tokens_per_second` are those of the last update, `peak_bytes` those of the fullest rank.
+    `tokens_per_second` are those of the updates since the last drain (with a delay two updates end
+    it, one right after the other), `peak_bytes` those of the fullest rank.
     """
 
     status: str
@@ -80,7 +82,7 @@ def resume(config: Config, folder: Path, launch: Launch = run_gang) -> Rehearsed
         str(result["status"]),
         stopped_after,
         _difference(straight, stopped) if config["deterministic"] else None,
-        _rows(straight)[-1]["tokens_per_second"],
+        harmonic_mean(row["tokens_per_second"] for row in _rows(straight)[-SINCE_DRAIN:]),
         result["peak_memory_bytes"],
     )
 

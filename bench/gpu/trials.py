@@ -27,7 +27,6 @@ TRIAL_UPDATES, EVERY, WINDOWS = 24, 12, 64
 """Updates of a trial, updates between its evaluations and checkpoints, windows it evaluates."""
 TRIALS: Mapping[str, Sequence[str]] = {
     "emulated": (),
-    "emulated, once more": (),
     "pipelined, one rank": ("runner=pipelined", "trace=true"),
     "emulated, delay + EF, four stages": (*EF, "pipeline.num_stages=4"),
 }

@@ -19,6 +19,10 @@ def test_a_stop_and_a_resume_change_no_bit(tmp_path: Path) -> None:
     assert (found.status, found.stopped_after, found.difference) == ("completed", 3, None)
     rows = rehearsal._rows(tmp_path / "out" / rehearsal.STOPPED)
     assert ["val_loss" in row for row in rows] == [False, False, True, False, False, True]
+    tokens = config["batch_size"] * config["seq_len"]
+    straight = rehearsal._rows(tmp_path / "out" / rehearsal.STRAIGHT)
+    seconds = sum(tokens / row["tokens_per_second"] for row in straight[4:])  # after a checkpoint
+    assert found.tokens_per_second == pytest.approx(2 * tokens / seconds)
 
 
 def test_a_rank_of_a_true_pipeline_too(tmp_path: Path) -> None:

@@ -37,6 +37,9 @@ TRAINER_VERSION = 2
 COMPILED_FIXES = 1
 """Raised by hand when a fix changes the numbers of `compile=update` alone."""
 
+HEAD_FIXES = 1
+"""Raised by hand when a fix changes the numbers of models alone whose head is not the embedding."""
+
 PACKAGE = __name__.partition(".")[0]
 OWN_DATA = f"{PACKAGE}.data."
 """How the address of a data's class begins that lies in this package."""
@@ -53,7 +56,9 @@ COMMIT = "PIPEGAP_COMMIT"
 
 def version_of(config: Mapping[str, Any]) -> int:
     """Return the version of the trainer that the numbers of a trial belong to."""
-    return TRAINER_VERSION + COMPILED_FIXES * (config.get("compile") == "update")
+    is_compiled = config.get("compile") == "update"
+    has_head = config.get("model", {}).get("tied_embeddings") is False
+    return TRAINER_VERSION + COMPILED_FIXES * is_compiled + HEAD_FIXES * has_head
 
 
 def trial_id(config: Mapping[str, Any], data_hash: str | None) -> str:

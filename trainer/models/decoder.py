@@ -188,9 +188,9 @@ class DecoderStage(nn.Module):
         parts["layers"] = nn.ModuleDict({str(layer): recipe.layer(layer) for layer in split[index]})
         if self.is_last:
             parts["norm"] = recipe.norm()
-            if not recipe.tied_embeddings:
-                self.lm_head = nn.Linear(recipe.hidden_size, recipe.vocab_size, bias=False)
         self.model = nn.ModuleDict(parts)
+        if self.is_last and not recipe.tied_embeddings:  # after the rest, for any number of stages
+            self.lm_head = nn.Linear(recipe.hidden_size, recipe.vocab_size, bias=False)
 
     def layers(self) -> list[nn.Module]:
         """Its layers, in order."""

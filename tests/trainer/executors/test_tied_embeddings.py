@@ -6,11 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support import toy
+from bench.steps import executor, resolved
+from tests.support import hybrid, moe, toy
 from tests.support.delayed import PHASES
 from tests.support.llama import SMALL
 from tests.support.whole import EMBEDDING, emulated
+from trainer.base.resources import reproducible
 from trainer.executors.emulated import Emulated
+from trainer.executors.gradients import Update
 from trainer.schedules.operations import Schedule
 from trainer.schedules.recipes import pipedream, pipedream_2bw, sync
 
@@ -58,3 +61,24 @@ def test_with_delays_by_stage_the_pair_takes_the_larger() -> None:
     held = executor._stages[-1].versions.state()
     assert sorted(held[EMBEDDING]["held"]) == [T - 3, T - 2, T - 1, T]
     assert held["model.norm.weight"]["held"] == [T]
+
+
+@pytest.mark.parametrize(
+    "family", [("model=nano",), moe.WORDS, hybrid.WORDS], ids=["dense", "moe", "hybrid"]
+)
+@pytest.mark.parametrize("clip", [1.0, 1e9], ids=["clipped", "not clipped"])
+def test_with_a_head_of_its_own_stages_change_no_bit(family: tuple[str, ...], clip: float) -> None:
+    """The norm counts the weights in one order, whatever the number of stages."""
+    words = (*family, "model.num_layers=4", "model.tied_embeddings=false", f"clip_norm={clip}")
+    shape = ("batch_size=4", "seq_len=16", "pipeline=pipedream_2bw", "pipeline.num_microbatches=4")
+    seen = []
+    with reproducible(0, 1):
+        for p in (1, 2, 4):
+            trained = executor(resolved([*words, *shape, f"pipeline.num_stages={p}"]))
+            updates: list[Update] = []
+            trained.run(0, 3, updates.append)
+            seen.append((updates, trained.weights()))
+    (updates, weights), *others = seen
+    for of_stages, its_weights in others:
+        assert of_stages == updates
+        assert all(torch.equal(its_weights[name], weight) for name, weight in weights.items())
