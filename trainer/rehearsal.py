@@ -24,7 +24,7 @@ SHORT = {
     "num_updates": UPDATES,
     "tokens_per_parameter": None,
     "eval_every": 3,
-    "checkpoint_every": 2,
+    "checkpoint_every": 4,  # each one may take seconds
     "save_final": True,
     "trace": False,
 }

@@ -66,7 +66,7 @@ def told_apart(part: Part) -> Iterator[None]:
 
 
 class Stopwatch:
-    """The seconds of each part, without those of parts within it."""
+    """The seconds of each part from now on, without those of parts within it."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -102,9 +102,10 @@ def host(setting: GPUSetting) -> Iterator[Row]:
     words = few_tokens(setting.scale, f"device={setting.device}", *setting.more)
     known = LAUNCHES.get(setting.scale, {})
     for way, more in (("eager", ["compile=false"]), ("as the scale says", [])):
-        update, watch = ours([*words, *more]), Stopwatch()
+        update = ours([*words, *more])
         for _ in range(WARM):
             update()
+        watch = Stopwatch()
         with told_apart(watch.part):
             for _ in range(setting.rounds):
                 with watch.part(REST):
