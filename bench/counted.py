@@ -62,20 +62,32 @@ def squared_relu(width: int) -> int:
     return 8 * width // 3
 
 
-OURS, SPEEDRUN, NANOCHAT, TITAN = "[above](#on-an-h100)", "modded-nanogpt", "nanochat", "torchtitan"
+H100, H200 = "[above](#on-an-h100)", "[above](#on-an-h200)"
+SPEEDRUN, NANOCHAT, TITAN = "modded-nanogpt", "nanochat", "torchtitan"
+EF = ("pipeline=pipedream_2bw", "correction=error_feedback")
 ROWS = (
-    Measured("135m (a fit)", scale("135m"), 259_517, OURS),
-    Measured("135m, eager", scale("135m", "compile=false"), 134_738, OURS),
-    Measured("135m, 4 microbatches", scale("135m", "pipeline.num_microbatches=4"), 307_549, OURS),
-    Measured("360m", scale("360m"), 155_483, OURS),
-    Measured("135m, evaluation", scale("135m"), 773_913, OURS, evaluates=True),
+    Measured("135m (a fit)", scale("135m"), 259_517, H100),
+    Measured("135m, eager", scale("135m", "compile=false"), 134_738, H100),
+    Measured("135m, 4 microbatches", scale("135m", "pipeline.num_microbatches=4"), 307_549, H100),
+    Measured("360m", scale("360m"), 155_483, H100),
+    Measured("135m, evaluation", scale("135m"), 773_913, H100, evaluates=True),
     Measured(
         "135m, evaluation in fp32",
         scale("135m", "eval_dtype=float32"),
         109_124,
-        OURS,
+        H100,
         evaluates=True,
     ),
+    Measured("135m", scale("135m"), 327_917, H200, "H200"),
+    Measured("135m, eager", scale("135m", "compile=false"), 164_314, H200, "H200"),
+    Measured(
+        "135m, delay + EF, 4 microbatches",
+        scale("135m", *EF, "pipeline.num_microbatches=4"),
+        352_962,
+        H200,
+        "H200",
+    ),
+    Measured("135m, evaluation", scale("135m"), 964_939, H200, "H200", evaluates=True),
     Measured(
         "GPT-2 124M, 12 × 768, 64 × 1,024 per GPU",
         llama(768, 12, 6, squared_relu(768), 50304, "batch_size=64", "seq_len=1024"),
