@@ -37,11 +37,11 @@ class Vector:
 
     def joined(self, tensors: Sequence[Tensor]) -> Tensor:
         """A new vector with a copy of each tensor, and zeros between them."""
-        pieces = []
-        for tensor, gap in zip(tensors, self._gaps, strict=True):
-            pieces.append(tensor.reshape(-1))
-            if gap:
-                pieces.append(tensor.new_zeros(gap))
+        pieces = [tensor.reshape(-1) for tensor in tensors]
+        if any(self._gaps):
+            zeros = tensors[0].new_zeros(max(self._gaps))
+            gaps = [zeros[:gap] for gap in self._gaps]
+            pieces = [entries for pair in zip(pieces, gaps, strict=True) for entries in pair]
         return torch.cat(pieces)
 
     def beneath(self, tensors: Sequence[Tensor]) -> Tensor | None:
@@ -58,10 +58,6 @@ class Vector:
         """These tensors as one vector: their own memory where they lie so, else a copy."""
         whole = self.beneath(tensors)
         return self.joined(tensors) if whole is None else whole
-
-    def alike(self, whole: Tensor) -> Tensor:
-        """A new vector of any numbers, with zeros between the tensors."""
-        return torch.zeros_like(whole) if any(self._gaps) else torch.empty_like(whole)
 
 
 class Layout:
@@ -146,12 +142,6 @@ def cloned(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     if isinstance(tensors, Flat):
         return Flat(tensors.layout, [whole.clone() for whole in tensors.wholes])
     return [tensor.detach().clone() for tensor in tensors]
-
-
-def alike(tensors: Flat) -> list[Tensor]:
-    """New tensors that lie as these do, of any numbers."""
-    pairs = zip(tensors.layout.vectors, tensors.wholes, strict=True)
-    return tensors.layout.parts([vector.alike(whole) for vector, whole in pairs])
 
 
 def storage(tensor: Tensor) -> int:

@@ -18,10 +18,10 @@ from trainer.optimizers.routing import BALANCE, Kind, Parameters
 from trainer.optimizers.sharded import Sharded, owned
 from trainer.optimizers.state import Observer
 from trainer.schedules.operations import Op
-from trainer.stages import sums
 from trainer.stages.backward import Microbatch
 from trainer.stages.in_parts import correction_in_parts
 from trainer.stages.probe import Comparison, Counts, NoProbe, NoRoutingProbe, Probe, RoutingProbe
+from trainer.stages.sums import Sums
 from trainer.stages.update import corrected_update, dry_update
 from trainer.stages.versions import Versions
 
@@ -67,7 +67,7 @@ class Stage:
         self._microbatch = microbatch
         self._in_flight: dict[tuple[int, int, int], Microbatch] = {}
         self._read: dict[int, list[int]] = {}
-        self._sums: dict[int, list[Tensor]] = {}
+        self._sums = Sums(self.versions.flat_master)
 
     def _make_versions(self, module: nn.Module, dtype: torch.dtype) -> Versions:
         ahead = self._correction.reads_ahead
@@ -127,20 +127,11 @@ class Stage:
     def backward_weights(self, op: Op, replica: int = 0) -> None:
         """Adds up this microbatch's gradients in fp32; to be called after its `backward_input`."""
         gradients = self._in_flight.pop((op.batch, op.microbatch, replica)).gradients()
-        # The first microbatch's gradients become the sum: bf16 gradients are added up in fp32.
-        if replica in self._sums:
-            sums.add(self._sums[replica], gradients)
-        else:
-            self._sums[replica] = sums.begun(self.versions.flat_master, gradients)
+        self._sums.add(replica, gradients)
 
     def take_gradients(self) -> list[Tensor]:
         """Returns the finished batch's gradients, summed over microbatches, then over replicas."""
-        replicas, self._sums = self._sums, {}
-        # In a fixed order, so that a run repeats to the bit.
-        total = replicas.pop(0)
-        for replica in sorted(replicas):
-            torch._foreach_add_(total, replicas[replica])
-        return total
+        return self._sums.take()
 
     @torch.no_grad()
     def correct(self, batch: int, gradients: Sequence[Tensor]) -> None:

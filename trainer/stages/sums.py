@@ -1,39 +1,52 @@
-"""Sums of gradients over microbatches, in the dtype of the master."""
+"""Sums of a batch's gradients over microbatches and replicas, in the dtype of the master."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from trainer.base.flat import Flat, alike
-
-AT_ONCE = 16
-"""Gradients that are copied to another dtype before they are added: so the copies stay small."""
+from trainer.base.flat import Flat, Vector
 
 
-def begun(masters: Flat, gradients: Sequence[Tensor]) -> list[Tensor]:
-    """The sum of the first gradients alone, in the dtypes of the masters.
+class Sums:
+    """The sum of each replica's gradients, of weights that lie as `masters` do."""
 
-    Gradients in these dtypes become the sum themselves. Others are copied to where a step by
-    vectors needs no further copy.
-    """
-    if all(g.dtype == master.dtype for g, master in zip(gradients, masters, strict=True)):
-        return list(gradients)
-    copies = alike(masters)
-    torch._foreach_copy_(copies, list(gradients))
-    return copies
+    def __init__(self, masters: Flat) -> None:
+        self._layout, self._dtype = masters.layout, masters.wholes[0].dtype
+        self._of_replicas: dict[int, list[Tensor]] = {}
+
+    def add(self, replica: int, gradients: Sequence[Tensor]) -> None:
+        """Adds a microbatch's gradients.
+
+        The first ones become the sum itself. In another dtype they are copied to where a step by
+        vectors needs no further copy, and later ones are added vector by vector: torch would add
+        them tensor by tensor, and on a GPU the time goes by the number of calls.
+        """
+        is_first = replica not in self._of_replicas
+        if all(gradient.dtype == self._dtype for gradient in gradients):
+            if is_first:
+                self._of_replicas[replica] = list(gradients)
+            else:
+                torch._foreach_add_(self._of_replicas[replica], list(gradients))
+        elif is_first:
+            wholes = [_joined(vector, gradients) for vector in self._layout.vectors]
+            self._of_replicas[replica] = self._layout.parts([w.to(self._dtype) for w in wholes])
+        else:
+            for vector in self._layout.vectors:
+                whole = vector.beneath([self._of_replicas[replica][i] for i in vector.numbers])
+                assert whole is not None
+                whole.add_(_joined(vector, gradients))
+
+    def take(self) -> list[Tensor]:
+        """Returns the sum over all replicas, and begins anew."""
+        replicas, self._of_replicas = self._of_replicas, {}
+        # In a fixed order, so that a run repeats to the bit.
+        total = replicas.pop(0)
+        for replica in sorted(replicas):
+            torch._foreach_add_(total, replicas[replica])
+        return total
 
 
-def add(sums: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Adds each tensor to its sum, in place.
-
-    Torch adds lists of two dtypes tensor by tensor, but copies them at once: on a GPU the time goes
-    by the number of calls.
-    """
-    for start in range(0, len(sums), AT_ONCE):
-        some, added = (list(of[start : start + AT_ONCE]) for of in (sums, tensors))
-        if any(tensor.dtype != own.dtype for tensor, own in zip(added, some, strict=True)):
-            copies = [torch.empty_like(own) for own in some]
-            torch._foreach_copy_(copies, added)
-            added = copies
-        torch._foreach_add_(some, added)
+def _joined(vector: Vector, gradients: Sequence[Tensor]) -> Tensor:
+    """A copy of the gradients in this vector, in the widest of their dtypes."""
+    return vector.joined([gradients[i] for i in vector.numbers])

@@ -5,7 +5,7 @@ import operator
 import torch
 
 from trainer.base.flat import Flat, Layout
-from trainer.stages import sums
+from trainer.stages.sums import Sums
 
 SHAPES = [(3, 5), (7,), (2, 2, 2)] * 7
 DTYPES = [torch.bfloat16, torch.float32, torch.bfloat16] * 7
@@ -22,14 +22,22 @@ def test_the_sum_is_that_of_the_numbers_in_fp32() -> None:
         [torch.randn(s, generator=generator).to(d) for s, d in zip(SHAPES, DTYPES, strict=True)]
         for _ in range(4)
     ]
-    total = sums.begun(masters(), batches[0])
-    for batch in batches[1:]:
-        sums.add(total, batch)
-    for i, of_weight in enumerate(total):
+    sums = Sums(masters())
+    for batch in batches:
+        sums.add(0, batch)
+    for i, of_weight in enumerate(sums.take()):
         wide = [batch[i].float() for batch in batches]
         assert torch.equal(of_weight, wide[0] + wide[1] + wide[2] + wide[3])
 
 
 def test_gradients_in_the_masters_dtype_become_the_sum() -> None:
-    gradients = [torch.ones(shape) for shape in SHAPES]
-    assert all(map(operator.is_, sums.begun(masters(), gradients), gradients))
+    gradients, sums = [torch.ones(shape) for shape in SHAPES], Sums(masters())
+    sums.add(0, gradients)
+    assert all(map(operator.is_, sums.take(), gradients))
+
+
+def test_replicas_are_added_up_in_their_order() -> None:
+    sums, numbers = Sums(masters()), {1: 2.0**-24, 0: 1.0, 2: 2.0**-24}
+    for replica, number in numbers.items():
+        sums.add(replica, [torch.full(shape, number) for shape in SHAPES])
+    assert all((of_weight == 1).all() for of_weight in sums.take()), "the small ones come last"

@@ -85,4 +85,4 @@ def test_nothing_stays_in_flight() -> None:
     assert not executor._gradients
     assert not executor._losses
     for stage in executor._stages:
-        assert not any((stage._in_flight, stage._read, stage._sums))
+        assert not any((stage._in_flight, stage._read, stage._sums._of_replicas))
