@@ -50,13 +50,13 @@ def require_twins(newest: nn.Module, twins: Sequence[nn.Module]) -> None:
         raise BadInput("twins", len(twins), "must be two modules with the weights of the stage's")
 
 
-def require_trainable(update: object, newest: nn.Module) -> None:
+def require_trainable(update: object, newest: Sequence[Tensor]) -> None:
     """Raises BadInput without an `update`, or if weights are updated in another place; RuntimeError
     while a CUDA graph is captured.
     """
     if not callable(update):
         raise BadInput("update", update, "is required: a function that steps the optimizer")
-    if any(weight._post_accumulate_grad_hooks for weight in newest.parameters()):
+    if any(weight._post_accumulate_grad_hooks for weight in newest):
         allowed = "must not step in the backward (OptimizersInBackward): its gradient is late"
         raise BadInput("optimizer", "a hook of a weight", allowed)
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():

@@ -157,7 +157,7 @@ class Schedule2BW(Schedule1F1B):
             # torch 2.11 would never prepare for a backward what it prepared for an evaluation.
             self._stage_forward_initialized = self._stage_backward_initialized
             return
-        refusals.require_trainable(self.update, self.newest)
+        refusals.require_trainable(self.update, self._late.weights)
         args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
         stage, batch, m = self._stage, self.num_taken, self._n_microbatches
         stage.submod = self._late.prepare(batch, is_synchronous=batch <= self._synchronous_start)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from trainer.delayed.kept_weights import copy_into
@@ -32,6 +33,7 @@ class Twins:
             given = [copy.deepcopy(newest, dict(buffers)) for _ in range(2)]
         refusals.require_twins(newest, given)
         self._modules = list(given)
+        self._weights: list[list[nn.Parameter]] = []  # of the twins and of `newest`, once started
         self._start: int | None = None
         """The last batch that computes on the newest weights."""
 
@@ -45,8 +47,23 @@ class Twins:
         return self._modules[batch % 2]
 
     def weights(self, batch: int) -> list[nn.Parameter]:
-        """The weights that the batch computes on, in the module's order."""
-        return list(self.module(batch).parameters())
+        """The weights that the batch computes on, in the module's order; from `start` on."""
+        return self._weights[batch % 2]
+
+    @property
+    def newest_weights(self) -> list[nn.Parameter]:
+        """The newest weights; until `start` they may be replaced."""
+        return self._weights[-1] if self._weights else [*self.newest.parameters()]
+
+    def reshard(self) -> None:
+        """Drops whole weights: FSDP2 keeps those that an evaluation gathered, and no optimizer
+        steps them."""
+        for part in self._sharded:
+            part.reshard()
+
+    @cached_property
+    def _sharded(self) -> list[FSDPModule]:
+        return [part for part in self.newest.modules() if isinstance(part, FSDPModule)]
 
     def delay(self, batch: int) -> int:
         """How many updates old the weights are that the batch computes on: 0 or 1."""
@@ -55,11 +72,10 @@ class Twins:
 
     def start(self, batch: int, delay: int = 0) -> None:
         """Both twins get the newest weights, W(batch); `delay` is that of what the batch reads."""
-        newest, mine, other = (
-            [*self.newest.parameters()],
-            self.weights(batch),
-            self.weights(batch + 1),
-        )
+        self.reshard()
+        # Looked up once: to walk a module takes as long as a small microbatch.
+        self._weights = [[*module.parameters()] for module in (*self._modules, self.newest)]
+        newest, mine, other = self.newest_weights, self.weights(batch), self.weights(batch + 1)
         if self._is_aliased:
             # The newest weights stay where they are: a checkpoint may be on its way to there.
             for weight, here, there in zip(newest, mine, other, strict=True):
@@ -86,7 +102,7 @@ class Twins:
             return []
         here, kept = self.weights(batch), self.weights(batch + 1)
         copy_into(here, kept)
-        for weight, there in zip(self.newest.parameters(), here, strict=True):
+        for weight, there in zip(self.newest_weights, here, strict=True):
             weight.data = there.data
         return kept
 

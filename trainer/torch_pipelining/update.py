@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
@@ -51,7 +50,7 @@ class LateUpdate:
     @property
     def weights(self) -> list[nn.Parameter]:
         """The newest weights."""
-        return list(self._newest.parameters())
+        return self.twins.newest_weights
 
     @cached_property
     def _correction(self) -> CorrectionInParts:
@@ -65,13 +64,8 @@ class LateUpdate:
 
     def prepare(self, batch: int, *, is_synchronous: bool) -> nn.Module:
         """Returns the module that the batch computes on, at first and if `is_synchronous` with the
-        newest weights.
-
-        FSDP2 keeps the weights whole that an evaluation gathered, and no optimizer steps those.
-        """
-        for part in self._newest.modules():
-            if isinstance(part, FSDPModule):
-                part.reshard()
+        newest weights."""
+        self.twins.reshard()
         if is_synchronous or not self.twins.is_started:
             self._start(batch)
         return self.twins.module(batch)

@@ -47,10 +47,10 @@ def test_a_wrapped_module_needs_twins() -> None:
 
 def test_an_update_that_is_made_elsewhere_or_not_at_all() -> None:
     module = nn.Linear(2, 2)
-    refusals.require_trainable(print, module)
-    with pytest.raises(BadInput, match="update=None: is required"):
-        refusals.require_trainable(None, module)
     weights = list(module.parameters())
+    refusals.require_trainable(print, weights)
+    with pytest.raises(BadInput, match="update=None: is required"):
+        refusals.require_trainable(None, weights)
     versions = [weight._version for weight in weights]
     refusals.require_stepped(weights, versions)  # no gradient is left
     module(torch.ones(2)).sum().backward()
@@ -60,14 +60,14 @@ def test_an_update_that_is_made_elsewhere_or_not_at_all() -> None:
     refusals.require_stepped(weights, versions)
     weights[0].register_post_accumulate_grad_hook(print)
     with pytest.raises(BadInput, match="OptimizersInBackward"):
-        refusals.require_trainable(print, module)
+        refusals.require_trainable(print, weights)
 
 
 def test_a_captured_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match="no CUDA graphs"):
-        refusals.require_trainable(print, nn.Linear(2, 2))
+        refusals.require_trainable(print, [])
 
 
 def test_an_evaluation_in_flight() -> None:
