@@ -4,7 +4,7 @@ import re
 from html import escape
 from pathlib import Path
 from string import digits as DIGITS
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import vl_convert
 
@@ -76,12 +76,29 @@ def _write_picture(svg: str, path: Path) -> None:
 
 
 def picture(spec: Spec) -> str:
-    """Return the specification as SVG, with its description for readers who do not see it."""
+    """Return the specification as SVG, with its description for readers who do not see it.
+
+    What only answers a pointer on the page is left out.
+    """
     register()
-    svg = _renumbered(vl_convert.vegalite_to_svg(spec))
+    svg = _renumbered(vl_convert.vegalite_to_svg(_visible(spec)))
     head, _, rest = svg.partition(">")
     words = escape(str(spec.get("description", "")))
     return f'{head} role="img" aria-label="{words}">{rest}'
+
+
+def _visible(spec: Any) -> Any:
+    """Return the specification without layers of opacity 0."""
+    if isinstance(spec, dict):
+        return {key: _visible(value) for key, value in spec.items()}
+    if isinstance(spec, list):
+        return [_visible(item) for item in spec if not _is_hidden(item)]
+    return spec
+
+
+def _is_hidden(spec: Any) -> bool:
+    mark = spec.get("mark") if isinstance(spec, dict) else None
+    return isinstance(mark, dict) and mark.get("opacity") == 0
 
 
 def _renumbered(svg: str) -> str:

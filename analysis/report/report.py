@@ -28,7 +28,7 @@ from trainer.base.errors import BadInput
 
 PLACES = ["folder", "results", "out", "data.path", "data.shards", "code"]
 """Paths on one machine: they are left out of the files, which name a trial by its id."""
-MANY = 2_000
+MANY = 50
 """Trials whose pictures and files take longer to make than a process takes to start."""
 MOST_TRIALS = 10_000
 """Rows of the list of trials on the page."""
