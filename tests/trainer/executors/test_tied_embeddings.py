@@ -9,6 +9,7 @@ from torch import Tensor
 from bench.steps import executor, resolved
 from tests.support import hybrid, moe, toy
 from tests.support.delayed import PHASES
+from tests.support.every_optimizer import NAMES
 from tests.support.llama import SMALL
 from tests.support.whole import EMBEDDING, emulated
 from trainer.base.resources import reproducible
@@ -63,22 +64,34 @@ def test_with_delays_by_stage_the_pair_takes_the_larger() -> None:
     assert held["model.norm.weight"]["held"] == [T]
 
 
-@pytest.mark.parametrize(
-    "family", [("model=nano",), moe.WORDS, hybrid.WORDS], ids=["dense", "moe", "hybrid"]
-)
-@pytest.mark.parametrize("clip", [1.0, 1e9], ids=["clipped", "not clipped"])
-def test_with_a_head_of_its_own_stages_change_no_bit(family: tuple[str, ...], clip: float) -> None:
-    """The norm counts the weights in one order, whatever the number of stages."""
-    words = (*family, "model.num_layers=4", "model.tied_embeddings=false", f"clip_norm={clip}")
-    shape = ("batch_size=4", "seq_len=16", "pipeline=pipedream_2bw", "pipeline.num_microbatches=4")
+def trained_alike(*words: str) -> bool:
+    """Whether one, two and four stages make the same numbers of a model with its own head."""
+    shape = ("model.num_layers=4", "model.tied_embeddings=false", "batch_size=4", "seq_len=16")
+    delayed = ("pipeline=pipedream_2bw", "pipeline.num_microbatches=4")
     seen = []
     with reproducible(0, 1):
         for p in (1, 2, 4):
-            trained = executor(resolved([*words, *shape, f"pipeline.num_stages={p}"]))
-            updates: list[Update] = []
+            config = resolved([*shape, *delayed, *words, f"pipeline.num_stages={p}"])
+            trained, updates = executor(config), list[Update]()
             trained.run(0, 3, updates.append)
             seen.append((updates, trained.weights()))
     (updates, weights), *others = seen
-    for of_stages, its_weights in others:
-        assert of_stages == updates
-        assert all(torch.equal(its_weights[name], weight) for name, weight in weights.items())
+    return all(
+        of_stages == updates and all(torch.equal(its[name], weights[name]) for name in weights)
+        for of_stages, its in others
+    )
+
+
+@pytest.mark.parametrize("clip", [1.0, 1e9], ids=["clipped", "not clipped"])
+@pytest.mark.parametrize(
+    "family", [("model=nano",), moe.WORDS, hybrid.WORDS], ids=["dense", "moe", "hybrid"]
+)
+def test_with_a_head_of_its_own_stages_change_no_bit(family: tuple[str, ...], clip: float) -> None:
+    """The norm counts the weights in one order, whatever the number of stages."""
+    assert trained_alike(*family, f"clip_norm={clip}")
+
+
+@pytest.mark.parametrize("optimizer", [name for name in NAMES if name != "kron"])
+def test_nor_do_they_with_any_optimizer(optimizer: str) -> None:
+    """Kron draws random numbers for one weight after the other."""
+    assert trained_alike("model=nano", f"optimizer={optimizer}")
