@@ -125,9 +125,12 @@ def test_a_schedule_of_torch_gives_the_numbers_of_the_equations(p: int) -> None:
         torch.testing.assert_close(weights[name], weight, rtol=1e-3, atol=1e-4)
 
 
-def test_the_fused_delta_rule_is_ours() -> None:
-    """Values and gradients, within what bf16 leaves."""
+@pytest.mark.parametrize("of", ["values", "gradients"])
+def test_the_fused_delta_rule_is_ours(of: str) -> None:
+    """Within what bf16 leaves: 4e-3 in Triton's interpreter."""
     pytest.importorskip("fla")
+    if of == "gradients":  # on Hopper older ones compute others, and fla raises an error
+        pytest.importorskip("triton", minversion="3.7.1")
     draw = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 4, 100, 64, generator=draw) for _ in range(3))
     decay, rate = -torch.rand(2, 4, 100, generator=draw), torch.rand(2, 4, 100, generator=draw)
@@ -137,6 +140,10 @@ def test_the_fused_delta_rule_is_ours() -> None:
     for rule in (gated_delta_rule, fused_gated_delta_rule):
         given = [x.float().requires_grad_() for x in inputs]
         out = rule(*given, 64)
-        results.append([out.float(), *torch.autograd.grad(out, given, upstream.to(out.dtype))])
+        results.append(
+            [out.float()]
+            if of == "values"
+            else torch.autograd.grad(out, given, upstream.to(out.dtype))
+        )
     for ours, fused in zip(*results, strict=True):
-        assert (ours - fused).norm() < 0.02 * ours.norm()
+        assert (ours - fused).norm() < 0.01 * ours.norm()

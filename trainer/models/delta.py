@@ -14,6 +14,8 @@ LEAST, LARGEST = 0.01, 16.0
 """Range of the initial decay per unit of softplus."""
 FUSED_CHUNKS = (16, 32, 64)
 """The chunks, in tokens, that flash-linear-attention has fused kernels for."""
+FUSED_KEY_SIZE = 256
+"""The widest keys that those kernels take."""
 
 
 class GatedDeltaNet(nn.Module):
@@ -171,6 +173,7 @@ def fused_gated_delta_rule(
     The kernels take queries, keys and values in bf16 and decays in fp32. Triton times them and
     keeps the fastest, so that two processes may add in another order. Raises BadInput where
     flash-linear-attention cannot be imported; not before, as who plans a trial may lack it.
+    With Triton 3.4 to 3.7.0 its backward raises RuntimeError on Hopper GPUs.
     """
     try:
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # takes seconds

@@ -14,7 +14,7 @@ from typing_extensions import override
 from trainer.base.errors import BadInput
 from trainer.base.ranges import Few, Rows
 from trainer.models.decoder import LayerSize
-from trainer.models.delta import FUSED_CHUNKS, GatedDeltaNet
+from trainer.models.delta import FUSED_CHUNKS, FUSED_KEY_SIZE, GatedDeltaNet
 from trainer.models.experts import MixtureWithSharedExpert
 from trainer.models.layers import Attention, CentredRMSNorm, Layer, SigmoidGate, SwiGLU
 from trainer.models.mixture import MixtureDecoder, joined
@@ -52,6 +52,9 @@ class Qwen3Next(MixtureDecoder):
         if self.fused_delta_rule and self.chunk_size not in FUSED_CHUNKS:
             allowed = f"must be one of {FUSED_CHUNKS} with model.fused_delta_rule=true"
             raise BadInput("model.chunk_size", self.chunk_size, allowed)
+        if self.fused_delta_rule and self.key_head_size > FUSED_KEY_SIZE:
+            allowed = f"must be at most {FUSED_KEY_SIZE} with model.fused_delta_rule=true"
+            raise BadInput("model.key_head_size", self.key_head_size, allowed)
 
     @property
     def rotary_size(self) -> int:

@@ -66,6 +66,7 @@ FUSED = (
         ("dtype=float32", "dtype=float32: must be bfloat16"),
         ("deterministic=true", "deterministic=True: must be false"),
         ("model.chunk_size=8", r"chunk_size=8: must be one of \(16, 32, 64\)"),
+        ("model.key_head_size=264", "key_head_size=264: must be at most 256"),
     ],
 )
 def test_a_delta_rule_that_fused_kernels_do_not_have(tmp_path: Path, word: str, says: str) -> None:
