@@ -1,0 +1,74 @@
+"""What the rule of findings/delays says of gaps that the test chooses."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis import load
+from findings.code import delays
+from findings.code.cells import groups
+from findings.code.published import View
+from tests.support.synthetic_store import config, result, write
+
+GAPS = {
+    "adamw": {1: 0.01, 2: 0.02, 4: 0.1, 8: 0.1, 16: 0.12},
+    "muon": {1: 0.005, 2: 0.01, 4: 0.02, 8: 0.04, 16: 0.08},
+}
+"""AdamW's gap doubles, grows faster than the delay, stays, and grows slower; Muon's doubles."""
+LEFT = {1: 0.2, 2: 0.5, 4: 1.0, 8: 2.0, 16: 1.0}
+"""The share of the gap that Error Feedback leaves."""
+NOISES = (-0.0004, 0.0001, 0.0001, 0.0002)
+FEEDBACK = {"_target_": "trainer.corrections.matched_error_feedback.MatchedErrorFeedback"}
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for optimizer, gaps in GAPS.items():
+        for seed, noise in enumerate(NOISES):
+            sync = config(optimizer=optimizer, seed=seed)
+            write(tmp_path, sync, result(sync, 2.0))
+            for delay, gap in gaps.items():
+                for correction, of_arm in (({}, gap), (FEEDBACK, gap * LEFT[delay])):
+                    late = config(optimizer=optimizer, seed=seed)
+                    schedule = {"_target_": "trainer.schedules.constant_delay", "delay": delay}
+                    if delay == 1:
+                        schedule = {"_target_": "trainer.schedules.pipedream_2bw"}
+                    late["pipeline"] |= schedule
+                    late["correction"] |= correction
+                    loss = 2.0 + of_arm + noise * (1 + 2 * bool(correction))
+                    write(tmp_path, late, result(late, loss, delays=[delay]))
+    view = View(load(tmp_path))
+    own = {optimizer: group for (optimizer,), group in groups(view).items()}
+    monkeypatch.setattr(delays, "_of_optimizers", lambda: own)
+
+
+def rows(table: str) -> dict[str, list[str]]:
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    return {first: rest for first, *rest in cells[2:]}
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_gap_grows_faster_than_the_delay_or_slower_or_as_it_does() -> None:
+    grown = {
+        first: [cell.split("]")[1] for cell in rest]
+        for first, rest in rows(delays.growth()).items()
+    }
+    assert grown["AdamW"] == ["", ", faster", ", slower", ", slower"]
+    assert grown["Muon"] == ["", "", "", ""]
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_remedy_helps_or_harms() -> None:
+    helped = rows(delays.helped("matched_ef"))
+    assert helped["1"] == ["AdamW, Muon", "", ""]
+    assert helped["4"] == ["", "", "AdamW, Muon"]
+    assert helped["8"] == ["", "AdamW, Muon", ""]
+
+
+@pytest.mark.usefixtures("measured")
+def test_gaps_of_two_optimizers_are_compared_seed_by_seed() -> None:
+    [(pair, cells)] = rows(delays.robust("adamw", "muon")).items()
+    assert pair == "AdamW minus Muon"
+    means = pd.Series([float(cell.split()[0]) for cell in cells])
+    assert means.tolist() == [0.005, 0.01, 0.08, 0.06, 0.04]
