@@ -38,14 +38,15 @@ def one_matrix(weights: Weights) -> int:
 def one_vector(weights: Weights) -> int:
     """Entries of a vector that weights lie in (`trainer.base.flat`)."""
     sizes = [prod(shape) for _, shape in weights]
-    return max(min(LARGEST, sum(sizes)), *sizes)
+    return max([min(LARGEST, sum(sizes)), *sizes])
 
 
 def drops(number: float, at_once: AtOnce) -> Callable[[Factory], Factory]:
     """Declares how many fp32 numbers a step makes and drops, per entry of what it steps `at_once`.
 
-    Counted where most of them are alive, a copy of the state in a batch among them. Without it one
-    is counted for every weight of a kind.
+    Counted where most of them are alive, with the settings of the YAML and matrices whose sides are
+    as 1 : 2. Of a batch of matrices the stacks of gradients and states are among them. Numbers in
+    bf16 count half. Without it one is counted for every weight of a kind.
     """
 
     def declare(factory: Factory) -> Factory:
@@ -64,9 +65,7 @@ def dropped_entries(factory: Callable[..., Optimizer]) -> Callable[[Weights], in
     number, at_once = getattr(factory, "drops", (1, of_a_kind))
 
     def entries(weights: Weights) -> int:
-        own = [
-            (kind, shape) for kind, shape in weights if is_entrywise(factory) or kind in MATRICES
-        ]
+        own = [weight for weight in weights if is_entrywise(factory) or weight[0] in MATRICES]
         others = sum(prod(shape) for kind, shape in weights if kind not in MATRICES)
         return max(round(number * at_once(own)), 0 if is_entrywise(factory) else others)
 

@@ -21,7 +21,7 @@ SPECTRAL, SIGN = 2, 4
 
 
 @holds(1)
-@drops(2.5, of_two_sides)
+@drops(2.5, of_two_sides)  # a stack in fp32, two in bf16, and two of their products
 def muon(
     parameters: Parameters,
     *,
