@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from trainer.base.build import build, locate
-from trainer.base.flat import LARGEST
 from trainer.config.activations import kept_bytes
 from trainer.corrections.none import NoCorrection
 from trainer.models.recipe import Recipe
-from trainer.optimizers.routing import Kind, is_entrywise, kept_entries
+from trainer.optimizers.dropped import dropped_entries
+from trainer.optimizers.routing import Kind, kept_entries
 from trainer.optimizers.sharded import owners
 from trainer.schedules.operations import Op, Schedule
 from trainer.schedules.proof import interleave
@@ -36,14 +36,11 @@ def largest_rank(config: Mapping[str, Any], schedule: Schedule, correction: NoCo
     the next gradients are summed. Of an optimizer divided among replicas, the replica counts that
     owns most states. A tied weight counts on both of its stages.
     """
-    weights = weights_of(config["model"], schedule.num_stages, config["seq_len"])
-    kept = kept_entries(locate(config["optimizer"]["_target_"]))
+    stages = weights_of(config["model"], schedule.num_stages, config["seq_len"])
     is_true, dtype = config["runner"] != "emulated", getattr(torch, config["dtype"])
-    num_owners = config["num_replicas"] if config["shard_optimizer"] else 1
     of_stages = [
-        num_entries(stage) * _shared(dtype, lag, correction, is_true=is_true)
-        + FP32 * _largest_share([kept(w.kind, w.shape) for w in stage], num_owners)
-        for stage, lag in zip(weights, schedule.lags, strict=True)
+        num_entries(stage) * _shared(dtype, lag, correction, is_true=is_true) + FP32 * states
+        for stage, states, lag in zip(stages, _states(config, stages), schedule.lags, strict=True)
     ]
     return max(by_rank(schedule, of_stages)) if is_true else sum(of_stages)
 
@@ -110,6 +107,9 @@ class Weight(NamedTuple):
         return prod(self.shape[:-2]) * sum(self.shape[-2:])
 
 
+Stages = Sequence[Sequence[Weight]]
+
+
 def weights_of(config_of_model: Any, num_stages: int, seq_len: int) -> list[list[Weight]]:
     """Return the weights of each stage; a tied weight is on both of its stages.
 
@@ -156,10 +156,11 @@ def peak_bytes(config: Mapping[str, Any], num_updates: int) -> int:
     """Return the most bytes that any rank of a validated config has in use in any of its updates.
 
     Counted are weights, gradients and states (`largest_rank`), what microbatches keep between
-    forward and backward, the loss, recomputed layers, and what the optimizer makes on the way (see
-    `_on_the_way`). Not counted are the context of the GPU and its libraries (about 1 GB), messages
-    between ranks, and holes between blocks of memory. Raises what torch raises, most often
-    NotImplementedError or RuntimeError, if a model reads numbers in its forward.
+    forward and backward, the loss, recomputed layers, what the optimizer makes in a step and drops
+    (`trainer.optimizers.dropped`), and what a comparison holds (`diagnostics`). Not counted are the
+    context of the GPU and its libraries (about 1 GB), messages between ranks, and holes between
+    blocks of memory. Raises what torch raises, most often NotImplementedError or RuntimeError, if a
+    model reads numbers in its forward.
     """
     model, schedule = build(config["model"]), build(config["pipeline"], num_updates)
     correction = build(config["correction"], num_updates, schedule.lags)
@@ -169,31 +170,42 @@ def peak_bytes(config: Mapping[str, Any], num_updates: int) -> int:
     stages = weights_of(config["model"], schedule.num_stages, config["seq_len"])
     entries = list(map(num_entries, stages))
     times = 1 if is_true else config["num_replicas"]
-    by_vector = is_entrywise(locate(config["optimizer"]["_target_"]))
+    fresh, held = _held(config, schedule, correction, stages)
+    dropped = dropped_entries(locate(config["optimizer"]["_target_"]))
     costs = _Costs(
         kept=tuple(times * number for number in kept),
         again=tuple(again),
         gradients=tuple(itemsize * number for number in entries),
-        update=tuple(
-            FP32 * (correction.needs_update * num_entries(s) + _on_the_way(s, by_vector=by_vector))
-            for s in stages
-        ),
+        update=tuple(FP32 * (n + dropped(s)) for n, s in zip(held, stages, strict=True)),
         loss=loss_bytes(config, model),
     )
-    waiting = 0 if is_true else FP32 * sum(entries) * (times - 1)
+    waiting = FP32 * (fresh + (0 if is_true else sum(entries) * (times - 1)))
     return largest_rank(config, schedule, correction) + waiting + _beside(schedule, costs, is_true)
 
 
-def _on_the_way(stage: Sequence[Weight], *, by_vector: bool) -> int:
-    """The fp32 numbers that an optimizer makes in a step and drops.
+def _held(
+    config: Mapping[str, Any], schedule: Schedule, correction: NoCorrection, stages: Stages
+) -> tuple[int, list[int]]:
+    """The fp32 numbers of a rank's fresh updates, and those beside the update of each stage.
 
-    One that steps the stage's vectors (`trainer.base.flat`) drops about three of one vector, as
-    Adam does, before the next vector. Another is taken to make one number per weight: Muon makes
-    1.1 of the whole model at 2b.
+    An update that a correction needs is beside. With `diagnostics` the fresh updates are there in
+    the whole batch that is compared, and beside are the update and a copy of the rank's weights
+    before it; beside a fresh update itself is a copy of the optimizer's state.
     """
-    if not by_vector:
-        return num_entries(stage)
-    return 3 * max(min(LARGEST, num_entries(stage)), *(weight.size for weight in stage))
+    entries = list(map(num_entries, stages))
+    if config["diagnostics"] is None:
+        return 0, [correction.needs_update * number for number in entries]
+    is_true = config["runner"] != "emulated"
+    fresh = max(by_rank(schedule, entries)) if is_true else sum(entries)
+    pairs = zip(_states(config, stages), entries, strict=True)
+    return fresh, [max(states, fresh + number) for states, number in pairs]
+
+
+def _states(config: Mapping[str, Any], stages: Stages) -> list[int]:
+    """The fp32 numbers of each stage's optimizer, on the replica that owns most of them."""
+    kept = kept_entries(locate(config["optimizer"]["_target_"]))
+    num_owners = config["num_replicas"] if config["shard_optimizer"] else 1
+    return [_largest_share([kept(*weight) for weight in stage], num_owners) for stage in stages]
 
 
 @cache

@@ -5,11 +5,13 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Count, NonNegative, Positive
+from trainer.optimizers.dropped import drops, of_a_kind, one_vector
 from trainer.optimizers.routing import Decay, Parameters, decaying, entrywise, grouped, holds
 from trainer.optimizers.together import Together
 
 
 @entrywise
+@drops(3, one_vector)
 def adamw(
     parameters: Parameters,
     *,
@@ -84,6 +86,7 @@ def adan(
 
 
 @entrywise
+@drops(2, of_a_kind)
 def adopt(
     parameters: Parameters,
     *,
@@ -125,6 +128,7 @@ class _FirstCallOnlyLooks(Together):
 
 @entrywise
 @holds(3, others=3)
+@drops(2, of_a_kind)
 def ademamix(
     parameters: Parameters,
     *,
@@ -156,6 +160,7 @@ def ademamix(
 
 
 @holds(3, others=3)
+@drops(3, of_a_kind)
 def mars(
     parameters: Parameters,
     *,

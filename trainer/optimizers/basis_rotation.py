@@ -6,6 +6,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Count, NonNegative, Positive
+from trainer.optimizers.dropped import drops, of_a_shape
 from trainer.optimizers.routing import Decay, Group, Parameters, holds
 from trainer.optimizers.together import Batched, auxiliary, beside_adamw
 
@@ -74,6 +75,7 @@ class BasisRotation(Batched):
 
 
 @holds(2, squares=2)
+@drops(13, of_a_shape)
 def basis_rotation(
     parameters: Parameters,
     *,

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import NonNegative, Positive
+from trainer.optimizers.dropped import drops, of_a_shape
 from trainer.optimizers.routing import Decay, Group, Parameters, holds
 from trainer.optimizers.together import Batched, auxiliary, beside_adamw
 
@@ -53,6 +54,7 @@ class Dion(Batched):
 
 
 @holds(1)
+@drops(5, of_a_shape)
 def dion(
     parameters: Parameters,
     *,

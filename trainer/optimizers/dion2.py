@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import NonNegative, Positive
+from trainer.optimizers.dropped import drops, of_a_shape
 from trainer.optimizers.orthogonal import POLAR_EXPRESS, iterated, norms
 from trainer.optimizers.routing import Decay, Group, Parameters, holds
 from trainer.optimizers.together import Batched, auxiliary, beside_adamw
@@ -111,6 +112,7 @@ class Dion3(Batched):
 
 
 @holds(1)
+@drops(4, of_a_shape)
 def dion2(
     parameters: Parameters,
     *,
@@ -133,6 +135,7 @@ def dion2(
 
 
 @holds(1)
+@drops(4.25, of_a_shape)
 def dion3(
     parameters: Parameters,
     *,

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Count, NonNegative, Positive
+from trainer.optimizers.dropped import drops, of_a_kind, of_a_shape
 from trainer.optimizers.orthogonal import Orthogonal, Orthogonalisation, norms
 from trainer.optimizers.routing import Decay, Group, Parameters, holds
 from trainer.optimizers.together import StepsItsOwnWay, auxiliary, beside_adamw
@@ -80,6 +81,7 @@ def _on_spheres(
 
 
 @holds(1)
+@drops(7.3, of_a_shape)
 def muonh(
     parameters: Parameters,
     *,
@@ -114,6 +116,7 @@ def muonh(
     )
 
 
+@drops(2, of_a_kind)
 def adamh(
     parameters: Parameters,
     *,
@@ -139,6 +142,7 @@ def adamh(
 
 
 @holds(1)
+@drops(7.5, of_a_shape)
 def normuonh(
     parameters: Parameters,
     *,

@@ -147,5 +147,6 @@ class OptimizerInParts(Optimizer):
                 view.grad = None
         for weight in self._others:
             self.state[weight] = self._inner.state[weight]
+        self._inner.state.clear()  # else a replaced state would live until the next step
         for mine, theirs in zip(self.param_groups, self._inner.param_groups, strict=False):
             replace_options(mine, theirs)

@@ -119,6 +119,7 @@ class Joined(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.state, self.param_groups = state["state"], state["param_groups"]
+        self._inner.state.clear()  # two states at once might not fit
 
     def _lay(self) -> None:
         """Lays the vectors where the weights lie now."""
@@ -130,7 +131,7 @@ class Joined(Optimizer):
         if self._by_weight is None:
             return
         for whole, (vector, weights) in self._vectors.items():
-            states = [self._by_weight.get(weight, {}) for weight in weights]
+            states = [self._by_weight.pop(weight, {}) for weight in weights]
             self._inner.state[whole] = {
                 key: _whole([state[key] for state in states], vector, weights[0])
                 for key in states[0]

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Count, NonNegative, Positive
+from trainer.optimizers.dropped import drops, of_a_shape
 from trainer.optimizers.routing import Decay, Group, Parameters, holds
 from trainer.optimizers.together import Batched, auxiliary, beside_adamw
 
@@ -109,6 +110,7 @@ class KlSoap(Batched):
 
 
 @holds(2, squares=2)
+@drops(17, of_a_shape)
 def kl_soap(
     parameters: Parameters,
     *,

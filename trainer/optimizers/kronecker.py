@@ -9,11 +9,13 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Count, NonNegative, Positive
+from trainer.optimizers.dropped import drops, one_matrix
 from trainer.optimizers.routing import Decay, Parameters, holds
 from trainer.optimizers.together import Together, auxiliary, beside_adamw
 
 
 @holds(1, squares=2)
+@drops(8, one_matrix)
 def shampoo(
     parameters: Parameters,
     *,
@@ -47,6 +49,7 @@ def shampoo(
 
 
 @holds(2, squares=2)
+@drops(8, one_matrix)
 def soap(
     parameters: Parameters,
     *,
@@ -80,6 +83,7 @@ def soap(
 
 
 @holds(1, squares=1)
+@drops(16, one_matrix)
 def kron(
     parameters: Parameters,
     *,

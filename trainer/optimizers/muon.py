@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from trainer.base.ranges import Count, NonNegative, Positive
 from trainer.optimizers.cautious import CautiousDecay
+from trainer.optimizers.dropped import drops, of_a_shape, of_two_sides
 from trainer.optimizers.orthogonal import Orthogonalisation, polynomials
 from trainer.optimizers.routing import Decay, Group, Parameters, grouped, holds
 from trainer.optimizers.together import Batched, Together, auxiliary, beside_adamw
@@ -20,6 +21,7 @@ SPECTRAL, SIGN = 2, 4
 
 
 @holds(1)
+@drops(2.5, of_two_sides)  # a stack in fp32, two in bf16, and two of their products
 def muon(
     parameters: Parameters,
     *,
@@ -65,6 +67,7 @@ def muon(
 
 
 @holds(1)
+@drops(2.5, of_a_shape)
 def normuon(
     parameters: Parameters,
     *,
@@ -153,6 +156,7 @@ class AdaMuon(Batched):
         return adamuon_update(gradient, state["momentum"], state["variance"], **options)
 
 
+@drops(7, of_a_shape)
 def adamuon(
     parameters: Parameters,
     *,
@@ -187,6 +191,7 @@ def adamuon(
 
 
 @holds(1, others=1)
+@drops(2.5, of_a_shape)
 def scion(
     parameters: Parameters,
     *,

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from trainer.base.ranges import Count, NonNegative, Positive
 from trainer.optimizers.cautious import decay_cautiously
+from trainer.optimizers.dropped import drops, of_a_shape
 from trainer.optimizers.orthogonal import Orthogonal, Orthogonalisation
 from trainer.optimizers.routing import Decay, Group, Parameters, holds
 from trainer.optimizers.together import auxiliary, beside_adamw
@@ -33,6 +34,7 @@ class Nanochat(Orthogonal):
 
 
 @holds(1)
+@drops(6, of_a_shape)
 def nanochat(
     parameters: Parameters,
     *,

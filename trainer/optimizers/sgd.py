@@ -4,11 +4,13 @@ import torch
 from torch.optim import Optimizer
 
 from trainer.base.ranges import NonNegative, Positive
+from trainer.optimizers.dropped import drops, one_vector
 from trainer.optimizers.routing import Decay, Parameters, decaying, entrywise, holds
 
 
 @entrywise
 @holds(1, others=1)
+@drops(1, one_vector)
 def sgd(
     parameters: Parameters,
     *,
@@ -30,6 +32,7 @@ def sgd(
 
 @entrywise
 @holds(1, others=1)
+@drops(1, one_vector)
 def sgdw(
     parameters: Parameters,
     *,

@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Count, NonNegative, Positive
+from trainer.optimizers.dropped import drops, of_a_kind
 from trainer.optimizers.routing import Decay, Group, Parameters, decaying, entrywise
 
 
@@ -80,6 +81,7 @@ class Sophia(Optimizer):
 
 
 @entrywise
+@drops(2, of_a_kind)
 def sophia(
     parameters: Parameters,
     *,

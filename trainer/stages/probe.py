@@ -81,14 +81,16 @@ class Probe(NoProbe):
 
     @override
     def applied(self, weights: Sequence[Tensor]) -> None:
-        self._compare("applied", torch._foreach_sub(self._kept, list(weights)))
+        torch._foreach_sub_(self._kept, list(weights))
+        self._compare("applied", self._kept)
 
     def _compare(self, name: str, change: Sequence[Tensor]) -> None:
         """Compares `change`, which was subtracted from W(t), with the fresh update."""
         self._products[f"{name}²"] = _dots(change, change)
         self._products[f"{name}·fresh"] = _dots(change, self._fresh)
-        error = torch._foreach_sub(list(change), self._fresh)
-        self._products[f"{name} error²"] = _dots(error, error)
+        # Weight by weight: the errors of all weights at once might not fit.
+        errors = (x - y for x, y in zip(change, self._fresh, strict=True))
+        self._products[f"{name} error²"] = torch.stack([_dot(error, error) for error in errors])
 
     @override
     def results(self) -> list[Sums]:
@@ -97,7 +99,11 @@ class Probe(NoProbe):
 
 
 def _dots(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    return torch.stack([x.flatten().dot(y.flatten()) for x, y in zip(a, b, strict=True)])
+    return torch.stack([_dot(x, y) for x, y in zip(a, b, strict=True)])
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    return x.flatten().dot(y.flatten())
 
 
 Comparison = Mapping[str, tuple[Kind, Sums]]

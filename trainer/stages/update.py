@@ -73,11 +73,13 @@ def dry_update(
     device = weights[0].device
     randomness = random_state(device)
     state = optimizer_state.copied(optimizer_state.by_weight(optimizer))
-    start = cloned(weights)
-    update = update_of(optimizer, weights, gradients)
-    with torch.no_grad():
-        now, then = wholes(weights, start)
-        torch._foreach_copy_(now, then)
+    update = cloned(weights)
+    step(optimizer, weights, gradients)
+    with torch.no_grad():  # tensor by tensor: another copy of all might not fit
+        for now, start in zip(*wholes(weights, update), strict=True):
+            change = start - now
+            now.copy_(start)
+            start.copy_(change)
     optimizer_state.adopt(optimizer, state)  # another copy might not fit
     restore_random_state(randomness, device)
     return update

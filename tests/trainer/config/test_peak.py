@@ -1,4 +1,5 @@
-"""The peak of an update that a plan counts, beside what `bench.gpu` measured on an H100."""
+"""The peak of an update that a plan counts, beside what `bench.gpu` measured on an H100, and at 2b
+on an H200."""
 
 import pytest
 
@@ -9,6 +10,7 @@ from trainer.config.memory import peak_bytes
 compose = Composer()
 DELAY = ("pipeline=pipedream_2bw",)
 EF = (*DELAY, "correction=error_feedback")
+TWO = (*EF, "compile=false", "batch_size=8", "pipeline.num_microbatches=2")
 MEASURED = [
     ("135m", ("compile=false",), 32.6),
     ("135m", (), 18.5),
@@ -20,16 +22,27 @@ MEASURED = [
     ("135m", (*EF, "optimizer=soap"), 21.7),
     ("360m", (), 43.0),
     ("360m", (*EF, "optimizer=muon"), 44.0),
+    ("2b", TWO, 55.89),
+    ("2b", (*TWO, "optimizer=muon"), 63.24),
 ]
 """GB at the peak of an update, bench/README.md."""
 
 
 @pytest.mark.parametrize(("scale", "words", "gigabytes"), MEASURED)
-def test_a_plan_counts_the_memory_that_an_h100_used(
+def test_a_plan_counts_the_memory_that_a_gpu_used(
     scale: str, words: tuple[str, ...], gigabytes: float
 ) -> None:
     config = compose([*scale_file(scale), *words, "device=cpu"])
     assert peak_bytes(config, 100) == pytest.approx(1e9 * gigabytes, rel=0.02)
+
+
+def test_a_comparison_is_counted() -> None:
+    """The fresh update and a copy of the weights; Error Feedback needs the update in any case."""
+    sets = 2 * 4 * 1_915_784_192
+    for optimizer in ("muon", "adamw"):
+        config = compose([*scale_file("2b"), *TWO, f"optimizer={optimizer}", "device=cpu"])
+        added = peak_bytes({**config, "diagnostics": 10}, 100) - peak_bytes(config, 100)
+        assert added == pytest.approx(sets, rel=0.05)
 
 
 def test_a_true_rank_keeps_less_than_all_stages_and_the_first_one_most_microbatches() -> None:
