@@ -1,7 +1,7 @@
 """Gaps by their delay, by the rule of findings/delays/sweep.yaml. Public functions are calls."""
 
-from collections.abc import Mapping
-from itertools import pairwise
+from collections.abc import Iterator, Mapping
+from itertools import pairwise, product
 
 import pandas as pd
 
@@ -31,19 +31,37 @@ def _sign(differences: pd.Series) -> int:
     return int(low > 0) - int(high < 0)
 
 
+def _steps(group: TrialGroup) -> Iterator[tuple[int, pd.Series, int]]:
+    """Yields of each delay but the last what the next one costs more, and whether the gap grows
+    faster than the delay (1), slower (−1) or neither is seen (0)."""
+    for less, more in pairwise(ARMS):
+        small, large = _gap(group, less), _gap(group, more)
+        yield less, large - small, _sign(large - small * (more / less))
+
+
 def growth() -> Markdown:
     """One row per optimizer: what the next delay costs more, and whether the gap grows faster than
     the delay."""
     words = {1: ", faster", 0: "", -1: ", slower"}
-    rows = []
-    for optimizer, group in _of_optimizers().items():
-        gaps = {delay: _gap(group, delay) for delay in ARMS}
-        cells = [
-            mean(gaps[more] - gaps[less]) + words[_sign(gaps[more] - gaps[less] * (more / less))]
-            for less, more in pairwise(ARMS)
-        ]
-        rows.append([name(optimizer), *cells])
+    rows = [
+        [name(optimizer), *(mean(more) + words[pace] for _, more, pace in _steps(group))]
+        for optimizer, group in _of_optimizers().items()
+    ]
     return table(["optimizer", *(f"{less} to {more}" for less, more in pairwise(ARMS))], rows)
+
+
+def grown() -> str:
+    """How many of all steps from a delay to the next grow, and grow faster or slower than it."""
+    steps = [step for group in _of_optimizers().values() for step in _steps(group)]
+    signs = [_sign(more) for _, more, _ in steps]
+    early = [pace for less, _, pace in steps if less < 4]
+    late = [pace for less, _, pace in steps if less == 8]
+    return (
+        f"Of {len(signs)} steps {signs.count(1)} surely grow, {signs.count(0)} are open and "
+        f"{signs.count(-1)} surely shrink. Of {len(early)} steps up to a delay of 4, "
+        f"{early.count(1)} are surely faster than the delay and {early.count(-1)} slower; of "
+        f"{len(late)} from 8 to 16, {late.count(1)} and {late.count(-1)}."
+    )
 
 
 def helped(remedy: str) -> Markdown:
@@ -63,11 +81,22 @@ def robust(fragile: str, others: str) -> Markdown:
 
     Both arguments are names with commas between them.
     """
-    of = _of_optimizers()
-    rows = [
-        [f"{name(one)} minus {name(other)}"]
-        + [mean(_gap(of[one], delay) - _gap(of[other], delay)) for delay in ARMS]
-        for one in fragile.split(",")
-        for other in others.split(",")
-    ]
+    rows = [[pair, *map(mean, apart)] for pair, apart in _pairs(fragile, others)]
     return table(["gap of", *map(str, ARMS)], rows)
+
+
+def fragile(fragile: str, others: str) -> str:
+    """In how many of the cells of `robust` the fragile optimizer's gap is larger or smaller."""
+    cells = [_sign(cell) for _, apart in _pairs(fragile, others) for cell in apart]
+    counts = [cells.count(sign) for sign in (1, 0, -1)]
+    return "Of {} differences {} surely lie above 0, {} are open and {} lie below.".format(
+        len(cells), *counts
+    )
+
+
+def _pairs(fragile: str, others: str) -> Iterator[tuple[str, list[pd.Series]]]:
+    """Yields the name of each pair and the differences of its gaps by delay."""
+    of = _of_optimizers()
+    for one, other in product(fragile.split(","), others.split(",")):
+        apart = [_gap(of[one], delay) - _gap(of[other], delay) for delay in ARMS]
+        yield f"{name(one)} minus {name(other)}", apart

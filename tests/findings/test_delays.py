@@ -56,6 +56,10 @@ def test_a_gap_grows_faster_than_the_delay_or_slower_or_as_it_does() -> None:
     }
     assert grown["AdamW"] == ["", ", faster", ", slower", ", slower"]
     assert grown["Muon"] == ["", "", "", ""]
+    assert delays.grown() == (
+        "Of 8 steps 7 surely grow, 1 are open and 0 surely shrink. Of 4 steps up to a delay of 4, "
+        "1 are surely faster than the delay and 0 slower; of 2 from 8 to 16, 0 and 1."
+    )
 
 
 @pytest.mark.usefixtures("measured")
@@ -72,3 +76,6 @@ def test_gaps_of_two_optimizers_are_compared_seed_by_seed() -> None:
     assert pair == "AdamW minus Muon"
     means = pd.Series([float(cell.split()[0]) for cell in cells])
     assert means.tolist() == [0.005, 0.01, 0.08, 0.06, 0.04]
+    said = "Of 5 differences {} surely lie above 0, 0 are open and {} lie below."
+    assert delays.fragile("adamw", "muon") == said.format(5, 0)
+    assert delays.fragile("muon", "adamw") == said.format(0, 5)
