@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -28,8 +28,8 @@ from trainer.ranks.groups import Heartbeat, joined
 from trainer.torch_pipelining import Schedule2BW
 
 MICROBATCHES = 4
-EVALUATED_BEFORE = 3
-"""A batch."""
+EVALUATED_BEFORE, CALLED_BEFORE = 3, (5, 6)
+"""Batches."""
 Weights = dict[str, Tensor]
 
 
@@ -136,7 +136,8 @@ class Training:
         return PipelineStage(self.newest, self.rank, 2, CPU, group=group)
 
     def delayed(self) -> Weights:
-        """Trains by Schedule2BW."""
+        """Trains by Schedule2BW. A batch follows an evaluation, and then a direct call of the first
+        stage, after which FSDP2 keeps whole weights; another one follows this and a load."""
         optimizer = adamw(self.newest)
         scheduler = LambdaLR(optimizer, toy.lr_factor)
 
@@ -158,6 +159,11 @@ class Training:
             if t == EVALUATED_BEFORE:
                 with schedule.drained():
                     self._evaluate(schedule)
+            if t in CALLED_BEFORE:
+                with schedule.drained() as newest:
+                    self._call(newest, optimizer)
+                    if t == max(CALLED_BEFORE):
+                        schedule.load_state_dict(schedule.state_dict())
             self._step(schedule, t)
         with schedule.drained():
             return self._weights()
@@ -182,6 +188,19 @@ class Training:
     @torch.no_grad()
     def _evaluate(self, schedule: Schedule1F1B) -> None:
         self._step(schedule, 0, "eval")
+
+    @torch.no_grad()
+    def _call(self, newest: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """The first stage computes on the weights that the optimizer has now."""
+        if self.rank == 0 and isinstance(newest, FSDPModule):
+            rows, plain = self._mine(batch(0)[0]), copy.deepcopy(self.plain)
+            [group] = optimizer.param_groups
+            for weight, now in zip(plain.parameters(), group["params"], strict=True):
+                weight.copy_(_whole(now))
+            tolerance = 1e-12 if self.setting.dtype == torch.float64 else 1e-2
+            torch.testing.assert_close(
+                newest(rows), plain(rows), rtol=0, atol=tolerance, check_dtype=False
+            )
 
     def _step(self, schedule: Schedule1F1B, t: int, call: str = "step") -> None:
         x, y = (self._mine(rows) for rows in batch(t))
