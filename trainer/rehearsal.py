@@ -19,12 +19,12 @@ from trainer.ranks.spawn import run_gang
 from trainer.ranks.supervisor import Launch
 from trainer.trial import run_trial
 
-UPDATES, STOPS_AFTER, SINCE_DRAIN = 6, 3, 2
+UPDATES, STOPS_AFTER, LAST_DRAIN = 6, 3, 4
 SHORT = {
     "num_updates": UPDATES,
     "tokens_per_parameter": None,
-    "eval_every": 3,
-    "checkpoint_every": 4,  # each one may take seconds
+    "eval_every": STOPS_AFTER,
+    "checkpoint_every": LAST_DRAIN,  # once before the end: it may take seconds
     "save_final": True,
     "trace": False,
 }
@@ -41,8 +41,9 @@ class Rehearsed(NamedTuple):
 
     `stopped_after` counts updates; None if the trial was at its end before it heard that it should
     stop, as a very short one may be. `difference` says in words what differs; None if nothing does.
-    `tokens_per_second` are those of the updates since the last drain (with a delay two updates end
-    it, one right after the other), `peak_bytes` those of the fullest rank.
+    `tokens_per_second` are those of all updates after LAST_DRAIN: of the last one alone they would
+    be too many, as a delayed update ends right after the one before it at the end. `peak_bytes` are
+    those of the fullest rank.
     """
 
     status: str
@@ -82,7 +83,7 @@ def resume(config: Config, folder: Path, launch: Launch = run_gang) -> Rehearsed
         str(result["status"]),
         stopped_after,
         _difference(straight, stopped) if config["deterministic"] else None,
-        harmonic_mean(row["tokens_per_second"] for row in _rows(straight)[-SINCE_DRAIN:]),
+        harmonic_mean(row["tokens_per_second"] for row in _rows(straight)[LAST_DRAIN:]),
         result["peak_memory_bytes"],
     )
 

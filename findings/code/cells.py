@@ -41,6 +41,12 @@ def removed(row: Row) -> str:
     return "" if pd.isna(share) else minus(f"{share:.0f} % [{low:.0f}, {high:.0f}]")
 
 
+def sign(differences: pd.Series) -> int:
+    """1 or −1 if the interval of their mean lies above or below 0, else 0."""
+    low, high = mean_interval(differences.dropna().to_numpy())
+    return int(low > 0) - int(high < 0)
+
+
 def mean(differences: pd.Series | None) -> str:
     """The mean of paired differences with its interval, as a gap is written."""
     if differences is None:
@@ -64,6 +70,10 @@ class TrialGroup(NamedTuple):
     """Final losses, one row per seed, one column per arm."""
     trial: Row
     """One of the trials."""
+
+    def gap(self, arm: str) -> pd.Series:
+        """The final losses of an arm minus those of sync, by seed."""
+        return self.losses[arm] - self.losses["sync"]
 
     @property
     def optimizer(self) -> str:

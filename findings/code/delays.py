@@ -5,9 +5,8 @@ from itertools import pairwise, product
 
 import pandas as pd
 
-from analysis.statistics.intervals import mean_interval
 from analysis.table.names import optimizer as name
-from findings.code.cells import Markdown, TrialGroup, groups, mean, table
+from findings.code.cells import Markdown, TrialGroup, groups, mean, sign, table
 from findings.code.published import TINY, of_sweep
 
 ARMS: Mapping[int, str] = {
@@ -21,22 +20,12 @@ def _of_optimizers() -> dict[str, TrialGroup]:
     return {optimizer: group for (optimizer,), group in groups(of_sweep("delays", TINY)).items()}
 
 
-def _gap(group: TrialGroup, delay: int) -> pd.Series:
-    return group.losses[ARMS[delay]] - group.losses["sync"]
-
-
-def _sign(differences: pd.Series) -> int:
-    """1 or −1 if the interval of the mean lies above or below 0, else 0."""
-    low, high = mean_interval(differences.dropna().to_numpy())
-    return int(low > 0) - int(high < 0)
-
-
 def _steps(group: TrialGroup) -> Iterator[tuple[int, pd.Series, int]]:
     """Yields of each delay but the last what the next one costs more, and whether the gap grows
     faster than the delay (1), slower (−1) or neither is seen (0)."""
     for less, more in pairwise(ARMS):
-        small, large = _gap(group, less), _gap(group, more)
-        yield less, large - small, _sign(large - small * (more / less))
+        small, large = (group.gap(ARMS[delay]) for delay in (less, more))
+        yield less, large - small, sign(large - small * (more / less))
 
 
 def growth() -> Markdown:
@@ -53,7 +42,7 @@ def growth() -> Markdown:
 def grown() -> str:
     """How many of all steps from a delay to the next grow, and grow faster or slower than it."""
     steps = [step for group in _of_optimizers().values() for step in _steps(group)]
-    signs = [_sign(more) for _, more, _ in steps]
+    signs = [sign(more) for _, more, _ in steps]
     early = [pace for less, _, pace in steps if less < 4]
     late = [pace for less, _, pace in steps if less == 8]
     return (
@@ -71,7 +60,7 @@ def helped(remedy: str) -> Markdown:
         of_sign: dict[int, list[str]] = {1: [], -1: [], 0: []}
         for optimizer, group in _of_optimizers().items():
             saved = group.losses[arm] - group.losses[f"{arm}_{remedy}"]
-            of_sign[_sign(saved)].append(name(optimizer))
+            of_sign[sign(saved)].append(name(optimizer))
         rows.append([str(delay), *(", ".join(names) for names in of_sign.values())])
     return table(["delay", "helps", "harms", "neither is seen"], rows)
 
@@ -85,9 +74,9 @@ def robust(fragile: str, others: str) -> Markdown:
     return table(["gap of", *map(str, ARMS)], rows)
 
 
-def fragile(fragile: str, others: str) -> str:
+def more_fragile(fragile: str, others: str) -> str:
     """In how many of the cells of `robust` the fragile optimizer's gap is larger or smaller."""
-    cells = [_sign(cell) for _, apart in _pairs(fragile, others) for cell in apart]
+    cells = [sign(cell) for _, apart in _pairs(fragile, others) for cell in apart]
     counts = [cells.count(sign) for sign in (1, 0, -1)]
     return "Of {} differences {} surely lie above 0, {} are open and {} lie below.".format(
         len(cells), *counts
@@ -98,5 +87,5 @@ def _pairs(fragile: str, others: str) -> Iterator[tuple[str, list[pd.Series]]]:
     """Yields the name of each pair and the differences of its gaps by delay."""
     of = _of_optimizers()
     for one, other in product(fragile.split(","), others.split(",")):
-        apart = [_gap(of[one], delay) - _gap(of[other], delay) for delay in ARMS]
+        apart = [of[one].gap(arm) - of[other].gap(arm) for arm in ARMS.values()]
         yield f"{name(one)} minus {name(other)}", apart

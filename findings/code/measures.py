@@ -176,7 +176,7 @@ def moe_rates() -> Markdown:
 def largest_error(sweep: str, scale: str) -> str:
     """The largest standard error of a sweep's mean gaps."""
     errors = [
-        float(stats.sem((group.losses[arm] - group.losses["sync"]).dropna()))
+        float(stats.sem(group.gap(arm).dropna()))
         for group in groups(of_sweep(sweep, scale)).values()
         for arm in group.losses.columns.drop("sync")
     ]

@@ -13,7 +13,7 @@ from analysis.statistics.intervals import mean_interval, ratio_interval
 from analysis.table.names import minus
 from analysis.table.names import optimizer as name
 from findings.code import cells
-from findings.code.cells import Groups, Markdown, TrialGroup, groups, mean, table
+from findings.code.cells import Groups, Markdown, TrialGroup, groups, mean, sign, table
 from findings.code.published import FINDINGS, TINY, View, of_sweep, read
 
 SWEEP = "others"
@@ -70,8 +70,8 @@ def triple(trials: str) -> Markdown:
     of_table = read(trials)
     hybrids = View(of_table[of_table["model"] == HYBRID])
     for (optimizer,), group in groups(hybrids).items():
-        losses, title = group.losses, name(optimizer)
-        cost, left = (losses[arm] - losses["sync"] for arm in ("delay", "delay_ef"))
+        title = name(optimizer)
+        cost, left = map(group.gap, ("delay", "delay_ef"))
         rows += [
             _above(f"{title}: a delay of one update costs loss", cost),
             _above(f"{title}: Error Feedback gives loss back", cost - left),
@@ -89,7 +89,7 @@ def flush() -> Markdown:
 
 
 def _flush(of: Groups) -> Iterator[Statement]:
-    gaps = {num: _gaps(group, "paci") for (_, num), group in of.items()}
+    gaps = {num: group.gap("paci") for (_, num), group in of.items()}
     for num, gap in gaps.items():
         low, high = mean_interval(gap.dropna().to_numpy())
         is_apart = low > ALIKE or high < -ALIKE
@@ -115,13 +115,13 @@ def _statements(of: dict[str, TrialGroup], theirs: pd.DataFrame) -> Iterator[Sta
     for optimizer, own in delays.items():
         losses = of[optimizer].losses
         for delay in own:
-            cost = losses[_late(delay)] - losses["sync"]
+            cost = of[optimizer].gap(_late(delay))
             yield _above(f"{name(optimizer)}: a delay of {delay} costs loss", cost)
         for less, more in pairwise(own):
             apart = losses[_late(more)] - losses[_late(less)]
             yield _above(f"{name(optimizer)}: a delay of {more} costs more than {less}", apart)
     for delay in sorted({*delays["muon"]} & {*delays["adamh"]}):
-        adamh, muon = (_gaps(of[optimizer], _late(delay)) for optimizer in ("adamh", "muon"))
+        adamh, muon = (of[optimizer].gap(_late(delay)) for optimizer in ("adamh", "muon"))
         yield _above(f"a delay of {delay} costs AdamH more than Muon", adamh - muon)
     for row in theirs[theirs["removed"].notna()].to_dict("records"):
         losses = of[row["optimizer"]].losses
@@ -142,27 +142,22 @@ def _late(delay: int) -> str:
     return f"constant_delay({delay})"
 
 
-def _gaps(group: TrialGroup, arm: str) -> pd.Series:
-    return group.losses[arm] - group.losses["sync"]
-
-
 def _shares(group: TrialGroup, delay: int) -> pd.Series:
     """What weight prediction removes of a delay's gap, seed by seed."""
-    left = _gaps(group, f"{_late(delay)}_weight_prediction")
-    return 1 - left / _gaps(group, _late(delay))
+    left = group.gap(f"{_late(delay)}_weight_prediction")
+    return 1 - left / group.gap(_late(delay))
 
 
 def _above(text: str, differences: pd.Series) -> Statement:
     """The statement that a mean of paired differences lies above 0."""
-    low, high = mean_interval(differences.dropna().to_numpy())
-    outcome = "agrees" if low > 0 else "disagrees" if high < 0 else "open"
+    outcome = {1: "agrees", -1: "disagrees", 0: "open"}[sign(differences)]
     return Statement(text, mean(differences), f"**{outcome}**")
 
 
 def _nothing(optimizer: str, group: TrialGroup, delay: int = 8) -> Statement:
     """The statement that DC-ASGD with a coefficient of 1 removes none of the gap of a delay."""
-    plain = _gaps(group, _late(delay))
-    saved = plain - _gaps(group, f"{_late(delay)}_taylor(1)")
+    plain = group.gap(_late(delay))
+    saved = plain - group.gap(f"{_late(delay)}_taylor(1)")
     text = f"{name(optimizer)}: DC-ASGD with λ = 1 changes nothing at a delay of {delay}"
     return _within(text, saved, plain, -NO_CHANGE, NO_CHANGE)
 

@@ -51,10 +51,7 @@ def rows(
 
 def apart(sweep: str, scale: str, arm: str, optimizer: str) -> Markdown:
     """The gap of this optimizer's arm minus that of each other optimizer's, paired by seed."""
-    gaps = {
-        of: group.losses[arm] - group.losses["sync"]
-        for (of,), group in groups(of_sweep(sweep, scale)).items()
-    }
+    gaps = {of: group.gap(arm) for (of,), group in groups(of_sweep(sweep, scale)).items()}
     own = gaps.pop(optimizer)
     rows = [[name(of), mean(own - gap), str((own - gap).count())] for of, gap in gaps.items()]
     return table(["optimizer", f"gap of {name(optimizer)} minus its gap", "n"], rows)

@@ -12,7 +12,7 @@ import pytest
 from bench.gpu.fake import EF, in_two
 from bench.steps import words_of_scale
 from tests.support.every_optimizer import NAMES
-from tests.support.fake_cuda.asked import answers, needed
+from tests.support.fake_cuda.asked import answers, needed, require_planned
 from trainer.config.combinations import REJECTED
 
 pytestmark = [pytest.mark.slow, needed]
@@ -57,9 +57,7 @@ def looked_at(request: pytest.FixtureRequest) -> dict[Any, dict[str, Any]]:
 def test_the_peak_is_as_planned(
     looked_at: dict[Any, dict[str, Any]], case: tuple[str, str]
 ) -> None:
-    facts = looked_at[case]
-    assert facts["error"] is None, facts["error"]
-    assert facts["planned"] == pytest.approx(max(facts["peaks"].values()), rel=0.1)
+    require_planned(looked_at[case], rel=0.1)
 
 
 @pytest.mark.parametrize("trial", COMPARED)

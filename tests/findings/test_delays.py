@@ -77,5 +77,5 @@ def test_gaps_of_two_optimizers_are_compared_seed_by_seed() -> None:
     means = pd.Series([float(cell.split()[0]) for cell in cells])
     assert means.tolist() == [0.005, 0.01, 0.08, 0.06, 0.04]
     said = "Of 5 differences {} surely lie above 0, 0 are open and {} lie below."
-    assert delays.fragile("adamw", "muon") == said.format(5, 0)
-    assert delays.fragile("muon", "adamw") == said.format(0, 5)
+    assert delays.more_fragile("adamw", "muon") == said.format(5, 0)
+    assert delays.more_fragile("muon", "adamw") == said.format(0, 5)

@@ -56,8 +56,9 @@ COMMIT = "PIPEGAP_COMMIT"
 
 def version_of(config: Mapping[str, Any]) -> int:
     """Return the version of the trainer that the numbers of a trial belong to."""
-    is_compiled = config.get("compile") == "update"
-    has_head = config.get("model", {}).get("tied_embeddings") is False
+    is_compiled, model = config["compile"] == "update", config["model"]
+    of_class = getattr(locate(model["_target_"]), "tied_embeddings", True)
+    has_head = model.get("tied_embeddings", of_class) is False
     return TRAINER_VERSION + COMPILED_FIXES * is_compiled + HEAD_FIXES * has_head
 
 

@@ -51,6 +51,12 @@ def answers(config: pytest.Config, questions: Sequence[dict[str, Any]]) -> list[
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def require_planned(facts: dict[str, Any], rel: float) -> None:
+    """Nothing failed, and the peak is what a plan says, but for a share."""
+    assert facts["error"] is None, facts["error"]
+    assert facts["planned"] == pytest.approx(max(facts["peaks"].values()), rel=rel)
+
+
 def require_sound(facts: dict[str, Any]) -> None:
     """Nothing failed, no operation mixes devices, none raises under deterministic algorithms, and
     the host waits for the device once per update. The first update also makes the states."""

@@ -6,7 +6,7 @@ import yaml
 from trainer.base.build import locate
 from trainer.base.places import CONF
 from trainer.config.compose import compose
-from trainer.config.identity import trial_id
+from trainer.config.identity import trial_id, version_of
 
 OPTIMIZERS = (
     *("adamuon", "adamw", "adan", "ademamix", "adopt", "dion", "kron", "lion", "mars", "muon"),
@@ -123,6 +123,23 @@ def test_the_address_of_a_choice_stays_importable(group: str, choice: str) -> No
     node = yaml.safe_load((CONF / group / f"{choice}.yaml").read_text())
     assert node["_target_"] == address
     assert callable(locate(address))
+
+
+@pytest.mark.parametrize(
+    ("words", "version"),
+    [
+        ((), 2),
+        (("compile=update",), 3),
+        (("model.tied_embeddings=false",), 3),
+        (("model.tied_embeddings=false", "compile=update"), 4),
+        (("model=nanogpt", "model.vocab_size=257"), 3),
+        (("model=tiny_hybrid",), 2),
+    ],
+)
+def test_a_fix_of_some_trials_renames_those_alone(words: tuple[str, ...], version: int) -> None:
+    """HEAD_FIXES is 1, and modded-nanogpt has no key that says that its head is its own."""
+    given = {word.partition("=")[0]: word for word in (*TINY, "num_updates=9", *words)}
+    assert version_of(compose([*given.values()])) == version
 
 
 def test_layers_is_the_name_of_what_compile_true_was() -> None:
