@@ -56,6 +56,8 @@ COMMIT = "PIPEGAP_COMMIT"
 
 def version_of(config: Mapping[str, Any]) -> int:
     """Return the version of the trainer that the numbers of a trial belong to."""
+    if "compile" not in config:  # of a loop that is not ours: `trainer.delayed.recorder`
+        return TRAINER_VERSION
     is_compiled, model = config["compile"] == "update", config["model"]
     of_class = getattr(locate(model["_target_"]), "tied_embeddings", True)
     has_head = model.get("tied_embeddings", of_class) is False
