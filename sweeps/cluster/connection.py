@@ -63,16 +63,20 @@ def cluster() -> Iterator[Path]:
     """
     with scratch(temporary_base(), "pipegap-ray-") as folder, _errors_in_one_line():
         address = os.environ.get("RAY_ADDRESS") or "local"
-        of_own: dict[str, Any] = {"_temp_dir": str(folder / OF_RAY), "include_dashboard": False}
+        options: dict[str, Any] = {"runtime_env": {"env_vars": _environment()}}
+        if is_own := address == "local":
+            options = {"_temp_dir": str(folder / OF_RAY), "include_dashboard": False}
         try:
             _require_listening(address)
-            ray.init(
-                address=address,
-                log_to_driver=False,
-                logging_level=logging.CRITICAL,  # our lines say what failed, and what to do
-                runtime_env={"env_vars": _environment()},
-                **(of_own if address == "local" else {}),
-            )
+            # A cluster of our own has them from the start: for a job's variables each of its
+            # processes would be started anew, which takes a second.
+            with _in_environment(_environment() if is_own else {}):
+                ray.init(
+                    address=address,
+                    log_to_driver=False,
+                    logging_level=logging.CRITICAL,  # our lines say what failed, and what to do
+                    **options,
+                )
         except Exception as error:  # Ray raises ConnectionError, RuntimeError, Exception itself
             why = " ".join(str(error).split()) or type(error).__name__
             raise Unavailable(f"Ray does not start or answer ({address}): {why}") from error
@@ -80,6 +84,19 @@ def cluster() -> Iterator[Path]:
             yield folder
         finally:
             ray.shutdown()
+
+
+@contextmanager
+def _in_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Let processes that are started within it inherit the variables."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 @contextmanager

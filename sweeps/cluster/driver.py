@@ -19,7 +19,7 @@ from sweeps.cluster.tune_hooks import (
     Offers,
     StopWhenAsked,
     Untracked,
-    keys_stay,
+    inherited_environment,
     num_slots,
 )
 from sweeps.plan.devices import bundles
@@ -87,7 +87,7 @@ def run_trials(
             failure_config=FailureConfig(max_failures=RETRIES),
         ),
     )
-    with keys_stay():
+    with inherited_environment():
         grid = tuner.fit()
     ends = (grid[i] for i in range(len(grid)))
     died = {Path(end.path).name: end.error for end in ends if end.error}

@@ -27,18 +27,21 @@ Bundles = list[dict[str, float]]
 
 
 @contextmanager
-def keys_stay() -> Iterator[None]:
-    """Keep Tune from telling Ray the AWS keys of the environment, for Ray logs what it is told.
+def inherited_environment() -> Iterator[None]:
+    """Keep Tune from giving trials variables beside those that their process inherits of its node.
 
-    A trial's process needs no telling: it inherits the environment of its node.
+    Ray starts a process anew for them, though one waits for work, and logs them: AWS keys too. The
+    other variable that Tune always gives is for PyTorch Lightning.
     """
-    told = class_cache.ENV_VARS_TO_PROPAGATE
+    told, given = class_cache.ENV_VARS_TO_PROPAGATE, dict(class_cache.DEFAULT_ENV_VARS)
     keys = {name for name in told if name.startswith("AWS_")}
     told -= keys
+    class_cache.DEFAULT_ENV_VARS.clear()
     try:
         yield
     finally:
         told |= keys
+        class_cache.DEFAULT_ENV_VARS.update(given)
 
 
 class Offers(Searcher):

@@ -15,6 +15,8 @@ from trainer.base.errors import BadInput
 
 BF16_PRODUCTS = ("avx512_bf16", "amx_bf16")
 """Instructions of processors, by torch's names, with which its products in bfloat16 are faster."""
+MANY_OBJECTS = 20_000
+"""Objects that the garbage collector looks at within a few milliseconds."""
 
 
 def require_device(name: str) -> torch.device:
@@ -112,8 +114,8 @@ def reset_peak_memory(device: torch.device) -> None:
     """Sets the peak to what is used now: a process may run several trials, one after the other."""
     gc.collect()
     # What was imported stays: to look at it again would take 0.1 to 0.3 s of each trial. A trial
-    # may import more; what else it leaves is little.
-    if 10 * len(gc.get_objects()) > gc.get_freeze_count():
+    # may import more; what else it leaves is little. (To count what is frozen takes 40 ms.)
+    if len(gc.get_objects()) > MANY_OBJECTS:
         gc.freeze()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

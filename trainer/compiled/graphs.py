@@ -29,11 +29,13 @@ def graph_of(function: Callable[..., Any], examples: Sequence[Tensor], num_threa
 def compiled(graph: GraphModule, examples: Sequence[Tensor], num_threads: int) -> Graph:
     """Compiles a graph for this number of threads, which the compiler writes into loops.
 
-    Without torch.compile, whose checks of each call would take a tenth of a small update.
+    Without torch.compile, whose checks of each call would take a tenth of a small update. All
+    kernels of a graph, and the calls of them, are one file of C++: to compile one file for each
+    kernel takes twice as long.
     """
     from torch._inductor import standalone_compile
 
-    options = {"config_patches": {"cpp.threads": num_threads}}
+    options = {"config_patches": {"cpp.threads": num_threads, "cpp_wrapper": True}}
     run: Graph = standalone_compile(
         graph, [*examples], dynamic_shapes="from_example_inputs", options=options
     )

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tests.support import small
-from trainer.base.resources import on_cpu, reproducible, reset_peak_memory
+from trainer.base.resources import MANY_OBJECTS, on_cpu, reproducible, reset_peak_memory
 from trainer.trial import run_trial
 
 
@@ -47,7 +47,7 @@ def test_a_part_of_a_vector_is_sent_without_the_vector() -> None:
 
 
 def test_what_was_imported_is_not_looked_at_before_every_trial() -> None:
-    imported: list[list[int]] = [[] for _ in range(gc.get_freeze_count() // 5 + 1_000)]
+    imported: list[list[int]] = [[] for _ in range(2 * MANY_OBJECTS)]
     reset_peak_memory(torch.device("cpu"))
-    assert 10 * len(gc.get_objects()) <= gc.get_freeze_count()
+    assert len(gc.get_objects()) <= MANY_OBJECTS
     assert imported
