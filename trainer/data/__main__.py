@@ -26,13 +26,12 @@ from trainer.base.cli import (
 from trainer.base.errors import BadInput
 from trainer.base.places import require_folder
 from trainer.data import benchmarks
-from trainer.data.archives import fetch
+from trainer.data.archives import CACHE, fetch
 from trainer.data.prepare import prepare
 from trainer.data.readers import HubDocuments
 from trainer.data.shards import Prepared
 from trainer.data.tokenizers import ENCODERS
 
-CACHE = Path("data/archives")
 SHORTEST_LEAD = 120
 
 
@@ -184,7 +183,7 @@ def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
     else:
         prepare(
             lambda: corpus.documents(cache),
-            lambda texts, folder: ENCODERS[tokenizer](texts, folder, cache),
+            lambda texts, folder: ENCODERS[tokenizer].make(texts, folder, cache),
             out,
             validation_share=corpus.validation_share,
             num_tokens=num_tokens,
