@@ -167,8 +167,7 @@ def test_bad_code_is_one_line(
 ) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     write_files(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["trainer", *f"code={words}".split()])
-    said = refused(trainer)
+    said = refused(lambda: trainer(f"code={words}".split()))
     assert BAD[words] in said
     if "KeyError" in said:
         assert "fails.py:2" in said

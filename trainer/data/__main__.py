@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.base.cli import (
-    BAD_INPUT,
     DONE,
     Parser,
     end_with,
+    exit_code,
     number,
     one_of,
     parser,
@@ -202,15 +202,15 @@ def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
     )
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Exit code: 0 done, 2 bad input."""
-    try:
-        print(run(*_request(_parser().parse_args(sys.argv[1:]).keys)))
-    except BadInput as error:
-        print(f"python -m trainer.data: {error}", file=sys.stderr)
-        return BAD_INPUT
-    return DONE
+
+    def command() -> int:
+        print(run(*_request(_parser().parse_args(words).keys)))
+        return DONE
+
+    return exit_code("python -m trainer.data", command)
 
 
 if __name__ == "__main__":
-    end_with(main)
+    end_with(lambda: main(sys.argv[1:]))
