@@ -49,10 +49,6 @@ def config(folder: Path, words: list[str]) -> dict[str, Any]:
     return compose([*words, *sizes, *paths])
 
 
-def test_it_is_short() -> None:
-    assert len(DOCUMENT.read_text().splitlines()) <= 60
-
-
 def test_the_true_pipeline_trains_it_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
