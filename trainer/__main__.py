@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -104,11 +104,11 @@ def _summary(config: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     )
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Exit code: 0 done (a diverged trial is done), 2 bad input, 143 asked to stop, 130 interrupted
     before it could save or by a second Ctrl-C, 1 else."""
     try:
-        arguments = _parser().parse_args(sys.argv[1:])
+        arguments = _parser().parse_args(words)
         config = _config(arguments)
         if arguments.cfg:
             print(json.dumps(config, indent=1))
@@ -138,4 +138,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    end_with(main)
+    end_with(lambda: main(sys.argv[1:]))

@@ -30,7 +30,7 @@ def main(given: Given) -> None:
     config = _synchronous(given)
     from analysis.theory.standing import beside_limits
     from trainer.config.plan import plan_trial
-    from trainer.sharpness.measure import measured, require_covered
+    from trainer.sharpness import measured, require_covered
 
     require_covered(config["optimizer"])
     every = every or math.ceil(plan_trial(config).num_updates / 4)

@@ -12,7 +12,7 @@ from analysis.theory.stability import largest_stable
 from trainer.base.build import Node
 
 if TYPE_CHECKING:
-    from trainer.sharpness.measure import Sharpness  # torch is slow to import
+    from trainer.sharpness import Sharpness  # torch is slow to import
 
 
 class Standing(NamedTuple):

@@ -49,10 +49,6 @@ def config(folder: Path, words: list[str]) -> dict[str, Any]:
     return compose([*words, *sizes, *paths])
 
 
-def test_it_is_short() -> None:
-    assert len(DOCUMENT.read_text().splitlines()) <= 60
-
-
 def test_the_true_pipeline_trains_it_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,8 +163,7 @@ def test_bad_code_is_one_line(
 ) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     write_files(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["trainer", *f"code={words}".split()])
-    said = refused(trainer)
+    said = refused(lambda: trainer(f"code={words}".split()))
     assert BAD[words] in said
     if "KeyError" in said:
         assert "fails.py:2" in said

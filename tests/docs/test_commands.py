@@ -3,7 +3,6 @@ without training anything and without a cluster."""
 
 import re
 import shlex
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -86,8 +85,7 @@ def check_module(module: str, words: Words) -> None:
 def check_trial(words: Words) -> None:
     """Composed, validated and printed."""
     if "--help" not in words and "--config" not in words:
-        sys.argv[1:] = [*words, "--cfg"]
-        assert trainer() == 0
+        assert trainer([*words, "--cfg"]) == 0
 
 
 def check_corpus(words: Words) -> None:
@@ -169,7 +167,6 @@ def test_a_command_is_understood(
         write_arms(tmp_path / "results", LOSSES, optimizer=optimizer)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["trainer"])
     check(words)
 
 
@@ -196,7 +193,6 @@ def test_a_wrong_command_is_noticed(
 ) -> None:
     write_arms(tmp_path / "results", LOSSES)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["trainer"])
     with pytest.raises((AssertionError, BadInput, LookupError)):
         check(words.split())
 

@@ -1,6 +1,5 @@
 """The commands of docs/data.md that need no hub run as they are printed."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -29,28 +28,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_parquet(Path("mirror/train.parquet"), found)
 
 
-def test_it_is_short() -> None:
-    assert len(DOCUMENT.read_text().splitlines()) <= 60
-    assert len(HERE) == 4
-
-
 @pytest.mark.parametrize("words", HERE, ids=" ".join)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of datasets
-def test_a_trial_prepares_and_trains(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trial_prepares_and_trains(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     sizes = [word for word in small.SMALL if "num_updates" not in word]
-    monkeypatch.setattr(sys, "argv", ["trainer", *words, *sizes, "data.validation_share=0.1"])
-    assert trainer() == 0
+    given = [*words, *sizes, "data.validation_share=0.1"]
+    assert trainer(given) == 0
     [shards] = Path("data/prepared").iterdir()
     said = capsys.readouterr()
     assert f"prepares {words[1].partition('=')[2].rpartition('/')[2]} in {shards}" in said.err
     assert said.out.startswith("completed")
-    assert trainer() == 0
+    assert trainer(given) == 0
     assert capsys.readouterr().out.startswith("done before")
 
 
 def test_the_sweep_is_priced(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(HERE) == 4, "trials above, of which each was tried"
     [words] = [words for program, *words in LINES if program == "sweeps"]
     assert sweeps(words) == 0
     assert "not prepared" not in capsys.readouterr().out

@@ -20,10 +20,6 @@ def read_lines(folder: Path) -> list[str]:
     return (folder / "metrics.jsonl").read_text().splitlines()
 
 
-def test_it_is_short() -> None:
-    assert len(DOCUMENT.read_text().splitlines()) <= 60
-
-
 def test_the_gap_of_a_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     [block] = [block for block in blocks(DOCUMENT) if block.language == "python"]

@@ -71,17 +71,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         fuzzing.warm(
-            (_trainer, ["--cfg"]),
+            (trainer, ["--cfg"]),
             (sweeps, ["sweep=main", "scale=micro", "dry_run=true"]),
             (sweeps, ["list"]),
             (sweeps, ["dashboard"]),
             (analysis, ["advise", *ANALYSES[0][1:]]),
         )
     return folder
-
-
-def _trainer(words: Sequence[str]) -> int:
-    return trainer()
 
 
 def check(place: Path, program: str, main: fuzzing.Main, words: list[str]) -> fuzzing.Ended:
@@ -106,10 +102,10 @@ def names(words: Sequence[str]) -> set[str]:
 @fuzzing.inputs(30, "`python -m trainer --cfg`")
 @given(words=odd.commands(TRIALS, KEYS))
 @example(words=["\0"])  # a word that is empty where it arrives
-def test_of_the_trainer(place: Path, words: list[str]) -> None:
+def test_of_thetrainer(place: Path, words: list[str]) -> None:
     fuzzing.count(
         "`python -m trainer --cfg`",
-        lambda: check(place, "python -m trainer", _trainer, ["--cfg", *words]),
+        lambda: check(place, "python -m trainer", trainer, ["--cfg", *words]),
     )
 
 

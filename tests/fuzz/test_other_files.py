@@ -127,7 +127,7 @@ def test_of_any_code(place: Place, data: st.DataObject) -> None:
 
 
 def check_trial(place: Place, config: Path) -> fuzzing.Ended:
-    found = fuzzing.run(lambda words: trainer(), ["--config", str(config)], 20)
+    found = fuzzing.run(trainer, ["--config", str(config)], 20)
     shutil.rmtree(place.folder / "out", ignore_errors=True)
     assert found.code in (0, 2), found
     fuzzing.require_few_lines(found, 3 if found.code == 0 else 1)

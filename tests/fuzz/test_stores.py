@@ -162,7 +162,7 @@ def check_resumed(place: Place, damage: Damage) -> fuzzing.Ended:
     words = ["--config", str(place.folder / "config.json")]
     with pytest.MonkeyPatch.context() as patch, redirect_stderr(io.StringIO()):
         patch.setattr(lease, "ACQUIRE_TIMEOUT", 0.0)
-        found = fuzzing.run(lambda words: trainer(), words, 20)
+        found = fuzzing.run(trainer, words, 20)
     if found.code != 0:
         require_named(found, damage.path)
         assert fuzzing.tree(place.folder) == before

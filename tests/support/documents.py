@@ -13,7 +13,7 @@ ABOUT = {"corpus": "t", "tokenizer": "bytes", "license": "none", "attribution": 
 def prepared(out: Path, texts: list[str] | None = None, encoder: str = "bytes") -> Prepared:
     prepare(
         lambda: TEXTS if texts is None else texts,
-        lambda documents, folder: ENCODERS[encoder](documents, folder, folder),
+        lambda documents, folder: ENCODERS[encoder].make(documents, folder, folder),
         out,
         validation_share=0.2,
         num_tokens=float("inf"),

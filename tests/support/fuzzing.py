@@ -3,14 +3,12 @@
 import io
 import os
 import signal
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 from hypothesis import HealthCheck, Phase, settings
 
@@ -103,7 +101,6 @@ def run(main: Main, words: Sequence[str], seconds: float = CPU_SECONDS) -> Ended
     with (
         redirect_stdout(out),
         redirect_stderr(err),
-        mock.patch.object(sys, "argv", ["command", *words]),
         limited(allowed),
     ):
         try:

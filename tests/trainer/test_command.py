@@ -1,6 +1,5 @@
 """What `python -m trainer` says of a trial, and what `import trainer` gives."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,21 +12,20 @@ from trainer.base.places import CODE_ROOT
 
 
 def test_a_finished_trial_does_not_look_as_if_it_had_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["trainer", *small.overrides(tmp_path, "num_updates=2")])
-    assert main() == 0
+    words = small.overrides(tmp_path, "num_updates=2")
+    assert main(words) == 0
     ran = capsys.readouterr().out
     assert ran.startswith("completed trial ")
-    assert main() == 0
+    assert main(words) == 0
     assert capsys.readouterr().out == f"done before, not run: {ran}"
 
 
 def test_a_folder_that_cannot_be_made_is_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["trainer", *small.overrides(tmp_path, "out=/proc/trial")])
-    assert main() == 2
+    assert main(small.overrides(tmp_path, "out=/proc/trial")) == 2
     error = capsys.readouterr().err
     assert error.startswith("python -m trainer: out=/proc/trial: ")
     assert error.count("\n") == 1

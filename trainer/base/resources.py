@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from trainer.base.errors import BadInput
 
@@ -155,21 +156,15 @@ def on_cpu(state: Any) -> Any:
     what is returned. A part of a vector gets memory of its own: a pickle would hold all of the
     vector, once per part.
     """
-    return _moved(state, {})
+    known: dict[tuple[object, ...], torch.Tensor] = {}
 
-
-def _moved(node: Any, known: dict[tuple[object, ...], torch.Tensor]) -> Any:
-    if isinstance(node, torch.Tensor) and (node.is_cuda or _is_part(node)):
-        key = node.data_ptr(), node.dtype, node.shape, node.stride()
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        is_part = tensor.untyped_storage().nbytes() > tensor.nbytes
+        if not tensor.is_cuda and not is_part:
+            return tensor
+        key = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
         if key not in known:
-            known[key] = node.detach().to("cpu", copy=True)
+            known[key] = tensor.detach().to("cpu", copy=True)
         return known[key]
-    if isinstance(node, dict):
-        return {name: _moved(item, known) for name, item in node.items()}
-    if isinstance(node, list | tuple):
-        return type(node)(_moved(item, known) for item in node)
-    return node
 
-
-def _is_part(tensor: torch.Tensor) -> bool:
-    return tensor.untyped_storage().nbytes() > tensor.nbytes
+    return tree_map_only(torch.Tensor, moved, state)

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from trainer.base.build import build
+from trainer.base.flat import storage
 from trainer.models.recipe import LayerByLayer, Recipe
 
 PRODUCTS = {"mm", "bmm", "_grouped_mm", "index_select"}
@@ -118,9 +119,9 @@ class _Living(TorchDispatchMode):
             self._note(tensor)
         if name in PRODUCTS:
             operands = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-            self._of_products.update(_key(tensor) for tensor in (*operands, *made))
+            self._of_products.update(storage(tensor) for tensor in (*operands, *made))
         if name == "_to_copy" and result.itemsize > args[0].itemsize:
-            self._widened[_key(result)] = args[0].itemsize / result.itemsize
+            self._widened[storage(result)] = args[0].itemsize / result.itemsize
         return result
 
     def share(self, key: int) -> float:
@@ -129,29 +130,25 @@ class _Living(TorchDispatchMode):
 
     def bytes_beside(self, others: Sequence[Tensor], share: Callable[[int], float]) -> int:
         """The bytes in use that are not of these tensors, each memory by its share."""
-        known = set(map(_key, others))
+        known = set(map(storage, others))
         return round(
             sum(size * share(key) for key, size in self._bytes.items() if key not in known)
         )
 
     def keep(self, tensors: Sequence[Tensor]) -> None:
         """Takes these tensors for operands of a product."""
-        self._of_products.update(map(_key, tensors))
+        self._of_products.update(map(storage, tensors))
 
     def _note(self, tensor: Tensor) -> None:
-        storage, key = tensor.untyped_storage(), _key(tensor)
+        memory, key = tensor.untyped_storage(), storage(tensor)
         if key not in self._bytes:
-            self._bytes[key] = storage.nbytes()
-            weakref.finalize(storage, self._forget, key)
+            self._bytes[key] = memory.nbytes()
+            weakref.finalize(memory, self._forget, key)
 
     def _forget(self, key: int) -> None:
         self._bytes.pop(key, None)
         self._of_products.discard(key)
         self._widened.pop(key, None)
-
-
-def _key(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 class _AnyAttention(TorchFunctionMode):

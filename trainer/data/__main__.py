@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.base.cli import (
-    BAD_INPUT,
     DONE,
     Parser,
     end_with,
+    exit_code,
     number,
     one_of,
     parser,
@@ -26,13 +26,12 @@ from trainer.base.cli import (
 from trainer.base.errors import BadInput
 from trainer.base.places import require_folder
 from trainer.data import benchmarks
-from trainer.data.archives import fetch
+from trainer.data.archives import CACHE, fetch
 from trainer.data.prepare import prepare
 from trainer.data.readers import HubDocuments
 from trainer.data.shards import Prepared
 from trainer.data.tokenizers import ENCODERS
 
-CACHE = Path("data/archives")
 SHORTEST_LEAD = 120
 
 
@@ -184,7 +183,7 @@ def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
     else:
         prepare(
             lambda: corpus.documents(cache),
-            lambda texts, folder: ENCODERS[tokenizer](texts, folder, cache),
+            lambda texts, folder: ENCODERS[tokenizer].make(texts, folder, cache),
             out,
             validation_share=corpus.validation_share,
             num_tokens=num_tokens,
@@ -203,15 +202,15 @@ def run(name: str, options: dict[str, str], cache: Path = CACHE) -> str:
     )
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Exit code: 0 done, 2 bad input."""
-    try:
-        print(run(*_request(_parser().parse_args(sys.argv[1:]).keys)))
-    except BadInput as error:
-        print(f"python -m trainer.data: {error}", file=sys.stderr)
-        return BAD_INPUT
-    return DONE
+
+    def command() -> int:
+        print(run(*_request(_parser().parse_args(words).keys)))
+        return DONE
+
+    return exit_code("python -m trainer.data", command)
 
 
 if __name__ == "__main__":
-    end_with(main)
+    end_with(lambda: main(sys.argv[1:]))

@@ -9,6 +9,7 @@ from zipfile import ZipFile
 from trainer.base.atomic import file_hash
 from trainer.base.errors import BadInput
 
+CACHE = Path("data/archives")
 PINS = Path(__file__).with_name("archives.txt")
 
 

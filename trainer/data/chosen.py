@@ -1,9 +1,9 @@
 """The tokenizer of a config: chosen by a word, read from prepared data, written beside a model."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -12,42 +12,17 @@ from trainer.base.build import build
 from trainer.base.cli import one_of
 from trainer.base.errors import BadInput, first_line
 from trainer.data.tokenizers import (
-    BPE128K_VOCABULARY,
-    BPE_VOCABULARY,
     ENCODERS,
     ENDS,
-    SMOLLM2_SHA256,
-    SMOLLM2_VOCABULARY,
     TOKENIZER_FILE,
-    Bytes,
-    Encoder,
+    Chosen,
     end_of_document,
     kept,
     vocab_size,
 )
 from trainer.data.tokens import KnowsTokenizer
 
-CACHE = Path("data/archives")
 KEY = "data.tokenizer"
-OURS: Mapping[str, tuple[str, int | None]] = {
-    "bytes": ("bytes", Bytes.vocab_size),
-    "bpe": (f"bpe {BPE_VOCABULARY}", None),
-    "bpe128k": (f"bpe {BPE128K_VOCABULARY}", None),
-    "smollm2": (SMOLLM2_SHA256, SMOLLM2_VOCABULARY),
-}
-"""What identifies one of `ENCODERS`, and its vocabulary."""
-
-
-class Chosen(NamedTuple):
-    """A tokenizer, not made yet.
-
-    `identity` changes with the tokens that the tokenizer makes. `vocab_size` is None where it
-    depends on the text. `make` takes the training texts and the folder of the shards.
-    """
-
-    identity: str
-    vocab_size: int | None
-    make: Callable[[Iterable[str], Path], Encoder]
 
 
 def chosen(word: str) -> Chosen:
@@ -57,7 +32,7 @@ def chosen(word: str) -> Chosen:
     Raises BadInput for a tokenizer that is not there or has no token that ends a document.
     """
     if word in ENCODERS:
-        return Chosen(*OURS[word], lambda texts, folder: ENCODERS[word](texts, folder, CACHE))
+        return ENCODERS[word]
     if word.endswith(".json"):
         path = Path(word)
         if not path.is_file():
@@ -79,7 +54,9 @@ def _of_file(word: str, path: Path) -> Chosen:
     if (end := end_of_document(tokenizer)) is None:
         raise BadInput(KEY, word, f"must have a token that ends a document: {', '.join(ENDS)}")
     identity = hashlib.sha256(content.encode()).hexdigest()
-    return Chosen(identity, vocab_size(tokenizer), lambda _, folder: kept(content, folder, end))
+    return Chosen(
+        identity, vocab_size(tokenizer), lambda texts, folder, cache: kept(content, folder, end)
+    )
 
 
 def _from_hub(word: str) -> Path:

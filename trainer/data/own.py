@@ -19,6 +19,7 @@ from typing_extensions import override
 from trainer.base.atomic import digests
 from trainer.base.errors import BadInput
 from trainer.base.ranges import Place, Positive
+from trainer.data.archives import CACHE
 from trainer.data.chosen import chosen
 from trainer.data.prepare import on_stderr, prepare, stated_vocab_size
 from trainer.data.readers import READERS, HubDocuments, documents, newest_commit
@@ -129,7 +130,7 @@ class OwnText(ABC):
         on_stderr(f"prepares {self.label} in {self._folder(digest)}")
         prepare(
             self.documents,
-            encoder.make,
+            lambda texts, folder: encoder.make(texts, folder, CACHE),
             self._folder(digest),
             validation_share=self.validation_share,
             num_tokens=self.num_tokens or math.inf,

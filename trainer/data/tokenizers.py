@@ -6,11 +6,11 @@ SmolLM2's is rebuilt from vocabulary and merges of a GGUF file, so that no hub i
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,6 @@ ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>")
 """Tokens that end a document, in published tokenizers; the first that is there counts."""
 LEARNED_FROM = 1_000_000
 """Documents that a BPE is trained on, the first ones: all of a small corpus."""
-BPE_VOCABULARY, BPE128K_VOCABULARY, SMOLLM2_VOCABULARY = 4096, 128_000, 49152
 SMOLLM2_SHA256 = "9ca9acddb6525a194ec8ac7a87f24fbba7232a9a15ffa1af0c1224fcd888e47c"
 TOKENIZER_FILE = "tokenizer.json"
 STRING, ARRAY, CONTROL_TOKEN = 8, 9, 3
@@ -111,10 +110,6 @@ def vocab_size(tokenizer: Tokenizer) -> int:
 @lru_cache(maxsize=1)
 def _subwords(content: str, end: str) -> Subwords:
     return Subwords(content, end)
-
-
-def _bytes(texts: Iterable[str], folder: Path, cache: Path) -> Encoder:
-    return Bytes()
 
 
 def _bpe(texts: Iterable[str], folder: Path, cache: Path, *, vocabulary: int) -> Encoder:
@@ -213,10 +208,25 @@ def published_json(tokenizer: Tokenizer) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False)
 
 
-ENCODERS: dict[str, Callable[[Iterable[str], Path, Path], Encoder]] = {
-    "bytes": _bytes,
-    "bpe": partial(_bpe, vocabulary=BPE_VOCABULARY),
-    "bpe128k": partial(_bpe, vocabulary=BPE128K_VOCABULARY),
-    "smollm2": _smollm2,
+class Chosen(NamedTuple):
+    """A tokenizer, not made yet.
+
+    `identity` changes with the tokens that the tokenizer makes. `vocab_size` is None where it
+    depends on the text. `make` takes the training texts, the folder of the shards, and the cache of
+    archives.
+    """
+
+    identity: str
+    vocab_size: int | None
+    make: Callable[[Iterable[str], Path, Path], Encoder]
+
+
+ENCODERS: Mapping[str, Chosen] = {
+    "bytes": Chosen("bytes", Bytes.vocab_size, lambda texts, folder, cache: Bytes()),
+    **{
+        name: Chosen(f"bpe {vocabulary}", None, partial(_bpe, vocabulary=vocabulary))
+        for name, vocabulary in {"bpe": 4096, "bpe128k": 128_000}.items()
+    },
+    "smollm2": Chosen(SMOLLM2_SHA256, 49152, _smollm2),
 }
-"""Name → maker from (training texts, folder of the shards, cache of archives)."""
+"""The tokenizers that are chosen by a word, without a file and without the hub."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from trainer.base.atomic import always, file_hash, partial, publish, rename
 from trainer.base.errors import BadInput
@@ -213,18 +214,13 @@ def copied(state: Any) -> Any:
 
     Tensors that share memory, as the master and its newest version may, share it in the copy.
     """
-    return _copied(state, {})
+    known: dict[int, torch.UntypedStorage] = {}
 
-
-def _copied(node: Any, known: dict[int, torch.UntypedStorage]) -> Any:
-    if isinstance(node, Tensor):
-        storage = node.untyped_storage()
+    def copy(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
         if (key := storage.data_ptr()) not in known:
             known[key] = storage.cpu() if storage.is_cuda else storage.clone()
-        empty = torch.empty(0, dtype=node.dtype)
-        return empty.set_(known[key], node.storage_offset(), node.size(), node.stride())
-    if isinstance(node, dict):
-        return {key: _copied(item, known) for key, item in node.items()}
-    if isinstance(node, list | tuple):
-        return type(node)(_copied(item, known) for item in node)
-    return node
+        empty = torch.empty(0, dtype=tensor.dtype)
+        return empty.set_(known[key], tensor.storage_offset(), tensor.size(), tensor.stride())
+
+    return tree_map_only(Tensor, copy, state)

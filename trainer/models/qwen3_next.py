@@ -17,7 +17,7 @@ from trainer.models.decoder import LayerSize
 from trainer.models.delta import FUSED_CHUNKS, FUSED_KEY_SIZE, GatedDeltaNet
 from trainer.models.experts import MixtureWithSharedExpert
 from trainer.models.layers import Attention, CentredRMSNorm, Layer, SigmoidGate, SwiGLU
-from trainer.models.mixture import MixtureDecoder, joined
+from trainer.models.qwen3_moe import MixtureDecoder, joined
 from trainer.models.recipe import Pretrained
 
 MIXER = ".self_attn."

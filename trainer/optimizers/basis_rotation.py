@@ -5,10 +5,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from trainer.base.ranges import Count, NonNegative, Positive
+from trainer.base.ranges import Count, Positive
 from trainer.optimizers.dropped import drops, of_a_shape
-from trainer.optimizers.routing import Decay, Group, Parameters, holds
-from trainer.optimizers.together import Batched, auxiliary, beside_adamw
+from trainer.optimizers.routing import Decay, Group, holds
+from trainer.optimizers.together import Batched, beside_adamw
 
 
 def adam_update(
@@ -76,32 +76,25 @@ class BasisRotation(Batched):
 
 @holds(2, squares=2)
 @drops(13, of_a_shape)
+@beside_adamw
 def basis_rotation(
-    parameters: Parameters,
+    groups: list[Group],
     *,
     lr: Positive,
     momentum: Decay,
     precondition_every: Count,
-    auxiliary_lr: Positive | None,
-    auxiliary_momentum: Decay,
     variance_decay: Decay,
     eps: Positive,
-    weight_decay: NonNegative,
 ) -> Optimizer:
     """Basis rotation for hidden matrices, AdamW for the rest.
 
     With its bilateral rotation, from second moments, whose eigenbases are computed exactly.
     """
-    return beside_adamw(
-        parameters,
-        lambda groups: BasisRotation(
-            groups,
-            lr=lr,
-            decay=momentum,
-            variance_decay=variance_decay,
-            precondition_every=precondition_every,
-            eps=eps,
-        ),
-        auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps),
-        weight_decay,
+    return BasisRotation(
+        groups,
+        lr=lr,
+        decay=momentum,
+        variance_decay=variance_decay,
+        precondition_every=precondition_every,
+        eps=eps,
     )

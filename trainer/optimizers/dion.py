@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from trainer.base.ranges import NonNegative, Positive
+from trainer.base.ranges import Positive
 from trainer.optimizers.dropped import drops, of_a_shape
-from trainer.optimizers.routing import Decay, Group, Parameters, holds
-from trainer.optimizers.together import Batched, auxiliary, beside_adamw
+from trainer.optimizers.routing import Decay, Group, holds
+from trainer.optimizers.together import Batched, beside_adamw
 
 
 def dion_update(
@@ -55,22 +55,14 @@ class Dion(Batched):
 
 @holds(1)
 @drops(5, of_a_shape)
+@beside_adamw
 def dion(
-    parameters: Parameters,
+    groups: list[Group],
     *,
     lr: Positive,
     momentum: Decay,
     rank_fraction: Annotated[float, Interval(gt=0, le=1)],
-    auxiliary_lr: Positive | None,
-    auxiliary_momentum: Decay,
-    variance_decay: Decay,
     eps: Positive,
-    weight_decay: NonNegative,
 ) -> Optimizer:
     """The first Dion for hidden matrices, AdamW for the rest."""
-    return beside_adamw(
-        parameters,
-        lambda groups: Dion(groups, lr=lr, decay=momentum, rank_fraction=rank_fraction, eps=eps),
-        auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps),
-        weight_decay,
-    )
+    return Dion(groups, lr=lr, decay=momentum, rank_fraction=rank_fraction, eps=eps)

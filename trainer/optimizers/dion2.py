@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from trainer.base.ranges import NonNegative, Positive
+from trainer.base.ranges import Positive
 from trainer.optimizers.dropped import drops, of_a_shape
 from trainer.optimizers.orthogonal import POLAR_EXPRESS, iterated, norms
-from trainer.optimizers.routing import Decay, Group, Parameters, holds
-from trainer.optimizers.together import Batched, auxiliary, beside_adamw
+from trainer.optimizers.routing import Decay, Group, holds
+from trainer.optimizers.together import Batched, beside_adamw
 
 Fraction = Annotated[float, Interval(gt=0, le=1)]
 
@@ -113,52 +113,32 @@ class Dion3(Batched):
 
 @holds(1)
 @drops(4, of_a_shape)
+@beside_adamw
 def dion2(
-    parameters: Parameters,
+    groups: list[Group],
     *,
     lr: Positive,
     momentum: Decay,
     fraction: Fraction,
-    auxiliary_lr: Positive | None,
-    auxiliary_momentum: Decay,
-    variance_decay: Decay,
     eps: Positive,
-    weight_decay: NonNegative,
 ) -> Optimizer:
     """Dion2 for hidden matrices, AdamW for the rest."""
-    return beside_adamw(
-        parameters,
-        lambda groups: Dion2(groups, lr=lr, decay=momentum, fraction=fraction, eps=eps),
-        auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps),
-        weight_decay,
-    )
+    return Dion2(groups, lr=lr, decay=momentum, fraction=fraction, eps=eps)
 
 
 @holds(1)
 @drops(4.25, of_a_shape)
+@beside_adamw
 def dion3(
-    parameters: Parameters,
+    groups: list[Group],
     *,
     lr: Positive,
     momentum: Decay,
     fraction: Fraction,
-    auxiliary_lr: Positive | None,
-    auxiliary_momentum: Decay,
     variance_decay: Decay,
     eps: Positive,
-    weight_decay: NonNegative,
 ) -> Optimizer:
     """Dion3 for hidden matrices, AdamW for the rest."""
-    return beside_adamw(
-        parameters,
-        lambda groups: Dion3(
-            groups,
-            lr=lr,
-            decay=momentum,
-            fraction=fraction,
-            variance_decay=variance_decay,
-            eps=eps,
-        ),
-        auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps),
-        weight_decay,
+    return Dion3(
+        groups, lr=lr, decay=momentum, fraction=fraction, variance_decay=variance_decay, eps=eps
     )

@@ -4,7 +4,7 @@ W' = W − lr R u / ‖u‖ and W ← R W' / ‖W'‖, where u is the update of 
 ‖·‖ the Frobenius norm and R = ‖W‖.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 
@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from trainer.base.ranges import Count, NonNegative, Positive
+from trainer.base.ranges import Count, Positive
 from trainer.optimizers.dropped import drops, of_a_kind, of_a_shape
 from trainer.optimizers.orthogonal import Orthogonal, Orthogonalisation, norms
-from trainer.optimizers.routing import Decay, Group, Parameters, holds
-from trainer.optimizers.together import StepsItsOwnWay, auxiliary, beside_adamw
+from trainer.optimizers.routing import Decay, Group, holds
+from trainer.optimizers.together import StepsItsOwnWay, beside_adamw
 
 SMALLEST = 1e-10
 """Least norm that is divided by. A matrix of zeros stays one."""
@@ -26,7 +26,7 @@ ON_SPHERE = "on_sphere"
 
 
 class Hyperball(StepsItsOwnWay):
-    """Steps matrices on their spheres, by the updates of an optimizer that does not decay them.
+    """Steps matrices on their spheres, by the updates of an optimizer without its decay.
 
     R is the norm before each update, as in the authors' code: by rounding the norm at the start.
     """
@@ -34,7 +34,7 @@ class Hyperball(StepsItsOwnWay):
     def __init__(self, optimizer: Optimizer) -> None:
         super().__init__([optimizer])
         for group in self.param_groups:
-            group[ON_SPHERE] = True
+            group[ON_SPHERE], group["weight_decay"] = True, 0.0
 
     @override
     def move(
@@ -66,113 +66,77 @@ def _rescale(matrix: Tensor, norm: Tensor) -> None:
     matrix.mul_(norm / norms(matrix).clamp_min(SMALLEST))
 
 
-def _on_spheres(
-    parameters: Parameters,
-    make: Callable[[list[Group]], Optimizer],
-    adamw: Group,
-    weight_decay: float,
-) -> Optimizer:
-    """Hyperball of the optimizer of `make` for hidden matrices, AdamW for the rest."""
-
-    def undecayed(groups: list[Group]) -> Optimizer:
-        return Hyperball(make([{**group, "weight_decay": 0.0} for group in groups]))
-
-    return beside_adamw(parameters, undecayed, adamw, weight_decay)
-
-
 @holds(1)
 @drops(7.3, of_a_shape)
+@beside_adamw
 def muonh(
-    parameters: Parameters,
+    groups: list[Group],
     *,
     lr: Positive,
     momentum: Decay,
     nesterov: bool,
     orthogonalisation: Orthogonalisation,
     newton_schulz_steps: Count,
-    auxiliary_lr: Positive,
-    auxiliary_momentum: Decay,
-    variance_decay: Decay,
-    eps: Positive,
-    weight_decay: NonNegative,
 ) -> Optimizer:
     """MuonH (arXiv 2606.16899): Muon's directions for hidden matrices of constant norm.
 
     marin's (lib/levanter/src/levanter/optim/muonh.py at 05422e2). AdamW has the rest, the head too,
     which has a constant norm in marin and none in modded-nanogpt.
     """
-    return _on_spheres(
-        parameters,
-        lambda groups: Orthogonal(
-            groups,
-            lr=lr,
-            decay=momentum,
-            nesterov=nesterov,
-            orthogonalisation=orthogonalisation,
-            steps=newton_schulz_steps,
-        ),
-        auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps),
-        weight_decay,
+    matrices = Orthogonal(
+        groups,
+        lr=lr,
+        decay=momentum,
+        nesterov=nesterov,
+        orthogonalisation=orthogonalisation,
+        steps=newton_schulz_steps,
     )
+    return Hyperball(matrices)
 
 
 @drops(2, of_a_kind)
+@beside_adamw
 def adamh(
-    parameters: Parameters,
+    groups: list[Group],
     *,
     lr: Positive,
     momentum: Decay,
-    auxiliary_lr: Positive,
-    auxiliary_momentum: Decay,
     variance_decay: Decay,
     eps: Positive,
-    weight_decay: NonNegative,
 ) -> Optimizer:
     """AdamH (arXiv 2606.16899): Adam's directions for hidden matrices of constant norm.
 
     marin's (lib/levanter/src/levanter/optim/adamh.py at 0084342). AdamW has the rest, the head too.
     """
     betas = momentum, variance_decay
-    return _on_spheres(
-        parameters,
-        lambda groups: torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps),
-        auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps),
-        weight_decay,
-    )
+    return Hyperball(torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps))
 
 
 @holds(1)
 @drops(7.5, of_a_shape)
+@beside_adamw
 def normuonh(
-    parameters: Parameters,
+    groups: list[Group],
     *,
     lr: Positive,
     momentum: Decay,
     nesterov: bool,
     orthogonalisation: Orthogonalisation,
     newton_schulz_steps: Count,
-    auxiliary_lr: Positive,
-    auxiliary_momentum: Decay,
     variance_decay: Decay,
-    eps: Positive,
-    weight_decay: NonNegative,
 ) -> Optimizer:
     """NorMuonH: NorMuon's directions for hidden matrices of constant norm, AdamW for the rest.
 
     modded-nanogpt's (records/track_3_optimization/results/20260430_normuonh at f411b3d), which
     evens out rows, or the columns of a wide matrix.
     """
-    return _on_spheres(
-        parameters,
-        lambda groups: Orthogonal(
-            groups,
-            lr=lr,
-            decay=momentum,
-            nesterov=nesterov,
-            orthogonalisation=orthogonalisation,
-            steps=newton_schulz_steps,
-            variance_decay=variance_decay,
-        ),
-        auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps),
-        weight_decay,
+    matrices = Orthogonal(
+        groups,
+        lr=lr,
+        decay=momentum,
+        nesterov=nesterov,
+        orthogonalisation=orthogonalisation,
+        steps=newton_schulz_steps,
+        variance_decay=variance_decay,
     )
+    return Hyperball(matrices)

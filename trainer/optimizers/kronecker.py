@@ -8,25 +8,21 @@ import torch
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from trainer.base.ranges import Count, NonNegative, Positive
+from trainer.base.ranges import Count, Positive
 from trainer.optimizers.dropped import drops, one_matrix
-from trainer.optimizers.routing import Decay, Parameters, holds
-from trainer.optimizers.together import Together, auxiliary, beside_adamw
+from trainer.optimizers.routing import Decay, Group, holds
+from trainer.optimizers.together import Together, beside_adamw
 
 
 @holds(1, squares=2)
 @drops(8, one_matrix)
+@beside_adamw
 def shampoo(
-    parameters: Parameters,
+    groups: list[Group],
     *,
     lr: Positive,
     precondition_every: Count,
     matrix_eps: Positive,
-    auxiliary_lr: Positive | None,
-    auxiliary_momentum: Decay,
-    variance_decay: Decay,
-    eps: Positive,
-    weight_decay: NonNegative,
 ) -> Optimizer:
     """Shampoo (arXiv 1802.09568, Algorithm 1) for hidden matrices, AdamW for the rest.
 
@@ -34,33 +30,27 @@ def shampoo(
     """
     from pytorch_optimizer import Shampoo
 
-    return beside_adamw(
-        parameters,
-        lambda groups: Shampoo(
-            groups,
-            lr=lr,
-            weight_decouple=True,
-            preconditioning_compute_steps=precondition_every,
-            matrix_eps=matrix_eps,
-        ),
-        auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps),
-        weight_decay,
+    optimizer: Optimizer = Shampoo(
+        groups,
+        lr=lr,
+        weight_decouple=True,
+        preconditioning_compute_steps=precondition_every,
+        matrix_eps=matrix_eps,
     )
+    return optimizer
 
 
 @holds(2, squares=2)
 @drops(8, one_matrix)
+@beside_adamw
 def soap(
-    parameters: Parameters,
+    groups: list[Group],
     *,
     lr: Positive,
     momentum: Decay,
     precondition_every: Count,
-    auxiliary_lr: Positive | None,
-    auxiliary_momentum: Decay,
     variance_decay: Decay,
     eps: Positive,
-    weight_decay: NonNegative,
 ) -> Optimizer:
     """SOAP (arXiv 2409.11321) for hidden matrices, AdamW for the rest.
 
@@ -68,32 +58,24 @@ def soap(
     """
     from pytorch_optimizer import SOAP
 
-    return beside_adamw(
-        parameters,
-        lambda groups: SOAP(
-            groups,
-            lr=lr,
-            betas=(momentum, variance_decay),
-            eps=eps,
-            precondition_frequency=precondition_every,
-        ),
-        auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps),
-        weight_decay,
+    optimizer: Optimizer = SOAP(
+        groups,
+        lr=lr,
+        betas=(momentum, variance_decay),
+        eps=eps,
+        precondition_frequency=precondition_every,
     )
+    return optimizer
 
 
 @holds(1, squares=1)
 @drops(16, one_matrix)
+@beside_adamw
 def kron(
-    parameters: Parameters,
+    groups: list[Group],
     *,
     lr: Positive,
     momentum: Decay,
-    auxiliary_lr: Positive | None,
-    auxiliary_momentum: Decay,
-    variance_decay: Decay,
-    eps: Positive,
-    weight_decay: NonNegative,
 ) -> Optimizer:
     """PSGD-Kron (arXiv 1512.04202, 2402.04553) for hidden matrices, AdamW for the rest.
 
@@ -101,13 +83,7 @@ def kron(
     """
     from pytorch_optimizer import Kron
 
-    return beside_adamw(
-        parameters,
-        lambda groups: Kron(groups, lr=lr, momentum=momentum, precondition_dtype=None),
-        auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps),
-        weight_decay,
-        into=DrawsItsOwn,
-    )
+    return DrawsItsOwn([Kron(groups, lr=lr, momentum=momentum, precondition_dtype=None)])
 
 
 class DrawsItsOwn(Together):

@@ -9,11 +9,17 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.ranges import Count, NonNegative, Positive
-from trainer.optimizers.cautious import CautiousDecay
 from trainer.optimizers.dropped import drops, of_a_shape, of_two_sides
 from trainer.optimizers.orthogonal import Orthogonalisation, polynomials
 from trainer.optimizers.routing import Decay, Group, Parameters, grouped, holds
-from trainer.optimizers.together import Batched, Together, auxiliary, beside_adamw
+from trainer.optimizers.together import (
+    Batched,
+    CautiousDecay,
+    Together,
+    auxiliary,
+    beside_adamw,
+    matrices_and_rest,
+)
 
 SPECTRAL, SIGN = 2, 4
 """The library's numbers of Scion's norms; its enumeration would not be plain data in a checkpoint.
@@ -61,7 +67,7 @@ def muon(
         def cautious(groups: list[Group]) -> Optimizer:
             return CautiousDecay(make([{"use_muon": True, **group} for group in groups]))
 
-        return beside_adamw(parameters, cautious, adamw, weight_decay)
+        return matrices_and_rest(parameters, cautious, adamw, weight_decay)
     optimizer: Optimizer = make(_halves(parameters, adamw, weight_decay))
     return optimizer
 
@@ -157,36 +163,29 @@ class AdaMuon(Batched):
 
 
 @drops(7, of_a_shape)
+@beside_adamw
 def adamuon(
-    parameters: Parameters,
+    groups: list[Group],
     *,
     lr: Positive,
     momentum: Decay,
     nesterov: bool,
     newton_schulz_steps: Count,
-    auxiliary_lr: Positive | None,
-    auxiliary_momentum: Decay,
     variance_decay: Decay,
     eps: Positive,
-    weight_decay: NonNegative,
 ) -> Optimizer:
     """AdaMuon (arXiv 2507.11005) for hidden matrices, AdamW for the rest.
 
     Muon of the momentum's sign, divided by a second moment.
     """
-    return beside_adamw(
-        parameters,
-        lambda groups: AdaMuon(
-            groups,
-            lr=lr,
-            decay=momentum,
-            variance_decay=variance_decay,
-            nesterov=nesterov,
-            steps=newton_schulz_steps,
-            eps=eps,
-        ),
-        auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps),
-        weight_decay,
+    return AdaMuon(
+        groups,
+        lr=lr,
+        decay=momentum,
+        variance_decay=variance_decay,
+        nesterov=nesterov,
+        steps=newton_schulz_steps,
+        eps=eps,
     )
 
 

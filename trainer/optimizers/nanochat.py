@@ -7,12 +7,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from trainer.base.ranges import Count, NonNegative, Positive
-from trainer.optimizers.cautious import decay_cautiously
+from trainer.base.ranges import Count, Positive
 from trainer.optimizers.dropped import drops, of_a_shape
 from trainer.optimizers.orthogonal import Orthogonal, Orthogonalisation
-from trainer.optimizers.routing import Decay, Group, Parameters, holds
-from trainer.optimizers.together import auxiliary, beside_adamw
+from trainer.optimizers.routing import Decay, Group, holds
+from trainer.optimizers.together import beside_adamw, decay_cautiously
 
 
 class Nanochat(Orthogonal):
@@ -35,8 +34,9 @@ class Nanochat(Orthogonal):
 
 @holds(1)
 @drops(6, of_a_shape)
+@beside_adamw
 def nanochat(
-    parameters: Parameters,
+    groups: list[Group],
     *,
     lr: Positive,
     momentum: Decay,
@@ -47,11 +47,7 @@ def nanochat(
     renormalise: bool,
     second_moment: bool,
     cautious_decay: bool,
-    auxiliary_lr: Positive | None,
-    auxiliary_momentum: Decay,
     variance_decay: Decay,
-    eps: Positive,
-    weight_decay: NonNegative,
 ) -> Optimizer:
     """nanochat's for hidden matrices, AdamW for the rest.
 
@@ -59,20 +55,15 @@ def nanochat(
     a second moment (NorMuon) and cautious decay, in this order. Each is a key; without any of them
     it is Muon in its original scaling.
     """
-    return beside_adamw(
-        parameters,
-        lambda groups: Nanochat(
-            groups,
-            lr=lr,
-            decay=momentum,
-            nesterov=nesterov,
-            equilibrate=equilibrate_rows,
-            orthogonalisation=orthogonalisation,
-            steps=newton_schulz_steps,
-            renormalise=renormalise,
-            variance_decay=variance_decay if second_moment else None,
-            cautious_decay=cautious_decay,
-        ),
-        auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps),
-        weight_decay,
+    return Nanochat(
+        groups,
+        lr=lr,
+        decay=momentum,
+        nesterov=nesterov,
+        equilibrate=equilibrate_rows,
+        orthogonalisation=orthogonalisation,
+        steps=newton_schulz_steps,
+        renormalise=renormalise,
+        variance_decay=variance_decay if second_moment else None,
+        cautious_decay=cautious_decay,
     )

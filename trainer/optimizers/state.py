@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map, tree_map_only
 
 State = dict[str, Any]
 
@@ -30,13 +31,7 @@ def options(group: Mapping[str, Any]) -> dict[str, Any]:
 
 def copied(nest: Any) -> Any:
     """A copy of a state or of several: of each tensor alone, not of a vector that it is part of."""
-    if isinstance(nest, Tensor) and not isinstance(nest, nn.Parameter):
-        return nest.clone()
-    if isinstance(nest, dict):
-        return {key: copied(item) for key, item in nest.items()}
-    if isinstance(nest, list | tuple):
-        return type(nest)(copied(item) for item in nest)
-    return nest
+    return tree_map_only(Tensor, lambda t: t if isinstance(t, nn.Parameter) else t.clone(), nest)
 
 
 def replace_options(group: dict[str, Any], by: Mapping[str, Any]) -> None:
@@ -76,7 +71,8 @@ def adopt(optimizer: Optimizer, saved: Mapping[nn.Parameter, State]) -> None:
     for weight, state in states.items():
         loaded = optimizer.state[weight]
         numbers = {key: value for key, value in state.items() if _stays(key, value)}
-        loaded.update({key: _exactly(value, loaded[key]) for key, value in state.items()} | numbers)
+        given = {key: loaded[key] for key in state}
+        loaded.update(tree_map(_exactly, state, given) | numbers)
 
 
 def _stays(key: str, value: Any) -> bool:
@@ -87,13 +83,9 @@ def _stays(key: str, value: Any) -> bool:
 
 def _exactly(saved: Any, loaded: Any) -> Any:
     """The saved value, on the device that torch's `load_state_dict` chose for `loaded`."""
-    if isinstance(saved, Tensor):
-        return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
-    if isinstance(saved, dict):
-        return {key: _exactly(value, loaded[key]) for key, value in saved.items()}
-    if isinstance(saved, list | tuple):
-        return type(saved)(_exactly(a, b) for a, b in zip(saved, loaded, strict=True))
-    return saved
+    if not isinstance(saved, Tensor):
+        return saved
+    return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
 
 
 @runtime_checkable

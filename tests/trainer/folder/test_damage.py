@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,9 +41,7 @@ def resumed(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]
     """Exit code and stderr of the command that goes on with the trial, without its progress."""
     path = folder.parent / "config.json"
     path.write_text(json.dumps(small.config(folder.parent, f"out={folder}")))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["trainer", "--config", str(path)])
-        code = main()
+    code = main(["--config", str(path)])
     lines = capsys.readouterr().err.splitlines(keepends=True)
     return code, "".join(line for line in lines if not line.startswith("update "))
 

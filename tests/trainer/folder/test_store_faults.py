@@ -54,8 +54,8 @@ def test_a_full_disk_is_said_in_a_line_and_the_trial_goes_on_when_there_is_space
 def test_a_limit_on_the_size_of_files_is_said_in_a_line(tmp_path: Path) -> None:
     """`ulimit -f`: a checkpoint is larger than that."""
     script = (
-        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
-        "from trainer.__main__ import main; raise SystemExit(main())"
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
+        "from trainer.__main__ import main; raise SystemExit(main(sys.argv[1:]))"
     )
     full = python("-c", script, *small.overrides(tmp_path, f"out={tmp_path / 'trial'}"))
     assert full.returncode == 1

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -176,13 +175,12 @@ def change_config(folder: Path, **changes: Any) -> None:
 
 @pytest.mark.parametrize("name", DAMAGED)
 def test_a_damaged_checkpoint_is_one_line(
-    name: str, checkpoint: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str, checkpoint: Path, refused: Refused, tmp_path: Path
 ) -> None:
     damage, says = DAMAGED[name]
     damage(checkpoint)
     words = small.overrides(tmp_path, f"from_pretrained={checkpoint}")
-    monkeypatch.setattr(sys, "argv", ["trainer", *words])
-    assert says in refused(trainer)
+    assert says in refused(lambda: trainer(words))
 
 
 def write_bad(checkpoint: Path, folder: Path) -> None:
@@ -213,7 +211,6 @@ def test_a_checkpoint_that_does_not_fit_is_one_line(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     write_bad(checkpoint, tmp_path)
     given = [*small.overrides(tmp_path), *words.split()]
-    monkeypatch.setattr(sys, "argv", ["trainer", *given])
-    line = refused(trainer)
+    line = refused(lambda: trainer(given))
     assert BAD[words] in line
     assert line.count("from_pretrained=") == 1

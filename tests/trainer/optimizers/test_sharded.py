@@ -1,12 +1,12 @@
 """An optimizer divided among replicas makes the undivided one's weights, to the last bit."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from tests.support.every_optimizer import NAMES, maker
 from trainer.config.combinations import NOT_SHARDED
@@ -93,13 +93,9 @@ def undivided(name: str) -> Callable[[Parameters], Optimizer]:
     return lambda weights: optimizer_in_parts(make, weights, is_entrywise=is_entrywise(make.func))
 
 
-def size(value: Any) -> int:
+def size(state: object) -> int:
     """Entries of all tensors in a state."""
-    if isinstance(value, Tensor):
-        return value.numel()
-    if isinstance(value, dict):
-        return size([*value.values()])
-    return sum(map(size, value)) if isinstance(value, list | tuple) else 0
+    return sum(leaf.numel() for leaf in tree_leaves(state) if isinstance(leaf, Tensor))
 
 
 @pytest.mark.parametrize("number", [2, pytest.param(3, marks=pytest.mark.slow)])

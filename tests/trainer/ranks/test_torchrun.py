@@ -44,8 +44,7 @@ def test_another_number_of_processes(
 ) -> None:
     for key, value in {"TORCHELASTIC_RUN_ID": "1", "RANK": rank, "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(key, value)
-    monkeypatch.setattr(sys, "argv", ["trainer", *small.overrides(tmp_path, *GANG)])
-    assert main() == 2
+    assert main(small.overrides(tmp_path, *GANG)) == 2
     line = "pipeline.num_stages=2: times num_replicas=2 must be torchrun's 2 processes"
     assert (line in capsys.readouterr().err) == (rank == "0"), "one rank speaks"
 

@@ -15,7 +15,7 @@ from tests.support.trials import rows
 from trainer.base.errors import BadInput
 from trainer.models.loss import cross_entropy
 from trainer.parts import build_emulated, build_parts
-from trainer.sharpness.measure import (
+from trainer.sharpness import (
     UPDATES_BEFORE_ONE,
     hessian_product,
     inverse_root,
