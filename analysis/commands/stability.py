@@ -52,7 +52,7 @@ def _chosen(
     optimizer: str | None, correction: str, settings: Sequence[str]
 ) -> list[tuple[str, tuple[Any, Any]]]:
     """Return each optimizer with its settings and those of the correction, as trials get them."""
-    from analysis.theory.optimizers import LINEAR
+    from analysis.theory.linear import OPTIMIZERS
     from trainer.config.compose import Composer
 
     for word in settings:
@@ -62,7 +62,7 @@ def _chosen(
             raise BadInput(key, value, "is not a key of this command, see --help")
     if optimizer is None and any(word.startswith("optimizer.") for word in settings):
         raise BadInput("optimizer", "", "is missing: its settings are given")
-    names = [optimizer] if optimizer is not None else [at.rpartition(".")[2] for at in LINEAR]
+    names = [optimizer] if optimizer is not None else [at.rpartition(".")[2] for at in OPTIMIZERS]
     compose = Composer()
     nodes = []
     for name in names:

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from scipy.optimize import minimize_scalar
 
 from analysis.table.text import markdown
-from analysis.theory.corrections import STRENGTHS, Hooks, hooks
-from analysis.theory.filters import SAME, Filter, late
-from analysis.theory.optimizers import linear
-from analysis.theory.recursion import Loop
+from analysis.theory.linear import STRENGTHS, hooks, linear
+from analysis.theory.recursion import SAME, Filter, Hooks, Loop, late
 from trainer.base.build import Node
 
 START, SMALLEST = 0.01, 1e-9

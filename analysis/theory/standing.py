@@ -4,10 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis.table.text import markdown, markdown_row
-from analysis.theory.corrections import Hooks
-from analysis.theory.filters import SAME, late
-from analysis.theory.optimizers import linear
-from analysis.theory.recursion import Loop
+from analysis.theory.linear import linear
+from analysis.theory.recursion import SAME, Hooks, Loop, late
 from analysis.theory.stability import largest_stable
 from trainer.base.build import Node
 

@@ -12,10 +12,8 @@ import yaml
 from scipy import stats
 
 from analysis.statistics.intervals import CONFIDENCE, UNKNOWN, Interval
-from analysis.theory.corrections import Hooks, hooks
-from analysis.theory.filters import SAME, late
-from analysis.theory.optimizers import linear
-from analysis.theory.recursion import Loop
+from analysis.theory.linear import hooks, linear
+from analysis.theory.recursion import SAME, Hooks, Loop, late
 from analysis.theory.stability import largest_stable
 from trainer.config.names import yamls
 

@@ -9,11 +9,8 @@ import pytest
 from scipy import stats
 
 from analysis.table.names import optimizer as name
-from analysis.theory import filters
-from analysis.theory.corrections import Hooks, hooks
-from analysis.theory.filters import SAME
-from analysis.theory.optimizers import linear
-from analysis.theory.recursion import Loop
+from analysis.theory.linear import hooks, linear
+from analysis.theory.recursion import SAME, Hooks, Loop, late
 from findings.code.cells import K
 from findings.code.pages import PARTS, call
 from findings.code.predictions import FEEDBACK, settings
@@ -178,13 +175,12 @@ def test_the_theory_stands_beside_the_gaps_of_tiny() -> None:
     of = losses("shared_rate/trials_tiny_nadamw", "arm")
     rows = {row[0]: row for row in lines("noise", "rows sweep=shared_rate")}
     loop = linear(settings("nadamw", {"optimizer.lr": 0.002}), 1600)
-    sync, late, fed = (
-        Loop(loop, of_delay).noise(K)
-        for of_delay in (Hooks(SAME), Hooks(filters.late(1)), hooks(FED, 1))
+    sync, delayed, fed = (
+        Loop(loop, of_delay).noise(K) for of_delay in (Hooks(SAME), Hooks(late(1)), hooks(FED, 1))
     )
-    assert rows["NAdamW"][1] == f"{late / sync:.3f}"
+    assert rows["NAdamW"][1] == f"{delayed / sync:.3f}"
     assert rows["NAdamW"][2] == cell(minus(of[("delay",)], of[("sync",)]))
-    assert rows["NAdamW"][3] == f"−{-100 * (late - fed) / (late - sync):.0f} %"
+    assert rows["NAdamW"][3] == f"−{-100 * (delayed - fed) / (delayed - sync):.0f} %"
 
 
 def plain(values: Mapping[str, float]) -> str:

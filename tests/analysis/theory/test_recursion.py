@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter
 from torch import nn
 
-from analysis.theory.corrections import hooks
-from analysis.theory.optimizers import linear
+from analysis.theory.linear import hooks, linear
 from analysis.theory.recursion import Loop
 from analysis.theory.stability import largest_stable
 from tests.support import every_optimizer

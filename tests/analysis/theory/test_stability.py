@@ -6,11 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.theory import corrections, optimizers
-from analysis.theory.corrections import hooks
-from analysis.theory.filters import SAME, average
-from analysis.theory.optimizers import linear
-from analysis.theory.recursion import Loop
+from analysis.theory import linear as choices
+from analysis.theory.linear import hooks, linear
+from analysis.theory.recursion import SAME, Loop, average
 from analysis.theory.stability import best_strength, largest_stable, stability
 from tests.support import every_correction, every_optimizer
 from trainer.base.errors import BadInput
@@ -159,7 +157,7 @@ REFUSED = r"is not linear|no fixed recursion|not covered by the theory"
 
 @pytest.mark.parametrize("name", every_optimizer.NAMES)
 def test_every_optimizer_is_linear_or_refused_with_a_reason(name: str) -> None:
-    if node(name)["_target_"] in optimizers.LINEAR:
+    if node(name)["_target_"] in choices.OPTIMIZERS:
         assert linear(node(name)).past.coef[0] == 1
         assert 0 < limit(node(name), NONE, 1) < math.inf
     else:
@@ -170,7 +168,7 @@ def test_every_optimizer_is_linear_or_refused_with_a_reason(name: str) -> None:
 @pytest.mark.parametrize("name", every_correction.NAMES)
 def test_every_correction_is_linear_or_refused_with_a_reason(name: str) -> None:
     correction = every_correction.settings(name)
-    if correction["_target_"] in corrections.LINEAR:
+    if correction["_target_"] in choices.CORRECTIONS:
         hooks(correction, 1)
     else:
         with pytest.raises(BadInput, match=REFUSED):

@@ -1,0 +1,189 @@
+"""Optimizers and corrections of conf/ as linear filters, or why they are none.
+
+The theory covers the choices that have an entry here. The filter of an optimizer is what it does
+with its gradients in time: its momentum, Nesterov's look-ahead, differences of gradients. What the
+optimizer does with gradients in space (a division by second moments, a rotation, an
+orthogonalisation, a sign) is held fixed, as one preconditioner. For momentum alone that is exact;
+for orthogonalisation, sign and constant norms it is an analogy. Decay of the weights is left out:
+lr · weight_decay is below 0.001 in conf/. Constants depend on the update where an optimizer has a
+schedule of its own; `updates` says how many updates are over, infinity that the schedule is.
+
+The filters of a correction stand around the optimizer, where the hooks of
+`trainer.corrections.none.NoCorrection` stand: before it (`gradient`), after it (`apply`), and where
+the weights are read (`ahead`).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from analysis.theory.recursion import SAME, Filter, Hooks, average, change, late, total
+from trainer.base.build import Node, published
+from trainer.base.errors import BadInput
+
+Settings = Mapping[str, Any]
+T = TypeVar("T")
+
+
+def linear(node: Node, updates: float = math.inf) -> Filter:
+    """The filter of an optimizer with its settings, after so many updates.
+
+    Gradients are in units of lr and preconditioner: u = lr · P⁻¹ · filter(g). Raises BadInput for
+    an optimizer that has no linear recursion, with the reason.
+    """
+    return _known("optimizer", node, OPTIMIZERS)(node, updates)
+
+
+def hooks(node: Node, delay: int) -> Hooks:
+    """The filters of a correction with its settings, under a delay in updates.
+
+    Raises BadInput for a correction that is not linear, with the reason.
+    """
+    filters = _known("correction", node, CORRECTIONS)
+    return filters(node, delay) if delay else Hooks(SAME)  # fresh gradients are not corrected
+
+
+def _known(group: str, node: Node, entries: Mapping[str, T]) -> T:
+    address = published(node["_target_"])
+    if address not in entries:
+        name = address.rpartition(".")[2]
+        raise BadInput(group, name, NOT_LINEAR.get(address, "is not covered by the theory"))
+    return entries[address]
+
+
+def _averaged(settings: Settings, updates: float) -> Filter:
+    """m ← β m + (1 − β) g, and m is applied."""
+    return average(settings["momentum"])
+
+
+def _summed(settings: Settings, updates: float) -> Filter:
+    """b ← β b + g, and b is applied, or g + β b: Nesterov's."""
+    summed = total(settings["momentum"])
+    return SAME + settings["momentum"] * summed if settings["nesterov"] else summed
+
+
+def _look_ahead(settings: Settings, updates: float) -> Filter:
+    """m ← β m + (1 − β) g, and m is applied, or (1 − β) g + β m: Nesterov's."""
+    momentum = settings["momentum"]
+    return _ahead(momentum, momentum) if settings["nesterov"] else average(momentum)
+
+
+def _ahead(decay: float, share: float) -> Filter:
+    """(1 − share) g + share · m."""
+    return (1 - share) * SAME + share * average(decay)
+
+
+def _nadamw(settings: Settings, updates: float) -> Filter:
+    """The share of m in the update grows with the updates, from half of β to β; its decay is β."""
+    ramp = 0.96 ** (updates * settings["momentum_decay"]) if settings["momentum_decay"] else 1.0
+    return _ahead(settings["momentum"], settings["momentum"] * (1 - 0.5 * ramp))
+
+
+def _adan(settings: Settings, updates: float) -> Filter:
+    """m + β d, where d averages the differences of gradients with decay β."""
+    decay = settings["difference_decay"]
+    return average(settings["momentum"]) + decay * (average(decay) * change())
+
+
+def _ademamix(settings: Settings, updates: float) -> Filter:
+    """A fast average and `slow_share` times a slow one, both still growing in the slow warm-up."""
+    way, decay = min(updates / settings["slow_warmup"], 1.0), settings["slow_momentum"]
+    if way < 1:
+        fast, slow = math.log(settings["momentum"]), math.log(decay)
+        decay = math.exp(fast * slow / ((1 - way) * slow + way * fast))
+    return average(settings["momentum"]) + way * settings["slow_share"] * average(decay)
+
+
+def _mars(settings: Settings, updates: float) -> Filter:
+    """The average of g_t + γ β / (1 − β) · (g_t − g_{t−1})."""
+    decay = settings["momentum"]
+    return (SAME + settings["correction"] * decay / (1 - decay) * change()) * average(decay)
+
+
+def _lion(settings: Settings, updates: float) -> Filter:
+    """interpolation · m_{t−1} + (1 − interpolation) · g_t."""
+    share = settings["interpolation"]
+    return share * (late(1) * average(settings["momentum"])) + (1 - share) * SAME
+
+
+def _error_feedback(settings: Settings, delay: int) -> Hooks:
+    """u_t + λ (u_t − u_{t−lag})."""
+    lag = delay if settings["lag"] == "delay" else 1
+    return Hooks(late(delay), applied=SAME + settings["coefficient"] * change(lag))
+
+
+def _matched_error_feedback(settings: Settings, delay: int) -> Hooks:
+    """u_t + λ τ (u_t − u_{t−lag})."""
+    return _error_feedback({**settings, "coefficient": settings["coefficient"] * delay}, delay)
+
+
+def _gradient_error_feedback(settings: Settings, delay: int) -> Hooks:
+    """g_t + λ (g_t − g_{t−1})."""
+    return Hooks(late(delay), gradient=SAME + settings["coefficient"] * change())
+
+
+def _weight_prediction(settings: Settings, delay: int) -> Hooks:
+    """W(v) − h τ u_{v−1}, and u_{v−1} is W(v−1) − W(v)."""
+    return Hooks(late(delay) * (SAME + settings["horizon"] * delay * change()))
+
+
+def _taylor(settings: Settings, delay: int) -> Hooks:
+    """g + λ D (W(t) − W(version)) with D held at the curvature: λ is the share that is undone."""
+    share = settings["coefficient"]
+    return Hooks((1 - share) * late(delay) + share * SAME)
+
+
+_OPT, _COR = "trainer.optimizers", "trainer.corrections"
+OPTIMIZERS: Mapping[str, Callable[[Settings, float], Filter]] = {
+    f"{_OPT}.sgd": _summed,
+    f"{_OPT}.sgdw": _summed,
+    f"{_OPT}.adamw": _averaged,
+    f"{_OPT}.nadamw": _nadamw,
+    f"{_OPT}.adan": _adan,
+    f"{_OPT}.adopt": _averaged,
+    f"{_OPT}.ademamix": _ademamix,
+    f"{_OPT}.mars": _mars,
+    f"{_OPT}.lion": _lion,
+    f"{_OPT}.signum": _averaged,
+    f"{_OPT}.muon": _look_ahead,
+    f"{_OPT}.normuon": _look_ahead,
+    f"{_OPT}.scion": _averaged,
+    f"{_OPT}.hyperball.muonh": _look_ahead,
+    f"{_OPT}.hyperball.normuonh": _look_ahead,
+    f"{_OPT}.hyperball.adamh": _averaged,
+    f"{_OPT}.nanochat.nanochat": _look_ahead,
+    f"{_OPT}.soap": _averaged,
+    f"{_OPT}.kl_soap.kl_soap": _averaged,
+    f"{_OPT}.basis_rotation.basis_rotation": _averaged,
+    f"{_OPT}.sophia": _averaged,
+    f"{_OPT}.shampoo": lambda settings, updates: SAME,
+}
+"""Published address of an optimizer → its filter, for matrices."""
+
+CORRECTIONS: Mapping[str, Callable[[Settings, int], Hooks]] = {
+    f"{_COR}.none.NoCorrection": lambda settings, delay: Hooks(late(delay)),
+    f"{_COR}.error_feedback.ErrorFeedback": _error_feedback,
+    f"{_COR}.matched_error_feedback.MatchedErrorFeedback": _matched_error_feedback,
+    f"{_COR}.error_feedback_gradient.GradientErrorFeedback": _gradient_error_feedback,
+    f"{_COR}.weight_prediction.WeightPrediction": _weight_prediction,
+    f"{_COR}.taylor.Taylor": _taylor,
+}
+"""Published address of a correction → its filters under a positive delay."""
+
+NOT_LINEAR: Mapping[str, str] = {
+    f"{_OPT}.adamuon": "is not linear: it orthogonalises the sign of its momentum",
+    f"{_OPT}.dion": "is not linear: its momentum forgets only what it applied, of low rank",
+    f"{_OPT}.dion2.dion2": "is not linear: its momentum forgets only the part that it applied",
+    f"{_OPT}.dion2.dion3": "is not linear: its momentum forgets only the rows that it applied",
+    f"{_OPT}.kron": "is not linear: random vectors change its preconditioner at every update",
+    f"{_OPT}.schedule_free_adamw": "has no fixed recursion: it averages over the whole run",
+    f"{_COR}.adaptive_error_feedback.AdaptiveErrorFeedback": (
+        "is not linear: its coefficient follows the updates"
+    ),
+    f"{_COR}.learning_rate.LearningRate": (
+        "has no fixed recursion: its factor changes during the run"
+    ),
+}
+"""Published address → why there is no such filter, where the reason is known."""
+STRENGTHS = ("coefficient", "horizon")
+"""The settings that say how much is done about the delay; a correction has at most one of them."""
