@@ -44,8 +44,7 @@ def main(given: Given) -> None:
     for key in {"record", "out"} & {*given}:
         require_folder(key, given[key])
     results = pulled(given.get("results", "results"))
-    from analysis.forecast.answer import answer
-    from analysis.forecast.text import plain, text
+    from analysis.forecast.answer import answer, plain, text
 
     conditions = {key: value for key, value in given.items() if key not in KEYS}
     answers = [

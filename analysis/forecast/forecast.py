@@ -11,10 +11,9 @@ from functools import cached_property
 
 import numpy as np
 
-from analysis.forecast.fit import Values
 from analysis.forecast.ladder import Ladder
-from analysis.forecast.laws import FORMS, SyncLaw, TaxLaw, scale_of
-from analysis.statistics.intervals import CONFIDENCE, Interval
+from analysis.forecast.laws import FORMS, SyncLaw, TaxLaw
+from analysis.statistics.intervals import CONFIDENCE, Interval, Values
 
 DRAWS = 400
 """Refits of each form."""
@@ -98,9 +97,10 @@ class Forecaster:
         self.draws = draws
         self.random = np.random.default_rng(seed)
         self.means = means(ladder)
-        scale, settings = scale_of(ladder.settings), ladder.settings
-        self.sync = SyncLaw(scale, settings)
-        self.taxes = {name: TaxLaw(scale, settings, has) for name, has in FORMS.items()}
+        self._gap_weights = self.means.gap_errors**-2.0
+        self._loss_weights = self.means.loss_errors**-2.0
+        self.sync = SyncLaw(ladder.settings)
+        self.taxes = {name: TaxLaw(ladder.settings, has) for name, has in FORMS.items()}
 
     @cached_property
     def _held_out(self) -> dict[str, Values]:
@@ -142,16 +142,12 @@ class Forecaster:
     @cached_property
     def exponents(self) -> dict[str, Interval]:
         """95 % intervals of p, q and r as far as they were fitted, around all forms that count."""
-        drawn = [
-            self.taxes[form.form].exponents(self._drawn[1][form.form])
-            for form in self.forms
-            if form.counts
-        ]
-        ends = {
+        counting = [form.form for form in self.forms if form.counts]
+        drawn = [self.taxes[name].exponents(self._drawn[1][name]) for name in counting]
+        return {
             name: _around([np.quantile(of_form[name], ENDS)[:, None] for of_form in drawn])[0]
             for name in drawn[0]
         }
-        return {name: _interval(of_name) for name, of_name in ends.items()}
 
     @cached_property
     def _best_slopes(self) -> Values:
@@ -204,7 +200,7 @@ class Forecaster:
             for of_forms in self._outcomes(settings, seeds)
         )
         return [
-            Forecast(float(gap), _interval(of_gap), float(tax), _interval(of_tax))
+            Forecast(float(gap), of_gap, float(tax), of_tax)
             for gap, of_gap, tax, of_tax in zip(
                 slope * np.log1p(excess), gap_ends, 1 + excess, tax_ends, strict=True
             )
@@ -223,21 +219,8 @@ class Forecaster:
         ]
         return gaps, [1 + excess for excess in excesses]
 
-    @property
-    def _gap_weights(self) -> Values:
-        return np.asarray(self.means.gap_errors**-2.0)
 
-    @property
-    def _loss_weights(self) -> Values:
-        return np.asarray(self.means.loss_errors**-2.0)
-
-
-def _around(ends: Sequence[Values]) -> Values:
-    """[m, 2]: the lowest lower and the highest upper of several pairs of ends [2, m]."""
+def _around(ends: Sequence[Values]) -> list[Interval]:
+    """[m]: the lowest lower and the highest upper of several pairs of ends [2, m]."""
     low, high = np.array(ends).transpose(1, 0, 2)
-    return np.stack([low.min(axis=0), high.max(axis=0)], axis=-1)
-
-
-def _interval(ends: Values) -> Interval:
-    low, high = map(float, ends)
-    return low, high
+    return [*zip(low.min(axis=0).tolist(), high.max(axis=0).tolist(), strict=True)]

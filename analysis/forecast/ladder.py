@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.forecast.fit import Values
+from analysis.statistics.intervals import Values
 from analysis.statistics.pairs import VARIANT, pairs
 from analysis.statistics.regime import regimes
 from analysis.table.points import by_point, group_of, in_words, varied
@@ -130,19 +130,14 @@ def _ladder(optimizer: str, arm: str, words: str, paired: pd.DataFrame) -> Ladde
     rungs: list[Rung] = []
     dropped: list[str] = []
     for settings, group in paired.groupby(["updates", "batch", "parameters"]):
-        best = (
-            group.groupby("point")["final_val_loss_sync"].mean().idxmin() if _any(group) else None
-        )
+        known = group.dropna(subset="final_val_loss_sync").groupby("point")["final_val_loss_sync"]
+        best = known.mean().idxmin() if len(known) else None
         rung = _rung(settings, group[group["point"] == best])
         if isinstance(rung, Rung):
             rungs.append(rung)
         else:
             dropped.append(rung)
     return Ladder(optimizer, arm, tuple(rungs), words, tuple(dropped))
-
-
-def _any(group: pd.DataFrame) -> bool:
-    return bool(group["final_val_loss_sync"].notna().any())
 
 
 def _rung(settings: Any, group: pd.DataFrame) -> Rung | str:

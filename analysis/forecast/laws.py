@@ -6,14 +6,17 @@
 T: updates; B: tokens per update; N: parameters. E is a number for each size of the ladder: only
 the slope s is forecast, and as in Hoffmann et al. (2203.15556) it does not depend on the size. The
 critical batch of the tax is a constant of c. A term whose regressor does not vary is left out.
+
+Many data sets are fitted at once, by weighted nonlinear least squares (Levenberg and Marquardt).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from analysis.forecast.fit import Bounds, Model, Values, fitted
+from analysis.statistics.intervals import Values
 
 REGRESSORS = ("updates", "batch", "parameters")
 """The order of the columns of every array of settings."""
@@ -26,42 +29,43 @@ TAX_RANGE = (1e-5, 1e3)
 ALPHA_RANGE = (0.01, STEEPEST)
 FORMS = {"floor": True, "no floor": False}
 """Name of a form → whether the tax has a floor that no length removes."""
+ROUNDS = 60
+"""Of a fit, at most."""
+SMALLEST, LARGEST = 1e-9, 1e9
+"""The smallest and the largest damping."""
+CLOSE = 1e-10
+"""Relative gain of a round that ends the search."""
+Model = Callable[[Values], tuple[Values, Values]]
+"""Parameters [sets, k] → predictions [sets, n] and their derivatives [sets, n, k]."""
+Bounds = tuple[Values, Values]
+"""The lowest and the highest value of each parameter, [k]."""
 
 
 @dataclass(frozen=True)
-class Scale:
-    """The logarithms of settings, from the middle of the ladder; only those that vary.
+class Law:
+    """A law that is fitted to rungs."""
 
-    `middle`: [3], in the order of REGRESSORS; `varied`: positions of those that vary.
-    """
-
-    middle: Values
-    varied: tuple[int, ...]
-
-    def of(self, settings: Values) -> Values:
-        """[n, 3] settings → [n, 3] logarithms from the middle."""
-        return np.log(settings) - self.middle
-
-
-def scale_of(settings: Values) -> Scale:
-    """The scale of a ladder's rungs, [n, 3]."""
-    logarithms = np.log(settings)
-    varied = [i for i in range(len(REGRESSORS)) if len(np.unique(settings[:, i])) > 1]
-    return Scale(logarithms.mean(axis=0), tuple(varied))
-
-
-@dataclass(frozen=True)
-class SyncLaw:
-    """L = E(N) + exp(a − α ln T − β ln B). Parameters: a, α, β if batches vary, E of each size."""
-
-    scale: Scale
     settings: Values
-    """Settings of the rungs, [n, 3]."""
+    """Settings of the rungs, [n, 3], in the order of REGRESSORS."""
+
+    @cached_property
+    def varied(self) -> list[int]:
+        """Positions of the regressors that vary among the rungs."""
+        return [i for i, column in enumerate(self.settings.T) if len(np.unique(column)) > 1]
+
+    def logarithms(self, settings: Values) -> Values:
+        """[n, 3] settings → [n, 3] logarithms from the middle of the rungs."""
+        return np.log(settings) - np.log(self.settings).mean(axis=0)
+
+
+@dataclass(frozen=True)
+class SyncLaw(Law):
+    """L = E(N) + exp(a − α ln T − β ln B). Parameters: a, α, β if batches vary, E of each size."""
 
     def _terms(self, settings: Values) -> Values:
         """[n, 2 or 3]: what a, α and β are multiplied by."""
-        updates, batch, _ = self.scale.of(settings).T
-        columns = [np.ones_like(updates), -updates, *([-batch] if 1 in self.scale.varied else [])]
+        updates, batch, _ = self.logarithms(settings).T
+        columns = [np.ones_like(updates), -updates, *([-batch] if 1 in self.varied else [])]
         return np.stack(columns, axis=-1)
 
     @property
@@ -94,7 +98,7 @@ class SyncLaw:
         start = np.zeros((len(losses), self.num_parameters))
         start[:, 0], start[:, 1] = np.log(lowest[:, 0] / 2), 0.3
         start[:, num_terms:] = lowest / 2
-        return fitted(self.model(), start, Bounds(np.array(low), np.array(high)), losses, weights)
+        return fitted(self.model(), start, (np.array(low), np.array(high)), losses, weights)
 
     def slopes(self, parameters: Values, settings: Values) -> Values:
         """s = −dL / d ln T at other settings [m, 3], in nats per e-fold: [sets, m]."""
@@ -104,23 +108,21 @@ class SyncLaw:
 
 
 @dataclass(frozen=True)
-class TaxLaw:
+class TaxLaw(Law):
     """χ = exp(c − p ln T + …) [+ exp(f)]. Parameters: c, the exponents of what varies, f."""
 
-    scale: Scale
-    settings: Values
     has_floor: bool
 
     def _terms(self, settings: Values) -> Values:
         """[n, 1 + varied]: what c and the exponents are multiplied by."""
-        varied = self.scale.of(settings)[:, self.scale.varied]
-        signs = [SIGNS[REGRESSORS[i]][1] for i in self.scale.varied]
+        varied = self.logarithms(settings)[:, self.varied]
+        signs = [SIGNS[REGRESSORS[i]][1] for i in self.varied]
         return np.concatenate([np.ones((len(settings), 1)), varied * signs], axis=1)
 
     @property
     def num_parameters(self) -> int:
         """How many parameters are fitted."""
-        return 1 + len(self.scale.varied) + self.has_floor
+        return 1 + len(self.varied) + self.has_floor
 
     def model(self, slopes: Values) -> Model:
         """Parameters → gaps of the rungs; `slopes`: sync's s there, [sets, n]."""
@@ -140,7 +142,7 @@ class TaxLaw:
     def fit(self, gaps: Values, weights: Values, slopes: Values) -> Values:
         """Parameters [sets, k] of gaps, weights and slopes [sets, n]."""
         low, high = np.log(TAX_RANGE)
-        num_exponents = len(self.scale.varied)
+        num_exponents = len(self.varied)
         floors = [low] if self.has_floor else []
         lowest = np.array([low, *[-STEEPEST] * num_exponents, *floors])
         highest = np.array([high, *[STEEPEST] * num_exponents, *[high] * len(floors)])
@@ -148,7 +150,7 @@ class TaxLaw:
         start = np.zeros((len(gaps), self.num_parameters))
         start[:, 0] = np.log(np.clip(excess, *TAX_RANGE))
         start[:, 1 + num_exponents :] = start[:, :1] - 2
-        return fitted(self.model(slopes), start, Bounds(lowest, highest), gaps, weights)
+        return fitted(self.model(slopes), start, (lowest, highest), gaps, weights)
 
     def excess(self, parameters: Values, settings: Values) -> Values:
         """χ = tax − 1 at other settings [m, 3]: [sets, m]."""
@@ -157,7 +159,7 @@ class TaxLaw:
 
     def exponents(self, parameters: Values) -> dict[str, Values]:
         """p, q and r as far as they were fitted, [sets] each, of parameters [sets, k]."""
-        names = [SIGNS[REGRESSORS[i]][0] for i in self.scale.varied]
+        names = [SIGNS[REGRESSORS[i]][0] for i in self.varied]
         return dict(zip(names, parameters.T[1:], strict=False))
 
     def _parts(self, parameters: Values, terms: Values) -> tuple[Values, Values]:
@@ -169,5 +171,48 @@ class TaxLaw:
 
 def left_out(settings: Values) -> Sequence[str]:
     """The regressors that do not vary among rungs [n, 3], and so have no term."""
-    varied = scale_of(settings).varied
+    varied = Law(settings).varied
     return [name for i, name in enumerate(REGRESSORS) if i not in varied]
+
+
+def fitted(model: Model, start: Values, bounds: Bounds, seen: Values, weights: Values) -> Values:
+    """The parameters [sets, k] of the smallest Σ weights · (seen − prediction)², each within its
+    bounds.
+
+    `start`: [sets, k]; `seen`, `weights`: [sets, n]. A weight of 0 leaves a number out.
+    """
+    best = np.clip(start, *bounds)
+    damping = np.full(len(best), 1e-2)
+    predicted, slopes = model(best)
+    cost = _cost(seen, predicted, weights)
+    for _ in range(ROUNDS):
+        tried = np.clip(best + _step(seen - predicted, slopes, weights, damping), *bounds)
+        tried_predicted, tried_slopes = model(tried)
+        tried_cost = _cost(seen, tried_predicted, weights)
+        better = tried_cost < cost
+        gain = np.where(better, cost - tried_cost, 0.0)
+        best = np.where(better[:, None], tried, best)
+        predicted = np.where(better[:, None], tried_predicted, predicted)
+        slopes = np.where(better[:, None, None], tried_slopes, slopes)
+        damping = np.clip(np.where(better, damping / 4, damping * 4), SMALLEST, LARGEST)
+        cost = cost - gain
+        if (better & (gain <= CLOSE * cost) | (damping >= LARGEST)).all():
+            break
+    return best
+
+
+def _cost(seen: Values, predicted: Values, weights: Values) -> Values:
+    return np.asarray((weights * (seen - predicted) ** 2).sum(axis=-1))
+
+
+def _step(errors: Values, slopes: Values, weights: Values, damping: Values) -> Values:
+    """The damped Gauss-Newton step [sets, k]; damped by curvature, as Marquardt does."""
+    weighted = slopes * weights[..., None]
+    curvature = np.swapaxes(weighted, -1, -2) @ slopes
+    downhill = np.swapaxes(weighted, -1, -2) @ errors[..., None]
+    diagonal = np.einsum("sii->si", curvature)
+    floor = 1e-12 * diagonal.max(axis=-1, keepdims=True) + np.finfo(float).tiny
+    damped = damping[:, None] * np.maximum(diagonal, floor) + floor
+    return np.asarray(
+        np.linalg.solve(curvature + damped[..., None] * np.eye(damped.shape[1]), downhill)[..., 0]
+    )

@@ -11,10 +11,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.forecast.answer import Answer, Target
+from analysis.forecast.answer import Answer, Target, plain
 from analysis.forecast.ladder import Ladder, Rung, every_ladder, name_of
 from analysis.forecast.laws import REGRESSORS
-from analysis.forecast.text import plain
 from analysis.statistics.intervals import ends_text, mean_with_ends
 from analysis.table.selection import fulfilling
 from analysis.table.text import markdown

@@ -6,12 +6,12 @@ from functools import cache
 
 import numpy as np
 
+from analysis.forecast.answer import tax_text
 from analysis.forecast.forecast import Forecaster
 from analysis.forecast.ladder import Ladder, ladders
 from analysis.forecast.register import Check, checks
 from analysis.forecast.register import score as score_text
 from analysis.forecast.register import text as checks_text
-from analysis.forecast.text import tax_text
 from analysis.statistics.tax import reported_taxes
 from analysis.table.names import REPORTED_ARMS, minus
 from analysis.table.names import optimizer as name

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from analysis import load
-from analysis.forecast.answer import answer, why_not
+from analysis.forecast.answer import answer, text, why_not
 from analysis.forecast.ladder import Ladder, ladders
-from analysis.forecast.text import text
 from tests.support.simulated_ladders import BATCHES, LENGTHS, SIZE, Truth, ladder, write
 from tests.support.synthetic_store import config, put, result
 from tests.support.synthetic_store import write as write_trial

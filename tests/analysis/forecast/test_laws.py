@@ -9,7 +9,7 @@ from scipy.stats import binom
 
 from analysis.forecast.forecast import Forecaster
 from analysis.forecast.ladder import Ladder
-from analysis.forecast.laws import FORMS, TaxLaw, scale_of
+from analysis.forecast.laws import FORMS, TaxLaw
 from analysis.statistics.intervals import CONFIDENCE
 from tests.support.simulated_ladders import LENGTHS, SIZE, Truth, ladder
 
@@ -30,7 +30,7 @@ def test_a_fit_is_that_of_scipy(form: str) -> None:
     excess = 0.1 * np.exp(-0.8 * updates + 0.3 * batch) + 0.05
     gaps = slopes * np.log1p(excess) + 0.001 * random.standard_normal(len(settings))
     weights = random.uniform(1e4, 1e5, len(settings))
-    law = TaxLaw(scale_of(settings), settings, FORMS[form])
+    law = TaxLaw(settings, FORMS[form])
 
     def errors(at: np.ndarray) -> np.ndarray:
         floor = np.exp(at[3]) if FORMS[form] else 0.0
