@@ -5,9 +5,16 @@ from dataclasses import dataclass
 from math import isnan
 
 from analysis.advice.evidence import Evidence, Gap
-from analysis.advice.rivals import Rival, against, listed
 from analysis.advice.speed import Costs, equal_stages
-from analysis.advice.verdict import BY_UPDATES, UNDECIDED, Decision, loss_text
+from analysis.advice.verdict import (
+    BY_UPDATES,
+    UNDECIDED,
+    Decision,
+    Rival,
+    against,
+    listed,
+    loss_text,
+)
 from analysis.statistics.intervals import ends_text
 from analysis.statistics.tax import Tax
 from analysis.statistics.text import tax_text
@@ -68,7 +75,8 @@ def _verdict(advice: Advice) -> list[str]:
     if advice.command:
         lines.append(f"  to settle it against {advice.rival}: {advice.command}")
     elif advice.verdict.settle:
-        settings = _settings(advice)
+        shown = {k: value for k, value in advice.verdict.settle.items() if k not in BY_UPDATES}
+        settings = ", ".join(f"{k.removeprefix('grid.')}={value}" for k, value in shown.items())
         lines.append(f"  to settle it against {advice.rival}, run more of these trials: {settings}")
     return lines
 
@@ -86,12 +94,6 @@ def bubble(advice: Advice) -> list[str]:
     elif little:
         lines.append(f"  against {listed(little)} that is little")
     return lines
-
-
-def _settings(advice: Advice) -> str:
-    """The settings that these trials need, where no sweep of the store can make them."""
-    shown = {key: value for key, value in advice.verdict.settle.items() if key not in BY_UPDATES}
-    return ", ".join(f"{key.removeprefix('grid.')}={value}" for key, value in shown.items())
 
 
 def headline(advice: Advice) -> str:
@@ -159,18 +161,14 @@ def _speed(advice: Advice) -> Iterator[str]:
     equal = advice.costs == equal_stages(advice.stages)
     assumed = "equal stages, a backward of two forwards, no time for updates and messages"
     yield f"  assumed: {assumed if equal else 'the costs that were given'}"
-    if (slowest := _over_mean(advice.costs)) > 1 + UNEVEN:
+    whole = [f + b for f, b in zip(advice.costs.forward, advice.costs.backward, strict=True)]
+    if (slowest := max(whole) * len(whole) / sum(whole)) > 1 + UNEVEN:  # over the mean
         yield (
             f"  the slowest stage takes {slowest:.2f} times the mean: all these pipelines are as "
             f"fast as {advice.stages / slowest:.3g} equal stages at most"
         )
     yield "  not counted: what Error Feedback adds to an update, the second version of the weights"
     yield "  all wait for the gradient's norm: ZB-V that checks it later has hardly a bubble left"
-
-
-def _over_mean(costs: Costs) -> float:
-    whole = [f + b for f, b in zip(costs.forward, costs.backward, strict=True)]
-    return max(whole) * len(whole) / sum(whole)
 
 
 def _tax(advice: Advice, gap: Gap, evidence: Evidence) -> Iterator[str]:

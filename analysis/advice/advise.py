@@ -8,7 +8,6 @@ import pandas as pd
 
 from analysis.advice.advice import Advice
 from analysis.advice.evidence import Evidence, Gap, evidence
-from analysis.advice.rivals import Rival
 from analysis.advice.speed import (
     CHUNKS,
     NEARLY,
@@ -24,6 +23,7 @@ from analysis.advice.verdict import (
     BY_UPDATES,
     UNDECIDED,
     Decision,
+    Rival,
     candidates,
     decide,
     recommended,
@@ -178,35 +178,19 @@ def _command(
         return ""
     sweep = MAIN if gap is None or gap.coefficient in TRIED_BY_MAIN else COEFFICIENT
     words: dict[str, object] = {"sweep": sweep, "scale": made.scale}
-    words |= {"grid.optimizer": f"[{optimizer}]", **_of_setting(made)}
+    of_sweep = (word.partition("=") for word in made.words)
+    of_setting = {k: value for k, _, value in of_sweep if k.split(".")[0] not in OF_ONE_SWEEP}
+    words |= {"grid.optimizer": f"[{optimizer}]", **of_setting}
     if evidence is not None:
         words |= {key: "null" if value is None else value for key, value in evidence.keys.items()}
-        words |= _length(made, sweep, evidence, decision.settle)
+        if made.sweep != sweep and not {"num_updates", "grid.num_updates"} & {*decision.settle}:
+            words |= {"num_updates": evidence.updates, **BY_UPDATES}  # not those of another sweep
     words |= {**decision.settle, "advice": "null"}
-    return f"python -m sweeps {shlex.join(map(_word, words.items()))}"
+    given = (f"{key}={value}".replace(" ", "") for key, value in words.items())
+    return f"python -m sweeps {shlex.join(given)}"
 
 
 def _made_by(evidence: Evidence | None, records: Sequence[Record]) -> Record | None:
     if evidence is None:
         return next(iter(records), None)
     return next((record for record in records if {*evidence.trials} & {*record.trials}), None)
-
-
-def _of_setting(made: Record) -> Mapping[str, str]:
-    """The words of the sweep's command line that every trial got."""
-    split = (word.partition("=") for word in made.words)
-    return {key: value for key, _, value in split if key.split(".")[0] not in OF_ONE_SWEEP}
-
-
-def _length(
-    made: Record, sweep: str, evidence: Evidence, settle: Mapping[str, object]
-) -> Mapping[str, object]:
-    """The length of the trials, if another sweep than their own is to make more of them."""
-    if made.sweep == sweep or {"num_updates", "grid.num_updates"} & {*settle}:
-        return {}
-    return {"num_updates": evidence.updates, **BY_UPDATES}
-
-
-def _word(item: tuple[str, object]) -> str:
-    key, value = item
-    return f"{key}={value}".replace(" ", "")

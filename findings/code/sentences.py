@@ -12,9 +12,8 @@ import pandas as pd
 
 from analysis import advise
 from analysis.advice.advice import Advice, break_even, sentence
-from analysis.advice.rivals import Rival
 from analysis.advice.rows import advices
-from analysis.advice.verdict import GO
+from analysis.advice.verdict import GO, Rival
 from analysis.claims import CLAIMS, Claim, Outcome, Verdict, audited, judged
 from analysis.claims.claim import ClaimPart
 from analysis.claims.switches import spike, spike_by_decay
