@@ -14,7 +14,7 @@ from analysis.figures.scales import Axis, far_apart, linear, of_gaps, of_tokens
 from analysis.figures.style import INK, arm_styles
 from analysis.statistics.intervals import mean_intervals
 from analysis.statistics.pairs import pairs
-from analysis.table.load import training_losses, validation_losses
+from analysis.table.metrics import training_losses, validation_losses
 from analysis.table.tasks import updates_asked
 from trainer.base.status import FINAL, Status
 

@@ -20,7 +20,7 @@ from analysis.figures.scales import Axis, linear, of_positive
 from analysis.figures.style import Style, arm_styles, ordered_styles
 from analysis.statistics.spikes import WINDOW, spikes
 from analysis.table import names
-from analysis.table.load import diagnostics, training_losses
+from analysis.table.metrics import diagnostics, training_losses
 from analysis.table.names import signed
 
 MEASURED = {

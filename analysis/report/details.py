@@ -15,8 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.table.curves import curves
-from analysis.table.load import config_of
+from analysis.table.metrics import config_of, curves
 from analysis.table.points import flatten, versions
 from analysis.table.records import Record
 from trainer.base.errors import BadInput

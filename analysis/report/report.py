@@ -19,7 +19,8 @@ from analysis.report.page.listing import listed
 from analysis.report.page.page import Chapter, Page, html, with_lead
 from analysis.report.scopes import Scope, StoreView, StoreViews, scopes
 from analysis.statistics.text import gap_table, printed_gaps, taxes_text
-from analysis.table.load import DamagedRows, load
+from analysis.table.load import load
+from analysis.table.metrics import DamagedRows
 from analysis.table.points import settings
 from analysis.table.records import Record, records
 from trainer.base.atomic import write_atomically

@@ -6,7 +6,7 @@ from itertools import combinations
 import pandas as pd
 
 from analysis.statistics.intervals import mean_with_ends
-from analysis.table.load import metrics
+from analysis.table.metrics import metrics
 from analysis.table.points import settings
 from trainer.base.status import Status
 

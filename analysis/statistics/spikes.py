@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from analysis.statistics.intervals import mean_with_ends
 from analysis.statistics.pairs import pairs
-from analysis.table.load import config_of, training_losses
+from analysis.table.metrics import config_of, training_losses
 from analysis.table.points import settings
 from analysis.table.tasks import updates_asked
 from trainer.base.status import FINAL

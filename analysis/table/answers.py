@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.table.load import DamagedRows
+from analysis.table.metrics import DamagedRows
 from trainer.data.benchmarks import BENCHMARKS
 from trainer.evaluation.answers import FOLDER, UNFINISHED
 

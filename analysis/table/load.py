@@ -1,5 +1,8 @@
 """A results folder, or a CSV that a report published, → one tidy table, with one row per trial."""
 
+import csv
+import json
+import math
 import os
 import warnings
 from collections.abc import Collection, Iterator, Sequence
@@ -9,19 +12,33 @@ from typing import Any
 import pandas as pd
 
 from analysis.table.index import index_path, read_trials
-from analysis.table.points import with_one_name
-from analysis.table.published import is_published, read_published
+from analysis.table.points import VERSIONS, group_of, with_one_name
 from analysis.table.rows import Row
 from analysis.table.schema import TRIAL
 from analysis.table.text import in_a_line, out_of_place
-from trainer.base.errors import BadInput
+from trainer.base.errors import BadInput, first_line, short
+from trainer.base.status import ENDED, Status
+from trainer.config.names import YOUNGER
 from trainer.folder.files import Damaged
-from trainer.folder.metrics import row_of
-from trainer.folder.wellformed import CONFIG, read
+from trainer.folder.wellformed import LARGEST
 
-
-class DamagedRows(UserWarning):
-    """Lines of a metrics.jsonl are damaged, so that curves lack their updates; or answers are."""
+MAY_LACK = ("folder", "num_active_parameters")
+"""Columns of the table that a published CSV may lack: a place on one machine, and what older
+reports did not tell."""
+WORDS = {"True": True, "False": False}
+KINDS: dict[str, tuple[type, ...]] = {"Int64": (int,), "float64": (int, float), "object": (list,)}
+"""Dtype of a column of the table → types of its values."""
+OF_EVERY_TRIAL = {
+    **dict.fromkeys(("batch_size", "seq_len"), "Int64"),
+    **dict.fromkeys(("pipeline.num_stages", "pipeline.num_microbatches"), "Int64"),
+    "tokens_per_parameter": "float64",
+}
+NUMBERS = OF_EVERY_TRIAL | dict.fromkeys(
+    ("optimizer.lr", "optimizer.momentum", "optimizer.weight_decay"), "float64"
+)
+"""Keys of the config that tables and verdicts compute with → dtype."""
+NEEDED = [name for name in (*TRIAL, *OF_EVERY_TRIAL) if name not in MAY_LACK]
+STATUSES = (*ENDED, Status.UNFINISHED)
 
 
 def load(
@@ -36,8 +53,8 @@ def load(
     caller's. Raises BadInput if there is no such folder or CSV.
     """
     path = Path(results)
-    if is_published(path):
-        rows = read_published(path)
+    if path.suffix == ".csv" and path.is_file():
+        rows = _read_published(path)
         rows = [row for row in rows if trial_ids is None or row["trial_id"] in trial_ids]
     else:
         rows = _of_folders(path, trial_ids, stacklevel + 1)
@@ -66,71 +83,6 @@ def strangers(trials: Path) -> list[Damaged]:
     return [Damaged(trials / name, "is no trial's folder: move it away") for name in names]
 
 
-def config_of(folder: str) -> Row:
-    """Return one trial's resolved config, in which 1 is not 1.0 as it is in a column of floats.
-
-    Empty if there is none. Raises Damaged.
-    """
-    try:
-        return read(Path(folder) / "config.json", CONFIG)
-    except FileNotFoundError:
-        return {}
-
-
-def validation_losses(folder: str) -> pd.DataFrame:
-    """Return columns `update` (0-based) and `val_loss` of one trial; NaN if not finite."""
-    return _series(folder, "val_loss")
-
-
-def training_losses(folder: str) -> pd.DataFrame:
-    """Return columns `update` (0-based) and `train_loss` of one trial; NaN if not finite."""
-    return _series(folder, "train_loss")
-
-
-def diagnostics(folder: str, group: str, name: str) -> pd.DataFrame:
-    """Return columns `update` and `name`, a diagnostic of a group of parameters, as measured."""
-    rows = [
-        {"update": row["update"], name: row["diagnostics"].get(group, {}).get(name)}
-        for row in metrics(folder, "diagnostics")
-    ]
-    return pd.DataFrame(rows, columns=["update", name]).astype({name: float})
-
-
-def _series(folder: str, name: str) -> pd.DataFrame:
-    rows = [*metrics(folder, name)]
-    return pd.DataFrame(rows, columns=["update", name]).astype({name: float})
-
-
-def metrics(folder: str, key: str) -> Iterator[Row]:
-    """Return the rows of one trial's metrics.jsonl that have `key`, by update.
-
-    No row if there is no such file. Warns of lines that are damaged, which are left out.
-    """
-    path, quoted = Path(folder) / "metrics.jsonl", f'"{key}"'.encode()
-    content = path.read_bytes() if path.is_file() else b""
-    if quoted not in content and _are_whole(content):
-        return iter(())
-    lines = content.splitlines(keepends=True)
-    if lines and not lines[-1].endswith(b"\n"):
-        lines.pop()  # a running trial may be writing it
-    rows = [row_of(line) for line in lines if quoted in line or not _looks_whole(line)]
-    by_update = {row["update"]: row for row in rows if row is not None}
-    if num_damaged := rows.count(None):
-        lost = f"{path} has {num_damaged} damaged lines, which are left out"
-        warnings.warn(f"{lost}: run its trial again", DamagedRows, stacklevel=2)
-    return (by_update[update] for update in sorted(by_update) if key in by_update[update])
-
-
-def _are_whole(content: bytes) -> bool:
-    """Return whether `_looks_whole` of every line, in a tenth of the time."""
-    inner = content.count(b"\n") - 1
-    return _looks_whole(content) and content.count(b"}\n{") == inner and b"\r" not in content
-
-
-def _looks_whole(line: bytes) -> bool:
-    return line.startswith(b"{") and line.endswith(b"}\n")
-
-
 def _places(results: Path) -> tuple[Path, list[str], Path | None]:
     """Return the folder of the trials' folders, their names, and the index if it is a store."""
     if not results.is_dir():
@@ -153,3 +105,76 @@ def _dtype(values: Sequence[Any]) -> str:
         if kinds and kinds <= allowed:
             return dtype
     return "string" if kinds == {str} else "object"
+
+
+def _read_published(path: Path) -> list[Row]:
+    """Return one row per line, with the values that the table had; a missing value is None.
+
+    There are no curves: `folder` names the line, and no such folder exists. The name of the data
+    stands for its path. Raises BadInput for a file that is no such table, naming line and column.
+    """
+    try:
+        rows = [*_rows(path)]
+    except (OSError, ValueError, csv.Error) as error:
+        allowed = f"must be a trials.csv of a report ({first_line(error)})"
+        raise BadInput("results", path, allowed) from None
+    return [
+        dict(YOUNGER) | row | {"folder": str(path / row["trial_id"]), "data.path": row["data"]}
+        for row in rows
+    ]
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    """Yield the values of each line. Raises ValueError, csv.Error, OSError."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        lines = csv.reader(file, strict=True)
+        names = next(lines, [])
+        if lacking := [name for name in NEEDED if name not in names]:
+            raise ValueError(f"it lacks {', '.join(lacking)}")
+        if len({*names}) < len(names):
+            raise ValueError("it has a column twice")
+        seen = set()
+        for line in filter(None, lines):
+            where = f"line {lines.line_num}"
+            if len(line) != len(names):
+                raise ValueError(f"{where} has {len(line)} of {len(names)} columns")
+            row = {name: _value(name, text, where) for name, text in zip(names, line, strict=True)}
+            if row["trial_id"] is None or row["trial_id"] in seen:
+                raise ValueError(f"{where} has the trial of another line, or none")
+            seen.add(row["trial_id"])
+            yield row
+
+
+def _value(name: str, text: str, where: str) -> Any:
+    """Return the value that `text` stands for in the column `name`; None if it is empty.
+
+    Raises ValueError if no value of the column is written so.
+    """
+    dtype = TRIAL[name][0] if name in TRIAL else NUMBERS.get(name, "")
+    try:
+        value = _parsed(dtype if group_of(name) != VERSIONS else "string", text)
+    except (ValueError, OverflowError):
+        raise ValueError(f"{where} has {name}={short(text)}") from None
+    if name == "status" and value not in STATUSES:
+        raise ValueError(f"{where} has {name}={short(text)}")
+    return value
+
+
+def _parsed(dtype: str, text: str) -> Any:
+    """Return the value in a column of this `dtype`, which is empty for those outside the schema."""
+    if not text:
+        return None
+    if dtype == "string":
+        return text
+    if dtype.startswith("datetime"):
+        return pd.Timestamp(text).value
+    try:
+        value = WORDS[text] if text in WORDS else json.loads(text)
+    except (ValueError, RecursionError):
+        value = text
+    is_number = type(value) in (int, float)
+    if is_number and not (abs(value) <= LARGEST and math.isfinite(value)):
+        value = text
+    if dtype in KINDS and type(value) not in KINDS[dtype]:
+        raise ValueError
+    return value if is_number or isinstance(value, bool) or dtype in KINDS else text

@@ -18,7 +18,7 @@ from analysis.figures.kept import kept
 from analysis.report.answer import MICROBATCHES, STAGES, StoreAnswer
 from analysis.report.facts import Overview, TrialNow
 from analysis.report.page.listing import Listing
-from analysis.table.curves import spaced
+from analysis.table.metrics import spaced
 from analysis.table.names import prose
 
 VENDOR_SCRIPTS = ("vendor/dataTables.min.js", "vendor/dataTables.buttons.min.js")

@@ -9,7 +9,7 @@ import pytest
 from analysis import gaps, load
 from analysis.figures import FIGURES
 from analysis.figures.figure import plot, whole
-from analysis.table.load import training_losses
+from analysis.table.metrics import training_losses
 from tests.support.swept_store import write_sweep
 from tests.support.synthetic_store import put
 

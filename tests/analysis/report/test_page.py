@@ -27,7 +27,7 @@ from analysis.report.page.listing import listed, write_latex
 from analysis.report.page.page import MOST_POINTS, OVER_TRAINING, thin
 from analysis.report.report import report
 from analysis.statistics.overhead import overhead
-from analysis.table.curves import MOST
+from analysis.table.metrics import MOST
 from analysis.table.points import flatten
 from sweeps.__main__ import main as sweeps
 from sweeps.request.command_line import parse_request

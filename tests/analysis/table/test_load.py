@@ -10,7 +10,7 @@ from pandas.testing import assert_frame_equal
 
 from analysis import advise, best, gaps, load
 from analysis.report.report import report
-from analysis.table.load import validation_losses
+from analysis.table.metrics import validation_losses
 from analysis.table.schema import TRIAL
 from tests.support.synthetic_store import config, put, result, write
 from trainer.base.errors import BadInput
