@@ -20,15 +20,11 @@ except ModuleNotFoundError as error:  # PyPI has a package of that name too
     sys.exit(f"python -m analysis: another package is named trainer: uninstall it ({error})")
 
 
-def _help(keys: Mapping[str, str]) -> str:
-    shown = [*keys.items(), ("", ""), ("commands:", ""), *COMMANDS.items()]
-    return "\n".join(f"{key:<15}{what}".rstrip() for key, what in shown)
-
-
 def _given(words: Sequence[str], name: str, does: str, keys: Mapping[str, str]) -> Given:
     """Values by key. A key in capitals among `keys` allows any other key."""
     command = f"python -m analysis {name}"
-    given = parse(words, command, does, _help(keys))
+    shown = [*keys.items(), ("", ""), ("commands:", ""), *COMMANDS.items()]
+    given = parse(words, command, does, "\n".join(f"{k:<15}{what}".rstrip() for k, what in shown))
     if not any(key.isupper() for key in keys):
         refuse_others({key: given[key] for key in given if key not in keys}, command)
     return given

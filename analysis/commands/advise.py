@@ -66,7 +66,9 @@ def main(given: Given) -> None:
     store = pulled(given.get("results", "results"))
     conditions = {key: value for key, value in given.items() if key not in KEYS}
     costs, activations = _costs(given, stages, microbatches), _times(given, "activations", 1)
-    chunks = count(given, "chunks", _parts(given, stages) or CHUNKS, MOST["chunks"])
+    layers = _model(given).get("num_layers")
+    parts = min(max(1, layers // stages), MOST["chunks"]) if layers else CHUNKS
+    chunks = count(given, "chunks", parts, MOST["chunks"])
     answers = _answers(
         fulfilling(load(store), conditions),
         given.get("optimizer"),
@@ -78,7 +80,12 @@ def main(given: Given) -> None:
         chunks=chunks,
         records=records(store),
     )
-    print(_as_json(answers, given) if form == "json" else _as_text(answers))
+    if form == "json":
+        nodes = [plain(asdict(answer)) for answer in answers]
+        shown = nodes[0] if "optimizer" in given else nodes
+        print(json.dumps(shown, indent=1, ensure_ascii=False))
+    else:
+        print(_as_text(answers))
 
 
 def _answers(trials: "pd.DataFrame", optimizer: str | None, **question: Any) -> "Sequence[Advice]":
@@ -107,12 +114,6 @@ def _as_text(answers: "Sequence[Advice]") -> str:
     return "\n".join(lines)
 
 
-def _as_json(answers: "Sequence[Advice]", given: Given) -> str:
-    """Return the advice for the optimizer that was given, else a list of all."""
-    nodes = [plain(asdict(answer)) for answer in answers]
-    return json.dumps(nodes[0] if "optimizer" in given else nodes, indent=1, ensure_ascii=False)
-
-
 def _costs(given: Given, stages: int, microbatches: int) -> "Costs":
     from analysis.advice.speed import traced_costs, with_step_time
 
@@ -137,13 +138,6 @@ def _given_costs(given: Given, stages: int) -> "Costs":
     single = (_times(given, key, 1) or (0.0,) for key in ("update", "communication"))
     [update], [communication] = single
     return Costs(forward, backward, update, communication)
-
-
-def _parts(given: Given, stages: int) -> int:
-    """Return how many parts per rank the layers of the model that `forward` names allow; 0 if it
-    names none."""
-    keys = _model(given)
-    return min(max(1, keys["num_layers"] // stages), MOST["chunks"]) if keys else 0
 
 
 def _work(given: Given, stages: int) -> tuple[float, ...]:

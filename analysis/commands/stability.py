@@ -29,7 +29,9 @@ def main(given: Given) -> None:
     """Prints one row per optimizer; raises BadInput."""
     from analysis.theory.stability import stability, table, title
 
-    delay, k = count(given, "delay", 1, MOST_DELAY, low=0), _k(given)
+    delay = count(given, "delay", 1, MOST_DELAY, low=0)
+    if not (k := amount(given, "k", 0.1, 0, LARGEST_K)):
+        raise BadInput("k", given["k"], "must be above 0")
     updates = amount(given, "updates", math.inf, 0, MOST_UPDATES, "a whole")
     form = take_choice(given, "format", ("text", "json"))
     correction = given.get("correction", "error_feedback")
@@ -39,13 +41,6 @@ def main(given: Given) -> None:
         for name, nodes in _chosen(given.get("optimizer"), correction, settings)
     ]
     print(_json(rows) if form == "json" else f"{title(rows[0])}\n{table(rows)}")
-
-
-def _k(given: Given) -> float:
-    k = amount(given, "k", 0.1, 0, LARGEST_K)
-    if k == 0:
-        raise BadInput("k", given["k"], "must be above 0")
-    return k
 
 
 def _chosen(

@@ -142,16 +142,12 @@ def _charts(data: pd.DataFrame, order: Sequence[str], key: str | None) -> list[C
                 frame = _frame(shown, _axis(quantity, data), styles, groups, key)
                 # Rows of gaps and of losses, where sync has a line too, stand beside each other.
                 height = len(groups) * (ROW_LINE * len(styles) + ROW_PAD)
+                said = "gap to sync" if quantity == GAP else "final loss"
+                words = ", ".join(filter(None, [str(panel), said]))
+                title = titled(words[:1].upper() + words[1:], str(subtitle))
                 layers = _layers(shown, quantity, frame)
-                title = titled(_title(str(panel), quantity), str(subtitle))
                 charts.append(alt.layer(*layers, title=title, height=height))
     return charts
-
-
-def _title(panel: str, quantity: str) -> str:
-    """Return `AdamW, gap to sync`."""
-    words = ", ".join(filter(None, [panel, "gap to sync" if quantity == GAP else "final loss"]))
-    return words[:1].upper() + words[1:]
 
 
 def _axis(quantity: str, data: pd.DataFrame) -> alt.X:

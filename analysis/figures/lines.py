@@ -91,6 +91,7 @@ class _LineFrame(NamedTuple):
 
 def _charts(data: pd.DataFrame, column: str, y: alt.Y, styles: Mapping[str, Style]) -> list[Chart]:
     panels: list[Chart] = []
+    zero = alt.Chart(pd.DataFrame({column: [0.0]})).mark_rule(color=INK)
     for title, rows in panels_of(data):
         labels = {str(series): _label(of_series) for series, of_series in rows.groupby("series")}
         swept = rows.dropna(subset="value")
@@ -100,7 +101,7 @@ def _charts(data: pd.DataFrame, column: str, y: alt.Y, styles: Mapping[str, Styl
         bands = _bands(frame, rows[rows["value"].isna()])
         marks = _diverged(frame, swept, [name for name in styles if name in labels])
         layers = [
-            *_zero(frame),
+            *([zero.encode(y=y)] if column == "gap" else []),
             *bands,
             *_means(frame, swept),
             _points(frame, swept).encode(x=x),
@@ -108,11 +109,6 @@ def _charts(data: pd.DataFrame, column: str, y: alt.Y, styles: Mapping[str, Styl
         ]
         panels.append(alt.layer(*layers, title=title))
     return panels
-
-
-def _zero(frame: _LineFrame) -> list[alt.Chart]:
-    rule = alt.Chart(pd.DataFrame({frame.column: [0.0]})).mark_rule(color=INK)
-    return [rule.encode(y=frame.y)] if frame.column == "gap" else []
 
 
 def _bands(frame: _LineFrame, rows: pd.DataFrame) -> list[alt.Chart]:

@@ -1,7 +1,7 @@
 """What the tables of figures share: columns, names of panels, means, paired seeds, and points: the
 best ones, and those that differ in given keys alone."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -90,8 +90,15 @@ def best_points(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     if not chosen:
         return done.assign(panel="", subtitle="", series="")
     shown = pd.concat(chosen)
-    shown["panel"] = _titles(shown)
-    shown["subtitle"] = _subtitles(shown, names.settings(trials))
+    shown["panel"] = shown["optimizer"].map(names.optimizer)
+    if shown["num_parameters"].nunique() > 1:
+        sizes = shown["num_parameters"].map(names.parameters)
+        shown["panel"] += ", " + sizes + " parameters"
+    settings = names.settings(trials)
+    shown["subtitle"] = [
+        f"{settings[point]}: best sync of {num_points}" if num_points > 1 else ""
+        for point, num_points in shown[["point", "num_points"]].itertuples(index=False)
+    ]
     shown["series"] = with_variant(shown, shown["arm"].map(names.arms(trials)))
     return shown
 
@@ -103,20 +110,6 @@ def _best(group: pd.DataFrame) -> pd.DataFrame:
         ["has_pair", "loss_sync"], ascending=[False, True], kind="stable"
     )
     return group[group["point"] == ranked.index[0]].assign(num_points=len(ranked))
-
-
-def _titles(shown: pd.DataFrame) -> pd.Series:
-    optimizers = shown["optimizer"].map(names.optimizer)
-    if shown["num_parameters"].nunique() <= 1:
-        return optimizers
-    return optimizers + ", " + shown["num_parameters"].map(names.parameters) + " parameters"
-
-
-def _subtitles(shown: pd.DataFrame, settings: Mapping[str, str]) -> list[str]:
-    return [
-        f"{settings[point]}: best sync of {num_points}" if num_points > 1 else ""
-        for point, num_points in shown[["point", "num_points"]].itertuples(index=False)
-    ]
 
 
 def along(trials: pd.DataFrame, keys: Sequence[str], part_of: str = "") -> pd.DataFrame:
@@ -131,14 +124,14 @@ def along(trials: pd.DataFrame, keys: Sequence[str], part_of: str = "") -> pd.Da
     none = done[:0].reindex(columns=["optimizer", *PANEL, *keys])
     if not {*keys} <= {*done}:
         return none
-    panels = [
-        group[[*keys]].assign(
-            optimizer=optimizer, panel=names.optimizer(optimizer), subtitle=subtitle
-        )
-        for optimizer, points in varied(trials).items()
-        for subtitle, group in groups(_with_keys(points, done, keys), keys, part_of)
-        if all(group[key].nunique(dropna=False) > 1 for key in keys)
-    ]
+    panels = []
+    for optimizer, points in varied(trials).items():
+        there = points[points.index.isin(done.index)]
+        there = there.assign(**{key: done.loc[there.index, key] for key in keys})
+        for subtitle, group in groups(there, keys, part_of):
+            if all(group[key].nunique(dropna=False) > 1 for key in keys):
+                words = {"panel": names.optimizer(optimizer), "subtitle": subtitle}
+                panels.append(group[[*keys]].assign(optimizer=optimizer, **words))
     return pd.concat(panels) if panels else none
 
 
@@ -160,7 +153,8 @@ def groups(
     """Yield subtitle and points of each panel: those that agree in all keys but `keys` and those
     that follow from them."""
     others = [other for other in distinct(points, keys) if other not in keys]
-    follow = [other for other in others if _determine(points, keys, other)]
+    at_each = points.groupby([*keys], dropna=False)
+    follow = [other for other in others if (at_each[other].nunique(dropna=False) == 1).all()]
     fixed = [other for other in others if other not in follow]
     named = [other for other in follow if not part_of or group_of(other) != part_of]
     for _, group in points.groupby(fixed, dropna=False) if fixed else [((), points)]:
@@ -177,12 +171,3 @@ def distinct(points: pd.DataFrame, first: Sequence[str] = ()) -> list[str]:
         if codes not in kept.values() and len(set(codes)) > 1:
             kept[key] = codes
     return [*kept]
-
-
-def _with_keys(points: pd.DataFrame, done: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    there = points[points.index.isin(done.index)]
-    return there.assign(**{key: done.loc[there.index, key] for key in keys})
-
-
-def _determine(points: pd.DataFrame, keys: Sequence[str], other: str) -> bool:
-    return bool((points.groupby([*keys], dropna=False)[other].nunique(dropna=False) == 1).all())

@@ -122,17 +122,13 @@ def of_gaps(
     if sizes.empty or not symlog:
         axis = alt.Axis(tickCount=5)
         return type(channel)(name, title=title, scale=linear(held, above=above), axis=axis)
-    turned = symlog_of(sizes)
+    # It turns at the decade below the median: small numbers can be told apart.
+    turned = Symlog(float(10 ** np.floor(np.log10(sizes.median()))))
     domain = [turned.inverse(place) for place in _around(held.map(turned.forward), above)]
     scale = alt.Scale(type="symlog", constant=turned.constant, domain=domain, nice=False)
     axis = alt.Axis(values=_ticks(turned, *domain), labelExpr=NUMBER)
     words = [title, f"linear near 0, logarithmic beyond ±{turned.constant:g}"]
     return type(channel)(name, title=words, scale=scale, axis=axis)
-
-
-def symlog_of(sizes: pd.Series) -> Symlog:
-    """Return a scale that turns at the decade below the median: small numbers can be told apart."""
-    return Symlog(float(10 ** np.floor(np.log10(sizes.median()))))
 
 
 def _ticks(symlog: Symlog, low: float, high: float) -> list[float]:

@@ -85,12 +85,17 @@ def tax_rows(data: pd.DataFrame) -> list[Chart]:
     """Draw one chart of the rows of `token_tax`, in their order."""
     columns = ["row", "series", "setting", "tax_from", "n", "mean", "low", "high"]
     shown = rounded(data, columns).assign(
-        words=[_words(*row) for row in data[["mean", "n"]].itertuples(index=False)],
+        words=[
+            f"{mean:.2f}" + ("" if pd.isna(n) else f"  n={n:g}")  # others do not say how many seeds
+            for mean, n in data[["mean", "n"]].itertuples(index=False)
+        ],
         source=[SHAPES[name][1] for name in data["tax_from"]],
     )
     x = of_ratios(alt.X("mean:Q"), RATIO, data[["mean", "low", "high"]])
     y = alt.Y("row:N", sort=[*shown["row"]], title=None, axis=row_axis(LABEL_WIDTH))
-    base = alt.Chart(shown).encode(y=y, color=_color(data))
+    looks = arm_styles(data)
+    colors = alt.Scale(domain=[*looks], range=[style.color for style in looks.values()])
+    base = alt.Chart(shown).encode(y=y, color=alt.Color("series:N", legend=None, scale=colors))
     dots = base.mark_point(filled=True, size=60, opacity=1)
     layers = [
         reference(1.0, x),
@@ -99,17 +104,6 @@ def tax_rows(data: pd.DataFrame) -> list[Chart]:
         words_beside(shown, y),
     ]
     return [alt.layer(*layers, title="", height=ROW_HEIGHT * len(data))]
-
-
-def _words(mean: float, n: float) -> str:
-    """Return `1.08  n=3`; others do not say how many seeds they had."""
-    return f"{mean:.2f}" + ("" if pd.isna(n) else f"  n={n:g}")
-
-
-def _color(data: pd.DataFrame) -> alt.Color:
-    looks = arm_styles(data)
-    colors = alt.Scale(domain=[*looks], range=[style.color for style in looks.values()])
-    return alt.Color("series:N", legend=None, scale=colors)
 
 
 def _shape(data: pd.DataFrame) -> alt.Shape:
@@ -164,7 +158,9 @@ def _panel(rows: pd.DataFrame, title: alt.TitleParams, y: alt.Y) -> Chart:
     pipelines = list(dict.fromkeys(speeds["series"]))
     styles = {name: look._replace(dash=SOLID) for name, look in ordered_styles(pipelines).items()}
     styles |= {name: look._replace(dash=(6, 3)) for name, look in arm_styles(taxes).items()}
-    look = legend(_labels(taxes) | {name: name for name in pipelines}, styles, lines=True)
+    known = zip(taxes["series"], taxes["mean"], taxes["n"], strict=True)
+    labels = {arm: f"{arm} {mean:.2f} (n={n})" for arm, mean, n in known}
+    look = legend(labels | {name: name for name in pipelines}, styles, lines=True)
     x = of_numbers("microbatches", "microbatches m", speeds["microbatches"])
     columns = ["series", "n", "mean", "low", "high", "setting"]
     speed = alt.Chart(rounded(speeds, ["series", "stages", "microbatches", "mean"]))
@@ -181,12 +177,6 @@ def _panel(rows: pd.DataFrame, title: alt.TitleParams, y: alt.Y) -> Chart:
         ),
         title=title,
     )
-
-
-def _labels(taxes: pd.DataFrame) -> dict[str, str]:
-    """Return `delay 1.32 (n=3)` for each arm."""
-    known = zip(taxes["series"], taxes["mean"], taxes["n"], strict=True)
-    return {arm: f"{arm} {mean:.2f} (n={n})" for arm, mean, n in known}
 
 
 FIGURES = (

@@ -19,7 +19,7 @@ from typing import Any
 from uuid import uuid4
 
 from analysis.objects import register
-from analysis.objects.bucket import BucketClient, Changed, StoreAway, Version
+from analysis.objects.bucket import BucketClient, Changed, StoreAway
 from analysis.objects.register import Register, Seen, see
 from trainer.base.children import repeated
 from trainer.base.errors import LeaseLost
@@ -103,18 +103,17 @@ class RegisterLease:
                     raise LeaseLost(f"{self._key} was, or may be, taken over by another process")
                 sent, new = monotonic(), self.register.written_by(self._token, **changes)
                 try:
-                    version = self._write(new)
+                    version = (
+                        self._bucket.replace(self._key, new.json(), self._version)
+                        if self._version
+                        else self._bucket.create(self._key, new.json())
+                    )
                 except Changed:
                     if not self._is_mine(new):
                         continue
                     version = self._version
                 self.register, self._version, self._heard = new, version, sent
                 return
-
-    def _write(self, new: Register) -> Version:
-        if self._version:
-            return self._bucket.replace(self._key, new.json(), self._version)
-        return self._bucket.create(self._key, new.json())
 
     def _is_mine(self, new: Register) -> bool:
         """Return whether the register is `new` already: the answer to a write was lost.

@@ -160,7 +160,11 @@ class Mirror:
         A result is the first that goes, and the last that comes: it says that the rest stays.
         """
         missing = []
-        wanted = {name: file for name, file in seen.register.files.items() if _is_shown(name)}
+        wanted = {
+            name: file
+            for name, file in seen.register.files.items()
+            if not name.endswith(WEIGHTS) and not name.startswith(ARCHIVED)
+        }
         there = {*names_in(folder)}
         for name in sorted(there - {*wanted}, key=_result_first):
             (folder / name).unlink(missing_ok=True)
@@ -219,10 +223,6 @@ def _is_record(key: str) -> bool:
 
 def _trial_id(key: str) -> str:
     return Path(key).stem
-
-
-def _is_shown(name: str) -> bool:
-    return not name.endswith(WEIGHTS) and not name.startswith(ARCHIVED)
 
 
 def _result_first(name: str) -> bool:

@@ -74,14 +74,11 @@ def _require_sound() -> None:
         if not re.fullmatch(r"[\w-]*", region := os.environ.get(name, "")):
             raise BadInput(name, region, "must be the name of a region, such as us-east-1")
     for name in ENDPOINTS:
-        if name in os.environ and not _is_address(address := os.environ[name]):
+        match = ADDRESS.fullmatch(address := os.environ.get(name, ""))
+        sound = match and int(match["port"] or 0) <= HIGHEST_PORT and _is_host(match["host"])
+        if name in os.environ and not sound:
             shown = "" if "@" in address else address  # before it a password may stand
             raise BadInput(name, shown, "must be http(s)://HOST[:PORT], or not be set")
-
-
-def _is_address(text: str) -> bool:
-    match = ADDRESS.fullmatch(text)
-    return match is not None and int(match["port"] or 0) <= HIGHEST_PORT and _is_host(match["host"])
 
 
 def _is_host(text: str) -> bool:

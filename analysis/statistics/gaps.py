@@ -46,24 +46,10 @@ def gaps(df: pd.DataFrame) -> pd.DataFrame:
     rows = [_row(key, group, seeds[key[1]]) | tax[key]._asdict() for key, group in groups.items()]
     rows += _absent(df, {key[:3] for key in groups}, seeds)
     words, outside = settings(df), regimes(df)
-    arms = _arms(df)
-    return _table(
-        [
-            {
-                **row,
-                "setting": words[row["point"]],
-                "regime": outside[row["point"]],
-                **arms[row["arm"]],
-            }
-            for row in rows
-        ]
-    )
-
-
-def _arms(df: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """OF_ARM by arm."""
-    rows = df.drop_duplicates("arm")[["arm", *OF_ARM]].to_dict("records")
-    return {row["arm"]: {name: row[name] for name in OF_ARM} for row in rows}
+    arms: dict[Any, Any] = df.drop_duplicates("arm").set_index("arm")[[*OF_ARM]].to_dict("index")
+    for row in rows:
+        row.update(setting=words[row["point"]], regime=outside[row["point"]], **arms[row["arm"]])
+    return _table(rows)
 
 
 def _table(rows: list[dict[str, Any]]) -> pd.DataFrame:

@@ -176,7 +176,9 @@ def _arm(row: Mapping[Any, Any], *, with_coefficient: bool) -> str:
     if correction:
         name += f" + {correction}" + _options(row, with_coefficient)
     for phase in ("start", "cooldown"):
-        name += f", sync {phase} {_length(row[phase])}" if row[phase] else ""
+        if length := row[phase]:  # a share of the run below 1, else a number of updates
+            said = f"{100 * length:g} %" if length < 1 else f"{length:g} updates"
+            name += f", sync {phase} {said}"
     return name
 
 
@@ -189,8 +191,3 @@ def _options(row: Mapping[Any, Any], with_coefficient: bool) -> str:
     if pd.notna(lag) and lag != "1":
         parts.append("lag τ" if lag == "delay" else f"lag {lag}")
     return f" ({', '.join(parts)})" if parts else ""
-
-
-def _length(phase: float) -> str:
-    """Return the length of a phase: a share of the run below 1, else a number of updates."""
-    return f"{100 * phase:g} %" if phase < 1 else f"{phase:g} updates"

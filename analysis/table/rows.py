@@ -42,6 +42,9 @@ USUAL: Mapping[str, Config] = {
 """The usual values of a choice, those of its YAML: the name of an arm leaves them out."""
 PRINCIPAL = ("coefficient", "delay")
 """Options that need no name: `constant_delay(3)`, `delay_ef(0.5)`, `delay_taylor(1000)`."""
+OF_BOTH = ("seed", "num_updates")
+"""Keys of a config that are columns although a result has them; no other takes the place of what a
+trial made."""
 NOT_STALENESS = ("_target_", "num_stages", "num_microbatches", "slack")
 PHASES = {"synchronous_start": "start", "synchronous_cooldown": "cooldown"}
 """Keys of the pipeline → the columns that hold them, and what the name of an arm calls them."""
@@ -59,7 +62,12 @@ def row(trial_id: str, config: Config, result: Config, written_ns: int) -> Row:
         "trial_id": trial_id,
         "status": Status.UNFINISHED,
         "num_updates_asked": config["num_updates"],
-        **{key: _cell(value) for key, value in flat.items() if _is_column(key)},
+        # A list is its text, which a column can hold and group.
+        **{
+            key: json.dumps(value) if isinstance(value, list) else value
+            for key, value in flat.items()
+            if not key.endswith("._target_") and (key not in TRIAL or key in OF_BOTH)
+        },
         **names(config),
         **{key: value for key, value in result.items() if key in OF_RESULT & TRIAL.keys()},
         **dict(flatten(result.get("versions", {}), f"{VERSIONS}.")),
@@ -67,16 +75,6 @@ def row(trial_id: str, config: Config, result: Config, written_ns: int) -> Row:
         **point_columns(flat, result.get("data_hash")),
         "finished_at": _finished_ns(result, written_ns) if result else None,
     }
-
-
-def _is_column(key: str) -> bool:
-    """Return whether a key of a config is a column: none takes the place of what a trial made."""
-    return not key.endswith("._target_") and (key not in TRIAL or key in ("seed", "num_updates"))
-
-
-def _cell(value: Any) -> Any:
-    """Return a value as a column can hold and group it: a list is its text."""
-    return json.dumps(value) if isinstance(value, list) else value
 
 
 def _finished_ns(result: Config, written_ns: int) -> int:
@@ -121,7 +119,9 @@ def arm(config: Config, result: Config) -> str:
         return "sync"
     correction = _named(config["correction"])
     suffix = "" if correction == "none" else f"_{correction}"
-    return _named(config["pipeline"]) + suffix + _phases(config["pipeline"])
+    pipeline = config["pipeline"]
+    phases = (f"+{name}({pipeline[key]})" for key, name in PHASES.items() if pipeline.get(key))
+    return _named(pipeline) + suffix + "".join(phases)
 
 
 def _is_sync(config: Config, result: Config) -> bool:
@@ -143,10 +143,6 @@ def _named(choice: Config) -> str:
         if key not in NOT_STALENESS and key not in PHASES and usual.get(key) != value
     ]
     return SHORT.get(name, name) + (f"({','.join(options)})" if options else "")
-
-
-def _phases(pipeline: Config) -> str:
-    return "".join(f"+{name}({pipeline[key]})" for key, name in PHASES.items() if pipeline.get(key))
 
 
 def _number(value: Any) -> str:
