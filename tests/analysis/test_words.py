@@ -26,6 +26,7 @@ BAD = {
     f"out={LONG}": "must be a path of at most",
     "out=a\0": r"out=a\x00: must be text without control",
     "advise": "stages=: is missing",
+    "advise stages=4": "microbatches=: is missing",
     "advise stages=0": "stages=0: must be a whole number from 1 to",
     "advise stages=2.5": "stages=2.5: must be a whole number",
     "advise stages=nan": "stages=nan: must be a whole number",

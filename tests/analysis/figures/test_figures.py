@@ -10,9 +10,6 @@ from analysis import gaps, load
 from analysis.figures import BY_NAME, FIGURES, plot
 from analysis.figures.curves import FEWEST
 from analysis.report.paper_tables import TABLES
-from analysis.report.report import report
-from tests.support.answers import write_answers
-from tests.support.reports import as_svg, with_figures
 from tests.support.synthetic_store import config, put, result, write, write_arms
 
 
@@ -152,11 +149,6 @@ def test_delays_of_all_stages_are_the_axis_of_each_correction(tmp_path: Path) ->
     assert data.groupby("value")["diverged"].first().tolist() == [0, 0, 1]
 
 
-def test_one_coefficient_is_no_line(tmp_path: Path) -> None:
-    write_arms(tmp_path, {"sync": [1.0], "delay": [1.2], "delay_ef": [1.1]})
-    assert shown(tmp_path, "gap_by_coefficient").empty
-
-
 def test_diagnostics_are_shown_where_they_were_measured(tmp_path: Path) -> None:
     write_arms(tmp_path, {"sync": [1.0], "delay": [1.2, 1.3]})
     folder = tmp_path / "trials" / "0001"  # delay, seed 0
@@ -174,36 +166,6 @@ def test_diagnostics_are_shown_where_they_were_measured(tmp_path: Path) -> None:
     assert shown(tmp_path, "update_error")["update_error"].isna().all()
     assert shown(tmp_path, "gradient_change").empty, "nothing changed it"
     assert shown(tmp_path, "changed_share")["changed_share"].tolist() == [0.25]
-
-
-def test_every_figure_is_drawn_even_of_arms_that_only_diverged(tmp_path: Path) -> None:
-    for value in (0.25, 1.0, 1000.0):
-        for momentum in (0.5, 0.9):
-            loss = None if value > 1 else 1.0 + 100 * value
-            ef = {"coefficient": value}
-            put(tmp_path, "delay_ef", [loss, loss], correction=ef, momentum=momentum)
-    for momentum in (0.5, 0.9):
-        put(tmp_path, "sync", [1.0, 1.0], momentum=momentum)
-        put(tmp_path, "delay", [None, None], momentum=momentum)
-    put(tmp_path, "sync", [1.0, 1.0])
-    for delay in (2, 4):
-        late(tmp_path, delay, [None, None])
-    for path in (tmp_path / "trials").iterdir():
-        row = {
-            "update": 1,
-            "diagnostics": {
-                "all": {"update_cosine": 0.5, "update_error": 0.2, "gradient_change": 1e-4},
-                "routing": {"changed_share": 0.1, "greatest_load": 1.5},
-            },
-        }
-        with (path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        write_answers(path)
-    with with_figures(save=as_svg):
-        report(tmp_path, tmp_path / "out")
-    # Those of all sweeps together are of taxes, and none of these arms has one.
-    of_each = {figure.name for figure in FIGURES if not (figure.sweeps or figure.together)}
-    assert of_each <= {path.stem for path in (tmp_path / "out").glob("*.svg")}
 
 
 def test_no_table_has_the_name_of_a_figure() -> None:

@@ -341,13 +341,6 @@ def test_a_commit_is_cut_to_what_finds_it_and_a_release_is_not(tmp_path: Path) -
     assert made["git"].tolist() == ["0123456789ab-dirty", "pipegap 0.1.0"]
 
 
-def test_intervals_and_shares_in_words() -> None:
-    table = pd.DataFrame({"gap": [0.5], "gap_low": [0.4], "gap_high": [0.6], "removed": [0.58]})
-    ((gap, share),) = listed("t", table, "", "t.csv").rows
-    assert (gap.words, gap.values) == ("+0.5000 [+0.4000, +0.6000]", [0.5, 0.4, 0.6])
-    assert share.words == "58%"
-
-
 def test_many_points_are_thinned_evenly_and_counted() -> None:
     specs = [{"datasets": {"seeds": [{"x": x} for x in range(20_000)], "means": [{"x": 0}]}}]
     shown, were = thin(specs)
@@ -502,10 +495,12 @@ def test_speed_counts_of_trials_that_had_the_machine_for_themselves(tmp_path: Pa
 
 
 def test_latex_has_the_words_of_the_page(tmp_path: Path) -> None:
-    table = pd.DataFrame({"arm": ["delay_ef"], "gap": [0.5], "gap_low": [0.4], "gap_high": [0.6]})
-    write_latex(listed("t", table, "", "t.csv"), tmp_path)
+    gap = {"gap": [0.5], "gap_low": [0.4], "gap_high": [0.6]}
+    listing = listed("t", pd.DataFrame({"arm": ["delay_ef"], **gap, "removed": 0.58}), "", "t.csv")
+    assert listing.rows[0][1].values == [0.5, 0.4, 0.6]
+    write_latex(listing, tmp_path)
     text = (tmp_path / "t.tex").read_text()
-    assert "delay\\_ef & +0.5000 [+0.4000, +0.6000] \\\\" in text
+    assert "delay\\_ef & +0.5000 [+0.4000, +0.6000] & 58\\% \\\\" in text
     assert text.index("\\toprule") < text.index("\\midrule") < text.index("\\bottomrule")
 
 

@@ -9,17 +9,14 @@ import pandas as pd
 import pytest
 
 from analysis import gaps, load
-from analysis.figures import FIGURES, MODULES, registered
+from analysis.figures import FIGURES
 from analysis.figures.style import ARMS, arm_styles, optimizer_styles
-from analysis.report import contents
 from analysis.report.report import report
 from tests.support.reports import with_figures
 from tests.support.synthetic_store import config, result, write, write_arms
 from trainer.base.errors import BadInput
 
 ROOT = Path(__file__).parents[3]
-ADDED = "tests.support.gap_intervals"
-"""A module with a figure of one's own."""
 TABLES = ("trials", "gaps", "claims", "missing", "provenance", "makers")
 LOSSES: dict[str, list[float | None]] = {
     "sync": [1.70, 1.69],
@@ -62,12 +59,6 @@ def test_the_command_writes_every_file_and_prints_the_table(tmp_path: Path) -> N
     assert "| +0.5000 n=1" in done.stdout
     assert "| 1 of 2" in done.stdout
     assert str(tmp_path / "out") in done.stdout
-
-
-def test_bad_input_is_one_line_and_exit_code_2_of_the_process() -> None:
-    done = analysis("results=/no/such/folder")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.usefixtures("words_alone")
@@ -160,21 +151,3 @@ def test_arms_and_optimizers_keep_their_looks() -> None:
 
 def of_series(*names: str) -> pd.DataFrame:
     return pd.DataFrame({"series": names, "arm": names, "optimizer": names})
-
-
-def test_a_figure_of_intervals_is_in_the_files_and_on_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    [added] = {*registered((*MODULES, ADDED))} - {*registered(MODULES)}
-    monkeypatch.setattr(contents, "FIGURES", [added])  # the others take time
-    store, out = tmp_path / "store", tmp_path / "out"
-    write_arms(store, {"sync": [1.7, 1.69], "delay": [1.9, 1.95], "delay_ef": [1.8, 1.82]})
-    report(store, out)
-    shown = pd.read_csv(out / "gap_intervals.csv").set_index("arm")
-    expected = gaps(load(store)).set_index("arm")
-    assert shown["low"].to_dict() == pytest.approx(expected["low"].to_dict())
-    assert (out / "gap_intervals.png").read_bytes().startswith(b"\x89PNG")
-    assert "Gaps with their intervals" in (out / "gap_intervals.svg").read_text()
-    page = (out / "index.html").read_text()
-    assert 'id="figure-gap_intervals">' in page
-    assert all(f'"high":{high:.6g}' in page for high in shown["high"])

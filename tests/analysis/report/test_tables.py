@@ -7,7 +7,6 @@ import pytest
 
 from analysis import gaps, load
 from analysis.report.missing import cost, missing, shown
-from analysis.report.report import report
 from analysis.report.table_data import protocols, remedies
 from analysis.table.records import Record, RecordedTrial
 from tests.support.synthetic_store import (
@@ -15,9 +14,7 @@ from tests.support.synthetic_store import (
     SYNC,
     TWO_BUFFERED,
     config,
-    ids,
     put,
-    record,
     result,
     write,
 )
@@ -27,7 +24,6 @@ MATCHED = {
     "coefficient": 1.0,
     "lag": 1,
 }
-WPIPE = {**TWO_BUFFERED, "_target_": "trainer.schedules.recipes.wpipe"}
 THREE = {
     **{"_target_": "trainer.schedules.constant_delay", "num_stages": 1, "num_microbatches": 1},
     **{"synchronous_start": 0, "synchronous_cooldown": 0, "delay": 3},
@@ -91,36 +87,6 @@ def test_a_row_has_gap_and_cost_of_its_arm(tmp_path: Path) -> None:
     assert table["memory ratio"].tolist() == pytest.approx([1, 3, 1])
     assert table["time ratio"].tolist() == pytest.approx([1, 2, 1])
     assert table.loc[1, "removed"] == pytest.approx(0.8)
-
-
-@pytest.mark.slow
-def test_the_report_of_the_sweep_has_the_table(tmp_path: Path) -> None:
-    """With its files, and a token tax from runs of two lengths; half the model late is WPipe."""
-    store, out = tmp_path / "store", tmp_path / "out"
-    for updates, loss in ((800, 2.1), (1600, 2.0)):
-        for pipeline, correction, gap in (
-            (SYNC, NONE, 0.0),
-            (TWO_BUFFERED, NONE, 0.04),
-            (TWO_BUFFERED, MATCHED, 0.01),
-            (WPIPE, NONE, 0.02),
-        ):
-            for seed in (0, 1, 2):
-                settings = config(seed=seed) | {"num_updates": updates}
-                settings |= {"pipeline": pipeline, "correction": correction}
-                end = loss + gap + 0.001 * seed * (gap > 0)
-                delays = [1, 0] if pipeline is WPIPE else [int(pipeline is not SYNC)]
-                write(store, settings, result(settings, end, num_updates=updates, delays=delays))
-    record(store, "remedies", "long", ids(store))
-    report(store, out)
-    table = pd.read_csv(out / "long" / "remedies.csv")
-    last = table[table["setting"].str.contains("1600")]
-    assert last["arm"].tolist() == ["delay_matched_ef", "wpipe", "delay"]
-    assert last["gap"].tolist() == pytest.approx([0.011, 0.021, 0.041])
-    # Sync's own law: 0.1 nats for a doubling.
-    assert last["tax"].tolist() == pytest.approx(
-        [2 ** (gap / 0.1) for gap in last["gap"]], rel=0.01
-    )
-    assert "What each remedy leaves of the delay" in (out / "index.html").read_text()
 
 
 def asked_for(*seconds: float | None) -> Record:

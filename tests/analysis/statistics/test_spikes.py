@@ -10,6 +10,7 @@ import pytest
 
 from analysis import load
 from analysis.report.report import report
+from analysis.statistics.intervals import mean_intervals
 from analysis.statistics.spikes import WINDOW, measure, spikes
 from tests.support.synthetic_store import config, result, write, write_arms
 
@@ -75,6 +76,18 @@ def test_what_sync_does_at_the_same_updates_is_no_spike() -> None:
     assert measure(falling, falling) == (0.0, 0.0)
     late = falling + np.where(np.arange(100) < WINDOW, 0.0, 0.05)
     assert measure(late, falling)[0] == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("slope", [0.0, 4.0])
+def test_a_placebo_without_a_delay_has_a_spike_in_5_percent(slope: float) -> None:
+    """Of stores of three seeds: two runs see the same batches, whether or not the loss falls."""
+    rng, stores = np.random.default_rng(0), 600
+    batches = rng.normal(0, 0.1, (stores, 3, 2 * WINDOW)) - np.linspace(0, slope, 2 * WINDOW)
+    arm, sync = batches + rng.normal(0, 0.01, (2, *batches.shape))
+    pairs = zip(arm.reshape(-1, 2 * WINDOW), sync.reshape(-1, 2 * WINDOW), strict=True)
+    heights = np.array([measure(*pair)[0] for pair in pairs]).reshape(stores, 3)
+    low, high = mean_intervals(heights)
+    assert np.mean((low > 0) | (high < 0)) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / stores)
 
 
 @pytest.mark.parametrize(
