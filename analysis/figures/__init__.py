@@ -1,6 +1,5 @@
 """The figures of a report. Each is a data function (its CSV) and a draw function."""
 
-from collections.abc import Iterable
 from importlib import import_module
 
 from analysis.figures.figure import Figure, Plot, panels, plot
@@ -13,22 +12,9 @@ MODULES = tuple(
 """Modules that hold FIGURES, in the order of the report."""
 
 
-def registered(modules: Iterable[str]) -> tuple[Figure, ...]:
-    """The FIGURES of these modules."""
-    return tuple(figure for name in modules for figure in import_module(name).FIGURES)
-
-
-FIGURES = registered(MODULES)
+FIGURES: tuple[Figure, ...] = tuple(
+    figure for name in MODULES for figure in import_module(name).FIGURES
+)
 BY_NAME = {figure.name: figure for figure in FIGURES}
 
-__all__ = [
-    "BY_NAME",
-    "FIGURES",
-    "MODULES",
-    "Figure",
-    "Plot",
-    "panels",
-    "plot",
-    "registered",
-    "save",
-]
+__all__ = ["BY_NAME", "FIGURES", "Figure", "Plot", "panels", "plot", "save"]

@@ -7,7 +7,6 @@ import altair as alt
 import pandas as pd
 
 from analysis.figures.figure import Chart, Figure
-from analysis.figures.marks import GAP_TITLE
 from analysis.figures.means import CAPTION, COLUMNS, marks, of_means, over_tokens
 from analysis.figures.rows import PANEL, best_points
 from analysis.figures.scales import Axis, far_apart, linear, of_gaps, of_tokens
@@ -159,7 +158,7 @@ def with_gaps(data: pd.DataFrame) -> list[Chart]:
     x, looks = of_tokens(data["tokens"]), arm_styles(data)
     values = data.dropna(subset="gap")[["gap", "low", "high"]].melt()["value"]
     symlog = far_apart(values)
-    of_gap = Axis("gap", of_gaps(alt.Y("gap:Q"), GAP_TITLE, values, symlog=symlog))
+    of_gap = Axis("gap", of_gaps(alt.Y("gap:Q"), values, symlog=symlog))
     charts: list[Chart] = []
     for _, rows in data.groupby(PANEL, sort=False):
         charts += of_means(rows, y, x, styles=lambda _: looks)

@@ -1,7 +1,7 @@
 """Final loss and gap of every arm: one row per optimizer or value of a key, one dot per arm."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import altair as alt
 import pandas as pd
@@ -9,11 +9,8 @@ import pandas as pd
 from analysis.figures.figure import Chart, Figure
 from analysis.figures.marks import (
     FAINT,
-    GAP_TITLE,
-    LOSS_TITLE,
     ROW_LINE,
     ROW_PAD,
-    SeriesLook,
     hover,
     legend,
     reference,
@@ -121,15 +118,6 @@ def value_rows(data: pd.DataFrame, title: str) -> list[Chart]:
     return _charts(data, [*dict.fromkeys(data.loc[data["quantity"] == LOSS, "group"])], title)
 
 
-class _RowFrame(NamedTuple):
-    """What the layers of a chart share."""
-
-    x: alt.X
-    y: alt.Y
-    offset: alt.YOffset
-    look: SeriesLook
-
-
 def _charts(data: pd.DataFrame, order: Sequence[str], key: str | None) -> list[Chart]:
     styles = arm_styles(data)
     charts: list[Chart] = []
@@ -139,13 +127,13 @@ def _charts(data: pd.DataFrame, order: Sequence[str], key: str | None) -> list[C
         for quantity in (GAP, LOSS):
             shown = rows[rows["quantity"] == quantity]
             if len(shown):
-                frame = _frame(shown, _axis(quantity, data), styles, groups, key)
+                y = alt.Y("group:N", title=key, sort=groups, axis=row_axis())
                 # Rows of gaps and of losses, where sync has a line too, stand beside each other.
                 height = len(groups) * (ROW_LINE * len(styles) + ROW_PAD)
                 said = "gap to sync" if quantity == GAP else "final loss"
                 words = ", ".join(filter(None, [str(panel), said]))
                 title = titled(words[:1].upper() + words[1:], str(subtitle))
-                layers = _layers(shown, quantity, frame)
+                layers = _layers(shown, quantity, _axis(quantity, data), y, styles)
                 charts.append(alt.layer(*layers, title=title, height=height))
     return charts
 
@@ -155,28 +143,16 @@ def _axis(quantity: str, data: pd.DataFrame) -> alt.X:
     values = pd.concat([rows[name].astype(float) for name in ("of_seed", "mean", "low", "high")])
     if quantity == GAP:
         symlog = over_decades(rows.drop_duplicates(OF_MEAN)["mean"])
-        return of_gaps(alt.X("mean:Q"), GAP_TITLE, values, symlog=symlog)
-    return of_losses(alt.X("mean:Q"), LOSS_TITLE, values)
+        return of_gaps(alt.X("mean:Q"), values, symlog=symlog)
+    return of_losses(alt.X("mean:Q"), values)
 
 
-def _frame(
-    rows: pd.DataFrame,
-    x: alt.X,
-    styles: Mapping[str, Style],
-    groups: Sequence[str],
-    title: str | None,
-) -> _RowFrame:
+def _layers(
+    rows: pd.DataFrame, quantity: str, x: alt.X, y: alt.Y, styles: Mapping[str, Style]
+) -> list[alt.Chart]:
     series = [name for name in styles if name in {*rows["series"]}]
-    return _RowFrame(
-        x,
-        alt.Y("group:N", title=title, sort=[*groups], axis=row_axis()),
-        alt.YOffset("series:N", sort=series, scale=alt.Scale(domain=series)),
-        legend({name: name for name in series}, styles),
-    )
-
-
-def _layers(rows: pd.DataFrame, quantity: str, frame: _RowFrame) -> list[alt.Chart]:
-    x, y, offset, look = frame
+    offset = alt.YOffset("series:N", sort=series, scale=alt.Scale(domain=series))
+    look = legend({name: name for name in series}, styles)
     means = rows.drop_duplicates(["group", "series"])
     words = [_words(row, quantity) for row in means.to_dict("records")]
     shown = rounded(means.assign(words=words), [*HOVER, "words"])

@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.figures.figure import Chart, Figure, Plot, plot
 from analysis.figures.files import save
-from analysis.figures.marks import GAP_TITLE, hover, legend, panels_of, rounded
+from analysis.figures.marks import hover, legend, panels_of, rounded
 from analysis.figures.rows import PANEL
 from analysis.figures.scales import far_apart, of_gaps, of_numbers
 from analysis.figures.style import INK, SOFT, ordered_styles
@@ -122,7 +122,7 @@ def _size(settings: Sequence[float]) -> str:
 def charts(data: pd.DataFrame) -> list[Chart]:
     """Draw one chart per optimizer and arm: the law in its band, hatched where no rung is."""
     values = pd.concat([data["mean"], data["low"], data["high"]])
-    y = of_gaps(alt.Y("mean:Q"), GAP_TITLE, values, symlog=far_apart(values))
+    y = of_gaps(alt.Y("mean:Q"), values, symlog=far_apart(values))
     return [_panel(rows, title, y) for title, rows in panels_of(data)]
 
 

@@ -11,8 +11,6 @@ from analysis.figures import by_number
 from analysis.figures.figure import Chart, Figure
 from analysis.figures.marks import (
     FAINT,
-    GAP_TITLE,
-    LOSS_TITLE,
     SeriesLook,
     counted,
     dodged,
@@ -48,7 +46,7 @@ def of_loss_and_gap(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Cha
     """Draw two charts per panel of rows of `by_number.LOSSES`: the loss, and the gap beside it."""
     is_loss, looks = data["loss"].notna() | data["gap"].isna(), styles(data)
     values = data.loc[is_loss, ["loss", "low", "high", "mean"]].melt()["value"]
-    y = of_losses(alt.Y("loss:Q"), LOSS_TITLE, values, _room(data[is_loss]))
+    y = of_losses(alt.Y("loss:Q"), values, _room(data[is_loss]))
     of_gap = _gap_axis(data.dropna(subset="gap"))
     charts: list[Chart] = []
     for _, rows in data.groupby(PANEL, sort=False):
@@ -60,7 +58,7 @@ def of_loss_and_gap(data: pd.DataFrame, styles: Styles = arm_styles) -> list[Cha
 
 def _gap_axis(data: pd.DataFrame) -> alt.Y:
     values = pd.concat([data["gap"], data["low"], data["high"], data["mean"]])
-    return of_gaps(alt.Y("gap:Q"), GAP_TITLE, values, _room(data), symlog=far_apart(values))
+    return of_gaps(alt.Y("gap:Q"), values, _room(data), symlog=far_apart(values))
 
 
 def _room(data: pd.DataFrame) -> float:

@@ -10,8 +10,6 @@ import pandas as pd
 from analysis.figures.rows import PANEL
 from analysis.figures.style import INK, SOFT, Style
 
-GAP_TITLE = "gap to sync (nats per token)"
-LOSS_TITLE = "final validation loss (nats per token)"
 DIGITS = 6
 """Significant digits of a number in a specification; the CSV has all."""
 LEGEND, SYMBOL = 56, 6

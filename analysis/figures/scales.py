@@ -7,6 +7,8 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
+GAP_TITLE = "gap to sync (nats per token)"
+LOSS_TITLE = "final validation loss (nats per token)"
 MARGIN = 0.05
 """Share of the axis that is left free beyond the values."""
 LOG_FROM = 7
@@ -55,7 +57,7 @@ def linear(values: pd.Series, *, above: float = MARGIN) -> alt.Scale:
     return alt.Scale(domain=_around(values, above), nice=False, zero=False)
 
 
-def of_losses(channel: Channel, title: str, values: pd.Series, above: float = MARGIN) -> Channel:
+def of_losses(channel: Channel, values: pd.Series, above: float = MARGIN) -> Channel:
     """Return the axis of losses, from below the least to above the largest.
 
     The axis is logarithmic, and says so, if most losses would lie on each other at its end.
@@ -68,9 +70,9 @@ def of_losses(channel: Channel, title: str, values: pd.Series, above: float = MA
     )
     if not is_far or least <= 0:
         axis, scale = alt.Axis(tickCount=5), linear(known, above=above)
-        return type(channel)(channel["shorthand"], title=title, scale=scale, axis=axis)
+        return type(channel)(channel["shorthand"], title=LOSS_TITLE, scale=scale, axis=axis)
     axis, scale = alt.Axis(labelExpr=NUMBER, tickCount=5), _logarithmic(known, above)
-    words = [title, "logarithmic"]
+    words = [LOSS_TITLE, "logarithmic"]
     return type(channel)(channel["shorthand"], title=words, scale=scale, axis=axis)
 
 
@@ -112,22 +114,20 @@ def _sizes(values: pd.Series) -> pd.Series:
     return known[known != 0].abs()
 
 
-def of_gaps(
-    channel: Channel, title: str, values: pd.Series, above: float = MARGIN, *, symlog: bool
-) -> Channel:
-    """Return the axis of numbers around 0, and of 0: linear, or `symlog`, which it says."""
+def of_gaps(channel: Channel, values: pd.Series, above: float = MARGIN, *, symlog: bool) -> Channel:
+    """Return the axis of gaps, which holds 0: linear, or `symlog`, which it says."""
     held = pd.concat([values.astype(float).dropna(), pd.Series([0.0])])
     sizes = _sizes(held)
     name = channel["shorthand"]
     if sizes.empty or not symlog:
         axis = alt.Axis(tickCount=5)
-        return type(channel)(name, title=title, scale=linear(held, above=above), axis=axis)
+        return type(channel)(name, title=GAP_TITLE, scale=linear(held, above=above), axis=axis)
     # It turns at the decade below the median: small numbers can be told apart.
     turned = Symlog(float(10 ** np.floor(np.log10(sizes.median()))))
     domain = [turned.inverse(place) for place in _around(held.map(turned.forward), above)]
     scale = alt.Scale(type="symlog", constant=turned.constant, domain=domain, nice=False)
     axis = alt.Axis(values=_ticks(turned, *domain), labelExpr=NUMBER)
-    words = [title, f"linear near 0, logarithmic beyond ±{turned.constant:g}"]
+    words = [GAP_TITLE, f"linear near 0, logarithmic beyond ±{turned.constant:g}"]
     return type(channel)(name, title=words, scale=scale, axis=axis)
 
 

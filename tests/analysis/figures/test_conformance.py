@@ -13,16 +13,13 @@ from altair.utils.schemapi import SchemaBase
 from jsonschema import Draft7Validator
 
 from analysis import gaps, load
-from analysis.figures import MODULES, Figure, Plot, panels, plot, registered, save
+from analysis.figures import BY_NAME, FIGURES, Figure, Plot, panels, plot, save
 from analysis.figures.figure import Spec, whole
 from analysis.figures.style import DARK
 from tests.support.swept_store import ANSWERED, SWEEPS, write_sweep
 
-FIGURES = registered((*MODULES, "tests.support.gap_intervals"))
-"""The figures of the report and a figure of intervals."""
 ANY_TRIALS = ("momentum", "coefficient", "staleness", "horizon", ANSWERED)
 """Sweeps one of which has what a figure of any trials shows."""
-BY_NAME = {figure.name: figure for figure in FIGURES}
 VEGA_LITE = Draft7Validator(alt.load_schema())
 KINDS = ("final_losses", "gap_by_coefficient", "fig13_batch_size", "fig20_spike")
 """Figures that are drawn in ways of their own."""
@@ -199,9 +196,8 @@ def test_it_is_told_in_words_and_by_the_names_of_people(
     (_, data, _), spec = drawn(figure.name)
     words = str(spec["description"])
     assert figure.title in words
-    if figure.name != "gap_intervals":  # a figure of one's own may call things as it likes
-        said = words + " ".join(map(str, data.get("panel", [])))
-        assert not [name for name in ("adamw", "muon", "delay_ef", "optimizer.lr") if name in said]
+    said = words + " ".join(map(str, data.get("panel", [])))
+    assert not [name for name in ("adamw", "muon", "delay_ef", "optimizer.lr") if name in said]
 
 
 @pytest.mark.parametrize("name", KINDS)
