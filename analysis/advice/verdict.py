@@ -9,8 +9,7 @@ from typing import Any
 from analysis.advice.evidence import Evidence, Gap
 from analysis.advice.race import NEARLY, SameTime, compared, optimistic, pessimistic
 from analysis.advice.speed import FLUSHED
-from analysis.statistics.intervals import ends_text
-from analysis.statistics.power import seeds_needed
+from analysis.statistics.intervals import ends_text, seeds_needed
 
 GO, STAY, UNDECIDED = "go asynchronous", "stay synchronous", "not enough data"
 SHORT = {GO: "go", STAY: "stay", UNDECIDED: "not enough data"}

@@ -12,8 +12,7 @@ import numpy as np
 from scipy import stats
 
 from analysis.claims.rule import CONTRADICTED, REPRODUCED, Codes, Comparison, Means
-from analysis.statistics.intervals import CONFIDENCE, Interval
-from analysis.statistics.power import POWER
+from analysis.statistics.intervals import CONFIDENCE, POWER, Interval
 
 ERRORS, SEARCH = 2_000, 400
 """Simulated stores for a rate of errors, and for each step of the search for seeds."""
@@ -69,21 +68,37 @@ def audit(parts: Sequence[Comparison], confidence: float, seed: int, stores: int
     The rate for a claim that is just false is the highest over all parts and all ways in which each
     part can be false: one part is just false, and nothing is wrong with the others.
     """
-    simulated = _Stores(parts, confidence, seed)
-    at = [part.rule.means_at(_means(part)) for part in parts]
+
+    def of_part(
+        index: int, means: Sequence[Means], num_stores: int, num_seeds: int | None = None
+    ) -> Codes:
+        """Shape (means, stores), all means with the same draws; by default as many seeds as there
+        are."""
+        part = parts[index]
+        shape = num_stores, num_seeds or part.values.shape[1]
+        rng = np.random.default_rng([seed, index])
+        values = part.rule.draw(np.array(means), part.values, shape, rng)
+        return part.rule.decide(values, confidence)
+
+    def of_claim(means: Sequence[Sequence[Means]], num_seeds: int | None = None) -> Codes:
+        """Codes of the claim in SEARCH stores, from the means of each part: (means, stores)."""
+        each = enumerate(means)
+        return _together([of_part(index, of_each, SEARCH, num_seeds) for index, of_each in each])
+
+    observed = [part.values.mean(axis=1) for part in parts]
+    at = [part.rule.means_at(means) for part, means in zip(parts, observed, strict=True)]
     errors = [
-        simulated.of_part(index, [each.just_true, each.placebo, *each.just_false], stores)
+        of_part(index, [each.just_true, each.placebo, *each.just_false], stores)
         for index, each in enumerate(at)
     ]
-    falsely = max(_count(codes, REPRODUCED) for of_part in errors for codes in of_part[2:])
-    true, placebo = _together([of_part[:2] for of_part in errors])
-    observed = [_means(part) for part in parts]
-    as_much, as_seen = simulated.of_claim(
+    falsely = max(_count(codes, REPRODUCED) for codes_of in errors for codes in codes_of[2:])
+    true, placebo = _together([of_each[:2] for of_each in errors])
+    as_much, as_seen = of_claim(
         [[each.true, means] for each, means in zip(at, observed, strict=True)]
     )
 
     def decides(num_seeds: int) -> bool:
-        [codes] = simulated.of_claim([[means] for means in observed], num_seeds)
+        [codes] = of_claim([[means] for means in observed], num_seeds)
         return bool(np.mean(codes != 0) >= POWER)
 
     return Audit(
@@ -110,41 +125,11 @@ def _seeds(decides: Callable[[int], bool]) -> int | None:
     return high
 
 
-class _Stores:
-    """Codes of simulated stores."""
-
-    def __init__(self, parts: Sequence[Comparison], confidence: float, seed: int) -> None:
-        self.parts = parts
-        self.confidence = confidence
-        self.seed = seed
-
-    def of_part(
-        self, index: int, means: Sequence[Means], stores: int, num_seeds: int | None = None
-    ) -> Codes:
-        """Shape (means, stores), all means with the same draws; by default as many seeds as there
-        are."""
-        part = self.parts[index]
-        rng = np.random.default_rng([self.seed, index])
-        shape = stores, num_seeds or part.values.shape[1]
-        values = part.rule.draw(np.array(means), part.values, shape, rng)
-        return part.rule.decide(values, self.confidence)
-
-    def of_claim(self, means: Sequence[Sequence[Means]], num_seeds: int | None = None) -> Codes:
-        """Codes of the claim in SEARCH stores, from the means of each part: (means, stores)."""
-        return _together(
-            [self.of_part(index, each, SEARCH, num_seeds) for index, each in enumerate(means)]
-        )
-
-
 def _together(of_parts: Sequence[Codes]) -> Codes:
     """Codes of a claim from those of its parts, each of shape (means, stores)."""
     codes = np.array(of_parts)
     reproduced = np.where((codes == REPRODUCED).all(axis=0), REPRODUCED, 0)
     return np.where((codes == CONTRADICTED).any(axis=0), CONTRADICTED, reproduced)
-
-
-def _means(part: Comparison) -> Means:
-    return part.values.mean(axis=1)
 
 
 def _count(codes: Codes, code: int) -> int:

@@ -10,8 +10,7 @@ import pandas as pd
 
 from analysis.claims.audit import MOST_SEEDS, Audit, audit
 from analysis.claims.rule import CONTRADICTED, REPRODUCED, Comparison, Estimate
-from analysis.statistics.intervals import CONFIDENCE
-from analysis.statistics.power import POWER
+from analysis.statistics.intervals import CONFIDENCE, POWER
 
 ENOUGH_UPDATES = 100
 """Shorter trials show that the code runs, not what a delay costs."""

@@ -21,8 +21,8 @@ from analysis.claims.rule import (
     codes_of,
 )
 from analysis.statistics.best import Grid, grids
+from analysis.statistics.gaps import MEMORIES, TOLERANCE
 from analysis.statistics.intervals import CONFIDENCE, Values, held_out_gaps, interval_of_best
-from analysis.statistics.regime import MEMORIES, TOLERANCE
 
 NEAR = 0.01  # nats per token
 

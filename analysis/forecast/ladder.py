@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.statistics.gaps import regimes
 from analysis.statistics.intervals import Values
 from analysis.statistics.pairs import VARIANT, pairs
-from analysis.statistics.regime import regimes
 from analysis.table.points import by_point, group_of, in_words, varied
 from analysis.table.tasks import LENGTH, updates_asked
 
@@ -37,7 +37,7 @@ class Rung:
     trial_ids: tuple[str, ...] = ()
     """Of both arms."""
     regime: str = ""
-    """Why it lies outside of the paper's; empty if it does not (`statistics.regime`)."""
+    """Why it lies outside of the paper's; empty if it does not (`statistics.gaps.regimes`)."""
 
     @property
     def settings(self) -> tuple[int, int, int]:

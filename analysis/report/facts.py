@@ -33,10 +33,11 @@ class Overview(NamedTuple):
 def overview(title: str, trials: pd.DataFrame) -> Overview:
     """Return model, parameters, data, optimizers, rates, batch, updates, arms, seeds in words."""
     whole = trials[~trials["status"].isin(CUT_SHORT)]
+    active = trials["num_active_parameters"]
     values = {
         "model": trials["model"],
         "parameters": trials["num_parameters"],
-        "of which active per token": _fewer(trials, "num_active_parameters", "num_parameters"),
+        "of which active per token": active[active < trials["num_parameters"]],
         "data": trials["data"],
         "optimizers": trials["optimizer"].map(names.optimizer),
         "learning rates": _column(trials, "optimizer.lr"),
@@ -77,23 +78,13 @@ def _column(trials: pd.DataFrame, name: str) -> pd.Series:
     return trials[name] if name in trials else pd.Series(dtype=object)
 
 
-def _fewer(trials: pd.DataFrame, name: str, other: str) -> pd.Series:
-    """Return the values of a column that are smaller than those of the other one."""
-    return trials.loc[(trials[name] < trials[other]).fillna(value=False), name]
-
-
 def _words(column: pd.Series) -> str:
-    values = sorted({*column.dropna()}, key=_order)
+    values = sorted({*column.dropna()}, key=lambda value: (isinstance(value, str), value))
     if len(values) <= LISTED:
         return ", ".join(map(_word, values))
     if isinstance(values[0], str):
         return some([*map(str, values)])
     return f"{_word(values[0])} to {_word(values[-1])} ({len(values)} values)"
-
-
-def _order(value: Any) -> tuple[bool, Any]:
-    """Numbers come before words."""
-    return (isinstance(value, str), value)
 
 
 def _word(value: Any) -> str:
@@ -127,22 +118,18 @@ def _running(row: dict[Any, Any]) -> TrialNow | None:
     if held is None:
         return None
     last = last_row(folder) or {}
-    speed = last.get("tokens_per_second")
+    speed, asked = last.get("tokens_per_second"), row["num_updates"]
+    done = f"{last.get('update', -1) + 1:,}"
     return TrialNow(
         row["trial_id"],
         str(row["optimizer"]),
         str(row["arm"]),
         str(row["seed"]),
-        _update(last.get("update"), row["num_updates"]),
+        done if pd.isna(asked) else f"{done} of {asked:,}",
         f"{last['train_loss']:.4f}" if last.get("train_loss") is not None else "",
         f"{speed:,.0f}" if speed else "",
         f"{held.get('host', '?')} pid {held.get('pid', '?')}",
     )
-
-
-def _update(update: int | None, asked: Any) -> str:
-    done = 0 if update is None else update + 1
-    return f"{done:,}" if pd.isna(asked) else f"{done:,} of {asked:,}"
 
 
 def settings_by_trial(trials: pd.DataFrame, specs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
@@ -156,15 +143,12 @@ def settings_by_trial(trials: pd.DataFrame, specs: Iterable[Mapping[str, Any]]) 
     of_trials = trials[trials["trial_id"].isin(shown)]
     differing = by_point(varied(trials).values(), dict)
     points = of_trials.drop_duplicates("point").set_index("point")
+    always = {key: READ_AS.get(key, key) for key in ALWAYS if key in points}
     words = {
-        point: in_words(_known(row) | differing.get(str(point), {}))
+        point: in_words({always[key]: row[key] for key in always} | differing.get(str(point), {}))
         for point, row in points.iterrows()
     }
     return {
         trial_id: f"{words[point]}, arm={arm}"
         for trial_id, point, arm in of_trials[["trial_id", "point", "arm"]].itertuples(index=False)
     }
-
-
-def _known(row: pd.Series) -> dict[str, Any]:
-    return {READ_AS.get(key, key): row[key] for key in ALWAYS if key in row}

@@ -95,15 +95,13 @@ def cost(table: pd.DataFrame) -> str:
     if counted.empty:
         return open_sweeps or "Nothing is missing of what was asked for."
     sweeps = "1 sweep" if len(counted) == 1 else f"{len(counted)} sweeps"
+    missing = int(counted["missing"].sum())
+    trials = "1 trial" if missing == 1 else f"{missing} trials"
     return (
-        f"{_trials(int(counted['missing'].sum()))} of {sweeps} {_time(counted)}, "
+        f"{trials} of {sweeps} {_time(counted)}, "
         f"{counted['tokens'].sum():,} tokens, {counted['flops'].sum():.2g} floating-point "
         f"operations. {open_sweeps}"
     ).strip()
-
-
-def _trials(count: int) -> str:
-    return "1 trial" if count == 1 else f"{count} trials"
 
 
 def _time(counted: pd.DataFrame) -> str:

@@ -18,9 +18,9 @@ from analysis.report.table_data import (
 )
 from analysis.statistics.best import best
 from analysis.statistics.downstream import CHECKPOINTS
+from analysis.statistics.gaps import DECAYED, INACTIVE, MEAN_FACTOR, SHORT
 from analysis.statistics.lateness import compared, lateness
 from analysis.statistics.overhead import overhead
-from analysis.statistics.regime import DECAYED, INACTIVE, MEAN_FACTOR, SHORT
 from analysis.statistics.spikes import spikes
 from analysis.statistics.tax import reported_taxes
 

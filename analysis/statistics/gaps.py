@@ -1,7 +1,12 @@
-"""The gap of every arm at every point: its mean, interval and counts."""
+"""The gap of every arm at every point: its mean, interval and counts; what it spreads by.
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+And where a point lies outside of the paper's regime: its numbers say little about the paper's.
+"""
+
+import warnings
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,8 +20,8 @@ from analysis.statistics.intervals import (
     ratio_interval,
 )
 from analysis.statistics.pairs import SAME_ARM, SAME_TRIAL, VARIANT, pairs
-from analysis.statistics.regime import regimes
 from analysis.statistics.tax import Tax, taxes
+from analysis.table.load import load
 from analysis.table.points import settings
 from analysis.table.schema import GAP, OF_ARM
 from trainer.base.status import Status
@@ -27,6 +32,30 @@ Seeds = Mapping[Any, set[int]]
 LOSSES = ("gap", "gap_plain", "final_val_loss", "final_val_loss_sync")
 Group = Mapping[str, NDArray[Any]]
 """Pairs of one arm at one point: columns of shape (pairs,)."""
+LEAST_FREEDOM = 2
+"""Degrees of freedom of a standard deviation: with one, it may be thirty times too small."""
+MEMORIES = 100
+"""Updates of a run for each update that a momentum remembers, 1 / (1 - momentum), at least: in a
+shorter run the buffer is a part of the run itself. In the paper they are more than 500."""
+MEAN_FACTOR = 0.55
+"""Of the paper's learning-rate schedule, as a share of its peak."""
+DECAYED = 1.0
+"""Learning rate · weight decay, summed over a run, at least: with less, decay has not forgotten the
+initial weights at its end, and does little. In the paper it is about 1.6 to 4."""
+TOLERANCE = 1e-6
+SHORT = f"T < {MEMORIES} / (1 - momentum)"
+INACTIVE = "decay inactive"
+MOMENTUM, RATE, DECAY = (f"optimizer.{key}" for key in ("momentum", "lr", "weight_decay"))
+
+
+class Spread(NamedTuple):
+    """Spread of an optimizer's paired gaps around the mean of their point and arm, pooled."""
+
+    sd: float
+    """Nats per token."""
+    num_pairs: int
+    num_means: int
+    """How many points and arms have two pairs or more."""
 
 
 def gaps(df: pd.DataFrame) -> pd.DataFrame:
@@ -154,3 +183,48 @@ def _absent(
 
 def _words(seeds: Iterable[int]) -> str:
     return ", ".join(str(seed) for seed in sorted(seeds))
+
+
+def regimes(trials: pd.DataFrame) -> dict[Hashable, str]:
+    """Point → which of SHORT and INACTIVE its runs are, in words; empty for neither.
+
+    An optimizer without a momentum or a decay of that name is not judged by it.
+    """
+    columns = trials.reindex(columns=["point", "num_updates", MOMENTUM, RATE, DECAY])
+    numbers = columns.set_index("point").astype("float64")
+    longest = numbers.groupby("point").max()  # a run that diverged is shorter
+    return {
+        row["point"]: ", ".join(_breaks(row)) for row in longest.reset_index().to_dict("records")
+    }
+
+
+def _breaks(row: dict[Hashable, float]) -> Iterator[str]:
+    """A comparison with a missing value, NaN, is false."""
+    if row["num_updates"] * (1 - row[MOMENTUM]) < MEMORIES - TOLERANCE:
+        yield SHORT
+    if row[RATE] * row[DECAY] * MEAN_FACTOR * row["num_updates"] < DECAYED - TOLERANCE:
+        yield INACTIVE
+
+
+def spreads(results: Path, trial_ids: Collection[str]) -> dict[str, Spread]:
+    """The spread of each optimizer in these trials of a store.
+
+    An optimizer with fewer degrees of freedom than LEAST_FREEDOM is left out. Raises as `load` and
+    `pairs` do; the report repeats their warnings, so they are silenced here.
+    """
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        trials = load(results, trial_ids)
+        if trials.empty:
+            return {}
+        paired = pairs(trials)
+    groups = paired.groupby(SAME_ARM)["gap"].agg(["var", "count"])
+    several = groups[groups["count"] > 1]
+    return {
+        str(optimizer): Spread(
+            float(np.sqrt(np.average(own["var"], weights=own["count"] - 1))),
+            int(own["count"].sum()),
+            len(own),
+        )
+        for optimizer, own in several.groupby("optimizer")
+        if (own["count"] - 1).sum() >= LEAST_FREEDOM
+    }

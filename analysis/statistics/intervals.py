@@ -1,16 +1,24 @@
-"""95 % intervals: of a mean, of a ratio of two means, and of the difference of two bests."""
+"""95 % intervals: of a mean, of a ratio of two means, and of the difference of two bests.
 
+And how many pairs are enough: the gap that n of them detect, and those that a precision needs. Both
+assume Student's t-interval of paired gaps that are normally distributed with standard deviation
+`sd`.
+"""
+
+import math
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import optimize, stats
 
 Values = NDArray[np.float64]
 Interval = tuple[float, float]
 
 CONFIDENCE = 0.95
+POWER = 0.8
+"""The probability with which what is called detectable is detected."""
 UNKNOWN: Interval = (np.nan, np.nan)
 
 
@@ -142,3 +150,35 @@ def excludes_zero(interval: Interval) -> bool:
 def quantile(n: int, confidence: float = CONFIDENCE) -> float:
     """Half the width of the interval of a mean of n values, in standard errors; NaN for n < 2."""
     return float(stats.t.ppf((1 + confidence) / 2, n - 1))
+
+
+def detectable_gap(sd: float, n: int) -> float:
+    """The smallest true mean gap whose 95 % interval over `n` pairs excludes 0 with a probability
+    of 80 % (noncentral t); infinite for n < 2."""
+    return math.inf if n < 2 else detectable_shift(n - 1) * sd / math.sqrt(n)
+
+
+@cache
+def detectable_shift(freedom: float) -> float:
+    """The smallest true mean that is detected with a probability of 80 %, in standard errors that
+    are known with these degrees of freedom."""
+    critical = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
+
+    def excess(shift: float) -> float:
+        """Power minus POWER, at a true mean of `shift` standard errors.
+
+        Intervals below 0 are not counted: they have a chance of 1e-6 where the power is 80 %.
+        """
+        return float(stats.nct.sf(critical, freedom, shift)) - POWER
+
+    shift: float = optimize.brentq(excess, 0, 4 * critical)
+    return shift
+
+
+def seeds_needed(sd: float, half_width: float) -> int:
+    """The smallest number of pairs, of standard deviation `sd`, whose 95 % interval is at most
+    `half_width` (> 0) to each side of the mean."""
+    n = max(2, math.ceil((stats.norm.ppf((1 + CONFIDENCE) / 2) * sd / half_width) ** 2))
+    while quantile(n) * sd / math.sqrt(n) > half_width:
+        n += 1
+    return n

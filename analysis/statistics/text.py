@@ -10,8 +10,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from analysis.statistics.gaps import INACTIVE, SHORT
 from analysis.statistics.intervals import ends_text
-from analysis.statistics.regime import INACTIVE, SHORT
 from analysis.statistics.tax import MAIN_ARMS, best_taxes
 from analysis.table import names
 from trainer.base.errors import some
@@ -126,53 +126,30 @@ def printed_gaps(gaps: pd.DataFrame, width: int | None) -> str:
     return gap_table(gaps, width=width) if num_rows else ""
 
 
-def notes(trials: pd.DataFrame, gaps: pd.DataFrame) -> list[str]:
-    """One line per remark; none if every trial finished and every pair is there."""
-    return [
-        *_without_result(trials),
-        *_left_out(gaps),
-        *_outside(gaps),
-        *_missing(gaps),
-        *_unpaired(trials, gaps),
-    ]
+def notes(trials: pd.DataFrame, gaps: pd.DataFrame) -> Iterator[str]:
+    """One line per remark; none if every trial finished and every pair is there.
 
-
-def _without_result(trials: pd.DataFrame) -> Iterator[str]:
+    Points outside of the paper's regime have a line per reason, and what is missing has a line per
+    arm, however many points lack it.
+    """
     for status in (Status.FAILED, Status.UNFINISHED):
         folders = trials.loc[trials["status"] == status, "folder"].tolist()
         if folders:
             yield f"{len(folders)} {status}, left out: {some(folders)}"
-
-
-def _left_out(gaps: pd.DataFrame) -> Iterator[str]:
-    rows = gaps[gaps["sync_diverged"] > 0]
-    for row in rows.to_dict("records"):
-        yield (
-            f"{row['sync_diverged']} seeds of {_name(row)} {row['arm']} are left out: "
-            "their sync trial diverged"
-        )
-
-
-def _outside(gaps: pd.DataFrame) -> Iterator[str]:
-    """One line per reason."""
+    for row in gaps[gaps["sync_diverged"] > 0].to_dict("records"):
+        seeds = f"{row['sync_diverged']} seeds of {_name(row)} {row['arm']}"
+        yield f"{seeds} are left out: their sync trial diverged"
     points = gaps.drop_duplicates("point")
     for reason, why in REASONS.items():
         rows = points[points["regime"].str.contains(reason, regex=False)]
         if len(rows):
-            names = dict.fromkeys(map(_name, rows.to_dict("records")))
-            yield f"outside of the paper's regime, {reason} ({why}): {some(list(names))}"
-
-
-def _missing(gaps: pd.DataFrame) -> Iterator[str]:
-    """One line per arm, however many points lack it."""
+            outside = dict.fromkeys(map(_name, rows.to_dict("records")))
+            yield f"outside of the paper's regime, {reason} ({why}): {some(list(outside))}"
     for column, arm in (("missing_seeds", gaps["arm"]), ("missing_sync_seeds", "sync")):
         rows = gaps.assign(lacking=arm)[gaps[column] != ""]
         for name, group in rows.groupby("lacking"):
             where = [f"{_name(row)} seeds {row[column]}" for row in group.to_dict("records")]
             yield f"{name} is missing: {some(list(dict.fromkeys(where)))}"
-
-
-def _unpaired(trials: pd.DataFrame, gaps: pd.DataFrame) -> Iterator[str]:
     if not (gaps["pairs"] > 0).any():
         arms = ", ".join(sorted(trials["arm"].unique()))
         yield f"no pairs yet, and so no gap: a sync trial and another arm at one seed (got: {arms})"

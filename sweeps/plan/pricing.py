@@ -193,7 +193,8 @@ def _precision(results: Path, sweep: SweepPlan) -> Iterator[str]:
 
     In nats per token, by the spread of its pairs in the store; in units of the spread without any.
     """
-    from analysis.statistics.power import detectable_gap, seeds_needed, spreads
+    from analysis.statistics.gaps import spreads
+    from analysis.statistics.intervals import detectable_gap, seeds_needed
 
     n = len(sweep.sweep.seeds)
     if n < 2:

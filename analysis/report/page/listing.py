@@ -1,6 +1,6 @@
 """A table as the page shows it: words for people, and the numbers that it is sorted by."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -37,12 +37,11 @@ class Cell(NamedTuple):
 
 class Head(NamedTuple):
     """A shown column. `names` are the columns of the CSV that it shows, `kind` is trial, command,
-    number or text. A `hidden` column waits until somebody asks for it."""
+    number or text."""
 
     title: str
     names: Sequence[str]
     kind: str
-    hidden: bool
 
 
 class Listing(NamedTuple):
@@ -95,7 +94,6 @@ def listed(
     file: str,
     *,
     arms: Mapping[str, str] = MappingProxyType({}),
-    hidden: Collection[str] = (),
     most: int = MOST_ROWS,
 ) -> Listing:
     """Return the listing of a table.
@@ -115,7 +113,7 @@ def listed(
     records = plain.head(most).to_dict("records")
     rows = [[_cell(name, columns, row, said) for name, columns in shown.items()] for row in records]
     heads = [
-        Head(_head(name, arms), columns, _kind(name, table[name]), name in hidden)
+        Head(_head(name, arms), columns, _kind(name, table[name]))
         for name, columns in shown.items()
     ]
     return Listing(title, heads, rows, note, file, len(table))

@@ -89,12 +89,11 @@ const SHOWN = {
   command: (text) => text && `<code>${text}</code>`,
 };
 
-function columnOf({title, kind, hidden}) {
+function columnOf({title, kind}) {
   const show = SHOWN[kind] ?? ((text) => text);
   return {
     title: escaped(title),
     type: "value",
-    visible: !hidden,
     className: kind,
     defaultContent: "",
     render: (cell, purpose) => {

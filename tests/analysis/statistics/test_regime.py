@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from analysis import gaps, load
-from analysis.statistics.regime import INACTIVE, SHORT, regimes
+from analysis.statistics.gaps import INACTIVE, SHORT, regimes
 from analysis.statistics.text import notes
 from tests.support.synthetic_store import put
 
