@@ -2,7 +2,8 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import pandas as pd
 
@@ -74,10 +75,11 @@ def advise(
     own = speed(TWO_BUFFERED, costs, microbatches)
     most = own.activations if activations is None else activations
     others = flushed_speeds(costs, microbatches, most, chunks)
-    pipelines = Pipelines(own, others, most, fastest(others, most))
+    rival = fastest(others, most)
+    answer = partial(_answer, own=own, others=others, most=most, rival=rival)
     trials = _trials(df, optimizer)
     by_length = _at_length(evidence(trials, gaps(trials)), updates)
-    answers = [_answer(each, pipelines) for each in by_length] or [_answer(None, pipelines)]
+    answers = [*map(answer, by_length)] or [answer(None)]
     chosen = next((each for each in answers if each["verdict"].word != UNDECIDED), answers[0])
     return Advice(
         optimizer,
@@ -85,47 +87,29 @@ def advise(
         microbatches,
         costs,
         most_activations=most,
-        rival=pipelines.fastest,
+        rival=rival,
         **chosen,
         command=_command(optimizer, chosen["evidence"], chosen["gap"], chosen["verdict"], records),
     )
 
 
-class Pipelines(NamedTuple):
-    """2BW, the synchronous pipelines by name, of how many microbatches a rank may keep activations,
-    and the fastest of those that keep no more."""
-
-    own: Speed
-    others: Mapping[str, Speed]
-    most: float
-    fastest: str
-
-    @property
-    def speed_ups(self) -> dict[str, float]:
-        """Batches of 2BW in the time of one of each other pipeline."""
-        return {name: at.batch_time / self.own.batch_time for name, at in self.others.items()}
-
-
-def _answer(evidence: Evidence | None, pipelines: Pipelines) -> dict[str, Any]:
+def _answer(
+    evidence: Evidence | None, own: Speed, others: Mapping[str, Speed], most: float, rival: str
+) -> dict[str, Any]:
     """The fields of an advice that depend on the length of training."""
-    speed_ups = pipelines.speed_ups
+    speed_ups = {name: at.batch_time / own.batch_time for name, at in others.items()}
     left = candidates(evidence, speed_ups.values()) if evidence is not None else []
     rivals = {}
-    for name, at in pipelines.others.items():
+    for name, at in others.items():
         if evidence is not None and left:
             arms = [candidate.arm for candidate in left]
             decision, same_time = decide(evidence, arms, speed_ups[name], max(speed_ups.values()))
         else:
             decision, same_time = without_candidate(evidence, speed_ups.values()), None
-        fits = at.activations <= pipelines.most + NEARLY
-        kept = at.num_chunks, speed_ups[name], at.activations, fits
+        kept = at.num_chunks, speed_ups[name], at.activations, at.activations <= most + NEARLY
         rivals[name] = Rival(name, *kept, decision, same_time)
-    return {
-        "evidence": evidence,
-        "gap": recommended(left),
-        "rivals": rivals,
-        "verdict": rivals[pipelines.fastest].decision,
-    }
+    verdict = rivals[rival].decision
+    return {"evidence": evidence, "gap": recommended(left), "rivals": rivals, "verdict": verdict}
 
 
 def _check(stages: int, microbatches: int) -> None:

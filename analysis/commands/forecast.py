@@ -47,10 +47,10 @@ def main(given: Given) -> None:
     from analysis.forecast.answer import answer, plain, text
 
     conditions = {key: value for key, value in given.items() if key not in KEYS}
-    answers = [
-        answer(ladder, (updates, *_sizes(ladder, sizes)), seeds)
-        for ladder in _ladders(results, optimizer, given.get("arm"), conditions)
-    ]
+    answers = []
+    for ladder in _ladders(results, optimizer, given.get("arm"), conditions):
+        batch, parameters = (_size(key, ladder, sizes) for key in SIZES)
+        answers.append(answer(ladder, (updates, batch, parameters), seeds))
     print(json.dumps([*map(plain, answers)], indent=1) if form == "json" else text(answers))
     _write([each for each in answers if each.point], given, conditions)
 
@@ -76,20 +76,14 @@ def _ladders(
     return [ladder for ladder in of_all_arms if arm in (None, ladder.arm)]
 
 
-def _sizes(ladder: "Ladder", given: Mapping[str, int]) -> tuple[int, int]:
-    """Return tokens per update and parameters of the target."""
-    batch, parameters = (
-        given.get(key) or _only(key, {getattr(rung, key) for rung in ladder.rungs}) for key in SIZES
-    )
-    return batch, parameters
-
-
-def _only(key: str, there: set[int]) -> int:
-    """Return the one size that the rungs have; 1 without rungs, of which nothing is forecast."""
-    if len(there) > 1:
+def _size(key: str, ladder: "Ladder", given: Mapping[str, int]) -> int:
+    """Return tokens per update or parameters of the target: as given, or the one size that the
+    rungs have; 1 without rungs, of which nothing is forecast."""
+    there = {getattr(rung, key) for rung in ladder.rungs}
+    if key not in given and len(there) > 1:
         has = ", ".join(map(str, sorted(there)))
         raise BadInput(key, "", f"is missing: {KEYS[key]}; the rungs have {has}")
-    return there.pop() if there else 1
+    return given.get(key) or min(there, default=1)
 
 
 def _write(

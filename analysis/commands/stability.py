@@ -22,6 +22,8 @@ KEYS = {
 MOST_DELAY = 32
 """A larger one takes minutes."""
 LARGEST_K, MOST_UPDATES = 1e6, 1e9
+FOLLOWS = ("sync_over_delayed", "corrected_over_delayed", "noise_removed")
+"""What follows from the fields of a row."""
 GROUPS = ("optimizer", "correction")
 
 
@@ -40,7 +42,11 @@ def main(given: Given) -> None:
         stability((name, correction), *nodes, delay=delay, k=k, updates=updates)
         for name, nodes in _chosen(given.get("optimizer"), correction, settings)
     ]
-    print(_json(rows) if form == "json" else f"{title(rows[0])}\n{table(rows)}")
+    if form == "json":
+        told = [asdict(row) | {name: getattr(row, name) for name in FOLLOWS} for row in rows]
+        print(json.dumps(plain(told), indent=1))
+    else:
+        print(f"{title(rows[0])}\n{table(rows)}")
 
 
 def _chosen(
@@ -64,10 +70,3 @@ def _chosen(
         config = compose([f"optimizer={name}", f"correction={correction}", *settings])
         nodes.append((name, (config["optimizer"], config["correction"])))
     return nodes
-
-
-def _json(stabilities: Sequence[Any]) -> str:
-    """Return the fields of each row and what follows from them."""
-    follows = ("sync_over_delayed", "corrected_over_delayed", "noise_removed")
-    rows = [{**asdict(row), **{key: getattr(row, key) for key in follows}} for row in stabilities]
-    return json.dumps(plain(rows), indent=1)

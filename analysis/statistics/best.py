@@ -45,11 +45,18 @@ def best(df: pd.DataFrame, choice: Collection[int] = ()) -> pd.DataFrame:
     """
     if df.empty:
         return _table([])
-    words = settings(df)
-    if choice:
-        return _table(_chosen(df, choice, words))
-    rows = [{**dict(zip(ROW, key, strict=True)), **_row(grid, words)} for key, grid in grids(df)]
-    return _table(rows)
+    words, paired = settings(df), _paired(df)
+    if choice:  # an arm stands for all of its coefficients, of which each may be a setting
+        family = paired["trial_id"].map(df.set_index("trial_id")["family"])
+        groups = paired.assign(family=family).groupby(CHOSEN_ROW)
+        rows = [
+            (key, _row_of_choice(group, choice, words))
+            for key, group in groups
+            if group["seed"].isin(choice).any()
+        ]
+    else:
+        rows = [(key, _row(_grid(group), words)) for key, group in paired.groupby(ROW)]
+    return _table([dict(zip(ROW, key, strict=True)) | row for key, row in rows])
 
 
 def grids(df: pd.DataFrame) -> "Iterator[tuple[tuple[Any, ...], Grid]]":
@@ -153,21 +160,6 @@ def _grid(group: pd.DataFrame) -> Grid:
     points = [point for point, kept in zip(whole, fair, strict=True) if kept]
     incomplete = len(seeds_by_point) - len(whole)
     return Grid(points, seeds, sync[fair], arm[fair], int((~fair).sum()), incomplete)
-
-
-def _chosen(
-    df: pd.DataFrame, choice: Collection[int], words: dict[str, str]
-) -> list[dict[str, Any]]:
-    """The rows of `best` where the seeds of `choice` choose the settings; `words`: of each point.
-    An arm stands for all of its coefficients, of which each may be a setting."""
-    paired = _paired(df)
-    family = df.set_index("trial_id")["family"]
-    paired = paired.assign(family=paired["trial_id"].map(family))
-    return [
-        {**dict(zip(ROW, key, strict=True)), **_row_of_choice(group, choice, words)}
-        for key, group in paired.groupby(CHOSEN_ROW)
-        if group["seed"].isin(choice).any()
-    ]
 
 
 def _row_of_choice(

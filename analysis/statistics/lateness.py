@@ -36,15 +36,9 @@ def lateness(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_trial(folder: str) -> dict[str, float]:
-    measured = [row["diagnostics"].get("all", {}) for row in metrics(folder, "diagnostics")]
-    table = pd.DataFrame(
-        [
-            {column: diagnostics.get(name) for column, name in MEASURES.items()}
-            for diagnostics in measured
-        ],
-        columns=[*MEASURES],
-        dtype=float,
-    )
+    of_model = [row["diagnostics"].get("all", {}) for row in metrics(folder, "diagnostics")]
+    rows = [[measured.get(name) for name in MEASURES.values()] for measured in of_model]
+    table = pd.DataFrame(rows, columns=[*MEASURES], dtype=float)
     late = table[table["error"] > 0]
     return {"measured": len(late), **late.mean()}
 

@@ -37,7 +37,10 @@ def spikes(trials: pd.DataFrame) -> pd.DataFrame:
     started = trials[trials["start"] > 0]
     started = started[started["status"].isin(FINAL)]
     if len(started):
-        started = _with_sync(started.assign(asked=updates_asked(started)), trials)
+        folders = trials.set_index("trial_id")["folder"]
+        partner = pairs(trials).set_index("trial_id")["trial_id_sync"]
+        of_sync = started["trial_id"].map(partner).map(folders)
+        started = started.assign(asked=updates_asked(started), folder_sync=of_sync)
     words = settings(trials)
     rows = [
         {**trial, "setting": words[trial["point"]], **_spike(trial)}
@@ -48,13 +51,6 @@ def spikes(trials: pd.DataFrame) -> pd.DataFrame:
         {**dict(zip(ARM, key, strict=True)), **_of_arm(group)} for key, group in table.groupby(ARM)
     ]
     return table.merge(pd.DataFrame(of_arms, columns=[*ARM, *OF_ARM]), on=ARM)[COLUMNS]
-
-
-def _with_sync(started: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
-    """Adds `folder_sync`, the folder of each trial's synchronous partner."""
-    folders = trials.set_index("trial_id")["folder"]
-    partner = pairs(trials).set_index("trial_id")["trial_id_sync"]
-    return started.assign(folder_sync=started["trial_id"].map(partner).map(folders))
 
 
 def _spike(trial: Mapping[Any, Any]) -> dict[str, float]:

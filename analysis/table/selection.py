@@ -119,7 +119,11 @@ def _now(table: pd.DataFrame) -> pd.DataFrame:
         for folder in table.loc[table["status"].isin([Status.UNFINISHED, Status.FAILED]), "folder"]
     }
     runs = {folder: attempt for folder, attempt in held.items() if attempt is not None}
-    _warn_of_unreadable([folder for folder, attempt in runs.items() if not attempt])
+    unread = [unreadable(Path(folder)) for folder, attempt in runs.items() if not attempt]
+    if damaged := [*filter(None, unread)]:
+        what = some([f"{error.value} {error.allowed}" for error in damaged])
+        until = f"until such a file is {STALE_AFTER:.0f} seconds old"
+        warnings.warn(f"{what}: its trial counts as running {until}", stacklevel=3)
     running = table["folder"].isin(list(runs))
     status = (
         table["status"]
@@ -132,13 +136,6 @@ def _now(table: pd.DataFrame) -> pd.DataFrame:
     }
     where = table["device_name"].mask(running, table["folder"].map(hosts).astype("string"))
     return table.assign(status=status, where=where)
-
-
-def _warn_of_unreadable(folders: Iterable[str]) -> None:
-    if damaged := [error for folder in folders if (error := unreadable(Path(folder)))]:
-        what = some([f"{error.value} {error.allowed}" for error in damaged])
-        until = f"until such a file is {STALE_AFTER:.0f} seconds old"
-        warnings.warn(f"{what}: its trial counts as running {until}", stacklevel=4)
 
 
 def _require_column(table: pd.DataFrame, column: str, key: str, value: str) -> None:

@@ -175,7 +175,10 @@ def cells(row: Stability) -> list[str]:
         row.optimizer,
         *map(three_digits, [*limits, *ratios]),
         "—" if math.isnan(row.best_strength) else f"{row.best_strength:.2f}",
-        *map(_noise, [row.noise_delayed, row.noise_corrected]),
+        *(
+            "unstable" if noise == math.inf else "—" if math.isnan(noise) else f"{noise:.3f}"
+            for noise in (row.noise_delayed, row.noise_corrected)
+        ),
         "—" if not math.isfinite(row.noise_removed) else f"{100 * row.noise_removed:.0f} %",
     ]
 
@@ -183,7 +186,3 @@ def cells(row: Stability) -> list[str]:
 def three_digits(value: float) -> str:
     """`26.9`; `—` for a value that is unknown."""
     return f"{value:#.3g}".rstrip(".") if math.isfinite(value) else "—"
-
-
-def _noise(value: float) -> str:
-    return "unstable" if value == math.inf else "—" if math.isnan(value) else f"{value:.3f}"
