@@ -17,7 +17,7 @@ from analysis.figures.figure import Chart, Figure
 from analysis.figures.means import CAPTION, COLUMNS, of_means, over_tokens
 from analysis.figures.rows import OF_SEED, PANEL, along, best_points
 from analysis.figures.scales import Axis, linear, of_positive
-from analysis.figures.style import Style, arm_styles, ordered_styles
+from analysis.figures.style import arm_styles, ordered_styles
 from analysis.statistics.spikes import WINDOW, spikes
 from analysis.table import names
 from analysis.table.metrics import diagnostics, training_losses
@@ -135,11 +135,9 @@ def spike_charts(data: pd.DataFrame) -> list[Chart]:
     """Draw one panel per optimizer, one line per β2."""
     scale = linear(data["running_mean"])
     y = alt.Y("running_mean:Q", title="training loss (nats per token)", scale=scale)
-    return of_means(data, Axis("running_mean", y), FROM_SWITCH, styles=_styles, label=_label)
-
-
-def _styles(rows: pd.DataFrame) -> dict[str, Style]:
-    return ordered_styles(list(dict.fromkeys(rows["series"])))
+    looks = ordered_styles(list(dict.fromkeys(data["series"])))
+    axis = Axis("running_mean", y)
+    return of_means(data, axis, FROM_SWITCH, styles=lambda _: looks, label=_label)
 
 
 def _label(rows: pd.DataFrame) -> str:

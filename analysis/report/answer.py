@@ -2,9 +2,9 @@
 
 import shlex
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -20,27 +20,16 @@ STAGES, MICROBATCHES = 4, 8
 """The pipeline that the answer is for; a command beside it asks about another one."""
 
 
-class AnswerCell(NamedTuple):
-    """The verdict on one optimizer against one synchronous pipeline.
-
-    `difference` of the final losses in the same time, its `interval`, and the `runs` that it
-    compares are empty without such runs.
-    """
-
-    verdict: str
-    difference: str
-    interval: str
-    runs: str
-
-
 class AnswerRow(NamedTuple):
     """One optimizer: a cell per synchronous pipeline, the whole in a sentence, and what settles it.
 
-    `command` runs the trials that would decide; it is empty if all is decided, or not known.
+    A cell is the row of `Rival`, with the difference and its `interval` in words, which are empty
+    without runs to compare. `command` runs the trials that would decide; it is empty if all is
+    decided, or not known.
     """
 
     optimizer: str
-    cells: Sequence[AnswerCell]
+    cells: Sequence[Mapping[str, Any]]
     sentence: str
     command: str
 
@@ -109,7 +98,7 @@ def _row(advice: Advice, store: str) -> AnswerRow:
     for row in (rival.row for rival in advice.rivals.values()):
         difference = names.minus(f"{row['difference']:+.4f}") if row["n"] else ""
         interval = names.minus(ends_text(row["low"], row["high"], "+.4f").strip())
-        cells.append(AnswerCell(row["verdict"], difference, interval, row["evidence"]))
+        cells.append({**row, "difference": difference, "interval": interval})
     words = shlex.split(advice.command)[3:]
     settle = command(words, store) if words else ""
     name = names.optimizer(advice.optimizer)

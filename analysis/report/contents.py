@@ -9,7 +9,7 @@ from analysis.claims import CLAIMS, Verdict, audited, judged, not_run
 from analysis.figures import FIGURES, Figure, Plot, plot, save
 from analysis.report.missing import command
 from analysis.report.page.listing import Listing, listed, write_latex
-from analysis.report.page.page import Chapter, Drawn, drawn
+from analysis.report.page.page import Chapter, drawn
 from analysis.report.paper_tables import TABLES, Table
 from analysis.report.scopes import Scope, StoreView
 from analysis.table import names
@@ -39,7 +39,10 @@ def write_chapter(scope: Scope, out: Path, store: str, worker: Worker) -> Chapte
     """
     folder = out / scope.folder
     folder.mkdir(parents=True, exist_ok=True)
-    figures = [*_figures(scope, folder, worker)]  # first: pictures are drawn meanwhile
+    figures = []  # first: pictures are drawn meanwhile
+    for shown in figures_of(scope, [figure.name for figure in FIGURES]):
+        save(shown, folder, worker)
+        figures.append(drawn(shown, scope.prefix))
     return Chapter(
         scope.title,
         verdicts(scope, store),
@@ -67,12 +70,6 @@ def verdicts(scope: Scope, store: str) -> list[Verdict]:
     return made
 
 
-def _figures(scope: Scope, folder: Path, worker: Worker) -> Iterator[Drawn]:
-    for shown in figures_of(scope, [figure.name for figure in FIGURES]):
-        save(shown, folder, worker)
-        yield drawn(shown, scope.prefix)
-
-
 def figures_of(scope: Scope, names: Collection[str]) -> Iterator[Plot]:
     """Draw the figures of these names that show something of a scope.
 
@@ -83,12 +80,8 @@ def figures_of(scope: Scope, names: Collection[str]) -> Iterator[Plot]:
         for sweep, view in _views(scope, figure, own) if figure.name in names else ():
             data = figure.data(*view)
             if not data.empty:
-                yield plot(_of_sweep(figure, sweep) if sweep else figure, data)
-
-
-def _of_sweep(figure: Figure, sweep: str) -> Figure:
-    """Return the figure named after the sweep."""
-    return figure._replace(name=f"{figure.name}_{sweep}", title=f"{figure.title}: {sweep}")
+                name, title = f"{figure.name}_{sweep}", f"{figure.title}: {sweep}"
+                yield plot(figure._replace(name=name, title=title) if sweep else figure, data)
 
 
 def _tables(scope: Scope, out: Path, worker: Worker) -> Iterator[Listing]:

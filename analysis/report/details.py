@@ -95,11 +95,11 @@ def _details(row: Row, store: str) -> dict[str, Any]:
         config = dict(flatten(config_of(str(folder))))
     except (BadInput, OSError):  # damaged meanwhile: a remark of the report says so
         config = {}
-    losses = curves(folder)
+    losses, again = curves(folder), [f"trial_id={row['trial_id']}", "force=true", store]
     known = {words: row[name] for name, words in SUMMARY.items() if not pd.isna(row[name])}
     return {
         "summary": {words: _plain(value) for words, value in known.items()},
-        "command": _command(row["trial_id"], store),
+        "command": f"python -m sweeps rerun {shlex.join(again)}",
         "config": config,
         "curve": [
             *((*point, "training") for point in losses.train),
@@ -119,12 +119,6 @@ def _plain(value: Any) -> str:
         if isinstance(value, float)
         else str(value)
     )
-
-
-def _command(trial_id: str, store: str) -> str:
-    """Return the command that runs a trial again, a finished one from the start."""
-    words = [f"trial_id={trial_id}", "force=true", store]
-    return f"python -m sweeps rerun {shlex.join(words)}"
 
 
 def _attempt(attempt: Mapping[str, Any]) -> str:
