@@ -115,7 +115,7 @@ def _run(
 
     with cluster() as folder, stopping(SAYS) as asked_to_stop:
         try_first(trials, trials, first_trial, gpus_per_trial, store.name, asked_to_stop)
-        work = WorkList(store.trials())
+        work = WorkList(store)
         restores = [store.archive(trial) for trial in trials if finished(trial) is not None]
         store.pull()
         work.add(trials)
