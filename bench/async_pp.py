@@ -30,6 +30,7 @@ from bench.ranks import (
     Run,
     Send,
     medians_of_all,
+    modules_of,
     on_ranks,
     ours,
     prepare,
@@ -96,11 +97,8 @@ def theirs(rank: int, per_update: int) -> Run:
     from optim.optimizer import OptimizerWithWeightStashing
 
     config, parts = prepare(1, "sync")
-    model, split = parts.model, parts.model.split(RANKS, LENGTH)
-    modules = [model.stage(index, split) for index in range(RANKS)]
-    for module in modules:
-        model.initialise(module, config["seed"])
-    runtime = stage_runtime(rank, modules, model.hidden_size, model.vocab_size)
+    modules = modules_of(config, parts, RANKS, range(RANKS))
+    runtime = stage_runtime(rank, modules, parts.model.hidden_size, parts.model.vocab_size)
     chosen = config["optimizer"]
     optimizer = OptimizerWithWeightStashing(
         optim_name="AdamW",

@@ -8,22 +8,61 @@ slack 2BW runs its forwards earlier, so that messages keep nobody waiting.
 """
 
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import NamedTuple
 
-from bench.ranks import RANKS, Send, Traced, TracedRun, in_turn, on_ranks, prepare
+import torch.distributed as dist
+
+from bench.ranks import RANKS, Send, on_ranks, prepare
 from trainer.executors.gradients import Update
 from trainer.parts import build_pipelined
+from trainer.ranks.collect import collect
 from trainer.ranks.groups import Gang
+from trainer.tracing.trace import between, simulated
 
 MICROBATCHES, MICROBATCHES_A_RUN = (2, 4, 8), 32
 
 
-def contender(gang: Gang, m: int, *words: str) -> Traced:
-    """A schedule with m microbatches on this rank, with an active clip."""
-    config, parts = prepare(m, *words, "clip_norm=0.01", "trace=true")
-    executor = build_pipelined(config, parts, gang)
-    return Traced(gang, parts.schedule, executor, MICROBATCHES_A_RUN // m, _assert_clipped)
+class TracedRun(NamedTuple):
+    """Seconds of one run from drain to drain; each rank's share of it spent waiting for updates."""
+
+    measured: float
+    simulated: float
+    update_waits: tuple[float, ...]
+
+
+class TracedSchedule:
+    """A schedule with m microbatches on this rank, with an active clip, which trains on."""
+
+    def __init__(self, gang: Gang, m: int, *words: str) -> None:
+        config, parts = prepare(m, *words, "clip_norm=0.01", "trace=true")
+        self._executor = build_pipelined(config, parts, gang)
+        self._gang, self._schedule = gang, parts.schedule
+        self._size, self._first = MICROBATCHES_A_RUN // m, 0
+
+    def run(self) -> TracedRun | None:
+        """Trains on some batches; returns their times on the recording rank, None on others."""
+        self._gang.heartbeat.beat()
+        first, last = self._first, self._first + self._size
+        self._first = last
+        clock = self._executor._clock
+        clock.spans.clear()
+        dist.barrier()
+        start = time.perf_counter()
+        self._executor.run(first, last, _assert_clipped)
+        dist.barrier()
+        seconds = time.perf_counter() - start
+        spans = [*collect(self._gang, [clock.spans])]
+        if not spans:
+            return None
+        waits = tuple(
+            sum(s.end - s.start for s in of_rank if s.kind == "wait U" and s.batch < last - 1)
+            for of_rank in spans
+        )
+        expected = simulated(between(spans, first, last), self._schedule, first, last)
+        return TracedRun(seconds, expected.makespan, waits)
 
 
 def _assert_clipped(update: Update) -> None:
@@ -31,10 +70,15 @@ def _assert_clipped(update: Update) -> None:
 
 
 def compare(gang: Gang, send: Send, rounds: int, schedules: Mapping[str, Sequence[str]]) -> None:
-    """Times each number of microbatches, alternating between the two schedules."""
+    """Times each number of microbatches, alternating between the two schedules, after a round that
+    warms up."""
     for m in MICROBATCHES:
-        contenders = {name: contender(gang, m, *words) for name, words in schedules.items()}
-        runs = in_turn(contenders, rounds)
+        contenders = {name: TracedSchedule(gang, m, *words) for name, words in schedules.items()}
+        runs: dict[str, list[TracedRun]] = {name: [] for name in contenders}
+        for turn in range(rounds + 1):
+            for name, contender in contenders.items():
+                if (run := contender.run()) is not None and turn:
+                    runs[name].append(run)
         if gang.records:
             send((m, runs))
 

@@ -1,10 +1,10 @@
 """Time over ideal of many drivers that share one store, by simulation of their real queues.
 
-`python -m bench.drivers [drivers=1,2,8,64,256,1000] [trials=10] [slots=1]`: each driver runs
-`slots` trials at a time; there are `trials` for each slot of all drivers, of 55 s give or take 5 %.
-Order, skipping and looks are those of sweeps/cluster/queue.py on a store in memory. A trial takes
-START seconds from its choice to its lease, or to the news that another driver was faster. As Tune
-does, a driver chooses one trial ahead. Ideal: one queue without any delay.
+`python -m bench.drivers [drivers=1,2,8,64,256,1000]`: each driver runs one trial at a time; there
+are ten for each driver, of 55 s give or take 5 %. Order, skipping and looks are those of
+sweeps/cluster/queue.py on a store in memory. A trial takes START seconds from its choice to its
+lease, or to the news that another driver was faster. As Tune does, a driver chooses one trial
+ahead. Ideal: one queue without any delay.
 """
 
 import heapq
@@ -18,6 +18,8 @@ from sweeps.cluster.queue import TrialQueue, in_order
 from sweeps.store.store import TrialState
 
 SECONDS, SPREAD = 55.0, 0.05
+TRIALS = 10
+"""Per driver."""
 START = 1.0
 POLL = 0.1
 """Seconds between two questions of an idle driver to its queue."""
@@ -32,8 +34,6 @@ class Simulation:
     """Started trial → when it ends."""
     num_held: int = 0
     """Looks at trials that another driver ran."""
-    num_ended: int = 0
-    """Looks at trials that had ended: at most one for each driver and trial."""
     num_late: int = 0
     """Trials that another driver started between choice and lease."""
     waiting: float = 0.0
@@ -50,7 +50,6 @@ class Simulation:
         if self.ends[trial_id] > self.now:
             self.num_held += 1
             return TrialState.HELD
-        self.num_ended += 1
         return TrialState.ENDED
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
@@ -66,25 +65,23 @@ class Simulation:
 
 
 class Driver:
-    """Slots that take trials from one queue."""
+    """Takes trials from its queue, one at a time."""
 
-    def __init__(
-        self, simulation: Simulation, name: str, seconds: dict[str, float], slots: int
-    ) -> None:
-        self._simulation, self._seconds, self._slots = simulation, seconds, slots
+    def __init__(self, simulation: Simulation, name: str, seconds: dict[str, float]) -> None:
+        self._simulation, self._seconds = simulation, seconds
         self._queue = TrialQueue(simulation, lambda: simulation.now)
         self._queue.add(in_order(dict.fromkeys(seconds, 1.0), name))
         self._chosen: str | None = None
-        self._is_polling = False
+        self._is_busy = self._is_polling = False
         simulation.after(random.Random(name).uniform(0, START), self.fill)
 
     def fill(self) -> None:
-        """Starts trials in free slots and chooses one ahead; polls while there is none."""
+        """Starts a trial if none runs, and chooses one ahead; polls while there is none."""
         self._choose()
-        while self._slots and self._chosen is not None:
-            trial_id, self._chosen = self._chosen, None
-            self._slots -= 1
-            self._simulation.after(START, partial(self._claim, trial_id))
+        if not self._is_busy and self._chosen is not None:
+            self._is_busy = True
+            self._simulation.after(START, partial(self._claim, self._chosen))
+            self._chosen = None
             self._choose()
         if self._chosen is None and len(self._queue) and not self._is_polling:
             self._is_polling = True
@@ -109,28 +106,25 @@ class Driver:
             self._simulation.after(self._seconds[trial_id], self._free)
 
     def _free(self) -> None:
-        self._slots += 1
+        self._is_busy = False
         self.fill()
 
 
-def simulate(num_drivers: int, trials_per_slot: int, slots: int) -> tuple[Simulation, float]:
+def simulate(num_drivers: int) -> tuple[Simulation, float]:
     """The simulation after its end, and the time over ideal."""
-    generator = random.Random(num_drivers)
-    count = num_drivers * slots * trials_per_slot
-    seconds = {
-        f"trial {i}": SECONDS * generator.uniform(1 - SPREAD, 1 + SPREAD) for i in range(count)
-    }
+    draw, names = random.Random(num_drivers), [f"trial {i}" for i in range(num_drivers * TRIALS)]
+    seconds = {name: SECONDS * draw.uniform(1 - SPREAD, 1 + SPREAD) for name in names}
     simulation = Simulation()
     for i in range(num_drivers):
-        Driver(simulation, f"driver {i}", seconds, slots)
+        Driver(simulation, f"driver {i}", seconds)
     simulation.run()
     took = max(simulation.ends.values())
-    return simulation, took / ideal([*seconds.values()], num_drivers, slots)
+    return simulation, took / ideal([*seconds.values()], num_drivers)
 
 
-def ideal(seconds: list[float], num_drivers: int, slots: int) -> float:
-    """Seconds until the last trial ends, if each slot takes the next one at once."""
-    free = [0.0] * (num_drivers * slots)
+def ideal(seconds: list[float], num_drivers: int) -> float:
+    """Seconds until the last trial ends, if each driver takes the next one at once."""
+    free = [0.0] * num_drivers
     for duration in seconds:
         heapq.heapreplace(free, free[0] + duration)
     return max(free)
@@ -138,12 +132,11 @@ def ideal(seconds: list[float], num_drivers: int, slots: int) -> float:
 
 def main() -> None:
     """Prints a row for each number of drivers."""
-    given = {"drivers": "1,2,8,64,256,1000", "trials": "10", "slots": "1"}
-    given |= dict(word.split("=") for word in sys.argv[1:])
+    given = {"drivers": "1,2,8,64,256,1000"} | dict(word.split("=") for word in sys.argv[1:])
     print("| drivers | trials | time over ideal | late | looks at held trials per s of waiting |")
     print("| --- | --- | --- | --- | --- |")
     for num_drivers in map(int, given["drivers"].split(",")):
-        done, ratio = simulate(num_drivers, int(given["trials"]), int(given["slots"]))
+        done, ratio = simulate(num_drivers)
         looks = done.num_held / done.waiting if done.waiting else 0.0
         print(
             f"| {num_drivers:,} | {len(done.ends):,} | {ratio:.2f} | {done.num_late:,} | "

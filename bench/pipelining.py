@@ -28,11 +28,11 @@ from bench import sleeping
 from bench.ranks import (
     CPU,
     IN_A_ROW,
-    LENGTH,
     RANKS,
     Run,
     Send,
     medians_of_all,
+    modules_of,
     on_ranks,
     ours,
     prepare,
@@ -49,10 +49,7 @@ def theirs(
 ) -> Run:
     """Torch's schedule on the stages that this rank holds, with the loop that its users write."""
     config, parts = prepare(num_microbatches, "sync")
-    split = parts.model.split(num_stages, LENGTH)
-    modules = nn.ModuleList(parts.model.stage(index, split) for index in indices)
-    for module in modules:
-        parts.model.initialise(module, config["seed"])
+    modules = nn.ModuleList(modules_of(config, parts, num_stages, indices))
     stages = [
         PipelineStage(module, index, num_stages, CPU)
         for module, index in zip(modules, indices, strict=True)

@@ -1,13 +1,13 @@
 """Gangs of ranks on this machine, a core each, that are timed together."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from bench.timing import medians
 from trainer.base.build import build
@@ -15,15 +15,10 @@ from trainer.base.resources import rank_device, reproducible
 from trainer.config.compose import compose
 from trainer.data.batches import Batches, Windows
 from trainer.data.tokens import Tokens
-from trainer.executors.gradients import Update
-from trainer.executors.pipelined import Pipelined
 from trainer.parts import Parts, build_pipelined
-from trainer.ranks.collect import collect
 from trainer.ranks.groups import Gang, Heartbeat, joined
 from trainer.ranks.spawn import run_gang
 from trainer.ranks.supervisor import Parent
-from trainer.schedules.operations import Schedule
-from trainer.tracing.trace import between, simulated
 
 RANKS, ROWS, LENGTH = 2, 2, 128
 IN_A_ROW = 64
@@ -110,6 +105,17 @@ def prepare(num_microbatches: int, pipeline: str, *words: str) -> tuple[dict[str
     return config, Parts(model, schedule, lambda t: 1.0, batches, validation)
 
 
+def modules_of(
+    config: dict[str, Any], parts: Parts, num_stages: int, indices: Sequence[int]
+) -> list[nn.Module]:
+    """The stages of these numbers, initialised, of the model cut into so many."""
+    split = parts.model.split(num_stages, LENGTH)
+    modules = [parts.model.stage(index, split) for index in indices]
+    for module in modules:
+        parts.model.initialise(module, config["seed"])
+    return modules
+
+
 def ours(
     gang: Gang, num_microbatches: int, pipeline: str, *words: str, updates: int | None = None
 ) -> Run:
@@ -124,62 +130,3 @@ def ours(
         executor.run(first, first + number, lambda update: None)
 
     return run
-
-
-class TracedRun(NamedTuple):
-    """Seconds of one run from drain to drain; each rank's share of it spent waiting for updates."""
-
-    measured: float
-    simulated: float
-    update_waits: tuple[float, ...]
-
-
-class Traced:
-    """A schedule on this rank, which trains on, `size` batches at a time.
-
-    The executor's clock keeps spans. The simulator is given the mean time of each rank's F, B and U
-    and the median time of a message, of the very same run.
-    """
-
-    def __init__(
-        self,
-        gang: Gang,
-        schedule: Schedule,
-        executor: Pipelined,
-        size: int,
-        on_update: Callable[[Update], None],
-    ) -> None:
-        self._gang, self._schedule, self._executor = gang, schedule, executor
-        self._size, self._on_update, self._first = size, on_update, 0
-
-    def run(self) -> TracedRun | None:
-        """Trains on some batches; returns their times on the recording rank, None on others."""
-        self._gang.heartbeat.beat()
-        first, last = self._first, self._first + self._size
-        self._first = last
-        clock = self._executor._clock
-        clock.spans.clear()
-        dist.barrier()
-        start = time.perf_counter()
-        self._executor.run(first, last, self._on_update)
-        dist.barrier()
-        seconds = time.perf_counter() - start
-        spans = [*collect(self._gang, [clock.spans])]
-        if not spans:
-            return None
-        waits = tuple(
-            sum(s.end - s.start for s in of_rank if s.kind == "wait U" and s.batch < last - 1)
-            for of_rank in spans
-        )
-        expected = simulated(between(spans, first, last), self._schedule, first, last)
-        return TracedRun(seconds, expected.makespan, waits)
-
-
-def in_turn(contenders: Mapping[str, Traced], rounds: int) -> dict[str, list[TracedRun]]:
-    """The runs of each contender, after one round that warms up; empty on other ranks."""
-    runs: dict[str, list[TracedRun]] = {name: [] for name in contenders}
-    for turn in range(rounds + 1):
-        for name, contender in contenders.items():
-            if (run := contender.run()) is not None and turn:
-                runs[name].append(run)
-    return runs

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
+from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import torch
@@ -17,15 +19,22 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
-from bench import clip
 from bench.ranks import CPU
-from trainer.executors.reduction import Reducer
+from trainer.corrections.none import NoCorrection
+from trainer.executors.gradients import Clip
+from trainer.executors.pipelined import Pipelined
+from trainer.models.loss import cross_entropy
+from trainer.optimizers.routing import kinds
 from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Schedule
+from trainer.stages.stage import Stage
 from trainer.torch_pipelining import Schedule2BW
+from trainer.tracing.clock import Clock
 
 BATCHES, WIDTH, CLIP = 8, 16, 1e-3
 """Batches from one drain to the next; features of a stage; a norm above which gradients are cut."""
+ROWS, LENGTH = 2, 8
+"""Of a microbatch of our own executor."""
 
 
 class _Nap(torch.autograd.Function):
@@ -44,7 +53,7 @@ class _Nap(torch.autograd.Function):
 
 
 class SleepingStage(nn.Module):
-    """A stage of one small matrix, [rows, width] → [rows, width]."""
+    """A stage of one small matrix, […, width] → […, width]; the first one may take tokens […]."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -55,6 +64,7 @@ class SleepingStage(nn.Module):
 
         The first stage of a pipeline, whose input needs no gradient, sleeps as long as the others.
         """
+        x = x if x.is_floating_point() else nn.functional.one_hot(x, WIDTH).float()
         weight = _Nap.apply(self.weight, 0.0, self.seconds * (1 if x.requires_grad else 2))
         return _Nap.apply(x, self.seconds, self.seconds) @ weight
 
@@ -128,8 +138,22 @@ class Delayed(Contender):
 class OfTrials:
     """2BW by our own executor, with plain SGD and a deferred clip."""
 
-    def __init__(self, gang: Gang, schedule: Schedule) -> None:
-        self.executor = clip.executor(gang, schedule, Reducer)
+    def __init__(self, gang: Gang, schedule: Schedule, seconds: float) -> None:
+        stage = Stage(
+            module := SleepingStage(seconds),
+            kinds(module),
+            lambda parameters: torch.optim.SGD([weight for _, weight in parameters], lr=0.1),
+            lambda lags: NoCorrection(0, lags),
+            lambda t: 1.0,
+            lag=schedule.lags[gang.place],
+            tied=frozenset(),
+            tied_lag=schedule.tied_lag,
+            dtype=torch.float32,
+        )
+        tokens = torch.zeros(schedule.num_microbatches * ROWS, LENGTH + 1, dtype=torch.long)
+        clip, clock, shape = Clip(CLIP), Clock(CPU, True), torch.Size([ROWS, LENGTH, WIDTH])
+        parts = schedule, lambda t: tokens, cross_entropy, clip, gang, clock, shape
+        self.executor = Pipelined([stage], *parts, Path(gettempdir()))
         self.firsts = count(0, BATCHES)
 
     def run(self) -> None:

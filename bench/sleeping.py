@@ -72,7 +72,7 @@ def compare(gang: Gang, send: Send, m: int, rounds: int) -> None:
     phases: dict[str, Any] = {"synchronous_start": 0, "synchronous_cooldown": 0}
     order = partial(pipedream_2bw, BATCHES * (rounds + WARM_UPS), **shape, **phases)
     made = contenders(gang, p, m, FORWARD)
-    trials = OfTrials(gang, order())
+    trials = OfTrials(gang, order(), FORWARD)
     runs: dict[str, Run] = {name: contender.run for name, contender in made.items()}
     seconds = medians_of_all(gang, {**runs, OF_TRIALS: trials.run}, rounds)
     flushes = 3 * FORWARD * (p - 1)

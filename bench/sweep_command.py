@@ -1,13 +1,11 @@
-"""What `python -m sweeps` costs beside training: to plan, to start, and for each trial.
+"""What `python -m sweeps` costs beside training: to plan, and to start.
 
     python -m bench.sweep_command planning [rounds=3]
     python -m bench.sweep_command first_update [rounds=3] [scale=few_updates]
-    python -m bench.sweep_command overhead [seeds=67]
 
 `planning`: the whole command with `dry_run=true`, for 10,000 trials. `first_update`: from the
 command to the first rows of a trial, with Ray's own start; rows come some updates at a time, so a
-part of these seconds is training. `overhead`: trials of two updates in three arms, all of them by
-the command, and by the bare function one after the other in this process.
+part of these seconds is training.
 """
 
 import resource
@@ -15,18 +13,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
 import yaml
-
-from bench.timing import seconds_of
-from sweeps.plan.sweep_plan import plan_sweeps
-from sweeps.request.command_line import parse_request
-from sweeps.request.expand import unique
-from trainer.trial import run_trial
 
 COMMAND = (sys.executable, "-m", "sweeps")
 POINTS, SEEDS = 1_000, 5
@@ -39,11 +30,6 @@ LARGE_SWEEP = {
     "seeds": [*range(SEEDS)],
     "verdict": "none: only its plan is timed",
 }
-TWO_UPDATES = (
-    *("sweep=main", "scale=micro", "grid.optimizer=[adamw]", "model.hidden_size=24"),
-    *("model.num_layers=1", "model.intermediate_size=32", "batch_size=4", "seq_len=16"),
-    "num_updates=2",  # a delay shows from the second update on
-)
 POLL_EVERY = 0.02
 
 
@@ -85,29 +71,9 @@ def _has_rows(results: Path) -> bool:
     return any(path.stat().st_size for path in results.glob("trials/*/metrics.jsonl"))
 
 
-def overhead(folder: Path, given: Mapping[str, str]) -> None:
-    """Prints a table."""
-    seeds = f"seeds={[*range(int(given.get('seeds', '67')))]}".replace(" ", "")
-    words = (*TWO_UPDATES, seeds)
-    [sweep] = plan_sweeps(parse_request([*words, f"results={folder / 'bare'}"]))
-    trials = unique(sweep.planned)
-    run_trial({**trials[0].config, "out": f"{folder}/first"})  # imports, once
-    bare = sum(seconds_of(partial(run_trial, trial.config)) for trial in trials)
-    swept = seconds_of(
-        lambda: subprocess.run(
-            [*COMMAND, *words, f"results={folder / 'swept'}"], check=True, capture_output=True
-        )
-    )
-    print("| trials | bare function, s per trial | sweep, s per trial | more |")
-    print("| --- | --- | --- | --- |")
-    n = len(trials)
-    print(f"| {n} | {bare / n:.3f} | {swept / n:.3f} | {(swept - bare) / n:.3f} |")
-
-
 PARTS: Mapping[str, Callable[[Path, Mapping[str, str]], None]] = {
     "planning": planning,
     "first_update": first_update,
-    "overhead": overhead,
 }
 
 

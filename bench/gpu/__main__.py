@@ -5,7 +5,7 @@
 Looks at the machine; rehearses trials with a stop and a resume; then measures the device's
 ceilings, a whole update by optimizer and arm beside the same step of transformers, evaluations,
 checkpoints, whole trials, two ranks on two GPUs, an update beside what a fake GPU counted of it,
-the host's time by part of an update, and the update alone.
+and the host's time by part of an update.
 
 Each row is appended to `out`/measured.jsonl when it is measured. `out`/README.md has all rows
 there, those of earlier commands too; of two with one name it has the later. A part that fails
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from bench.gpu import fake, host, pair, steps, trials
+from bench.gpu import host, pair, steps, trials
 from bench.gpu.device import GPUSetting, Row, ceilings
 from bench.gpu.page import page
 from trainer.base.cli import BAD_INPUT, DONE, FAILED, end_with, split_word
@@ -88,9 +88,8 @@ def _parts(
         "checkpoints": lambda: trials.checkpoints(setting),
         "trials": lambda: trials.trials(setting),
         "pair": lambda: pair.pair(setting),
-        "fake": lambda: fake.beside(setting),
+        "fake": lambda: host.beside(setting),
         "host": lambda: host.host(setting),
-        "updates": lambda: steps.updates(setting),
     }
 
 

@@ -50,7 +50,6 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         ("seconds", "ms of the host", scaled(1e3, 2)),
         ("fake_launches", "kernels of the fake GPU", WHOLE),
     ),
-    "updates": (("seconds", "update alone, ms", scaled(1e3, 1)), ("launches", "kernels", WHOLE)),
     "evaluation": (("tokens_per_second", "tokens/s", WHOLE),),
     "checkpoints": (
         ("bytes", "GB", scaled(1e-9, 2)),

@@ -35,17 +35,6 @@ STEPS: Mapping[str, tuple[Callable[..., Callable[[], None]], tuple[str, ...]]] =
     "a small hybrid, delay + EF": (ours, ("model=tiny_hybrid", *EF)),
 }
 """What is timed → how it is made, and its words beside those of the scale."""
-ALONE = ("pipeline.num_microbatches=1", "seq_len=8", "batch_size=1", "compile=false")
-"""Words of a batch of eight tokens: a step is nearly the update alone."""
-UPDATES: Mapping[str, tuple[str, ...]] = {
-    "AdamW, sync": (),
-    "AdamW, sync, fused": ("optimizer.fused=true",),
-    "AdamW, delay": DELAY,
-    "AdamW, delay + EF": EF,
-    "Muon, sync": ("optimizer=muon",),
-    "Muon, delay + EF": ("optimizer=muon", *EF),
-    "SOAP, delay + EF": ("optimizer=soap", *EF),
-}
 EVALUATIONS: Mapping[str, tuple[str, ...]] = {
     "fp32": ("eval_dtype=float32",),
     "fp32, eager": ("eval_dtype=float32", "compile=false"),
@@ -73,15 +62,6 @@ def whole(setting: GPUSetting, flops_per_second: float) -> Iterator[Row]:
             "share_of_product": flops / median(seconds) / flops_per_second,
         }
         del ready  # its memory, before the next one is made
-
-
-def updates(setting: GPUSetting) -> Iterator[Row]:
-    """Yields a row per optimizer and arm: seconds of a step on eight tokens."""
-    for name, words in UPDATES.items():
-        ready = prepare(partial(ours, setting.words(*ALONE, *words)), setting.device)
-        seconds = median(timed(ready.step, 3 * setting.rounds, setting.device))
-        yield {"name": name, "seconds": seconds, "launches": ready.launches}
-        del ready
 
 
 def evaluation(setting: GPUSetting) -> Iterator[Row]:

@@ -6,13 +6,14 @@ others have started and comes back to it later, since their driver may die.
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from hashlib import sha256
 from math import frexp
+from typing import Protocol
 from uuid import uuid4
 
 from sweeps.request.expand import Trial
-from sweeps.store.store import KnownTrials, StartedTrials, TrialState
+from sweeps.store.store import SweepStore, TrialState
 
 LOOK_EVERY = 2.0
 """Seconds between two looks at trials that others hold. A look is about ten operations of the file
@@ -37,6 +38,16 @@ def in_order(flops: Mapping[str, float], driver: str) -> list[str]:
         return -frexp(flops[trial_id])[1], sha256(f"{driver} {trial_id}".encode()).digest()
 
     return sorted(flops, key=key)
+
+
+class StartedTrials(Protocol):
+    """What drivers see of each other's trials: which are started, which free."""
+
+    def started(self) -> Collection[str]:
+        """Return the ids of the trials that any driver has started, ended ones included."""
+
+    def look(self, trial_id: str) -> TrialState:
+        """Return what the store says of a started trial."""
 
 
 class TrialQueue:
@@ -140,18 +151,24 @@ class TrialQueue:
 
 
 class WorkList:
-    """The trials that one driver may have to run, by id, and the queue of those that are left.
+    """The trials of a store that one driver may have to run, by id."""
 
-    `known` is what the store's `trials` returns.
-    """
-
-    def __init__(self, known: KnownTrials) -> None:
-        self._driver, self._known = uuid4().hex, known
-        self.queue = TrialQueue(known)
+    def __init__(self, store: SweepStore) -> None:
+        self._driver, self._store = uuid4().hex, store
+        self._trials: dict[str, Trial] = {}
+        self.queue = TrialQueue(self)
         """Ids of the trials that are left."""
 
     def __getitem__(self, trial_id: str) -> Trial:
-        return self._known[trial_id]
+        return self._trials[trial_id]
+
+    def started(self) -> Collection[str]:
+        """See `StartedTrials`."""
+        return self._store.started(self._trials)
+
+    def look(self, trial_id: str) -> TrialState:
+        """See `StartedTrials`."""
+        return self._store.look(self._trials[trial_id])
 
     def __len__(self) -> int:
         """Return how many trials are left, those that other drivers run included."""
@@ -165,7 +182,6 @@ class WorkList:
     def add(self, trials: Iterable[Trial]) -> None:
         """Add trials that have to run, unless they were added before."""
         new = {t.plan.trial_id: t for t in trials if t.plan.trial_id not in self.queue}
-        for trial in new.values():
-            self._known.add(trial)
+        self._trials |= new
         flops = {trial_id: trial.plan.flops for trial_id, trial in new.items()}
         self.queue.add(in_order(flops, self._driver))

@@ -1,10 +1,19 @@
 """Lists trials of a store."""
 
+import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from sweeps.store.selected import KEYS, select
-from trainer.base.cli import DONE, parse, take_choice
+from analysis.objects.mirror import pulled
+from trainer.base.cli import DONE, Given, parse, take_choice
 
+if TYPE_CHECKING:
+    from analysis.table.selection import Selection
+
+KEYS = """\
+results=    the store (default: results): a folder, or s3://, gs://, az://BUCKET/PREFIX
+COLUMN=     only trials with this value in a column of the table of trials: status=failed,
+            optimizer=muon, optimizer.lr=0.004, seed=0,1, arm=delay*, correction.coefficient=none"""
 FORMATS = ("text", "csv", "json")
 OPTIONS = f"""\
 {KEYS}
@@ -21,3 +30,17 @@ def main(words: Sequence[str]) -> int:
     columns = given.pop("columns", ",".join(SHOWN)).split(",")
     print(select(given).text(columns, form))
     return DONE
+
+
+def select(given: Given) -> "Selection":
+    """Return the trials in the store `results` that fulfil all other conditions of `given`.
+
+    Raises BadInput, and warns as `selection.select`. Prints what could be selected if nothing is.
+    """
+    from analysis.table import selection
+
+    conditions = {key: value for key, value in given.items() if key != "results"}
+    selected = selection.select(pulled(given.get("results", "results")), conditions)
+    if selected.why_empty:
+        print(selected.why_empty, file=sys.stderr)
+    return selected

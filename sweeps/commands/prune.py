@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from sweeps.store.selected import KEYS, select
+from sweeps.commands.list import KEYS, select
 from trainer.base.cli import DONE, parse, take_choice, take_flag
 from trainer.base.status import ENDED, FINAL, Status
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from sweeps.commands import SAYS
 from sweeps.commands.before import try_first
+from sweeps.commands.list import KEYS, select
 from sweeps.request.command_line import CHOICES, parse_gpus
 from sweeps.request.expand import Trial, placed
 from sweeps.store.opened import open_store
 from sweeps.store.results import finished, require_ready
-from sweeps.store.selected import KEYS, select
 from sweeps.store.store import SweepStore
 from sweeps.tracking import choice
 from sweeps.tracking.choice import Tracking
@@ -115,7 +115,7 @@ def _run(
 
     with cluster() as folder, stopping(SAYS) as asked_to_stop:
         try_first(trials, trials, first_trial, gpus_per_trial, store.name, asked_to_stop)
-        work = WorkList(store.trials())
+        work = WorkList(store)
         restores = [store.archive(trial) for trial in trials if finished(trial) is not None]
         store.pull()
         work.add(trials)

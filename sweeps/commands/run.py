@@ -105,7 +105,7 @@ def _run(
         require_seen_by_nodes(store)
         how = request.first_trial, request.gpus_per_trial, request.where
         try_first(_missing(sweeps), all_planned(sweeps), *how, asked_to_stop)
-        work = WorkList(store.trials())
+        work = WorkList(store)
         work.add(_missing(sweeps))
         while len(work) and not asked_to_stop():
             num_left = len(work)

@@ -11,9 +11,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
 
-from sweeps.plan import early_stop, microbatches, tried_report
+from sweeps.plan import early_stop, tried_report
 from sweeps.plan.early_stop import JudgedPoint, judge
-from sweeps.plan.preferred import recorded, require_all_compiled
+from sweeps.plan.preferred import (
+    MICROBATCHES,
+    gain_of_microbatches,
+    recorded,
+    require_all_compiled,
+)
 from sweeps.plan.searching import check_space, try_settings
 from sweeps.plan.tried import Choice, untried
 from sweeps.plan.tuning import check_reach, tune_all
@@ -137,11 +142,11 @@ def _gain(plan: SweepPlan, sweep: Sweep, request: Request, compose: Composer) ->
 
     Raises BadInput if nothing is.
     """
-    if microbatches.KEY not in keys(sweep.prefer):
+    if MICROBATCHES not in keys(sweep.prefer):
         return ""
     own = points(sweep, request.results, compose, plan.label)
     preferred = [choice.point for choice in plan.choices]
-    return microbatches.gain(sweep, own, preferred, request.gpus_per_trial)
+    return gain_of_microbatches(sweep, own, preferred, request.gpus_per_trial)
 
 
 def _plan_sweep(label: str, sweep: Sweep, request: Request, compose: Composer) -> SweepPlan:

@@ -1,1 +1,1 @@
-"""What a store holds of trials, and how a command selects some of them."""
+"""What a store holds of trials: which are started, free, finished or damaged."""

@@ -1,6 +1,6 @@
 """A store that is a bucket of an object store, or a prefix in it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -33,6 +33,8 @@ class ObjectStore:
 
     def __init__(self, url: str) -> None:
         self._bucket = BucketClient(url)
+        self._listed: set[str] = set()
+        self._listed_at = -LIST_EVERY
 
     @property
     def name(self) -> str:
@@ -76,9 +78,28 @@ class ObjectStore:
             content = path.read_bytes()
             self._bucket.upload(str(path.relative_to(self.folder)), content)
 
-    def trials(self) -> "Registers":
-        """Return an empty collection of trials."""
-        return Registers(self._bucket)
+    def started(self, trials: Mapping[str, Trial]) -> set[str]:
+        """Return the ids of the trials that had a register at the last listing.
+
+        What has started since then is found out when this process tries to take it.
+        """
+        if monotonic() - self._listed_at > LIST_EVERY:
+            with suppress(StoreAway):  # it may be away for a moment
+                self._listed = {Path(m.key).stem for m in self._bucket.list(register.FOLDER)}
+            self._listed_at = monotonic()
+        return self._listed & trials.keys()
+
+    def look(self, trial: Trial) -> TrialState:
+        """Return what the register says: one request, and three in a minute for the time."""
+        try:
+            seen = see(self._bucket, trial.plan.trial_id)
+            if seen is not None and seen.register.status in FINAL:
+                return TrialState.ENDED
+            return TrialState.FREE if is_free(self._bucket, seen) else TrialState.HELD
+        except Damaged:
+            return TrialState.DAMAGED
+        except StoreAway:
+            return TrialState.HELD
 
     @contextmanager
     def running(self, config: Config, trial_id: str) -> Iterator[RunningTrial]:
@@ -144,47 +165,6 @@ class ObjectStore:
         """A machine that sees this store can read an object of it, and fails to create it."""
         with _probe(self._bucket) as (key, _):
             yield partial(_sees, self._bucket, key)
-
-
-class Registers:
-    """The `KnownTrials` of an object store."""
-
-    def __init__(self, bucket: BucketClient) -> None:
-        self._bucket = bucket
-        self._trials: dict[str, Trial] = {}
-        self._started: set[str] = set()
-        self._listed_at = -LIST_EVERY
-
-    def __getitem__(self, trial_id: str) -> Trial:
-        return self._trials[trial_id]
-
-    def add(self, trial: Trial) -> None:
-        """Make a trial known."""
-        self._trials[trial.plan.trial_id] = trial
-
-    def started(self) -> set[str]:
-        """Return the ids of the trials that had a register at the last listing.
-
-        What has started since then is found out when this process tries to take it.
-        """
-        if monotonic() - self._listed_at > LIST_EVERY:
-            with suppress(StoreAway):  # it may be away for a moment
-                listed = {Path(meta.key).stem for meta in self._bucket.list(register.FOLDER)}
-                self._started = listed & self._trials.keys()
-            self._listed_at = monotonic()
-        return self._started
-
-    def look(self, trial_id: str) -> TrialState:
-        """Return what the register says: one request, and three in a minute for the time."""
-        try:
-            seen = see(self._bucket, trial_id)
-            if seen is not None and seen.register.status in FINAL:
-                return TrialState.ENDED
-            return TrialState.FREE if is_free(self._bucket, seen) else TrialState.HELD
-        except Damaged:
-            return TrialState.DAMAGED
-        except StoreAway:
-            return TrialState.HELD
 
 
 def _archived(now: Register) -> Register | None:

@@ -1,7 +1,7 @@
 """The store that a word of a command names: a folder that machines share, or an object store."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -49,9 +49,21 @@ class FileStore:
     def push(self, *paths: Path) -> None:
         """Do nothing."""
 
-    def trials(self) -> "Folders":
-        """Return an empty collection of trials."""
-        return Folders()
+    def started(self, trials: Mapping[str, Trial]) -> set[str]:
+        """Return the ids of the trials that have a folder: here, or where their `out` says."""
+        elsewhere = {key for key, t in trials.items() if t.config["out"] and t.folder.is_dir()}
+        return elsewhere | trials.keys() & _names(self.folder / "trials")
+
+    def look(self, trial: Trial) -> TrialState:
+        """Return what the trial's folder says. It takes about ten operations of the file system."""
+        try:
+            if TrialFolder(trial.folder, trial.plan.trial_id).result() is not None:
+                return TrialState.ENDED
+            return TrialState.FREE if holder(trial.folder) is None else TrialState.HELD
+        except BadInput:
+            return TrialState.DAMAGED
+        except OSError:  # the store may be away for a moment
+            return TrialState.HELD
 
     @contextmanager
     def running(self, config: Config, trial_id: str) -> Iterator[RunningTrial]:
@@ -102,48 +114,9 @@ class FileStore:
             yield partial(_sees, made)
 
 
-class Folders:
-    """The `KnownTrials` of a folder."""
-
-    def __init__(self) -> None:
-        self._trials: dict[str, Trial] = {}
-        self._names: dict[Path, dict[str, str]] = {}
-        """Store → name of a trial's folder in it → id."""
-
-    def __getitem__(self, trial_id: str) -> Trial:
-        return self._trials[trial_id]
-
-    def add(self, trial: Trial) -> None:
-        """Make a trial known."""
-        folder, trial_id = trial.folder, trial.plan.trial_id
-        self._trials[trial_id] = trial
-        self._names.setdefault(folder.parent, {})[folder.name] = trial_id
-
-    def started(self) -> set[str]:
-        """Return the ids of the trials that have a folder."""
-        return {
-            names[name]
-            for store, names in self._names.items()
-            for name in _names(store)
-            if name in names
-        }
-
-    def look(self, trial_id: str) -> TrialState:
-        """Return what the trial's folder says. It takes about ten operations of the file system."""
-        trial = self._trials[trial_id]
-        try:
-            if TrialFolder(trial.folder, trial_id).result() is not None:
-                return TrialState.ENDED
-            return TrialState.FREE if holder(trial.folder) is None else TrialState.HELD
-        except BadInput:
-            return TrialState.DAMAGED
-        except OSError:  # the store may be away for a moment
-            return TrialState.HELD
-
-
-def _names(store: Path) -> list[str]:
+def _names(trials: Path) -> list[str]:
     try:
-        return os.listdir(store)
+        return os.listdir(trials)
     except OSError:
         return []
 

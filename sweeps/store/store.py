@@ -1,6 +1,6 @@
 """What sweeps need of a store, whether it is a folder that machines share or an object store."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum, auto
 from pathlib import Path
@@ -64,25 +64,6 @@ class Problem(NamedTuple):
         return f"{self.damage.value} {self.damage.allowed}: {self.advice}"
 
 
-class StartedTrials(Protocol):
-    """What drivers see of each other's trials: which are started, which free."""
-
-    def started(self) -> Collection[str]:
-        """Return the ids of the trials that any driver has started, ended ones included."""
-
-    def look(self, trial_id: str) -> TrialState:
-        """Return what the store says of a started trial."""
-
-
-class KnownTrials(StartedTrials, Protocol):
-    """Trials by their ids; `started` tells of no other trial."""
-
-    def __getitem__(self, trial_id: str) -> Trial: ...
-
-    def add(self, trial: Trial) -> None:
-        """Make a trial known."""
-
-
 class SweepStore(Protocol):
     """A store. It may be sent to the workers of a cluster.
 
@@ -106,8 +87,14 @@ class SweepStore(Protocol):
     def push(self, *paths: Path) -> None:
         """Give others these files of `folder`, and the files of folders in it."""
 
-    def trials(self) -> KnownTrials:
-        """Return an empty collection of trials to be made known."""
+    def started(self, trials: Mapping[str, Trial]) -> set[str]:
+        """Return the ids of those trials that any driver has started, ended ones included.
+
+        `trials`: id → trial.
+        """
+
+    def look(self, trial: Trial) -> TrialState:
+        """Return what the store says of a started trial."""
 
     def running(self, config: Config, trial_id: str) -> AbstractContextManager[RunningTrial]:
         """Yield the trial, to be run within the context; a finished one comes with its result.

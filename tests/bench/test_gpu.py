@@ -80,12 +80,12 @@ def test_a_killed_command_keeps_its_rows_and_a_failed_part_stops_no_other(
         run(tmp_path, "parts=limits,evaluation", *SMALL)
     with (tmp_path / "measured.jsonl").open("a") as file:
         file.write('{"part": "trials", "na')
-    monkeypatch.setattr(steps, "updates", failing)
-    assert run(tmp_path, "parts=updates,limits", *SMALL) == 1
+    monkeypatch.setattr(host, "beside", failing)
+    assert run(tmp_path, "parts=fake,limits", *SMALL) == 1
     page = (tmp_path / "README.md").read_text()
     assert "| first | 1 |" in page
-    assert "updates: failed: RuntimeError: no\\nmemory" in page
-    assert [*rows(tmp_path)] == ["limits", "evaluation", "updates"], "no line is cut"
+    assert "fake: failed: RuntimeError: no\\nmemory" in page
+    assert [*rows(tmp_path)] == ["limits", "evaluation", "fake"], "no line is cut"
 
 
 def test_two_ranks(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_two_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_rehearsals_evaluations_and_trials_are_measured(tmp_path: Path) -> None:
-    assert run(tmp_path, "parts=rehearsals,evaluation,trials,updates", *NARROW) == 0
+    assert run(tmp_path, "parts=rehearsals,evaluation,trials", *NARROW) == 0
     found = rows(tmp_path)
     assert [*found["rehearsals"]] == [*trials.REHEARSED]
     assert {row["difference"] for row in found["rehearsals"].values()} == {None}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.gpu.fake import EF, in_two
+from bench.gpu.host import EF, in_two
 from bench.steps import words_of_scale
 from tests.support.every_optimizer import NAMES
 from tests.support.fake_cuda.asked import answers, needed, require_planned

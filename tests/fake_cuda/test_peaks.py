@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from bench.gpu.fake import RECORDED, in_two
-from bench.gpu.host import LAUNCHES, REST, few_tokens
+from bench.gpu.host import LAUNCHES, RECORDED, REST, few_tokens, in_two
 from tests.support.fake_cuda.asked import answers, needed, require_planned
 
 pytestmark = [pytest.mark.slow, needed]

@@ -18,7 +18,7 @@ from sweeps.cluster.queue import (
 from sweeps.cluster.tune_hooks import Offers
 from sweeps.request.command_line import parse_request
 from sweeps.request.expand import points, unique
-from sweeps.store.opened import Folders
+from sweeps.store.opened import FileStore
 from sweeps.store.store import TrialState
 from tests.support import small
 from trainer.base.status import Status
@@ -180,7 +180,8 @@ def test_two_drivers_of_which_one_dies(tmp_path: Path) -> None:
         for point in points(sweep, tmp_path / "results")
         for trial in point.trials(sweep.seeds)
     )[:4]
-    mine, other = WorkList(Folders()), WorkList(Folders())
+    store = FileStore(tmp_path / "results")
+    mine, other = WorkList(store), WorkList(store)
     mine.add(trials)
     other.add(trials)
     held = [other[str(other.queue.next())] for _ in range(2)]
@@ -190,14 +191,12 @@ def test_two_drivers_of_which_one_dies(tmp_path: Path) -> None:
         taken = [mine.queue.next() for _ in range(4)]
     assert taken.count(None) == 2
     assert {*mine.queue} == {trial.plan.trial_id for trial in held}
-    folders = Folders()
-    folders.add(held[0])
-    assert folders.look(held[0].plan.trial_id) == TrialState.FREE
+    assert store.look(held[0]) == TrialState.FREE
 
 
 @pytest.mark.parametrize("num_drivers", [1, 2, 8, 64])
 def test_many_drivers_lose_little(num_drivers: int) -> None:
-    done, ratio = simulate(num_drivers, 10, 1)
+    done, ratio = simulate(num_drivers)
     assert len(done.ends) == num_drivers * 10
     assert ratio < 1.1
     assert done.num_held <= 0.6 * done.waiting + num_drivers

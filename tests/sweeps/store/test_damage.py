@@ -218,7 +218,7 @@ def test_it_is_named_once_and_everything_else_goes_on(
     assert_named("".join(capsys.readouterr()), damage)
     assert sweeps(["check", results]) == 1
     assert capsys.readouterr().out.count(NAMED[damage]) == 1
-    work = WorkList(place.store.trials())
+    work = WorkList(place.store)
     work.add([place.trials[-1]])
     assert work.queue.next() == place.ids[-1], "the trial that was stopped goes on"
     assert run(place.store, place.trials[-1])["status"] == "completed"
@@ -272,7 +272,7 @@ def test_nobody_waits_for_a_trial_that_cannot_run_and_it_can_be_mended(
     damaged = place.ids[:1] if damage is of_another else [place.ids[0], place.ids[-1]]
     for trial_id in damaged:
         damage(place, trial_id)
-    work = WorkList(place.store.trials())
+    work = WorkList(place.store)
     work.add([trial for trial in place.trials if trial.plan.trial_id in damaged])
     assert work.queue.next() is None
     assert len(work) == 0, "it does not count as run by somebody else"

@@ -12,7 +12,7 @@ import pytest
 from analysis.objects import bucket as requests
 from analysis.objects import lease as leases
 from analysis.objects import provider, register
-from analysis.objects.bucket import BucketClient, Changed, StoreAway
+from analysis.objects.bucket import BucketClient, StoreAway
 from analysis.objects.lease import RegisterLease, edit, is_free
 from analysis.objects.register import see
 from sweeps.store.objects import ObjectStore
@@ -219,22 +219,3 @@ def test_a_trial_that_runs_is_not_edited(server: s3_server.ServedBucket) -> None
     assert edit(bucket, ID, lambda now: register.Register(ID, now.attempt))
     assert stored(server)["files"] == {}
     assert not edit(bucket, "f" * 16, lambda now: now)
-
-
-def test_large_objects_come_back_whole(
-    server: s3_server.ServedBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(requests, "CHUNK", 1 << 18)
-    bucket, content = BucketClient(URL), bytes(range(256)) * (2 * requests.CHUNK // 256) + b"end"
-    (tmp_path / "large").write_bytes(content)
-    with (tmp_path / "large").open("rb") as file:
-        bucket.upload("a/large", file)
-    bucket.download("a/large", tmp_path / "back", len(content))
-    assert (tmp_path / "back").read_bytes() == content
-    assert server.parts == {}
-    bucket.delete(["a/large", "a/never"])
-    assert [*bucket.list("a")] == []
-    with pytest.raises(FileNotFoundError):
-        bucket.read("a/large")
-    with pytest.raises(Changed):
-        bucket.replace("a/never", b"", {"e_tag": '"x"'})

@@ -14,6 +14,7 @@ from analysis.objects import lease as leases
 from analysis.objects import provider, working
 from analysis.objects.bucket import BucketClient, StoreAway, StoreRefuses
 from analysis.objects.mirror import NOTES
+from sweeps.request.expand import Trial
 from sweeps.store.objects import ObjectStore
 from sweeps.store.opened import open_store
 from sweeps.store.store import SweepStore, TrialState
@@ -31,10 +32,19 @@ def objects(server: s3_server.ServedBucket) -> SweepStore:
     return ObjectStore(URL)
 
 
+@pytest.fixture
+def trial(objects: SweepStore, tmp_path: Path) -> Trial:
+    return trial_of(objects, tmp_path)
+
+
+def write_register(server: s3_server.ServedBucket, **files: dict[str, object]) -> None:
+    now = {"format": 1, "trial_id": "a", "attempt": 1, "writer": "", "beat": 1, "holder": None}
+    server.write("a/store/registers/a.json", json.dumps({**now, "files": files}).encode())
+
+
 def test_what_the_store_says_names_no_folder_of_a_machine(
-    objects: SweepStore, tmp_path: Path, server: s3_server.ServedBucket
+    objects: SweepStore, trial: Trial, tmp_path: Path, server: s3_server.ServedBucket
 ) -> None:
-    trial = trial_of(objects, tmp_path)
     run(objects, trial)
     [key] = [key for key in server.objects if "registers/" in key]
     text = server.objects[key].content.decode()
@@ -47,13 +57,14 @@ def test_what_the_store_says_names_no_folder_of_a_machine(
 
 def test_a_killed_process_costs_what_it_did_after_its_last_upload(
     objects: SweepStore,
+    trial: Trial,
     tmp_path: Path,
     server: s3_server.ServedBucket,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As a kill leaves it: no end, uploads that no register names, a folder full of files."""
     monkeypatch.setattr(working, "HEARTBEAT_EVERY", 0.01)
-    trial, copies = trial_of(objects, tmp_path), dict(server.objects)
+    copies = dict(server.objects)
 
     def kill() -> bool:
         if checkpoints(server) and not copies:
@@ -120,11 +131,10 @@ def test_rows_that_grew_by_little_come_with_a_checkpoint(
 
 def test_what_was_saved_outlives_an_attempt_that_could_not_fetch_it(
     objects: SweepStore,
-    tmp_path: Path,
+    trial: Trial,
     server: s3_server.ServedBucket,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    trial = trial_of(objects, tmp_path)
     with pytest.raises(Stopped):
         run(objects, trial, after(1))
     before = checkpoints(server)
@@ -140,11 +150,11 @@ def test_what_was_saved_outlives_an_attempt_that_could_not_fetch_it(
 
 def test_a_zombies_result_is_rejected(
     objects: SweepStore,
-    tmp_path: Path,
+    trial: Trial,
     server: s3_server.ServedBucket,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    trial, heirs = trial_of(objects, tmp_path), []
+    heirs: list[object] = []
 
     def taken_over() -> bool:
         if not heirs:
@@ -163,7 +173,7 @@ def test_a_zombies_result_is_rejected(
 
 def test_a_network_that_is_cut_for_long_ends_the_trial_and_loses_nothing(
     objects: SweepStore,
-    tmp_path: Path,
+    trial: Trial,
     server: s3_server.ServedBucket,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -173,7 +183,6 @@ def test_a_network_that_is_cut_for_long_ends_the_trial_and_loses_nothing(
 
     monkeypatch.setattr(leases, "STOP_AFTER", 0.3)
     monkeypatch.setattr(provider, "NUM_TRIES", 0)
-    trial = trial_of(objects, tmp_path)
     with pytest.raises(LeaseLost):
         run(objects, trial, slowly(cut))
     server.fault = lambda method, key: None
@@ -187,23 +196,21 @@ def test_a_network_that_is_cut_for_long_ends_the_trial_and_loses_nothing(
 
 def test_a_store_that_is_throttled_now_and_then_is_no_trouble(
     objects: SweepStore,
-    tmp_path: Path,
+    trial: Trial,
     server: s3_server.ServedBucket,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(provider, "NUM_TRIES", 5)
     numbers = iter(range(10**6))
     server.fault = lambda method, key: "503" if next(numbers) % 3 == 0 else None
-    trial = trial_of(objects, tmp_path)
     run(objects, trial)
     objects.pull()
     assert read_result(trial.folder) is not None
 
 
 def test_a_pull_asks_only_for_what_changed(
-    objects: SweepStore, tmp_path: Path, server: s3_server.ServedBucket
+    objects: SweepStore, trial: Trial, tmp_path: Path, server: s3_server.ServedBucket
 ) -> None:
-    trial = trial_of(objects, tmp_path)
     run(objects, trial)
     objects.pull()
     stamp = (trial.folder / "result.json").stat().st_mtime_ns
@@ -219,35 +226,27 @@ def test_a_pull_asks_only_for_what_changed(
 def test_a_text_that_changed_is_brought(
     objects: SweepStore, server: s3_server.ServedBucket
 ) -> None:
-    now = {"format": 1, "trial_id": "a", "attempt": 1, "writer": "", "beat": 1, "holder": None}
     for text in ("b", "c", "a"):
-        now["files"] = {"config.json": {"text": text}}
-        server.write("a/store/registers/a.json", json.dumps(now).encode())
+        write_register(server, **{"config.json": {"text": text}})
         objects.pull()
         assert (objects.folder / "trials" / "a" / "config.json").read_text() == text
 
 
 def test_a_long_result_ends_a_trial_too(
-    objects: SweepStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    objects: SweepStore, trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It grows with the number of attempts."""
     monkeypatch.setattr(working, "SMALL", 1)
-    trial = trial_of(objects, tmp_path)
     first = run(objects, trial)
-    known = objects.trials()
-    known.add(trial)
-    assert known.look(trial.plan.trial_id) == TrialState.ENDED
+    assert objects.look(trial) == TrialState.ENDED
     assert run(objects, trial) == first
 
 
 def test_a_result_is_told_last(
-    objects: SweepStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    objects: SweepStore, trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With all that belongs to it: others take its trial for ended."""
     monkeypatch.setattr(working, "HEARTBEAT_EVERY", 0.01)
-    trial = trial_of(objects, tmp_path)
-    known = objects.trials()
-    known.add(trial)
     with objects.running(trial.config, trial.plan.trial_id) as running:
         out = Path(running.config["out"])
         (out / "result.json").write_text('{"status": "completed"}')
@@ -258,21 +257,21 @@ def test_a_result_is_told_last(
             assert time.monotonic() < deadline
             objects.pull()
         assert not (trial.folder / "result.json").exists()
-        assert known.look(trial.plan.trial_id) == TrialState.HELD
-    assert known.look(trial.plan.trial_id) == TrialState.ENDED
+        assert objects.look(trial) == TrialState.HELD
+    assert objects.look(trial) == TrialState.ENDED
 
 
 def test_a_trial_costs_few_requests(
-    objects: SweepStore, tmp_path: Path, server: s3_server.ServedBucket
+    objects: SweepStore, trial: Trial, server: s3_server.ServedBucket
 ) -> None:
-    run(objects, trial_of(objects, tmp_path))
+    run(objects, trial)
     assert server.requests == {"GET": 1, "PUT": 3}, "register: read, taken, given back; rows"
 
 
 def test_a_damaged_register_is_told_and_stops_nobody_else(
-    objects: SweepStore, tmp_path: Path, server: s3_server.ServedBucket
+    objects: SweepStore, trial: Trial, tmp_path: Path, server: s3_server.ServedBucket
 ) -> None:
-    trial, other = trial_of(objects, tmp_path), trial_of(objects, tmp_path, "seed=1")
+    other = trial_of(objects, tmp_path, "seed=1")
     server.write(f"a/store/registers/{trial.plan.trial_id}.json", b"{")
     run(objects, other)
     with pytest.warns(UserWarning, match="left out.*is not whole JSON"):
@@ -289,10 +288,8 @@ def test_a_consoles_marker_of_the_folder_of_trials_is_not_spare(
     assert [*objects.spare([objects.folder / "trials" / "mine"])] == []
 
 
-def test_a_pull_waits_for_no_pipe_in_place_of_its_notes(
-    objects: SweepStore, tmp_path: Path
-) -> None:
-    run(objects, trial_of(objects, tmp_path))
+def test_a_pull_waits_for_no_pipe_in_place_of_its_notes(objects: SweepStore, trial: Trial) -> None:
+    run(objects, trial)
     objects.pull()
     notes = objects.folder / NOTES
     notes.unlink()
@@ -317,17 +314,13 @@ def test_an_object_that_no_client_can_list_is_named(
 def test_a_file_without_its_content_is_told(
     objects: SweepStore, server: s3_server.ServedBucket, file: dict[str, object]
 ) -> None:
-    now = {"format": 1, "trial_id": "a", "attempt": 1, "writer": "", "beat": 1, "holder": None}
-    now["files"] = {"config.json": file}
-    server.write("a/store/registers/a.json", json.dumps(now).encode())
+    write_register(server, **{"config.json": file})
     with pytest.warns(UserWarning, match="must have a text, or the key and the size"):
         objects.pull()
 
 
 def test_no_name_leads_out_of_the_copy(objects: SweepStore, server: s3_server.ServedBucket) -> None:
-    now = {"format": 1, "trial_id": "a", "attempt": 1, "writer": "", "beat": 1, "holder": None}
-    now["files"] = {"../../evil": {"text": "x"}}
-    server.write("a/store/registers/a.json", json.dumps(now).encode())
+    write_register(server, **{"../../evil": {"text": "x"}})
     with pytest.warns(UserWarning, match="must be a path in the trial's folder"):
         objects.pull()
 

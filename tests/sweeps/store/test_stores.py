@@ -16,6 +16,7 @@ from sweeps.commands.rerun import recorded
 from sweeps.plan import sweep_record
 from sweeps.plan.sweep_plan import plan_sweeps
 from sweeps.request.command_line import parse_request
+from sweeps.request.expand import Trial
 from sweeps.store.opened import FileStore, open_store
 from sweeps.store.results import require_writable
 from sweeps.store.store import SweepStore, TrialState
@@ -37,22 +38,25 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> SweepStore:
     return open_store(URL)
 
 
-def test_a_trial_runs_stops_goes_on_and_is_read(store: SweepStore, tmp_path: Path) -> None:
+@pytest.fixture
+def trial(store: SweepStore, tmp_path: Path) -> Trial:
+    return trial_of(store, tmp_path)
+
+
+def test_a_trial_runs_stops_goes_on_and_is_read(
+    store: SweepStore, trial: Trial, tmp_path: Path
+) -> None:
     store.require_usable()
-    trial = trial_of(store, tmp_path)
-    known = store.trials()
-    known.add(trial)
-    assert {*known.started()} == set()
+    known = {trial.plan.trial_id: trial}
+    assert store.started(known) == set()
     with pytest.raises(Stopped):
         run(store, trial, after(1))
-    known = store.trials()
-    known.add(trial)
-    assert {*known.started()} == {trial.plan.trial_id}
-    assert known.look(trial.plan.trial_id) == TrialState.FREE
+    assert open_store(store.name).started(known) == {*known}
+    assert store.look(trial) == TrialState.FREE
     store.pull()
     assert [*analysis.load(store.folder)["status"]] == ["unfinished"]
     result = run(store, trial)
-    assert known.look(trial.plan.trial_id) == TrialState.ENDED
+    assert store.look(trial) == TrialState.ENDED
     assert run(store, trial)["final_val_loss"] == result["final_val_loss"]
     store.pull()
     [row] = analysis.load(store.folder).to_dict("records")
@@ -66,25 +70,21 @@ def test_a_trial_runs_stops_goes_on_and_is_read(store: SweepStore, tmp_path: Pat
     assert rows(tmp_path / "whole") == rows(trial.folder)
 
 
-def test_a_trial_that_runs_is_held(store: SweepStore, tmp_path: Path) -> None:
-    trial = trial_of(store, tmp_path)
+def test_a_trial_that_runs_is_held(store: SweepStore, trial: Trial) -> None:
     seen: list[Any] = []
 
     def look() -> bool:
         if not seen:
-            known = store.trials()
-            known.add(trial)
             with pytest.raises(Held):
                 run(store, trial)
-            seen.append(known.look(trial.plan.trial_id))
+            seen.append(store.look(trial))
         return False
 
     run(store, trial, look)
     assert seen == [TrialState.HELD]
 
 
-def test_a_failure_is_recorded_and_what_it_saved_is_kept(store: SweepStore, tmp_path: Path) -> None:
-    trial = trial_of(store, tmp_path)
+def test_a_failure_is_recorded_and_what_it_saved_is_kept(store: SweepStore, trial: Trial) -> None:
     calls = after(2)
 
     def fail() -> bool:
@@ -98,17 +98,14 @@ def test_a_failure_is_recorded_and_what_it_saved_is_kept(store: SweepStore, tmp_
     result = read_result(trial.folder)
     assert result is not None
     assert result["status"] == "failed"
-    known = store.trials()
-    known.add(trial)
-    assert known.look(trial.plan.trial_id) == TrialState.FREE
+    assert store.look(trial) == TrialState.FREE
     [spare] = store.spare([trial.folder])
     assert spare.num_files == 1
     assert spare.num_bytes > 1000
     assert run(store, trial)["status"] == "completed"
 
 
-def test_what_is_spare_is_deleted_and_nothing_else(store: SweepStore, tmp_path: Path) -> None:
-    trial = trial_of(store, tmp_path)
+def test_what_is_spare_is_deleted_and_nothing_else(store: SweepStore, trial: Trial) -> None:
     with pytest.raises(Stopped):
         run(store, trial, after(1))
     store.pull()
@@ -118,8 +115,7 @@ def test_what_is_spare_is_deleted_and_nothing_else(store: SweepStore, tmp_path: 
     assert run(store, trial)["status"] == "completed"
 
 
-def test_a_finished_trial_runs_again_from_the_start(store: SweepStore, tmp_path: Path) -> None:
-    trial = trial_of(store, tmp_path)
+def test_a_finished_trial_runs_again_from_the_start(store: SweepStore, trial: Trial) -> None:
     first = run(store, trial)
     store.pull()
     again = recorded(trial.folder, "sync", trial.plan.trial_id, store.folder)
