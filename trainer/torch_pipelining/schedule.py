@@ -1,8 +1,9 @@
 """`Schedule2BW`: PipeDream-2BW without a flush, for pipelines of torch.distributed.pipelining."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from trainer.torch_pipelining.messages import BACKWARD, FORWARD, Neighbours
 from trainer.torch_pipelining.private import TAKES_TARGET
 from trainer.torch_pipelining.recorder import PassRecorder
 from trainer.torch_pipelining.update import LateUpdate
+
+AHEAD = 2
+"""Passes for which receives are posted before a pass waits for its own."""
 
 
 class Schedule2BW(Schedule1F1B):
@@ -138,73 +142,70 @@ class Schedule2BW(Schedule1F1B):
         self._recorder.leave(folder, trial, [*pairwise(self._drains)])
 
     @override
-    def _step_microbatches(
-        self,
-        arg_mbs: list[Any] | None = None,
-        kwarg_mbs: list[Any] | None = None,
-        target_mbs: list[Any] | None = None,
-        losses: list[Tensor] | None = None,
-        return_outputs: bool = True,
-        loss_kwargs: dict[str, Any] | None = None,
-    ) -> None:
+    def _step_microbatches(self, *of_batch: Any, **of_loss: Any) -> None:
         """What torch's `step` and `eval` call with the microbatches of a batch."""
-        of_loss = {} if loss_kwargs is None else {"loss_kwargs": loss_kwargs}  # not in torch 2.11
+        arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs = of_batch
         if not self._has_backward:
             refusals.require_drained(self._is_drained)
-            super()._step_microbatches(
-                arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, **of_loss
-            )
+            super()._step_microbatches(*of_batch, **of_loss)
             # torch 2.11 would never prepare for a backward what it prepared for an evaluation.
             self._stage_forward_initialized = self._stage_backward_initialized
             return
-        refusals.require_trainable(self.update, self._late.weights)
+        refusals.require_trainable(self.update, self._late.twins.newest_weights)
         args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
-        stage, batch, m = self._stage, self.num_taken, self._n_microbatches
+        stage, batch = self._stage, self.num_taken
         stage.submod = self._late.prepare(batch, is_synchronous=batch <= self._synchronous_start)
         target = {"target": target_mbs and target_mbs[0]} if TAKES_TARGET else {}
         self._initialize_stage(args[0], kwargs[0], **target, **of_loss)
 
         def forward(i: int) -> None:
             if i == self._norm_at and self.num_made < batch:
-                self._late.begin_norm(batch - 1, is_scaled=bool(self._scalers))
+                self._begin_norm()
             output = stage.forward_one_chunk(i, args[i], kwargs[i], return_outputs)
             self._neighbours.send(FORWARD, i)
             self._maybe_compute_loss(stage, output, target_mbs, i, **of_loss)
 
         self.num_taken += 1
         with refusals.unscaled(self._scalers):
-            self._run([*self._passes(batch * m, self.num_taken * m)], forward)
+            self._run(batch * self._n_microbatches, forward)
         if self.num_made < batch:
             self._make_update()
         self._update_losses(stage, losses)
         if self.num_taken <= self._synchronous_start:
             self._drain()
 
-    def _passes(self, first: int, last: int) -> Iterator[tuple[str, int]]:
-        """1F1B without an end: each forward, and the backward that became due `lead` before it.
+    def _passes(self, first: int) -> Iterator[tuple[str, int]]:
+        """1F1B without an end, from one forward on: each forward, and the backward that became due
+        `lead` before it. After the last batch that was taken, the backwards alone.
 
         Microbatches are counted from the first one of batch 0.
         """
-        for number in range(first, last):
-            yield FORWARD, number
-            if number - self._lead >= self._drains[-1] * self._n_microbatches:
+        m = self._n_microbatches
+        last = self.num_taken * m
+        for number in range(first, last if first < last else last + self._lead):
+            if number < last:
+                yield FORWARD, number
+            if number - self._lead >= self._drains[-1] * m:
                 yield BACKWARD, number - self._lead
 
-    def _run(
-        self, passes: Sequence[tuple[str, int]], forward: Callable[[int], None] | None = None
-    ) -> None:
-        """Makes each pass in turn, and posts before it computes what the next one receives."""
+    def _run(self, first: int, forward: Callable[[int], None] | None = None) -> None:
+        """Makes each pass in turn. What it receives is posted two passes before: a message whose
+        receive is there leaves at once, where gloo would ask for it first.
+
+        No buffer is in use by then: its backward came three passes before a forward, or earlier.
+        """
         stage, m = self._stage, self._n_microbatches
         name = "fwd_cache" if hasattr(stage, "fwd_cache") else "_forward_chunk_states"  # torch 2.15
         kept: dict[int, Any] = getattr(stage, name)
         kept.update(self._in_flight)
+        passes = [*self._passes(first)]
         receives = (self._neighbours.receive(kind, number % m) for kind, number in passes)
-        following = next(receives, [])
+        posted = deque(islice(receives, AHEAD))
         for kind, number in passes:
-            arriving, following = following, next(receives, [])
+            posted.extend(islice(receives, 1))
             batch, i = divmod(number, m)
             with self._recorder.span(f"wait {kind}", batch, i):
-                for work in arriving:
+                for work in posted.popleft():
                     work.wait()
             stage.submod = self._late.twins.module(batch)
             with self._recorder.span(kind, batch, i):
@@ -223,6 +224,9 @@ class Schedule2BW(Schedule1F1B):
             stage.perform_reduce_grad(self._n_microbatches if self.scale_grads else 1)
             self._late.sums.begin_tied(self._late.twins.weights(batch))
 
+    def _begin_norm(self) -> None:
+        self._late.begin_norm(self.num_made, is_scaled=bool(self._scalers))
+
     def _make_update(self) -> None:
         """At the end of the next batch, on all ranks alike: its forwards needed no new weights."""
         assert self.update is not None
@@ -237,12 +241,10 @@ class Schedule2BW(Schedule1F1B):
         return self.num_made == self.num_taken
 
     def _drain(self) -> None:
-        end = self.num_taken * self._n_microbatches
-        first = max(end - self._lead, self._drains[-1] * self._n_microbatches)
         with torch.enable_grad(), self._recorder.drain():
-            self._run([(BACKWARD, number) for number in range(first, end)])
+            self._run(self.num_taken * self._n_microbatches)
             if not self._is_drained:
                 self._drains.append(self.num_taken)
-                self._late.begin_norm(self.num_made, is_scaled=bool(self._scalers))
+                self._begin_norm()
                 self._make_update()
         self._neighbours.flush()
