@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -25,17 +25,15 @@ def ranks_of(stage: PipelineStage) -> list[int]:
     return dist.get_process_group_ranks(stage.group or dist.group.WORLD)
 
 
-def new_groups(ranks: Sequence[int], count: int) -> list[Any]:
-    """Return `count` new groups of these ranks. All ranks of all pipelines must make this call.
+def new_group(ranks: Sequence[int]) -> Any:
+    """Return a new group of these ranks, None outside of it. All ranks of all pipelines must make
+    this call, and groups of different pipelines do not overlap.
 
     Without that (`use_local_synchronization`) torch names a group by how many groups a rank has
     seen, which may differ within a pipeline: then its ranks wait for each other for ever.
     """
-    made = {
-        pipeline: [dist.new_group(list(pipeline)) for _ in range(count)]
-        for pipeline in dict.fromkeys(of_every_rank(tuple(ranks)))
-    }
-    return made[tuple(ranks)]
+    groups = [list(group) for group in dict.fromkeys(of_every_rank(tuple(ranks)))]
+    return dist.new_subgroups_by_enumeration(groups)[0]
 
 
 class Neighbours:
@@ -54,16 +52,15 @@ class Neighbours:
         self._leaving: deque[tuple[Tensor, dist.Work]] = deque()
         self._capacity = 4 * stage.num_stages
         self._groups: dict[tuple[str, int], Any] = {}
-        ranks, message = ranks_of(stage), torch.zeros(1, device=stage.device)
-        for number, group in enumerate(new_groups(ranks, 4)):
-            first, is_backward = divmod(number, 2)
+        ranks, me, message = ranks_of(stage), dist.get_rank(), torch.zeros(1, device=stage.device)
+        for first, kind in product((0, 1), (FORWARD, BACKWARD)):
+            group = new_group(ranks)
             for edge in list(pairwise(ranks))[first::2]:
-                source, target = reversed(edge) if is_backward else edge
-                for call, end, peer in (dist.isend, source, target), (dist.irecv, target, source):
-                    if dist.get_rank() == end:
-                        kind = BACKWARD if is_backward else FORWARD
-                        self._groups[kind, peer] = group
-                        self._start(kind, dist.P2POp(call, message, peer, group)).wait()
+                if me in edge:
+                    peer, sends = sum(edge) - me, edge[kind == BACKWARD] == me
+                    self._groups[kind, peer] = group
+                    call = dist.isend if sends else dist.irecv
+                    self._start(kind, dist.P2POp(call, message, peer, group)).wait()
 
     def receive(self, kind: str, microbatch: int) -> list[dist.Work]:
         """Posts the receives of one forward or backward."""

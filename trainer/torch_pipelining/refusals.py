@@ -80,12 +80,12 @@ def unscaled(scalers: list[GradScaler]) -> Iterator[None]:
 
 
 @contextmanager
-def replaced(owner: object, name: str, value: object) -> Iterator[Any]:
-    """Gives an attribute another value in the context; yields the present one."""
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """Gives an attribute another value in the context."""
     present = getattr(owner, name)
     setattr(owner, name, value)
     try:
-        yield present
+        yield
     finally:
         setattr(owner, name, present)
 

@@ -16,7 +16,7 @@ from torch.nn.utils import get_total_norm
 from trainer.base.errors import BadInput
 from trainer.base.flat import local
 from trainer.executors.gradients import Diverged
-from trainer.torch_pipelining.messages import new_groups, of_every_rank, ranks_of
+from trainer.torch_pipelining.messages import new_group, of_every_rank, ranks_of
 
 
 class LateSums:
@@ -46,8 +46,7 @@ class LateSums:
         self._slots = before, sum(numbers) - before - len(self._counted)  # before and after mine
         ranks, self._nothing = ranks_of(stage), torch.zeros((), device=stage.device)
         self._first = ranks[0]
-        [self._group] = new_groups(ranks, 1)
-        [self._ends] = new_groups(sorted({ranks[0], ranks[-1]}), 1)
+        self._group, self._ends = new_group(ranks), new_group(sorted({ranks[0], ranks[-1]}))
         self._of_tied: list[dist.Work] = []
         self._of_norm: dict[int, tuple[dist.Work, Tensor]] = {}
         # NCCL builds a communicator at its first use.
@@ -117,7 +116,8 @@ def norms_of(gradients: Sequence[Tensor]) -> Tensor:
         else:
             plain.append(gradient)
     norms = [*torch._foreach_norm(plain)] if plain else []
-    norms += [get_total_norm(tensors).full_tensor() for tensors in alike.values()]
+    totals: list[Any] = [get_total_norm(tensors) for tensors in alike.values()]
+    norms += [total.full_tensor() for total in totals]
     return torch.stack(norms) if norms else torch.zeros(0)
 
 

@@ -90,7 +90,6 @@ class Twins:
         copy_into(mine, newest)
         self._last_fresh = batch - delay
 
-    @torch.no_grad()
     def make_room(self, batch: int) -> Sequence[Tensor]:
         """Moves the newest weights, W(batch), to where version batch + 1 shall be.
 
@@ -98,7 +97,7 @@ class Twins:
         """
         if not self._is_aliased:
             return []
-        here, kept = self.weights(batch), self.weights(batch + 1)
+        here, kept = ([*map(Tensor.detach, self.weights(t))] for t in (batch, batch + 1))
         torch._foreach_copy_(here, kept)
         for weight, there in zip(self.newest_weights, here, strict=True):
             weight.data = there.data
