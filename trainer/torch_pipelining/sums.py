@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor, Replicate
@@ -42,15 +41,16 @@ class LateSums:
         if not are_known or any(shapes[1:-1]) or shapes[0] != shapes[-1]:
             allowed = "must name weights of equal shapes on the first and on the last stage alone"
             raise BadInput("tied", list(tied), allowed)
-        before = sum(numbers[: stage.stage_index])
-        self._slots = before, sum(numbers) - before - len(self._counted)  # before and after mine
-        ranks, self._nothing = ranks_of(stage), torch.zeros((), device=stage.device)
+        self._start = sum(numbers[: stage.stage_index])
+        # A slot for each weight of the model, and one that tells of a scaled loss.
+        self._zeros = torch.zeros(sum(numbers) + 1, device=stage.device)
+        ranks = ranks_of(stage)
         self._first = ranks[0]
         self._group, self._ends = new_group(ranks), new_group(sorted({ranks[0], ranks[-1]}))
         self._of_tied: list[dist.Work] = []
         self._of_norm: dict[int, tuple[dist.Work, Tensor]] = {}
         # NCCL builds a communicator at its first use.
-        _begun(torch.zeros_like(self._nothing), self._group).wait()
+        _begun(self._zeros.clone(), self._group).wait()
 
     def make_equal(self, weights: Sequence[Tensor]) -> None:
         """Gives the last stage's copies of tied weights the values of the first stage's."""
@@ -76,12 +76,11 @@ class LateSums:
         `is_scaled` says that a GradScaler scaled a loss, which this rank alone may know.
         """
         counted = [every[i] for i in self._counted]
-        norms = norms_of([self._nothing if gradient is None else gradient for gradient in counted])
-        dtype = torch.promote_types(norms.dtype, torch.float32)
-        before, after = self._slots
-        # DTensors share a norm, and the slots that they leave stay 0. The last slot is the scale's.
-        after += len(counted) - len(norms) + 1
-        vector = F.pad(norms.to(self._nothing.device, dtype), (before, after))
+        norms = norms_of([self._zeros[0] if g is None else g for g in counted])
+        # Zeros before and after, of fp32 or wider. DTensors share a norm and leave slots at 0.
+        mine = [torch.stack(norms)] if norms else []
+        after = self._start + len(norms)
+        vector = torch.cat([self._zeros[: self._start], *mine, self._zeros[after:]])
         if is_scaled:
             vector[-1] = torch.inf
         self._of_norm[batch] = _begun(vector, self._group), vector
@@ -102,9 +101,9 @@ class LateSums:
         return norm
 
 
-def norms_of(gradients: Sequence[Tensor]) -> Tensor:
-    """Return norms, [numbers], whose norm is that of all gradients: one for each plain tensor, and
-    one for all DTensors that lie alike, of whole tensors: what replicas hold counts once.
+def norms_of(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """Return norms whose norm is that of all gradients: one for each plain tensor, and one for all
+    DTensors that lie alike, of whole tensors: what replicas hold counts once.
 
     The ranks of a DTensor's mesh are at the same operation.
     """
@@ -117,8 +116,7 @@ def norms_of(gradients: Sequence[Tensor]) -> Tensor:
             plain.append(gradient)
     norms = [*torch._foreach_norm(plain)] if plain else []
     totals: list[Any] = [get_total_norm(tensors) for tensors in alike.values()]
-    norms += [total.full_tensor() for total in totals]
-    return torch.stack(norms) if norms else torch.zeros(0)
+    return norms + [total.full_tensor() for total in totals]
 
 
 def _begun(tensor: Tensor, group: Any) -> dist.Work:
