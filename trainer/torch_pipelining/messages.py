@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
 FORWARD, BACKWARD = "F", "B"
+AHEAD = 2
+"""Passes for which receives are posted before a pass waits for its own."""
 
 
 def of_every_rank(value: object, group: Any = None) -> list[Any]:

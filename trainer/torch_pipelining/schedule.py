@@ -17,13 +17,10 @@ from trainer.corrections.none import NoCorrection
 from trainer.delayed.arm import correction_node, require_options
 from trainer.schedules.recipes import pipedream_2bw
 from trainer.torch_pipelining import refusals
-from trainer.torch_pipelining.messages import BACKWARD, FORWARD, Neighbours
+from trainer.torch_pipelining.messages import AHEAD, BACKWARD, FORWARD, Neighbours
 from trainer.torch_pipelining.private import TAKES_TARGET
 from trainer.torch_pipelining.recorder import PassRecorder
 from trainer.torch_pipelining.update import LateUpdate
-
-AHEAD = 2
-"""Passes for which receives are posted before a pass waits for its own."""
 
 
 class Schedule2BW(Schedule1F1B):
@@ -142,12 +139,21 @@ class Schedule2BW(Schedule1F1B):
         self._recorder.leave(folder, trial, [*pairwise(self._drains)])
 
     @override
-    def _step_microbatches(self, *of_batch: Any, **of_loss: Any) -> None:
+    def _step_microbatches(
+        self,
+        arg_mbs: list[Any] | None = None,
+        kwarg_mbs: list[Any] | None = None,
+        target_mbs: list[Any] | None = None,
+        losses: list[Tensor] | None = None,
+        return_outputs: bool = True,
+        loss_kwargs: dict[str, Any] | None = None,
+    ) -> None:
         """What torch's `step` and `eval` call with the microbatches of a batch."""
-        arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs = of_batch
+        of_loss = {} if loss_kwargs is None else {"loss_kwargs": loss_kwargs}  # not in torch 2.11
         if not self._has_backward:
             refusals.require_drained(self._is_drained)
-            super()._step_microbatches(*of_batch, **of_loss)
+            given = arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs
+            super()._step_microbatches(*given, **of_loss)
             # torch 2.11 would never prepare for a backward what it prepared for an evaluation.
             self._stage_forward_initialized = self._stage_backward_initialized
             return
@@ -160,7 +166,7 @@ class Schedule2BW(Schedule1F1B):
 
         def forward(i: int) -> None:
             if i == self._norm_at and self.num_made < batch:
-                self._begin_norm()
+                self._late.begin_norm(self.num_made, is_scaled=bool(self._scalers))
             output = stage.forward_one_chunk(i, args[i], kwargs[i], return_outputs)
             self._neighbours.send(FORWARD, i)
             self._maybe_compute_loss(stage, output, target_mbs, i, **of_loss)
@@ -176,16 +182,14 @@ class Schedule2BW(Schedule1F1B):
 
     def _passes(self, first: int) -> Iterator[tuple[str, int]]:
         """1F1B without an end, from one forward on: each forward, and the backward that became due
-        `lead` before it. After the last batch that was taken, the backwards alone.
-
-        Microbatches are counted from the first one of batch 0.
+        `lead` before it. After the last batch that was taken, the backwards alone. Microbatches are
+        counted from the first one of batch 0.
         """
-        m = self._n_microbatches
-        last = self.num_taken * m
-        for number in range(first, last if first < last else last + self._lead):
-            if number < last:
+        begin, end = (t * self._n_microbatches for t in (self._drains[-1], self.num_taken))
+        for number in range(first, end if first < end else end + self._lead):
+            if number < end:
                 yield FORWARD, number
-            if number - self._lead >= self._drains[-1] * m:
+            if number - self._lead >= begin:
                 yield BACKWARD, number - self._lead
 
     def _run(self, first: int, forward: Callable[[int], None] | None = None) -> None:
@@ -224,9 +228,6 @@ class Schedule2BW(Schedule1F1B):
             stage.perform_reduce_grad(self._n_microbatches if self.scale_grads else 1)
             self._late.sums.begin_tied(self._late.twins.weights(batch))
 
-    def _begin_norm(self) -> None:
-        self._late.begin_norm(self.num_made, is_scaled=bool(self._scalers))
-
     def _make_update(self) -> None:
         """At the end of the next batch, on all ranks alike: its forwards needed no new weights."""
         assert self.update is not None
@@ -245,6 +246,6 @@ class Schedule2BW(Schedule1F1B):
             self._run(self.num_taken * self._n_microbatches)
             if not self._is_drained:
                 self._drains.append(self.num_taken)
-                self._begin_norm()
+                self._late.begin_norm(self.num_made, is_scaled=bool(self._scalers))
                 self._make_update()
         self._neighbours.flush()
