@@ -107,8 +107,7 @@ class Schedule2BW(Schedule1F1B):
 
     def state_dict(self) -> dict[str, Any]:
         """What must be saved in `drained()` beside the module and the optimizer: the number of
-        updates, the weights that the next batch computes on, and what the correction remembers, by
-        names of weights.
+        updates, what the next batch computes on and what the correction remembers, by weight.
         """
         refusals.require_drained(self._is_drained)
         return {"num_updates": self.num_made, **self._late.state(self.num_made)}
@@ -149,7 +148,7 @@ class Schedule2BW(Schedule1F1B):
         loss_kwargs: dict[str, Any] | None = None,
     ) -> None:
         """What torch's `step` and `eval` call with the microbatches of a batch."""
-        of_loss = {} if loss_kwargs is None else {"loss_kwargs": loss_kwargs}  # not in torch 2.11
+        of_loss: dict[str, Any] = {"loss_kwargs": loss_kwargs} if loss_kwargs else {}  # not in 2.11
         if not self._has_backward:
             refusals.require_drained(self._is_drained)
             given = arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs
