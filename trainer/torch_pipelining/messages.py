@@ -11,6 +11,15 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
 FORWARD, BACKWARD = "F", "B"
+AHEAD = 2
+"""Passes for which receives are posted before a pass waits for its own."""
+
+
+def of_every_rank(value: object, group: Any = None) -> list[Any]:
+    """Return the values of all ranks of a group, by rank; the whole world is the default."""
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
 
 
 def ranks_of(stage: PipelineStage) -> list[int]:
@@ -18,19 +27,15 @@ def ranks_of(stage: PipelineStage) -> list[int]:
     return dist.get_process_group_ranks(stage.group or dist.group.WORLD)
 
 
-def new_groups(ranks: Sequence[int], count: int) -> list[Any]:
-    """Return `count` new groups of these ranks. All ranks of all pipelines must make this call.
+def new_group(ranks: Sequence[int]) -> Any:
+    """Return a new group of these ranks, None outside of it. All ranks of all pipelines must make
+    this call, and groups of different pipelines do not overlap.
 
     Without that (`use_local_synchronization`) torch names a group by how many groups a rank has
     seen, which may differ within a pipeline: then its ranks wait for each other for ever.
     """
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, tuple(ranks))
-    made = {
-        pipeline: [dist.new_group(list(pipeline)) for _ in range(count)]
-        for pipeline in dict.fromkeys(every)
-    }
-    return made[tuple(ranks)]
+    groups = [list(group) for group in dict.fromkeys(of_every_rank(tuple(ranks)))]
+    return dist.new_subgroups_by_enumeration(groups)[0]
 
 
 class Neighbours:
@@ -49,31 +54,25 @@ class Neighbours:
         self._leaving: deque[tuple[Tensor, dist.Work]] = deque()
         self._capacity = 4 * stage.num_stages
         self._groups: dict[tuple[str, int], Any] = {}
-        ranks, message = ranks_of(stage), torch.zeros(1, device=stage.device)
-        ways = product((0, 1), (FORWARD, BACKWARD))
-        for (first, kind), group in zip(ways, new_groups(ranks, 4), strict=True):
-            for pair in list(pairwise(ranks))[first::2]:
-                source, target = pair if kind == FORWARD else reversed(pair)
-                if dist.get_rank() == source:
-                    self._groups[kind, target] = group
-                    started(dist.isend(message, target, group)).wait()
-                elif dist.get_rank() == target:
-                    self._groups[kind, source] = group
-                    started(dist.irecv(message, source, group)).wait()
+        ranks, me, message = ranks_of(stage), dist.get_rank(), torch.zeros(1, device=stage.device)
+        for first, kind in product((0, 1), (FORWARD, BACKWARD)):
+            group = new_group(ranks)
+            for edge in list(pairwise(ranks))[first::2]:
+                if me in edge:
+                    peer, sends = sum(edge) - me, edge[kind == BACKWARD] == me
+                    self._groups[kind, peer] = group
+                    call = dist.isend if sends else dist.irecv
+                    self._start(kind, dist.P2POp(call, message, peer, group)).wait()
 
     def receive(self, kind: str, microbatch: int) -> list[dist.Work]:
         """Posts the receives of one forward or backward."""
-        return [
-            started(dist.irecv(op.tensor, op.peer, self._group(kind, op)))
-            for op in self._receives[kind](microbatch)
-        ]
+        return [self._start(kind, op) for op in self._receives[kind](microbatch)]
 
     def send(self, kind: str, microbatch: int) -> None:
         """Starts the sends of one forward or backward; their tensors must not change any more."""
         for op in self._sends[kind](microbatch):
-            message = op.tensor.detach()  # kept until it has left, which its graph need not be
-            work = started(dist.isend(message, op.peer, self._group(kind, op)))
-            self._leaving.append((message, work))
+            op.tensor = op.tensor.detach()  # kept until it has left, which its graph need not be
+            self._leaving.append((op.tensor, self._start(kind, op)))
         while self._leaving and (
             len(self._leaving) > self._capacity or self._leaving[0][1].is_completed()
         ):
@@ -84,13 +83,9 @@ class Neighbours:
         while self._leaving:
             self._leaving.popleft()[1].wait()
 
-    def _group(self, kind: str, op: dist.P2POp) -> Any:
-        if (kind, op.peer) not in self._groups:
+    def _start(self, kind: str, op: dist.P2POp) -> dist.Work:
+        group = self._groups.get((kind, op.peer))
+        if group is None:
             raise RuntimeError(f"rank {op.peer} is no neighbour: messages may not skip a stage")
-        return self._groups[kind, op.peer]
-
-
-def started(work: dist.Work | None) -> dist.Work:
-    """Return what torch has begun on this rank."""
-    assert work is not None  # None is for ranks outside of the group
-    return work
+        work: dist.Work = op.op(op.tensor, op.peer, group)
+        return work

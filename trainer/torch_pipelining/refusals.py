@@ -14,51 +14,51 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.base.errors import BadInput
 
 
+def require(is_met: object, name: str, given: object, allowed: str) -> None:
+    """Raises BadInput for the argument `name` unless the condition is met."""
+    if not is_met:
+        raise BadInput(name, given, allowed)
+
+
 def require_usable(stage: Any, num_microbatches: int, loss_fn: object, per_stage: int) -> None:
     """Raises BadInput unless one stage per rank gets enough microbatches and a loss.
 
     Each later stage is `per_stage` microbatches behind.
     """
-    if isinstance(stage, Sequence) or stage.group_size != stage.num_stages:
-        allowed = (
-            "must be the only stage of its rank: 2BW has no bubble that interleaving could fill"
-        )
-        raise BadInput("stage", stage, allowed)
+    is_alone = not isinstance(stage, Sequence) and stage.group_size == stage.num_stages
+    allowed = "must be the only stage of its rank: 2BW has no bubble that interleaving could fill"
+    require(is_alone, "stage", stage, allowed)
     least = per_stage * (stage.num_stages - 1) + 1
-    if num_microbatches < least:
-        allowed = f"must be at least {least}: more of a batch are in flight than it has"
-        raise BadInput("n_microbatches", num_microbatches, allowed)
-    if loss_fn is None:
-        raise BadInput("loss_fn", None, "is required: Schedule2BW trains")
+    allowed = f"must be at least {least}: more of a batch are in flight than it has"
+    require(num_microbatches >= least, "n_microbatches", num_microbatches, allowed)
+    require(loss_fn is not None, "loss_fn", None, "is required: Schedule2BW trains")
 
 
 def require_plain(module: nn.Module) -> None:
     """Raises BadInput if a copy of the module would not be wrapped as the module is."""
     wrapped = DistributedDataParallel | OptimizedModule
-    parts, weights = module.modules(), module.parameters()
-    if any(isinstance(part, wrapped) or part._compiled_call_impl for part in parts) or any(
-        isinstance(weight, DTensor) for weight in weights
-    ):
-        allowed = "is required for a module that is compiled, sharded or of DDP: two copies made"
-        raise BadInput("twins", None, f"{allowed} before and wrapped alike")
+    is_wrapped = any(isinstance(m, wrapped) or m._compiled_call_impl for m in module.modules())
+    is_cut = any(isinstance(weight, DTensor) for weight in module.parameters())
+    allowed = "is required for a module that is compiled, sharded or of DDP: two copies made before"
+    require(not is_wrapped and not is_cut, "twins", None, f"{allowed} and wrapped alike")
 
 
 def require_twins(newest: nn.Module, twins: Sequence[nn.Module]) -> None:
     """Raises BadInput unless the two twins have the same weights as the module, by name."""
     shapes = [{n: w.shape for n, w in module.named_parameters()} for module in (newest, *twins)]
-    if len(twins) != 2 or not all(of_twin == shapes[0] for of_twin in shapes[1:]):
-        raise BadInput("twins", len(twins), "must be two modules with the weights of the stage's")
+    is_met = shapes == 3 * shapes[:1]
+    require(is_met, "twins", len(twins), "must be two modules with the weights of the stage's")
 
 
 def require_trainable(update: object, newest: Sequence[Tensor]) -> None:
     """Raises BadInput without an `update`, or if weights are updated in another place; RuntimeError
     while a CUDA graph is captured.
     """
-    if not callable(update):
-        raise BadInput("update", update, "is required: a function that steps the optimizer")
-    if any(weight._post_accumulate_grad_hooks for weight in newest):
-        allowed = "must not step in the backward (OptimizersInBackward): its gradient is late"
-        raise BadInput("optimizer", "a hook of a weight", allowed)
+    allowed = "is required: a function that steps the optimizer"
+    require(callable(update), "update", update, allowed)
+    allowed = "must not step in the backward (OptimizersInBackward): its gradient is late"
+    is_hooked = any(weight._post_accumulate_grad_hooks for weight in newest)
+    require(not is_hooked, "optimizer", "a hook of a weight", allowed)
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         raise RuntimeError("Schedule2BW computes on two sets of weights in turn: no CUDA graphs")
 
@@ -70,18 +70,24 @@ def unscaled(scalers: list[GradScaler]) -> Iterator[None]:
     The scale would be another one at the update, a batch later, and the norm over all stages knows
     none. Only the last rank has a loss: the sum of norms tells the others (`LateSums.take`).
     """
-    scale = GradScaler.scale
 
     def noted(scaler: GradScaler, outputs: Any) -> Any:
-        if scaler.is_enabled():
-            scalers.append(scaler)
+        scalers.extend([scaler] if scaler.is_enabled() else [])
         return outputs
 
-    GradScaler.scale = noted  # type: ignore[assignment, method-assign]
+    with replaced(GradScaler, "scale", noted):
+        yield
+
+
+@contextmanager
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """Gives an attribute another value in the context."""
+    present = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        GradScaler.scale = scale  # type: ignore[method-assign]
+        setattr(owner, name, present)
 
 
 def require_drained(is_drained: bool) -> None:

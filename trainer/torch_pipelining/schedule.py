@@ -1,8 +1,9 @@
 """`Schedule2BW`: PipeDream-2BW without a flush, for pipelines of torch.distributed.pipelining."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from trainer.corrections.none import NoCorrection
 from trainer.delayed.arm import correction_node, require_options
 from trainer.schedules.recipes import pipedream_2bw
 from trainer.torch_pipelining import refusals
-from trainer.torch_pipelining.messages import BACKWARD, FORWARD, Neighbours
+from trainer.torch_pipelining.messages import AHEAD, BACKWARD, FORWARD, Neighbours
 from trainer.torch_pipelining.private import TAKES_TARGET
 from trainer.torch_pipelining.recorder import PassRecorder
 from trainer.torch_pipelining.update import LateUpdate
@@ -106,8 +107,7 @@ class Schedule2BW(Schedule1F1B):
 
     def state_dict(self) -> dict[str, Any]:
         """What must be saved in `drained()` beside the module and the optimizer: the number of
-        updates, the weights that the next batch computes on, and what the correction remembers, by
-        names of weights.
+        updates, what the next batch computes on and what the correction remembers, by weight.
         """
         refusals.require_drained(self._is_drained)
         return {"num_updates": self.num_made, **self._late.state(self.num_made)}
@@ -148,63 +148,67 @@ class Schedule2BW(Schedule1F1B):
         loss_kwargs: dict[str, Any] | None = None,
     ) -> None:
         """What torch's `step` and `eval` call with the microbatches of a batch."""
-        of_loss = {} if loss_kwargs is None else {"loss_kwargs": loss_kwargs}  # not in torch 2.11
+        of_loss: dict[str, Any] = {"loss_kwargs": loss_kwargs} if loss_kwargs else {}  # not in 2.11
         if not self._has_backward:
             refusals.require_drained(self._is_drained)
-            super()._step_microbatches(
-                arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, **of_loss
-            )
+            given = arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs
+            super()._step_microbatches(*given, **of_loss)
             # torch 2.11 would never prepare for a backward what it prepared for an evaluation.
             self._stage_forward_initialized = self._stage_backward_initialized
             return
-        refusals.require_trainable(self.update, self._late.weights)
+        refusals.require_trainable(self.update, self._late.twins.newest_weights)
         args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
-        stage, batch, m = self._stage, self.num_taken, self._n_microbatches
+        stage, batch = self._stage, self.num_taken
         stage.submod = self._late.prepare(batch, is_synchronous=batch <= self._synchronous_start)
         target = {"target": target_mbs and target_mbs[0]} if TAKES_TARGET else {}
         self._initialize_stage(args[0], kwargs[0], **target, **of_loss)
 
         def forward(i: int) -> None:
             if i == self._norm_at and self.num_made < batch:
-                self._late.begin_norm(batch - 1, is_scaled=bool(self._scalers))
+                self._late.begin_norm(self.num_made, is_scaled=bool(self._scalers))
             output = stage.forward_one_chunk(i, args[i], kwargs[i], return_outputs)
             self._neighbours.send(FORWARD, i)
             self._maybe_compute_loss(stage, output, target_mbs, i, **of_loss)
 
         self.num_taken += 1
         with refusals.unscaled(self._scalers):
-            self._run([*self._passes(batch * m, self.num_taken * m)], forward)
+            self._run(batch * self._n_microbatches, forward)
         if self.num_made < batch:
             self._make_update()
         self._update_losses(stage, losses)
         if self.num_taken <= self._synchronous_start:
             self._drain()
 
-    def _passes(self, first: int, last: int) -> Iterator[tuple[str, int]]:
-        """1F1B without an end: each forward, and the backward that became due `lead` before it.
-
-        Microbatches are counted from the first one of batch 0.
+    def _passes(self, first: int) -> Iterator[tuple[str, int]]:
+        """1F1B without an end, from one forward on: each forward, and the backward that became due
+        `lead` before it. After the last batch that was taken, the backwards alone. Microbatches are
+        counted from the first one of batch 0.
         """
-        for number in range(first, last):
-            yield FORWARD, number
-            if number - self._lead >= self._drains[-1] * self._n_microbatches:
+        begin, end = (t * self._n_microbatches for t in (self._drains[-1], self.num_taken))
+        for number in range(first, end if first < end else end + self._lead):
+            if number < end:
+                yield FORWARD, number
+            if number - self._lead >= begin:
                 yield BACKWARD, number - self._lead
 
-    def _run(
-        self, passes: Sequence[tuple[str, int]], forward: Callable[[int], None] | None = None
-    ) -> None:
-        """Makes each pass in turn, and posts before it computes what the next one receives."""
+    def _run(self, first: int, forward: Callable[[int], None] | None = None) -> None:
+        """Makes each pass in turn. What it receives is posted two passes before: a message whose
+        receive is there leaves at once, where gloo would ask for it first.
+
+        No buffer is in use by then: its backward came three passes before a forward, or earlier.
+        """
         stage, m = self._stage, self._n_microbatches
         name = "fwd_cache" if hasattr(stage, "fwd_cache") else "_forward_chunk_states"  # torch 2.15
         kept: dict[int, Any] = getattr(stage, name)
         kept.update(self._in_flight)
+        passes = [*self._passes(first)]
         receives = (self._neighbours.receive(kind, number % m) for kind, number in passes)
-        following = next(receives, [])
+        posted = deque(islice(receives, AHEAD))
         for kind, number in passes:
-            arriving, following = following, next(receives, [])
+            posted.extend(islice(receives, 1))
             batch, i = divmod(number, m)
             with self._recorder.span(f"wait {kind}", batch, i):
-                for work in arriving:
+                for work in posted.popleft():
                     work.wait()
             stage.submod = self._late.twins.module(batch)
             with self._recorder.span(kind, batch, i):
@@ -237,10 +241,8 @@ class Schedule2BW(Schedule1F1B):
         return self.num_made == self.num_taken
 
     def _drain(self) -> None:
-        end = self.num_taken * self._n_microbatches
-        first = max(end - self._lead, self._drains[-1] * self._n_microbatches)
         with torch.enable_grad(), self._recorder.drain():
-            self._run([(BACKWARD, number) for number in range(first, end)])
+            self._run(self.num_taken * self._n_microbatches)
             if not self._is_drained:
                 self._drains.append(self.num_taken)
                 self._late.begin_norm(self.num_made, is_scaled=bool(self._scalers))

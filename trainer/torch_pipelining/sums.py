@@ -1,5 +1,6 @@
 """The sums over ranks that make one gradient of a batch, for which nobody waits."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from math import isfinite
 from typing import Any
@@ -9,11 +10,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor, Replicate
+from torch.nn.utils import get_total_norm
 
 from trainer.base.errors import BadInput
 from trainer.base.flat import local
 from trainer.executors.gradients import Diverged
-from trainer.torch_pipelining.messages import new_groups, ranks_of, started
+from trainer.torch_pipelining.messages import new_group, of_every_rank, ranks_of
 
 
 class LateSums:
@@ -33,23 +35,22 @@ class LateSums:
         self._tied = [list(named).index(name) for name in tied if name in named]
         copies = [] if stage.is_first else self._tied
         self._counted = [i for i in range(len(named)) if i not in copies]
-        every: list[Any] = [None] * stage.num_stages
         mine = len(self._counted), [getattr(named.get(name), "shape", name) for name in tied]
-        dist.all_gather_object(every, mine, group=stage.group)
-        numbers, shapes = zip(*every, strict=True)
+        numbers, shapes = zip(*of_every_rank(mine, stage.group), strict=True)
         are_known = not any(isinstance(shape, str) for of_stage in shapes for shape in of_stage)
         if not are_known or any(shapes[1:-1]) or shapes[0] != shapes[-1]:
             allowed = "must name weights of equal shapes on the first and on the last stage alone"
             raise BadInput("tied", list(tied), allowed)
-        self._start, self._size = sum(numbers[: stage.stage_index]), sum(numbers)
-        ranks, self._device = ranks_of(stage), stage.device
-        [self._group] = new_groups(ranks, 1)
-        [self._ends] = new_groups(sorted({ranks[0], ranks[-1]}), 1)
+        self._start = sum(numbers[: stage.stage_index])
+        # A slot for each weight of the model, and one that tells of a scaled loss.
+        self._zeros = torch.zeros(sum(numbers) + 1, device=stage.device)
+        ranks = ranks_of(stage)
         self._first = ranks[0]
+        self._group, self._ends = new_group(ranks), new_group(sorted({ranks[0], ranks[-1]}))
         self._of_tied: list[dist.Work] = []
         self._of_norm: dict[int, tuple[dist.Work, Tensor]] = {}
         # NCCL builds a communicator at its first use.
-        _begun(torch.zeros(1, device=self._device), self._group).wait()
+        _begun(self._zeros.clone(), self._group).wait()
 
     def make_equal(self, weights: Sequence[Tensor]) -> None:
         """Gives the last stage's copies of tied weights the values of the first stage's."""
@@ -74,13 +75,14 @@ class LateSums:
 
         `is_scaled` says that a GradScaler scaled a loss, which this rank alone may know.
         """
-        slots = {self._start + n: every[i] for n, i in enumerate(self._counted)}
-        gradients = {slot: gradient for slot, gradient in slots.items() if gradient is not None}
-        norms = norms_of([*gradients.values()])
-        dtype = torch.promote_types(norms.dtype, torch.float32)
-        vector = torch.zeros(self._size + 1, dtype=dtype, device=self._device)
-        vector[[*gradients]] = norms.to(dtype)
-        vector[-1] = is_scaled
+        counted = [every[i] for i in self._counted]
+        norms = norms_of([self._zeros[0] if g is None else g for g in counted])
+        # Zeros before and after, of fp32 or wider. DTensors share a norm and leave slots at 0.
+        mine = [torch.stack(norms)] if norms else []
+        after = self._start + len(norms)
+        vector = torch.cat([self._zeros[: self._start], *mine, self._zeros[after:]])
+        if is_scaled:
+            vector[-1] = torch.inf
         self._of_norm[batch] = _begun(vector, self._group), vector
 
     def take(self, batch: int) -> Tensor:
@@ -91,45 +93,40 @@ class LateSums:
         work, vector = self._of_norm.pop(batch)
         work.wait()
         norm = torch.linalg.vector_norm(vector[:-1])
-        number, is_scaled = torch.stack((norm, vector[-1])).tolist()
-        if is_scaled:
-            allowed = "must not scale: the clip and the update come a batch later; use bf16"
-            raise BadInput("loss_fn", "GradScaler.scale", f"{allowed} without it")
-        if not isfinite(number):
+        if not isfinite(norm + vector[-1]):
+            if vector[-1]:
+                allowed = "must not scale: the clip and the update come a batch later; use bf16"
+                raise BadInput("loss_fn", "GradScaler.scale", f"{allowed} without it")
             raise Diverged(batch)
         return norm
 
 
-def norms_of(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the norm of each gradient, [gradients]: of a DTensor the whole tensor's norm.
+def norms_of(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """Return norms whose norm is that of all gradients: one for each plain tensor, and one for all
+    DTensors that lie alike, of whole tensors: what replicas hold counts once.
 
-    What replicas of a weight hold counts once. A sharded gradient is summed over its own mesh,
-    whose ranks are at the same operation.
+    The ranks of a DTensor's mesh are at the same operation.
     """
-    if not gradients:
-        return torch.zeros(0)
-    whole = [_summed(gradient) for gradient in gradients]
-    norms = torch.stack(torch._foreach_norm([local(gradient) for gradient in whole]))
-    by_shards: dict[Any, list[int]] = {}
-    for i, gradient in enumerate(whole):
+    plain, alike = [], defaultdict(list)
+    for gradient in gradients:
         if isinstance(gradient, DTensor):
-            by_shards.setdefault((gradient.device_mesh, gradient.placements), []).append(i)
-    for (mesh, placements), numbers in by_shards.items():
-        squares = norms[numbers].square()
-        for dimension, placement in enumerate(placements):
-            if not placement.is_replicate():  # FSDP2 over TP has shards that torch calls none
-                _begun(squares, mesh.get_group(dimension)).wait()
-        norms[numbers] = squares.sqrt()
-    return norms
+            whole = _summed(gradient)
+            alike[whole.device_mesh, whole.placements].append(whole)
+        else:
+            plain.append(gradient)
+    norms = [*torch._foreach_norm(plain)] if plain else []
+    totals: list[Any] = [get_total_norm(tensors) for tensors in alike.values()]
+    return norms + [total.full_tensor() for total in totals]
 
 
 def _begun(tensor: Tensor, group: Any) -> dist.Work:
-    return started(dist.all_reduce(tensor, group=group, async_op=True))
+    work: Any = dist.all_reduce(tensor, group=group, async_op=True)
+    return work
 
 
-def _summed(gradient: Tensor) -> Tensor:
-    """The gradient without partial sums (DTensor)."""
-    if not isinstance(gradient, DTensor) or not any(p.is_partial() for p in gradient.placements):
+def _summed(gradient: DTensor) -> DTensor:
+    """The gradient without partial sums."""
+    if not any(placement.is_partial() for placement in gradient.placements):
         return gradient
     placements = [Replicate() if p.is_partial() else p for p in gradient.placements]
     return gradient.redistribute(placements=placements)

@@ -4,8 +4,7 @@ See docs/torchtitan.md. Only this file imports torchtitan.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +18,7 @@ from torchtitan.trainer import Trainer
 from typing_extensions import override
 
 from trainer.base.errors import BadInput
+from trainer.torch_pipelining.refusals import replaced
 from trainer.torch_pipelining.schedule import Schedule2BW
 
 NAME = "2BW"
@@ -52,7 +52,13 @@ def with_2bw(spec: ModelSpec, **options: Any) -> ModelSpec:
                 super().__init__(stage, loss_fn=loss, twins=twins, **options, **given)
 
         chunked = loss_fn if isinstance(loss_fn, ChunkedLossWrapper) else None
-        with _known(WithTwins):
+        # torchtitan finds it by its name: torch's own table of names is closed.
+        find = pipeline_parallel.get_schedule_class
+
+        def with_mine(name: str) -> Any:
+            return WithTwins if name == NAME else find(name)
+
+        with replaced(pipeline_parallel, "get_schedule_class", with_mine):
             return spec.pipelining_fn(model, parallelize_fn=parallelize, loss_fn=loss_fn, **rest)
 
     return replace(spec, pipelining_fn=pipelining)
@@ -124,15 +130,3 @@ def _following(
         return loss_fn(*args, **kwargs)
 
     return loss
-
-
-@contextmanager
-def _known(schedule: type[Schedule2BW]) -> Iterator[None]:
-    """Makes torchtitan find it by its name: torch's own table of names is closed."""
-    by_name = pipeline_parallel.get_schedule_class
-    known = {NAME: schedule}
-    pipeline_parallel.get_schedule_class = lambda name: known.get(name) or by_name(name)
-    try:
-        yield
-    finally:
-        pipeline_parallel.get_schedule_class = by_name

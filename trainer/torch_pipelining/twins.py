@@ -4,6 +4,7 @@ import copy
 from collections.abc import Sequence
 from functools import cached_property
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -34,13 +35,13 @@ class Twins:
         refusals.require_twins(newest, given)
         self._modules = list(given)
         self._weights: list[list[nn.Parameter]] = []  # of the twins and of `newest`, once started
-        self._start: int | None = None
+        self._last_fresh = -1
         """The last batch that computes on the newest weights."""
 
     @property
     def is_started(self) -> bool:
         """Whether the twins have weights to compute on."""
-        return self._start is not None
+        return bool(self._weights)
 
     def module(self, batch: int) -> nn.Module:
         """The module that the batch computes on."""
@@ -67,14 +68,16 @@ class Twins:
 
     def delay(self, batch: int) -> int:
         """How many updates old the weights are that the batch computes on: 0 or 1."""
-        assert self._start is not None
-        return int(batch > self._start)
+        return int(batch > self._last_fresh)
 
     def start(self, batch: int, delay: int = 0) -> None:
         """Both twins get the newest weights, W(batch); `delay` is that of what the batch reads."""
         self.reshard()
         # Looked up once: to walk a module takes as long as a small microbatch.
         self._weights = [[*module.parameters()] for module in (*self._modules, self.newest)]
+        every = [weight for weights in self._weights for weight in weights]
+        is_plain = not any(isinstance(weight, DTensor) for weight in every)
+        self._is_aliased = is_plain and not self.reads_ahead and len({w.dtype for w in every}) <= 1
         newest, mine, other = self.newest_weights, self.weights(batch), self.weights(batch + 1)
         if self._is_aliased:
             # The newest weights stay where they are: a checkpoint may be on its way to there.
@@ -85,13 +88,7 @@ class Twins:
         else:
             copy_into(other, newest)
         copy_into(mine, newest)
-        self._start = batch - delay
-
-    @cached_property
-    def _is_aliased(self) -> bool:
-        every = [w for module in (self.newest, *self._modules) for w in module.parameters()]
-        plain = not any(isinstance(weight, DTensor) for weight in every)
-        return plain and not self.reads_ahead and len({w.dtype for w in every}) <= 1
+        self._last_fresh = batch - delay
 
     def make_room(self, batch: int) -> Sequence[Tensor]:
         """Moves the newest weights, W(batch), to where version batch + 1 shall be.
@@ -100,8 +97,8 @@ class Twins:
         """
         if not self._is_aliased:
             return []
-        here, kept = self.weights(batch), self.weights(batch + 1)
-        copy_into(here, kept)
+        here, kept = ([*map(Tensor.detach, self.weights(t))] for t in (batch, batch + 1))
+        torch._foreach_copy_(here, kept)
         for weight, there in zip(self.newest_weights, here, strict=True):
             weight.data = there.data
         return kept
