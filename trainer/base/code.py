@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from trainer.base.errors import BadInput
 from trainer.base.places import CODE_ROOT
@@ -85,8 +85,8 @@ class _TooLong(BaseException):
 def contained() -> Iterator[None]:
     """Raises RuntimeError if the user's code, run in the context, would end this process, raises
     what is no Exception, or takes more than WITHIN seconds, which only the main thread can see."""
-    ends = os._exit
-    os._exit = _refuse
+    ends, exits = os._exit, sys.exit
+    os._exit = sys.exit = _refuse  # wandb has put a hook there, whose line would be named
     try:
         with _limited():
             yield
@@ -102,11 +102,11 @@ def contained() -> Iterator[None]:
         other = RuntimeError(f"it raises {type(error).__name__}: {_message(error)}")
         raise other.with_traceback(error.__traceback__) from None
     finally:
-        os._exit = ends
+        os._exit, sys.exit = ends, exits
 
 
-def _refuse(status: int) -> NoReturn:
-    sys.exit(status)
+def _refuse(status: Any = None) -> NoReturn:
+    raise SystemExit(status)
 
 
 @contextmanager

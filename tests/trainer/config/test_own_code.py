@@ -98,6 +98,15 @@ def test_a_factory_that_fails(
     assert says in refusal(tmp_path, FACTORIES, "lr_schedule", name, capsys)
 
 
+def test_a_hook_of_another_library_is_not_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = sys.exit
+    monkeypatch.setattr(sys, "exit", lambda status: ends(status))
+    line = refusal(tmp_path, FACTORIES, "lr_schedule", "exits", capsys)
+    assert "with exit code 0, {file}:9" in line
+
+
 def test_a_pipeline_without_its_keywords(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
