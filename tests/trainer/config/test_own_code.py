@@ -102,7 +102,11 @@ def test_a_hook_of_another_library_is_not_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends = sys.exit
-    monkeypatch.setattr(sys, "exit", lambda status: ends(status))
+
+    def hook(status: int) -> None:
+        ends(status)
+
+    monkeypatch.setattr(sys, "exit", hook)
     line = refusal(tmp_path, FACTORIES, "lr_schedule", "exits", capsys)
     assert "with exit code 0, {file}:9" in line
 
