@@ -2,9 +2,10 @@
 their seeds detect."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sweeps.plan.devices import counted_seconds, device_of, occupied, unit
 from sweeps.plan.sizes import sizes, storage
@@ -13,6 +14,9 @@ from sweeps.request.command_line import Request
 from sweeps.request.expand import Trial, unique
 from sweeps.store.results import Throughput, finished
 from trainer.base.cli import duration
+
+if TYPE_CHECKING:
+    from analysis.statistics.gaps import Spread
 
 ASSUMED_START = 0.35
 """Seconds that a trial takes besides (bench/README.md): to build its parts, to write its record."""
@@ -193,14 +197,17 @@ def _precision(results: Path, sweep: SweepPlan) -> Iterator[str]:
 
     In nats per token, by the spread of its pairs in the store; in units of the spread without any.
     """
-    from analysis.statistics.gaps import spreads
-    from analysis.statistics.intervals import detectable_gap, seeds_needed
-
     n = len(sweep.sweep.seeds)
     if n < 2:
         yield "power     1 seed gives no interval: no gap can be told from chance"
         return
-    measured = spreads(results, sweep.compared) if (results / "trials").is_dir() else {}
+    from analysis.statistics.intervals import detectable_gap, seeds_needed  # scipy is slow
+
+    measured: Mapping[str, Spread] = {}
+    if (results / "trials").is_dir():
+        from analysis.statistics.gaps import spreads  # pandas is slow too
+
+        measured = spreads(results, sweep.compared)
     in_sd = (
         f"power     {n} seeds show a mean gap of {detectable_gap(1, n):.3g} standard deviations "
         "(sd) of the paired gaps in 80 % of cases"
