@@ -50,9 +50,8 @@ class FileStore:
         """Do nothing."""
 
     def started(self, trials: Mapping[str, Trial]) -> set[str]:
-        """Return the ids of the trials that have a folder: here, or where their `out` says."""
-        elsewhere = {key for key, t in trials.items() if t.config["out"] and t.folder.is_dir()}
-        return elsewhere | trials.keys() & _names(self.folder / "trials")
+        """Return the ids of the trials that have a folder here: no sweep sets their `out`."""
+        return trials.keys() & _names(self.folder / "trials")
 
     def look(self, trial: Trial) -> TrialState:
         """Return what the trial's folder says. It takes about ten operations of the file system."""

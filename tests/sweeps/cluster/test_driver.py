@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 import ray
+from ray.tune.execution import class_cache
 
 from sweeps.__main__ import main
 from sweeps.cluster import connection, stop_flag
+from sweeps.cluster.tune_hooks import inherited_environment
 from sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from sweeps.request.command_line import parse_request
 from tests.support import small
@@ -27,7 +29,7 @@ from contextlib import redirect_stderr
 from pathlib import Path
 import ray
 from ray._private.utils import publish_error_to_driver
-from sweeps.cluster.connection import cluster
+from sweeps.cluster.connection import ENVIRONMENT, cluster
 from sweeps.cluster.stop_flag import stop_requested
 from sweeps.cluster.tune_hooks import StopWhenAsked
 
@@ -71,6 +73,8 @@ with cluster() as folder:
     assert session.parent.parent == folder, session
     stop = StopWhenAsked(lambda: asked, {"one"})
     assert not stop_requested(stop.flag)
+    variables = stop.flag.__ray_call__.remote(lambda self: dict(os.environ))
+    assert ENVIRONMENT.items() <= ray.get(variables, timeout=60).items()
     kill(stop.flag)
     for _ in range(100):
         assert not stop_requested(stop.flag), "no wish, only a dead process"
@@ -153,16 +157,36 @@ def test_a_cluster_is_joined_only_by_its_address(
     given: str | None, joins: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(connection.ray, "init", lambda **words: seen.append(words))
+
+    def init(**words: Any) -> None:
+        told = words.get("runtime_env", {}).get("env_vars", {})
+        seen.append(words | {"inherited": {**os.environ}, "given": told})
+
+    monkeypatch.setattr(connection.ray, "init", init)
     monkeypatch.setattr(connection.ray, "shutdown", lambda: None)
     monkeypatch.setattr(connection.socket, "create_connection", lambda *_: nullcontext())
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     if given is not None:
         monkeypatch.setenv("RAY_ADDRESS", given)
+    before = dict(os.environ)
     with connection.cluster() as folder:
         assert folder.is_dir()
     assert seen[0]["address"] == joins
     assert ("_temp_dir" in seen[0]) == (joins == "local")
+    # Processes of Ray that start here inherit what those of another cluster are given.
+    variables = seen[0]["inherited" if joins == "local" else "given"]
+    assert connection.ENVIRONMENT.items() <= variables.items()
+    assert ("runtime_env" in seen[0]) == (joins != "local")
+    assert dict(os.environ) == before
+
+
+def test_tune_gives_trials_no_variables_and_ray_no_keys() -> None:
+    told, given = {*class_cache.ENV_VARS_TO_PROPAGATE}, {**class_cache.DEFAULT_ENV_VARS}
+    with inherited_environment():
+        assert {name for name in told if name.startswith("AWS_")}
+        assert not {n for n in class_cache.ENV_VARS_TO_PROPAGATE if n.startswith("AWS_")}
+        assert not class_cache.DEFAULT_ENV_VARS
+    assert (told, given) == (class_cache.ENV_VARS_TO_PROPAGATE, class_cache.DEFAULT_ENV_VARS)
 
 
 @pytest.mark.parametrize("joins", [False, True])
