@@ -53,7 +53,7 @@ def on_ranks(
 ) -> None:
     """Runs `program` on every rank of a new gang; `receive` gets what the ranks send.
 
-    With `device=cuda` each rank has a GPU of its own.
+    With `device=cuda` each rank has a GPU of its own, with `cuda:0` they share one.
     """
     shape = num_stages, num_replicas
     parent = Parent(receive, timeout=TIMEOUT)
@@ -69,9 +69,7 @@ def _as_rank(
     device: str,
     arguments: Sequence[object],
 ) -> None:
-    own = rank_device(device, heartbeat.rank)
-    if own.type == "cuda":
-        torch.cuda.set_device(own)  # NCCL and new streams use the current device
+    own = rank_device(device, heartbeat.rank, shape[0] * shape[1])
     with reproducible(0, 1), joined(store, heartbeat.rank, *shape, own, heartbeat, TIMEOUT) as gang:
         program(gang, send, *arguments)
 

@@ -176,15 +176,14 @@ def _as_elastic_rank(job: Job) -> Row:
 def _train_rank(job: Job, heartbeat: Heartbeat, store: dist.Store | None, timeout: float) -> Row:
     config, rank = job.config, heartbeat.rank
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", QUEUES)
-    device = rank_device(config["device"], int(os.environ.get("LOCAL_RANK", rank)))
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # NCCL and new streams use the current device
-    reset_peak_memory(device)
+    local_rank = int(os.environ.get("LOCAL_RANK", rank))
+    device = rank_device(config["device"], local_rank, job.plan.num_processes)
     num_ranks = config["pipeline"]["num_stages"]
     with (
-        _reproducible(config),
         joined(store, rank, num_ranks, config["num_replicas"], device, heartbeat, timeout) as gang,
+        _reproducible(config),
     ):
+        reset_peak_memory(device)
         parts = build_parts(config, job.plan.num_updates)
         executor = build_pipelined(config, parts, gang)
         if not gang.records:

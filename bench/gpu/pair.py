@@ -1,4 +1,4 @@
-"""Two ranks, each on a GPU of its own: messages, drains, and how soon a killed peer is noticed."""
+"""Two ranks: messages, drains, and how soon a killed peer is noticed."""
 
 import os
 import signal
@@ -13,6 +13,7 @@ from bench.gpu.device import GPUSetting, Row
 from bench.ranks import IN_A_ROW, Send, on_ranks, ours
 from trainer.base.errors import GangFailed
 from trainer.base.machine import synchronize
+from trainer.base.resources import ranks_may_share_a_gpu
 from trainer.ranks.groups import Edge, Gang
 
 MESSAGES = {"cuda": (4, 2**16, 2**26), "cpu": (4, 2**16)}
@@ -22,17 +23,20 @@ ROUNDS, MICROBATCHES = 20, 2
 
 def pair(setting: GPUSetting) -> Iterator[Row]:
     """Yields a row per thing that two ranks do; one that says why not where there is no pair."""
-    kind = setting.device.type
+    device = kind = setting.device.type
     if kind == "cuda" and (number := torch.cuda.device_count()) < 2:
-        yield {"name": "two ranks", "said": f"skipped: takes two GPUs, {number} is there"}
-        return
+        if not ranks_may_share_a_gpu():
+            yield {"name": "two ranks", "said": f"skipped: takes two GPUs, {number} is there"}
+            return
+        device = "cuda:0"
+        yield {"name": "two ranks", "said": "share one GPU and take turns: no time says anything"}
     rows: list[Row] = []
-    on_ranks(_messages, (MESSAGES[kind],), rows.append, device=kind)
+    on_ranks(_messages, (MESSAGES[kind],), rows.append, device=device)
     yield from rows
     drains: list[Row] = []
-    on_ranks(_drains, (setting.rounds,), drains.append, device=kind)
+    on_ranks(_drains, (setting.rounds,), drains.append, device=device)
     yield from drains
-    yield _killed(kind)
+    yield _killed(device)
 
 
 def _messages(gang: Gang, send: Send, sizes: tuple[int, ...]) -> None:
@@ -81,11 +85,11 @@ def _drains(gang: Gang, send: Send, rounds: int) -> None:
             send({"name": name, "seconds": median(seconds[1:])})
 
 
-def _killed(kind: str) -> Row:
+def _killed(device: str) -> Row:
     """The seconds from the end of a killed rank to the error that names it."""
     dying: list[float] = []
     try:
-        on_ranks(_dies, (), dying.append, device=kind)
+        on_ranks(_dies, (), dying.append, device=device)
     except GangFailed as error:
         seconds = time.monotonic() - dying[0]
         return {"name": f"a killed peer: {str(error).splitlines()[0]}", "seconds": seconds}

@@ -3,7 +3,8 @@
     torchrun --standalone --nproc-per-node 2 -m examples.llama.train
     torchrun --standalone --nproc-per-node 2 -m examples.llama.train --asynchronous
 
-Both print the loss of each batch. The text is that of `make data-wiki`, as bytes.
+Both print the loss of each batch. The text is that of `make data-wiki`, as bytes. Each rank takes
+a GPU where there are some.
 """
 
 import argparse
@@ -64,6 +65,15 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+def device_of(rank: int) -> torch.device:
+    """A GPU of this machine, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    gpu = torch.device("cuda", rank % torch.cuda.device_count())
+    torch.cuda.set_device(gpu)  # NCCL uses the current one
+    return gpu
+
+
 def norm_over_stages(module: nn.Module) -> Tensor:
     """The norm of the gradient over all stages."""
     norms = torch.stack([weight.grad.norm() for weight in module.parameters()])
@@ -75,8 +85,9 @@ def norm_over_stages(module: nn.Module) -> Tensor:
 def train(updates: int, asynchronous: bool) -> None:
     """Trains this rank's stage; the last one prints."""
     rank, count = dist.get_rank(), dist.get_world_size()
-    module = Stage(rank, count)
-    stage = PipelineStage(module, rank, count, torch.device("cpu"))
+    device = device_of(rank)
+    module = Stage(rank, count).to(device)
+    stage = PipelineStage(module, rank, count, device)
     optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
 
     def update() -> None:
@@ -95,7 +106,8 @@ def train(updates: int, asynchronous: bool) -> None:
         schedule = Schedule1F1B(stage, MICROBATCHES, loss_of)
 
     is_first, is_last = rank == 0, rank == count - 1
-    for number, (x, y) in enumerate(batches(updates)):
+    for number, batch in enumerate(batches(updates)):
+        x, y = (rows.to(device) for rows in batch)
         losses: list[Tensor] = []
         last = {"target": y, "losses": losses} if is_last else {}
         schedule.step(*([x] if is_first else []), **last)
@@ -114,7 +126,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=30)
     parser.add_argument("--asynchronous", action="store_true", help="2BW with Error Feedback")
     given = parser.parse_args()
-    dist.init_process_group("gloo")
+    dist.init_process_group()  # gloo, and NCCL where there are GPUs
     train(given.updates, given.asynchronous)
     dist.destroy_process_group()
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.support.nccl_like import nccl_like
-from trainer.base.resources import reproducible
+from trainer.base.resources import rank_device, reproducible
 from trainer.executors.emulated import Emulated
 from trainer.executors.gradients import Diverged, Update
 from trainer.executors.pipelined import Pipelined
@@ -42,15 +42,20 @@ def train(executor: Emulated | Pipelined, parts: Parts) -> Numbers:
         for first, last in pairwise(marks):
             executor.run(first, last, updates.append)
     except Diverged as diverged:
-        return Numbers(updates, None, executor.weights(), diverged.batch)
+        return Numbers(updates, None, _on_cpu(executor.weights()), diverged.batch)
     val_loss = executor.evaluate(islice(parts.validation.batches(8), 2))
-    return Numbers(updates, val_loss, executor.weights(), None)
+    return Numbers(updates, val_loss, _on_cpu(executor.weights()), None)
+
+
+def _on_cpu(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: weight.cpu() for name, weight in weights.items()}
 
 
 def emulated(config: Config) -> Numbers:
+    device = rank_device(config["device"], 0, 1)
     with reproducible(0, 1):
         parts = build_parts(config, config["num_updates"])
-        return train(build_emulated(config, parts, CPU), parts)
+        return train(build_emulated(config, parts, device), parts)
 
 
 def as_rank(
@@ -60,7 +65,9 @@ def as_rank(
     configs: Sequence[Config],
 ) -> None:
     p, replicas = configs[0]["pipeline"]["num_stages"], configs[0]["num_replicas"]
-    with reproducible(0, 1), joined(store, heartbeat.rank, p, replicas, CPU, heartbeat, 60) as gang:
+    device = rank_device(configs[0]["device"], heartbeat.rank, p * replicas)
+    group = joined(store, heartbeat.rank, p, replicas, device, heartbeat, 60)
+    with reproducible(0, 1), group as gang:
         for i, config in enumerate(configs):
             parts = build_parts(config, config["num_updates"])
             numbers = train(build_pipelined(config, parts, gang), parts)

@@ -3,6 +3,7 @@ own Schedule1F1B makes of the same stages with `DelayedOptimizer`, by another cl
 
 import copy
 import pickle
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,9 +23,12 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from tests.support import toy
 from tests.support.torch_optimizers import adamw
-from tests.support.torch_pipeline import CPU, TIGHT, T, batch, modules
+from tests.support.torch_pipeline import TIGHT, Case, T, batch, expected, modules
+from trainer.base.resources import rank_device
 from trainer.delayed import DelayedOptimizer
 from trainer.ranks.groups import Heartbeat, joined
+from trainer.ranks.spawn import run_gang
+from trainer.ranks.supervisor import Parent
 from trainer.torch_pipelining import Schedule2BW
 
 MICROBATCHES = 4
@@ -70,8 +74,8 @@ def compiled(module: nn.Module, _: DeviceMesh, **options: Any) -> nn.Module:
     return module
 
 
-def autocast(module: nn.Module, _: DeviceMesh) -> nn.Module:
-    module.forward = torch.autocast("cpu", torch.bfloat16)(module.forward)
+def autocast(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    module.forward = torch.autocast(mesh.device_type, torch.bfloat16)(module.forward)
     return module
 
 
@@ -122,10 +126,10 @@ SETTINGS: dict[str, Setting] = {
 class Training:
     """The loop of a user, on this rank's stage of two."""
 
-    def __init__(self, setting: Setting, mesh: DeviceMesh) -> None:
-        self.setting, self.mesh = setting, mesh
+    def __init__(self, setting: Setting, mesh: DeviceMesh, device: torch.device) -> None:
+        self.setting, self.mesh, self.device = setting, mesh, device
         self.rank = mesh.get_local_rank("pipeline")
-        self.plain = modules(2, setting.dtype)[self.rank]
+        self.plain = modules(2, setting.dtype)[self.rank].to(device)
         self.newest = self._wrapped()
 
     def _wrapped(self) -> nn.Module:
@@ -133,7 +137,7 @@ class Training:
 
     def _stage(self) -> PipelineStage:
         group = self.mesh.get_group("pipeline")
-        return PipelineStage(self.newest, self.rank, 2, CPU, group=group)
+        return PipelineStage(self.newest, self.rank, 2, self.device, group=group)
 
     def delayed(self) -> Weights:
         """Trains by Schedule2BW. A batch follows an evaluation, and then a direct call of the first
@@ -212,14 +216,14 @@ class Training:
         """This replica's rows of each microbatch."""
         replica = self.mesh.get_local_rank("data")
         parts = [part.chunk(self.setting.data)[replica] for part in rows.chunk(MICROBATCHES)]
-        return torch.cat(parts)
+        return torch.cat(parts).to(self.device)
 
     def _clip(self) -> None:
         """By sums of squares of whole gradients."""
         gradients = [w.grad for w in self.newest.parameters() if w.grad is not None]
         square = sum(
             (_whole(gradient).square().sum() for gradient in gradients),
-            torch.zeros((), dtype=self.setting.dtype),
+            torch.zeros((), dtype=self.setting.dtype, device=self.device),
         )
         dist.all_reduce(square, group=self.mesh.get_group("pipeline"))
         for gradient in gradients:
@@ -230,7 +234,7 @@ class Training:
         named = [(n, w.detach()) for n, w in self.newest.named_parameters()]
         for prefix in prefixes:
             named = [(n.removeprefix(prefix), w) for n, w in named]
-        return {n: _whole(w).clone() for n, w in named}
+        return {n: _whole(w).cpu().clone() for n, w in named}
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -238,15 +242,57 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def as_rank(
-    store: dist.Store, heartbeat: Heartbeat, send: Callable[[object], None], names: Sequence[str]
+    store: dist.Store,
+    heartbeat: Heartbeat,
+    send: Callable[[object], None],
+    names: Sequence[str],
+    device_name: str = "cpu",
 ) -> None:
     """Sends, for each setting, the weights by Schedule2BW and by the emulated delay."""
     torch.set_num_threads(1)
     shape = {(SETTINGS[name].data, SETTINGS[name].tensor) for name in names}.pop()
-    with joined(store, heartbeat.rank, 2 * shape[0] * shape[1], 1, CPU, heartbeat, 120):
+    world = 2 * shape[0] * shape[1]
+    device = rank_device(device_name, heartbeat.rank, world)
+    with joined(store, heartbeat.rank, world, 1, device, heartbeat, 120):
         axes = ("pipeline", "data", "tensor")
-        mesh = init_device_mesh("cpu", (2, *shape), mesh_dim_names=axes)
+        mesh = init_device_mesh(device.type, (2, *shape), mesh_dim_names=axes)
         for name in names:
-            setting = SETTINGS[name]
-            results = Training(setting, mesh).delayed(), Training(setting, mesh).emulated()
+            ours, emulated = (Training(SETTINGS[name], mesh, device) for _ in range(2))
+            results = ours.delayed(), emulated.emulated()
             send((name, heartbeat.rank, pickle.dumps(results)))
+
+
+def on_ranks(names: Sequence[str], device_name: str = "cpu") -> dict[str, list[list[Weights]]]:
+    """Setting → what each rank of one gang sent of it."""
+    [shape] = {(SETTINGS[name].data, SETTINGS[name].tensor) for name in names}
+    trained: dict[str, list[list[Weights]]] = defaultdict(list)
+
+    def on_message(message: tuple[str, int, bytes]) -> None:
+        trained[message[0]].append(pickle.loads(message[2]))
+
+    parent = Parent(on_message, timeout=300)
+    run_gang(as_rank, (names, device_name), 2 * shape[0] * shape[1], parent)
+    return trained
+
+
+OWN_EQUATIONS = ("two tensors", "fsdp2, bf16", "autocast")
+"""Settings that compute something else than the equations: the emulated delay alone is right."""
+
+
+def assert_close(weights: Weights, right: Weights) -> None:
+    """But for rounding: with compute in bf16 that is of fp32 masters."""
+    for key, weight in weights.items():
+        tolerance = 1e-6 if weight.dtype == torch.float32 else 1e-12
+        torch.testing.assert_close(weight, right[key], rtol=0, atol=tolerance)
+
+
+def assert_alike(names: Sequence[str], device_name: str = "cpu") -> None:
+    """Both ways of a delay on ranks end alike, and where the equations end."""
+    trained = on_ranks(names, device_name)
+    reference, _ = expected(Case(MICROBATCHES, error_feedback=1.0), 2, torch.float64)
+    for name in names:
+        assert {key for ours, *_ in trained[name] for key in ours} == set(reference)
+        for ours, emulated in trained[name]:
+            assert_close(ours, emulated)
+            if name not in OWN_EQUATIONS:
+                assert_close(ours, reference)

@@ -24,6 +24,7 @@ from tests.oracles import corrections, semantics
 from tests.support import every_correction, every_optimizer, toy
 from tests.support.nccl_like import nccl_like
 from tests.support.torch_optimizers import OPTIMIZERS
+from trainer.base.resources import rank_device
 from trainer.corrections.error_feedback import ErrorFeedback
 from trainer.ranks.groups import Heartbeat, joined
 from trainer.ranks.spawn import run_gang
@@ -31,7 +32,6 @@ from trainer.ranks.supervisor import Parent
 from trainer.schedules.recipes import pipedream_2bw
 from trainer.torch_pipelining import Schedule2BW
 
-CPU = torch.device("cpu")
 T = 8
 LOOSE, TIGHT = 1e9, 0.5
 """A clip that never acts, and one that always does."""
@@ -88,17 +88,12 @@ def batch(t: int) -> tuple[Tensor, Tensor]:
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
-def device_of(case: Case, rank: int) -> torch.device:
-    """Of several GPUs each rank has its own."""
-    return CPU if case.device == "cpu" else torch.device(case.device, rank)
-
-
 class Training:
     """The loop of a user: one stage of the case on this rank."""
 
     def __init__(self, case: Case, rank: int, num_stages: int) -> None:
         self.case, self.rank, self.num_stages = case, rank, num_stages
-        self.device = device_of(case, rank)
+        self.device = rank_device(case.device, rank, num_stages)
         self.module = modules_of(case, num_stages)[rank].to(self.device)
         self.optimizer = OPTIMIZERS[case.optimizer](self.module)
         self.scheduler = LambdaLR(self.optimizer, toy.lr_factor)
@@ -205,7 +200,7 @@ def as_rank(
     cases: Sequence[Case],
 ) -> None:
     torch.set_num_threads(1)
-    device = device_of(cases[0], heartbeat.rank)
+    device = rank_device(cases[0].device, heartbeat.rank, num_stages)
     with joined(store, heartbeat.rank, num_stages, 1, device, heartbeat, 60):
         for i, case in enumerate(cases):
             trained = Training(case, heartbeat.rank, num_stages).run()
@@ -238,9 +233,10 @@ def on_ranks(
 
 
 def expected(case: Case, num_stages: int, dtype: torch.dtype = torch.float32) -> Trained:
-    """The same by the naive equations, in one process."""
+    """The same by the naive equations, in one process, on the device of the first rank."""
     torch.set_num_threads(1)
-    stages = modules_of(case, num_stages, dtype)
+    device = rank_device(case.device, 0, 1)
+    stages = [stage.to(device) for stage in modules_of(case, num_stages, dtype)]
     start, tied = case.synchronous_start, []
     if case.shares == "stages":
         with torch.no_grad():
@@ -260,7 +256,7 @@ def expected(case: Case, num_stages: int, dtype: torch.dtype = torch.float32) ->
         [1] * num_stages,
         OPTIMIZERS[case.optimizer],
         lambda t: peak * toy.lr_factor(t),
-        [batch(t) for t in range(T)],
+        [tuple(rows.to(device) for rows in batch(t)) for t in range(T)],
         toy.loss,
         lambda t, _: t if t < start else max(start, t - 1),
         correction,
@@ -269,7 +265,7 @@ def expected(case: Case, num_stages: int, dtype: torch.dtype = torch.float32) ->
         tied=tied,
     )
     names = [name for stage in stages for name, _ in stage.named_parameters()]
-    return dict(zip(names, versions[-1], strict=True)), losses
+    return {n: w.cpu() for n, w in zip(names, versions[-1], strict=True)}, losses
 
 
 def of_our_pipeline(case: Case, name: str, num_stages: int) -> Trained:

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from tests.support import hybrid, moe, small
 from tests.support.every_optimizer import NAMES
-from tests.support.torch_pipeline import Case, expected, on_ranks
 from tests.support.trials import ASYNC, untimed
 from trainer.models.delta import fused_gated_delta_rule, gated_delta_rule, unit
 from trainer.models.experts import Routes, multiplied
@@ -96,33 +95,6 @@ def gradients(rows: Tensor, stack: Tensor, ends: Tensor, upstream: Tensor) -> li
     inputs = [x.clone().requires_grad_() for x in (rows, stack)]
     out = multiplied(*inputs, ends)
     return [out.detach(), *torch.autograd.grad(out, inputs, upstream)]
-
-
-@pytest.mark.parametrize("p", [1, 2])
-def test_the_true_pipeline_gives_the_emulation_s_numbers(tmp_path: Path, p: int) -> None:
-    """By NCCL, which takes one rank per GPU; with one rank its sums are over that rank alone."""
-    if torch.cuda.device_count() < p:
-        pytest.skip(f"{p} ranks need {p} GPUs")
-    stages = (f"pipeline.num_stages={p}", "pipeline.num_microbatches=2", "device=cuda")
-    emulated = run_trial(small.config(tmp_path, *ASYNC, *stages))
-    words = ("runner=pipelined", "trace=true")
-    pipelined = run_trial(small.config(tmp_path, *ASYNC, *stages, *words))
-    assert pipelined["final_val_loss"] == pytest.approx(emulated["final_val_loss"], rel=1e-5)
-    assert all(0 <= share < 1 for share in pipelined["bubble_by_rank"])
-
-
-@pytest.mark.parametrize("p", [1, 2])
-def test_a_schedule_of_torch_gives_the_numbers_of_the_equations(p: int) -> None:
-    """`Schedule2BW` by NCCL, with drains for an evaluation and for a save and load."""
-    if torch.cuda.device_count() < p:
-        pytest.skip(f"{p} ranks need {p} GPUs")
-    drains = {2: "evaluate", 5: "save"}
-    case = Case(p, error_feedback=1.0, drains=drains, device="cuda")
-    [(weights, losses)] = on_ranks(p, [case])
-    right, right_losses = expected(case, p)
-    assert losses == pytest.approx(right_losses, rel=1e-4)
-    for name, weight in right.items():
-        torch.testing.assert_close(weights[name], weight, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("of", ["values", "gradients"])

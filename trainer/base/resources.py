@@ -16,6 +16,8 @@ from trainer.base.errors import BadInput
 
 BF16_PRODUCTS = ("avx512_bf16", "amx_bf16")
 """Instructions of processors, by torch's names, with which its products in bfloat16 are faster."""
+SHARED = "NCCL_MULTI_RANK_GPU_ENABLE"
+"""NCCL's own variable, by which it takes several ranks on one GPU."""
 MANY_OBJECTS = 20_000
 """Objects that the garbage collector looks at within a few milliseconds."""
 
@@ -44,9 +46,25 @@ def require_memory(num_bytes: int, device: torch.device) -> None:
         raise BadInput("device", device, f"has {has / 1e9:,.0f} GB, too few: it needs {needs}")
 
 
-def rank_device(name: str, local_rank: int) -> torch.device:
-    """The device of process `local_rank` on this machine: `cuda` means one GPU per process."""
+def rank_device(name: str, local_rank: int, num_ranks: int) -> torch.device:
+    """The device of process `local_rank` on this machine, of `num_ranks` on all machines.
+
+    `cuda` means one GPU per process, `cuda:N` the same GPU for all. There they take turns: it shows
+    that a pipeline is right, not how fast it is. Raises BadInput for a device that is not here, and
+    for one GPU of several ranks where NCCL does not take that.
+    """
+    if name.startswith("cuda:") and num_ranks > 1 and not ranks_may_share_a_gpu():
+        raise BadInput(
+            "device",
+            name,
+            f"must be cuda, a GPU per rank: for one GPU NCCL needs version 2.30 and {SHARED}=1",
+        )
     return require_device(f"cuda:{local_rank}" if name == "cuda" else name)
+
+
+def ranks_may_share_a_gpu() -> bool:
+    """Whether NCCL takes several ranks on one GPU: from 2.30 on, where a variable asks for it."""
+    return os.environ.get(SHARED) == "1" and torch.cuda.nccl.version() >= (2, 30)
 
 
 def resolved_dtype(name: str, device: str, *, has_experts: bool) -> str:

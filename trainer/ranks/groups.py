@@ -224,6 +224,8 @@ def joined(
     world = num_ranks * num_replicas
     options: dict[str, Any] = {} if store is None else {"store": store}
     limit = timedelta(seconds=timeout)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # NCCL and new streams use the current device
     dist.init_process_group(backend, rank=rank, world_size=world, timeout=limit, **options)
     try:
         yield Gang(rank, num_ranks, num_replicas, device, heartbeat, limit)

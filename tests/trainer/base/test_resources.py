@@ -1,4 +1,4 @@
-"""A trial leaves the process as it found it."""
+"""A trial leaves the process as it found it; ranks have their devices."""
 
 import gc
 import pickle
@@ -7,10 +7,18 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from tests.support import small
-from trainer.base.resources import MANY_OBJECTS, on_cpu, reproducible, reset_peak_memory
+from trainer.base.errors import BadInput
+from trainer.base.resources import (
+    MANY_OBJECTS,
+    on_cpu,
+    rank_device,
+    reproducible,
+    reset_peak_memory,
+)
 from trainer.trial import run_trial
 
 
@@ -51,3 +59,25 @@ def test_what_was_imported_is_not_looked_at_before_every_trial() -> None:
     reset_peak_memory(torch.device("cpu"))
     assert len(gc.get_objects()) <= MANY_OBJECTS
     assert imported
+
+
+@pytest.mark.parametrize(
+    ("asked", "version", "shares"),
+    [("1", (2, 31, 2), True), ("1", (2, 28, 9), False), ("0", (2, 31, 2), False)],
+)
+def test_ranks_share_a_gpu_where_nccl_takes_that(
+    asked: str, version: tuple[int, ...], shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", asked)
+    monkeypatch.setattr("torch.cuda.nccl.version", lambda: version)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert [rank_device("cuda", rank, 2) for rank in range(2)] == [
+        torch.device("cuda:0"),
+        torch.device("cuda:1"),
+    ]
+    assert rank_device("cuda:1", 0, 1) == torch.device("cuda:1")
+    if shares:
+        assert rank_device("cuda:1", 0, 2) == torch.device("cuda:1")
+    else:
+        with pytest.raises(BadInput, match="device=cuda:1: must be cuda, a GPU per rank"):
+            rank_device("cuda:1", 0, 2)
