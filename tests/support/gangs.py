@@ -43,7 +43,9 @@ def train(executor: Emulated | Pipelined, parts: Parts) -> Numbers:
             executor.run(first, last, updates.append)
     except Diverged as diverged:
         return Numbers(updates, None, _on_cpu(executor.weights()), diverged.batch)
-    val_loss = executor.evaluate(islice(parts.validation.batches(8), 2))
+    device = executor.stages[0].versions.master[0].device
+    validation = islice(parts.validation.batches(8), 2)
+    val_loss = executor.evaluate([batch.to(device) for batch in validation])
     return Numbers(updates, val_loss, _on_cpu(executor.weights()), None)
 
 

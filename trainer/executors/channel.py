@@ -12,37 +12,48 @@ from trainer.ranks.groups import Edge, Gang
 from trainer.schedules.operations import Op, Schedule
 
 AHEAD = 2
-"""Receives that are posted early, so that messages arrive while their reader still computes."""
+"""Receives that a CPU posts early, so that messages arrive while their reader still computes."""
 
 
 class Inbox:
     """The messages of one neighbour, in the order in which it sends them.
 
     `group` carries no other messages between the two ranks.
+
+    On a GPU a receive is a kernel that runs until its message is there, and to load another one,
+    at its first launch, CUDA waits for those that run. So nothing is posted early there, where the
+    message may wait for what was not launched yet. But `stream`, on which it is posted, does not
+    wait for what was: messages arrive while their reader still computes.
     """
 
-    def __init__(self, gang: Gang, source: int, group: Any) -> None:
+    def __init__(
+        self, gang: Gang, source: int, group: Any, stream: torch.cuda.Stream | None
+    ) -> None:
         self._gang, self._source, self._group = gang, source, group
+        self._stream, self._ahead = stream, 0 if stream else AHEAD
         self._expected: deque[tuple[torch.Size, torch.dtype]] = deque()
         self._posted: deque[tuple[Tensor, dist.Work]] = deque()
 
     def expect(self, shape: torch.Size, dtype: torch.dtype, count: int = 1) -> None:
         """Announces shape and dtype of the next `count` messages."""
         self._expected.extend([(shape, dtype)] * count)
-        self._post()
+        self._post(self._ahead)
 
     def take(self) -> Tensor:
         """Waits for the next message and returns it."""
+        self._post(1)
         buffer, work = self._posted.popleft()
         self._gang.wait(work)
-        self._post()
+        if self._stream:
+            buffer.record_stream(torch.cuda.current_stream())
+        self._post(self._ahead)
         return buffer
 
-    def _post(self) -> None:
-        while self._expected and len(self._posted) < AHEAD:
+    def _post(self, number: int) -> None:
+        while self._expected and len(self._posted) < number:
             shape, dtype = self._expected.popleft()
-            buffer = torch.empty(shape, dtype=dtype, device=self._gang.device)
-            with self._gang.raising_peer_lost():
+            with torch.cuda.stream(self._stream), self._gang.raising_peer_lost():
+                buffer = torch.empty(shape, dtype=dtype, device=self._gang.device)
                 work = dist.irecv(buffer, self._source, group=self._group)
             assert work is not None
             self._posted.append((buffer, work))
@@ -119,9 +130,10 @@ class Channels:
         within = {edge: Within() for edge in self._edges() if edge.source == edge.target}
         self._inbox: dict[Edge, Inbox | Within] = {**within}
         self._outbox: dict[Edge, Outbox | Within] = {**within}
+        stream = torch.cuda.Stream(gang.device) if gang.device.type == "cuda" else None
         for edge, group in groups.items():
             if edge.target == gang.place:
-                self._inbox[edge] = Inbox(gang, gang.at(edge.source), group)
+                self._inbox[edge] = Inbox(gang, gang.at(edge.source), group, stream)
             else:
                 self._outbox[edge] = Outbox(gang, gang.at(edge.target), group, capacity)
 

@@ -12,7 +12,8 @@ from torch.distributed.pipelining import PipelineStage
 
 FORWARD, BACKWARD = "F", "B"
 AHEAD = 2
-"""Passes for which receives are posted before a pass waits for its own."""
+"""Passes for which a CPU posts receives before a pass waits for its own: a message whose receive is
+there leaves at once, where gloo would ask for it first."""
 
 
 def of_every_rank(value: object, group: Any = None) -> list[Any]:
@@ -53,6 +54,9 @@ class Neighbours:
         self._sends = {FORWARD: stage.get_fwd_send_ops, BACKWARD: stage.get_bwd_send_ops}
         self._leaving: deque[tuple[Tensor, dist.Work]] = deque()
         self._capacity = 4 * stage.num_stages
+        on_gpu = stage.device.type == "cuda"
+        self._stream = torch.cuda.Stream(stage.device) if on_gpu else None
+        self.ahead = 0 if on_gpu else AHEAD
         self._groups: dict[tuple[str, int], Any] = {}
         ranks, me, message = ranks_of(stage), dist.get_rank(), torch.zeros(1, device=stage.device)
         for first, kind in product((0, 1), (FORWARD, BACKWARD)):
@@ -65,8 +69,18 @@ class Neighbours:
                     self._start(kind, dist.P2POp(call, message, peer, group)).wait()
 
     def receive(self, kind: str, microbatch: int) -> list[dist.Work]:
-        """Posts the receives of one forward or backward."""
-        return [self._start(kind, op) for op in self._receives[kind](microbatch)]
+        """Posts the receives of one forward or backward, `ahead` passes before it.
+
+        On a GPU a receive is a kernel that runs until its message is there, and to load another
+        one, at its first launch, CUDA waits for those that run. So none is posted before the passes
+        that its message may wait for were launched. But it does not wait for the last of them to
+        end: messages arrive while their reader still computes.
+        """
+        with torch.cuda.stream(self._stream):
+            works = [self._start(kind, op) for op in self._receives[kind](microbatch)]
+        if self._stream:
+            self._stream.wait_stream(torch.cuda.current_stream())
+        return works
 
     def send(self, kind: str, microbatch: int) -> None:
         """Starts the sends of one forward or backward; their tensors must not change any more."""

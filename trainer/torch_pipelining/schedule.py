@@ -17,7 +17,7 @@ from trainer.corrections.none import NoCorrection
 from trainer.delayed.arm import correction_node, require_options
 from trainer.schedules.recipes import pipedream_2bw
 from trainer.torch_pipelining import refusals
-from trainer.torch_pipelining.messages import AHEAD, BACKWARD, FORWARD, Neighbours
+from trainer.torch_pipelining.messages import BACKWARD, FORWARD, Neighbours
 from trainer.torch_pipelining.private import TAKES_TARGET
 from trainer.torch_pipelining.recorder import PassRecorder
 from trainer.torch_pipelining.update import LateUpdate
@@ -192,8 +192,7 @@ class Schedule2BW(Schedule1F1B):
                 yield BACKWARD, number - self._lead
 
     def _run(self, first: int, forward: Callable[[int], None] | None = None) -> None:
-        """Makes each pass in turn. What it receives is posted two passes before: a message whose
-        receive is there leaves at once, where gloo would ask for it first.
+        """Makes each pass in turn. What it receives is posted up to two passes before.
 
         No buffer is in use by then: its backward came three passes before a forward, or earlier.
         """
@@ -203,7 +202,7 @@ class Schedule2BW(Schedule1F1B):
         kept.update(self._in_flight)
         passes = [*self._passes(first)]
         receives = (self._neighbours.receive(kind, number % m) for kind, number in passes)
-        posted = deque(islice(receives, AHEAD))
+        posted = deque(islice(receives, self._neighbours.ahead))
         for kind, number in passes:
             posted.extend(islice(receives, 1))
             batch, i = divmod(number, m)

@@ -61,22 +61,16 @@ def test_what_was_imported_is_not_looked_at_before_every_trial() -> None:
     assert imported
 
 
-@pytest.mark.parametrize(
-    ("asked", "version", "shares"),
-    [("1", (2, 31, 2), True), ("1", (2, 28, 9), False), ("0", (2, 31, 2), False)],
-)
+@pytest.mark.parametrize("asked", ["1", "0"])
 def test_ranks_share_a_gpu_where_nccl_takes_that(
-    asked: str, version: tuple[int, ...], shares: bool, monkeypatch: pytest.MonkeyPatch
+    asked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", asked)
-    monkeypatch.setattr("torch.cuda.nccl.version", lambda: version)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert [rank_device("cuda", rank, 2) for rank in range(2)] == [
-        torch.device("cuda:0"),
-        torch.device("cuda:1"),
-    ]
+    own = [rank_device("cuda", rank, 2) for rank in range(2)]
+    assert own == [torch.device("cuda:0"), torch.device("cuda:1")]
     assert rank_device("cuda:1", 0, 1) == torch.device("cuda:1")
-    if shares:
+    if asked == "1":
         assert rank_device("cuda:1", 0, 2) == torch.device("cuda:1")
     else:
         with pytest.raises(BadInput, match="device=cuda:1: must be cuda, a GPU per rank"):
