@@ -36,12 +36,6 @@ from trainer.training import Job, Report, Training, never, nowhere, restored_oth
 
 Config = Mapping[str, Any]
 
-FOR_RANKS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER"}
-"""What CUDA reads when it starts, unless the environment has it. Hardware queues, the most there
-are: an inner rank has a stream per message group and computes beside, and with CUDA's own 8 a
-receive that waits could hold up a kernel. All kernels are loaded at the start: CUDA would wait at a
-kernel's first launch for all that run, messages among them."""
-
 
 def run_trial(
     config: Config,
@@ -177,7 +171,6 @@ def _as_elastic_rank(job: Job) -> Row:
 
 def _train_rank(job: Job, heartbeat: Heartbeat, store: dist.Store | None, timeout: float) -> Row:
     config, rank = job.config, heartbeat.rank
-    os.environ.update({**FOR_RANKS, **os.environ})
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
     device = rank_device(config["device"], local_rank, job.plan.num_processes)
     num_ranks = config["pipeline"]["num_stages"]

@@ -5,11 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tests.support.lazy_kernels import BETWEEN_PASSES, PASSES, lazy_kernels
 from tests.support.nccl_like import nccl_like
 from trainer.base.resources import rank_device, reproducible
 from trainer.executors.emulated import Emulated
@@ -83,10 +85,16 @@ def as_rank_of_many(
     send: Callable[[object], None],
     configs: Sequence[Config],
 ) -> None:
-    """Like `as_rank`, with a gang for each config, under the rules of NCCL."""
+    """Like `as_rank`, with a gang for each config, under the rules of NCCL and of late kernels."""
     for i, config in enumerate(configs):
         inner = dist.PrefixStore(str(i), store)
-        with nccl_like(dist.PrefixStore("nccl", inner), heartbeat.rank):
+        # wpipe updates while neighbours have messages for each other: there none may be loaded.
+        is_wpipe = config["pipeline"]["_target_"].endswith(".wpipe")
+        with (
+            patch("trainer.executors.channel.AHEAD", 0),  # as on a GPU
+            nccl_like(dist.PrefixStore("nccl", inner), heartbeat.rank),
+            lazy_kernels(PASSES, [] if is_wpipe else BETWEEN_PASSES),
+        ):
             as_rank(inner, heartbeat, lambda message, i=i: send((i, *message[1:])), [config])
 
 

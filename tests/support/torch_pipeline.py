@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from tests.oracles import corrections, semantics
 from tests.support import every_correction, every_optimizer, toy
+from tests.support.lazy_kernels import OF_TORCH, lazy_kernels
 from tests.support.nccl_like import nccl_like
 from tests.support.torch_optimizers import OPTIMIZERS
 from trainer.base.resources import rank_device
@@ -207,10 +208,25 @@ def as_rank(
             send((i, heartbeat.rank, pickle.dumps(trained)))
 
 
-def as_nccl_rank(store: dist.Store, heartbeat: Heartbeat, *rest: Any) -> None:
-    """Like `as_rank`, under the rules of NCCL about communicators."""
-    with nccl_like(dist.PrefixStore("nccl", store), heartbeat.rank):
-        as_rank(store, heartbeat, *rest)
+def as_nccl_rank(
+    store: dist.Store,
+    heartbeat: Heartbeat,
+    send: Callable[[object], None],
+    num_stages: int,
+    cases: Sequence[Case],
+) -> None:
+    """Like `as_rank`, under the rules of NCCL about communicators. Every pass may load kernels.
+
+    Where stages share a weight, only the first of its kind may: the last stage begins the sum of
+    that weight long before the first stage.
+    """
+    which = "at_first" if any(case.shares == "stages" for case in cases) else "always"
+    with (
+        patch("trainer.torch_pipelining.messages.AHEAD", 0),  # as on a GPU
+        nccl_like(dist.PrefixStore("nccl", store), heartbeat.rank),
+        lazy_kernels(**{which: OF_TORCH}),
+    ):
+        as_rank(store, heartbeat, send, num_stages, cases)
 
 
 def on_ranks(

@@ -16,6 +16,11 @@ from trainer.base.errors import BadInput
 
 BF16_PRODUCTS = ("avx512_bf16", "amx_bf16")
 """Instructions of processors, by torch's names, with which its products in bfloat16 are faster."""
+FOR_RANKS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER"}
+"""What CUDA reads when it starts, unless the environment has it. Hardware queues, the most there
+are: an inner rank has a stream per message group and computes beside, and with CUDA's own 8 a
+receive that waits could hold up a kernel. All kernels of torch are loaded at the start: at a
+kernel's first launch CUDA would wait for all that run, messages among them."""
 SHARED = "NCCL_MULTI_RANK_GPU_ENABLE"
 """NCCL's own variable, by which it takes several ranks on one GPU."""
 MANY_OBJECTS = 20_000
@@ -50,9 +55,12 @@ def rank_device(name: str, local_rank: int, num_ranks: int) -> torch.device:
     """The device of process `local_rank` on this machine, of `num_ranks` on all machines.
 
     `cuda` means one GPU per process, `cuda:N` the same GPU for all. There they take turns: it shows
-    that a pipeline is right, not how fast it is. Raises BadInput for a device that is not here, and
+    that a pipeline is right, not how fast it is. CUDA must not have started in this process, since
+    it reads what several ranks need (FOR_RANKS). Raises BadInput for a device that is not here, and
     for one GPU of several ranks where NCCL does not take that.
     """
+    if name != "cpu" and num_ranks > 1:
+        os.environ.update({**FOR_RANKS, **os.environ})
     if name.startswith("cuda:") and num_ranks > 1 and not ranks_may_share_a_gpu():
         raise BadInput(
             "device",

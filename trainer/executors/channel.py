@@ -196,9 +196,13 @@ class Channels:
         for outbox in self._outbox.values():
             outbox.flush()
 
+    def blank(self) -> Tensor:
+        """A message of zeros."""
+        return torch.zeros(self._message, dtype=self._dtype, device=self._gang.device)
+
     def exchange_empty(self, operations: Sequence[Op]) -> None:
         """Takes all messages of these operations and sends zeros; computes nothing."""
-        empty = torch.zeros(self._message, dtype=self._dtype, device=self._gang.device)
+        empty = self.blank()
         for op in operations:
             self.take(op)
             self.send(op, empty)

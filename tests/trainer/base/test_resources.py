@@ -1,6 +1,7 @@
 """A trial leaves the process as it found it; ranks have their devices."""
 
 import gc
+import os
 import pickle
 import random
 from contextlib import suppress
@@ -65,10 +66,15 @@ def test_what_was_imported_is_not_looked_at_before_every_trial() -> None:
 def test_ranks_share_a_gpu_where_nccl_takes_that(
     asked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("os.environ", dict(os.environ))
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", asked)
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "16")
+    monkeypatch.delenv("CUDA_MODULE_LOADING", raising=False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     own = [rank_device("cuda", rank, 2) for rank in range(2)]
     assert own == [torch.device("cuda:0"), torch.device("cuda:1")]
+    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "16", "the environment goes before"
+    assert os.environ["CUDA_MODULE_LOADING"] == "EAGER"
     assert rank_device("cuda:1", 0, 1) == torch.device("cuda:1")
     if asked == "1":
         assert rank_device("cuda:1", 0, 2) == torch.device("cuda:1")

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support import gangs, small
+from tests.support.lazy_kernels import Context
 from tests.support.nccl_like import NcclLike
 from trainer.base.places import CONF
 
@@ -89,3 +90,15 @@ def test_the_rules_see_collectives_in_another_order(
         return
     with pytest.raises(ValueError, match=said):
         call(second, of_second)
+
+
+@pytest.mark.parametrize(("always", "waits"), [(False, 1), (True, 2)])
+def test_to_load_a_kernel_waits_for_messages(always: bool, waits: int) -> None:
+    waited: list[int] = []
+    context = Context()
+    start = context.starting(lambda: SimpleNamespace(wait=lambda: waited.append(1)))
+    launch = context.launching("math.sqrt", always=always)
+    for _ in range(2):
+        start()
+        assert launch(4.0) == 2.0
+    assert len(waited) == waits
