@@ -27,14 +27,14 @@ from analysis.figures.scores import of_scores
 from analysis.forecast.answer import answer
 from analysis.forecast.ladder import ladders
 from analysis.table.names import REPORTED_ARMS
-from findings.code import delays, forecasts, measures, sentences, statements, tables, theory
+from findings.code import forecasts, measures, sentences, statements, tables, theory
 from findings.code.cells import Markdown
 from findings.code.published import CONTENT, FINDINGS, ROOT, scores, view
 from trainer.base.atomic import write_atomically
 from trainer.base.cli import one_of
 from trainer.base.errors import BadInput
 
-MODULES = (delays, forecasts, measures, sentences, statements, tables, theory)
+MODULES = (forecasts, measures, sentences, statements, tables, theory)
 CALLS: Mapping[str, Callable[..., str]] = {
     name: function
     for module in MODULES

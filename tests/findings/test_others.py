@@ -38,7 +38,7 @@ def outcomes(store: Path, gaps: Numbers, shares: Numbers, monkeypatch: pytest.Mo
                     write(store, settings, result(settings, loss, delays=[delay]))
     view = View(load(store))
     own = {optimizer: group for (optimizer,), group in groups(view).items()}
-    monkeypatch.setattr(statements, "_measured", lambda: own)
+    monkeypatch.setattr(statements, "_of", lambda sweep: own)
     return statements.statements()
 
 
