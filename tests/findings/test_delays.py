@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from analysis import load
-from findings.code import statements
+from findings.code.calls import statements
 from findings.code.cells import groups
 from findings.code.published import View
 from tests.support.synthetic_store import config, result, write

@@ -6,9 +6,9 @@ from itertools import permutations
 import pytest
 from scipy import stats
 
+from findings.code.calls.theory import _rank_correlation as rank_correlation
 from findings.code.cells import groups, settings
 from findings.code.published import View, read
-from findings.code.theory import _rank_correlation as rank_correlation
 
 ONE, OTHER = [1.0, 2.0, 2.0, 5.0, 7.0, 3.0, 0.5], [2.0, 1.0, 4.0, 6.0, 5.0, 9.0, 0.1]
 
