@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis.commands import count
 from analysis.table.text import markdown, markdown_row
-from analysis.theory.linear import linear
-from analysis.theory.recursion import SAME, Hooks, Loop, late
-from analysis.theory.stability import largest_stable
 from trainer.base.build import Node
 from trainer.base.cli import Given, take_choice
 from trainer.base.errors import BadInput
@@ -62,6 +59,10 @@ def beside_limits(
 
     Raises BadInput for an optimizer that is not linear.
     """
+    from analysis.theory.linear import linear
+    from analysis.theory.recursion import SAME, Hooks, Loop, late
+    from analysis.theory.stability import largest_stable  # scipy is slow to import
+
     linear(optimizer)  # refuses before anything is trained
     for sharpness in measured:
         filtered = linear(optimizer, sharpness.num_updates)
