@@ -1,10 +1,8 @@
 """A true pipeline of two ranks, one core each, against torch.distributed.pipelining.
 
     python -m bench.pipelining [microbatches=4] [rounds=5]
-    python -m bench.pipelining sleep=true [stages=4] [microbatches=4] [rounds=5]
 
 All contenders have one model, microbatches, data, optimizer and global clip, and share processes.
-With sleep=true the ranks sleep in place of computing: see `bench.sleeping`.
 """
 
 import sys
@@ -24,7 +22,6 @@ from torch.distributed.pipelining import (
 )
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from bench import sleeping
 from bench.ranks import (
     CPU,
     IN_A_ROW,
@@ -114,13 +111,6 @@ def main() -> None:
     """Prints the table."""
     given = dict(word.split("=") for word in sys.argv[1:])
     m, rounds = int(given.get("microbatches", "4")), int(given.get("rounds", "5"))
-
-    if given.get("sleep") == "true":
-        print(f"| p | m | | ms for {sleeping.BATCHES} batches | throughput / ideal ", end="")
-        print("| / own simulation | Schedule1F1B / this | ideal |\n" + "| --- " * 8 + "|")
-        stages = int(given.get("stages", "4"))
-        on_ranks(sleeping.compare, (m, rounds), sleeping.show, num_stages=stages)
-        return
 
     def show(seconds: dict[str, float]) -> None:
         print(f"p = {RANKS}, m = {m}, {IN_A_ROW // m} updates in a row\n")

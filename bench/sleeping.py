@@ -1,11 +1,14 @@
 """Schedules of torch.distributed.pipelining and `Schedule2BW` on stages that sleep.
 
+    python -m bench.sleeping [stages=4] [microbatches=4] [rounds=5]
+
 Ranks sleep in place of computing, so that two cores are enough; messages, sums over the ranks and
 updates are real. Each schedule stands beside the ideal: its order, in which messages, sums and
 updates take no time. 2BW, of `Schedule2BW` and of our own executor, stands beside its simulation
 too, with the mean time of each rank's operations and the median time of a message of the same run.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -14,7 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from bench.ranks import Run, Send, medians_of_all
+from bench.ranks import Run, Send, medians_of_all, on_ranks
 from bench.sleepers import BATCHES, Delayed, Flushed, OfTrials, contenders
 from bench.timing import WARM_UPS, cpu_seconds_of, medians
 from trainer.ranks.collect import collect
@@ -131,3 +134,19 @@ def show(message: Message) -> None:
         )
     costs = ", ".join(f"{name} {s * 1e3:.2f}" for name, s in overhead.items())
     print(f"CPU ms per microbatch of rank 0, stages that do not sleep: {costs}", flush=True)
+
+
+def main() -> None:
+    """Prints the table."""
+    given = dict(word.split("=") for word in sys.argv[1:])
+    stages, m, rounds = (
+        int(given.get(key, default))
+        for key, default in (("stages", "4"), ("microbatches", "4"), ("rounds", "5"))
+    )
+    print(f"| p | m | | ms for {BATCHES} batches | throughput / ideal ", end="")
+    print("| / own simulation | Schedule1F1B / this | ideal |\n" + "| --- " * 8 + "|")
+    on_ranks(compare, (m, rounds), show, num_stages=stages)
+
+
+if __name__ == "__main__":
+    main()

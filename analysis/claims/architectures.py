@@ -5,9 +5,17 @@ import pandas as pd
 
 from analysis.claims.above import near_best_of_arm, removes
 from analysis.claims.claim import Claim
-from analysis.claims.measure import PAPER, Column, measured, more, share_removed, with_key, words
+from analysis.claims.measure import (
+    PAPER,
+    Column,
+    at_longest_horizon,
+    measured,
+    more,
+    share_removed,
+    with_key,
+    words,
+)
 from analysis.claims.rule import SAME, Comparison, Row
-from analysis.claims.swept import at_longest_horizon
 from analysis.statistics.best import Grid, grids
 
 RATE = "optimizer.lr"

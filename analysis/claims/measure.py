@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.claims.above import Above, Contrast
+from analysis.claims.above import Above, Contrast, removes
 from analysis.claims.rule import (
+    SAME,
     ClaimRule,
     Codes,
     Comparison,
@@ -82,6 +83,19 @@ def share_removed(
     """What Error Feedback leaves of the gap of the plain delay, among rows of `measured`."""
     arms = [row(arm, rows[rows["arm"] == arm]) for arm in ("delay", "delay_ef")]
     return Comparison(name, arms, rule, optimizer in PAPER)
+
+
+def at_longest_horizon(trials: pd.DataFrame) -> list[Comparison]:
+    """For each optimizer, what Error Feedback leaves of the gap where it trains longest."""
+    gaps = measured(trials)
+    tokens = gaps["point"].map(trials.groupby("point")["tokens"].max())
+    compared = []
+    for optimizer, rows in gaps.assign(tokens=tokens).groupby("optimizer"):
+        longest = rows[rows["tokens"] == rows["tokens"].max()]
+        if {"delay", "delay_ef"} <= {*longest["arm"]}:
+            rule = removes(1 - SAME)
+            compared.append(share_removed(str(optimizer), longest, rule, optimizer))
+    return compared
 
 
 class Column(NamedTuple):

@@ -6,9 +6,15 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from analysis.claims.above import removes
 from analysis.claims.claim import Claim
-from analysis.claims.measure import Column, ends, measured, more, share_removed, with_key
+from analysis.claims.measure import (
+    Column,
+    at_longest_horizon,
+    ends,
+    measured,
+    more,
+    with_key,
+)
 from analysis.claims.rule import (
     SAME,
     ClaimRule,
@@ -98,19 +104,6 @@ def _falls(optimizer: str, columns: list[Column], rows: pd.DataFrame) -> Compari
     short = more(optimizer, *reversed(ends(rows, "optimizer.momentum")))
     reason = f"runs are shorter than {MEMORIES} / (1 - momentum) updates at all but one momentum"
     return Comparison(optimizer, short.rows, short.rule, short.counts, reason)
-
-
-def at_longest_horizon(trials: pd.DataFrame) -> list[Comparison]:
-    """For each optimizer, what Error Feedback leaves of the gap where it trains longest."""
-    gaps = measured(trials)
-    tokens = gaps["point"].map(trials.groupby("point")["tokens"].max())
-    compared = []
-    for optimizer, rows in gaps.assign(tokens=tokens).groupby("optimizer"):
-        longest = rows[rows["tokens"] == rows["tokens"].max()]
-        if {"delay", "delay_ef"} <= {*longest["arm"]}:
-            rule = removes(1 - SAME)
-            compared.append(share_removed(str(optimizer), longest, rule, optimizer))
-    return compared
 
 
 def _best_over_grid(trials: pd.DataFrame) -> list[Comparison]:

@@ -22,8 +22,8 @@ from analysis.claims.rule import (
     codes_of,
     estimate,
 )
+from analysis.statistics.diagnostics import WINDOW, spikes
 from analysis.statistics.intervals import Values, mean_intervals
-from analysis.statistics.spikes import WINDOW, spikes
 
 ARM = ["optimizer", "setting", "arm"]
 

@@ -3,12 +3,17 @@ made here, and leaves nothing behind."""
 
 import json
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from analysis.commands.words import count
+from analysis.commands import count
+from analysis.table.text import markdown, markdown_row
+from trainer.base.build import Node
 from trainer.base.cli import Given, take_choice
 from trainer.base.errors import BadInput
+
+if TYPE_CHECKING:
+    from trainer.sharpness import Sharpness  # torch is slow to import
 
 KEYS = {
     "every": "updates between two measurements (default: a quarter of the run)",
@@ -22,13 +27,86 @@ FIXED = ("pipeline", "correction", "runner", "num_replicas", "resume_from", "out
 SYNCHRONOUS = ("pipeline=sync", "correction=none", "runner=emulated")
 
 
+class Standing(NamedTuple):
+    """k = learning rate x curvature after `num_updates` updates, and the largest stable k there."""
+
+    num_updates: int
+    train_loss: float
+    lr: float
+    k: float
+    sync: float
+    delayed: float
+
+    @property
+    def of_sync(self) -> float:
+        """k as a share of sync's limit."""
+        return self.k / self.sync
+
+    @property
+    def of_delayed(self) -> float:
+        """k as a share of the limit under the delay."""
+        return self.k / self.delayed
+
+    def plain(self) -> dict[str, Any]:
+        """Its fields and both shares."""
+        return {**self._asdict(), "of_sync": self.of_sync, "of_delayed": self.of_delayed}
+
+
+def beside_limits(
+    optimizer: Node, measured: "Iterable[Sharpness]", delay: int
+) -> Iterator[Standing]:
+    """Each measurement with the limits of the optimizer as it stands then.
+
+    Raises BadInput for an optimizer that is not linear.
+    """
+    from analysis.theory.linear import linear
+    from analysis.theory.recursion import SAME, Hooks, Loop, late
+    from analysis.theory.stability import largest_stable  # scipy is slow to import
+
+    linear(optimizer)  # refuses before anything is trained
+    for sharpness in measured:
+        filtered = linear(optimizer, sharpness.num_updates)
+        sync, delayed = (
+            largest_stable(Loop(filtered, hooks)) for hooks in (Hooks(SAME), Hooks(late(delay)))
+        )
+        yield Standing(
+            sharpness.num_updates, sharpness.train_loss, sharpness.lr, sharpness.k, sync, delayed
+        )
+
+
+def standing_head(delay: int) -> str:
+    """The head of a Markdown table of `standing_row`s."""
+    heads = ("updates", "train loss", "lr", "k", "of sync's limit", f"of that of delay {delay}")
+    return markdown(heads)
+
+
+def standing_row(standing: Standing) -> str:
+    """The row of a measurement."""
+    cells = [f"{standing.num_updates:,}", f"{standing.train_loss:.3f}", f"{standing.lr:.3g}"]
+    shares = [f"{share:.2f}" for share in (standing.k, standing.of_sync, standing.of_delayed)]
+    return markdown_row([*cells, *shares])
+
+
+def where_it_stands(standings: Sequence[Standing], delay: int) -> str:
+    """Where the run stands, in words."""
+    if not standings:
+        return "the run diverged before it was measured"
+    most = max(standings, key=lambda standing: standing.of_delayed)
+    at = f"your run sits at {most.of_delayed:.2f} of the limit of a delay of {delay}"
+    where = f"{at} at its sharpest (after {most.num_updates:,} updates)"
+    if most.of_delayed <= 1:
+        return f"{where}: within it, the delay acts on the noise alone"
+    return (
+        f"warning: {where}: a delayed run cannot train there, and has to stay where it is flatter"
+    )
+
+
 def main(given: Given) -> None:
     """Prints each measurement when it is made, then what they say; raises BadInput."""
     form = take_choice(given, "format", ("text", "json"))
     delay, tokens = count(given, "delay", 1, MOST_DELAY), count(given, "tokens", 2048, MOST)
     every = count(given, "every", 0, MOST)
     config = _synchronous(given)
-    from analysis.theory.standing import beside_limits
     from trainer.config.plan import plan_trial
     from trainer.sharpness import measured, require_covered
 
@@ -52,9 +130,7 @@ def _synchronous(given: Given) -> dict[str, Any]:
     return compose([*(f"{key}={value}" for key, value in words.items()), *SYNCHRONOUS])
 
 
-def _print_text(rows: Iterable[Any], delay: int) -> None:
-    from analysis.theory.standing import standing_head, standing_row, where_it_stands
-
+def _print_text(rows: Iterable[Standing], delay: int) -> None:
     print(standing_head(delay), flush=True)
     standings = []
     for standing in rows:

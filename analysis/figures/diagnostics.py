@@ -18,7 +18,7 @@ from analysis.figures.means import CAPTION, COLUMNS, of_means, over_tokens
 from analysis.figures.rows import OF_SEED, PANEL, along, best_points
 from analysis.figures.scales import Axis, linear, of_positive
 from analysis.figures.style import arm_styles, ordered_styles
-from analysis.statistics.spikes import WINDOW, spikes
+from analysis.statistics.diagnostics import WINDOW, spikes
 from analysis.table import names
 from analysis.table.metrics import diagnostics, training_losses
 from analysis.table.names import signed

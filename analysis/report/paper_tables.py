@@ -17,11 +17,10 @@ from analysis.report.table_data import (
     without_constant_setting,
 )
 from analysis.statistics.best import best
+from analysis.statistics.diagnostics import compared, lateness, spikes
 from analysis.statistics.downstream import CHECKPOINTS
 from analysis.statistics.gaps import DECAYED, INACTIVE, MEAN_FACTOR, SHORT
-from analysis.statistics.lateness import compared, lateness
 from analysis.statistics.overhead import overhead
-from analysis.statistics.spikes import spikes
 from analysis.statistics.tax import reported_taxes
 
 GIB = 2**30

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import pandas as pd
+import yaml
 
 from analysis.statistics.intervals import mean_interval
 from analysis.statistics.text import tax_text
@@ -14,14 +15,15 @@ from analysis.table.names import minus
 from analysis.table.names import optimizer as name
 from analysis.table.text import markdown
 from analysis.theory.stability import Stability, stability, three_digits
-from findings.code.predictions import FEEDBACK, settings
 from findings.code.published import View, of_sweep
 from trainer.base.cli import one_of
 from trainer.base.errors import BadInput
+from trainer.config.names import yamls
 
 K = 0.1
 """The k at which noise is compared."""
 STAGES = "pipeline.num_stages"
+FEEDBACK = "trainer.corrections.error_feedback.ErrorFeedback"
 Row = Mapping[Any, Any]
 
 
@@ -88,25 +90,39 @@ class TrialGroup(NamedTuple):
             return False
         return True
 
-    def theory(self, arm: str = "delay") -> Stability:
-        """A delay of 1, and Error Feedback with the coefficient of an arm (1 if it has none)."""
+    def theory(self, arm: str = "delay", over: bool = False) -> Stability:
+        """A delay of 1, and Error Feedback with the coefficient of an arm (0 if it has none), after
+        the updates of the run, or once a schedule of the optimizer's own is `over`."""
         given = self.arms[arm]["coefficient"]
-        coefficient: float = 1.0 if pd.isna(given) else float(given)
-        of, updates = settings(self.optimizer, self.trial), float(self.trial["num_updates"])
-        return expected(self.optimizer, tuple(of.items()), coefficient, updates)
+        coefficient: float = 0.0 if pd.isna(given) else float(given)
+        updates = math.inf if over else float(self.trial["num_updates"])
+        own = settings(self.optimizer, self.trial)
+        return expected(self.optimizer, tuple(own.items()), coefficient, updates)
+
+
+def settings(name: str, trial: Row) -> dict[str, Any]:
+    """Those of an optimizer of conf/: what the trial has in its columns, else what its YAML says.
+
+    Raises KeyError for an optimizer that conf/ does not have.
+    """
+    files = {path.stem: path for path in yamls("optimizer")}
+    node: dict[str, Any] = yaml.safe_load(files[name].read_text())
+    given = {key: trial.get(f"optimizer.{key}") for key in node}
+    return {**node, **{key: value for key, value in given.items() if pd.notna(value)}}
 
 
 @cache
 def expected(
     optimizer: str,
-    of: tuple[tuple[str, Any], ...],
+    own: tuple[tuple[str, Any], ...] = (),
     coefficient: float = 1.0,
     updates: float = math.inf,
 ) -> Stability:
-    """A delay of 1 and Error Feedback, for an optimizer of these settings after `updates`."""
+    """A delay of 1 and Error Feedback, for an optimizer of its own settings, or of those of conf/,
+    after so many updates."""
     fed = {"_target_": FEEDBACK, "coefficient": coefficient, "lag": 1}
-    names = (name(optimizer), "Error Feedback")
-    return stability(names, dict(of), fed, delay=1, k=K, updates=updates)
+    names, node = (name(optimizer), "Error Feedback"), dict(own) or settings(optimizer, {})
+    return stability(names, node, fed, delay=1, k=K, updates=updates)
 
 
 Groups = Mapping[tuple[Any, ...], TrialGroup]
@@ -183,7 +199,9 @@ QUANTITIES: Mapping[str, Quantity] = {
     "n": Quantity(_counts),
     "diverged": _of_arm(lambda row: f"{row['diverged']} of {row['pairs']}"),
     "limit": Quantity(lambda group: group.theory().sync_over_delayed, three_digits),
-    "fed limit": Quantity(lambda group: group.theory().corrected_over_delayed, three_digits),
+    "fed limit": Quantity(
+        lambda group: group.theory("delay_ef").corrected_over_delayed, three_digits
+    ),
     "noise": Quantity(lambda group: group.theory().noise_delayed, "{:.3f}".format),
     "share": Quantity(_share, lambda share: "" if share is None else minus(f"{100 * share:.0f} %")),
 }

@@ -2,7 +2,7 @@
 notebook docs/gaps.ipynb.
 
 A marker is a call: `<!-- verdicts sweep=momentum scale=tiny -->` calls the function `verdicts` of
-one of MODULES with these words. A table stays as it is; a sentence is wrapped in lines of WIDTH.
+CALLS with these words. A table stays as it is; a sentence is wrapped in lines of WIDTH.
 """
 
 import inspect
@@ -27,21 +27,13 @@ from analysis.figures.scores import of_scores
 from analysis.forecast.answer import answer
 from analysis.forecast.ladder import ladders
 from analysis.table.names import REPORTED_ARMS
-from findings.code import delays, forecasts, measures, others, sentences, tables, theory
+from findings.code.calls import CALLS
 from findings.code.cells import Markdown
 from findings.code.published import CONTENT, FINDINGS, ROOT, scores, view
 from trainer.base.atomic import write_atomically
 from trainer.base.cli import one_of
 from trainer.base.errors import BadInput
 
-MODULES = (delays, forecasts, measures, others, sentences, tables, theory)
-CALLS: Mapping[str, Callable[..., str]] = {
-    name: function
-    for module in MODULES
-    for name, function in inspect.getmembers(module, inspect.isfunction)
-    if function.__module__ == module.__name__ and not name.startswith("_")
-}
-"""Every public function of MODULES by its name."""
 PARTS = re.compile(r"<!-- (?!end -->)(.*?) -->\n(.*?)(?=<!-- )(<!-- end -->)?", re.DOTALL)
 WIDTH = 120
 """Columns of the prose."""

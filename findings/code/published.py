@@ -76,6 +76,6 @@ def scores() -> pd.DataFrame:
 
 
 def spikes(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the published rows of `analysis.statistics.spikes` with the points of their trials."""
+    """Return the published heights of spikes, with the points of their trials."""
     heights = pd.read_csv(FINDINGS / "spike" / "heights_tiny.csv")
     return heights.merge(trials[["trial_id", "point"]], on="trial_id")

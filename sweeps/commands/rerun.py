@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sweeps.commands import SAYS
-from sweeps.commands.before import try_first
 from sweeps.commands.list import KEYS, select
 from sweeps.request.command_line import CHOICES, parse_gpus
 from sweeps.request.expand import Trial, placed
@@ -109,6 +108,7 @@ def _run(
     """
     from sweeps.cluster.connection import cluster
     from sweeps.cluster.driver import run_trials
+    from sweeps.cluster.first_trial import try_first
     from sweeps.cluster.queue import WorkList
     from sweeps.view.display import Display
     from sweeps.view.render import DriverConsole

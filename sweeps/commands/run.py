@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 from analysis.objects.bucket import StoreAway
 from sweeps.commands import COMMANDS, SAYS
-from sweeps.commands.before import try_first
 from sweeps.plan import sweep_record
 from sweeps.plan.pricing import Prices, summary
 from sweeps.plan.sweep_plan import SweepPlan, all_planned, plan_sweeps
@@ -98,6 +97,7 @@ def _run(
     with cluster() as folder, stopping(SAYS) as asked_to_stop:
         # Tune is large: it is imported while Ray's processes start.
         from sweeps.cluster.driver import run_trials
+        from sweeps.cluster.first_trial import try_first
         from sweeps.cluster.queue import WorkList
         from sweeps.view.display import Display
         from sweeps.view.render import DriverConsole

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from analysis import load
-from findings.code import delays
+from findings.code.calls import statements
 from findings.code.cells import groups
 from findings.code.published import View
 from tests.support.synthetic_store import config, result, write
@@ -40,7 +40,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                     write(tmp_path, late, result(late, loss, delays=[delay]))
     view = View(load(tmp_path))
     own = {optimizer: group for (optimizer,), group in groups(view).items()}
-    monkeypatch.setattr(delays, "_of_optimizers", lambda: own)
+    monkeypatch.setattr(statements, "_of", lambda sweep: own)
 
 
 def rows(table: str) -> dict[str, list[str]]:
@@ -52,11 +52,11 @@ def rows(table: str) -> dict[str, list[str]]:
 def test_a_gap_grows_faster_than_the_delay_or_slower_or_as_it_does() -> None:
     grown = {
         first: [cell.split("]")[1] for cell in rest]
-        for first, rest in rows(delays.growth()).items()
+        for first, rest in rows(statements.growth()).items()
     }
     assert grown["AdamW"] == ["", ", faster", ", slower", ", slower"]
     assert grown["Muon"] == ["", "", "", ""]
-    assert delays.grown() == (
+    assert statements.grown() == (
         "Of 8 steps 7 surely grow, 1 are open and 0 surely shrink. Of 4 steps up to a delay of 4, "
         "1 are surely faster than the delay and 0 slower; of 2 from 8 to 16, 0 and 1."
     )
@@ -64,7 +64,7 @@ def test_a_gap_grows_faster_than_the_delay_or_slower_or_as_it_does() -> None:
 
 @pytest.mark.usefixtures("measured")
 def test_a_remedy_helps_or_harms() -> None:
-    helped = rows(delays.helped("matched_ef"))
+    helped = rows(statements.helped("matched_ef"))
     assert helped["1"] == ["AdamW, Muon", "", ""]
     assert helped["4"] == ["", "", "AdamW, Muon"]
     assert helped["8"] == ["", "AdamW, Muon", ""]
@@ -72,10 +72,10 @@ def test_a_remedy_helps_or_harms() -> None:
 
 @pytest.mark.usefixtures("measured")
 def test_gaps_of_two_optimizers_are_compared_seed_by_seed() -> None:
-    [(pair, cells)] = rows(delays.robust("adamw", "muon")).items()
+    [(pair, cells)] = rows(statements.robust("adamw", "muon")).items()
     assert pair == "AdamW minus Muon"
     means = pd.Series([float(cell.split()[0]) for cell in cells])
     assert means.tolist() == [0.005, 0.01, 0.08, 0.06, 0.04]
     said = "Of 5 differences {} surely lie above 0, 0 are open and {} lie below."
-    assert delays.more_fragile("adamw", "muon") == said.format(5, 0)
-    assert delays.more_fragile("muon", "adamw") == said.format(0, 5)
+    assert statements.more_fragile("adamw", "muon") == said.format(5, 0)
+    assert statements.more_fragile("muon", "adamw") == said.format(0, 5)

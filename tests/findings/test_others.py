@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from analysis import load
-from findings.code import others
+from findings.code.calls import statements
 from findings.code.cells import TrialGroup, groups
 from findings.code.published import View
 from tests.support.synthetic_store import config, result, write
@@ -38,8 +38,8 @@ def outcomes(store: Path, gaps: Numbers, shares: Numbers, monkeypatch: pytest.Mo
                     write(store, settings, result(settings, loss, delays=[delay]))
     view = View(load(store))
     own = {optimizer: group for (optimizer,), group in groups(view).items()}
-    monkeypatch.setattr(others, "_measured", lambda: own)
-    return others.statements()
+    monkeypatch.setattr(statements, "_of", lambda sweep: own)
+    return statements.statements()
 
 
 def verdicts(table: str) -> dict[str, str]:
@@ -53,7 +53,7 @@ def test_trials_like_marins_agree_with_every_statement(
     said = verdicts(outcomes(tmp_path, GAPS, SHARES, monkeypatch))
     assert {*said.values()} == {"agrees"}
     assert len(said) == 19
-    assert others.agreement() == "Of 19 statements: 19 agree, 0 disagree, 0 open."
+    assert statements.agreement() == "Of 19 statements: 19 agree, 0 disagree, 0 open."
 
 
 def test_a_reversed_order_and_a_remedy_that_harms_disagree(
@@ -84,13 +84,15 @@ def test_the_papers_three_losses_beside_trials(
         for arm, loss in {"sync": 2.0, "delay": 2.1 + noise, "delay_ef": fed - noise}.items():
             settings = config(arm, seed=seed)
             write(tmp_path, settings, result(settings, loss))
-    monkeypatch.setattr(others, "read", lambda table: load(tmp_path).assign(model=others.HYBRID))
-    assert [*verdicts(others.triple("a/table")).values()] == expected
+    monkeypatch.setattr(
+        statements, "read", lambda table: load(tmp_path).assign(model=statements.HYBRID)
+    )
+    assert [*verdicts(statements.triple("a/table")).values()] == expected
 
 
 def test_the_numbers_of_others_are_consistent() -> None:
     """Of each optimizer and delay: the share that was reported is that of the two gaps."""
-    rows = others._reported()
+    rows = statements._reported()
     plain = rows[rows["removed"].isna()].set_index(["optimizer", "delay"])["gap"]
     for row in rows.dropna(subset="removed").to_dict("records"):
         share = 1 - row["gap"] / plain[row["optimizer"], row["delay"]]
@@ -113,4 +115,4 @@ def test_paci_beside_a_flush_by_its_rule(
         ("adamw", num): TrialGroup({}, pd.DataFrame({"sync": 0.0, "paci": gap + noise}), {})
         for num, gap, noise in zip((8, 16), gaps, (NOISES, NOISES[::-1]), strict=True)
     }
-    assert [row.outcome.strip("*") for row in others._flush(of)] == expected
+    assert [row.outcome.strip("*") for row in statements._flush(of)] == expected

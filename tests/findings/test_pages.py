@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from analysis.claims import CLAIMS, Outcome
-from findings.code.pages import CALLS, PARTS, PICTURES, made, pages, pictured
+from findings.code.calls import CALLS
+from findings.code.calls.sentences import contradicted
+from findings.code.pages import PARTS, PICTURES, made, pages, pictured
 from findings.code.published import FEW, FINDINGS, TINY, sweeps
-from findings.code.sentences import contradicted
 from tests.support.markdown import ROOT
 from trainer.base.errors import BadInput
 

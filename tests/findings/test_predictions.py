@@ -6,9 +6,9 @@ from itertools import permutations
 import pytest
 from scipy import stats
 
-from analysis import gaps, load
-from findings.code.predictions import predictions, rank_correlation, settings
-from findings.code.published import FINDINGS
+from findings.code.calls.theory import _rank_correlation as rank_correlation
+from findings.code.cells import groups, settings
+from findings.code.published import View, read
 
 ONE, OTHER = [1.0, 2.0, 2.0, 5.0, 7.0, 3.0, 0.5], [2.0, 1.0, 4.0, 6.0, 5.0, 9.0, 0.1]
 
@@ -47,13 +47,12 @@ def test_what_has_no_ranks_is_refused(pairs: tuple[list[float], list[float]]) ->
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_predictions_are_of_the_settings_of_the_trials() -> None:
-    trials = load(FINDINGS / "momentum" / "trials_few_updates.csv")
-    limits = predictions(trials, gaps(trials))
-    adamw = limits[limits["optimizer"] == "adamw"].sort_values("sync")
+    of_momenta = groups(View(read("momentum/trials_few_updates")), "optimizer.momentum")
+    limits = [of.theory() for (optimizer, _), of in of_momenta.items() if optimizer == "adamw"]
     expected = [2 * (1 + momentum) / (1 - momentum) for momentum in (0.8, 0.9, 0.95, 0.99)]
-    assert adamw["sync"].tolist() == pytest.approx(expected, rel=1e-4)
-    assert adamw["delayed"].tolist() == pytest.approx([1.0] * 4, rel=1e-4)
-    assert adamw["corrected"].tolist() == adamw["delayed"].tolist()
+    assert [of.sync for of in limits] == pytest.approx(expected, rel=1e-4)
+    assert [of.delayed for of in limits] == pytest.approx([1.0] * 4, rel=1e-4)
+    assert [of.corrected for of in limits] == [of.delayed for of in limits]
 
 
 def test_a_setting_that_a_trial_lacks_is_that_of_the_yaml() -> None:

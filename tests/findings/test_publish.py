@@ -8,7 +8,8 @@ import pytest
 from analysis import load
 from findings import __main__ as command
 from findings.__main__ import publish
-from findings.code import pages, published, sentences
+from findings.code import pages, published
+from findings.code.calls import sentences
 from tests.support.synthetic_store import record, write_arms
 from trainer.base.errors import BadInput
 

@@ -11,9 +11,8 @@ from scipy import stats
 from analysis.table.names import optimizer as name
 from analysis.theory.linear import hooks, linear
 from analysis.theory.recursion import SAME, Hooks, Loop, late
-from findings.code.cells import K
+from findings.code.cells import FEEDBACK, K, settings
 from findings.code.pages import PARTS, call
-from findings.code.predictions import FEEDBACK, settings
 from findings.code.published import FINDINGS
 
 FED = {"_target_": FEEDBACK, "coefficient": 1.0, "lag": 1}

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.figures.fonts import usual_faces
-from analysis.figures.kept import kept
+from analysis.figures.fonts import kept, usual_faces
 
 
 @pytest.fixture(autouse=True)

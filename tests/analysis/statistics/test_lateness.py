@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from analysis import load
-from analysis.statistics.lateness import compared, lateness
+from analysis.statistics.diagnostics import compared, lateness
 from tests.support.synthetic_store import config, result, write
 
 Measured = list[tuple[float, float] | None]

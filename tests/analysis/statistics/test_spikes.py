@@ -10,8 +10,8 @@ import pytest
 
 from analysis import load
 from analysis.report.report import report
+from analysis.statistics.diagnostics import WINDOW, measure, spikes
 from analysis.statistics.intervals import mean_intervals
-from analysis.statistics.spikes import WINDOW, measure, spikes
 from tests.support.synthetic_store import config, result, write, write_arms
 
 LEVEL = 2.0

@@ -1,6 +1,9 @@
-"""The spike of the training loss where a synchronous start ends and the delay is switched on."""
+"""What a run measures of its delay, beside the final loss: the spike of the training loss where a
+synchronous start ends and the delay is switched on (figures 3 and 20), and how near late updates
+are to the fresh ones (figures 17 and 18)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -9,10 +12,10 @@ from numpy.typing import NDArray
 
 from analysis.statistics.intervals import mean_with_ends
 from analysis.statistics.pairs import pairs
-from analysis.table.metrics import config_of, training_losses
+from analysis.table.metrics import config_of, metrics, training_losses
 from analysis.table.points import settings
 from analysis.table.tasks import updates_asked
-from trainer.base.status import FINAL
+from trainer.base.status import FINAL, Status
 
 WINDOW = 10
 """Updates of a mean: the loss of one batch is too noisy to show a spike. The window of the height
@@ -20,6 +23,10 @@ begins at the switch and is fixed: the largest window of a run would be a spike 
 ARM = ["optimizer", "point", "arm"]
 OF_ARM = ["n", "mean_height", "low", "high", "recovered"]
 COLUMNS = [*ARM, "setting", "seed", "trial_id", "status", "switch", "height", "recovery", *OF_ARM]
+MEASURES = {"cosine": "update_cosine", "error": "update_error"}
+"""Column of `lateness` → the diagnostic of the whole model that it is a mean of."""
+LATENESS = [*ARM, "setting", "seed", "trial_id", "measured", *MEASURES]
+COMPARED = ["arm", "setting", "optimizer", "other", "difference", "low", "high", "n"]
 
 
 def spikes(trials: pd.DataFrame) -> pd.DataFrame:
@@ -95,3 +102,49 @@ def _of_arm(group: pd.DataFrame) -> dict[str, float]:
         "high": high,
         "recovered": int(group["recovery"].notna().sum()),
     }
+
+
+def lateness(trials: pd.DataFrame) -> pd.DataFrame:
+    """One row per completed trial that measured late updates, from `load`'s table.
+
+    `cosine`: of the optimizer's update and the fresh one, which the same optimizer state would have
+    made from the gradient at the newest weights; the mean over the `measured` late updates.
+    `error`: likewise the length of their difference over that of the fresh one. Updates that are
+    not late equal the fresh ones to the last bit, and are left out. Warns of damaged metrics.
+    """
+    words = settings(trials)
+    done = trials[trials["status"] == Status.COMPLETED]
+    rows = [
+        {**trial, "setting": words[trial["point"]], **_of_late_updates(trial["folder"])}
+        for trial in done[done["delay"].fillna(0) > 0].to_dict("records")
+    ]
+    trained = pd.DataFrame(rows, columns=LATENESS)
+    return trained[trained["measured"] > 0].reset_index(drop=True)
+
+
+def _of_late_updates(folder: str) -> dict[str, float]:
+    of_model = [row["diagnostics"].get("all", {}) for row in metrics(folder, "diagnostics")]
+    rows = [[measured.get(name) for name in MEASURES.values()] for measured in of_model]
+    table = pd.DataFrame(rows, columns=[*MEASURES], dtype=float)
+    late = table[table["error"] > 0]
+    return {"measured": len(late), **late.mean()}
+
+
+def compared(late: pd.DataFrame) -> pd.DataFrame:
+    """One row per arm, setting and pair of optimizers, from `lateness`: the mean `difference`, the
+    optimizer's cosine minus the other's, paired by seed, with its 95 % interval."""
+    rows = [
+        {"arm": arm, "setting": setting, **row}
+        for (arm, setting), group in late.groupby(["arm", "setting"])
+        for row in _paired(group)
+    ]
+    return pd.DataFrame(rows, columns=COMPARED)
+
+
+def _paired(group: pd.DataFrame) -> Iterator[dict[str, object]]:
+    cosines = group.pivot_table(index="seed", columns="optimizer", values="cosine")
+    for optimizer, other in combinations(cosines, 2):
+        paired = (cosines[optimizer] - cosines[other]).dropna().to_numpy()
+        mean, low, high = mean_with_ends(paired)
+        numbers = {"difference": mean, "low": low, "high": high, "n": len(paired)}
+        yield {"optimizer": optimizer, "other": other, **numbers}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from analysis.theory.standing import Standing, beside_limits, standing_row, where_it_stands
+from analysis.commands.sharpness import Standing, beside_limits, standing_row, where_it_stands
 from tests.support import every_optimizer
 
 

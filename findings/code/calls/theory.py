@@ -1,18 +1,22 @@
 """The theory beside what was measured, without a fit: every public function is a call."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import permutations
+from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
+from scipy import stats
 
+from analysis.statistics.intervals import CONFIDENCE, UNKNOWN
 from analysis.statistics.tax import reported_taxes
 from analysis.table.names import optimizer as name
 from analysis.theory.stability import Stability
 from analysis.theory.stability import table as limits_table
 from findings.code import cells
 from findings.code.cells import K, Markdown, expected, groups, table
-from findings.code.predictions import RankCorrelation, predictions, rank_correlation, settings
 from findings.code.published import FEW, FINDINGS, TINY, of_sweep
 
 RANKED_BY = {
@@ -23,92 +27,121 @@ RANKED_BY = {
     "inverse": "1 / limit",
 }
 """Column of the theory → its name in the table of ranks."""
+MOST = 9
+"""Pairs of which every order is tried."""
 
 
-def _of_conf(optimizer: str) -> Stability:
-    return expected(optimizer, tuple(settings(optimizer, {}).items()))
+class RankCorrelation(NamedTuple):
+    """Spearman's rank correlation of n pairs, with its 95 % interval.
+
+    The interval is that of Fisher's z with the variance of Bonett and Wright (2000); unknown for
+    n < 4 and where |ρ| is 1. `p` is exact: the share of all orders of one side whose correlation is
+    at least as far from 0.
+    """
+
+    rho: float
+    low: float
+    high: float
+    p: float
+    n: int
+
+    def __str__(self) -> str:
+        """Spearman's ρ with the interval, where that is known."""
+        interval = "" if math.isnan(self.low) else f" [{self.low:+.2f}, {self.high:+.2f}]"
+        return f"{self.rho:+.2f}{interval}"
+
+
+def _rank_correlation(predicted: Sequence[float], measured: Sequence[float]) -> RankCorrelation:
+    """The correlation of 2 to MOST pairs; ties have their mean rank. Raises ValueError for other
+    numbers of pairs, and where all values of a side are equal, which ranks nothing."""
+    n = len(predicted)
+    if not 2 <= n <= MOST or 1 in (len({*predicted}), len({*measured})):
+        raise ValueError(f"no ranks of 2 to {MOST} pairs: {list(predicted)}, {list(measured)}")
+    first, second = (stats.zscore(stats.rankdata(values)) for values in (predicted, measured))
+    rho = float(first @ second / n)
+    orders = np.array(list(permutations(second))) @ first / n
+    low, high = UNKNOWN
+    if n >= 4 and abs(rho) < 1 - 1e-9:
+        half = stats.norm.ppf((1 + CONFIDENCE) / 2) * math.sqrt((1 + rho**2 / 2) / (n - 3))
+        low, high = (math.tanh(math.atanh(rho) + side * half) for side in (-1, 1))
+    return RankCorrelation(rho, low, high, float(np.mean(np.abs(orders) >= abs(rho) - 1e-9)), n)
 
 
 def limits() -> Markdown:
     """The limits of the optimizers of the sweep `optimizers`, with the settings of conf/."""
     names = sorted({*of_sweep("optimizers", FEW).trials["optimizer"]})
-    ordered = sorted(map(_of_conf, names), key=lambda of: of.sync_over_delayed)
+    ordered = sorted(map(expected, names), key=lambda of: of.sync_over_delayed)
     return Markdown(limits_table(ordered))
 
 
 def _numbers(theory: Stability) -> dict[str, float]:
     """Columns of RANKED_BY."""
     limits = {"limit": theory.sync_over_delayed, "fed": theory.corrected_over_delayed}
-    return {**limits, "noise": theory.noise_delayed, "share": theory.noise_removed}
+    inverse = 1 / theory.corrected if theory.corrected else math.inf
+    noise = {"noise": theory.noise_delayed, "share": theory.noise_removed}
+    return {**limits, **noise, "inverse": inverse}
 
 
 @cache
-def _shares_removed(sweep: str) -> pd.DataFrame:
-    """One row per optimizer and coefficient of a sweep at `tiny`: the columns of the table of gaps
-    for Error Feedback, the `plain_gap` of the delay, and the theory's numbers."""
+def _predicted(sweep: str, scale: str, *keys: str, over: bool = False) -> pd.DataFrame:
+    """One row per group of a sweep and arm with a delay, plain or with Error Feedback of lag 1: the
+    columns of the table of gaps, the `plain_gap` of the delay, and the theory's numbers.
+
+    The coefficient of the plain delay is 0. A schedule of the optimizer's own counts as it stands
+    after the run, or, if `over`, as it ends.
+    """
     rows = [
-        {**row, "plain_gap": group.arms["delay"]["gap"], **_numbers(group.theory(arm))}
-        for group in groups(of_sweep(sweep, TINY)).values()
+        {**row, "plain_gap": group.arms["delay"]["gap"], **_numbers(group.theory(arm, over))}
+        for group in groups(of_sweep(sweep, scale), *keys).values()
         if group.is_linear()
         for arm, row in group.arms.items()
-        if row["method"] == "error_feedback"
+        if arm == "delay" or row["method"] == "error_feedback"
     ]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).fillna({"coefficient": 0.0})
+
+
+def _fed(sweep: str, scale: str = TINY, *, over: bool = False) -> pd.DataFrame:
+    """The rows of `_predicted` with Error Feedback."""
+    rows = _predicted(sweep, scale, over=over)
+    return rows[rows["method"] == "error_feedback"]
 
 
 def noise_inside(sweep: str) -> str:
     """How many shares of the gap have the share of the noise within their interval."""
-    rows = _shares_removed(sweep)
+    rows = _fed(sweep)
     within = rows["share"].between(rows["removed_low"], rows["removed_high"]).sum()
     return f"Of {len(rows)} shares, {within} have the theory's within their 95 % interval."
-
-
-@cache
-def _predicted(sweep: str, over: bool = False) -> pd.DataFrame:
-    shown = of_sweep(sweep, FEW)
-    rows = predictions(shown.trials, shown.gaps, over=over)
-    ratios = {"limit": rows["sync"] / rows["delayed"], "fed": rows["corrected"] / rows["delayed"]}
-    return rows.assign(**ratios, inverse=1 / rows["corrected"])
 
 
 def ranks() -> Markdown:
     """Every ranking that the published sweeps allow, also those that fail."""
     lines = []
     for what, by, rows, measured in _rankings():
-        rank = rank_correlation([*rows[by]], [*rows[measured]])
-        line = [what, RANKED_BY[by], str(rank.n), _with_interval(rank), f"{rank.p:.2g}"]
+        rank = _rank_correlation([*rows[by]], [*rows[measured]])
+        line = [what, RANKED_BY[by], str(rank.n), str(rank), f"{rank.p:.2g}"]
         lines.append([cell.replace("-", "−") for cell in line])
     return table(["measured", "ranked by", "n", "Spearman's ρ [95 %]", "p"], lines)
-
-
-def _with_interval(rank: RankCorrelation) -> str:
-    """Spearman's ρ with the interval, where that is known."""
-    interval = "" if math.isnan(rank.low) else f" [{rank.low:+.2f}, {rank.high:+.2f}]"
-    return f"{rank.rho:+.2f}{interval}"
 
 
 def _rankings() -> Iterator[tuple[str, str, pd.DataFrame, str]]:
     """What is ranked, by which column of the rows, the rows, and the column that is measured."""
     for over, when in ((False, ""), (True, " (NAdamW's momentum as it ends)")):
-        rows = _predicted("optimizers", over)
-        plain, fed = (rows[rows["method"] == method] for method in ("none", "error_feedback"))
-        yield f"gap of the delay, by optimizer{when}", "limit", plain, "gap"
-        yield f"share that EF removes{when}", "fed", fed, "removed"
+        rows = _fed("optimizers", FEW, over=over)
+        yield f"gap of the delay, by optimizer{when}", "limit", rows, "plain_gap"
+        yield f"share that EF removes{when}", "fed", rows, "removed"
     for by in ("limit", "noise"):
-        rows = _shares_removed("shared_rate")
-        yield "gap of the delay at `tiny`, by optimizer", by, rows, "plain_gap"
+        yield "gap of the delay at `tiny`, by optimizer", by, _fed("shared_rate"), "plain_gap"
     for by in ("fed", "share"):
-        yield "share that EF removes at `tiny`", by, _shares_removed("shared_rate"), "removed"
-    known = _shares_removed("noise").dropna(subset=["removed"])
-    for value, rows in known.groupby("coefficient"):
+        yield "share that EF removes at `tiny`", by, _fed("shared_rate"), "removed"
+    for value, rows in _fed("noise").dropna(subset=["removed"]).groupby("coefficient"):
         yield f"the same at λ = {value:g}, in `noise`", "share", rows, "removed"
     taxes = reported_taxes().query("arm == 'delay' and who.str.startswith('paper')")
-    theory = pd.DataFrame(map(_numbers, map(_of_conf, taxes["optimizer"])), index=taxes.index)
+    theory = pd.DataFrame(map(_numbers, map(expected, taxes["optimizer"])), index=taxes.index)
     for by in ("limit", "noise"):
         yield "token tax in the paper, 360M, by optimizer", by, taxes.join(theory), "tax"
-    for optimizer, rows in _predicted("momentum").groupby("optimizer"):
+    for optimizer, rows in _predicted("momentum", FEW, "optimizer.momentum").groupby("optimizer"):
         yield f"gap of {name(optimizer)}, by momentum", "limit", rows, "gap"
-    for optimizer, rows in _predicted("coefficient").groupby("optimizer"):
+    for optimizer, rows in _predicted("coefficient", FEW).groupby("optimizer"):
         yield f"gap of {name(optimizer)} with EF, by λ", "inverse", rows, "gap"
 
 
@@ -125,11 +158,9 @@ def gaps_over_the_grid() -> str:
 def best_coefficients() -> Markdown:
     """The λ of the largest limit beside that of the smallest mean gap, of those that were run."""
     rows = []
-    for optimizer, group in (
-        _predicted("coefficient").fillna({"coefficient": 0.0}).groupby("optimizer")
-    ):
+    for optimizer, group in _predicted("coefficient", FEW).groupby("optimizer"):
         values = group.set_index("coefficient")
-        best = (values["corrected"].idxmax(), values["gap"].idxmin())
+        best = (values["inverse"].idxmin(), values["gap"].idxmin())
         rows.append([name(optimizer), *map("{:g}".format, best)])
     return table(["optimizer", "λ of the largest limit", "λ of the smallest mean gap"], rows)
 
@@ -153,10 +184,10 @@ def sharpness() -> Markdown:
 def sharpness_rank() -> str:
     """How well the largest share ranks the gaps."""
     _, most, gaps = zip(*_sharpest(_shares()), strict=True)
-    rank = rank_correlation(most, [gap["gap"] for gap in gaps])
+    rank = _rank_correlation(most, [gap["gap"] for gap in gaps])
     return (
         f"The largest share ranks the gaps of these {rank.n} optimizers with Spearman's ρ = "
-        f"{_with_interval(rank)}, p = {rank.p:.2g}."
+        f"{rank}, p = {rank.p:.2g}."
     )
 
 
