@@ -106,7 +106,7 @@ class Pipelined(Executor):
         self._channels.flush()
         # Only the rank of the last stage has a loss: the others add 0.
         self._gang.wait(self._gang.all_reduce(total, self._gang.pipeline))
-        return float(total / num_tokens)
+        return float(total) / num_tokens  # not on a GPU, which multiplies by the reciprocal
 
     @override
     def state(self) -> dict[str, dict[str, Any]]:
