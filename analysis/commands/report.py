@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from analysis.objects.mirror import pulled
+from analysis.report.ahead import Ahead
 from trainer.base.cli import Given
 from trainer.base.places import require_folder
 
@@ -14,6 +15,8 @@ def main(given: Given) -> None:
     places = {"results": "results", "out": "report", **given}
     require_folder("out", places["out"])
     results, out = pulled(places["results"]), Path(places["out"])
-    from analysis.report.report import report
+    with Ahead(len([*results.glob("trials/*")])) as ahead:
+        ahead.begin()
+        from analysis.report.report import report  # it is large
 
-    print(report(results, out, store=places["results"]))
+        print(report(results, out, store=places["results"], worker=ahead.worker))

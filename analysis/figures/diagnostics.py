@@ -5,7 +5,7 @@ experts, how many choices a delay makes stale, and how unequal the loads are. An
 where the delay is switched on, one line per β2 (figure 20).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import compress
 from typing import Any
@@ -20,8 +20,10 @@ from analysis.figures.scales import Axis, linear, of_positive
 from analysis.figures.style import arm_styles, ordered_styles
 from analysis.statistics.diagnostics import WINDOW, spikes
 from analysis.table import names
-from analysis.table.metrics import diagnostics, training_losses
+from analysis.table.metrics import metrics, training_losses
 from analysis.table.names import signed
+from analysis.table.remembered import remembered
+from analysis.table.rows import Row
 
 MEASURED = {
     "update_cosine": "cosine of delayed and fresh update",
@@ -54,11 +56,24 @@ def measured(trials: pd.DataFrame, gaps: pd.DataFrame, name: str) -> pd.DataFram
     """
     shown = best_points(trials, gaps)
     group = "routing" if name in OF_ROUTING else "all"
-    measurements = [diagnostics(folder, group, name) for folder in shown.get("folder", [])]
+    measurements = [_series(rows, group, name) for rows in _rows(trials, gaps)]
     is_shown = [not (curve[name] == 0).all() for curve in measurements]  # nor if it is empty
     if not any(is_shown):
         return pd.DataFrame(columns=COLUMNS)
     return over_tokens([*compress(measurements, is_shown)], shown[is_shown])
+
+
+@remembered
+def _rows(trials: pd.DataFrame, gaps: pd.DataFrame) -> list[list[Row]]:
+    """Return the rows with diagnostics of each trial of `best_points`, read once for all."""
+    shown = best_points(trials, gaps)
+    return [[*metrics(folder, "diagnostics")] for folder in shown.get("folder", [])]
+
+
+def _series(rows: Sequence[Row], group: str, name: str) -> pd.DataFrame:
+    """Return columns `update` and `name`, a diagnostic of a group of parameters, as measured."""
+    values = [(row["update"], row["diagnostics"].get(group, {}).get(name)) for row in rows]
+    return pd.DataFrame(values, columns=["update", name]).astype({name: float})
 
 
 def from_switch(trials: pd.DataFrame, gaps: pd.DataFrame, name: str) -> pd.DataFrame:

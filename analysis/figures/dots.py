@@ -58,10 +58,9 @@ def by_optimizer(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     shown = best_points(trials, gaps)
     if shown.empty:
         return pd.DataFrame(columns=COLUMNS)
-    shown["group"] = shown["optimizer"].map(names.optimizer)
-    shown["setting"], shown["subtitle"] = shown["subtitle"], ""
-    shown["panel"] = _comparable(shown)
-    return _rows(shown, trials, gaps)
+    group = shown["optimizer"].map(names.optimizer)
+    shown = shown.assign(group=group, setting=shown["subtitle"], subtitle="")
+    return _rows(shown.assign(panel=_comparable(shown)), trials, gaps)
 
 
 def _comparable(shown: pd.DataFrame) -> pd.Series:

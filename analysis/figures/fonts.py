@@ -1,8 +1,7 @@
 """The font of the figures: the same letters on every machine, embedded in every SVG.
 
 Source Sans Pro (SIL Open Font License 1.1) comes as a package. vl-convert places words by its
-widths; a viewer that lacked it would draw wider letters, and cut titles. To cut letters out of it
-takes long and depends on installed packages alone: what was cut is kept for later processes.
+widths; a viewer that lacked it would draw wider letters, and cut titles.
 """
 
 import base64
@@ -10,7 +9,6 @@ import hashlib
 import io
 import string
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
@@ -21,8 +19,7 @@ import vl_convert
 from fontTools import subset
 from fontTools.ttLib import TTFont
 
-from trainer.base.atomic import write_atomically
-from trainer.base.places import cache_folder
+from analysis.figures.kept import kept
 
 FAMILY = "Source Sans Pro"
 FACES = {400: "SourceSansPro-Regular.ttf", 600: "SourceSansPro-Semibold.ttf"}
@@ -31,8 +28,6 @@ FOLDER = Path(font_source_sans_pro.__file__).parent / "files"
 USUAL = frozenset(string.printable.strip() + " ×±−–—…°·λβτ≥≤₀₁₂∞")
 """Letters of which nearly all pictures are made."""
 TEXT = "{http://www.w3.org/2000/svg}text"
-DIGEST = hashlib.sha256().digest_size
-"""Bytes before what is kept: its digest."""
 
 
 @cache
@@ -81,25 +76,6 @@ def _kept(weight: int, what: str, make: Callable[[], bytes]) -> bytes:
     """Return what is made of the usual letters of a weight."""
     source = hashlib.sha256((FOLDER / FACES[weight]).read_bytes()).hexdigest()
     return kept(make, what, str(weight), source, fontTools.version, "".join(sorted(USUAL)))
-
-
-def kept(make: Callable[[], bytes], *made_of: str) -> bytes:
-    """Return what `make` makes, or what another process made before of the same `made_of`.
-
-    It lies in `~/.cache/pipegap/made` (or below XDG_CACHE_HOME). A file that is damaged is made
-    anew, and where nothing can be written nothing is kept.
-    """
-    name = hashlib.sha256("\0".join(made_of).encode()).hexdigest()
-    with suppress(OSError):
-        known = (cache_folder() / "made" / name).read_bytes()
-        if hashlib.sha256(known[DIGEST:]).digest() == known[:DIGEST]:
-            return known[DIGEST:]
-    content = make()
-    with suppress(OSError):
-        (cache_folder() / "made").mkdir(parents=True, exist_ok=True)
-        whole = hashlib.sha256(content).digest() + content
-        write_atomically(cache_folder() / "made" / name, whole)
-    return content
 
 
 def _cut(source: Path | io.BytesIO, letters: frozenset[str], flavor: str | None = None) -> bytes:

@@ -10,6 +10,7 @@ from analysis.statistics.intervals import mean_interval
 from analysis.statistics.pairs import SAME_ARM, VARIANT, pairs, results
 from analysis.table import names
 from analysis.table.points import group_of, varied
+from analysis.table.remembered import remembered
 from trainer.base.status import Status
 
 PANEL = ["panel", "subtitle"]
@@ -78,6 +79,7 @@ def paired_seeds(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     return paired.merge(means, on=SAME_ARM, how="left")
 
 
+@remembered
 def best_points(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     """Return the trials of the best point of each panel, with PANEL and `series`.
 

@@ -1,12 +1,16 @@
 """The token tax of all trials of a scale, and the speed-up of the pipeline that it eats up."""
 
+import json
 from functools import cache
 
 import altair as alt
 import pandas as pd
 
+import trainer.schedules
+from analysis import advice
 from analysis.advice.speed import equal_stages, speed_up
 from analysis.figures.figure import Chart, Figure
+from analysis.figures.kept import kept, source
 from analysis.figures.marks import (
     hover,
     legend,
@@ -124,26 +128,31 @@ def break_even(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     own = own[own["arm"].isin(MAIN_ARMS)]
     panels = []
     for optimizer, rows in own.groupby("optimizer"):
-        panel = pd.concat([_speed_ups(), rows.assign(kind=TAX)])
+        panel = pd.concat([speed_ups(), rows.assign(kind=TAX)])
         panel = panel.assign(panel=names.optimizer(optimizer), subtitle="")
         panels.append(panel.reindex(columns=AT_PIPELINE))
     return pd.concat(panels, ignore_index=True) if panels else pd.DataFrame(columns=AT_PIPELINE)
 
 
 @cache
-def _speed_ups() -> pd.DataFrame:
-    """Return speed-ups with at least as many microbatches as stages, which fill the pipeline."""
+def speed_ups() -> pd.DataFrame:
+    """Return the rows of `break_even` of the kind SPEED_UP, with at least as many microbatches as
+    stages, which fill the pipeline."""
+    shapes = [(stages, m) for stages in STAGES for m in MICROBATCHES if m >= stages]
+
+    def simulated() -> bytes:
+        return json.dumps([speed_up(equal_stages(stages), m) for stages, m in shapes]).encode()
+
+    known = kept(simulated, "speed-ups", str(shapes), source(advice.speed, trainer.schedules))
     return pd.DataFrame(
         {
             "kind": SPEED_UP,
             "series": f"p = {stages}",
             "stages": stages,
-            "microbatches": microbatches,
-            "mean": speed_up(equal_stages(stages), microbatches),
+            "microbatches": m,
+            "mean": mean,
         }
-        for stages in STAGES
-        for microbatches in MICROBATCHES
-        if microbatches >= stages
+        for (stages, m), mean in zip(shapes, json.loads(known), strict=True)
     )
 
 

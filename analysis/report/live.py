@@ -30,7 +30,7 @@ from typing_extensions import override
 from analysis.report.details import FOLDER, details, file_of
 from analysis.report.facts import running
 from analysis.report.page.page import running_html
-from analysis.report.report import write_page, write_report
+from analysis.report.report import write_report
 from trainer.base.errors import BadInput
 
 LOOK_EVERY = 2.0
@@ -128,8 +128,7 @@ class LiveReport:
         version = self._version + 1
         out = self._place / str(version)
         try:
-            made = write_report(self._results, out, store=self._store)
-            write_page(made.page, out, live=str(version))
+            made = write_report(self._results, out, store=self._store, live=str(version))
         except BaseException:
             shutil.rmtree(out, ignore_errors=True)
             raise

@@ -4,12 +4,14 @@ import shutil
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
 
+from analysis.report.ahead import MANY
 from analysis.report.answer import StoreAnswer, answer
 from analysis.report.contents import EXPECTED, claims_table, write_chapter
 from analysis.report.details import makers, provenance, write_details
@@ -29,8 +31,6 @@ from trainer.base.errors import BadInput
 
 PLACES = ["folder", "results", "out", "data.path", "data.shards", "code"]
 """Paths on one machine: they are left out of the files, which name a trial by its id."""
-MANY = 50
-"""Trials whose pictures and files take longer to make than a process takes to start."""
 MOST_TRIALS = 10_000
 """Rows of the list of trials on the page."""
 TRIALS = "Each opens: config, losses over training, log. What made it stands in the CSV."
@@ -43,19 +43,24 @@ LEGEND = (
 )
 
 
-def report(results: Path, out: Path, label: str | None = None, store: str = "") -> str:
+def report(
+    results: Path,
+    out: Path,
+    label: str | None = None,
+    store: str = "",
+    worker: Worker | None = None,
+) -> str:
     """Write a report to `out` and return what to print.
 
     The files are index.html, the figures and tables that it shows, trials.csv, gaps.csv, gaps.md,
     claims.csv, missing.csv and provenance.csv. `trials/` beside the page holds what opens on it for
     one trial. The report shows the whole store, with one folder per scale, or only the trials that
     the sweep `label` compares. `store` is the value of `results=` in the commands that the report
-    shows, such as a URL, if it is not the path `results`. Raises BadInput for a missing `results`,
-    a `label` without a record, an `out` that cannot be written, or mixed data.
+    shows, such as a URL, if it is not the path `results`. With a `worker` some files are there when
+    the worker has done its calls. Raises BadInput for a missing `results`, a `label` without a
+    record, an `out` that cannot be written, or mixed data.
     """
-    made = write_report(results, out, label, store)
-    write_page(made.page, out)
-    return made.text
+    return write_report(results, out, label, store, worker=worker).text
 
 
 class _Contents(NamedTuple):
@@ -83,15 +88,23 @@ class _Contents(NamedTuple):
 
 
 class MadeReport(NamedTuple):
-    """A report whose page is not written yet. `text` is what to print."""
+    """A report. `text` is what to print."""
 
     text: str
     page: Page
     trials: pd.DataFrame
 
 
-def write_report(results: Path, out: Path, label: str | None = None, store: str = "") -> MadeReport:
-    """Write everything that `report` writes but the page; raises as `report` does."""
+def write_report(
+    results: Path,
+    out: Path,
+    label: str | None = None,
+    store: str = "",
+    *,
+    live: str = "",
+    worker: Worker | None = None,
+) -> MadeReport:
+    """Write what `report` writes; raises as `report` does. `html` explains `live`."""
     with warnings.catch_warnings(record=True) as on_reading:
         warnings.simplefilter("always", UserWarning)
         contents = _Contents.of(StoreViews(load(results), records(results)), label)
@@ -100,15 +113,16 @@ def write_report(results: Path, out: Path, label: str | None = None, store: str 
         out.mkdir(parents=True, exist_ok=True)
         with (
             warnings.catch_warnings(record=True) as caught,
-            Worker(apart=len(trials) >= MANY) as worker,
+            nullcontext(worker) if worker else Worker(apart=len(trials) >= MANY) as drawing,
         ):
             warnings.simplefilter("ignore", UserWarning)  # those of the gaps are remarks now
             warnings.simplefilter("always", DamagedRows)
-            worker.do(write_details, trials, word, out)
-            chapters = [write_chapter(part, out, word, worker) for part in contents.parts]
+            drawing.do(write_details, trials, word, out)
+            chapters = [write_chapter(part, out, word, drawing) for part in contents.parts]
             remarks = [*_said(on_reading), *contents.remarks, *_said(caught)]
             contents = contents._replace(remarks=remarks)
-            page = _write(contents, chapters, word, out, worker)
+            page = _write(contents, chapters, word, out, drawing)
+            _write_page(page, out, live)  # the last pictures are drawn meanwhile
     except OSError as error:
         raise BadInput("out", out, f"must be a folder to write to ({error.strerror})") from None
     # A sweep prints the answer itself, for the pipeline that its file asks about.
@@ -121,8 +135,8 @@ def _said(caught: Iterable[warnings.WarningMessage]) -> list[str]:
     return [*dict.fromkeys(f"warning: {warning.message}" for warning in caught)]
 
 
-def write_page(page: Page, out: Path, *, live: str = "") -> None:
-    """Write index.html atomically: a browser may be loading it. `html` explains `live`."""
+def _write_page(page: Page, out: Path, live: str) -> None:
+    """Write index.html atomically: a browser may be loading it."""
     write_atomically(out / "index.html", html(page, live=live).encode())
 
 

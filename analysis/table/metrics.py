@@ -44,17 +44,8 @@ def training_losses(folder: str) -> pd.DataFrame:
     return _series(folder, "train_loss")
 
 
-def diagnostics(folder: str, group: str, name: str) -> pd.DataFrame:
-    """Return columns `update` and `name`, a diagnostic of a group of parameters, as measured."""
-    rows = [
-        {"update": row["update"], name: row["diagnostics"].get(group, {}).get(name)}
-        for row in metrics(folder, "diagnostics")
-    ]
-    return pd.DataFrame(rows, columns=["update", name]).astype({name: float})
-
-
 def _series(folder: str, name: str) -> pd.DataFrame:
-    rows = [*metrics(folder, name)]
+    rows = [(row["update"], row[name]) for row in metrics(folder, name)]
     return pd.DataFrame(rows, columns=["update", name]).astype({name: float})
 
 

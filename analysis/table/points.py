@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
+from analysis.table.remembered import remembered
 from analysis.table.schema import TRIAL
 from trainer.base.status import Status
 from trainer.config.identity import CHANGES_NO_NUMBER
@@ -88,6 +89,7 @@ def _usual(trials: pd.DataFrame, group: str) -> pd.Series:
     return names.set_index("point")[group]
 
 
+@remembered
 def varied(trials: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return for each optimizer a table of its points (index) and the keys that differ (columns).
 

@@ -1,7 +1,7 @@
 """Runs trials on Ray Tune, each to its end, whatever becomes of the others."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from sweeps.cluster.queue import WorkList
 from sweeps.cluster.stop_flag import stop_requested
 from sweeps.cluster.tune_hooks import (
     Bundles,
+    LastTrials,
     Offers,
     StopWhenAsked,
     Untracked,
@@ -27,6 +28,7 @@ from sweeps.request.expand import Trial
 from sweeps.store.store import RunningTrial, SweepStore
 from sweeps.tracking.choice import Tracking
 from sweeps.view.display import Display
+from sweeps.view.progress import COLD, WARMING, Warm
 from trainer.base.errors import BadInput, LeaseLost, Stopped
 from trainer.base.status import Status
 from trainer.folder.lease import Held
@@ -50,12 +52,13 @@ def run_trials(
     tracking: Tracking,
     folder: Path,
     store: SweepStore,
+    on_last: Callable[[], None] = lambda: None,
 ) -> None:
     """Run those trials that nobody else runs; each that ends leaves a result in the store.
 
     Call it within `cluster`, which yields `folder`. Once `asked_to_stop` is true, running trials
-    save a checkpoint, from which the next call resumes. Raises BadInput if the cluster is too small
-    for a trial.
+    save a checkpoint, from which the next call resumes. `on_last` is called, once or more, while
+    the last trials run. Raises BadInput if the cluster is too small for a trial.
     """
     trials = work.left
     needed = {trial.plan.trial_id: bundles(trial, gpus_per_trial) for trial in trials}
@@ -82,7 +85,7 @@ def run_trials(
         run_config=RunConfig(
             storage_path=str(folder / "tune"),
             verbose=0,
-            callbacks=[display, Untracked()],
+            callbacks=[display, Untracked(), LastTrials(work.queue, on_last)],
             stop=stop,
             failure_config=FailureConfig(max_failures=RETRIES),
         ),
@@ -138,14 +141,17 @@ def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking, store: Swe
     tracker = tracking.of(
         trial["id"], trial["arm"], config, setting=trial["setting"], sweeps=trial["sweeps"]
     )
-    last_report = time.monotonic()
+    last_report, num_rows, warm = time.monotonic(), 0, COLD
 
     def send(status: Status, **row: float) -> None:
-        tune.report({**row, "status": status, "untracked": tracker.trouble})
+        tune.report({**row, "warm": warm, "status": status, "untracked": tracker.trouble})
 
     def report(row: Row) -> None:
-        nonlocal last_report
+        nonlocal last_report, num_rows, warm
         tracker.log(row)
+        num_rows += 1
+        if num_rows <= WARMING:
+            warm = Warm.after(row)
         if time.monotonic() - last_report > REPORT_EVERY:
             last_report = time.monotonic()
             send(Status.RUNNING, **{key: row[key] for key in SHOWN})

@@ -27,6 +27,7 @@ from sweeps.request.expand import Trial, unique
 from sweeps.store.results import clean_old
 from sweeps.store.store import SweepStore
 from trainer.base.atomic import SUFFIX, write_json
+from trainer.base.children import Worker
 from trainer.base.errors import BadInput
 from trainer.config.identity import code_version
 from trainer.folder.files import Damaged, content
@@ -96,10 +97,13 @@ def _trial(trial: Trial, prices: Prices) -> dict[str, Any]:
     }
 
 
-def report(request: Request, plan: SweepPlan, prices: Prices, store: SweepStore) -> str:
+def report(
+    request: Request, plan: SweepPlan, prices: Prices, store: SweepStore, worker: Worker | None
+) -> str:
     """Writes the report of the arms at the chosen values, unless it is there; returns its text.
 
-    The other values that tuning tried are in tuned.csv.
+    The other values that tuning tried are in tuned.csv. A `worker` that has begun already draws the
+    pictures.
     """
     out = request.results / "reports" / plan.label
     folders = [trial.folder for trial in unique(plan.planned)]
@@ -109,11 +113,16 @@ def report(request: Request, plan: SweepPlan, prices: Prices, store: SweepStore)
         return f"{text}\nnothing has changed since this report was made"
     from analysis.report import report as page
 
-    lines = [page.report(request.results, out, plan.label, request.where)]
+    lines = [page.report(request.results, out, plan.label, request.where, worker)]
     lines += tried_report.write(plan.sweep, plan.choices, out)
     if (search := plan.sweep.search) is not None:
         lines += tried_report.compare(request.results, search, plan.planned, out)
     text = "\n".join([*lines, *_advice(request.results, plan, request.where)])
+    if worker is not None:
+        try:
+            worker.wait()
+        except OSError as error:
+            raise BadInput("results", out, f"must be a folder to write to ({error})") from None
     note(out, now, text)
     store.push(out)
     return text

@@ -92,10 +92,11 @@ class Display(Callback):
         payload, status = trial.config["trial"], Status(result["status"])
         state = self._progress.states[payload["id"]]
         if status == Status.RUNNING:
-            state.update(result)
+            state.update(result, result["warm"])
             state.where = f"{result['hostname']} pid {result['pid']}"
         else:
             state.num_done, state.wall_seconds = result["num_done"], result.get("wall_seconds", 0.0)
+            state.warm = result["warm"]
             self._end(payload, FOR_SWEEP.get(status, status))
 
     def on_step_end(self, iteration: int, trials: list[Any], **_: object) -> None:

@@ -5,15 +5,37 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from typing import NamedTuple
 
 from sweeps.request.expand import Trial
 from trainer.base.status import ACTIVE, ENDED, FINAL, Status
 from trainer.folder.lease import attempts, holder
-from trainer.folder.metrics import last_row
+from trainer.folder.metrics import last_row, row_number
 from trainer.folder.record import Row, read_result
 
 STATUSES = (*ENDED, *ACTIVE, Status.INTERRUPTED, Status.WAITING)
 """What a trial of a sweep can be, in the order in which a view counts them."""
+WARMING = 2
+"""Updates of which a pace knows nothing: the first one of all, and the first one after another."""
+
+
+class Warm(NamedTuple):
+    """How far a trial was when the WARMING first updates of its process were done.
+
+    They compile, start libraries and fill caches, which may take as long as a thousand others: no
+    pace counts them.
+    """
+
+    num_done: int = 0
+    wall_seconds: float = 0.0
+
+    @classmethod
+    def after(cls, row: Row) -> "Warm":
+        """Return how far a trial was after a row of metrics.jsonl."""
+        return cls(row["update"] + 1, row.get("wall_seconds", 0.0))
+
+
+COLD = Warm()
 
 
 @dataclass
@@ -29,12 +51,14 @@ class State:
     """Of all attempts together, up to the last row."""
     where: str = ""
     """Host and process id, if it runs."""
+    warm: Warm = COLD
 
-    def update(self, row: Row) -> None:
+    def update(self, row: Row, warm: Warm) -> None:
         """Take the progress from a row of metrics.jsonl."""
         self.num_done = row["update"] + 1
         self.tokens_per_second = row.get("tokens_per_second", 0.0)
         self.wall_seconds = row.get("wall_seconds", 0.0)
+        self.warm = warm
 
 
 class Progress:
@@ -78,7 +102,7 @@ class Progress:
         """Seconds until all trials have ended, at their pace so far, evaluation included.
 
         At least as long as the slowest running trial takes. None if no trial runs, or no pace is
-        known.
+        known, as before a trial is warm.
         """
         running = [*self.of(*ACTIVE)]
         paced = [pair for pair in running if _pace(*pair)]
@@ -91,9 +115,10 @@ class Progress:
 
 
 def _pace(trial: Trial, state: State) -> float:
-    """Return the FLOP/s of a trial so far; 0 if the pace is not known."""
-    done = trial.plan.flops * _share(trial, state)
-    return done / state.wall_seconds if state.wall_seconds else 0.0
+    """Return the FLOP/s of a trial since it is warm; 0 if the pace is not known."""
+    share = (state.num_done - state.warm.num_done) / trial.plan.num_updates
+    seconds = state.wall_seconds - state.warm.wall_seconds
+    return trial.plan.flops * min(1.0, share) / seconds if share > 0 and seconds > 0 else 0.0
 
 
 def _share(trial: Trial, state: State) -> float:
@@ -120,5 +145,5 @@ def read_state(folder: Path) -> State:
         where = f"{held.get('host', '?')} pid {held.get('pid', '?')}"
         state = State(Status.RUNNING, where=where)
     if (row := last_row(folder)) is not None:
-        state.update(row)
+        state.update(row, Warm.after(row_number(folder, WARMING) or row))
     return state

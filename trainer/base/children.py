@@ -1,5 +1,6 @@
 """Work beside that of a process: in processes that end with it, and by a thread that repeats it."""
 
+import atexit
 import multiprocessing
 import os
 import signal
@@ -7,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import chain, islice
 from typing import ParamSpec, Self, TypeVar
 
@@ -43,8 +44,12 @@ class Worker:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._worker.shutdown(cancel_futures=kind is not None)
         if kind is None:
-            for call in self._begun:
-                call.result()
+            self.wait()
+
+    def wait(self) -> None:
+        """Returns when all calls are done; raises the first error of one."""
+        for call in self._begun:
+            call.result()
 
     def do(
         self,
@@ -60,8 +65,12 @@ class Worker:
 
 
 def _serve() -> None:
-    """Ends this process with its parent, however the parent dies. Ctrl-C is for the parent."""
+    """Ends this process with its parent, however the parent dies. Ctrl-C is for the parent.
+
+    When nothing is left to do it ends at once: to take libraries down takes tenths of a second.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    atexit.register(os._exit, 0)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are as many as the cores
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -90,6 +99,17 @@ def repeated(action: Callable[[], bool], every: float, name: str) -> Iterator[No
     finally:
         ended.set()
         thread.join()
+
+
+@contextmanager
+def closed_beside(context: AbstractContextManager[Thing], ending: ExitStack) -> Iterator[Thing]:
+    """A context within which the given one lasts. A thread ends the given one, for which only
+    `ending` waits; after an error it ends at once."""
+    with ExitStack() as stack:
+        yield stack.enter_context(context)
+        closing = threading.Thread(target=stack.pop_all().close)
+        closing.start()
+        ending.callback(closing.join)
 
 
 def mapped(

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from io import FileIO
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,6 +61,18 @@ def last_row(folder: Path) -> Row | None:
     except (OSError, Damaged):
         return None
     return next(filter(None, map(row_of, reversed(lines))), None)
+
+
+def row_number(folder: Path, number: int) -> Row | None:
+    """The row in this line of metrics.jsonl, of which the first has number 1; None if there is no
+    such line or it is not whole."""
+    try:
+        require_file(folder / "metrics.jsonl")
+        with (folder / "metrics.jsonl").open("rb") as file:
+            lines = [*islice(file, number)]
+    except (OSError, Damaged):
+        return None
+    return row_of(lines[-1]) if len(lines) == number else None
 
 
 class Metrics:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NoReturn, NotRequired, Required
 
 from annotated_types import Ge, Gt
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError, with_config
+from pydantic_core import from_json
 from typing_extensions import TypedDict
 
 from trainer.base.build import label
@@ -39,6 +40,27 @@ def read(path: Path, form: Form) -> Content:
 
 def parse(text: bytes, form: Form) -> Content:
     """The JSON object in `text`. Raises ValueError, which says in a line why it is none."""
+    parsed = _numbers(text)
+    if parsed is None:
+        parsed = _whole(text)
+    check(parsed, form)
+    return parsed
+
+
+def _numbers(text: bytes) -> Content | None:
+    """The object if it holds numbers of a usual size alone, as most rows do; else None.
+
+    It is what `_whole` returns, in a third of the time.
+    """
+    try:
+        numbers: Content = from_json(text, allow_inf_nan=False)
+        # The root of the sum of the squares is no smaller than any of the numbers.
+        return numbers if math.hypot(*numbers.values()) < LARGEST else None
+    except (ValueError, TypeError, OverflowError, AttributeError):
+        return None
+
+
+def _whole(text: bytes) -> Content:
     try:
         parsed: Content = json.loads(
             text.decode(), parse_constant=_refuse, parse_int=_integer, parse_float=_float
@@ -47,7 +69,6 @@ def parse(text: bytes, form: Form) -> Content:
             json.dumps(parsed, ensure_ascii=False).encode()  # half a character is no text
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is not whole JSON ({error})") from None
-    check(parsed, form)
     return parsed
 
 

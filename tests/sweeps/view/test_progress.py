@@ -2,9 +2,11 @@
 
 import io
 import json
+import random
 import re
 import time
 from contextlib import ExitStack
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,7 @@ from rich.console import Console
 
 from sweeps.request.expand import Trial
 from sweeps.view.display import Display
-from sweeps.view.progress import Progress, State, read_state
+from sweeps.view.progress import COLD, Progress, State, Warm, read_state
 from sweeps.view.render import SHARE, GapTable, Throttled, render
 from tests.support import small
 from tests.support.synthetic_store import config, result, write, write_arms
@@ -79,12 +81,67 @@ def test_pace_and_time_left_are_those_of_what_runs(corpus: Path, tmp_path: Path)
     ended.status, ended.num_done = Status.COMPLETED, 12
     for state, num_done, seconds in ((fast, 4, 8.0), (slow, 2, 8.0)):
         state.status = Status.RUNNING
-        state.update({"update": num_done - 1, "tokens_per_second": 7.0, "wall_seconds": seconds})
+        row = {"update": num_done - 1, "tokens_per_second": 7.0, "wall_seconds": seconds}
+        state.update(row, COLD)
     assert progress.tokens_per_second == 14.0
     assert progress.share == pytest.approx((12 + 4 + 2) / 48)
     assert progress.seconds_left == pytest.approx((8 + 10 + 12) / 0.75)  # and the slow one: 40 s
     slow.wall_seconds = 80.0
     assert progress.seconds_left == pytest.approx(10 / 0.025)  # nobody can help it
+
+
+def test_time_left_from_the_store_does_not_count_the_first_updates(
+    corpus: Path, tmp_path: Path
+) -> None:
+    """A trial of 12 updates made the first two in 90 s, four more in 8 s, and six are left."""
+    [trial] = trials(corpus, tmp_path, 1)
+    progress = Progress([trial])
+    trial.folder.mkdir(parents=True)
+    with leased(trial.folder, lambda: "completed"):
+        seconds = [60.0, 90.0, 92.0, 94.0, 96.0, 98.0]
+        for num_done, left in ((1, None), (2, None), (3, 18.0), (6, 12.0)):
+            rows = enumerate(seconds[:num_done])
+            metrics(trial.folder, *({"update": i, "wall_seconds": at} for i, at in rows))
+            progress.refresh(progress.trials)
+            assert progress.seconds_left == (left and pytest.approx(left))
+
+
+def played(planned: list[Trial], chance: random.Random) -> dict[float, dict[str, State]]:
+    """What a driver with two cores sees change at each moment, of trials of about 0.5 s per update.
+
+    The first trial of a core compiles in its first two updates, as long as all of five others take.
+    """
+    seen: dict[float, dict[str, State]] = {}
+    free = [0.0, 0.0]
+    for trial in planned:
+        core = free.index(min(free))
+        compiling = 15.0 if free[core] == 0.0 else 0.0
+        seconds = [chance.uniform(0.4, 0.6) for _ in range(trial.plan.num_updates)]
+        seconds[:2] = (each + compiling for each in seconds[:2])
+        ends = [*accumulate(seconds)]
+        started = told = free[core]
+        seen.setdefault(started, {})[trial.plan.trial_id] = State(Status.RUNNING)
+        for done, wall in enumerate(ends, 1):
+            status = Status.COMPLETED if wall == ends[-1] else Status.RUNNING
+            if status == Status.COMPLETED or started + wall - told > 2:
+                told, warm = started + wall, Warm(min(done, 2), ends[min(done, 2) - 1])
+                state = State(status, done, wall_seconds=wall, warm=warm)
+                seen.setdefault(told, {})[trial.plan.trial_id] = state
+        free[core] = told
+    return seen
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_time_left_is_right_from_its_first_word_on(corpus: Path, tmp_path: Path, seed: int) -> None:
+    planned = trials(corpus, tmp_path, 40)
+    seen = played(planned, random.Random(seed))
+    progress, end, told_at = Progress(planned), max(seen), []
+    for clock in sorted(seen):
+        progress.states |= seen[clock]
+        if (left := progress.seconds_left) is not None:
+            told_at.append(clock)
+            assert left == pytest.approx(end - clock, rel=0.2, abs=4.0)
+    assert 30 < min(told_at) < 35, "as soon as the first updates are done"
 
 
 def test_seldom_takes_a_small_share_of_the_time() -> None:
@@ -121,7 +178,7 @@ class Screen:
         self.display.on_trial_start(0, [], self._of_tune(trial))
 
     def row(self, trial: Trial, **row: object) -> None:
-        told = {**row, "hostname": "h", "pid": 7}
+        told = {"warm": COLD, **row, "hostname": "h", "pid": 7}
         self.display.on_trial_result(0, [], self._of_tune(trial), told)
         self.display.on_step_end(0, [])
 

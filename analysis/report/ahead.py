@@ -1,0 +1,58 @@
+"""What a report needs that its trials do not change, made while they run."""
+
+import gc
+import threading
+from types import TracebackType
+from typing import Self
+
+from trainer.base.children import Worker
+
+MANY = 50
+"""Trials whose pictures and files take longer to make than a process takes to start."""
+
+
+class Ahead:
+    """A context in which a report begins before its trials are known.
+
+    `begin` starts a process that draws pictures as soon as they are known, for its first one takes
+    a second, and imports what makes reports, which takes another. A report of fewer than MANY
+    trials begins with its trials: it needs no process.
+    """
+
+    def __init__(self, num_trials: int) -> None:
+        self.worker: Worker | None = None
+        """For `report`, once `begin` was called."""
+        self._is_large = num_trials >= MANY
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.worker is not None:
+            self.worker.__exit__(kind, error, trace)
+
+    def begin(self) -> None:
+        """Begin in a thread, and return at once; later calls do nothing."""
+        if self._is_large and self.worker is None:
+            self.worker = Worker()
+            self.worker.do(_draw)
+            threading.Thread(target=_import, daemon=True).start()
+
+
+def _draw() -> None:
+    from analysis.figures.files import warm_up
+
+    warm_up()
+
+
+def _import() -> None:
+    from analysis.figures.taxes import speed_ups
+    from analysis.report import report  # noqa: F401
+
+    speed_ups()
+    gc.freeze()  # what was imported stays: a look at it takes tenths of a second, again and again
