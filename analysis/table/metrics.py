@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import pandas as pd
 
 from analysis.table.rows import Row
@@ -45,8 +46,11 @@ def training_losses(folder: str) -> pd.DataFrame:
 
 
 def _series(folder: str, name: str) -> pd.DataFrame:
-    rows = [(row["update"], row[name]) for row in metrics(folder, name)]
-    return pd.DataFrame(rows, columns=["update", name]).astype({name: float})
+    rows = [*metrics(folder, name)]
+    # Of lists pandas asks each value for its type, which takes as long as to read the file.
+    updates = np.array([row["update"] for row in rows], dtype=np.int64 if rows else object)
+    values = np.array([row[name] for row in rows], dtype=float)
+    return pd.DataFrame({"update": updates, name: values})
 
 
 def metrics(folder: str, key: str) -> Iterator[Row]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import ray
 from ray._private import worker as ray_worker
+from ray._private.node import Node
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sweeps.store.store import SweepStore
@@ -34,6 +35,10 @@ UNLESS_SET = {"TORCHINDUCTOR_COMPILE_THREADS": "4"}
 """Likewise, unless the driver's environment says otherwise. By itself torch's compiler starts as
 many processes as the machine has cores, up to 32, for each trial and each rank; layers of a shape
 share a graph, so a trial has few kernels to compile."""
+
+UNUSED = ("start_monitor", "start_log_monitor", "start_api_server")
+"""Methods by which Ray's first node starts processes that nobody asks here: one would ask a cloud
+for more nodes, one send workers' logs to the driver, one serve the dashboard."""
 
 LONGEST_BASE = 20
 """Letters of the folder above a driver's own: Ray's sockets lie inside, and Linux allows 107 for
@@ -70,7 +75,7 @@ def cluster() -> Iterator[Path]:
             _require_listening(address)
             # A cluster of our own has them from the start: for a job's variables each of its
             # processes would be started anew, which takes a second.
-            with _in_environment(_environment() if is_own else {}):
+            with _in_environment(_environment() if is_own else {}), _without_unused():
                 ray.init(
                     address=address,
                     log_to_driver=False,
@@ -97,6 +102,19 @@ def _in_environment(variables: Mapping[str, str]) -> Iterator[None]:
         for name in variables.keys() - before.keys():
             del os.environ[name]
         os.environ.update(before)
+
+
+@contextmanager
+def _without_unused() -> Iterator[None]:
+    """Keep Ray from starting what is UNUSED: each of them imports Ray, which takes 0.6 to 1 s."""
+    starts = {name: getattr(Node, name) for name in UNUSED}
+    for name in UNUSED:
+        setattr(Node, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for name, start in starts.items():
+            setattr(Node, name, start)
 
 
 @contextmanager

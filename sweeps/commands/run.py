@@ -3,7 +3,6 @@
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 
 from analysis.objects.bucket import StoreAway
 from analysis.report.ahead import Ahead
@@ -17,7 +16,7 @@ from sweeps.request.files import ALL, PAPER, known
 from sweeps.store.opened import open_store
 from sweeps.store.results import failed, finished, require_ready
 from sweeps.store.store import SweepStore
-from trainer.base.children import Worker, closed_beside
+from trainer.base.children import Worker
 from trainer.base.cli import DONE, FAILED, parser
 from trainer.base.errors import Stopped
 from trainer.base.stopping import stopping
@@ -42,8 +41,8 @@ def main(words: Sequence[str]) -> int:
         return DONE
     require_ready(store, all_planned(sweeps))
     sweep_record.write(request, sweeps, store)
-    with ExitStack() as ending, Ahead(len(all_planned(sweeps))) as ahead:
-        sweeps, stopped = _run(request, sweeps, store, ahead, ending)
+    with Ahead(len(all_planned(sweeps))) as ahead:
+        sweeps, stopped = _run(request, sweeps, store, ahead)
         store.pull()
         sweep_record.write(request, sweeps, store)  # what is left is priced by what has finished
         if stopped:  # whoever asked will not wait for a report (Slurm kills after a minute)
@@ -86,20 +85,20 @@ def _request_words(words: Sequence[str]) -> list[str]:
 
 
 def _run(
-    request: Request, sweeps: list[SweepPlan], store: SweepStore, ahead: Ahead, ending: ExitStack
+    request: Request, sweeps: list[SweepPlan], store: SweepStore, ahead: Ahead
 ) -> tuple[list[SweepPlan], bool]:
     """Runs the trials that can run, in rounds: those that decide which others do, then the others.
 
     This driver tries each trial once at most. Trials that another driver runs are waited for, and
     run here if it dies. While the last ones run, `ahead` begins. Returns the plans at the end, and
-    whether a signal asked to stop; Ray ends beside what follows, before `ending` does.
+    whether a signal asked to stop.
     """
     if not _missing(sweeps):
         return sweeps, False
     from sweeps.cluster.connection import cluster, require_seen_by_nodes
 
     # Ray installs its signal handlers when it starts; `stopping` replaces them after that.
-    with closed_beside(cluster(), ending) as folder, stopping(SAYS) as asked_to_stop:
+    with cluster() as folder, stopping(SAYS) as asked_to_stop:
         # Tune is large: it is imported while Ray's processes start.
         from sweeps.cluster.driver import run_trials
         from sweeps.cluster.first_trial import try_first

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import chain, islice
 from typing import ParamSpec, Self, TypeVar
 
@@ -99,17 +99,6 @@ def repeated(action: Callable[[], bool], every: float, name: str) -> Iterator[No
     finally:
         ended.set()
         thread.join()
-
-
-@contextmanager
-def closed_beside(context: AbstractContextManager[Thing], ending: ExitStack) -> Iterator[Thing]:
-    """A context within which the given one lasts. A thread ends the given one, for which only
-    `ending` waits; after an error it ends at once."""
-    with ExitStack() as stack:
-        yield stack.enter_context(context)
-        closing = threading.Thread(target=stack.pop_all().close)
-        closing.start()
-        ending.callback(closing.join)
 
 
 def mapped(

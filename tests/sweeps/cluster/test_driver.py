@@ -71,6 +71,10 @@ with cluster() as folder:
     assert sockets != "127.0.0.1:1", sockets
     session = Path(ray._private.worker._global_node.get_session_dir_path())
     assert session.parent.parent == folder, session
+    parts = [Path(f"/proc/{pid}/cmdline").read_text() for pid in pids(str(folder))]
+    assert any("raylet" in part for part in parts)
+    for unused in ("/dashboard.py", "/monitor.py", "/log_monitor.py"):
+        assert not any(unused in part for part in parts), unused
     stop = StopWhenAsked(lambda: asked, {"one"})
     assert not stop_requested(stop.flag)
     variables = stop.flag.__ray_call__.remote(lambda self: dict(os.environ))
@@ -105,8 +109,8 @@ assert not folder.exists()
 
 def test_a_driver_starts_its_own_cluster_and_only_a_real_wish_stops(tmp_path: Path) -> None:
     """A stale announcement of another cluster misleads nobody; of the sockets that appear, none can
-    be reached from another machine; the flag's process is killed twice: before a wish to stop, and
-    after it."""
+    be reached from another machine; what nobody asks is not started; the flag's process is killed
+    twice: before a wish to stop, and after it."""
     announced = Path("/tmp/ray/ray_current_cluster")
     before = announced.read_text() if announced.exists() else None
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}

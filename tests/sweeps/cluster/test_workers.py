@@ -54,7 +54,7 @@ def test_a_trial_is_trained_once(
     train(store, tmp_path)
     first, second = (row for row in told if row["status"] != Status.RUNNING)
     assert (first["status"], first["num_done"]) == (Status.COMPLETED, 12)
-    assert first == second
+    assert {**first, "warm": second["warm"]} == second  # the second one made no update
     store.pull()
     assert [path.name for path in trial.folder.glob("attempt-*")] == ["attempt-000001.json"]
 

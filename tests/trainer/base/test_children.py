@@ -1,14 +1,11 @@
 """Work in the worker: done when the context ends, in order, and its errors are not lost."""
 
 import os
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from trainer.base.children import Worker, closed_beside
+from trainer.base.children import Worker
 
 
 def test_all_is_done_in_order_when_the_context_ends(tmp_path: Path) -> None:
@@ -51,38 +48,3 @@ def _interrupted(folder: Path) -> None:
         for name in map(str, range(50)):
             worker.do(os.mkdir, folder / name)
         raise KeyboardInterrupt
-
-
-def test_a_context_that_is_closed_beside_lets_others_go_on() -> None:
-    may_end, ended = threading.Event(), []
-
-    @contextmanager
-    def context() -> Iterator[str]:
-        yield "entered"
-        assert may_end.wait(60)
-        ended.append(threading.current_thread())
-
-    with ExitStack() as ending:
-        with closed_beside(context(), ending) as entered:
-            assert entered == "entered"
-        assert not ended
-        may_end.set()
-    assert len(ended) == 1
-    assert ended != [threading.current_thread()]
-
-
-def test_a_context_with_an_error_is_closed_at_once_and_is_told() -> None:
-    told = []
-
-    @contextmanager
-    def context() -> Iterator[None]:
-        try:
-            yield
-        except ValueError as error:
-            told.append(error)
-            raise
-
-    with ExitStack() as ending:
-        with pytest.raises(ValueError, match="of within"), closed_beside(context(), ending):
-            raise ValueError("of within")
-        assert told

@@ -11,7 +11,7 @@ import pytest
 
 from trainer.base.atomic import always, write_atomically
 from trainer.base.errors import LeaseLost
-from trainer.folder.metrics import Metrics, read
+from trainer.folder.metrics import Metrics, read, row_number
 
 
 def line(update: int, seconds: float = 0.0) -> bytes:
@@ -21,6 +21,13 @@ def line(update: int, seconds: float = 0.0) -> bytes:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "metrics.jsonl"
+
+
+def test_a_row_by_its_line(path: Path) -> None:
+    assert row_number(path.parent, 1) is None
+    path.write_bytes(line(0) + b"torn\n" + line(2) + line(3)[:-1])
+    rows = [row_number(path.parent, number) for number in range(1, 6)]
+    assert [row and row["update"] for row in rows] == [0, None, 2, None, None]
 
 
 @pytest.mark.parametrize(
