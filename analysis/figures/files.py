@@ -89,12 +89,8 @@ def picture(spec: Spec) -> str:
 
 def warm_up() -> None:
     """Take the time that the first picture of a process takes beside its own."""
-    letters = {
-        "data": {"values": [{"x": "0"}]},
-        "mark": "text",
-        "encoding": {"text": {"field": "x"}},
-    }
-    svg = picture(letters)
+    letter = {"data": {"values": [{}]}, "mark": {"type": "text", "text": "0"}}
+    svg = picture(letter)
     with_font(svg)
     vl_convert.svg_to_png(svg)
     vl_convert.svg_to_pdf(svg)
@@ -103,7 +99,8 @@ def warm_up() -> None:
 def _visible(spec: Any) -> Any:
     """Return the specification without layers of opacity 0."""
     if isinstance(spec, dict):
-        return {key: _visible(value) for key, value in spec.items()}
+        # Its data are most of a specification, and hold no layer.
+        return {key: value if key == "datasets" else _visible(value) for key, value in spec.items()}
     if isinstance(spec, list):
         return [_visible(item) for item in spec if not _is_hidden(item)]
     return spec
