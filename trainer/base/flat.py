@@ -13,7 +13,7 @@ from torch import Tensor
 
 ALIGNED = 64
 """A part begins at a multiple of so many entries: libraries choose their kernels by alignment."""
-LARGEST = 2**25
+LARGEST = 2**27
 """Entries of a vector, unless one tensor has more: what an optimizer computes on the way is as
 large as the vector, and a GPU's memory is short."""
 

@@ -41,6 +41,10 @@ class AdaptiveErrorFeedback(ErrorFeedback):
         self._averages: dict[int, Tensor] = {}
 
     @override
+    def look_back(self, delays: Sequence[int]) -> None:
+        """Sends nothing: the factors need this update too."""
+
+    @override
     def _sizes(self, update: Sequence[Tensor], earlier: Sequence[Tensor]) -> Tensor:
         """‖u_t‖² and ‖u_{t−1}‖² of each weight, [2, weights]."""
         return torch.stack([_squares(update), _squares(earlier)])

@@ -37,21 +37,30 @@ class ErrorFeedback(NoCorrection):
         super().__init__(num_updates, lags)
         self.coefficient, self.lag = coefficient, lag
         self._updates = Past("update", [self.num_buffers(lag) for lag in lags])
+        self._sent: Tensor | None = None
 
     @override
     def apply(
         self, weights: Sequence[Tensor], update: Sequence[Tensor], delays: Sequence[int]
     ) -> None:
-        ages = [delay if self.lag == "delay" else 1 for delay in delays]
-        late = {
-            i: delay
-            for i, delay in enumerate(delays)
-            if delay > 0 and self._updates.has(i, ages[i])
-        }
-        if late:
-            earlier = self._updates.take({i: ages[i] for i in late})
+        if ages := self._ages(delays):
+            earlier, late = self._updates.take(ages), {i: delays[i] for i in ages}
             self._correct(late, chosen(weights, late), chosen(update, late), earlier)
         self._updates.record(update)
+
+    @override
+    def look_back(self, delays: Sequence[int]) -> None:
+        """Sends to the host which of the earlier updates are zero."""
+        if ages := self._ages(delays):
+            earlier = [self._updates.get(i, age) for i, age in ages.items()]
+            self._sent = _magnitudes(earlier).to("cpu", non_blocking=True)
+
+    def _ages(self, delays: Sequence[int]) -> dict[int, int]:
+        """Number of each weight to correct → how many updates before this one the earlier one was
+        made: the weights that are late and have an earlier update."""
+        ages = delays if self.lag == "delay" else [1] * len(delays)
+        pairs = enumerate(zip(delays, ages, strict=True))
+        return {i: age for i, (delay, age) in pairs if delay > 0 and self._updates.has(i, age)}
 
     def _correct(
         self,
@@ -70,12 +79,14 @@ class ErrorFeedback(NoCorrection):
     def _sizes(self, update: Sequence[Tensor], earlier: Sequence[Tensor]) -> Tensor:
         """What `_factors` needs to know of both: here, a number that is 0 only for a zero update.
 
-        A sum of magnitudes, because none underflows in it, and torch is slow at their maximum on a
-        CPU. There the first entries most often suffice.
+        On a CPU the first entries most often suffice.
         """
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            return sent
         if are_at_hand(earlier) and (firsts := earlier.layout.firsts(earlier.wholes)).all():
             return firsts
-        return torch.stack(torch._foreach_norm(list(earlier), 1))
+        return _magnitudes(earlier)
 
     def _factors(self, late: Late, sizes: Tensor, difference: Sequence[Tensor]) -> Tensor:
         """λ of each late weight, [weights], or 0 where there was no earlier update."""
@@ -94,11 +105,19 @@ class ErrorFeedback(NoCorrection):
         self._updates.restore(state)
 
 
+def _magnitudes(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum of the magnitudes of each tensor, [tensors]: none underflows in it, and torch is slow
+    at their maximum on a CPU."""
+    return torch.stack(torch._foreach_norm(list(tensors), 1))
+
+
 def _scale(tensors: Sequence[Tensor], factors: Tensor) -> None:
     """Multiplies each tensor by its factor, in place."""
-    if are_at_hand(tensors) and len(numbers := set(factors.tolist())) == 1:
-        [number] = numbers
-        if number != 1:
-            torch._foreach_mul_(tensors.wholes, number)
-    else:
+    if factors.is_cuda or hasattr(factors, "to_local"):  # the host would wait for the numbers
         torch._foreach_mul_(list(tensors), list(factors.unbind()))
+        return
+    numbers = factors.tolist()
+    if len(set(numbers)) > 1:
+        torch._foreach_mul_(list(tensors), numbers)
+    elif numbers[0] != 1:
+        torch._foreach_mul_(wholes(tensors)[0], numbers[0])

@@ -35,6 +35,9 @@ class NoCorrection:
     ) -> None:
         """Changes in place the raw gradients of batch t, averaged and not yet clipped."""
 
+    def look_back(self, delays: Sequence[int]) -> None:
+        """Called before `gradient` on a GPU for which the host will wait before `apply`."""
+
     def lr_factor(self, update: int, delay: int) -> float:
         """Factor on the learning rate of weights whose gradient is `delay` updates old."""
         return 1.0

@@ -39,13 +39,9 @@ def make_update(
     """
     batch, tensors, options, delay = gradient
     delays = [delay] * len(tensors)
-    present = [tensor for tensor in tensors if tensor is not None]
-    if correction.changes_gradients:
-        if len(present) < len(tensors):
-            raise RuntimeError("a correction of gradients needs one of every weight")
-        correction.gradient(present, weights, delays)
+    correction.gradient_of_some(tensors, weights, delays)
     if clip_norm is not None:
-        _clip(present, clip_norm)
+        _clip([tensor for tensor in tensors if tensor is not None], clip_norm)
     factor = correction.lr_factor(batch, delay)
     with stepping(optimizer, weights), _using(optimizer, options, factor):
         return corrected_update(optimizer, correction, weights, tensors, delays, NoProbe())

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from trainer.base.flat import wholes
 from trainer.executors.executor import Executor, OnUpdate
 from trainer.executors.gradients import Clip, Diverged, Update, slots
 from trainer.executors.passes import Loss
@@ -36,7 +37,7 @@ class Emulated(Executor):
         self._slots = slots([stage.slots for stage in stages])
         self._sent: dict[tuple[str, int, int, int, int], Tensor] = {}
         self._losses: dict[tuple[int, int], list[Tensor]] = {}
-        self._gradients: dict[int, dict[int, list[Tensor]]] = {}
+        self._gradients: dict[int, dict[int, Sequence[Tensor]]] = {}
         self._reduced: dict[int, tuple[float, float]] = {}
 
     @override
@@ -116,13 +117,14 @@ class Emulated(Executor):
         gradients = [self._gradients[batch][stage] for stage in range(len(self._stages))]
         if self._num_parts > 1:  # else the sum is the mean
             for of_stage in gradients:
-                torch._foreach_div_(of_stage, self._num_parts)
+                torch._foreach_div_(wholes(of_stage)[0], self._num_parts)
         _add_tied(self._stages, gradients)
         if self._pass.is_corrected:
             for stage, of_stage in zip(self._stages, gradients, strict=True):
                 stage.correct(batch, of_stage)
-        norms = zip(self._slots, gradients, strict=True)
-        norm = torch.linalg.vector_norm(sum(slots.norms(of_stage) for slots, of_stage in norms))
+        pairs = zip(self._slots, gradients, strict=True)
+        norms = [slots.norms(of_stage) for slots, of_stage in pairs]
+        norm = torch.linalg.vector_norm(sum(norms[1:], norms[0]))
         if self._pass.is_clipped:
             for stage, of_stage in zip(self._stages, gradients, strict=True):
                 self._clip(stage.clipped(of_stage), norm)
@@ -130,13 +132,13 @@ class Emulated(Executor):
         losses = [torch.stack(self._losses.pop((batch, replica))).mean() for replica in replicas]
         loss = sum(losses[1:], losses[0]) / self._num_replicas
         # The only wait for the device in a batch.
-        values = torch.stack([loss.double(), norm.double()]).tolist()
+        values = torch.stack([loss, norm]).double().tolist()
         if not all(isfinite(value) for value in values):
             raise Diverged(batch)
         return values[0], values[1]
 
 
-def _add_tied(stages: Sequence[Stage], gradients: Sequence[list[Tensor]]) -> None:
+def _add_tied(stages: Sequence[Stage], gradients: Sequence[Sequence[Tensor]]) -> None:
     """Gives both copies of a tied weight the sum of their gradients."""
     first = dict(zip(stages[0].versions.names, gradients[0], strict=True))
     last = zip(stages[-1].versions.names, stages[-1].is_tied, gradients[-1], strict=True)

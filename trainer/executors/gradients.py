@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
+from trainer.base.flat import wholes
+
 
 @dataclass(frozen=True)
 class Update:
@@ -85,4 +87,4 @@ class Clip:
         """Clips one stage's gradients in place."""
         norm = get_total_norm(gradients) if self.by_stage else norm_of_model
         scale = (self.norm / (norm + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_(list(gradients), scale)
+        torch._foreach_mul_(wholes(gradients)[0], scale)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.base.flat import wholes
 from trainer.executors.gradients import Clip, Slots, slots
 from trainer.executors.passes import Pass
 from trainer.ranks.groups import Gang
@@ -22,7 +23,7 @@ class Reduced:
     """The clipped gradients of each stage of the rank; the batch's mean loss and the norm of the
     whole model's gradient before the clip."""
 
-    gradients: list[list[Tensor]]
+    gradients: list[Sequence[Tensor]]
     loss: float
     norm: float
 
@@ -62,7 +63,9 @@ class Reducer:
             self._stream.wait_stream(torch.cuda.current_stream())
         return self._thread.submit(self._reduce, op, gradients, loss, kind)
 
-    def _reduce(self, op: Op, gradients: list[list[Tensor]], loss: Tensor, kind: Pass) -> Reduced:
+    def _reduce(
+        self, op: Op, gradients: list[Sequence[Tensor]], loss: Tensor, kind: Pass
+    ) -> Reduced:
         with torch.cuda.stream(self._stream), self._clock.span(op, "reduce"):  # None: no stream
             gang = self._gang
             # The loss travels with the gradients: one message fewer per batch.
@@ -70,7 +73,7 @@ class Reducer:
             if gang.num_replicas > 1:
                 self._sum([*chain.from_iterable(gradients), loss], gang.replicas)
             for of_stage in gradients:
-                torch._foreach_div_(of_stage, self._divisor)
+                torch._foreach_div_(wholes(of_stage)[0], self._divisor)
             # Before the correction and the norm, which must see one gradient per tied weight.
             self._sum_tied(gradients)
             if kind.is_corrected:
@@ -89,7 +92,7 @@ class Reducer:
             values = torch.stack((vector[-1], norm)).double().tolist()
         return Reduced(gradients, *values)
 
-    def _sum_tied(self, gradients: list[list[Tensor]]) -> None:
+    def _sum_tied(self, gradients: list[Sequence[Tensor]]) -> None:
         """Gives both copies of each tied weight the sum of their gradients."""
         copies: dict[str, list[Tensor]] = {}
         for stage, of_stage in zip(self._stages, gradients, strict=True):

@@ -36,9 +36,9 @@ def one_matrix(weights: Weights) -> int:
 
 
 def one_vector(weights: Weights) -> int:
-    """Entries of a vector that weights lie in (`trainer.base.flat`)."""
-    sizes = [prod(shape) for _, shape in weights]
-    return max([min(LARGEST, sum(sizes)), *sizes])
+    """Entries of a vector that weights of a kind lie in (`trainer.base.flat`)."""
+    largest = max((prod(shape) for _, shape in weights), default=0)
+    return max(largest, min(LARGEST, _most((kind, prod(shape)) for kind, shape in weights)))
 
 
 def drops(number: float, at_once: AtOnce) -> Callable[[Factory], Factory]:

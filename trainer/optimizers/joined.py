@@ -4,6 +4,8 @@ It computes the same numbers in fewer calls: entries of one vector are stepped a
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -42,6 +44,8 @@ class Joined(Optimizer):
             self._vectors[whole] = vector, members
         kinds = [parameters[vector.numbers[0]][0] for vector in layout.vectors]
         self._inner = make(list(zip(kinds, self._vectors, strict=True)))
+        # Without torch's hooks and profiler around a step: both may take as long as a small step.
+        self._step = partial(unwrap(type(self._inner).step), self._inner)
         self._by_weight: dict[Tensor, State] | None = None
         groups = [
             {**options(group), "params": [w for p in group["params"] for w in self._vectors[p][1]]}
@@ -111,7 +115,7 @@ class Joined(Optimizer):
             whole.grad = vector.whole(shown) if shown else None
         for mine, theirs in zip(self.param_groups, self._inner.param_groups, strict=True):
             replace_options(theirs, mine)
-        self._inner.step()
+        self._step()
         for mine, theirs in zip(self.param_groups, self._inner.param_groups, strict=True):
             replace_options(mine, theirs)
         for whole in self._vectors:

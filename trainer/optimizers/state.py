@@ -38,7 +38,7 @@ def replace_options(group: dict[str, Any], by: Mapping[str, Any]) -> None:
     """Gives `group` the options of the other one, and no more: some optimizers add some later."""
     weights = group["params"]
     group.clear()
-    group.update({**options(by), "params": weights})
+    group.update(by, params=weights)
 
 
 def restore(optimizer: Optimizer, saved: Mapping[nn.Parameter, State]) -> None:

@@ -53,17 +53,34 @@ class CorrectionInParts(NoCorrection):
         self.needs_update = self._first.needs_update  # type: ignore[misc]
         self.reads_ahead = self._first.reads_ahead  # type: ignore[misc]
 
-    @property
-    def changes_gradients(self) -> bool:
-        """Whether `gradient` does anything."""
-        return type(self._first).gradient is not NoCorrection.gradient
-
     @override
     def gradient(
         self, gradients: Sequence[Tensor], weights: Sequence[Tensor], delays: Sequence[int]
     ) -> None:
         for correction, *parts in self._each(gradients, weights, delays):
             correction.gradient(*parts)
+
+    def gradient_of_some(
+        self,
+        gradients: Sequence[Tensor | None],
+        weights: Sequence[Tensor],
+        delays: Sequence[int],
+    ) -> None:
+        """`gradient`, where the loss may not depend on every weight.
+
+        Raises RuntimeError if the correction changes gradients and a weight has none.
+        """
+        if type(self._first).gradient is NoCorrection.gradient:
+            return
+        present = [gradient for gradient in gradients if gradient is not None]
+        if len(present) < len(gradients):
+            raise RuntimeError("a correction of gradients needs one of every weight")
+        self.gradient(present, weights, delays)
+
+    @override
+    def look_back(self, delays: Sequence[int]) -> None:
+        for correction, parts in self._each(delays):
+            correction.look_back(parts)
 
     @override
     def lr_factor(self, update: int, delay: int) -> float:

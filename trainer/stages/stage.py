@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from trainer.base.resources import on_cpu
 from trainer.corrections.none import NoCorrection
+from trainer.corrections.past import chosen
 from trainer.optimizers import state as optimizer_state
 from trainer.optimizers.averaging import evaluated
 from trainer.optimizers.routing import BALANCE, Kind, Parameters
@@ -79,9 +80,9 @@ class Stage:
         named = zip(self.versions.names, self._kinds, strict=True)
         return [None if kind == BALANCE else name for name, kind in named]
 
-    def clipped(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+    def clipped(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         """The gradients that the clip scales: all but the pseudo-gradients of balance biases."""
-        return [g for g, kind in zip(gradients, self._kinds, strict=True) if kind != BALANCE]
+        return chosen(gradients, (i for i, kind in enumerate(self._kinds) if kind != BALANCE))
 
     def train(self, is_training: bool) -> None:
         """Whether gradients contain the terms that the model itself adds to the loss."""
@@ -129,7 +130,7 @@ class Stage:
         gradients = self._in_flight.pop((op.batch, op.microbatch, replica)).gradients()
         self._sums.add(replica, gradients)
 
-    def take_gradients(self) -> list[Tensor]:
+    def take_gradients(self) -> Sequence[Tensor]:
         """Returns the finished batch's gradients, summed over microbatches, then over replicas."""
         return self._sums.take()
 
@@ -137,7 +138,10 @@ class Stage:
     def correct(self, batch: int, gradients: Sequence[Tensor]) -> None:
         """Lets the correction change the raw gradients, averaged over the whole batch, in place."""
         self._probe.raw(gradients)
-        self._correction.gradient(gradients, self.versions.master, self._delays(batch))
+        delays = self._delays(batch)
+        if gradients[0].is_cuda:
+            self._correction.look_back(delays)
+        self._correction.gradient(gradients, self.versions.master, delays)
         self._probe.corrected(gradients)
 
     def update(self, batch: int, gradients: Sequence[Tensor]) -> None:

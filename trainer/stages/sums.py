@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trainer.base.flat import Flat, Vector
+from trainer.base.flat import Flat, Vector, wholes
 
 
 class Sums:
@@ -13,7 +13,7 @@ class Sums:
 
     def __init__(self, masters: Flat) -> None:
         self._layout, self._dtype = masters.layout, masters.wholes[0].dtype
-        self._of_replicas: dict[int, list[Tensor]] = {}
+        self._of_replicas: dict[int, Sequence[Tensor]] = {}
 
     def add(self, replica: int, gradients: Sequence[Tensor]) -> None:
         """Adds a microbatch's gradients.
@@ -22,28 +22,26 @@ class Sums:
         vectors needs no further copy, and later ones are added vector by vector: torch would add
         them tensor by tensor, and on a GPU the time goes by the number of calls.
         """
-        is_first = replica not in self._of_replicas
-        if all(gradient.dtype == self._dtype for gradient in gradients):
-            if is_first:
-                self._of_replicas[replica] = list(gradients)
-            else:
-                torch._foreach_add_(self._of_replicas[replica], list(gradients))
-        elif is_first:
-            wholes = [_joined(vector, gradients) for vector in self._layout.vectors]
-            self._of_replicas[replica] = self._layout.parts([w.to(self._dtype) for w in wholes])
-        else:
-            for vector in self._layout.vectors:
-                whole = vector.beneath([self._of_replicas[replica][i] for i in vector.numbers])
-                assert whole is not None
+        total, vectors = self._of_replicas.get(replica), self._layout.vectors
+        are_alike = all(gradient.dtype == self._dtype for gradient in gradients)
+        if total is None and are_alike:
+            self._of_replicas[replica] = list(gradients)
+        elif total is None:
+            joined = [_joined(vector, gradients).to(self._dtype) for vector in vectors]
+            self._of_replicas[replica] = Flat(self._layout, joined)
+        elif isinstance(total, Flat):
+            for whole, vector in zip(total.wholes, vectors, strict=True):
                 whole.add_(_joined(vector, gradients))
+        else:
+            torch._foreach_add_(list(total), list(gradients))
 
-    def take(self) -> list[Tensor]:
+    def take(self) -> Sequence[Tensor]:
         """Returns the sum over all replicas, and begins anew."""
         replicas, self._of_replicas = self._of_replicas, {}
         # In a fixed order, so that a run repeats to the bit.
         total = replicas.pop(0)
         for replica in sorted(replicas):
-            torch._foreach_add_(total, replicas[replica])
+            torch._foreach_add_(*wholes(total, replicas[replica]))
         return total
 
 

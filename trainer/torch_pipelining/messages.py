@@ -87,15 +87,13 @@ class Neighbours:
         for op in self._sends[kind](microbatch):
             op.tensor = op.tensor.detach()  # kept until it has left, which its graph need not be
             self._leaving.append((op.tensor, self._start(kind, op)))
-        while self._leaving and (
-            len(self._leaving) > self._capacity or self._leaving[0][1].is_completed()
-        ):
-            self._leaving.popleft()[1].wait()
+        self.flush(self._capacity)
 
-    def flush(self) -> None:
-        """Waits until every message has left."""
-        while self._leaving:
-            self._leaving.popleft()[1].wait()
+    def flush(self, capacity: int = 0) -> None:
+        """Lets go of messages that have left, and waits until at most `capacity` have not."""
+        leaving = self._leaving
+        while len(leaving) > capacity or (leaving and leaving[0][1].is_completed()):
+            leaving.popleft()[1].wait()
 
     def _start(self, kind: str, op: dist.P2POp) -> dist.Work:
         group = self._groups.get((kind, op.peer))

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from trainer.delayed.arm import correction_node, require_options
 from trainer.schedules.recipes import pipedream_2bw
 from trainer.torch_pipelining import refusals
 from trainer.torch_pipelining.messages import BACKWARD, FORWARD, Neighbours
-from trainer.torch_pipelining.private import TAKES_TARGET
 from trainer.torch_pipelining.recorder import PassRecorder
 from trainer.torch_pipelining.update import LateUpdate
+
+TAKES_TARGET = "target" in signature(Schedule1F1B._initialize_stage).parameters  # not in 2.11
 
 
 class Schedule2BW(Schedule1F1B):
@@ -102,21 +104,27 @@ class Schedule2BW(Schedule1F1B):
 
         It takes the time of a bubble and changes no number of the training.
         """
-        self._drain()
+        with torch.enable_grad(), self._recorder.drain():
+            self._run(self.num_taken * self._n_microbatches)
+            if self.num_made < self.num_taken:
+                self._drains.append(self.num_taken)
+                self._late.begin_norm(self.num_made, is_scaled=bool(self._scalers))
+                self._make_update()
+        self._neighbours.flush()
         yield self.newest
 
     def state_dict(self) -> dict[str, Any]:
         """What must be saved in `drained()` beside the module and the optimizer: the number of
         updates, what the next batch computes on and what the correction remembers, by weight.
         """
-        refusals.require_drained(self._is_drained)
+        self._require_drained()
         return {"num_updates": self.num_made, **self._late.state(self.num_made)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned, after module and optimizer were loaded: the training
         goes on to the bit. Raises RuntimeError unless drained.
         """
-        refusals.require_drained(self._is_drained)
+        self._require_drained()
         self.num_taken = self.num_made = int(state_dict["num_updates"])
         self._drains = [self.num_taken]
         self._late.restore(self.num_made, state_dict)
@@ -126,7 +134,7 @@ class Schedule2BW(Schedule1F1B):
         each rank did when, beside its simulation. All ranks of the pipeline call it, and the first
         one writes. Raises BadInput without `trace=True`.
         """
-        refusals.require_drained(self._is_drained)
+        self._require_drained()
         trial = pipedream_2bw(
             self.num_made,
             num_stages=self._stage.num_stages,
@@ -150,7 +158,7 @@ class Schedule2BW(Schedule1F1B):
         """What torch's `step` and `eval` call with the microbatches of a batch."""
         of_loss: dict[str, Any] = {"loss_kwargs": loss_kwargs} if loss_kwargs else {}  # not in 2.11
         if not self._has_backward:
-            refusals.require_drained(self._is_drained)
+            self._require_drained()
             given = arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs
             super()._step_microbatches(*given, **of_loss)
             # torch 2.11 would never prepare for a backward what it prepared for an evaluation.
@@ -177,7 +185,8 @@ class Schedule2BW(Schedule1F1B):
             self._make_update()
         self._update_losses(stage, losses)
         if self.num_taken <= self._synchronous_start:
-            self._drain()
+            with self.drained():
+                pass
 
     def _passes(self, first: int) -> Iterator[tuple[str, int]]:
         """1F1B without an end, from one forward on: each forward, and the backward that became due
@@ -235,15 +244,5 @@ class Schedule2BW(Schedule1F1B):
             self._late(self.num_made, self.update)
         self.num_made += 1
 
-    @property
-    def _is_drained(self) -> bool:
-        return self.num_made == self.num_taken
-
-    def _drain(self) -> None:
-        with torch.enable_grad(), self._recorder.drain():
-            self._run(self.num_taken * self._n_microbatches)
-            if not self._is_drained:
-                self._drains.append(self.num_taken)
-                self._late.begin_norm(self.num_made, is_scaled=bool(self._scalers))
-                self._make_update()
-        self._neighbours.flush()
+    def _require_drained(self) -> None:
+        refusals.require_drained(self.num_made == self.num_taken)

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Sequence
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +33,7 @@ class Twins:
             given = [copy.deepcopy(newest, dict(buffers)) for _ in range(2)]
         refusals.require_twins(newest, given)
         self._modules = list(given)
+        self._sharded = [part for part in newest.modules() if isinstance(part, FSDPModule)]
         self._weights: list[list[nn.Parameter]] = []  # of the twins and of `newest`, once started
         self._last_fresh = -1
         """The last batch that computes on the newest weights."""
@@ -61,10 +61,6 @@ class Twins:
         steps them."""
         for part in self._sharded:
             part.reshard()
-
-    @cached_property
-    def _sharded(self) -> list[FSDPModule]:
-        return [part for part in self.newest.modules() if isinstance(part, FSDPModule)]
 
     def delay(self, batch: int) -> int:
         """How many updates old the weights are that the batch computes on: 0 or 1."""

@@ -62,13 +62,9 @@ class LateUpdate:
         """Starts to add up the norm over the stages. The newest weights must be W(batch)."""
         self.sums.finish_tied()
         gradients = [weight.grad for weight in self.twins.weights(batch)]
-        if self._correction.changes_gradients:
-            present = [gradient for gradient in gradients if gradient is not None]
-            if len(present) < len(gradients):
-                raise RuntimeError("a correction of gradients needs one of every weight")
-            with torch.no_grad():
-                newest = self.twins.newest_weights
-                self._correction.gradient(present, newest, self._delays(batch))
+        with torch.no_grad():
+            newest = self.twins.newest_weights
+            self._correction.gradient_of_some(gradients, newest, self._delays(batch))
         self.sums.begin_norm(batch, gradients, is_scaled=is_scaled)
 
     def clip(self, max_norm: float) -> Tensor:

@@ -59,7 +59,8 @@ def of(gpu: Watched) -> dict[str, object]:
     def tolist(tensor: Tensor) -> Any:
         if tensor.is_cuda:
             gpu.waited("tolist")
-        values: Any = some_value(tensor)
+        # Error Feedback's factors are 1, and skipped, unless an earlier update is zero.
+        values: Any = 1.0 if tensor.is_floating_point() else some_value(tensor)
         for size in reversed(tensor.shape):
             values = [values] * size
         return values

@@ -21,8 +21,12 @@ from trainer.schedules.recipes import pipedream_2bw
 FEEDBACK = partial(ErrorFeedback, coefficient=1.0, lag=1)
 
 
-def apply(correction: NoCorrection, weight: Tensor, update: float, delay: int) -> float:
+def apply(
+    correction: NoCorrection, weight: Tensor, update: float, delay: int, looks_back: bool = False
+) -> float:
     """The weight after an optimizer that subtracts `update`, and the correction."""
+    if looks_back:  # as on a GPU
+        correction.look_back([delay])
     weight -= update
     correction.apply([weight], [torch.full_like(weight, update)], [delay])
     return float(weight)
@@ -31,6 +35,7 @@ def apply(correction: NoCorrection, weight: Tensor, update: float, delay: int) -
 ADAPTIVE = partial(AdaptiveErrorFeedback, coefficient=1.0, decay=0.0)
 
 
+@pytest.mark.parametrize("looks_back", [False, True])
 @pytest.mark.parametrize(
     ("make", "lag", "steps", "weights"),
     [
@@ -54,11 +59,16 @@ ADAPTIVE = partial(AdaptiveErrorFeedback, coefficient=1.0, decay=0.0)
     ],
 )
 def test_corrected_updates_by_hand(
-    make: partial[NoCorrection], lag: int, steps: list[tuple[float, int]], weights: list[float]
+    make: partial[NoCorrection],
+    lag: int,
+    steps: list[tuple[float, int]],
+    weights: list[float],
+    looks_back: bool,
 ) -> None:
     """The weights from 10 on, after updates with their delays."""
     correction, weight = make(T, [lag]), torch.tensor([10.0])
-    assert [apply(correction, weight, *step) for step in steps] == pytest.approx(weights)
+    ends = [apply(correction, weight, *step, looks_back=looks_back) for step in steps]
+    assert ends == pytest.approx(weights)
 
 
 @pytest.mark.parametrize(
