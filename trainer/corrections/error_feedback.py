@@ -52,8 +52,11 @@ class ErrorFeedback(NoCorrection):
     def look_back(self, delays: Sequence[int]) -> None:
         """Sends to the host which of the earlier updates are zero."""
         if ages := self._ages(delays):
-            earlier = [self._updates.get(i, age) for i, age in ages.items()]
-            self._sent = _magnitudes(earlier).to("cpu", non_blocking=True)
+            sizes = _magnitudes([self._updates.get(i, age) for i, age in ages.items()])
+            self._sent = torch.empty_like(sizes, device="cpu")
+            if sizes.is_cuda:  # which copies to other memory before it lets the host go on
+                self._sent = self._sent.pin_memory()
+            self._sent.copy_(sizes, non_blocking=True)
 
     def _ages(self, delays: Sequence[int]) -> dict[int, int]:
         """Number of each weight to correct → how many updates before this one the earlier one was

@@ -181,9 +181,10 @@ class Pipelined(Executor):
             op = next(op for op in operations if (op.kind, op.stage) == ("F", index))
             tokens, _ = self._microbatch(op, self._gang.replica)
             loss = self._loss_of(op, self._gang.replica) if index == self._last else None
-            output = stage.forward(op, self._channels.blank() if index > 0 else tokens, loss)
-            stage.backward_input(op, None if loss else torch.zeros_like(output))
-            stage.backward_weights(op)
+            of_none = op._replace(batch=-1)  # nobody watches what this batch does
+            output = stage.forward(of_none, self._channels.blank() if index > 0 else tokens, loss)
+            stage.backward_input(of_none, None if loss else torch.zeros_like(output))
+            stage.backward_weights(of_none)
             stage.take_gradients()
 
     @override
