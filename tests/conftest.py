@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+import sweeps  # noqa: F401  before Ray, which reads variables that it sets when it is imported
 from trainer.config import compose
 from trainer.config.compose import Node
 from trainer.config.words import ParsedWords
