@@ -1,14 +1,18 @@
-"""Reports that several tests read, and none changes."""
+"""Reports that several tests read, and none changes, and a browser that shows one."""
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from analysis.figures import save
 from analysis.report import contents
+from analysis.report.report import report
 from tests.analysis.conftest import FEW
+from tests.support.browser import Opened, headless, settle
 from tests.support.pages import Made, page
-from tests.support.reports import with_figures
+from tests.support.reports import as_svg, with_figures
 from tests.support.synthetic_store import LOSSES, config, ids, record, result, write, write_arms
 
 
@@ -56,3 +60,26 @@ def scattered(tmp_path_factory: pytest.TempPathFactory) -> Made:
     write(store, settings, result(settings, 1.0), curve=True)
     with with_figures(FEW):
         return Made(store, out, page(store, out))
+
+
+@pytest.fixture(scope="session")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
+    """A browser, and the page of a store with a record and trials of no sweep."""
+    folder = tmp_path_factory.mktemp("report")
+    write_arms(folder / "results", LOSSES)
+    write_arms(folder / "results", {"sync": [1.0, 1.1], "delay": [1.1, None]}, optimizer="muon")
+    record(folder / "results", "optimizers", "tiny", ids(folder / "results"))
+    write_arms(folder / "results", LOSSES, optimizer="soap")
+    with with_figures(save=as_svg):
+        report(folder / "results", folder / "out")
+    with headless() as driver:
+        yield Opened(driver, (folder / "out" / "index.html").as_uri())
+
+
+@pytest.fixture
+def browser(opened: Opened) -> Any:
+    """That page with all of its charts drawn, also after a test that went elsewhere."""
+    if opened.browser.current_url.partition("#")[0] != opened.address:
+        opened.browser.get(opened.address)
+    settle(opened.browser)
+    return opened.browser

@@ -38,14 +38,9 @@ def named(module: nn.Module) -> list[tuple[Kind, nn.Parameter]]:
 
 def one_of_each() -> list[tuple[Kind, nn.Parameter]]:
     torch.manual_seed(0)
-    shapes: list[tuple[Kind, tuple[int, ...]]] = [
-        ("matrix", (6, 4)),
-        ("matrix", (4, 6)),
-        ("matrix", (6, 4)),
-        ("embedding", (5, 4)),
-        ("vector", (4,)),
-    ]
-    return [(kind, nn.Parameter(torch.randn(shape))) for kind, shape in shapes]
+    kinds_of: list[Kind] = ["matrix", "matrix", "matrix", "embedding", "vector"]
+    weights = [nn.Parameter(torch.randn(shape)) for shape in [(6, 4), (4, 6), (6, 4), (5, 4), (4,)]]
+    return [*zip(kinds_of, weights, strict=True)]
 
 
 def step(optimizer: Optimizer, batch: int, scale: float = 1.0) -> None:
