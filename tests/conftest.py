@@ -28,6 +28,12 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+@pytest.hookimpl(trylast=True)  # after the random order
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long ones begin first: one that began last would leave the other cores without work."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 def pytest_collection_finish() -> None:
     """Modules and tests are no garbage: each trial collects that, and would look at all of them."""
     gc.collect()

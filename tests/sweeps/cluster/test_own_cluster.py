@@ -29,7 +29,10 @@ from tests.support.keys import leaks, new_keys
 from tests.support.reports import with_figures
 
 ANNOUNCED = Path("/tmp/ray/ray_current_cluster")
-pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own, of this process
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore"),  # Ray's own, of this process
+]
 
 
 class Cluster(NamedTuple):
