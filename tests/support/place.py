@@ -15,7 +15,6 @@ from tests.support.stored import after, run
 from trainer.base.errors import Stopped
 
 PREFIX = "a/store"
-
 SWEEP = {
     "base": small.SMALL,
     "grid": {"optimizer": ["adamw"]},
@@ -47,6 +46,7 @@ class Place(NamedTuple):
 
 
 def made(store: SweepStore, server: s3_server.ServedBucket, folder: Path) -> Place:
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "a.yaml").write_text(yaml.dump(SWEEP))
     words = [f"sweep={folder / 'a.yaml'}", "scale=micro", f"data.path={small.corpus(folder)}"]
     words.append(f"results={store.name}")

@@ -1,6 +1,7 @@
 """Buckets for the stores of this room, ours, which fails when it is told to, and moto's; stores."""
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -47,19 +48,36 @@ def trial(objects: SweepStore, tmp_path: Path) -> Trial:
 
 
 @pytest.fixture(scope="module")
-def one_figure() -> Iterator[None]:
-    """What a report of the damage shows is in its words."""
-    with with_figures(("final_losses",)):
-        yield
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Place]]:
+    """The store of each kind as it was made, whatever a test has done to it since."""
+    here, kept = tmp_path_factory.mktemp("places"), tmp_path_factory.mktemp("kept") / "places"
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        served(patch, here / "cache", num_tries=1) as server,
+        with_figures(("final_losses",)),
+    ):
+        urls = {"folder": str(here / "folder" / "results"), "bucket": URL}
+        each = {kind: made(open_store(url), server, here / kind) for kind, url in urls.items()}
+        shutil.copytree(here, kept)
+        objects = dict(server.objects)
+
+        def again(kind: str) -> Place:
+            shutil.rmtree(here)
+            shutil.copytree(kept, here)
+            server.objects.clear()
+            server.objects.update(objects)
+            return each[kind]._replace(store=open_store(urls[kind]))
+
+        yield again
 
 
 @pytest.fixture
-def folder(one_figure: None, server: s3_server.ServedBucket, tmp_path: Path) -> Place:
+def folder(places: Callable[[str], Place]) -> Place:
     """A store with trials in a folder."""
-    return made(open_store(str(tmp_path / "results")), server, tmp_path)
+    return places("folder")
 
 
 @pytest.fixture
-def bucket(one_figure: None, server: s3_server.ServedBucket, tmp_path: Path) -> Place:
+def bucket(places: Callable[[str], Place]) -> Place:
     """A store with trials in the bucket."""
-    return made(open_store(URL), server, tmp_path)
+    return places("bucket")
