@@ -9,10 +9,9 @@ import pytest
 from analysis.figures import save
 from analysis.report import contents
 from analysis.report.report import report
-from tests.analysis.conftest import FEW
 from tests.support.browser import Opened, headless, settle
 from tests.support.pages import Made, page
-from tests.support.reports import as_svg, with_figures
+from tests.support.reports import FEW, as_svg, with_figures
 from tests.support.synthetic_store import LOSSES, config, ids, record, result, write, write_arms
 
 
