@@ -10,15 +10,7 @@ from analysis.report.missing import cost, missing, shown
 from analysis.report.page.listing import listed, write_latex
 from analysis.report.table_data import protocols, remedies
 from analysis.table.records import Record, RecordedTrial
-from tests.support.synthetic_store import (
-    NONE,
-    SYNC,
-    TWO_BUFFERED,
-    config,
-    put,
-    result,
-    write,
-)
+from tests.support.synthetic_store import NONE, SYNC, TWO_BUFFERED, config, put, result, write
 
 MATCHED = {
     "_target_": "trainer.corrections.matched_error_feedback.MatchedErrorFeedback",

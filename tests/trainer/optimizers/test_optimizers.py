@@ -183,11 +183,7 @@ def test_the_delayed_update_is_its_equation(name: str, tau: int, coefficient: fl
     optimizer = maker(name, precondition_every=3)
     optimizer = maker(name, precondition_every=3, auxiliary_lr=optimizer.keywords["lr"])
     history, losses = delayed.expected(
-        optimizer,
-        torch.float32,
-        lambda t: max(0, t - tau),
-        coefficient=coefficient,
-        clip_norm=0.5,
+        optimizer, torch.float32, lambda t: max(0, t - tau), coefficient=coefficient, clip_norm=0.5
     )
     schedule = schedules.constant_delay(delayed.T, delay=tau, **ONE_STAGE)
     correction = (
