@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+import sweeps  # noqa: F401  before Ray, which reads variables that it sets when it is imported
 from trainer.config import compose
 from trainer.config.compose import Node
 from trainer.config.words import ParsedWords
@@ -25,6 +26,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.hookimpl(trylast=True)  # after the random order
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long ones begin first: one that began last would leave the other cores without work."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def pytest_collection_finish() -> None:

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 from tests.support.markdown import ROOT, blocks
 
 CHANGED = ("analysis", "conf", "docs", "tests", "trainer")
@@ -148,6 +150,7 @@ def test_an_addition_touches_as_few_files_as_promised() -> None:
     assert {kind: str(len(edits)) for kind, edits in ADDITIONS.items()} == PROMISED
 
 
+@pytest.mark.long
 def test_the_tests_pass_with_every_addition(tmp_path: Path) -> None:
     """In a copy of what the additions change, with its bytecode, and links to the rest."""
     for path in ROOT.iterdir():

@@ -19,6 +19,7 @@ PACKAGES = ("pipegap", "trainer", "sweeps", "analysis")
 SOURCE = ("setup.py", "pyproject.toml", "README.md", "conf", *PACKAGES)
 PROJECT = tomllib.loads((CODE_ROOT / "pyproject.toml").read_text())["project"]
 RELEASE = f"{PROJECT['name']} {PROJECT['version']}"
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.reports import with_figures
-
-FEW = ("final_losses", "validation_curves", "fig03_curves")
+from tests.support.reports import FEW, with_figures
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,6 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 IN_CODE = re.compile(r"(trainer|sweeps|analysis|tests|bench|conf|docs|deploy|findings)/[\w./-]*")
 TESTS = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
 
-each = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-
 
 def prose(document: Path) -> str:
     return FENCE.sub("", document.read_text())
@@ -25,24 +23,24 @@ def anchors(document: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@each
-def test_links_lead_somewhere(document: Path) -> None:
-    for link in LINK.findall(prose(document)):
-        if link.startswith(("http://", "https://")):
-            continue
-        path, _, anchor = link.partition("#")
-        target = (document.parent / path).resolve() if path else document
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target), link
+def test_links_lead_somewhere() -> None:
+    for document in DOCUMENTS:
+        for link in LINK.findall(prose(document)):
+            if link.startswith(("http://", "https://")):
+                continue
+            path, _, anchor = link.partition("#")
+            target = (document.parent / path).resolve() if path else document
+            assert target.exists(), f"{document}: {link}"
+            assert not anchor or anchor in anchors(target), f"{document}: {link}"
 
 
-@each
-def test_paths_and_tests_in_code_exist(document: Path) -> None:
-    for span in spans(document):
-        if IN_CODE.fullmatch(span):
-            assert (ROOT / span).exists(), span
-        if re.fullmatch(r"test_\w+", span):
-            assert f"def {span}(" in TESTS, span
+def test_paths_and_tests_in_code_exist() -> None:
+    for document in DOCUMENTS:
+        for span in spans(document):
+            if IN_CODE.fullmatch(span):
+                assert (ROOT / span).exists(), f"{document}: {span}"
+            if re.fullmatch(r"test_\w+", span):
+                assert f"def {span}(" in TESTS, f"{document}: {span}"
 
 
 @pytest.mark.parametrize("page", ["code", "data", "delayed"])

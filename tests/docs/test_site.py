@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.support.markdown import ROOT
@@ -22,6 +23,7 @@ def build(root: Path, site: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=root, check=False, capture_output=True, text=True)
 
 
+@pytest.mark.long
 def test_it_builds_and_links_to_every_page_of_the_repository(tmp_path: Path) -> None:
     done = build(ROOT, tmp_path)
     assert done.returncode == 0, done.stderr

@@ -10,6 +10,7 @@ LAUNCHES = 122
 """Most kernels of an update outside forward and backward; lower it when there are fewer."""
 
 
+@pytest.mark.long
 @needed
 def test_what_a_trial_does_on_a_gpu(request: pytest.FixtureRequest) -> None:
     """Updates, an evaluation, a comparison with the fresh update, and a checkpoint; and what a rank

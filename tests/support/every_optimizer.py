@@ -3,6 +3,8 @@
 from functools import cache, partial
 from typing import Any
 
+import yaml
+
 from trainer.base.build import locate
 from trainer.base.places import CONF
 from trainer.config.compose import compose
@@ -17,7 +19,7 @@ def _node(name: str) -> dict[str, Any]:
 
 def address(name: str) -> str:
     """Under which it was published."""
-    address: str = _node(name)["_target_"]
+    address: str = yaml.safe_load((CONF / "optimizer" / f"{name}.yaml").read_text())["_target_"]
     return address
 
 
@@ -25,4 +27,4 @@ def maker(name: str, **changes: Any) -> partial[Any]:
     """The factory with its YAML's settings and `changes` of those keys that it has."""
     settings = {key: value for key, value in _node(name).items() if key != "_target_"}
     kept = {key: value for key, value in changes.items() if key in settings}
-    return partial(locate(_node(name)["_target_"]), **{**settings, **kept})
+    return partial(locate(address(name)), **{**settings, **kept})

@@ -98,11 +98,7 @@ def run(main: Main, words: Sequence[str], seconds: float = CPU_SECONDS) -> Ended
     """Runs `main` with these words. What it raises is a defect."""
     out, err = io.StringIO(), io.StringIO()
     allowed = seconds if budget else BUSY * seconds
-    with (
-        redirect_stdout(out),
-        redirect_stderr(err),
-        limited(allowed),
-    ):
+    with redirect_stdout(out), redirect_stderr(err), limited(allowed):
         try:
             code: Any = main(words)
         except SystemExit as end:

@@ -13,6 +13,7 @@ from analysis.report import contents
 from trainer.base.children import Worker
 
 ALL = frozenset(figure.name for figure in FIGURES)
+FEW = ("final_losses", "validation_curves", "fig03_curves")
 
 
 def as_csv(plot: Plot, out: Path) -> None:

@@ -1,8 +1,8 @@
 """A server on loopback that speaks as much of S3 as a store needs, and fails when it is told to.
 
-Independent of the code that it tests: the client of a store is obstore, which was written for
-Amazon's servers. `python -m tests.support.s3_server PORT` runs a server for other
-processes and prints the variables that lead to it; its bucket is s3://bucket.
+Independent of the code that it tests: a store's client is obstore, written for Amazon's servers.
+`python -m tests.support.s3_server PORT` runs it for other processes and prints the variables that
+lead to it; its bucket is s3://bucket.
 """
 
 import hashlib
@@ -25,8 +25,6 @@ PAGE = 1000
 Fault = Callable[[str, str], str | None]
 """Method and key of a request → what goes wrong: an answer of ANSWERS; `cut`, the connection breaks
 before the request has an effect; `lost`, after; None, nothing."""
-
-
 ANSWERS = {
     "503": "SlowDown",
     "500": "InternalError",

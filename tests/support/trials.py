@@ -2,6 +2,8 @@
 
 import json
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support import small
+from trainer.__main__ import main
 from trainer.folder.record import Row
 from trainer.trial import run_trial
 
@@ -75,3 +78,13 @@ def wait_for(condition: Any, seconds: float = 300) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def main_while(words: Sequence[str], act: Callable[[], object]) -> int:
+    """The exit code of `python -m trainer` with these words, in this process; `act` is called in
+    another thread meanwhile."""
+    with ThreadPoolExecutor(1) as beside:
+        acting = beside.submit(act)
+        code = main(words)
+        acting.result()
+    return code

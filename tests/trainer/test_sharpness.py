@@ -15,13 +15,7 @@ from tests.support.trials import rows
 from trainer.base.errors import BadInput
 from trainer.models.loss import cross_entropy
 from trainer.parts import build_emulated, build_parts
-from trainer.sharpness import (
-    UPDATES_BEFORE_ONE,
-    hessian_product,
-    inverse_root,
-    measured,
-    sharpness,
-)
+from trainer.sharpness import UPDATES_BEFORE_ONE, hessian_product, inverse_root, measured, sharpness
 from trainer.trial import run_trial
 
 COVERED = [address.rpartition(".")[2] for address in UPDATES_BEFORE_ONE]

@@ -7,17 +7,10 @@ import pytest
 
 from analysis import gaps, load
 from analysis.report.missing import cost, missing, shown
+from analysis.report.page.listing import listed, write_latex
 from analysis.report.table_data import protocols, remedies
 from analysis.table.records import Record, RecordedTrial
-from tests.support.synthetic_store import (
-    NONE,
-    SYNC,
-    TWO_BUFFERED,
-    config,
-    put,
-    result,
-    write,
-)
+from tests.support.synthetic_store import NONE, SYNC, TWO_BUFFERED, config, put, result, write
 
 MATCHED = {
     "_target_": "trainer.corrections.matched_error_feedback.MatchedErrorFeedback",
@@ -124,3 +117,13 @@ def test_a_sweep_that_was_never_run_has_no_price() -> None:
         f"python -m sweeps sweep={name} scale=tiny 'results=my store'"
         for name in ("main", "momentum")
     ]
+
+
+def test_latex_has_the_words_of_the_page(tmp_path: Path) -> None:
+    gap = {"gap": [0.5], "gap_low": [0.4], "gap_high": [0.6]}
+    listing = listed("t", pd.DataFrame({"arm": ["delay_ef"], **gap, "removed": 0.58}), "", "t.csv")
+    assert listing.rows[0][1].values == [0.5, 0.4, 0.6]
+    write_latex(listing, tmp_path)
+    text = (tmp_path / "t.tex").read_text()
+    assert "delay\\_ef & +0.5000 [+0.4000, +0.6000] & 58\\% \\\\" in text
+    assert text.index("\\toprule") < text.index("\\midrule") < text.index("\\bottomrule")

@@ -45,9 +45,6 @@ def runs(
     }
 
 
-# Known laws
-
-
 @pytest.mark.parametrize("tax", [1.05, 1.3, 1.9])
 def test_delayed_runs_of_several_lengths_tell_the_tax(tax: float) -> None:
     estimate = token_tax(runs([T]), runs([400, 500, 650, 800], tax=tax), T)

@@ -1,7 +1,6 @@
 """One damaged trial or record is named in a line and left out; the others stay."""
 
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -13,7 +12,6 @@ import pytest
 
 from analysis import gaps, load
 from analysis.report.report import report
-from analysis.table.index import index_path
 from analysis.table.metrics import training_losses
 from analysis.table.records import records
 from tests.support.synthetic_store import LOSSES, config, ids, record, result, write, write_arms
@@ -233,26 +231,3 @@ def test_folders_that_are_no_store_may_have_any_name_but_a_trial_counts_once(
         table = load(trials)
     assert len(caught) == 1
     assert sorted(table["trial_id"]) == [*whole["trial_id"]]
-
-
-@pytest.mark.parametrize("file", ["config.json", "result.json", "metrics.jsonl"])
-def test_nobody_waits_for_a_pipe(file: str, tmp_path: Path) -> None:
-    others(tmp_path)
-    path = tmp_path / "trials" / "0000" / file
-    path.unlink(missing_ok=True)
-    os.mkfifo(path)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        load(tmp_path)
-    assert [str(path) in str(warning.message) for warning in caught] == [True] * (
-        file != "metrics.jsonl"
-    )
-    assert len(training_losses(str(path.parent))) == 400 * (file != "metrics.jsonl")
-
-
-def test_nobody_waits_for_a_pipe_in_place_of_the_index(tmp_path: Path) -> None:
-    whole = others(tmp_path)
-    path = index_path(tmp_path)
-    path.unlink()
-    os.mkfifo(path)
-    pd.testing.assert_frame_equal(load(tmp_path), whole)

@@ -1,11 +1,9 @@
-"""A driver's own cluster, and the wish to stop that its trials can ask for."""
+"""Which cluster a driver joins or starts, and what it does when it is stopped."""
 
 import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,107 +20,6 @@ from sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from sweeps.request.command_line import parse_request
 from tests.support import small
 from tests.support.records import leave_finished
-
-OWN_CLUSTER = """
-import io, os, signal, sys, time
-from contextlib import redirect_stderr
-from pathlib import Path
-import ray
-from ray._private.utils import publish_error_to_driver
-from sweeps.cluster.connection import ENVIRONMENT, cluster
-from sweeps.cluster.stop_flag import stop_requested
-from sweeps.cluster.tune_hooks import StopWhenAsked
-
-def pids(of):
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if of in path.read_text():
-                yield int(path.parent.name)
-        except OSError:
-            pass
-
-def answers(flag, wanted):
-    deadline = time.monotonic() + 120
-    while (answer := ray.get(flag.is_set.remote(), timeout=120)) != wanted:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-def kill(flag):
-    pid = ray.get(flag.__ray_call__.remote(lambda self: os.getpid()), timeout=60)
-    os.kill(pid, signal.SIGKILL)
-
-def listening():
-    lines = [l.split() for f in ("tcp", "tcp6") for l in open(f"/proc/net/{f}").readlines()[1:]]
-    return {l[1] for l in lines if l[3] == "0A"}
-
-def report(error):
-    gcs_client = ray._private.worker.global_worker.gcs_client
-    publish_error_to_driver("test", error, gcs_client=gcs_client)
-
-LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
-
-asked = False
-before = listening()
-with cluster() as folder:
-    opened = {address.split(":")[0] for address in listening() - before}
-    assert opened, "Ray has servers"
-    assert opened <= LOOPBACK, opened
-    sockets = ray.get_runtime_context().gcs_address
-    assert sockets != "127.0.0.1:1", sockets
-    session = Path(ray._private.worker._global_node.get_session_dir_path())
-    assert session.parent.parent == folder, session
-    parts = [Path(f"/proc/{pid}/cmdline").read_text() for pid in pids(str(folder))]
-    assert any("raylet" in part for part in parts)
-    for unused in ("/dashboard.py", "/monitor.py", "/log_monitor.py"):
-        assert not any(unused in part for part in parts), unused
-    stop = StopWhenAsked(lambda: asked, {"one"})
-    assert not stop_requested(stop.flag)
-    variables = stop.flag.__ray_call__.remote(lambda self: dict(os.environ))
-    assert ENVIRONMENT.items() <= ray.get(variables, timeout=60).items()
-    kill(stop.flag)
-    for _ in range(100):
-        assert not stop_requested(stop.flag), "no wish, only a dead process"
-        time.sleep(0.05)
-    asked = True
-    assert not stop.stop_all()
-    deadline = time.monotonic() + 120
-    kill_at = time.monotonic() + 1
-    killed = False
-    while not (killed and stop_requested(stop.flag)):
-        assert time.monotonic() < deadline
-        stop.stop_all()
-        if not killed and stop_requested(stop.flag):
-            kill(stop.flag)
-            killed = True
-        time.sleep(0.1)
-    with redirect_stderr(io.StringIO()) as said:
-        for error in ("It is gone\\nits log", "It is gone\\nits log", "Another"):
-            report(error)
-        while "Another" not in said.getvalue():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-    lines = [line.partition(" (")[0] for line in said.getvalue().splitlines()]
-    assert lines == ["Ray: It is gone", "Ray: Another"], lines
-assert not folder.exists()
-"""
-
-
-def test_a_driver_starts_its_own_cluster_and_only_a_real_wish_stops(tmp_path: Path) -> None:
-    """A stale announcement of another cluster misleads nobody; of the sockets that appear, none can
-    be reached from another machine; what nobody asks is not started; the flag's process is killed
-    twice: before a wish to stop, and after it."""
-    announced = Path("/tmp/ray/ray_current_cluster")
-    before = announced.read_text() if announced.exists() else None
-    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-    done = subprocess.run(
-        [sys.executable, "-c", OWN_CLUSTER],
-        check=False,
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
-    assert (announced.read_text() if announced.exists() else None) == before
 
 
 class Flag:

@@ -1,7 +1,6 @@
 """Keys of the environment are in no file that a sweep leaves, however it ends."""
 
 import os
-import secrets
 import shutil
 import signal
 import stat
@@ -14,35 +13,13 @@ from tempfile import mkdtemp
 
 import pytest
 
-from analysis.objects.bucket import BucketClient
 from bench.small_sweep import LENGTH, SWEEP, BucketSweep, SmallSweep
 from tests.support import s3_server, small
+from tests.support.keys import leaks, new_keys
 from tests.support.ray_head import head
 
-NAMES = (
-    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SECURITY_TOKEN", "AWS_SESSION_TOKEN"),
-    *("GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_API_KEY", "AZURE_STORAGE_ACCOUNT_KEY"),
-    *("AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_SECRET", "WANDB_API_KEY", "HF_TOKEN"),
-)
-KEYS = {name: secrets.token_hex(20) for name in NAMES}
-
-
-def leaks(*folders: Path, bucket: str = "") -> list[str]:
-    """Return every key that a file or an object of the bucket holds, with its place."""
-    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-    assert len(files) > 50, "a session and a store have more files than that"
-    contents = {str(path): path.read_bytes() for path in files}
-    if bucket.startswith("s3://"):
-        client = BucketClient(bucket)
-        objects = {meta.key: client.read(meta.key).content for meta in client.list("")}
-        assert objects, "a register each of the trials that have begun"
-        contents |= objects
-    return [
-        f"{name} in {place}"
-        for place, content in contents.items()
-        for name, key in KEYS.items()
-        if key.encode() in content
-    ]
+pytestmark = pytest.mark.slow  # test_own_cluster.py has a sweep in a folder
+KEYS = new_keys()
 
 
 @pytest.fixture
@@ -53,7 +30,7 @@ def session() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.slow)])
+@pytest.fixture(params=["folder", "bucket"])
 def sweep(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SmallSweep]:
     words = small.overrides(tmp_path, *LENGTH, "tracking=wandb")
     words = [word for word in words if "results=" not in word]
@@ -84,19 +61,17 @@ def test_no_key_is_left_by_a_killed_driver(
         driver.kill()
     [left] = session.glob("pipegap-ray-*")
     assert stat.S_IMODE(left.stat().st_mode) == 0o700
-    assert not leaks(session, tmp_path, bucket=sweep.store)
+    assert not leaks(KEYS, session, tmp_path, bucket=sweep.store)
     for process in sweep.processes():
         os.kill(process, signal.SIGKILL)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("environment")
 def test_no_key_is_left_after_the_end(sweep: SmallSweep, tmp_path: Path) -> None:
     sweep.finish()
-    assert not leaks(tmp_path, bucket=sweep.store)
+    assert not leaks(KEYS, tmp_path, bucket=sweep.store)
 
 
-@pytest.mark.slow
 def test_no_key_is_left_on_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two nodes, one job that ends and one driver that is killed; Ray's logs stay in both cases."""
     for name, key in {**KEYS, "HOME": str(tmp_path)}.items():
@@ -117,4 +92,4 @@ def test_no_key_is_left_on_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 assert driver.poll() is None, driver.communicate()
                 time.sleep(0.05)
             driver.kill()
-        assert not leaks(files, tmp_path)
+        assert not leaks(KEYS, files, tmp_path)

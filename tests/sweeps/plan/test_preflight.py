@@ -91,10 +91,7 @@ def test_a_sound_machine_needs_no_change_and_ten_lines(tmp_path: Path) -> None:
         ("clocks", Clocks(1395, 1980, 700, 700, [SET]), (), "reset them (nvidia-smi -rac): "),
         ("clocks", Clocks(1980, 1980, 500, 700, []), (), "nvidia-smi -pl 700): 500 W of 700 W"),
         ("links", {"SYS": 1}, GANG, "GPUs are linked by SYS, not by NVLink"),
-        (
-            *("shared", 2**26, GANG),
-            "give /dev/shm 1.07 GB",
-        ),
+        ("shared", 2**26, GANG, "give /dev/shm 1.07 GB"),
     ],
 )
 def test_each_lack_is_told(

@@ -1,12 +1,20 @@
-"""A bucket for the stores of this room: ours, which fails when it is told to, and moto's."""
+"""Buckets for the stores of this room, ours, which fails when it is told to, and moto's; stores."""
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from sweeps.request.expand import Trial
+from sweeps.store.objects import ObjectStore
+from sweeps.store.opened import open_store
+from sweeps.store.store import SweepStore
 from tests.support import moto, s3_server
 from tests.support.bucket import found, served
+from tests.support.place import Place, made
+from tests.support.reports import with_figures
+from tests.support.stored import URL, trial_of
 
 
 @pytest.fixture
@@ -25,3 +33,51 @@ def moto_port() -> Iterator[int]:
 def other_server(moto_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moto.empty(moto_port)
     found(monkeypatch, moto_port, tmp_path / "cache", num_tries=1)
+
+
+@pytest.fixture
+def objects(server: s3_server.ServedBucket) -> SweepStore:
+    """An empty store in the bucket."""
+    return ObjectStore(URL)
+
+
+@pytest.fixture
+def trial(objects: SweepStore, tmp_path: Path) -> Trial:
+    """A trial of that store, which has not begun."""
+    return trial_of(objects, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Place]]:
+    """The store of each kind as it was made, whatever a test has done to it since."""
+    here, kept = tmp_path_factory.mktemp("places"), tmp_path_factory.mktemp("kept") / "places"
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        served(patch, here / "cache", num_tries=1) as server,
+        with_figures(("final_losses",)),
+    ):
+        urls = {"folder": str(here / "folder" / "results"), "bucket": URL}
+        each = {kind: made(open_store(url), server, here / kind) for kind, url in urls.items()}
+        shutil.copytree(here, kept)
+        objects = dict(server.objects)
+
+        def again(kind: str) -> Place:
+            shutil.rmtree(here)
+            shutil.copytree(kept, here)
+            server.objects.clear()
+            server.objects.update(objects)
+            return each[kind]._replace(store=open_store(urls[kind]))
+
+        yield again
+
+
+@pytest.fixture
+def folder(places: Callable[[str], Place]) -> Place:
+    """A store with trials in a folder."""
+    return places("folder")
+
+
+@pytest.fixture
+def bucket(places: Callable[[str], Place]) -> Place:
+    """A store with trials in the bucket."""
+    return places("bucket")

@@ -1,45 +1,24 @@
 """What only an object store can do wrong."""
 
 import json
-import os
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import analysis
 from analysis.objects import lease as leases
 from analysis.objects import provider, working
-from analysis.objects.bucket import BucketClient, StoreAway, StoreRefuses
-from analysis.objects.mirror import NOTES
+from analysis.objects.bucket import BucketClient, StoreAway
 from sweeps.request.expand import Trial
-from sweeps.store.objects import ObjectStore
-from sweeps.store.opened import open_store
 from sweeps.store.store import SweepStore, TrialState
 from tests.support import s3_server, small
-from tests.support.stored import URL, after, run, trial_of
+from tests.support.stored import URL, after, run
 from tests.support.trials import rows
-from trainer.base.errors import BadInput, LeaseLost, Stopped
+from trainer.base.errors import LeaseLost, Stopped
 from trainer.folder.lease import Held
 from trainer.folder.record import read_result
 from trainer.trial import run_trial
-
-
-@pytest.fixture
-def objects(server: s3_server.ServedBucket) -> SweepStore:
-    return ObjectStore(URL)
-
-
-@pytest.fixture
-def trial(objects: SweepStore, tmp_path: Path) -> Trial:
-    return trial_of(objects, tmp_path)
-
-
-def write_register(server: s3_server.ServedBucket, **files: dict[str, object]) -> None:
-    now = {"format": 1, "trial_id": "a", "attempt": 1, "writer": "", "beat": 1, "holder": None}
-    server.write("a/store/registers/a.json", json.dumps({**now, "files": files}).encode())
 
 
 def test_what_the_store_says_names_no_folder_of_a_machine(
@@ -208,30 +187,6 @@ def test_a_store_that_is_throttled_now_and_then_is_no_trouble(
     assert read_result(trial.folder) is not None
 
 
-def test_a_pull_asks_only_for_what_changed(
-    objects: SweepStore, trial: Trial, tmp_path: Path, server: s3_server.ServedBucket
-) -> None:
-    run(objects, trial)
-    objects.pull()
-    stamp = (trial.folder / "result.json").stat().st_mtime_ns
-    before = server.requests.copy()
-    objects.pull()
-    assert server.requests - before == {"GET": 2}, "two listings"
-    assert (trial.folder / "result.json").stat().st_mtime_ns == stamp
-    run(objects, trial_of(objects, tmp_path, "seed=1"))
-    server.objects = {k: v for k, v in server.objects.items() if trial.plan.trial_id not in k}
-    assert [*analysis.load(URL)["seed"]] == [1], "the other one was deleted there"
-
-
-def test_a_text_that_changed_is_brought(
-    objects: SweepStore, server: s3_server.ServedBucket
-) -> None:
-    for text in ("b", "c", "a"):
-        write_register(server, **{"config.json": {"text": text}})
-        objects.pull()
-        assert (objects.folder / "trials" / "a" / "config.json").read_text() == text
-
-
 def test_a_long_result_ends_a_trial_too(
     objects: SweepStore, trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,87 +221,3 @@ def test_a_trial_costs_few_requests(
 ) -> None:
     run(objects, trial)
     assert server.requests == {"GET": 1, "PUT": 3}, "register: read, taken, given back; rows"
-
-
-def test_a_damaged_register_is_told_and_stops_nobody_else(
-    objects: SweepStore, trial: Trial, tmp_path: Path, server: s3_server.ServedBucket
-) -> None:
-    other = trial_of(objects, tmp_path, "seed=1")
-    server.write(f"a/store/registers/{trial.plan.trial_id}.json", b"{")
-    run(objects, other)
-    with pytest.warns(UserWarning, match="left out.*is not whole JSON"):
-        objects.pull()
-    assert read_result(other.folder) is not None
-    with pytest.raises(BadInput, match="is not whole JSON"):
-        run(objects, trial)
-
-
-def test_a_consoles_marker_of_the_folder_of_trials_is_not_spare(
-    objects: SweepStore, server: s3_server.ServedBucket
-) -> None:
-    server.write(f"{URL.removeprefix(f's3://{s3_server.BUCKET}/')}/trials/", b"")
-    assert [*objects.spare([objects.folder / "trials" / "mine"])] == []
-
-
-def test_a_pull_waits_for_no_pipe_in_place_of_its_notes(objects: SweepStore, trial: Trial) -> None:
-    run(objects, trial)
-    objects.pull()
-    notes = objects.folder / NOTES
-    notes.unlink()
-    os.mkfifo(notes)
-    objects.pull()
-    assert notes.is_file(), "a new one"
-
-
-@pytest.mark.parametrize("name", ["registers//a.json", "registers/.", "trials/../b"])
-def test_an_object_that_no_client_can_list_is_named(
-    objects: SweepStore, server: s3_server.ServedBucket, name: str
-) -> None:
-    """As `aws s3 cp` leaves it beside an address that ends in two slashes."""
-    server.write(f"a/store/{name}", b"")
-    with pytest.raises(StoreRefuses, match=f"delete it by hand: a/store/{re.escape(name)}$"):
-        BucketClient(URL).list(name.partition("/")[0])
-
-
-@pytest.mark.parametrize(
-    "file", [{}, {"key": "x"}, {"size": 1}, {"text": "x", "key": "x", "size": 1}], ids=str
-)
-def test_a_file_without_its_content_is_told(
-    objects: SweepStore, server: s3_server.ServedBucket, file: dict[str, object]
-) -> None:
-    write_register(server, **{"config.json": file})
-    with pytest.warns(UserWarning, match="must have a text, or the key and the size"):
-        objects.pull()
-
-
-def test_no_name_leads_out_of_the_copy(objects: SweepStore, server: s3_server.ServedBucket) -> None:
-    write_register(server, **{"../../evil": {"text": "x"}})
-    with pytest.warns(UserWarning, match="must be a path in the trial's folder"):
-        objects.pull()
-
-
-@pytest.mark.parametrize(
-    ("url", "why"),
-    [
-        ("http://host/bucket", "must be a folder, or begin with s3://, gs://, az://"),
-        ("s3:/bucket", "must be a folder, or begin with s3://, gs://, az://"),
-        ("s3://", "must be s3://BUCKET/PREFIX"),
-        ("s3://bucket/../x", "must be s3://BUCKET/PREFIX"),
-        ("s3://nowhere/store", "there is no such bucket"),
-        ("az://nowhere/store", "cannot be opened"),
-    ],
-)
-def test_an_address_that_cannot_be_used_is_refused(
-    url: str, why: str, server: s3_server.ServedBucket
-) -> None:
-    with pytest.raises(BadInput, match=why):
-        open_store(url).require_usable()
-
-
-def test_a_provider_without_conditional_writes_is_refused(
-    objects: SweepStore, server: s3_server.ServedBucket
-) -> None:
-    server.conditional = False
-    with pytest.raises(BadInput, match="conditional writes"):
-        objects.require_usable()
-    assert server.objects == {}

@@ -17,7 +17,7 @@ from sweeps.commands import COMMANDS as SWEEPS
 from trainer.base.cli import FAILED, UNREAD, duration, end_with, split_command
 
 EACH = """
-import json, os, runpy, sys
+import json, os, runpy, sys, torch
 from sweeps.view.render import DriverConsole, ReadConsole
 from trainer.base.cli import end_with
 

@@ -30,7 +30,7 @@ RUNNERS = {"emulated": (), "pipelined": GANG}
         ("emulated", signal.SIGTERM),
         pytest.param("emulated", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("emulated", signal.SIGHUP, marks=pytest.mark.slow),
-        ("pipelined", signal.SIGTERM),
+        pytest.param("pipelined", signal.SIGTERM, marks=pytest.mark.slow),
         ("pipelined", signal.SIGINT),
         pytest.param("pipelined", signal.SIGHUP, marks=pytest.mark.slow),  # see the terminal
     ],

@@ -86,7 +86,7 @@ def assert_equal(config: Config, ranks: Sequence[Both]) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("p", [2, 4])
+@pytest.mark.parametrize("p", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_torch_trains_alike(tmp_path: Path, p: int) -> None:
     """The flushed 1F1B against torch's own schedule, the others against torch running our list."""
     stages = f"pipeline.num_stages={p}"

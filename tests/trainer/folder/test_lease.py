@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support import small
-from tests.support.trials import wait_for
+from tests.support.trials import main_while, wait_for
 from trainer.base.errors import BadInput, LeaseLost, Stopped
 from trainer.folder import lease
 from trainer.folder.lease import Held, attempt_path, holder, leased
@@ -217,15 +217,18 @@ RUNNERS = {"emulated": (), "pipelined": GANG}
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_the_loser_says_one_line_and_fails(runner: str, tmp_path: Path) -> None:
+def test_the_loser_says_one_line_and_fails(
+    runner: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "trial"
     words = (*RUNNERS[runner], "num_updates=4000", "eval_every=4000", f"out={out}")
-    command = [sys.executable, "-m", "trainer", *small.overrides(tmp_path, *words)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+
+    def take_over() -> None:
         metrics = out / "metrics.jsonl"
         wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 10)
         attempt_path(out, 2).touch()
-        _, error = process.communicate(timeout=60)
-    assert process.returncode == 1, error
+
+    assert main_while(small.overrides(tmp_path, *words), take_over) == 1
+    error = capsys.readouterr().err
     assert error == f"python -m trainer: {out} was taken over by another process\n"
     assert not (out / "result.json").exists()

@@ -41,7 +41,7 @@ def stopped(folder: Path, layout: str, *words: str) -> Path:
     ("before", "after", "words"),
     [
         ("two ranks", "four ranks", ["optimizer=adamw"]),
-        ("four ranks", "two ranks", ["optimizer=muon"]),
+        pytest.param("four ranks", "two ranks", ["optimizer=muon"], marks=pytest.mark.slow),
         ("three emulated", "two ranks", ["optimizer=muon", "dtype=bfloat16"]),
         ("two ranks", "three emulated", ["optimizer=sgd"]),
     ],

@@ -38,14 +38,9 @@ def named(module: nn.Module) -> list[tuple[Kind, nn.Parameter]]:
 
 def one_of_each() -> list[tuple[Kind, nn.Parameter]]:
     torch.manual_seed(0)
-    shapes: list[tuple[Kind, tuple[int, ...]]] = [
-        ("matrix", (6, 4)),
-        ("matrix", (4, 6)),
-        ("matrix", (6, 4)),
-        ("embedding", (5, 4)),
-        ("vector", (4,)),
-    ]
-    return [(kind, nn.Parameter(torch.randn(shape))) for kind, shape in shapes]
+    kinds_of: list[Kind] = ["matrix", "matrix", "matrix", "embedding", "vector"]
+    weights = [nn.Parameter(torch.randn(shape)) for shape in [(6, 4), (4, 6), (6, 4), (5, 4), (4,)]]
+    return [*zip(kinds_of, weights, strict=True)]
 
 
 def step(optimizer: Optimizer, batch: int, scale: float = 1.0) -> None:
@@ -188,11 +183,7 @@ def test_the_delayed_update_is_its_equation(name: str, tau: int, coefficient: fl
     optimizer = maker(name, precondition_every=3)
     optimizer = maker(name, precondition_every=3, auxiliary_lr=optimizer.keywords["lr"])
     history, losses = delayed.expected(
-        optimizer,
-        torch.float32,
-        lambda t: max(0, t - tau),
-        coefficient=coefficient,
-        clip_norm=0.5,
+        optimizer, torch.float32, lambda t: max(0, t - tau), coefficient=coefficient, clip_norm=0.5
     )
     schedule = schedules.constant_delay(delayed.T, delay=tau, **ONE_STAGE)
     correction = (

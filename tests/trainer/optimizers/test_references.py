@@ -109,10 +109,7 @@ def problem(updates: int = T) -> tuple[list[Tensor], list[tuple[list[Tensor], fl
 
 
 def trained(
-    name: str,
-    changes: dict[str, Any],
-    updates: int = T,
-    dtype: torch.dtype = torch.float64,
+    name: str, changes: dict[str, Any], updates: int = T, dtype: torch.dtype = torch.float64
 ) -> tuple[list[nn.Parameter], Any]:
     start, batches = problem(updates)
     ours = [nn.Parameter(weight.to(dtype, copy=True)) for weight in start]
@@ -129,10 +126,7 @@ def trained(
 
 
 def errors(
-    name: str,
-    changes: dict[str, Any],
-    updates: int = T,
-    dtype: torch.dtype = torch.float64,
+    name: str, changes: dict[str, Any], updates: int = T, dtype: torch.dtype = torch.float64
 ) -> dict[str, float]:
     """Weight → how far it is from its equations in fp64, as a share of its displacement.
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from tests.support import small
 from tests.support.processes import alive, children
-from tests.support.trials import rows, untimed, wait_for
+from tests.support.trials import main_while, rows, untimed, wait_for
 from trainer.base.errors import BadInput, GangFailed
 from trainer.ranks.groups import Heartbeat, PeerLost
 from trainer.ranks.spawn import run_gang
@@ -35,65 +35,59 @@ GANG = (
 )
 
 
-def ranks_of(parent: int) -> dict[int, int]:
-    """Process of each rank below `parent`, in the order in which they were started."""
-    return dict(enumerate(sorted(chain.from_iterable(map(children, children(parent))))))
+def grandchildren(parent: int) -> list[int]:
+    """The ranks below a trial's process, in the order in which they were started."""
+    return sorted(chain.from_iterable(map(children, children(parent))))
 
 
-class Run:
-    """`python -m trainer` of a gang, in the background."""
+def fault(folder: Path, rank: int, how: signal.Signals, *words: str) -> Path:
+    """The folder of a trial that failed: one of its ranks got the signal after a checkpoint."""
+    out, before = folder / "gang", grandchildren(os.getpid())
+    ranks: list[int] = []
 
-    def __init__(self, folder: Path, *words: str) -> None:
-        self.out = folder / "gang"
-        words = (*GANG, *words, f"out={self.out}")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "trainer", *small.overrides(folder, *words)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        wait_for(lambda: list(self.out.glob("checkpoint*")))
-        self.ranks = ranks_of(self.process.pid)
-        assert len(self.ranks) == 2
+    def hit() -> None:
+        wait_for(lambda: list(out.glob("checkpoint*")))
+        ranks.extend(pid for pid in grandchildren(os.getpid()) if pid not in before)
+        os.kill(ranks[rank], how)
 
-    def error(self) -> str:
-        """Waits for its end."""
-        _, error = self.process.communicate(timeout=30)
-        assert self.process.returncode == 1
-        wait_for(lambda: not any(map(alive, self.ranks.values())), seconds=60)
-        return error
+    assert main_while(small.overrides(folder, *words, f"out={out}"), hit) == 1
+    assert len(ranks) == 2
+    wait_for(lambda: not any(map(alive, ranks)), seconds=60)
+    return out
 
 
-def assert_ends_as_if_nothing_had_been(folder: Path, run: Run, *words: str) -> None:
-    again = run_trial(small.config(folder, *GANG, *words, f"out={run.out}"))
-    expected = run_trial(small.config(folder, *GANG, *words, f"out={folder / 'whole'}"))
+def test_a_killed_rank_ends_the_gang_which_goes_on_as_if_nothing_had_been(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (*GANG, "num_updates=100")
+    out = fault(tmp_path, 1, signal.SIGKILL, *words)
+    assert "rank 1 was killed by SIGKILL" in capsys.readouterr().err
+    assert json.loads((out / "result.json").read_text())["status"] == "failed"
+    again = run_trial(small.config(tmp_path, *words, f"out={out}"))
+    expected = run_trial(small.config(tmp_path, *words, f"out={tmp_path / 'whole'}"))
     assert untimed(again) == untimed(expected)
-    assert rows(run.out) == rows(folder / "whole")
+    assert rows(out) == rows(tmp_path / "whole")
 
 
-def test_a_killed_rank(tmp_path: Path) -> None:
-    run = Run(tmp_path, "num_updates=150")
-    os.kill(run.ranks[1], signal.SIGKILL)
-    assert "rank 1 was killed by SIGKILL" in run.error()
-    assert json.loads((run.out / "result.json").read_text())["status"] == "failed"
-    assert_ends_as_if_nothing_had_been(tmp_path, run, "num_updates=150")
-
-
-def test_a_stopped_rank_counts_as_hung(tmp_path: Path) -> None:
-    run = Run(tmp_path, "num_updates=3000", "timeout=3")
-    os.kill(run.ranks[0], signal.SIGSTOP)
-    error = run.error()
-    assert "rank 0 made no progress for timeout=3 seconds; the others wait for it" in error
+def test_a_stopped_rank_counts_as_hung(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fault(tmp_path, 0, signal.SIGSTOP, *GANG, "num_updates=3000", "timeout=3")
+    said = "rank 0 made no progress for timeout=3 seconds; the others wait for it"
+    assert said in capsys.readouterr().err
 
 
 def test_no_rank_survives_its_parent(tmp_path: Path) -> None:
     """Killed; test_stopping.py has a parent that is asked to stop."""
-    run = Run(tmp_path, "num_updates=3000")
-    run.process.kill()
-    run.process.communicate(timeout=30)
-    wait_for(lambda: not any(map(alive, run.ranks.values())), seconds=60)
-    assert list(run.out.glob("checkpoint*"))
-    assert not (run.out / "result.json").exists()
+    out = tmp_path / "gang"
+    words = small.overrides(tmp_path, *GANG, "num_updates=3000", f"out={out}")
+    command = [sys.executable, "-m", "trainer", *words]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        wait_for(lambda: list(out.glob("checkpoint*")))
+        ranks = grandchildren(process.pid)
+        process.kill()
+    assert len(ranks) == 2
+    wait_for(lambda: not any(map(alive, ranks)), seconds=60)
+    assert list(out.glob("checkpoint*"))
+    assert not (out / "result.json").exists()
 
 
 def raising(store: dist.Store, heartbeat: Heartbeat, send: Send, error: Exception) -> None:

@@ -32,13 +32,7 @@ def assert_equal(split_config: dict[str, Any], whole_config: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("p", [1, 2, 4])
 @pytest.mark.parametrize(
-    "word",
-    [
-        "optimizer=adamw",
-        "model.tied_embeddings=false",
-        "dtype=bfloat16",
-        "num_replicas=2",
-    ],
+    "word", ["optimizer=adamw", "model.tied_embeddings=false", "dtype=bfloat16", "num_replicas=2"]
 )
 def test_split_equals_whole(tmp_path: Path, p: int, word: str) -> None:
     stages = f"pipeline.num_stages={p}"

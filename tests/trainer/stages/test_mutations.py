@@ -43,9 +43,7 @@ def test_another_batch() -> None:
 @pytest.mark.parametrize("lag", [0, 2])
 def test_another_version(lag: int) -> None:
     executor = toy.emulated(
-        Schedule(T, 3, (lag, lag), one_forward_one_backward, True, 0, T),
-        ADAMW,
-        CORRECTION,
+        Schedule(T, 3, (lag, lag), one_forward_one_backward, True, 0, T), ADAMW, CORRECTION
     )
     assert differs(executor)
 

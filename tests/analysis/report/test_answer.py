@@ -1,0 +1,165 @@
+"""The first screen, the verdicts and what is missing: the words of the page, and its commands."""
+
+import html
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis import load
+from analysis.__main__ import main as analysis
+from analysis.advice.rows import verdict_rows
+from analysis.report.answer import MICROBATCHES, STAGES
+from analysis.report.contents import EXPECTED
+from sweeps.__main__ import main as sweeps
+from sweeps.request.command_line import parse_request
+from tests.support.pages import Made, own, page
+from tests.support.synthetic_store import LOSSES, config, ids, put, record, write, write_arms
+
+pytestmark = pytest.mark.usefixtures("few_figures")
+
+
+def test_the_answer_comes_first_then_verdicts_which_follow_the_records(recorded: Made) -> None:
+    _, out, text = recorded
+    places = [
+        *('id="answer"', "<figure", 'id="facts"', 'id="verdicts"', 'id="chapter-1"'),
+        *('id="figure-tiny/validation_curves', 'id="table-tiny/', 'id="trials"', 'id="missing"'),
+        'id="provenance"',
+    ]
+    assert sorted(places, key=text.index) == places
+    claims = pd.read_csv(out / "claims.csv")
+    says = dict(zip(claims["claim"], claims["verdict"], strict=True))
+    assert says["It costs AdamW more than Muon"] == "reproduced"
+    assert says["High momentum makes an optimizer robust"] == "not enough data"
+    assert "python -m sweeps sweep=momentum scale=tiny" in text
+    assert "the rule of its file" in text
+
+
+def test_each_verdict_says_how_often_its_rule_errs(tmp_path: Path) -> None:
+    store = tmp_path / "results"
+    wide = {"sync": [1.0, 1.1, 1.2], "delay": [1.9, 1.8, 2.5], "delay_ef": [1.4, 2.0, 1.5]}
+    write_arms(store, LOSSES)
+    write_arms(store, wide, optimizer="nadamw")
+    write_arms(store, {"sync": [1.0] * 3, "delay": [1.1, 1.2, 1.5]}, optimizer="muon")
+    record(store, "main", "tiny", ids(store))
+    text = page(store, tmp_path / "out")
+    assert re.search(r"false alarm rate \d\.\d % \[", text)
+    assert re.search(r"\d+ seeds would decide it with a probability of 80%", text)
+    assert "not in the paper, does not count: <b>NAdamW</b>" in text
+    claims = pd.read_csv(tmp_path / "out" / "claims.csv")
+    rows = claims[claims["claim"] == "Error Feedback removes a part of the gap"]
+    assert rows.set_index("part")["counts"].to_dict() == {"adamw": True, "nadamw": False}
+    assert (rows["reproduced_if_false"] <= 0.05).all()
+    assert (rows["reproduced_if_false_low"] < rows["reproduced_if_false"]).all()
+    costs = claims[claims["claim"] == "A one-step delay costs loss"]
+    assert (costs["verdict"] == "not enough data").all()
+    assert (costs["seeds_to_decide"] > 3).all()
+
+
+def test_what_a_record_asks_and_the_store_lacks_is_missing_and_priced(tmp_path: Path) -> None:
+    store = tmp_path / "results"
+    write_arms(store, {"sync": [1.0], "delay": [1.2]})
+    write(store, config("delay", seed=1), None)
+    record(store, "main", "tiny", [*ids(store), "never"], settled=False)
+    text = page(store, tmp_path / "out")
+    left = pd.read_csv(tmp_path / "out" / "missing.csv")
+    row = left[left["sweep"] == "main"].to_dict("records")[0]
+    assert [row[name] for name in ("asked", "done", "missing", "seconds", "tokens")] == [
+        4,
+        2,
+        2,
+        3600,
+        2000,
+    ]
+    assert row["arms"] == "2 delay"
+    assert "2 trials of 1 sweep are missing: 60 min one after the other, 2,000 tokens" in text
+    assert "python -m sweeps sweep=main scale=tiny" in text
+    never = left[left["sweep"] == "momentum"].to_dict("records")[0]
+    assert never["command"] == f"python -m sweeps sweep=momentum scale=tiny results={store}"
+    assert pd.isna(never["seconds"])
+
+
+ANSWER = re.compile(
+    r'<td data-rival="([^"]*)"[^>]*><span class="badge [^"]*">([^<]*)</span>'
+    r"(?:<small>(\S+) <span>([^<]*)</span></small>)?</td>"
+)
+
+
+def words_of(printed: str) -> list[str]:
+    """The words of a command of the page."""
+    _, _, _, *words = shlex.split(html.unescape(printed))
+    return words
+
+
+def test_the_first_screen_is_the_answer_the_picture_and_what_was_trained(tmp_path: Path) -> None:
+    """Longer delayed runs decide for Muon; nothing decides for AdamW."""
+    store = tmp_path / "results"
+    for arm, loss in (("sync", 1.0), ("delay", 1.01)):
+        write_arms(store, {arm: [loss, loss + 0.1, loss + 0.2]})
+        put(store, arm, [loss, loss + 0.1, loss + 0.21], optimizer="muon")
+    put(store, "delay", [0.9, 1.0, 1.09], optimizer="muon", num_updates=550)
+    record(store, "main", "tiny", ids(store))
+    text = page(store, tmp_path / "out").split("<header id=")[1].split("</header>")[0]
+    places = ["<table", "<li>", "<figure", "<dl>"]
+    assert sorted(places, key=text.index) == places
+    shown = [row.split("</tr>")[0] for row in text.split("<tr><th>")[2:]]
+    assert [row.partition("<")[0] for row in shown] == ["Muon", "AdamW"], "what is decided is first"
+    expected = verdict_rows(load(store), stages=STAGES, microbatches=MICROBATCHES)
+    for row, optimizer in zip(shown, ("muon", "adamw"), strict=True):
+        of_optimizer = expected[expected["optimizer"] == optimizer].to_dict("records")
+        for cell, told in zip(ANSWER.findall(row), of_optimizer, strict=True):
+            assert cell[:2] == (told["rival"], told["verdict"])
+            numbers = re.findall(r"[+-][\d.]+", "".join(cell[2:]).replace("−", "-"))
+            known = [told[name] for name in ("difference", "low", "high")] if told["n"] else []
+            assert [float(number) for number in numbers] == pytest.approx(known, abs=5e-5)
+    assert {*expected["verdict"]} == {"go", "not enough data"}
+    settles, asks = re.findall(r"<code>(python -m .+?)</code>", text)
+    assert parse_request(words_of(settles)).where == str(store)
+    assert analysis(words_of(asks)) == 0
+    facts = dict(re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)</dd>", text))
+    assert facts["model"].endswith("450,000 parameters")
+    assert facts["training"] == "400, 550 updates, seeds 0, 1, 2, 15 completed"
+
+
+def test_a_store_that_decides_nothing_says_what_to_run(unfinished: Made, tmp_path: Path) -> None:
+    """The sweep that is begun, or else the main sweep."""
+    write_arms(tmp_path / "results", {"sync": [1.0]})
+    store, _, begun = unfinished
+    without = page(tmp_path / "results", tmp_path / "out")
+    for text, command in (
+        (begun, f"sweep=main results={store}"),
+        (without, f"sweep=main results={tmp_path / 'results'}"),
+    ):
+        first = text.split('id="answer"')[1].split("</section>")[0]
+        assert f"<code>python -m sweeps {command}</code>" in first
+        assert "not enough data" not in first
+
+
+def test_undecided_claims_are_folded_and_the_others_are_not(recorded: Made) -> None:
+    verdicts = recorded.text.split('id="verdict-list"')[1].split("</section>")[0]
+    shown, folded = re.split(r"<details><summary>\d+ not enough data", verdicts)
+    assert "It costs AdamW more than Muon" in shown
+    assert "High momentum makes an optimizer robust" not in shown
+    assert "High momentum makes an optimizer robust" in folded
+
+
+def test_each_command_of_the_page_runs_as_it_is_printed(
+    unfinished: Made, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, out, whole = unfinished
+    text = own(whole)
+    printed = {html.unescape(line) for line in re.findall(r"python -m [^<\"]+", text)}
+    assert len(printed) >= len(EXPECTED)
+    for line in printed:
+        assert f"results={store}" in words_of(line), line
+        parse_request(words_of(line))
+    [name] = (out / "trials").iterdir()
+    [_, trials] = json.loads(f"[{name.read_text().partition('(')[2].rpartition(')')[0]}]")
+    for trial_id, trial in [*trials.items()][:1]:
+        capsys.readouterr()
+        _, _, _, *words = shlex.split(trial["command"])
+        sweeps([*words, "dry_run=true"])
+        assert capsys.readouterr().out.startswith("1 trials selected"), trial_id

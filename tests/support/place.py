@@ -1,0 +1,59 @@
+"""A store with the trials of a sweep, in a folder or a bucket, for tests that damage it."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from sweeps.plan.sweep_plan import all_planned, plan_sweeps
+from sweeps.request.command_line import parse_request
+from sweeps.request.expand import Trial
+from sweeps.store.store import SweepStore
+from tests.support import s3_server, small
+from tests.support.stored import after, run
+from trainer.base.errors import Stopped
+
+PREFIX = "a/store"
+SWEEP = {
+    "base": small.SMALL,
+    "grid": {"optimizer": ["adamw"]},
+    "arms": {"sync": ["pipeline=sync"], "delay": ["pipeline=pipedream_2bw"]},
+    "seeds": [0, 1],
+}
+
+
+class Place(NamedTuple):
+    """A store with the four trials of a sweep, of which the last one was stopped."""
+
+    store: SweepStore
+    server: s3_server.ServedBucket
+    words: list[str]
+    trials: list[Trial]
+
+    @property
+    def ids(self) -> list[str]:
+        return [trial.plan.trial_id for trial in self.trials]
+
+    def register(self, trial_id: str) -> str:
+        return f"{PREFIX}/registers/{trial_id}.json"
+
+    def objects(self, trial_id: str) -> list[str]:
+        return [key for key in self.server.objects if f"/trials/{trial_id}/" in key]
+
+    def write(self, key: str, content: bytes) -> None:
+        self.server.write(f"{PREFIX}/{key}", content)
+
+
+def made(store: SweepStore, server: s3_server.ServedBucket, folder: Path) -> Place:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "a.yaml").write_text(yaml.dump(SWEEP))
+    words = [f"sweep={folder / 'a.yaml'}", "scale=micro", f"data.path={small.corpus(folder)}"]
+    words.append(f"results={store.name}")
+    trials = all_planned(plan_sweeps(parse_request(words)))
+    for trial in trials[:-1]:
+        run(store, trial)
+    with pytest.raises(Stopped):
+        run(store, trials[-1], after(1))
+    store.pull()
+    return Place(store, server, words, trials)

@@ -1,0 +1,219 @@
+"""A driver's own cluster: a sweep runs and is done, no file has a key, a wish to stop is heard."""
+
+import json
+import os
+import shutil
+import signal
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+import ray
+from ray._private.utils import publish_error_to_driver
+
+from sweeps.__main__ import main
+from sweeps.cluster import connection
+from sweeps.cluster.stop_flag import stop_requested
+from sweeps.cluster.tune_hooks import StopWhenAsked
+from sweeps.plan.sweep_plan import plan_sweeps
+from sweeps.request.command_line import parse_request
+from tests.support import small
+from tests.support.keys import leaks, new_keys
+from tests.support.reports import with_figures
+
+ANNOUNCED = Path("/tmp/ray/ray_current_cluster")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore"),  # Ray's own, of this process
+]
+
+
+class Cluster(NamedTuple):
+    """A driver's own cluster, and keys of its environment by the variable's name."""
+
+    folder: Path
+    keys: dict[str, str]
+
+
+def announced() -> str | None:
+    return ANNOUNCED.read_text() if ANNOUNCED.exists() else None
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The commands of this file share it: to start Ray takes seconds of several cores."""
+    keys, before = new_keys(), announced()
+    session = Path(mkdtemp(prefix="k-", dir="/tmp"))  # short: Ray's sockets lie in it
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch, with_figures([]):
+        patch.delenv("RAY_ADDRESS", raising=False)
+        for name, value in {**keys, "RAY_TMPDIR": str(session), "HOME": str(home)}.items():
+            patch.setenv(name, value)
+        with connection.cluster() as folder:
+            assert announced() == before
+            patch.setattr(connection, "cluster", lambda: nullcontext(folder))
+            yield Cluster(folder, keys)
+    assert not folder.exists()
+    shutil.rmtree(session)
+
+
+# The sweep
+
+
+def words(folder: Path, *more: str) -> list[str]:
+    changes = small.overrides(folder, "num_updates=30", "checkpoint_every=5", *more)
+    return ["sweep=main", "scale=micro", "seeds=[0]", "grid.optimizer=[adamw]", *changes]
+
+
+class Swept(NamedTuple):
+    """A folder with a sweep that ran to its end, and what its command printed."""
+
+    folder: Path
+    said: str
+
+    def record(self) -> Any:
+        return json.loads((self.folder / "results/sweeps/main-micro.json").read_text())
+
+    def losses(self) -> dict[str, float]:
+        paths = self.folder.glob("results/trials/*/result.json")
+        results = [json.loads(path.read_text()) for path in paths]
+        return {result["trial_id"]: result["final_val_loss"] for result in results}
+
+
+@pytest.fixture(scope="module")
+def swept(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Swept:
+    folder = tmp_path_factory.mktemp("swept")
+    with redirect_stdout(StringIO()) as said:
+        assert main(words(folder, "tracking=wandb")) == 0
+    return Swept(folder, said.getvalue())
+
+
+def test_a_sweep_runs_reports_and_is_done(swept: Swept, capsys: pytest.CaptureFixture[str]) -> None:
+    for printed in (
+        "4 stages, 8 microbatches  1F1B ",
+        "AdamW: not enough data, against any schedule; ",  # of one seed
+        "to settle it against ZB-V: python -m sweeps sweep=main scale=micro",
+        "delay_ef",
+    ):
+        assert printed in swept.said
+    trials, record = {*swept.losses()}, swept.record()
+    assert len(trials) == 4
+    assert {*record["trials"]} == trials
+    assert {*record["compared"]} < trials
+    [longer] = trials - {*record["compared"]}
+    results = swept.folder / "results"
+    config = json.loads((results / "trials" / longer / "config.json").read_text())
+    assert (config["num_updates"], config["seed"]) == (42, 0)  # 1.375 times 30, and rounded up
+    before = {path: path.stat().st_mtime_ns for path in results.glob("trials/*/*")}
+    assert main(words(swept.folder)) == 0
+    assert "4 done, 0 to do" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in results.glob("trials/*/*")} == before
+    assert main(words(swept.folder, "advice=null")) == 0, "the last command has the last word"
+    record = swept.record()
+    assert {*record["trials"]} == trials - {longer}
+    assert record["words"][-1] == "advice=null"
+    assert all(trial["seconds"] is not None for trial in record["trials"].values())
+
+
+def test_no_key_is_in_a_file_of_ray_or_of_the_store(swept: Swept, cluster: Cluster) -> None:
+    """While the cluster runs: a killed driver leaves Ray's files as they are."""
+    assert stat.S_IMODE(cluster.folder.stat().st_mode) == 0o700
+    assert not leaks(cluster.keys, cluster.folder, swept.folder)
+
+
+@pytest.mark.slow
+def test_a_failing_trial_is_recorded_and_stops_no_other(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The delayed arm cannot write its rows."""
+    [plan] = plan_sweeps(parse_request(words(tmp_path)))
+    broken = next(trial for trial in plan.planned if trial.arm == "delay")
+    (broken.folder / "metrics.jsonl").mkdir(parents=True)
+    assert main(words(tmp_path)) == 1
+    assert "failed: adamw delay seed 0" in capsys.readouterr().out
+    result = json.loads((broken.folder / "result.json").read_text())
+    assert result["status"] == "failed"
+    assert "metrics.jsonl" in result["error"]
+    losses = Swept(tmp_path, "").losses()
+    assert [trial_id for trial_id, loss in losses.items() if loss is None] == [broken.folder.name]
+
+
+def test_a_first_trial_that_fails_is_one_line_and_nothing_begins(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = f"resume_from={tmp_path / 'checkpoint-1.pt'}"
+    assert main([*words(tmp_path, missing), "advice=null", "first_trial=true"]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        f"python -m sweeps: first trial: {missing}: must be a checkpoint-*.pt of an unfinished "
+        "trial (first_trial=false begins the sweep without it)"
+    ]
+    assert not [*(tmp_path / "results").glob("trials/*")]
+    assert not [*(tmp_path / "results").glob("*first-trial*")]
+
+
+# The cluster
+
+
+def test_no_other_machine_reaches_it_and_its_processes_have_its_variables(cluster: Cluster) -> None:
+    processes = [driver := psutil.Process(), *driver.children(recursive=True)]
+    sockets = [socket for process in processes for socket in process.net_connections("tcp")]
+    servers = [socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN]
+    assert {address.removeprefix("::ffff:") for address in servers} == {"127.0.0.1"}
+    session = Path(ray._private.worker._global_node.get_session_dir_path())
+    assert session.parent.parent == cluster.folder
+    variables = ray.remote(lambda: dict(os.environ)).remote()
+    assert connection.ENVIRONMENT.items() <= ray.get(variables, timeout=60).items()
+
+
+def test_what_nobody_asks_is_not_started(cluster: Cluster) -> None:
+    commands = [" ".join(each.cmdline()) for each in psutil.Process().children(recursive=True)]
+    parts = [command for command in commands if str(cluster.folder) in command]
+    assert any("raylet" in part for part in parts)
+    for unused in ("/dashboard.py", "/monitor.py", "/log_monitor.py"):
+        assert not any(unused in part for part in parts), unused
+
+
+def kill(flag: Any) -> None:
+    pid = ray.get(flag.__ray_call__.remote(lambda self: os.getpid()), timeout=60)
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_only_a_real_wish_stops(cluster: Cluster) -> None:
+    """The flag's process is killed twice: before a wish to stop, and after it."""
+    asked = False
+    stop = StopWhenAsked(lambda: asked, {"one"})
+    assert not stop_requested(stop.flag)
+    kill(stop.flag)
+    for _ in range(100):
+        assert not stop_requested(stop.flag), "no wish, only a dead process"
+        time.sleep(0.05)
+    asked = True
+    assert not stop.stop_all()
+    deadline, killed = time.monotonic() + 120, False
+    while not (killed and stop_requested(stop.flag)):
+        assert time.monotonic() < deadline
+        stop.stop_all()
+        if not killed and stop_requested(stop.flag):
+            kill(stop.flag)
+            killed = True
+        time.sleep(0.1)
+
+
+def test_what_ray_reports_is_a_line_each_and_said_once(cluster: Cluster) -> None:
+    gcs_client = ray._private.worker.global_worker.gcs_client
+    deadline = time.monotonic() + 120
+    with redirect_stderr(StringIO()) as said:
+        for error in ("It is gone\nits log", "It is gone\nits log", "Another"):
+            publish_error_to_driver("test", error, gcs_client=gcs_client)
+        while "Another" not in said.getvalue():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    lines = [line.partition(" (")[0] for line in said.getvalue().splitlines()]
+    assert lines == ["Ray: It is gone", "Ray: Another"]
