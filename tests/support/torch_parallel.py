@@ -16,8 +16,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from tests.support import toy
+from tests.support.torch_expected import expected
 from tests.support.torch_optimizers import adamw
-from tests.support.torch_pipeline import TIGHT, Case, T, batch, expected, modules
+from tests.support.torch_pipeline import TIGHT, Case, T, batch, modules
 from tests.support.torch_wrapped import SETTINGS, Setting
 from trainer.base.resources import rank_device
 from trainer.delayed import DelayedOptimizer

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 from tests.support import gangs, hybrid, moe, small
+from tests.support.torch_expected import differences, expected
 from tests.support.torch_parallel import SETTINGS, assert_alike
-from tests.support.torch_pipeline import Case, differences, expected, on_ranks
+from tests.support.torch_pipeline import Case, on_ranks
 from tests.support.trials import ASYNC, ran
 from trainer import rehearsal
 from trainer.base.errors import GangFailed

@@ -10,18 +10,10 @@ import pytest
 import torch
 
 from tests.support import every_correction, every_optimizer
+from tests.support.torch_expected import differences, expected, of_our_pipeline
 from tests.support.torch_mutants import MUTANTS, as_mutant
 from tests.support.torch_optimizers import OF_TORCH
-from tests.support.torch_pipeline import (
-    LOOSE,
-    Case,
-    T,
-    as_nccl_rank,
-    differences,
-    expected,
-    of_our_pipeline,
-    on_ranks,
-)
+from tests.support.torch_pipeline import LOOSE, Case, T, as_nccl_rank, on_ranks
 from trainer.base.errors import GangFailed
 
 DAILY: dict[int, list[Case]] = {

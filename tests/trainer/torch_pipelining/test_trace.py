@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.torch_pipeline import Case, T, differences, expected, on_ranks
+from tests.support.torch_expected import differences, expected
+from tests.support.torch_pipeline import Case, T, on_ranks
 from trainer.schedules.recipes import pipedream_2bw
 
 DRAINED_BEFORE = 5
