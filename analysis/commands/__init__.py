@@ -1,12 +1,4 @@
-"""The commands of `python -m analysis`: one module each, with its KEYS and `main(given)`; and what
-they read from their words, and write as JSON."""
-
-import math
-from collections.abc import Mapping
-from typing import Any
-
-from trainer.base.cli import Given, number
-from trainer.base.errors import BadInput
+"""The commands of `python -m analysis`: one module each, with its KEYS and `main(given)`."""
 
 COMMANDS = {
     "report": "every table and figure of a store (the default)",
@@ -19,40 +11,3 @@ COMMANDS = {
     "sharpness": "how near to that edge a synchronous run trains, measured",
 }
 """The first word of the command line → what the command does."""
-
-
-def having(given: Given, key: str, keys: Mapping[str, str]) -> Given:
-    """Return `given`; raises BadInput, with what `keys` says of `key`, if it has no such key."""
-    if key not in given:
-        raise BadInput(key, "", f"is missing: {keys[key]}")
-    return given
-
-
-def amount(
-    given: Given, key: str, default: float, low: float, high: float, kind: str = "a"
-) -> float:
-    """Return the number of `key`, or the default; raises BadInput unless it is in [low, high].
-
-    `kind`: "a whole" refuses other numbers.
-    """
-    if key not in given:
-        return default
-    value = number(given[key])
-    if not low <= value <= high or (kind != "a" and not value.is_integer()):
-        ends = f"{low:g} to {high:g}" if kind == "a" else f"{low:,.0f} to {high:,.0f}"
-        raise BadInput(key, given[key], f"must be {kind} number from {ends}")
-    return value
-
-
-def count(given: Given, key: str, default: int, high: int, low: int = 1) -> int:
-    """Return the whole number of `key`, or the default; raises BadInput if out of [low, high]."""
-    return int(amount(given, key, default, low, high, "a whole"))
-
-
-def plain(node: Any) -> Any:
-    """Return `node` with None for numbers that JSON does not have."""
-    if isinstance(node, Mapping):
-        return {key: plain(value) for key, value in node.items()}
-    if isinstance(node, list | tuple):
-        return [plain(value) for value in node]
-    return None if isinstance(node, float) and not math.isfinite(node) else node

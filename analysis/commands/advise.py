@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from analysis.commands import count, having, plain
+from analysis.commands.words import count, having, plain
 from analysis.objects.mirror import pulled
 from trainer.base.build import build
 from trainer.base.cli import Given, number, take_choice

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.commands import count, having
+from analysis.commands.words import count, having
 from analysis.objects.mirror import pulled
 from trainer.base.cli import Given, take_choice
 from trainer.base.errors import BadInput

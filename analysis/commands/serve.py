@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from analysis.commands import count
+from analysis.commands.words import count
 from analysis.objects.bucket import StoreAway
 from analysis.objects.mirror import pulled
 from trainer.base.cli import Given

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from analysis.commands import count
+from analysis.commands.words import count
 from analysis.table.text import markdown, markdown_row
 from trainer.base.build import Node
 from trainer.base.cli import Given, take_choice

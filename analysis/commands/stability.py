@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from analysis.commands import amount, count, plain
+from analysis.commands.words import amount, count, plain
 from trainer.base.cli import Given, take_choice
 from trainer.base.errors import BadInput
 

@@ -1,4 +1,4 @@
-"""What one process makes of the cases of `torch_pipeline`: by the equations, and as a trial does."""
+"""What one process makes of the cases of `torch_pipeline`: by equations, and as a trial does."""
 
 from functools import partial
 
