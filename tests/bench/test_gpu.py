@@ -88,6 +88,7 @@ def test_a_killed_command_keeps_its_rows_and_a_failed_part_stops_no_other(
     assert [*rows(tmp_path)] == ["limits", "evaluation", "fake"], "no line is cut"
 
 
+@pytest.mark.slow
 def test_two_ranks(tmp_path: Path) -> None:
     """Messages, drains and a killed peer, by gloo; one line where there is no second GPU."""
     assert run(tmp_path, "parts=pair", *SMALL) == 0
