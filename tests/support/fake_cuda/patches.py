@@ -77,6 +77,7 @@ def of(gpu: Watched) -> dict[str, object]:
             s._cdata if s.device.type in ("cuda", "meta") else pointer(s)
         ),
         "torch.Tensor.pin_memory": lambda x, device=None: x,
+        "torch.Tensor.record_stream": lambda x, stream: None,
         "trainer.parts.Prefetched": partial(Prefetched, pin=lambda batch: batch),
         "torch.nn.functional.scaled_dot_product_attention": kernels.attention,
         "torch.nn.Module.to": lambda module, device: _moved(module, lambda p: p.to(device)),
