@@ -20,7 +20,7 @@ from trainer.data.batches import Batches, Prefetched, Windows
 from trainer.data.tokens import Dataset, KnowsVocabulary
 from trainer.executors.emulated import Emulated
 from trainer.executors.gradients import Clip
-from trainer.executors.passes import Loss
+from trainer.executors.passes import Loss, practise
 from trainer.executors.pipelined import Pipelined
 from trainer.models.export import start_from
 from trainer.models.loss import loss_by
@@ -98,15 +98,18 @@ def build_pipelined(config: Config, parts: Parts, gang: Gang) -> Pipelined:
     rows = config["batch_size"] // (schedule.num_microbatches * gang.num_replicas)
     mine = schedule.stages(gang.place)
     divide = partial(_divided, config, gang) if config["shard_optimizer"] else None
+    stages = build_stages(config, parts.model, schedule, parts.lr_factor, device, mine, divide)
+    loss, message = _loss(config), torch.Size([rows, config["seq_len"], parts.model.hidden_size])
+    practise(dict(zip(mine, stages, strict=True)), schedule.num_stages - 1, loss, message)
     return Pipelined(
-        build_stages(config, parts.model, schedule, parts.lr_factor, device, mine, divide),
+        stages,
         schedule,
         _batch(parts, device),
-        _loss(config),
+        loss,
         _clip(config),
         gang,
         Clock(device, config["trace"]),
-        torch.Size([rows, config["seq_len"], parts.model.hidden_size]),
+        message,
         Path(config["out"] or config["results"]),
     )
 

@@ -18,7 +18,7 @@ from trainer.executors.emulated import Emulated
 from trainer.executors.gradients import Diverged, Update
 from trainer.executors.pipelined import Pipelined
 from trainer.parts import Parts, build_emulated, build_parts, build_pipelined
-from trainer.ranks.groups import Heartbeat, joined
+from trainer.ranks.groups import AHEAD, Heartbeat, joined
 from trainer.ranks.spawn import run_gang
 from trainer.ranks.supervisor import Parent
 
@@ -91,7 +91,7 @@ def as_rank_of_many(
         # wpipe updates while neighbours have messages for each other: there none may be loaded.
         is_wpipe = config["pipeline"]["_target_"].endswith(".wpipe")
         with (
-            patch("trainer.executors.channel.AHEAD", 0),  # as on a GPU
+            patch.dict(AHEAD, cpu=AHEAD["cuda"]),
             nccl_like(dist.PrefixStore("nccl", inner), heartbeat.rank),
             lazy_kernels(PASSES, [] if is_wpipe else BETWEEN_PASSES),
         ):

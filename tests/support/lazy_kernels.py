@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-OF_TORCH = (
+OF_2BW = (
     "torch.distributed.pipelining.stage._PipelineStageBase.forward_one_chunk",
     "torch.distributed.pipelining.stage._PipelineStageBase.backward_one_chunk",
     "trainer.torch_pipelining.sums.norms_of",

@@ -19,11 +19,11 @@ from torch.distributed.pipelining import PipelineStage
 from torch.optim.lr_scheduler import LambdaLR
 
 from tests.support import every_correction, toy
-from tests.support.lazy_kernels import OF_TORCH, lazy_kernels
+from tests.support.lazy_kernels import lazy_kernels
 from tests.support.nccl_like import nccl_like
 from tests.support.torch_optimizers import OPTIMIZERS
 from trainer.base.resources import rank_device
-from trainer.ranks.groups import Heartbeat, joined
+from trainer.ranks.groups import AHEAD, Heartbeat, joined
 from trainer.ranks.spawn import run_gang
 from trainer.ranks.supervisor import Parent
 from trainer.torch_pipelining import Schedule2BW
@@ -203,25 +203,17 @@ def as_rank(
             send((i, heartbeat.rank, pickle.dumps(trained)))
 
 
-def as_nccl_rank(
-    store: dist.Store,
-    heartbeat: Heartbeat,
-    send: Callable[[object], None],
-    num_stages: int,
-    cases: Sequence[Case],
-) -> None:
-    """Like `as_rank`, under the rules of NCCL about communicators. Every pass may load kernels.
+def as_nccl_rank(store: dist.Store, heartbeat: Heartbeat, *rest: Any, **late: Any) -> None:
+    """Like `as_rank`, under the rules of NCCL about communicators and of CUDA about kernels.
 
-    Where stages share a weight, only the first of its kind may: the last stage begins the sum of
-    that weight long before the first stage.
+    `late` says when they are loaded, as `lazy_kernels` takes it.
     """
-    which = "at_first" if any(case.shares == "stages" for case in cases) else "always"
     with (
-        patch("trainer.torch_pipelining.messages.AHEAD", 0),  # as on a GPU
+        patch.dict(AHEAD, cpu=AHEAD["cuda"]),
         nccl_like(dist.PrefixStore("nccl", store), heartbeat.rank),
-        lazy_kernels(**{which: OF_TORCH}),
+        lazy_kernels(**late),
     ):
-        as_rank(store, heartbeat, send, num_stages, cases)
+        as_rank(store, heartbeat, *rest)
 
 
 def on_ranks(

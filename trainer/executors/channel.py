@@ -8,29 +8,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.ranks.groups import Edge, Gang
+from trainer.ranks.groups import AHEAD, Edge, Gang, own_stream
 from trainer.schedules.operations import Op, Schedule
-
-AHEAD = 2
-"""Receives that a CPU posts early, so that messages arrive while their reader still computes."""
 
 
 class Inbox:
     """The messages of one neighbour, in the order in which it sends them.
 
-    `group` carries no other messages between the two ranks.
-
-    On a GPU a receive is a kernel that runs until its message is there, and to load another one,
-    at its first launch, CUDA waits for those that run. So nothing is posted early there, where the
-    message may wait for what was not launched yet. But `stream`, on which it is posted, does not
-    wait for what was: messages arrive while their reader still computes.
+    `group` carries no other messages between the two ranks. Receives are posted on `stream`, on a
+    CPU up to AHEAD of them early.
     """
 
     def __init__(
         self, gang: Gang, source: int, group: Any, stream: torch.cuda.Stream | None
     ) -> None:
         self._gang, self._source, self._group = gang, source, group
-        self._stream, self._ahead = stream, 0 if stream else AHEAD
+        self._stream, self._ahead = stream, AHEAD[gang.device.type]
         self._expected: deque[tuple[torch.Size, torch.dtype]] = deque()
         self._posted: deque[tuple[Tensor, dist.Work]] = deque()
 
@@ -130,7 +123,7 @@ class Channels:
         within = {edge: Within() for edge in self._edges() if edge.source == edge.target}
         self._inbox: dict[Edge, Inbox | Within] = {**within}
         self._outbox: dict[Edge, Outbox | Within] = {**within}
-        stream = torch.cuda.Stream(gang.device) if gang.device.type == "cuda" else None
+        stream = own_stream(gang.device)
         for edge, group in groups.items():
             if edge.target == gang.place:
                 self._inbox[edge] = Inbox(gang, gang.at(edge.source), group, stream)
@@ -196,13 +189,9 @@ class Channels:
         for outbox in self._outbox.values():
             outbox.flush()
 
-    def blank(self) -> Tensor:
-        """A message of zeros."""
-        return torch.zeros(self._message, dtype=self._dtype, device=self._gang.device)
-
     def exchange_empty(self, operations: Sequence[Op]) -> None:
         """Takes all messages of these operations and sends zeros; computes nothing."""
-        empty = self.blank()
+        empty = torch.zeros(self._message, dtype=self._dtype, device=self._gang.device)
         for op in operations:
             self.take(op)
             self.send(op, empty)

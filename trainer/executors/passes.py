@@ -1,7 +1,7 @@
 """Passes over a batch: for an update, to probe a fresh gradient, to estimate curvature."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trainer.base.randomness import stream_seed
 from trainer.models.loss import Output, parts
+from trainer.schedules.operations import Op
 from trainer.stages.stage import Stage
 
 Loss = Callable[[Output, Tensor], Tensor]
@@ -77,6 +78,29 @@ class Pass:
 
 def _update(stage: Stage, batch: int, gradients: Sequence[Tensor]) -> None:
     stage.update(batch, gradients)
+
+
+def practise(stages: Mapping[int, Stage], last: int, loss: Loss, message: torch.Size) -> None:
+    """Goes forward and backward once on each stage of a rank, by its number, on zeros.
+
+    A rank does so before its first message: passes are compiled and kernels loaded then. On a GPU a
+    message is a kernel that runs until it is received, and to load another one CUDA waits for it:
+    two ranks that load kernels while each has a message for the other would wait for ever.
+    `message` is the shape of a microbatch's hidden states; stage `last` has the loss.
+    """
+    rows, length, _ = message
+    for index, stage in stages.items():
+        device = stage.versions.master[0].device
+        tokens = torch.zeros(rows, length + 1, dtype=torch.int64, device=device)
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        hidden = torch.zeros(message, dtype=stage.dtype, device=device)
+        op = Op("F", index, batch=-1, microbatch=0, version=0, tied_version=0)
+        place = MicrobatchPlace(op.batch, op.microbatch, replica=0, num_parts=1)
+        of_output = against_targets(loss, targets, place) if index == last else None
+        output = stage.forward(op, inputs if index == 0 else hidden, of_output)
+        stage.backward_input(op, None if of_output else torch.zeros_like(output))
+        stage.backward_weights(op)
+        stage.take_gradients()
 
 
 TRAINING = Pass(_update, is_corrected=True, is_clipped=True, is_training=True)

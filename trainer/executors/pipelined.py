@@ -59,7 +59,6 @@ class Pipelined(Executor):
         self._complete: list[Op] = []
         self._pending: Future[Reduced] | None = None
         self._runs: list[tuple[int, int]] = []
-        self._has_practised = False
 
     @override
     def run(self, first: int, last: int, on_update: OnUpdate) -> None:
@@ -149,7 +148,6 @@ class Pipelined(Executor):
     @override
     def _execute(self, lists: Sequence[Sequence[Op]], on_update: OnUpdate) -> None:
         operations = lists[self._gang.place]
-        self._practise(operations)
         with self._clock.between_drains():
             # Receives are posted in the order of the schedule, ahead of the operations that read.
             self._channels.expect(operations)
@@ -166,26 +164,6 @@ class Pipelined(Executor):
                 if done is not None:
                     on_update(done)
             self._channels.flush()
-
-    def _practise(self, operations: Sequence[Op]) -> None:
-        """Goes forward and backward once on each stage here, before the first message.
-
-        Passes are compiled and kernels loaded then. On a GPU a message is a kernel that runs until
-        it is received, and to load another one CUDA waits for it: two ranks that load kernels while
-        each has a message for the other would wait for ever.
-        """
-        if self._has_practised:
-            return
-        self._has_practised = True
-        for index, stage in self._at.items():
-            op = next(op for op in operations if (op.kind, op.stage) == ("F", index))
-            tokens, _ = self._microbatch(op, self._gang.replica)
-            loss = self._loss_of(op, self._gang.replica) if index == self._last else None
-            of_none = op._replace(batch=-1)  # nobody watches what this batch does
-            output = stage.forward(of_none, self._channels.blank() if index > 0 else tokens, loss)
-            stage.backward_input(of_none, None if loss else torch.zeros_like(output))
-            stage.backward_weights(of_none)
-            stage.take_gradients()
 
     @override
     def _forward(self, op: Op) -> None:

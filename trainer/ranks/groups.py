@@ -13,6 +13,21 @@ from torch import Tensor
 
 from trainer.base.errors import Stopped
 
+AHEAD = {"cpu": 2, "cuda": 0}
+"""Type of device → receives that are posted before those that their reader waits for.
+
+On a CPU messages arrive while their reader computes, and one whose receive is there leaves at once,
+where gloo would ask for it first. On a GPU a receive is a kernel that runs until its message is
+there, and to load another kernel, at its first launch, CUDA waits for those that run: posted early,
+a receive may wait for what then is never launched. There the stream on which it is posted
+(`own_stream`) does not wait for what was launched, so that messages arrive meanwhile too.
+"""
+
+
+def own_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """A stream beside that of the computation on a GPU; None on a CPU."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None
+
 
 class PeerLost(RuntimeError):
     """Another rank, which is the cause, did not answer: it died, raised or hangs."""

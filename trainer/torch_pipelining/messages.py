@@ -10,10 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
+from trainer.ranks.groups import AHEAD, own_stream
+
 FORWARD, BACKWARD = "F", "B"
-AHEAD = 2
-"""Passes for which a CPU posts receives before a pass waits for its own: a message whose receive is
-there leaves at once, where gloo would ask for it first."""
 
 
 def of_every_rank(value: object, group: Any = None) -> list[Any]:
@@ -54,9 +53,7 @@ class Neighbours:
         self._sends = {FORWARD: stage.get_fwd_send_ops, BACKWARD: stage.get_bwd_send_ops}
         self._leaving: deque[tuple[Tensor, dist.Work]] = deque()
         self._capacity = 4 * stage.num_stages
-        on_gpu = stage.device.type == "cuda"
-        self._stream = torch.cuda.Stream(stage.device) if on_gpu else None
-        self.ahead = 0 if on_gpu else AHEAD
+        self._stream, self.ahead = own_stream(stage.device), AHEAD[stage.device.type]
         self._groups: dict[tuple[str, int], Any] = {}
         ranks, me, message = ranks_of(stage), dist.get_rank(), torch.zeros(1, device=stage.device)
         for first, kind in product((0, 1), (FORWARD, BACKWARD)):
@@ -69,16 +66,10 @@ class Neighbours:
                     self._start(kind, dist.P2POp(call, message, peer, group)).wait()
 
     def receive(self, kind: str, microbatch: int) -> list[dist.Work]:
-        """Posts the receives of one forward or backward, `ahead` passes before it.
-
-        On a GPU a receive is a kernel that runs until its message is there, and to load another
-        one, at its first launch, CUDA waits for those that run. So none is posted before the passes
-        that its message may wait for were launched. But it does not wait for the last of them to
-        end: messages arrive while their reader still computes.
-        """
+        """Posts the receives of one forward or backward, `ahead` passes before it."""
         with torch.cuda.stream(self._stream):
             works = [self._start(kind, op) for op in self._receives[kind](microbatch)]
-        if self._stream:
+        if self._stream:  # the next receives wait for the pass before this one, which had buffers
             self._stream.wait_stream(torch.cuda.current_stream())
         return works
 

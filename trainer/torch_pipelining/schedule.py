@@ -201,7 +201,7 @@ class Schedule2BW(Schedule1F1B):
                 yield BACKWARD, number - self._lead
 
     def _run(self, first: int, forward: Callable[[int], None] | None = None) -> None:
-        """Makes each pass in turn. What it receives is posted up to two passes before.
+        """Makes each pass in turn. What it receives is posted up to two passes before (AHEAD).
 
         No buffer is in use by then: its backward came three passes before a forward, or earlier.
         """
