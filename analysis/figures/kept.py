@@ -34,8 +34,8 @@ def kept(make: Callable[[], bytes], *made_of: str) -> bytes:
 
 def source(*modules: ModuleType) -> str:
     """Return the code of modules; of a package, that of all modules right in it."""
-    files = (Path(module.__file__ or "") for module in modules)
-    of_module = (
-        sorted(file.parent.glob("*.py")) if file.name == "__init__.py" else [file] for file in files
-    )
-    return "".join(file.read_text() for files in of_module for file in files)
+    files: list[Path] = []
+    for module in modules:
+        file = Path(module.__file__ or "")
+        files += sorted(file.parent.glob("*.py")) if hasattr(module, "__path__") else [file]
+    return "".join(file.read_text() for file in files)

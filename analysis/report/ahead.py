@@ -2,8 +2,7 @@
 
 import gc
 import threading
-from types import TracebackType
-from typing import Self
+from contextlib import ExitStack
 
 from trainer.base.children import Worker
 
@@ -11,7 +10,7 @@ MANY = 50
 """Trials whose pictures and files take longer to make than a process takes to start."""
 
 
-class Ahead:
+class Ahead(ExitStack):
     """A context in which a report begins before its trials are known.
 
     `begin` starts a process that draws pictures as soon as they are known, for its first one takes
@@ -20,26 +19,15 @@ class Ahead:
     """
 
     def __init__(self, num_trials: int) -> None:
+        super().__init__()
         self.worker: Worker | None = None
         """For `report`, once `begin` was called."""
         self._is_large = num_trials >= MANY
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self.worker is not None:
-            self.worker.__exit__(kind, error, trace)
-
     def begin(self) -> None:
         """Begin in a thread, and return at once; later calls do nothing."""
         if self._is_large and self.worker is None:
-            self.worker = Worker()
+            self.worker = self.enter_context(Worker())
             self.worker.do(_draw)
             threading.Thread(target=_import, daemon=True).start()
 

@@ -97,7 +97,7 @@ class GPT2:
         return kinds(module)
 
     def pretrained(self, weights: Mapping[str, Tensor]) -> Pretrained:
-        """As GPT2LMHeadModel, which holds the matrices of layers transposed."""
+        """The weights of a GPT2LMHeadModel, which holds the matrices of layers transposed."""
         config = {
             "architectures": ["GPT2LMHeadModel"],
             "model_type": "gpt2",

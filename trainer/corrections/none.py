@@ -36,7 +36,7 @@ class NoCorrection:
         """Changes in place the raw gradients of batch t, averaged and not yet clipped."""
 
     def look_back(self, delays: Sequence[int]) -> None:
-        """Called before `gradient` on a GPU for which the host will wait before `apply`."""
+        """Called before `gradient` on a GPU: what is sent to the host here is there at `apply`."""
 
     def lr_factor(self, update: int, delay: int) -> float:
         """Factor on the learning rate of weights whose gradient is `delay` updates old."""

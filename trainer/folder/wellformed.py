@@ -40,18 +40,12 @@ def read(path: Path, form: Form) -> Content:
 
 def parse(text: bytes, form: Form) -> Content:
     """The JSON object in `text`. Raises ValueError, which says in a line why it is none."""
-    parsed = _numbers(text)
-    if parsed is None:
-        parsed = _whole(text)
-    check(parsed, form)
+    check(parsed := _numbers(text) or _whole(text), form)
     return parsed
 
 
 def _numbers(text: bytes) -> Content | None:
-    """The object if it holds numbers of a usual size alone, as most rows do; else None.
-
-    It is what `_whole` returns, in a third of the time.
-    """
+    """What `_whole` returns, in a third of the time; None unless all are numbers of usual size."""
     try:
         numbers: Content = from_json(text, allow_inf_nan=False)
         # The root of the sum of the squares is no smaller than any of the numbers.
