@@ -131,7 +131,7 @@ def _batch(parts: Parts, device: torch.device) -> Callable[[int], Tensor]:
 
 def _clip(config: Config) -> Clip:
     norm = math.inf if config["clip_norm"] is None else config["clip_norm"]
-    return Clip(norm, by_stage=config["clip_scope"] == "stage")
+    return Clip(norm, by_stage=config["clip_scope"] == "stage" and norm < math.inf)
 
 
 def _loss(config: Config) -> Loss:

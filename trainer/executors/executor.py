@@ -75,8 +75,9 @@ class Executor(ABC):
     def run(self, first: int, last: int, on_update: OnUpdate) -> None:
         """Trains on batches first … last − 1 of one phase, then drains.
 
-        Calls `on_update` when an update is applied. Raises Diverged before applying a bad one, on
-        every rank, and PeerLost if another rank is gone.
+        Calls `on_update` with each update, in order, once it is applied. Raises Diverged before
+        applying a bad one, on every rank (with a clip by stage other stages may have gone on
+        meanwhile), and PeerLost if another rank is gone.
         """
         self._run(TRAINING, self._schedule.operations(first, last), on_update)
 

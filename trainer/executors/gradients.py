@@ -4,7 +4,7 @@ The global norm is made from one vector with one slot per weight, in the model's
 weights once, so that it is the same number for any number of stages and processes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -76,15 +76,15 @@ def slots(names: Sequence[Sequence[str | None]]) -> list[Slots]:
 class Clip:
     """Scales gradients down to a norm of at most `norm`, as torch's clip_grad_norm_ does.
 
-    With `by_stage` each stage is clipped by the norm of its own weights, as asynchronous pipelines
-    do if they cannot wait for other stages. The default is the norm of the whole model.
+    With `by_stage` each stage is clipped by the norm of its own weights, so that none waits for
+    another one. The default is the norm of the whole model.
     """
 
     norm: float
     by_stage: bool = False
 
-    def __call__(self, gradients: Sequence[Tensor], norm_of_model: Tensor) -> None:
-        """Clips one stage's gradients in place."""
-        norm = get_total_norm(gradients) if self.by_stage else norm_of_model
+    def __call__(self, gradients: Sequence[Tensor], norm_of_model: Callable[[], Tensor]) -> None:
+        """Clips one stage's gradients in place. `by_stage` does not ask for the model's norm."""
+        norm = get_total_norm(gradients) if self.by_stage else norm_of_model()
         scale = (self.norm / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(wholes(gradients)[0], scale)

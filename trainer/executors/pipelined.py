@@ -1,8 +1,6 @@
 """Executes a schedule as one rank of a true pipeline: the emulation's stages, lists and numbers."""
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +13,7 @@ from trainer.executors.channel import Channels
 from trainer.executors.executor import Executor, OnUpdate, T
 from trainer.executors.gradients import Clip, Diverged, Update
 from trainer.executors.passes import Loss
-from trainer.executors.reduction import Reduced, Reducer
+from trainer.executors.reduction import Reducer
 from trainer.ranks.collect import collect, whole_state
 from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Op, Schedule, completes, horizon
@@ -56,19 +54,12 @@ class Pipelined(Executor):
         self._channels = Channels(gang, schedule, message, stages[0].dtype)
         self._losses: dict[int, list[Tensor]] = {}
         self._incomplete: dict[int, int] = {}
-        self._complete: list[Op] = []
-        self._pending: Future[Reduced] | None = None
         self._runs: list[tuple[int, int]] = []
 
     @override
     def run(self, first: int, last: int, on_update: OnUpdate) -> None:
         super().run(first, last, on_update)
         self._runs.append((first, last))
-
-    @override
-    def probe(self, batch: int) -> None:
-        super().probe(batch)
-        self._pending = None
 
     @override
     def agreed(self, mine: T) -> T:
@@ -149,6 +140,7 @@ class Pipelined(Executor):
     def _execute(self, lists: Sequence[Sequence[Op]], on_update: OnUpdate) -> None:
         operations = lists[self._gang.place]
         with self._clock.between_drains():
+            self._reducer.clear()
             # Receives are posted in the order of the schedule, ahead of the operations that read.
             self._channels.expect(operations)
             for position, op in enumerate(operations):
@@ -164,6 +156,8 @@ class Pipelined(Executor):
                 if done is not None:
                     on_update(done)
             self._channels.flush()
+            for update in self._reducer.rest():
+                on_update(update)
 
     @override
     def _forward(self, op: Op) -> None:
@@ -209,39 +203,21 @@ class Pipelined(Executor):
 
     @override
     def _update(self, op: Op) -> Update | None:
-        """Applies the pending update. Returns it once all stages here have done so, else None."""
-        assert self._pending is not None
+        """Applies the next update. Returns the one that can be told of then, if there is one."""
         with self._clock.span(op, f"wait {op.kind}"):
             self._gang.heartbeat.beat(waiting=True)
-            reduced = self._pending.result()
+            gradients = self._reducer.next().gradients
             self._gang.heartbeat.beat()
-        if not (isfinite(reduced.loss) and isfinite(reduced.norm)):
-            raise Diverged(op.batch)
         with self._clock.span(op):
             # In training `finish` is the update of the stage, W(t) → W(t + 1).
-            self._pass.finish(self._at[op.stage], op.batch, reduced.gradients.pop(0))
-        if reduced.gradients:
-            return None
-        self._pending = None
-        self._launch()
-        return Update(op.batch, reduced.loss, reduced.norm, self._at[op.stage].lr)
+            self._pass.finish(self._at[op.stage], op.batch, gradients.pop(0))
+        return None if gradients else self._reducer.applied(self._stages[0].lr)
 
     def _note(self, op: Op) -> None:
-        """Launches the reduction of a batch once its gradient is complete on all stages here."""
+        """Has a batch reduced once its gradient is complete on all stages here."""
         if completes(op, self._schedule.num_microbatches):
             left = self._incomplete.pop(op.batch, len(self._stages)) - 1
             if left:
                 self._incomplete[op.batch] = left
             else:
-                self._complete.append(op)
-                self._launch()
-
-    def _launch(self) -> None:
-        """Launches the next complete batch's reduction, unless one is pending.
-
-        Only one runs at a time: a correction of the next gradient may need the weights that the
-        pending update makes.
-        """
-        if self._complete and self._pending is None:
-            op = self._complete.pop(0)
-            self._pending = self._reducer.launch(op, self._losses.pop(op.batch, []), self._pass)
+                self._reducer.add(op, self._losses.pop(op.batch, []), self._pass)

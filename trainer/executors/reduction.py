@@ -1,16 +1,19 @@
 """The deferred update: a batch's gradient is summed and clipped while its rank computes on."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
+from math import ceil, isfinite
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainer.base.flat import wholes
-from trainer.executors.gradients import Clip, Slots, slots
+from trainer.executors.gradients import Clip, Diverged, Slots, Update, slots
 from trainer.executors.passes import Pass
 from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Op
@@ -18,21 +21,48 @@ from trainer.stages.stage import Stage
 from trainer.tracing.clock import Clock
 
 
+class Totals:
+    """What a batch's update is recorded with, by one sum over the ranks of a pipeline.
+
+    `vector` has this rank's norms, by slot, and its share of the loss. The sum is on its way when
+    the object is made. It adds zeros and so rounds nothing: one rank has each slot's norm.
+    """
+
+    def __init__(self, gang: Gang, batch: int, vector: Tensor) -> None:
+        self.batch, self._gang, self._vector = batch, gang, vector
+        self._work = gang.all_reduce(vector, gang.pipeline)
+
+    @cached_property
+    def norm(self) -> Tensor:
+        """Norm of the whole model's gradient before the clip. Waits for the sum."""
+        with self._gang.raising_peer_lost():
+            self._work.wait()
+        return torch.linalg.vector_norm(self._vector[:-1])
+
+    @cached_property
+    def loss_and_norm(self) -> tuple[float, float]:
+        """The batch's mean loss and the norm. Raises Diverged unless both are finite."""
+        loss, norm = torch.stack((self._vector[-1], self.norm)).double().tolist()
+        if not (isfinite(loss) and isfinite(norm)):
+            raise Diverged(self.batch)
+        return loss, norm
+
+
 @dataclass(frozen=True)
 class Reduced:
-    """The clipped gradients of each stage of the rank; the batch's mean loss and the norm of the
-    whole model's gradient before the clip."""
+    """The clipped gradients of each stage of the rank, and the totals of the batch."""
 
     gradients: list[Sequence[Tensor]]
-    loss: float
-    norm: float
+    totals: Totals
 
 
 class Reducer:
     """Sums over the ranks what makes one gradient: replicas, tied weights, norm.
 
     Each sum needs the result of the one before it, so they run in a thread of their own. The rank
-    waits only when it needs the result, and the sums go on while it waits for a message.
+    waits only when it needs the result, and the sums go on while it waits for a message. With a
+    clip by stage no update needs the batch's totals: a rank goes on without them, and tells of an
+    update so many updates later that every rank must have added to its totals by then.
     """
 
     def __init__(
@@ -50,18 +80,69 @@ class Reducer:
         self._clock = clock
         self._stream = torch.cuda.Stream(gang.device) if gang.device.type == "cuda" else None
         self._thread = ThreadPoolExecutor(1, "reducer", torch.set_num_threads, (1,))
+        self._complete: deque[tuple[Op, Sequence[Tensor], Pass]] = deque()
+        self._pending: Future[Reduced] | None = None
+        self._untold: deque[tuple[Totals, float]] = deque()
+        batches_in_flight = ceil(gang.num_ranks / num_microbatches)
+        self._most_untold = batches_in_flight if clip.by_stage else 0
 
-    def launch(self, op: Op, losses: Sequence[Tensor], kind: Pass) -> Future[Reduced]:
-        """Starts to reduce the gradients of the batch that `op` completed.
+    def clear(self) -> None:
+        """Forgets what a run that diverged left."""
+        self._complete.clear()
+        self._pending = None
+        self._untold.clear()
+
+    def add(self, op: Op, losses: Sequence[Tensor], kind: Pass) -> None:
+        """Reduces the gradients of the batch that `op` completed, after those of earlier ones.
 
         `losses` has the loss of each microbatch, on the last stage; elsewhere it is empty.
         """
+        self._complete.append((op, losses, kind))
+        self._launch()
+
+    def next(self) -> Reduced:
+        """Waits for what the next update needs. Raises Diverged."""
+        assert self._pending is not None
+        return self._pending.result()
+
+    def applied(self, lr: float) -> Update | None:
+        """Notes that every stage here applied the update that was next, with that learning rate.
+
+        Returns the update that can be told of now, if there is one. Raises Diverged.
+        """
+        self._untold.append((self.next().totals, lr))
+        told = self._tell() if len(self._untold) > self._most_untold else None
+        self._pending = None
+        self._launch()
+        return told
+
+    def rest(self) -> Iterator[Update]:
+        """The updates that were applied and not told of. Raises Diverged."""
+        while self._untold:
+            yield self._tell()
+
+    def _tell(self) -> Update:
+        totals, lr = self._untold.popleft()
+        self._gang.heartbeat.beat(waiting=True)
+        loss, norm = totals.loss_and_norm
+        self._gang.heartbeat.beat()
+        return Update(totals.batch, loss, norm, lr)
+
+    def _launch(self) -> None:
+        """Starts to reduce the next complete batch, unless one is pending.
+
+        Only one is at a time: a correction of the next gradient may need the weights that the
+        pending update makes.
+        """
+        if self._pending is not None or not self._complete:
+            return
+        op, losses, kind = self._complete.popleft()
         gradients = [stage.take_gradients() for stage in self._stages]
         loss = torch.stack(list(losses)).mean() if losses else gradients[0][0].new_zeros(())
         if self._stream is not None:
             # The sums must not start before the backward has written the gradients.
             self._stream.wait_stream(torch.cuda.current_stream())
-        return self._thread.submit(self._reduce, op, gradients, loss, kind)
+        self._pending = self._thread.submit(self._reduce, op, gradients, loss, kind)
 
     def _reduce(
         self, op: Op, gradients: list[Sequence[Tensor]], loss: Tensor, kind: Pass
@@ -72,25 +153,32 @@ class Reducer:
             loss = loss.to(gradients[0][0].dtype)
             if gang.num_replicas > 1:
                 self._sum([*chain.from_iterable(gradients), loss], gang.replicas)
-            for of_stage in gradients:
-                torch._foreach_div_(wholes(of_stage)[0], self._divisor)
+            if self._divisor > 1:  # else the sum is the mean
+                for of_stage in gradients:
+                    torch._foreach_div_(wholes(of_stage)[0], self._divisor)
             # Before the correction and the norm, which must see one gradient per tied weight.
             self._sum_tied(gradients)
             if kind.is_corrected:
                 for stage, of_stage in zip(self._stages, gradients, strict=True):
                     stage.correct(op.batch, of_stage)
-            # One slot per weight of the model: the sum over ranks adds zeros and so rounds nothing,
-            # and the norm of the vector is the same number for any cut into stages.
             norms = [s.norms(of_stage) for s, of_stage in zip(self._slots, gradients, strict=True)]
+            # The norm of the vector is the same number for any cut into stages.
             vector = torch.cat((sum(norms[1:], norms[0]), loss.reshape(1) / gang.num_replicas))
-            self._sum([vector], gang.pipeline)
-            norm = torch.linalg.vector_norm(vector[:-1])
+            alone = self._clip.by_stage
+            if alone and not vector.isfinite().all():
+                # The totals will tell every rank, some batches later. Nothing may step by it.
+                for of_stage in gradients:
+                    torch._foreach_zero_(wholes(of_stage)[0])
+            totals = Totals(gang, op.batch, vector)
             if kind.is_clipped:
                 for stage, of_stage in zip(self._stages, gradients, strict=True):
-                    self._clip(stage.clipped(of_stage), norm)
+                    self._clip(stage.clipped(of_stage), lambda: totals.norm)
             # The one wait for the device, in this thread: the rank computes on meanwhile.
-            values = torch.stack((vector[-1], norm)).double().tolist()
-        return Reduced(gradients, *values)
+            if not alone:
+                _ = totals.loss_and_norm  # or Diverged
+            elif self._stream is not None:
+                self._stream.synchronize()
+        return Reduced(gradients, totals)
 
     def _sum_tied(self, gradients: list[Sequence[Tensor]]) -> None:
         """Gives both copies of each tied weight the sum of their gradients."""

@@ -69,11 +69,12 @@ class LateUpdate:
 
     def clip(self, max_norm: float) -> Tensor:
         """Clips the newest weights' gradients in `update`; returns the norm over all stages."""
-        if self._norm is None:
+        norm = self._norm
+        if norm is None:
             raise RuntimeError("clip_grad_norm_ belongs into update(), where the gradient is whole")
         gradients = [weight.grad for weight in self.twins.newest_weights]
-        Clip(max_norm)([local(g) for g in gradients if g is not None], self._norm)
-        return self._norm
+        Clip(max_norm)([local(g) for g in gradients if g is not None], lambda: norm)
+        return norm
 
     def await_norm(self, batch: int) -> None:
         """Raises, on every rank alike, if the update must not be made (`LateSums.take`)."""
