@@ -12,18 +12,35 @@ Graph = Callable[..., Any]
 """Takes tensors of the shapes that it was made for; makes no gradients."""
 
 
-def graph_of(function: Callable[..., Any], examples: Sequence[Tensor], num_threads: int) -> Graph:
+def graph_of(
+    function: Callable[..., Any],
+    examples: Sequence[Tensor],
+    num_threads: int,
+    *,
+    folds: bool = False,
+) -> Graph:
     """Compiles a function of tensors that are shaped like `examples`.
 
     The function is first traced into a graph of torch's operations: what the compiler then looks up
     in its cache on disk depends on this graph alone, and on no object of Python. On one thread
-    products of matrices are our own.
+    products of matrices are our own. With `folds` what depends on no argument, such as the angles
+    of RoPE, is computed once, where the compiler would write it into every loop that reads it.
     """
     from torch.fx.experimental.proxy_tensor import make_fx  # imported late: it costs a second
 
     products = products_of(num_threads)
     traced = make_fx(function, products, tracing_mode="fake")(*examples)
+    if folds:
+        traced = _folded(traced)
     return compiled(traced, examples, num_threads)
+
+
+def _folded(graph: GraphModule) -> GraphModule:
+    from torch.fx.experimental.const_fold import split_const_subgraphs
+
+    folded = split_const_subgraphs(graph, device_for_folded_attrs="cpu")
+    folded.run_folding()
+    return folded
 
 
 def compiled(graph: GraphModule, examples: Sequence[Tensor], num_threads: int) -> Graph:

@@ -15,6 +15,7 @@ from trainer.compiled.graphs import Graph, graph_of
 from trainer.models.loss import Output, cross_entropy
 from trainer.models.recipe import Recipe
 from trainer.models.split import Split
+from trainer.stages.versions import dtypes_of
 
 SHORT = 128
 """Tokens of a sequence up to which two products and a softmax, fused, take half of the time of
@@ -35,10 +36,12 @@ class StagePlace(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """The shapes that a stage's graphs are made for."""
+    """The shapes that a stage's graphs are made for, the dtype of its input, and the one in which
+    it reads its weights."""
 
     members: tuple[tuple[int, ...], ...]
     x: torch.Size
+    input: torch.dtype
     dtype: torch.dtype
     num_threads: int
 
@@ -56,48 +59,46 @@ def loss_of(output: Output | AwaitsTargets, targets: Tensor) -> Tensor:
     return cross_entropy(output, targets)
 
 
-def with_loss(place: StagePlace, blocks: Blocks, x: Tensor, num_threads: int) -> Graph:
+def with_loss(place: StagePlace, signature: Signature) -> Graph:
     """(x, targets, *blocks) → loss, gradient of x or None, gradients of the blocks."""
-    return _graph(place, _signature(blocks, x, num_threads), "loss")
+    return _graph(place, signature, "loss")
 
 
-def evaluated(place: StagePlace, blocks: Blocks, x: Tensor, num_threads: int) -> Graph:
+def evaluated(place: StagePlace, signature: Signature) -> Graph:
     """(x, targets, *blocks) → loss."""
-    return _graph(place, _signature(blocks, x, num_threads), "evaluation")
+    return _graph(place, signature, "evaluation")
 
 
-def forward(place: StagePlace, blocks: Blocks, x: Tensor, num_threads: int) -> Graph:
+def forward(place: StagePlace, signature: Signature) -> Graph:
     """(x, *blocks) → output."""
-    return _graph(place, _signature(blocks, x, num_threads), "forward")
+    return _graph(place, signature, "forward")
 
 
-def backward(place: StagePlace, blocks: Blocks, x: Tensor, num_threads: int) -> Graph:
+def backward(place: StagePlace, signature: Signature) -> Graph:
     """(x, gradient of the output, *blocks) → gradient of x or None, gradients of the blocks.
 
     It computes the forward once more: a graph keeps no activations for another one.
     """
-    return _graph(place, _signature(blocks, x, num_threads), "backward")
-
-
-def _signature(blocks: Blocks, x: Tensor, num_threads: int) -> Signature:
-    members = tuple(tuple(numbers) for numbers in blocks.members)
-    return Signature(members, x.shape, x.dtype, num_threads)
+    return _graph(place, signature, "backward")
 
 
 class _Stage:
-    """A stage as functions of its blocks."""
+    """A stage as functions of its blocks, which are in fp32."""
 
     def __init__(self, place: StagePlace, signature: Signature) -> None:
         self._module = place.module()
         named = dict(self._module.named_parameters())
         self._names, shapes = list(named), [weight.shape for weight in named.values()]
+        self._dtypes = dtypes_of(self._module, signature.dtype)
         numbers = {i: b for b, members in enumerate(signature.members) for i in members}
         self._blocks = Blocks(shapes, [numbers[i] for i in range(len(shapes))])
         self.signature = signature
 
     def forward(self, x: Tensor, *blocks: Tensor) -> Tensor:
-        weights = dict(zip(self._names, self._blocks.tensors(blocks), strict=True))
-        output: Tensor = functional_call(self._module, weights, (x,))
+        parts = zip(self._blocks.tensors(blocks), self._dtypes, strict=True)
+        weights = [part.to(dtype) for part, dtype in parts]
+        named = dict(zip(self._names, weights, strict=True))
+        output: Tensor = functional_call(self._module, named, (x,))
         return output
 
     def loss(self, x: Tensor, targets: Tensor, *blocks: Tensor) -> list[Tensor | None]:
@@ -125,7 +126,7 @@ class _Stage:
         return gradients if len(wanted) == len(inputs) else [None, *gradients]
 
     def examples(self, *more: Tensor) -> list[Tensor]:
-        x = torch.zeros(self.signature.x, dtype=self.signature.dtype)
+        x = torch.zeros(self.signature.x, dtype=self.signature.input)
         return [x, *more, *self._blocks.zeros()]
 
     def output(self) -> Tensor:
@@ -144,8 +145,10 @@ def _graph(place: StagePlace, signature: Signature, kind: str) -> Graph:
         "backward": lambda: (stage.backward, stage.examples(stage.output())),
     }
     function, examples = makers[kind]()
+    # In fp32 nothing is folded: published losses of such trials would change in their last digits.
+    folds = signature.dtype != torch.float32
     with _attention(signature):
-        return graph_of(function, examples, signature.num_threads)
+        return graph_of(function, examples, signature.num_threads, folds=folds)
 
 
 def _attention(signature: Signature) -> AbstractContextManager[None]:

@@ -43,7 +43,11 @@ def products_of(num_threads: int) -> dict[Any, Callable[..., Any]]:
     if num_threads > 1:
         return {}
     by = product()
-    return {torch.ops.aten.mm.default: by, torch.ops.aten.bmm.default: by}
+
+    def in_fp32(a: Tensor, b: Tensor) -> Any:
+        return by(a, b) if a.dtype == torch.float32 else NotImplemented
+
+    return dict.fromkeys((torch.ops.aten.mm.default, torch.ops.aten.bmm.default), in_fp32)
 
 
 def _built() -> Path:

@@ -11,7 +11,7 @@ from typing_extensions import override
 from trainer.compiled import passes
 from trainer.compiled.blocks import Blocks, StackedParts
 from trainer.compiled.chosen import without_graph
-from trainer.compiled.passes import AwaitsTargets, StagePlace
+from trainer.compiled.passes import AwaitsTargets, Signature, StagePlace
 from trainer.compiled.step import Step
 from trainer.compiled.versions import StackedVersions
 from trainer.corrections.none import NoCorrection
@@ -33,7 +33,7 @@ class _Passed(NamedTuple):
 
 
 class CompiledStage(Stage):
-    """A `Stage` in fp32 on a CPU that makes its gradients and its updates by graphs.
+    """A `Stage` on a CPU that makes its gradients and its updates by graphs.
 
     Forward, backward and loss are one graph on the last stage; before it, the backward's graph
     computes the forward again. An update is one graph with the clipped gradients as input, except
@@ -87,18 +87,19 @@ class CompiledStage(Stage):
             return loss(AwaitsTargets(lambda targets: self._with_loss(key, x, targets)))
         self._passed[key] = _Passed(x, [])
         blocks = self._stacks.read(self._read[op.batch])
-        output: Tensor = passes.forward(*self._graphs_for(x))(x, *blocks)
+        output: Tensor = passes.forward(*self._graphs_for(x, self.dtype))(x, *blocks)
         return output
 
     def _with_loss(self, key: tuple[int, int, int], x: Tensor, targets: Tensor) -> Tensor:
         blocks = self._stacks.read(self._read[key[0]])
-        graph = passes.with_loss(*self._graphs_for(x))
+        graph = passes.with_loss(*self._graphs_for(x, self.dtype))
         loss, *gradients = graph(x, targets.contiguous(), *blocks)
         self._passed[key] = _Passed(x, gradients)
         return loss
 
-    def _graphs_for(self, x: Tensor) -> tuple[StagePlace, Blocks, Tensor, int]:
-        return self._place, self._layout, x, self._num_threads
+    def _graphs_for(self, x: Tensor, dtype: torch.dtype) -> tuple[StagePlace, Signature]:
+        members = tuple(tuple(numbers) for numbers in self._layout.members)
+        return self._place, Signature(members, x.shape, x.dtype, dtype, self._num_threads)
 
     @override
     def backward_input(self, op: Op, gradient: Tensor | None, replica: int = 0) -> Tensor | None:
@@ -106,7 +107,7 @@ class CompiledStage(Stage):
         x, gradients = self._passed[key]
         if gradient is not None:
             blocks = self._stacks.read(self._versions_of(op))
-            graph = passes.backward(*self._graphs_for(x))
+            graph = passes.backward(*self._graphs_for(x, self.dtype))
             gradients = graph(x, gradient.contiguous(), *blocks)
             self._passed[key] = _Passed(x, gradients)
         return gradients[0]
@@ -144,14 +145,14 @@ class CompiledStage(Stage):
         x = x.contiguous()
         blocks = self._stacks.read([self._stacks.newest] * len(self._stacks.master))
         if self._place.number < len(self._place.split) - 1:
-            return passes.forward(*self._graphs_for(x))(x, *blocks)
-        graph = passes.evaluated(*self._graphs_for(x))
+            return passes.forward(*self._graphs_for(x, self.eval_dtype))(x, *blocks)
+        graph = passes.evaluated(*self._graphs_for(x, self.eval_dtype))
         return AwaitsTargets(lambda targets: graph(x, targets.contiguous(), *blocks))
 
     def _evaluates_newest(self) -> bool:
         weights = self._stacks.master
         pairs = zip(evaluated(self.optimizer, weights), weights, strict=True)
-        return self.eval_dtype == torch.float32 and all(shown is weight for shown, weight in pairs)
+        return all(shown is weight for shown, weight in pairs)
 
     @override
     def probe(self, batch: int, gradients: Sequence[Tensor]) -> None:

@@ -117,7 +117,6 @@ def check_graphs(config: Config, model: Recipe, correction: NoCorrection) -> Non
     recomputes = model.activation_checkpointing
     for key, value, holds, allowed in (
         ("device", config["device"], config["device"] == "cpu", "must be cpu"),
-        ("dtype", config["dtype"], config["dtype"] == "float32", "must be float32"),
         ("runner", config["runner"], config["runner"] == "emulated", "must be emulated"),
         ("diagnostics", config["diagnostics"], config["diagnostics"] is None, "must be null"),
         ("model.activation_checkpointing", recomputes, not recomputes, "must be false"),

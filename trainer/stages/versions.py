@@ -184,6 +184,11 @@ class Versions:
                 module._parameters[name] = leaf  # type: ignore[assignment]
 
 
+def dtypes_of(module: nn.Module, dtype: torch.dtype) -> list[torch.dtype]:
+    """What each weight of `module` is read in: `dtype`, or its own where it is the master's."""
+    return _dtypes([*module.parameters()], _places(module), dtype)
+
+
 def _dtypes(
     weights: Sequence[Tensor], places: Sequence[Sequence[tuple[nn.Module, str]]], dtype: torch.dtype
 ) -> list[torch.dtype]:

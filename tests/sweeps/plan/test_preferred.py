@@ -68,7 +68,6 @@ def test_a_word_of_the_command_line_counts_more(tmp_path: Path, given: str) -> N
     ("word", "why"),
     [
         ("runner=pipelined", "runner=pipelined: must be emulated"),
-        ("dtype=bfloat16", "dtype=bfloat16: must be float32"),
         ("device=cuda", "device=cuda: must be cpu"),
         ("diagnostics=4", "diagnostics=4: must be null"),
         ("grid.optimizer=[adamw,lion,signum]", "optimizer=signum: must be one of adamw, adan"),

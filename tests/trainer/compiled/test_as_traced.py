@@ -99,6 +99,8 @@ def test_orthogonal_matrices_are_those_of_the_library(shape: tuple[int, ...]) ->
         (*DELAYED, "pipeline.synchronous_start=4", "correction.coefficient=0.5"),
         (*DELAYED, "clip_scope=stage", "clip_norm=0.1"),
         (*DELAYED, "model.loss_chunk=5"),
+        (*DELAYED, "dtype=bfloat16", "pipeline.num_microbatches=2"),
+        (*DELAYED, "dtype=bfloat16", "model.num_layers=2", "pipeline.num_stages=2"),
     ],
     ids=" ".join,
 )
@@ -158,8 +160,35 @@ def test_a_gradient_is_that_of_autograd(graphs: list[Any]) -> None:
     assert norms["update"] == norms["false"]
 
 
+def test_it_goes_on_from_a_plain_trial_in_bf16() -> None:
+    """Whose versions are rounded, and whose master is not."""
+    plain, compiled = (
+        trainer(*DELAYED, "dtype=bfloat16", f"compile={way}") for way in ("false", "update")
+    )
+    plain.run(0, 3, lambda update: None)
+    compiled.restore(plain.state())
+    weights = compiled.weights()
+    assert all(torch.equal(weights[name], weight) for name, weight in plain.weights().items())
+
+
 @pytest.mark.parametrize(
-    "words", [DELAYED, (*DELAYED, "model.num_layers=2", "pipeline.num_stages=2")], ids=len
+    ("dtype", "angles"), [("float32", "in the graph"), ("bfloat16", "computed once")]
+)
+def test_constants_of_a_graph(dtype: str, angles: str, graphs: list[Any]) -> None:
+    """Losses of fp32 trials are published: folded constants would change their last digits."""
+    trained(f"dtype={dtype}", "model.hidden_size=32", "compile=update", updates=1)
+    made = str(graphs[-1].code)
+    assert ("cos" in made) == (angles == "in the graph")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        DELAYED,
+        (*DELAYED, "model.num_layers=2", "pipeline.num_stages=2"),
+        (*DELAYED, "eval_dtype=bfloat16", "model.num_layers=2", "pipeline.num_stages=2"),
+    ],
+    ids=len,
 )
 def test_an_evaluation_is_a_plain_stages(words: tuple[str, ...], graphs: list[Any]) -> None:
     """Batches of the first one's shape are a graph's; the last batch is shorter."""

@@ -2,6 +2,7 @@
 
 import io
 import shutil
+from itertools import product
 from typing import Any
 
 import pytest
@@ -50,9 +51,12 @@ def are_equal(weights: dict[str, Tensor], others: dict[str, Tensor]) -> bool:
     return all(torch.equal(weight, others[name]) for name, weight in weights.items())
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon", "soap"])
-def test_again_and_resumed_it_is_the_same_to_the_bit(optimizer: str) -> None:
-    words = (f"optimizer={optimizer}", "compile=update")
+@pytest.mark.parametrize(
+    ("optimizer", "dtype"),
+    [*product(["adamw", "muon", "soap"], ["float32"]), ("adamw", "bfloat16")],
+)
+def test_again_and_resumed_it_is_the_same_to_the_bit(optimizer: str, dtype: str) -> None:
+    words = (f"optimizer={optimizer}", f"dtype={dtype}", "compile=update")
     straight = trained(trainer(*words), 0, 14)
     assert are_equal(trained(trainer(*words), 0, 14), straight)
     for drain in (1, 6):
