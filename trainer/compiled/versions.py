@@ -83,7 +83,7 @@ class StackedVersions(Versions):
         self._restore_slots(state)
         self._lay_masters(self.newest)
         # Slots of a stage without a compiler may have been rounded to another dtype.
-        torch._foreach_copy_(self.master, [saved["master"] for saved in state])
+        torch._foreach_copy_(list(self.master), [saved["master"] for saved in state])
 
     def _of_next(self, ring: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """A block of the newest version, and where its next one will lie."""
