@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trainer.corrections.none import NoCorrection
 
 TABLE = Path(__file__).with_name("devices.yaml")
-CORE = "core"
+CORE, COMPILED_CORE = "core", "compiled_core"
 KEYS = (
     *("model", "optimizer", "pipeline", "correction", "code", "runner", "num_replicas", "device"),
     *("batch_size", "seq_len", "dtype", "eval_dtype", "compile"),
@@ -80,7 +80,7 @@ class Device:
     @property
     def is_gpu(self) -> bool:
         """Whether the host works while the device does."""
-        return self.name != CORE
+        return self.name not in (CORE, COMPILED_CORE)
 
     def seconds(self, parts: Iterable[PartWork], dtype: str) -> float:
         """Return the seconds of these kernels in `dtype`, one after the other."""
@@ -113,8 +113,11 @@ def device_of(config: Config) -> Device:
     """Return what the trial of a config runs on, as far as this machine knows.
 
     A core, the GPU of this machine with its own memory, or without one the first GPU of the table.
+    A core makes compiled updates at other rates.
     """
-    return known_devices()[CORE] if config["device"] == "cpu" else _gpu()
+    if config["device"] != "cpu":
+        return _gpu()
+    return known_devices()[COMPILED_CORE if config["compile"] == "update" else CORE]
 
 
 @cache

@@ -10,6 +10,7 @@ from sweeps.request.checks import check_sweep
 from sweeps.request.files import (
     ALL,
     PAPER,
+    paper_words,
     parse,
     preferred_at,
     present_scale,
@@ -73,7 +74,7 @@ def parse_request(arguments: Sequence[str]) -> Request:
             allowed = f"must name {label} once, since that is the name of its report"
             raise BadInput("sweep", names, allowed)
     tracking = choice.take(given)
-    words = [f"{key}={value}" for key, value in given.items()]
+    words = [*(paper_words(scale) if names == PAPER else []), *map("=".join, given.items())]
     sweeps = {}
     for label, content in files:
         try:
@@ -128,9 +129,10 @@ def _not_set(preferred: Sequence[str], sweep: Sweep) -> list[str]:
 def changed(sweep: Sweep, words: Sequence[str]) -> Sweep:
     """Return the sweep changed by the words of a command line, or of its file for a scale.
 
-    `seeds=[…]`, `grid.KEY=[…]`, `tune.KEY=[…]`, `shared=…` and `advice.KEY=…` replace its own.
-    `advice=null`, `shared=null` and `tune=null` leave these out. `search=NAME` and `search.KEY=…`
-    search instead. Every other word is appended to `base`, and so applies to every trial.
+    `seeds=[…]`, `grid.KEY=[…]`, `tune.KEY=[…]`, `shared=…`, `prefer=[…]` and `advice.KEY=…` replace
+    its own. `advice=null`, `shared=null` and `tune=null` leave these out. `search=NAME` and
+    `search.KEY=…` search instead. Every other word is appended to `base`, and so applies to every
+    trial.
 
     Raises BadInput for a word without effect, or if the result is not a valid sweep.
     """
@@ -140,7 +142,7 @@ def changed(sweep: Sweep, words: Sequence[str]) -> Sweep:
         group, _, inner = key.partition(".")
         if group == SEARCH:
             continue
-        if key in ("seeds", "shared", "advice"):
+        if key in ("seeds", "shared", "prefer", "advice"):
             content[key] = parse(key, value, value)
         elif word == "tune=null":
             content["tune"] = {}

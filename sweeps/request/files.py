@@ -101,6 +101,12 @@ def preferred_at(name: str) -> list[str]:
     return overrides
 
 
+def paper_words(name: str) -> list[str]:
+    """Return the words that a scale adds to `sweep=paper`; raises BadInput if there is none."""
+    words: list[str] = _read("scale", name).get("paper", [])
+    return words
+
+
 def search_file(name: str) -> dict[str, Any]:
     """Return the content of a search, which is not checked yet; raises BadInput if there is none.
 

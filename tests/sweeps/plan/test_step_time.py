@@ -33,7 +33,11 @@ def test_a_gpu_computes_while_its_host_works_and_a_core_does_not() -> None:
 
 
 def test_a_trial_s_device() -> None:
-    assert device_of(compose(["num_updates=1"])).name == "core"
+    plain, compiled = (
+        device_of(compose(["num_updates=1", f"compile={way}"])) for way in ("false", "update")
+    )
+    assert (plain.name, compiled.name) == ("core", "compiled_core")
+    assert not compiled.is_gpu
     assert device_of({"device": "cuda:1"}).is_gpu
 
 

@@ -7,6 +7,7 @@ import pytest
 from sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from sweeps.request.checks import check_sweep
 from sweeps.request.command_line import parse_request
+from sweeps.request.schema import Sweep
 from tests.support.sweep_requests import content, only
 from trainer.base.errors import BadInput
 
@@ -55,6 +56,24 @@ def test_the_overrides_of_a_scale_come_after_those_of_conf_and_before_the_comman
     assert "num_updates=250" not in large
     with pytest.raises(BadInput, match="nowhere"):
         check_sweep(content(scales={"nowhere": []}))
+
+
+def test_a_scale_adds_words_to_the_papers_sweeps_which_the_command_line_changes() -> None:
+    def of(*words: str) -> Sweep:
+        return parse_request(["scale=few_updates", *words]).sweeps["momentum-few_updates"]
+
+    alone, figures, changed = (
+        of("sweep=momentum"),
+        of("sweep=paper"),
+        of("sweep=paper", "dtype=float32", "prefer=[]"),
+    )
+    assert (figures.base[-2:], figures.prefer) == (
+        ["dtype=auto", "eval_tokens=8192"],
+        ["compile=update"],
+    )
+    assert figures.base[:-2] == alone.base
+    assert alone.prefer == changed.prefer == []
+    assert changed.base[-2:] == ["dtype=float32", "eval_tokens=8192"]
 
 
 def test_a_scale_changes_what_a_command_line_can_which_wins(tmp_path: Path) -> None:
