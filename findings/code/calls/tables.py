@@ -77,7 +77,8 @@ def along(
     whether the first may stand for the second; `n`, the pairs of the delay.
     """
     shown = _along(sweep, scale, key, only)
-    values = {head.format(value): value for value in sorted({value for _, value in shown})}
+    every = sorted({value for _, value in shown}, key=lambda value: (isinstance(value, str), value))
+    values = {head.format(value): value for value in every}
     heads = dict(listed(columns))
     if heads.pop("*", None):
         heads |= {value: value for value in values if value not in heads.values()}
