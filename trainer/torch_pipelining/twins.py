@@ -84,6 +84,7 @@ class Twins:
         else:
             copy_into(other, newest)
         copy_into(mine, newest)
+        self._memory = [[weight.detach() for weight in self.weights(t)] for t in (0, 1)]
         self._last_fresh = batch
 
     def restore(self, batch: int, late: Sequence[Tensor], ahead: Sequence[Tensor]) -> None:
@@ -102,10 +103,10 @@ class Twins:
         """
         if not self._is_aliased:
             return []
-        here, kept = ([*map(Tensor.detach, self.weights(t))] for t in (batch, batch + 1))
+        here, kept = (self._memory[t % 2] for t in (batch, batch + 1))
         torch._foreach_copy_(here, kept)
         for weight, there in zip(self.newest_weights, here, strict=True):
-            weight.data = there.data
+            weight.data = there
         return kept
 
     def show(self, batch: int, ahead: Sequence[Tensor]) -> None:

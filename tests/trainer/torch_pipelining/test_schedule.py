@@ -27,6 +27,7 @@ DAILY: dict[int, list[Case]] = {
         Case(4, "our_muon", slack=True, clip_norm=LOOSE),
         Case(2, "torch_muon", 1.0, shares="blocks"),
         Case(2, correction="weight_prediction", drains={3: "save"}),  # its twins lie alone
+        Case(2, correction="taylor"),  # whose gradients see the newest weights
     ],
     3: [
         Case(3, "sgd", 1.0, shares="stages", drains={2: "evaluate", 4: "save"}),
