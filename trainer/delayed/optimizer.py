@@ -226,10 +226,9 @@ class DelayedOptimizer(Optimizer):
         """The keeper, made at the first step: until then weights may be loaded, moved, sharded."""
         if self._keeper is None:
             weights = [weight for group in self.param_groups for weight in group["params"]]
-            lag, whole = self.delay, [None] * len(weights)
+            lag, lags = self.delay, [self.delay] * len(weights)
             version = partial(self._schedule.version, lag=lag)
-            lags: list[int] = [lag] * len(weights)
-            made = CorrectionInParts(self._make_correction, lags, alike(weights), whole)
+            made = CorrectionInParts(self._make_correction, lags, alike(weights))
             self._correction = made
             if self.keep == "gradients" or lag == 0:
                 self._keeper = KeptGradients(weights, version, lag)

@@ -19,6 +19,7 @@ from trainer.schedules.recipes import pipedream_2bw
 from trainer.torch_pipelining import refusals
 from trainer.torch_pipelining.messages import BACKWARD, FORWARD, Neighbours
 from trainer.torch_pipelining.recorder import PassRecorder
+from trainer.torch_pipelining.sums import way_back
 from trainer.torch_pipelining.update import LateUpdate
 
 TAKES_TARGET = "target" in signature(Schedule1F1B._initialize_stage).parameters  # not in 2.11
@@ -84,8 +85,7 @@ class Schedule2BW(Schedule1F1B):
         self._neighbours = Neighbours(stage)
         self._recorder = PassRecorder(stage, is_tracing=trace)
         # Before this forward of the next batch the gradient is whole, with those of tied copies.
-        of_pair = per_stage * (stage.num_stages - 1) // 2 + 1
-        self._norm_at = max(self._lead, of_pair) if tied else self._lead
+        self._norm_at = max(self._lead, way_back(stage.num_stages)) if tied else self._lead
         self._drains = [0]  # batches before which the pipeline was drained
         self._in_flight: dict[int, Any] = {}  # activations, which torch's `step` would drop
 

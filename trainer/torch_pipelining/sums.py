@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from math import isfinite
+from math import ceil, isfinite
 from typing import Any
 
 import torch
@@ -98,6 +98,14 @@ class LateSums:
                 raise BadInput("loss_fn", "GradScaler.scale", f"{allowed} without it")
             raise Diverged(batch)
         return norm
+
+
+def way_back(num_stages: int) -> int:
+    """How many forwards the last stage begins while a gradient of its own goes to the first stage.
+
+    There it is after `num_stages` − 1 backwards, of twice the time of a forward each.
+    """
+    return ceil(2 * (num_stages - 1) / 3)
 
 
 def norms_of(gradients: Sequence[Tensor]) -> list[Tensor]:

@@ -45,8 +45,7 @@ class LateUpdate:
     def _correction(self) -> CorrectionInParts:
         """Made when it is first needed: until then weights may be loaded, moved or sharded."""
         weights = self.twins.newest_weights
-        whole, lags = [None] * len(weights), [1] * len(weights)
-        return CorrectionInParts(self._make, lags, alike(weights), whole)
+        return CorrectionInParts(self._make, [1] * len(weights), alike(weights))
 
     def prepare(self, batch: int, *, is_synchronous: bool = False) -> nn.Module:
         """Returns the module that the batch computes on, at first and if `is_synchronous` with the
