@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from trainer.compiled.blocks import Blocks
 from trainer.compiled.graphs import Graph, graph_of
+from trainer.compiled.versions import Blocks
 from trainer.models.loss import Output, cross_entropy
 from trainer.models.recipe import Recipe
 from trainer.models.split import Split

@@ -9,11 +9,10 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.compiled import passes
-from trainer.compiled.blocks import Blocks, StackedParts
 from trainer.compiled.chosen import without_graph
 from trainer.compiled.passes import AwaitsTargets, StagePlace
 from trainer.compiled.step import Step
-from trainer.compiled.versions import StackedVersions
+from trainer.compiled.versions import Blocks, StackedParts, StackedVersions
 from trainer.corrections.none import NoCorrection
 from trainer.optimizers.averaging import evaluated
 from trainer.optimizers.routing import Kind, Parameters

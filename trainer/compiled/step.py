@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer.compiled.blocks import Blocks
 from trainer.compiled.chosen import feedback, rules
 from trainer.compiled.graphs import Graph, graph_of
 from trainer.compiled.rules import Key, Rule
-from trainer.compiled.versions import StackedVersions
+from trainer.compiled.versions import Blocks, StackedVersions
 from trainer.corrections.none import NoCorrection
 
 
