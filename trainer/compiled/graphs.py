@@ -54,10 +54,9 @@ def compiled(graph: GraphModule, examples: Sequence[Tensor], num_threads: int) -
     from torch._inductor import standalone_compile
 
     options = {"config_patches": {"cpp.threads": num_threads, "cpp_wrapper": True}}
-    run: Graph = standalone_compile(
+    return standalone_compile(
         graph, [*examples], dynamic_shapes="from_example_inputs", options=options
     )
-    return run
 
 
 @cache

@@ -97,8 +97,7 @@ class _Stage:
 
     def forward(self, x: Tensor, *blocks: Tensor) -> Tensor:
         weights = dict(zip(self._names, self._blocks.tensors(blocks), strict=True))
-        output: Tensor = functional_call(self._module, weights, (x,))
-        return output
+        return functional_call(self._module, weights, (x,))
 
     def loss(self, x: Tensor, targets: Tensor, *blocks: Tensor) -> list[Tensor | None]:
         inputs = self._inputs(x, blocks)

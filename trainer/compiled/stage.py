@@ -86,8 +86,7 @@ class CompiledStage(Stage):
             return loss(AwaitsTargets(lambda targets: self._with_loss(key, x, targets)))
         self._passed[key] = _Passed(x, [])
         blocks = self._stacks.read(self._read[op.batch])
-        output: Tensor = passes.forward(*self._graphs_for(x))(x, *blocks)
-        return output
+        return passes.forward(*self._graphs_for(x))(x, *blocks)
 
     def _with_loss(self, key: tuple[int, int, int], x: Tensor, targets: Tensor) -> Tensor:
         blocks = self._stacks.read(self._read[key[0]])

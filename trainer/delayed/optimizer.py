@@ -91,8 +91,7 @@ class DelayedOptimizer(Optimizer):
         self.param_groups = optimizer.param_groups
 
     def _make_correction(self, lags: Sequence[int]) -> NoCorrection:
-        made: NoCorrection = build(self.correction, self.num_updates or MAX_COUNT, lags)
-        return made
+        return build(self.correction, self.num_updates or MAX_COUNT, lags)
 
     @torch.no_grad()
     @override
