@@ -7,11 +7,10 @@ median of the rounds' ratios. Before that, what the first updates take: with an 
 torch's compiler (TORCHINDUCTOR_CACHE_DIR) a minute or more, with a full one seconds.
 """
 
-import sys
 from statistics import median
 
 from bench.steps import ours, words_of_scale
-from bench.timing import cpu_seconds_of, in_turn
+from bench.timing import cpu_seconds_of, in_turn, options
 from trainer.base.resources import reproducible
 
 AT_ONCE = 20
@@ -35,13 +34,13 @@ def row(words: list[str], optimizer: str, rounds: int) -> str:
 
 def main() -> None:
     """Prints the table."""
-    given = dict(word.split("=", 1) for word in sys.argv[1:])
-    words = words_of_scale(given.get("scale", "tiny"))
+    given = options(scale="tiny", rounds=10, optimizers="adamw,muon,soap")
+    words = words_of_scale(given.scale)
     print("| | plain, ms | compiled, ms | compiled / plain | least … most | first updates, s |")
     print("| --- | --- | --- | --- | --- | --- |")
     with reproducible(seed=0, num_threads=1):
-        for optimizer in given.get("optimizers", "adamw,muon,soap").split(","):
-            print(row(words, optimizer, int(given.get("rounds", 10))), flush=True)
+        for optimizer in given.optimizers.split(","):
+            print(row(words, optimizer, given.rounds), flush=True)
 
 
 if __name__ == "__main__":
