@@ -1,7 +1,7 @@
 """A true pipeline of two ranks, one core each, against the runtime of AsyncPP.
 
-    git clone https://github.com/PluralisResearch/AsyncPP CLONE
-    python -O -m bench.async_pp path=CLONE [microbatches=4] [rounds=5]
+    git clone https://github.com/PluralisResearch/AsyncPP
+    python -O -m bench.async_pp [path=AsyncPP] [microbatches=4] [rounds=5]
 
 Its runtime is PipeDream's: a thread per message, weights that are stashed as dictionaries, and
 forwards that are run again before each backward. It gets the stages, data and optimizer of
@@ -35,7 +35,7 @@ from bench.ranks import (
     ours,
     prepare,
 )
-from bench.timing import table
+from bench.timing import options, table
 from trainer.ranks.groups import Gang
 
 BY_STAGE = "clip_scope=stage"
@@ -164,14 +164,13 @@ def compare(gang: Gang, send: Send, path: str, num_microbatches: int, rounds: in
 
 def main() -> None:
     """Prints the table."""
-    given = dict(word.split("=") for word in sys.argv[1:])
-    m, rounds = int(given.get("microbatches", "4")), int(given.get("rounds", "5"))
+    given = options(path="AsyncPP", microbatches=4, rounds=5)
 
     def show(seconds: dict[str, float]) -> None:
         print(f"p = {RANKS}, {IN_A_ROW} microbatches in a row\n")
         print(table(seconds, ONE_EACH, IN_A_ROW * 1e-3, "ms per microbatch"))
 
-    on_ranks(compare, (given["path"], m, rounds), show)
+    on_ranks(compare, (given.path, given.microbatches, given.rounds), show)
 
 
 if __name__ == "__main__":

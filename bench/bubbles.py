@@ -7,7 +7,6 @@ the mean time of each rank's F, B and U and the median time of a message, of the
 slack 2BW runs its forwards earlier, so that messages keep nobody waiting.
 """
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -16,6 +15,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from bench.ranks import RANKS, Send, on_ranks, prepare
+from bench.timing import options
 from trainer.executors.gradients import Update
 from trainer.parts import build_pipelined
 from trainer.ranks.collect import collect
@@ -103,16 +103,14 @@ def _cells(runs: Sequence[TracedRun]) -> str:
 
 def main() -> None:
     """Prints the table."""
-    given = dict(word.split("=") for word in sys.argv[1:])
+    given = options(rounds=5, slack="false")
     print(
         "| m | flushed 1F1B, ms per microbatch | throughput / simulated | 2BW, ms per microbatch "
         "| throughput / simulated | 2BW over flushed | ideal, (m + p − 1) / m | waits before U |"
     )
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    rounds = int(given.get("rounds", "5"))
-    slack = f"pipeline.slack={given.get('slack', 'false')}"
-    schedules = {"flushed": ("sync",), "2BW": ("pipedream_2bw", slack)}
-    on_ranks(compare, (rounds, schedules), lambda runs: print(row(*runs), flush=True))
+    schedules = {"flushed": ("sync",), "2BW": ("pipedream_2bw", f"pipeline.slack={given.slack}")}
+    on_ranks(compare, (given.rounds, schedules), lambda runs: print(row(*runs), flush=True))
 
 
 if __name__ == "__main__":

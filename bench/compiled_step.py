@@ -1,18 +1,16 @@
 """A compiled update against the same update without a compiler, on one core.
 
-    python -m bench.compiled_step [scale=tiny] [rounds=10] [optimizers=adamw,muon,soap] [WORD …]
+    python -m bench.compiled_step [scale=tiny] [dtype=float32] [rounds=10] [optimizers=adamw,…]
 
-With a delay and Error Feedback; further words, such as dtype=bfloat16, are the trial's. CPU time of
-the process, in alternating rounds; the ratio is the median of the rounds' ratios. Before that, what
-the first updates take: with an empty cache of torch's compiler (TORCHINDUCTOR_CACHE_DIR) a minute
-or more, with a full one seconds.
+With a delay and Error Feedback. CPU time of the process, in alternating rounds; the ratio is the
+median of the rounds' ratios. Before that, what the first updates take: with an empty cache of
+torch's compiler (TORCHINDUCTOR_CACHE_DIR) a minute or more, with a full one seconds.
 """
 
-import sys
 from statistics import median
 
 from bench.steps import ours, words_of_scale
-from bench.timing import cpu_seconds_of, in_turn
+from bench.timing import cpu_seconds_of, in_turn, options
 from trainer.base.resources import reproducible
 
 AT_ONCE = 20
@@ -36,15 +34,13 @@ def row(words: list[str], optimizer: str, rounds: int) -> str:
 
 def main() -> None:
     """Prints the table."""
-    given = dict(word.split("=", 1) for word in sys.argv[1:])
-    scale, rounds = given.pop("scale", "tiny"), int(given.pop("rounds", 10))
-    optimizers = given.pop("optimizers", "adamw,muon,soap").split(",")
-    words = words_of_scale(scale, *map("=".join, given.items()))
+    given = options(scale="tiny", rounds=10, optimizers="adamw,muon,soap", dtype="float32")
+    words = words_of_scale(given.scale, f"dtype={given.dtype}")
     print("| | plain, ms | compiled, ms | compiled / plain | least … most | first updates, s |")
     print("| --- | --- | --- | --- | --- | --- |")
     with reproducible(seed=0, num_threads=1):
-        for optimizer in optimizers:
-            print(row(words, optimizer, rounds), flush=True)
+        for optimizer in given.optimizers.split(","):
+            print(row(words, optimizer, given.rounds), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ turn. The aim: at most 3 % more. What it adds to the update does not depend on `
 column compares that alone with the bare step.
 """
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW, Optimizer
 
-from bench.timing import medians
+from bench.timing import medians, options
 from trainer.base.build import build
 from trainer.base.resources import reproducible
 from trainer.config.compose import compose
@@ -66,14 +65,11 @@ class LoopStep:
 
 def main() -> None:
     """Prints a table."""
-    given = {key: int(value) for key, value in (word.split("=") for word in sys.argv[1:])}
-    rounds, rows = given.get("rounds", 5), given.get("rows", 4)
+    given = options(rounds=5, rows=4, layers=30)
     with reproducible(0, torch.get_num_threads()):
-        steps = {
-            name: LoopStep(wrap, rows, given.get("layers", 30)) for name, wrap in WRAPPERS.items()
-        }
-        whole = medians({name: step.whole for name, step in steps.items()}, rounds)
-        update = medians({name: step.update for name, step in steps.items()}, rounds)
+        steps = {name: LoopStep(wrap, given.rows, given.layers) for name, wrap in WRAPPERS.items()}
+        whole = medians({name: step.whole for name, step in steps.items()}, given.rounds)
+        update = medians({name: step.update for name, step in steps.items()}, given.rounds)
     [bare, *_] = WRAPPERS
     print("| | step, ms | its update, ms | more, % of the bare step | by its update alone, % |")
     print("| --- | --- | --- | --- | --- |")

@@ -9,11 +9,11 @@ ahead. Ideal: one queue without any delay.
 
 import heapq
 import random
-import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 
+from bench.timing import options
 from sweeps.cluster.queue import TrialQueue, in_order
 from sweeps.store.store import TrialState
 
@@ -132,10 +132,10 @@ def ideal(seconds: list[float], num_drivers: int) -> float:
 
 def main() -> None:
     """Prints a row for each number of drivers."""
-    given = {"drivers": "1,2,8,64,256,1000"} | dict(word.split("=") for word in sys.argv[1:])
+    given = options(drivers="1,2,8,64,256,1000")
     print("| drivers | trials | time over ideal | late | looks at held trials per s of waiting |")
     print("| --- | --- | --- | --- | --- |")
-    for num_drivers in map(int, given["drivers"].split(",")):
+    for num_drivers in map(int, given.drivers.split(",")):
         done, ratio = simulate(num_drivers)
         looks = done.num_held / done.waiting if done.waiting else 0.0
         print(

@@ -28,6 +28,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench.small_sweep import GANG, LENGTH, TARGETS, BucketSweep, SmallSweep, check, disturb
+from bench.timing import options
 
 SMALL = ("model.hidden_size=24", "model.intermediate_size=32", "model.num_layers=2")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
@@ -38,17 +39,13 @@ Kill = tuple[str, signal.Signals]
 
 def main() -> None:
     """Prints a row per target and signal, each up to its first loss; exits with 1 if any."""
-    given = {"moments": "20", "seed": "0", "targets": ",".join(TARGETS), "bucket": ""}
-    given |= {"signals": ",".join(how.name for how in SIGNALS), "drivers": "1"}
-    given |= dict(word.split("=", 1) for word in sys.argv[1:])
-    moments, generator = int(given["moments"]), random.Random(int(given["seed"]))
-    num_drivers = int(given["drivers"])
-    signals = [how for how in SIGNALS if how.name in given["signals"].split(",")]
-    kills = [*product(given["targets"].split(","), signals)]
-    assert {target for target, _ in kills} <= {*TARGETS}, given["targets"]
-    make: Make = SmallSweep
-    if given["bucket"]:
-        make = partial(BucketSweep, bucket=given["bucket"])
+    words_of = {"targets": ",".join(TARGETS), "signals": ",".join(how.name for how in SIGNALS)}
+    given = options(moments=20, seed=0, drivers=1, bucket="", **words_of)
+    generator = random.Random(given.seed)
+    signals = [how for how in SIGNALS if how.name in given.signals.split(",")]
+    kills = [*product(given.targets.split(","), signals)]
+    assert {target for target, _ in kills} <= {*TARGETS}, given.targets
+    make: Make = partial(BucketSweep, bucket=given.bucket) if given.bucket else SmallSweep
     failures = 0
     print("| killed | by | hits | exit codes of the drivers | intact | seconds |")
     print("| --- | --- | --- | --- | --- | --- |")
@@ -57,7 +54,9 @@ def main() -> None:
             whole = make(Path(scratch) / f"whole{len(words)}", words)
             whole.finish()
             for kill in rows:
-                failures += _try(kill, moments, num_drivers, generator, whole, make, Path(scratch))
+                failures += _try(
+                    kill, given.moments, given.drivers, generator, whole, make, Path(scratch)
+                )
     sys.exit(failures > 0)
 
 

@@ -7,7 +7,6 @@ choice all optimizers are measured. New preconditioners are made matrix by matri
 separately on one of 30 layers.
 """
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.timing import options
 from trainer.base.build import build
 from trainer.base.places import CONF
 from trainer.base.resources import reproducible
@@ -79,23 +79,22 @@ def row(name: str, words: list[str], rounds: int) -> str:
 
 def main() -> None:
     """Prints each row as soon as it is known."""
-    given = dict(word.split("=") for word in sys.argv[1:])
-    rounds = int(given.get("rounds", "3"))
     every = sorted(path.stem for path in (CONF / "optimizer").glob("*.yaml"))
-    names = given["optimizers"].split(",") if "optimizers" in given else every
+    given = options(rounds=3, optimizers=",".join(every))
+    names = given.optimizers.split(",")
     if unknown := {*names} - {*every}:
         raise SystemExit(f"optimizers={','.join(sorted(unknown))}: not in conf/optimizer")
     with reproducible(0, 1):
         print("| | first update, ms | later update, ms | state, bytes per parameter |")
         print("| --- | --- | --- | --- |")
         for name in names:
-            print(row(name, RARELY.get(name, []), rounds), flush=True)
+            print(row(name, RARELY.get(name, []), given.rounds), flush=True)
         for name, rarely in RARELY.items():
             if name not in names:
                 continue
             often = [word.replace("=1000", "=1") for word in rarely]
             for words in (rarely, often):
-                print(row(name, ["model.num_layers=1", *words], rounds), flush=True)
+                print(row(name, ["model.num_layers=1", *words], given.rounds), flush=True)
 
 
 if __name__ == "__main__":

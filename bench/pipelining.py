@@ -5,7 +5,6 @@
 All contenders have one model, microbatches, data, optimizer and global clip, and share processes.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
@@ -34,7 +33,7 @@ from bench.ranks import (
     ours,
     prepare,
 )
-from bench.timing import table
+from bench.timing import options, table
 from trainer.base.build import build
 from trainer.models.loss import cross_entropy
 from trainer.optimizers.routing import kinds
@@ -109,14 +108,14 @@ def compare(gang: Gang, send: Send, num_microbatches: int, rounds: int) -> None:
 
 def main() -> None:
     """Prints the table."""
-    given = dict(word.split("=") for word in sys.argv[1:])
-    m, rounds = int(given.get("microbatches", "4")), int(given.get("rounds", "5"))
+    given = options(microbatches=4, rounds=5)
+    m = given.microbatches
 
     def show(seconds: dict[str, float]) -> None:
         print(f"p = {RANKS}, m = {m}, {IN_A_ROW // m} updates in a row\n")
         print(table(seconds, "torch, Schedule1F1B", IN_A_ROW // m * 1e-3, "ms per update"))
 
-    on_ranks(compare, (m, rounds), show)
+    on_ranks(compare, (m, given.rounds), show)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ updates take no time. 2BW, of `Schedule2BW` and of our own executor, stands besi
 too, with the mean time of each rank's operations and the median time of a message of the same run.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -19,7 +18,7 @@ import torch.distributed as dist
 
 from bench.ranks import Run, Send, medians_of_all, on_ranks
 from bench.sleepers import BATCHES, Delayed, Flushed, OfTrials, contenders
-from bench.timing import WARM_UPS, cpu_seconds_of, medians
+from bench.timing import WARM_UPS, cpu_seconds_of, medians, options
 from trainer.ranks.collect import collect
 from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Schedule
@@ -138,14 +137,10 @@ def show(message: Message) -> None:
 
 def main() -> None:
     """Prints the table."""
-    given = dict(word.split("=") for word in sys.argv[1:])
-    stages, m, rounds = (
-        int(given.get(key, default))
-        for key, default in (("stages", "4"), ("microbatches", "4"), ("rounds", "5"))
-    )
+    given = options(stages=4, microbatches=4, rounds=5)
     print(f"| p | m | | ms for {BATCHES} batches | throughput / ideal ", end="")
     print("| / own simulation | Schedule1F1B / this | ideal |\n" + "| --- " * 8 + "|")
-    on_ranks(compare, (m, rounds), show, num_stages=stages)
+    on_ranks(compare, (given.microbatches, given.rounds), show, num_stages=given.stages)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,25 @@
-"""Fair timing: the contenders in turn, medians, ratios within one run."""
+"""Fair timing: the contenders in turn, medians, ratios within one run; a benchmark's words."""
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from statistics import median
+from types import SimpleNamespace
+
+from trainer.base.cli import split_word
 
 Call = Callable[[], object]
 WARM_UPS = 2
 """Rounds that do not count."""
+
+
+def options(**defaults: str | int) -> SimpleNamespace:
+    """The words key=value of the command line over the `defaults`, of whose types they are."""
+    given = dict(map(split_word, sys.argv[1:]))
+    if unknown := given.keys() - defaults.keys():
+        raise SystemExit(f"{', '.join(sorted(unknown))}: must be among {', '.join(defaults)}")
+    words = {key: type(defaults[key])(value) for key, value in given.items()}
+    return SimpleNamespace(**defaults | words)
 
 
 def seconds_of(run: Call) -> float:

@@ -6,13 +6,12 @@ The bf16 contender of transformers runs under autocast, as its users do on a CPU
 `compile=true`, compiled steps run beside those that are not.
 """
 
-import sys
 from collections.abc import Callable
 
 import torch
 
 from bench.steps import ours, resolved, theirs, words_of_scale
-from bench.timing import medians, table
+from bench.timing import medians, options, table
 from trainer.base.build import build
 from trainer.base.resources import reproducible
 from trainer.models.llama import Llama
@@ -64,15 +63,15 @@ def _compiled(words: list[str], dtype: str) -> dict[str, Callable[[], None]]:
 
 def main() -> None:
     """Prints the table."""
-    given = dict(word.split("=") for word in sys.argv[1:])
-    words = words_of_scale(given.get("scale", "few_updates"))
+    given = options(scale="few_updates", rounds=10, compile="false")
+    words = words_of_scale(given.scale)
     contenders: dict[str, Callable[[], None]] = {}
     for dtype, name in (("float32", "fp32"), ("bfloat16", "bf16")):
         contenders |= _contenders([*words, f"dtype={dtype}"], name)
-        if given.get("compile") == "true":
+        if given.compile == "true":
             contenders |= _compiled([*words, f"dtype={dtype}"], name)
     with reproducible(seed=0, num_threads=1):
-        seconds = medians(contenders, int(given.get("rounds", 10)))
+        seconds = medians(contenders, given.rounds)
     print(table(seconds, "transformers + torch.optim.AdamW, fp32", AT_ONCE * 1e-3, "ms per update"))
 
 

@@ -17,8 +17,7 @@ def main(words: Sequence[str]) -> int:
 
     def command() -> int:
         name, rest = split_command(words, COMMANDS, "run")
-        code: int = import_module(f"sweeps.commands.{name}").main(rest)
-        return code
+        return import_module(f"sweeps.commands.{name}").main(rest)
 
     return exit_code("python -m sweeps", command)
 

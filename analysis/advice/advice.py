@@ -1,6 +1,6 @@
 """An advice: a verdict on one optimizer and pipeline with what it rests on, in words."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isnan
 
@@ -19,6 +19,7 @@ from analysis.statistics.intervals import ends_text
 from analysis.statistics.tax import Tax
 from analysis.statistics.text import tax_text
 from analysis.table import names
+from analysis.table.text import aligned
 
 LITTLE = 0.05
 """The share of a step below which the text says that 2BW can win little."""
@@ -130,7 +131,7 @@ def _recommended(chosen: Gap | None, evidence: Evidence) -> str:
     return f"{chosen.coefficient:g} (smallest mean gap {among}{only})"
 
 
-def _against(advice: Advice) -> list[str]:
+def _against(advice: Advice) -> Iterator[str]:
     heads = [
         f"against ({advice.stages} stages, {advice.microbatches} microbatches)",
         *("2BW is faster by", "verdict", "loss from sync's in the same time [95 %]", "runs"),
@@ -141,13 +142,6 @@ def _against(advice: Advice) -> list[str]:
         gap = loss_text(at) if at and at.n else ""
         rows.append([rival.label, f"{rival.speed_up:.3f}", row["verdict"], gap, row["evidence"]])
     return aligned([heads, *rows])
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Cells in columns, two spaces apart, one line per row."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (map(str.ljust, row, widths) for row in rows)
-    return ["  ".join(line).rstrip() for line in lines]
 
 
 def _speed(advice: Advice) -> Iterator[str]:

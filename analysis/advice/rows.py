@@ -6,11 +6,12 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.advice.advice import Advice, aligned
+from analysis.advice.advice import Advice
 from analysis.advice.advise import advise
 from analysis.advice.evidence import FEEDBACK, PLAIN
 from analysis.advice.verdict import GO
 from analysis.table import names
+from analysis.table.text import aligned
 
 ROW = {
     "optimizer": "string",

@@ -20,7 +20,7 @@ from analysis.statistics.best import best
 from analysis.statistics.diagnostics import compared, lateness, spikes
 from analysis.statistics.downstream import CHECKPOINTS
 from analysis.statistics.gaps import DECAYED, INACTIVE, MEAN_FACTOR, SHORT
-from analysis.statistics.overhead import overhead
+from analysis.statistics.pairs import overhead
 from analysis.statistics.tax import reported_taxes
 
 GIB = 2**30

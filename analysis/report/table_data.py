@@ -10,7 +10,7 @@ import pandas as pd
 
 from analysis.claims.measure import DELAY
 from analysis.statistics.downstream import downstream
-from analysis.statistics.overhead import overhead
+from analysis.statistics.pairs import overhead
 from analysis.statistics.tax import paper_losses
 from analysis.table.answers import MEASURES
 

@@ -171,8 +171,7 @@ def detectable_shift(freedom: float) -> float:
         """
         return float(stats.nct.sf(critical, freedom, shift)) - POWER
 
-    shift: float = optimize.brentq(excess, 0, 4 * critical)
-    return shift
+    return optimize.brentq(excess, 0, 4 * critical)
 
 
 def seeds_needed(sd: float, half_width: float) -> int:

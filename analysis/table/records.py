@@ -4,15 +4,24 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, TypeAdapter, with_config
-from typing_extensions import TypedDict
+from pydantic import AfterValidator, StrictBool, TypeAdapter
 
 from analysis.table.text import in_a_line
 from trainer.base.places import FORMER_SCALES
 from trainer.folder.files import Damaged, damage
-from trainer.folder.wellformed import KEYS, Amount, Count, Form, read
+from trainer.folder.wellformed import Amount, Count, read
+
+
+def _is_name(name: str) -> str:
+    """Refuse what cannot be the name of a folder, as reports have one for each label."""
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise ValueError("must be the name of a folder")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_is_name)]
 
 
 @dataclass(frozen=True)
@@ -20,10 +29,10 @@ class RecordedTrial:
     """One trial of a sweep, done or not. Its cost is None where it is not known."""
 
     arm: str
-    seed: int
-    tokens: int | None
-    flops: float | None
-    seconds: float | None
+    seed: Count
+    tokens: Count | None
+    flops: Amount | None
+    seconds: Amount | None
 
 
 @dataclass(frozen=True)
@@ -31,18 +40,18 @@ class Record:
     """A sweep at a scale, as the last command asked for it."""
 
     sweep: str
-    scale: str
-    label: str
+    scale: Name
+    label: Name
     words: tuple[str, ...]
     verdict: str
     arms: tuple[str, ...]
-    seeds: tuple[int, ...]
-    settled: bool
+    seeds: tuple[Count, ...]
+    settled: StrictBool
     """Whether nothing is left to tune or to judge, so that no further trial can be asked for."""
     remarks: tuple[str, ...]
     compared: frozenset[str]
     """Ids of the trials that its report compares."""
-    trials: Mapping[str, RecordedTrial]
+    trials: dict[str, RecordedTrial]
     """All its trials by their ids, also those that tuning tried."""
 
     @property
@@ -53,12 +62,18 @@ class Record:
         return " ".join([self.scale, *(word for word in ways[-1:] if word != "compile=false")])
 
 
+RECORD = TypeAdapter(Record)
+"""A file of `sweeps/`: see `sweeps.plan.sweep_record`."""
+FORMAT = 2
+"""The `format` of the records that are written today; those before version 0.2 have none."""
+
+
 def records(results: Path) -> list[Record]:
     """Return the records of a store by their labels. Warns of files that are damaged."""
     contents, damaged = _read(results)
     if damaged:
         warnings.warn(in_a_line(damaged, "run their sweeps again"), stacklevel=2)
-    return [_record(contents[label]) for label in sorted(contents)]
+    return [RECORD.validate_python(contents[label]) for label in sorted(contents)]
 
 
 def damaged_records(results: Path) -> list[Damaged]:
@@ -96,54 +111,3 @@ def with_present_scale(content: Mapping[str, Any]) -> Mapping[str, Any]:
         "label": f"{content['label'].removesuffix(former)}{scale}",
         "words": [*(w for w in content["words"] if w != f"scale={former}"), f"scale={scale}"],
     }
-
-
-def _is_name(name: str) -> str:
-    """Refuse what cannot be the name of a folder, as reports have one for each label."""
-    if name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise ValueError("must be the name of a folder")
-    return name
-
-
-@with_config(KEYS)
-class _Trial(TypedDict):
-    arm: str
-    seed: Count
-    tokens: Count | None
-    flops: Amount | None
-    seconds: Amount | None
-
-
-@with_config(KEYS)
-class _Record(TypedDict):
-    format: NotRequired[int]
-    sweep: str
-    scale: Annotated[str, AfterValidator(_is_name)]
-    label: Annotated[str, AfterValidator(_is_name)]
-    words: list[str]
-    verdict: str
-    arms: list[str]
-    seeds: list[Count]
-    settled: bool
-    remarks: list[str]
-    compared: list[str]
-    trials: dict[str, _Trial]
-
-
-RECORD: Form = TypeAdapter(_Record)
-"""A file of `sweeps/`: see `sweeps.plan.sweep_record`."""
-FORMAT = 2
-"""The `format` of the records that are written today; those before version 0.2 have none."""
-
-
-def _record(content: Mapping[str, Any]) -> Record:
-    trials = {
-        trial_id: RecordedTrial(**{key: trial[key] for key in _Trial.__annotations__})
-        for trial_id, trial in content["trials"].items()
-    }
-    values: dict[str, Any] = {
-        key: tuple(content[key]) if isinstance(content[key], list) else content[key]
-        for key in Record.__annotations__
-    }
-    values |= {"compared": frozenset(content["compared"]), "trials": trials}
-    return Record(**values)

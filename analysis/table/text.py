@@ -1,6 +1,6 @@
 """Lists and tables as text."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from trainer.folder.files import Damaged, said
 
@@ -24,3 +24,13 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]] = ()) -> str:
 def markdown_row(cells: Sequence[str]) -> str:
     """Return one row of a Markdown table."""
     return f"| {' | '.join(cells)} |"
+
+
+def aligned(
+    rows: Sequence[Sequence[str]], others: Callable[[str, int], str] = str.ljust
+) -> Iterator[str]:
+    """Yield a line per row, its cells in columns: the first to the left, the `others` as told."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = map(others, row[1:], widths[1:])
+        yield "  ".join([row[0].ljust(widths[0]), *cells]).rstrip()

@@ -126,8 +126,7 @@ def _payload(trial: Trial, needed: Bundles) -> Row:
 
 def _name(trial: Any) -> str:
     """Return Tune's name of a trial: its id, so that its logs can be found."""
-    name: str = trial.config["trial"]["id"]
-    return name
+    return trial.config["trial"]["id"]
 
 
 def _train(payload: Mapping[str, Any], flag: Any, tracking: Tracking, store: SweepStore) -> None:

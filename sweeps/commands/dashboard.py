@@ -86,8 +86,7 @@ def build_workspace(
 
 def spec(made: "ws.Workspace") -> str:
     """Return the workspace as the server stores it, as JSON; the library keeps this to itself."""
-    json: str = made._to_model().model_dump_json(by_alias=True, indent=1)
-    return json
+    return made._to_model().model_dump_json(by_alias=True, indent=1)
 
 
 def save(made: "ws.Workspace") -> str:

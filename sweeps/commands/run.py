@@ -58,7 +58,7 @@ def _request_words(words: Sequence[str]) -> list[str]:
         ", ".join(known(group)) for group in ("sweep", "scale", "tracking", "search")
     )
     commands = "\n".join(f"  {name:<10}{what}" for name, what in COMMANDS.items())
-    request_words: list[str] = (
+    return (
         parser(
             "python -m sweeps [COMMAND]",
             "Runs the trials of a sweep that are not in the store yet, then reports gaps.",
@@ -81,7 +81,6 @@ def _request_words(words: Sequence[str]) -> list[str]:
         .parse_args(words)
         .keys
     )
-    return request_words
 
 
 def _run(

@@ -12,7 +12,7 @@ from rich.live import Live
 from analysis.objects.bucket import StoreAway
 from analysis.objects.mirror import pulled
 from analysis.table.records import records
-from sweeps.plan.pricing import aligned
+from analysis.table.text import aligned
 from sweeps.plan.sweep_plan import all_planned, plan_sweeps
 from sweeps.request.command_line import Request, parse_request
 from sweeps.store.opened import open_store
@@ -94,7 +94,7 @@ def _overview(results: Path) -> str:
         rows.append((record.label, *map(str, (*counts, left)), more))
     if len(rows) == 1:
         return f"{results} has no record of a sweep: python -m sweeps sweep=main makes one"
-    return "\n".join(aligned(rows))
+    return "\n".join(aligned(rows, str.rjust))
 
 
 def _watch(sweep: WatchedSweep, width: int | None, show: Callable[[RenderableType], None]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from analysis.table.text import aligned
 from sweeps.plan.devices import counted_seconds, device_of, occupied, unit
 from sweeps.plan.sizes import sizes, storage
 from sweeps.plan.sweep_plan import SweepPlan, all_planned
@@ -132,7 +133,9 @@ class PricedSweeps:
             planned = [trial for sweep in self._sweeps for trial in unique(sweep.planned)]
             rows.append(self._row("together", planned, self.trials))
         places = ", ".join(dict.fromkeys(f"on {self._where(t)}" for t in self.trials))
-        yield from aligned([("sweep", "trials", "shared", "done", "to do", places), *rows])
+        yield from aligned(
+            [("sweep", "trials", "shared", "done", "to do", places), *rows], str.rjust
+        )
 
     def _row(self, label: str, own: Sequence[Trial], new: Sequence[Trial]) -> tuple[str, ...]:
         todo = [trial for trial in new if trial.plan.trial_id in self._seconds]
@@ -224,14 +227,6 @@ def _precision(results: Path, sweep: SweepPlan) -> Iterator[str]:
         for optimizer, spread in measured.items()
     ]
     yield f"{in_sd}; by what is measured here, in nats per token: {', '.join(optimizers)}"
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield columns as wide as they need: the first to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *others in rows:
-        cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
-        yield "  ".join([first.ljust(widths[0]), *cells])
 
 
 def _warnings(trials: Sequence[Trial]) -> Iterator[str]:

@@ -91,14 +91,12 @@ def _say_renamed(what: str) -> None:
 
 def scale_file(name: str) -> list[str]:
     """Return the overrides of a scale; raises BadInput if there is none of that name."""
-    overrides: list[str] = _read("scale", name)["base"]
-    return overrides
+    return _read("scale", name)["base"]
 
 
 def preferred_at(name: str) -> list[str]:
     """Return the overrides that a scale prefers; raises BadInput if there is none of that name."""
-    overrides: list[str] = _read("scale", name).get("prefer", [])
-    return overrides
+    return _read("scale", name).get("prefer", [])
 
 
 def paper_words(name: str) -> list[str]:

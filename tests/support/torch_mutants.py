@@ -36,10 +36,10 @@ def _scheduler_first(self: Training) -> None:
 
 TAKE, FACTORS = LateSums.take, ErrorFeedback._factors
 MUTANTS: dict[str, list[tuple[type, str, Callable[..., Any]]]] = {
-    "one version": [(Twins, "module", lambda self, _: self._modules[0])],
+    "one version": [(Twins, "module", lambda self, _: self.modules[0])],
     "versions swapped": [
-        (Twins, "module", lambda self, t: self._modules[(t + 1) % 2]),
-        (Twins, "weights", lambda self, t: list(self._modules[t % 2].parameters())),
+        (Twins, "module", lambda self, t: self.modules[(t + 1) % 2]),
+        (Twins, "weights", lambda self, t: list(self.modules[t % 2].parameters())),
     ],
     "a twin updated in place": [(Twins, "make_room", lambda self, t: self.weights(t + 1))],
     "the norm of another batch": [(LateSums, "take", _norm_of_the_batch_before)],

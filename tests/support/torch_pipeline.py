@@ -144,7 +144,7 @@ class Training:
         self.scheduler, self.schedule = fresh.scheduler, fresh.schedule
         self.schedule.update = self.update
         parts = (self.module, self.optimizer, self.scheduler, self.schedule)
-        for part, state in zip(parts, pickle.loads(saved), strict=True):
+        for part, state in reversed([*zip(parts, pickle.loads(saved), strict=True)]):
             part.load_state_dict(state)
 
     def save_and_load_parts(self) -> None:

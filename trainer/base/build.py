@@ -52,8 +52,7 @@ def locate(path: str) -> Callable[..., Any]:
     Raises ImportError or AttributeError where there is none.
     """
     module, _, name = MOVED.get(path, path).rpartition(".")
-    target: Callable[..., Any] = getattr(import_module(module), name)
-    return target
+    return getattr(import_module(module), name)
 
 
 def build(node: Node, *parts: object) -> Any:

@@ -49,8 +49,7 @@ def scalar(text: str) -> str | int | float | bool | None:
     """Returns the number, boolean or None that `text` writes without quotes; else `text`."""
     loader = _Bounded("")
     tag = loader.resolve(yaml.ScalarNode, text, (True, False))
-    value: str | int | float | bool | None = loader.construct_object(yaml.ScalarNode(tag, text))
-    return value
+    return loader.construct_object(yaml.ScalarNode(tag, text))
 
 
 def _where(error: yaml.MarkedYAMLError) -> str:

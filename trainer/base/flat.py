@@ -133,8 +133,7 @@ def local(tensor: Tensor) -> Tensor:
 
     torch computes on no list that has both kinds, as tensor parallelism leaves them.
     """
-    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def cloned(tensors: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainer.compiled.rules import Group, Rule
-from trainer.compiled.rules_by_entry import Adam, Adan, Lion, Mars, MarsVector, TorchAdam
+from trainer.compiled.rules import Adam, Adan, Group, Lion, Mars, MarsVector, Rule, TorchAdam
 from trainer.compiled.rules_of_matrices import Muon, NorMuon, Soap
 from trainer.corrections.error_feedback import ErrorFeedback
 from trainer.corrections.matched_error_feedback import MatchedErrorFeedback

@@ -1,12 +1,30 @@
-"""Functions of tensors as graphs of torch's compiler, one for each shape, shared by all trials."""
+"""Functions of tensors as graphs of torch's compiler, one for each shape, shared by all trials.
 
+On one thread products of matrices are the operator `pipegap::product` of products.cpp, built by the
+C++ compiler at its first use.
+"""
+
+import hashlib
+import os
+import subprocess
 from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from trainer.compiled.products import products_of
+from trainer.base.compiler import compiler
+from trainer.base.errors import BadInput, short
+
+SOURCE = Path(__file__).with_name("products.cpp")
+VECTORS = {
+    "AVX512": ("-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma"),
+    "AVX2": ("-mavx2", "-mfma"),
+}
+"""What torch calls a processor → the compiler's flags for its vectors."""
 
 Graph = Callable[..., Any]
 """Takes tensors of the shapes that it was made for; makes no gradients."""
@@ -53,7 +71,61 @@ def compiled(graph: GraphModule, examples: Sequence[Tensor], num_threads: int) -
     from torch._inductor import standalone_compile
 
     options = {"config_patches": {"cpp.threads": num_threads, "cpp_wrapper": True}}
-    run: Graph = standalone_compile(
+    return standalone_compile(
         graph, [*examples], dynamic_shapes="from_example_inputs", options=options
     )
-    return run
+
+
+@cache
+def product() -> Callable[[Tensor, Tensor], Tensor]:
+    """a [m, k], b [k, n] or stacks of both, fp32 on a CPU, in any layout → a b, on one thread.
+
+    Differs from torch.mm by rounding, and takes half of its time on AMD's processors with AVX-512.
+    Raises BadInput if it cannot be built.
+    """
+    torch.ops.load_library(_built())
+
+    @torch.library.register_fake("pipegap::product")
+    def _(a: Tensor, b: Tensor) -> Tensor:
+        return a.new_empty((*a.shape[:-1], b.shape[-1]))
+
+    return torch.ops.pipegap.product.default
+
+
+def products_of(num_threads: int) -> dict[Any, Callable[..., Any]]:
+    """torch's products of matrices → what a graph on so many threads makes in their place."""
+    if num_threads > 1:
+        return {}
+    by = product()
+
+    def in_fp32(a: Tensor, b: Tensor) -> Any:
+        return by(a, b) if a.dtype == torch.float32 else NotImplemented
+
+    return dict.fromkeys((torch.ops.aten.mm.default, torch.ops.aten.bmm.default), in_fp32)
+
+
+def _built() -> Path:
+    """The library, in the folder of torch's compiler, by a name that says all it was made from.
+
+    torch's own loader of C++ would wait without end for the lock of a process that was killed.
+    Raises BadInput if the compiler fails.
+    """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # imports the compiler
+
+    torch_folder = Path(torch.__file__).parent
+    flags = ["-O3", "-std=c++20", "-shared", "-fPIC", "-w"]
+    flags += VECTORS.get(torch.backends.cpu.get_cpu_capability(), ())
+    made_from = repr((SOURCE.read_text(), compiler(), flags, torch.__version__, torch_folder))
+    digest = hashlib.sha256(made_from.encode()).hexdigest()[:16]
+    library = Path(cache_dir(), f"pipegap-products-{digest}.so")
+    if not library.exists():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        part = library.with_suffix(f".{os.getpid()}")
+        paths = [f"-I{torch_folder / 'include'}", f"-L{torch_folder / 'lib'}"]
+        command = [compiler(), *flags, *paths, str(SOURCE), "-ltorch_cpu", "-lc10", "-o", str(part)]
+        built = subprocess.run(command, capture_output=True, text=True, check=False)
+        if built.returncode:
+            allowed = f"needs a C++20 compiler; {compiler()} says: {short(built.stderr.strip())}"
+            raise BadInput("compile", "update", allowed)
+        part.rename(library)
+    return library

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from trainer.compiled.blocks import Blocks
 from trainer.compiled.graphs import Graph, graph_of
+from trainer.compiled.versions import Blocks
 from trainer.models.loss import Output, cross_entropy
 from trainer.models.recipe import Recipe
 from trainer.models.split import Split
@@ -98,8 +98,7 @@ class _Stage:
         parts = zip(self._blocks.tensors(blocks), self._dtypes, strict=True)
         weights = [part.to(dtype) for part, dtype in parts]
         named = dict(zip(self._names, weights, strict=True))
-        output: Tensor = functional_call(self._module, named, (x,))
-        return output
+        return functional_call(self._module, named, (x,))
 
     def loss(self, x: Tensor, targets: Tensor, *blocks: Tensor) -> list[Tensor | None]:
         inputs = self._inputs(x, blocks)

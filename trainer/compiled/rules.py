@@ -1,4 +1,5 @@
-"""How optimizers step a block of weights, as functions that a graph can be made of.
+"""How optimizers step a block of weights, as functions that a graph can be made of: what a rule is,
+and those that step every entry by itself, but for a norm (Adam, Lion, Adan, MARS).
 
 A rule makes the step of a library's optimizer from the same state and the same options, with other
 rounding; tests hold it to the library. Whatever changes from update to update or from trial to
@@ -6,13 +7,17 @@ trial, such as a learning rate or a decay, is an entry of `numbers`, so that one
 trials of a model. What is left are the fields of a rule, which choose the graph.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
+from typing_extensions import override
 
 Group = Mapping[str, Any]
+Tensors = Sequence[Tensor]
 Key = tuple[str | int, ...]
 """Where a tensor lies in the state of a weight: a key, and for a list of tensors an index."""
 
@@ -35,16 +40,16 @@ class Rule(ABC):
         self,
         weights: Tensor,  # [members, *shape], not changed
         gradients: Tensor,  # of the same shape, clipped
-        state: Sequence[Tensor],  # one per key, [members, …], changed in place
-        numbers: Sequence[Tensor],  # scalars
+        state: Tensors,  # one per key, [members, …], changed in place
+        numbers: Tensors,  # scalars
     ) -> Tensor:
         """Returns the stepped weights."""
 
-    def done(self, group: Group, state: Sequence[Tensor]) -> int:
+    def done(self, group: Group, state: Tensors) -> int:
         """How many steps the optimizer has made; the graph's `state` is given."""
         return int(group["step"])
 
-    def renew(self, group: Group, step: int, state: Sequence[Tensor]) -> None:  # noqa: B027
+    def renew(self, group: Group, step: int, state: Tensors) -> None:  # noqa: B027
         """Does after a step what is due only now and then, in place and without a graph.
 
         Most rules have nothing to do.
@@ -59,3 +64,164 @@ def corrected(decay: float, step: int) -> float:
 def norms(blocks: Tensor) -> Tensor:
     """The Frobenius norm of each matrix [members, rows, columns], as [members, 1, 1]."""
     return (blocks * blocks).sum((-2, -1), keepdim=True).sqrt()
+
+
+def _of_adam(
+    group: Group, lr: float, decay: float, betas: tuple[float, float], step: int
+) -> list[float]:
+    """Return what an update of Adam takes beside its averages."""
+    first, second = betas
+    return [
+        *(1 - lr * decay, 1 - first, second, 1 - second),
+        *(math.sqrt(corrected(second, step)), group["eps"], lr / corrected(first, step)),
+    ]
+
+
+@dataclass(frozen=True)
+class Adam(Rule):
+    """AdamW, of torch or beside another optimizer of the library."""
+
+    keys: ClassVar[tuple[Key, ...]] = ("exp_avg",), ("exp_avg_sq",)
+
+    @override
+    def numbers(self, group: Group, step: int) -> list[float]:
+        return _of_adam(group, group["lr"], group["weight_decay"], group["betas"], step)
+
+    @override
+    def stepped(
+        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Tensors
+    ) -> Tensor:
+        mean, square = state[:2]
+        kept, new, old_square, new_square, root, eps, size = numbers
+        mean.copy_(mean + new * (gradients - mean))
+        square.copy_(old_square * square + new_square * gradients * gradients)
+        return weights * kept - size * mean / (square.sqrt() / root + eps)
+
+
+@dataclass(frozen=True)
+class TorchAdam(Adam):
+    """torch's AdamW, which counts the steps of each weight in a tensor."""
+
+    keys: ClassVar[tuple[Key, ...]] = ("exp_avg",), ("exp_avg_sq",), ("step",)
+
+    @override
+    def stepped(
+        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Tensors
+    ) -> Tensor:
+        state[2].copy_(state[2] + 1)
+        return super().stepped(weights, gradients, state, numbers)
+
+    @override
+    def done(self, group: Group, state: Tensors) -> int:
+        return int(state[2][0])
+
+
+@dataclass(frozen=True)
+class Lion(Rule):
+    """Lion: the sign of an interpolation."""
+
+    keys: ClassVar[tuple[Key, ...]] = (("exp_avg",),)
+
+    @override
+    def numbers(self, group: Group, step: int) -> list[float]:
+        between, momentum = group["betas"]
+        return [1 - group["lr"] * group["weight_decay"], 1 - between, 1 - momentum, group["lr"]]
+
+    @override
+    def stepped(
+        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Tensors
+    ) -> Tensor:
+        (mean,) = state
+        kept, between, new, lr = numbers
+        change = gradients - mean
+        signs = (mean + between * change).sign()
+        mean.copy_(mean + new * change)
+        return weights * kept - lr * signs
+
+
+@dataclass(frozen=True)
+class Adan(Rule):
+    """Adan, whose decay comes after its step."""
+
+    keys: ClassVar[tuple[Key, ...]] = (
+        ("exp_avg",),
+        ("exp_avg_diff",),
+        ("exp_avg_sq",),
+        ("previous_grad",),
+    )
+
+    @override
+    def numbers(self, group: Group, step: int) -> list[float]:
+        first, second, third = group["betas"]
+        lr = group["lr"]
+        return [
+            *(1 - first, 1 - second, second, third, 1 - third),
+            *(math.sqrt(corrected(third, step)), group["eps"]),
+            *(lr / corrected(first, step), lr * second / corrected(second, step)),
+            1 + lr * group["weight_decay"],
+        ]
+
+    @override
+    def stepped(
+        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Tensors
+    ) -> Tensor:
+        mean, changes, square, negative = state
+        new, newer, share, old_square, new_square, root, eps, size, size_of_changes, decay = numbers
+        change = negative + gradients  # the library keeps the last gradient with a minus
+        mean.copy_(mean + new * (gradients - mean))
+        changes.copy_(changes + newer * (change - changes))
+        ahead = gradients + share * change
+        square.copy_(old_square * square + new_square * ahead * ahead)
+        negative.copy_(-gradients)
+        root_of_square = square.sqrt() / root + eps
+        step = size * mean / root_of_square + size_of_changes * changes / root_of_square
+        return (weights - step) / decay
+
+
+@dataclass(frozen=True)
+class MarsVector(Rule):
+    """What MARS does with vectors: AdamW with options of its own."""
+
+    keys: ClassVar[tuple[Key, ...]] = ("exp_avg",), ("exp_avg_sq",), ("last_grad",)
+
+    @override
+    def numbers(self, group: Group, step: int) -> list[float]:
+        lr = group["lr"] * group["lr_1d_factor"]
+        return _of_adam(group, lr, group["weight_decay_1d"], group["betas_1d"], step)
+
+    @override
+    def stepped(
+        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Tensors
+    ) -> Tensor:
+        return self._by(gradients, weights, gradients, state, numbers)
+
+    def _by(
+        self, ahead: Tensor, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Tensors
+    ) -> Tensor:
+        """Return the weights stepped by averages of `ahead`."""
+        kept, new, old_square, new_square, root, eps, size = numbers
+        mean, square, last = state
+        mean.copy_(mean + new * (ahead - mean))
+        square.copy_(old_square * square + new_square * ahead * ahead)
+        last.copy_(gradients)
+        return weights * kept - size * mean / (((square + 1e-15).sqrt() + eps) / root)
+
+
+@dataclass(frozen=True)
+class Mars(MarsVector):
+    """MARS-AdamW for matrices: Adam of a gradient that is corrected by its last change."""
+
+    @override
+    def numbers(self, group: Group, step: int) -> list[float]:
+        first, _ = group["betas"]
+        of_adam = _of_adam(group, group["lr"], group["weight_decay"], group["betas"], step)
+        return [group["gamma"] * first / (1 - first), *of_adam]
+
+    @override
+    def stepped(
+        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Tensors
+    ) -> Tensor:
+        share, *of_adam = numbers
+        ahead = gradients + share * (gradients - state[2])
+        ahead = ahead / norms(ahead).clamp_min(1)
+        return self._by(ahead, weights, gradients, state, of_adam)

@@ -1,7 +1,6 @@
 """Rules of hidden matrices: Muon, NorMuon, SOAP."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from trainer.compiled.rules import Group, Key, Rule, corrected, norms
+from trainer.compiled.rules import Group, Key, Rule, Tensors, corrected, norms
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """Coefficients of the Newton-Schulz iteration (Jordan 2024)."""
@@ -49,11 +48,7 @@ class Muon(Rule):
 
     @override
     def stepped(
-        self,
-        weights: Tensor,
-        gradients: Tensor,
-        state: Sequence[Tensor],
-        numbers: Sequence[Tensor],
+        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Tensors
     ) -> Tensor:
         kept, new, old, lr = numbers
         update = orthogonal(self.momentum(gradients, state[0], new, old), self.num_steps)
@@ -86,11 +81,7 @@ class NorMuon(Muon):
 
     @override
     def stepped(
-        self,
-        weights: Tensor,
-        gradients: Tensor,
-        state: Sequence[Tensor],
-        numbers: Sequence[Tensor],
+        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Tensors
     ) -> Tensor:
         kept, new, old, lr, newer, eps = numbers
         update = orthogonal(self.momentum(gradients, state[0], new, old), self.num_steps)
@@ -130,11 +121,7 @@ class Soap(Rule):
 
     @override
     def stepped(
-        self,
-        weights: Tensor,
-        gradients: Tensor,
-        state: Sequence[Tensor],
-        numbers: Sequence[Tensor],
+        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Tensors
     ) -> Tensor:
         mean, square, of_rows, of_columns, rows, columns = state
         kept, new, newer, share, eps, size = numbers
@@ -147,7 +134,7 @@ class Soap(Rule):
         return (weights - size * (rows @ update @ columns.mT)) * kept
 
     @override
-    def renew(self, group: Group, step: int, state: Sequence[Tensor]) -> None:
+    def renew(self, group: Group, step: int, state: Tensors) -> None:
         """One power iteration of both bases, every `precondition_frequency` steps."""
         if (step - 1) % group["precondition_frequency"]:
             return

@@ -9,11 +9,10 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.compiled import passes
-from trainer.compiled.blocks import Blocks, StackedParts
 from trainer.compiled.chosen import without_graph
 from trainer.compiled.passes import AwaitsTargets, Signature, StagePlace
 from trainer.compiled.step import Step
-from trainer.compiled.versions import StackedVersions
+from trainer.compiled.versions import Blocks, StackedParts, StackedVersions
 from trainer.corrections.none import NoCorrection
 from trainer.optimizers.averaging import evaluated
 from trainer.optimizers.routing import Kind, Parameters
@@ -87,8 +86,7 @@ class CompiledStage(Stage):
             return loss(AwaitsTargets(lambda targets: self._with_loss(key, x, targets)))
         self._passed[key] = _Passed(x, [])
         blocks = self._stacks.read(self._read[op.batch])
-        output: Tensor = passes.forward(*self._graphs_for(x, self.dtype))(x, *blocks)
-        return output
+        return passes.forward(*self._graphs_for(x, self.dtype))(x, *blocks)
 
     def _with_loss(self, key: tuple[int, int, int], x: Tensor, targets: Tensor) -> Tensor:
         blocks = self._stacks.read(self._read[key[0]])

@@ -92,8 +92,7 @@ def _counted_by_hash(data: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the keys for which the hash of the data stands, if this package has the class."""
     if not data["_target_"].startswith(OWN_DATA):
         return ()
-    keys: tuple[str, ...] = getattr(locate(data["_target_"]), "COUNTED_BY_HASH", ())
-    return keys
+    return getattr(locate(data["_target_"]), "COUNTED_BY_HASH", ())
 
 
 def sources(config: Mapping[str, Any]) -> dict[str, str]:

@@ -119,8 +119,7 @@ def _searched(word: Word) -> list[str]:
     if word.key == CODE and word.value is not None:
         require_code(word.name)
         return [f"{SCHEME}{word.name}"]
-    folders: list[str] = word.value if word.key == SEARCHPATH else []
-    return folders
+    return word.value if word.key == SEARCHPATH else []
 
 
 def _folders(given: str, value: Any) -> list[str]:

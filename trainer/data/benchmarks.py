@@ -147,8 +147,7 @@ def _files(name: str, folder: Path) -> dict[str, str]:
 
 
 def _manifest(folder: Path) -> Row:
-    content: Row = json.loads((folder / MANIFEST).read_text())
-    return content
+    return json.loads((folder / MANIFEST).read_text())
 
 
 def _as_on_the_hub(name: str, path: Path) -> Any:

@@ -123,8 +123,7 @@ class HubDocuments:
 
     def state_dict(self) -> State:
         """Where the stream is: a file, and a row in it."""
-        state: State = self._rows.state_dict()
-        return state
+        return self._rows.state_dict()
 
     def load_state_dict(self, state: State) -> None:
         """Makes the next iteration start there."""

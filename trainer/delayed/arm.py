@@ -45,8 +45,7 @@ def schedule_of(pipeline: Node, num_updates: int | None) -> Schedule:
     elif cooldown or isinstance(start, float):
         allowed = "is required for a cooldown, and for a start that is a share of all updates"
         raise BadInput("num_updates", None, allowed)
-    schedule: Schedule = build(pipeline, num_updates or MAX_COUNT)
-    return schedule
+    return build(pipeline, num_updates or MAX_COUNT)
 
 
 def correction_node(error_feedback: float, correction: MakeCorrection | None) -> Node:

@@ -91,8 +91,7 @@ class DelayedOptimizer(Optimizer):
         self.param_groups = optimizer.param_groups
 
     def _make_correction(self, lags: Sequence[int]) -> NoCorrection:
-        made: NoCorrection = build(self.correction, self.num_updates or MAX_COUNT, lags)
-        return made
+        return build(self.correction, self.num_updates or MAX_COUNT, lags)
 
     @torch.no_grad()
     @override
@@ -226,10 +225,9 @@ class DelayedOptimizer(Optimizer):
         """The keeper, made at the first step: until then weights may be loaded, moved, sharded."""
         if self._keeper is None:
             weights = [weight for group in self.param_groups for weight in group["params"]]
-            lag, whole = self.delay, [None] * len(weights)
+            lag, lags = self.delay, [self.delay] * len(weights)
             version = partial(self._schedule.version, lag=lag)
-            lags: list[int] = [lag] * len(weights)
-            made = CorrectionInParts(self._make_correction, lags, alike(weights), whole)
+            made = CorrectionInParts(self._make_correction, lags, alike(weights))
             self._correction = made
             if self.keep == "gradients" or lag == 0:
                 self._keeper = KeptGradients(weights, version, lag)

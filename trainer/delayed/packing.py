@@ -77,8 +77,7 @@ def without_delayed(packed: Mapping[str, Any]) -> dict[str, Any]:
 
 def delayed_of(packed: Mapping[str, Any]) -> Mapping[str, Any]:
     """What `add_delayed` added; empty for the state of a bare optimizer."""
-    settings: Mapping[str, Any] = packed["param_groups"][0].get(GROUP, {})
-    return settings
+    return packed["param_groups"][0].get(GROUP, {})
 
 
 def require_alike(

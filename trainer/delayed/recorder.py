@@ -68,8 +68,7 @@ class Recorder:
             raise Diverged(batch)
 
     def _tokens(self, num_updates: int) -> int:
-        tokens: int = num_updates * self._config["batch_size"] * self._config["seq_len"]
-        return tokens
+        return num_updates * self._config["batch_size"] * self._config["seq_len"]
 
     def finish(self) -> None:
         """Writes the result of a training that made all its updates.

@@ -56,8 +56,7 @@ class StageLM(TemplateLM):
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
         """The tokens of a text, none of them special."""
-        tokens: list[int] = self.tokenizer.encode(string, add_special_tokens=False).ids
-        return tokens
+        return self.tokenizer.encode(string, add_special_tokens=False).ids
 
     def _loglikelihood_tokens(
         self, requests: list[Encoded], **kwargs: Any
@@ -92,8 +91,7 @@ class StageLM(TemplateLM):
         padded = torch.zeros(len(batch), max(map(len, batch)), dtype=torch.int64)
         for row, inputs in enumerate(batch):
             padded[row, : len(inputs)] = torch.tensor(inputs)
-        logits: Tensor = self._stage(padded.to(self._device))
-        return logits
+        return self._stage(padded.to(self._device))
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
         """Raises NotImplementedError: tasks of multiple choice need none."""

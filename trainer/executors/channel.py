@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.ranks.groups import AHEAD, Edge, Gang, own_stream
+from trainer.ranks.groups import AHEAD, Edge, Gang, on_stream, own_stream
 from trainer.schedules.operations import Op, Schedule
 
 
@@ -45,7 +45,7 @@ class Inbox:
     def _post(self, number: int) -> None:
         while self._expected and len(self._posted) < number:
             shape, dtype = self._expected.popleft()
-            with torch.cuda.stream(self._stream), self._gang.raising_peer_lost():
+            with on_stream(self._stream), self._gang.raising_peer_lost():
                 buffer = torch.empty(shape, dtype=dtype, device=self._gang.device)
                 work = dist.irecv(buffer, self._source, group=self._group)
             assert work is not None

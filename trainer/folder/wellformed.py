@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, NotRequired, Required
 
 from annotated_types import Ge, Gt
-from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError, with_config
+from pydantic import AfterValidator, ConfigDict, Strict, TypeAdapter, ValidationError, with_config
 from pydantic_core import from_json
 from typing_extensions import TypedDict
 
@@ -97,8 +97,8 @@ def _float(digits: str) -> float:
 
 KEYS = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 """How the keys of a form are checked."""
-Count = Annotated[int, Ge(0)]
-Amount = Annotated[float, Ge(0)]
+Count = Annotated[int, Strict(), Ge(0)]
+Amount = Annotated[float, Strict(), Ge(0)]
 _ByName = dict[str, str | None]
 
 

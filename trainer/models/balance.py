@@ -54,8 +54,7 @@ class AuxiliaryLoss(NoBalance):
             return out
         share = loads.to(chances.dtype) / len(chances)
         term = self._coefficient * self._num_experts * (share * chances.mean(0)).sum()
-        added: Tensor = _WithLoss.apply(out, term)
-        return added
+        return _WithLoss.apply(out, term)
 
 
 class Bias(NoBalance):
@@ -90,8 +89,7 @@ class Bias(NoBalance):
         if not self.training:
             return out
         wide = loads.to(self.bias.dtype)  # whole numbers, and a mean that is exact for 2^n experts
-        biased: Tensor = _WithGradient.apply(out, self.bias, wide - wide.sum() / self._num_experts)
-        return biased
+        return _WithGradient.apply(out, self.bias, wide - wide.sum() / self._num_experts)
 
 
 class _WithLoss(torch.autograd.Function):

@@ -48,8 +48,7 @@ def loss_by(run: Callable[[Any], Any]) -> Callable[[Output, Tensor], Tensor]:
         if not isinstance(output, Unprojected):
             return whole(output, targets)
         if torch.is_grad_enabled():
-            mean: Tensor = _Chunked.apply(*output, targets.flatten(), part)
-            return mean
+            return _Chunked.apply(*output, targets.flatten(), part)
         chunks = zip(parts(output), targets.flatten().split(output.chunk), strict=True)
         losses = [whole(logits[None], labels[None]) * len(labels) for logits, labels in chunks]
         return torch.stack(losses).sum() / targets.numel()

@@ -97,8 +97,7 @@ class LayerByLayer(Protocol):
 def compiled_stage(module: nn.Module) -> Callable[[Tensor], Tensor]:
     """The module with its layers compiled, or compiled as a whole if it is not `LayerByLayer`."""
     if not isinstance(module, LayerByLayer):
-        whole: Callable[[Tensor], Tensor] = compiled(module)
-        return whole
+        return compiled(module)
     for layer in module.layers():
         layer.compile(dynamic=False)
     return module

@@ -75,14 +75,13 @@ def adan(
     """
     from pytorch_optimizer import Adan
 
-    optimizer: Optimizer = Adan(
+    return Adan(
         decaying(parameters, weight_decay),
         lr=lr,
         betas=(momentum, difference_decay, variance_decay),
         eps=eps,
         weight_decouple=False,  # the library's name for the decay above, which is decoupled too
     )
-    return optimizer
 
 
 @entrywise
@@ -147,7 +146,7 @@ def ademamix(
     """
     from pytorch_optimizer import AdEMAMix
 
-    optimizer: Optimizer = AdEMAMix(
+    return AdEMAMix(
         decaying(parameters, weight_decay),
         lr=lr,
         betas=(momentum, variance_decay, slow_momentum),
@@ -156,7 +155,6 @@ def ademamix(
         eps=eps,
         weight_decouple=True,
     )
-    return optimizer
 
 
 @holds(3, others=3)
@@ -180,7 +178,7 @@ def mars(
     """
     from pytorch_optimizer import MARS
 
-    optimizer: Optimizer = MARS(
+    return MARS(
         grouped(parameters, matrix={}, embedding={}, vector={"weight_decay": 0.0}),
         lr=lr,
         betas=(momentum, variance_decay),
@@ -191,4 +189,3 @@ def mars(
         weight_decay_1d=0.0,
         eps=eps,
     )
-    return optimizer

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from trainer.optimizers.averaging import Averages
 from trainer.optimizers.routing import BALANCE, EXPERTS, VECTOR, Group, Kind, Parameters
-from trainer.optimizers.state import Observer, options, replace_options
+from trainer.optimizers.state import Observer, Wrapper, options, replace_options
 
 PARTS = "parts"
 """Key of the state of a weight that is seen in parts: a list with the state of each of them."""
@@ -41,7 +41,7 @@ def _is_seen_in_parts(kind: Kind, weight: Tensor) -> bool:
     return kind == EXPERTS or (kind == VECTOR and weight.ndim > 1)
 
 
-class OptimizerInParts(Optimizer):
+class OptimizerInParts(Wrapper):
     """Has the weights of `parameters`, and steps the optimizer of `make` on matrices and vectors.
 
     Balance biases b have a rule of their own: b ← b − sign(gradient), whatever the learning rate.
@@ -64,11 +64,6 @@ class OptimizerInParts(Optimizer):
         if self._biases:  # every group has a learning rate; these biases do not use theirs
             groups.append({"params": self._biases, "lr": 0.0})
         super().__init__(groups, {})
-
-    @property
-    def observe_every(self) -> int | None:
-        """Updates between observations of the curvature; None if the inner optimizer wants none."""
-        return self._inner.observe_every if isinstance(self._inner, Observer) else None
 
     def observe(self, gradients: Mapping[Tensor, Tensor]) -> None:
         """Shows the inner optimizer the gradients of its weights, where there are any."""

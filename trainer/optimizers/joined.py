@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.flat import Layout, Vector, storage
 from trainer.optimizers.averaging import Averages
 from trainer.optimizers.routing import Parameters
 from trainer.optimizers.sharded import Make
-from trainer.optimizers.state import Observer, State, options, replace_options
+from trainer.optimizers.state import Observer, State, Wrapper, options, replace_options
 
 
 def joined(make: Make) -> Make:
@@ -25,7 +24,7 @@ def joined(make: Make) -> Make:
     return lambda parameters: Joined(make, parameters)
 
 
-class Joined(Optimizer):
+class Joined(Wrapper):
     """Steps the optimizer of `make` on the vectors that the weights of `parameters` lie in.
 
     `make` returns an optimizer that steps every entry by itself. Weights of one kind in one storage
@@ -68,11 +67,6 @@ class Joined(Optimizer):
     @state.setter
     def state(self, by_weight: dict[Tensor, State]) -> None:
         self._by_weight = by_weight
-
-    @property
-    def observe_every(self) -> int | None:
-        """Updates between observations of the curvature; None if the inner optimizer wants none."""
-        return self._inner.observe_every if isinstance(self._inner, Observer) else None
 
     def observe(self, gradients: Mapping[Tensor, Tensor]) -> None:
         """Shows the inner optimizer the gradients of its vectors."""

@@ -30,14 +30,13 @@ def shampoo(
     """
     from pytorch_optimizer import Shampoo
 
-    optimizer: Optimizer = Shampoo(
+    return Shampoo(
         groups,
         lr=lr,
         weight_decouple=True,
         preconditioning_compute_steps=precondition_every,
         matrix_eps=matrix_eps,
     )
-    return optimizer
 
 
 @holds(2, squares=2)
@@ -58,14 +57,13 @@ def soap(
     """
     from pytorch_optimizer import SOAP
 
-    optimizer: Optimizer = SOAP(
+    return SOAP(
         groups,
         lr=lr,
         betas=(momentum, variance_decay),
         eps=eps,
         precondition_frequency=precondition_every,
     )
-    return optimizer
 
 
 @holds(1, squares=1)

@@ -68,8 +68,7 @@ def muon(
             return CautiousDecay(make([{"use_muon": True, **group} for group in groups]))
 
         return matrices_and_rest(parameters, cautious, adamw, weight_decay)
-    optimizer: Optimizer = make(_halves(parameters, adamw, weight_decay))
-    return optimizer
+    return make(_halves(parameters, adamw, weight_decay))
 
 
 @holds(1)
@@ -97,7 +96,7 @@ def normuon(
     from pytorch_optimizer import NorMuon
 
     adamw = auxiliary(lr, auxiliary_lr, auxiliary_momentum, variance_decay, eps)
-    optimizer: Optimizer = NorMuon(
+    return NorMuon(
         _halves(parameters, adamw, weight_decay),
         lr=lr,
         momentum=momentum,
@@ -107,7 +106,6 @@ def normuon(
         update_scale=scaling,
         eps=eps,
     )
-    return optimizer
 
 
 def _halves(parameters: Parameters, adamw: Group, weight_decay: float) -> list[Group]:

@@ -44,10 +44,7 @@ def sgdw(
     """SGD with momentum and decoupled decay (arXiv 1711.05101), pytorch_optimizer's."""
     from pytorch_optimizer import SGDW
 
-    optimizer: Optimizer = SGDW(
-        decaying(parameters, weight_decay), lr=lr, momentum=momentum, nesterov=nesterov
-    )
-    return optimizer
+    return SGDW(decaying(parameters, weight_decay), lr=lr, momentum=momentum, nesterov=nesterov)
 
 
 @entrywise
@@ -67,10 +64,7 @@ def lion(
     """
     from pytorch_optimizer import Lion
 
-    optimizer: Optimizer = Lion(
-        decaying(parameters, weight_decay), lr=lr, betas=(interpolation, momentum)
-    )
-    return optimizer
+    return Lion(decaying(parameters, weight_decay), lr=lr, betas=(interpolation, momentum))
 
 
 @entrywise
@@ -81,5 +75,4 @@ def signum(
     """Signum (arXiv 1802.04434) with decoupled decay, pytorch_optimizer's."""
     from pytorch_optimizer import SignSGD
 
-    optimizer: Optimizer = SignSGD(decaying(parameters, weight_decay), lr=lr, momentum=momentum)
-    return optimizer
+    return SignSGD(decaying(parameters, weight_decay), lr=lr, momentum=momentum)

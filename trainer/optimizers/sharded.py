@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from trainer.optimizers.averaging import Averages
 from trainer.optimizers.routing import Kind, Parameters
-from trainer.optimizers.state import Observer, State
+from trainer.optimizers.state import Observer, State, Wrapper
 
 Make = Callable[[Parameters], Optimizer]
 Share = Callable[[Sequence[tuple[int, Tensor]]], None]
@@ -57,7 +57,7 @@ def sharded(
     return divided
 
 
-class Sharded(Optimizer):
+class Sharded(Wrapper):
     """The optimizer `inner` of `weights`, of which replica `owned_by[i]` steps the i-th.
 
     Groups and state belong to `inner`: a weight of another replica has options and no state.
@@ -86,11 +86,6 @@ class Sharded(Optimizer):
     def state(self) -> Any:  # type: ignore[override]
         """The state of the inner optimizer."""
         return self._inner.state
-
-    @property
-    def observe_every(self) -> int | None:
-        """Updates between observations of the curvature; None if the inner optimizer wants none."""
-        return self._inner.observe_every if isinstance(self._inner, Observer) else None
 
     def observe(self, gradients: Mapping[Tensor, Tensor]) -> None:
         """Shows the inner optimizer the gradients of the weights of this replica."""

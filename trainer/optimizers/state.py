@@ -102,3 +102,14 @@ class Observer(Protocol):
 
     def observe(self, gradients: Mapping[Tensor, Tensor]) -> None:
         """Gets the batch's mean gradient, not clipped, of each parameter."""
+
+
+class Wrapper(Optimizer):
+    """An optimizer that has another one step."""
+
+    _inner: Optimizer
+
+    @property
+    def observe_every(self) -> int | None:
+        """Updates between observations of the curvature; None if the inner optimizer wants none."""
+        return self._inner.observe_every if isinstance(self._inner, Observer) else None

@@ -36,7 +36,7 @@ class CorrectionInParts(NoCorrection):
 
     A correction computes with all its weights in one call, so a group must be of one device and
     dtype. In place of the stack i a correction sees its `num_parts[i]` matrices; None stands for a
-    weight that is seen as a whole. Weights in no group are not corrected.
+    weight that is seen as a whole, as all are by default. Weights in no group are not corrected.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class CorrectionInParts(NoCorrection):
         make: MakeCorrection,
         lags: Sequence[int],
         groups: Iterable[Sequence[int]],
-        num_parts: Sequence[int | None],
+        num_parts: Sequence[int | None] = (),
     ) -> None:
-        self._num_parts = num_parts
+        self._num_parts = num_parts or [None] * len(lags)
         self._groups = [(group, make(self._parts(group, lags))) for group in groups]
         self._first = self._groups[0][1]
         super().__init__(self._first.num_updates, lags)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
-from trainer.ranks.groups import AHEAD, own_stream
+from trainer.ranks.groups import AHEAD, on_stream, own_stream
 
 FORWARD, BACKWARD = "F", "B"
 
@@ -67,7 +67,7 @@ class Neighbours:
 
     def receive(self, kind: str, microbatch: int) -> list[dist.Work]:
         """Posts the receives of one forward or backward, `ahead` passes before it."""
-        with torch.cuda.stream(self._stream):
+        with on_stream(self._stream):
             works = [self._start(kind, op) for op in self._receives[kind](microbatch)]
         if self._stream:  # the next receives wait for the pass before this one, which had buffers
             self._stream.wait_stream(torch.cuda.current_stream())

@@ -90,12 +90,6 @@ def replaced(owner: object, name: str, value: object) -> Iterator[None]:
         setattr(owner, name, present)
 
 
-def require_drained(is_drained: bool) -> None:
-    """Raises RuntimeError while a batch or an update is in flight."""
-    if not is_drained:
-        raise RuntimeError("evaluate, save and load inside `with schedule.drained():`")
-
-
 def require_stepped(weights: Sequence[Tensor], versions: Sequence[int]) -> None:
     """Raises RuntimeError if `update` left both the weights, by their `versions`, and gradients."""
     pairs = [(w, v) for w, v in zip(weights, versions, strict=True) if w.grad is not None]

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.amp import GradScaler
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from typing_extensions import override
 
@@ -20,6 +19,7 @@ from trainer.schedules.recipes import pipedream_2bw
 from trainer.torch_pipelining import refusals
 from trainer.torch_pipelining.messages import BACKWARD, FORWARD, Neighbours
 from trainer.torch_pipelining.recorder import PassRecorder
+from trainer.torch_pipelining.sums import way_back
 from trainer.torch_pipelining.update import LateUpdate
 
 TAKES_TARGET = "target" in signature(Schedule1F1B._initialize_stage).parameters  # not in 2.11
@@ -81,14 +81,13 @@ class Schedule2BW(Schedule1F1B):
         self._slack, self._synchronous_start = slack, synchronous_start
         node = correction_node(error_feedback, correction)
         self._late = LateUpdate(stage, twins, tied, node, num_updates)
+        self.twins = self._late.twins.modules
         self._neighbours = Neighbours(stage)
         self._recorder = PassRecorder(stage, is_tracing=trace)
         # Before this forward of the next batch the gradient is whole, with those of tied copies.
-        of_pair = per_stage * (stage.num_stages - 1) // 2 + 1
-        self._norm_at = max(self._lead, of_pair) if tied else self._lead
+        self._norm_at = max(self._lead, way_back(stage.num_stages)) if tied else self._lead
         self._drains = [0]  # batches before which the pipeline was drained
         self._in_flight: dict[int, Any] = {}  # activations, which torch's `step` would drop
-        self._scalers: list[GradScaler] = []
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clips, in `update`, by the norm over all stages, and returns the norm before.
@@ -108,7 +107,7 @@ class Schedule2BW(Schedule1F1B):
             self._run(self.num_taken * self._n_microbatches)
             if self.num_made < self.num_taken:
                 self._drains.append(self.num_taken)
-                self._late.begin_norm(self.num_made, is_scaled=bool(self._scalers))
+                self._late.begin_norm(self.num_made)
                 self._make_update()
         self._neighbours.flush()
         yield self.newest
@@ -121,13 +120,15 @@ class Schedule2BW(Schedule1F1B):
         return {"num_updates": self.num_made, **self._late.state(self.num_made)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned, after module and optimizer were loaded: the training
-        goes on to the bit. Raises RuntimeError unless drained.
+        """Restores what `state_dict` returned: the training goes on to the bit.
+
+        The next `step` reads it, so module and optimizer may be loaded before or after. Raises
+        RuntimeError unless drained.
         """
         self._require_drained()
         self.num_taken = self.num_made = int(state_dict["num_updates"])
         self._drains = [self.num_taken]
-        self._late.restore(self.num_made, state_dict)
+        self._late.restore(state_dict)
 
     def write_trace(self, folder: Path) -> None:
         """Writes, in `drained()`, trace.json for Perfetto and timeline.svg, as a trial does: what
@@ -173,13 +174,13 @@ class Schedule2BW(Schedule1F1B):
 
         def forward(i: int) -> None:
             if i == self._norm_at and self.num_made < batch:
-                self._late.begin_norm(self.num_made, is_scaled=bool(self._scalers))
+                self._late.begin_norm(self.num_made)
             output = stage.forward_one_chunk(i, args[i], kwargs[i], return_outputs)
             self._neighbours.send(FORWARD, i)
             self._maybe_compute_loss(stage, output, target_mbs, i, **of_loss)
 
         self.num_taken += 1
-        with refusals.unscaled(self._scalers):
+        with refusals.unscaled(self._late.sums.scalers):
             self._run(batch * self._n_microbatches, forward)
         if self.num_made < batch:
             self._make_update()
@@ -245,4 +246,5 @@ class Schedule2BW(Schedule1F1B):
         self.num_made += 1
 
     def _require_drained(self) -> None:
-        refusals.require_drained(self.num_made == self.num_taken)
+        if self.num_made < self.num_taken:
+            raise RuntimeError("evaluate, save and load inside `with schedule.drained():`")

@@ -2,12 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from math import isfinite
+from math import ceil, isfinite
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.utils import get_total_norm
@@ -48,9 +49,11 @@ class LateSums:
         self._first = ranks[0]
         self._group, self._ends = new_group(ranks), new_group(sorted({ranks[0], ranks[-1]}))
         self._of_tied: list[dist.Work] = []
-        self._of_norm: dict[int, tuple[dist.Work, Tensor]] = {}
+        self._norms = self._zeros
+        self.scalers: list[GradScaler] = []  # that scaled a loss, which this rank alone may know
         # NCCL builds a communicator at its first use.
-        _begun(self._zeros.clone(), self._group).wait()
+        self._of_norm = _begun(self._norms, self._group)
+        self._of_norm.wait()
 
     def make_equal(self, weights: Sequence[Tensor]) -> None:
         """Gives the last stage's copies of tied weights the values of the first stage's."""
@@ -70,35 +73,39 @@ class LateSums:
         while self._of_tied:
             self._of_tied.pop(0).wait()
 
-    def begin_norm(self, batch: int, every: Sequence[Tensor | None], *, is_scaled: bool) -> None:
-        """Starts the sum for this stage's gradients of a batch, one per weight or None.
-
-        `is_scaled` says that a GradScaler scaled a loss, which this rank alone may know.
-        """
+    def begin_norm(self, every: Sequence[Tensor | None]) -> None:
+        """Starts the sum for this stage's gradients of a batch, one per weight or None."""
         counted = [every[i] for i in self._counted]
         norms = norms_of([self._zeros[0] if g is None else g for g in counted])
         # Zeros before and after, of fp32 or wider. DTensors share a norm and leave slots at 0.
         mine = [torch.stack(norms)] if norms else []
         after = self._start + len(norms)
-        vector = torch.cat([self._zeros[: self._start], *mine, self._zeros[after:]])
-        if is_scaled:
-            vector[-1] = torch.inf
-        self._of_norm[batch] = _begun(vector, self._group), vector
+        self._norms = torch.cat([self._zeros[: self._start], *mine, self._zeros[after:]])
+        if self.scalers:  # then no norm is finite
+            self._norms.fill_(torch.inf)
+        self._of_norm = _begun(self._norms, self._group)
 
     def take(self, batch: int) -> Tensor:
         """The norm of the batch's gradient, the same on every rank.
 
         Raises on every rank alike: Diverged if it is not finite, BadInput for a scaled loss.
         """
-        work, vector = self._of_norm.pop(batch)
-        work.wait()
-        norm = torch.linalg.vector_norm(vector[:-1])
-        if not isfinite(norm + vector[-1]):
-            if vector[-1]:
+        self._of_norm.wait()
+        norm = torch.linalg.vector_norm(self._norms[:-1])
+        if not isfinite(norm):
+            if self._norms[-1]:
                 allowed = "must not scale: the clip and the update come a batch later; use bf16"
                 raise BadInput("loss_fn", "GradScaler.scale", f"{allowed} without it")
             raise Diverged(batch)
         return norm
+
+
+def way_back(num_stages: int) -> int:
+    """How many forwards the last stage begins while a gradient of its own goes to the first stage.
+
+    There it is after `num_stages` − 1 backwards, of twice the time of a forward each.
+    """
+    return ceil(2 * (num_stages - 1) / 3)
 
 
 def norms_of(gradients: Sequence[Tensor]) -> list[Tensor]:

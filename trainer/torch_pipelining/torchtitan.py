@@ -4,7 +4,7 @@ See docs/torchtitan.md. Only this file imports torchtitan.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,6 @@ from torchtitan.distributed import pipeline_parallel
 from torchtitan.models.common.moe import MoE
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.trainer import Trainer
-from typing_extensions import override
 
 from trainer.base.errors import BadInput
 from trainer.torch_pipelining.refusals import replaced
@@ -46,7 +45,7 @@ def with_2bw(spec: ModelSpec, **options: Any) -> ModelSpec:
             twins[:] = [parallelize_fn(copy.deepcopy(part), **how) for _ in range(2)]
             return parallelize_fn(part, **how)
 
-        class WithTwins(TorchtitanSchedule):
+        class WithTwins(Schedule2BW):
             def __init__(self, stage: PipelineStage, loss_fn: Any, **given: Any) -> None:
                 loss = _following(stage, chunked, loss_fn)
                 super().__init__(stage, loss_fn=loss, twins=twins, **options, **given)
@@ -64,28 +63,6 @@ def with_2bw(spec: ModelSpec, **options: Any) -> ModelSpec:
     return replace(spec, pipelining_fn=pipelining)
 
 
-class TorchtitanSchedule(Schedule2BW):
-    """`Schedule2BW` for parts that get memory, and a checkpoint's weights, only after it is made.
-
-    A loaded state is kept until the first batch: torchtitan loads the module last.
-    """
-
-    def __init__(self, stage: PipelineStage, *, twins: list[nn.Module], **given: Any) -> None:
-        super().__init__(stage, twins=twins, **given)
-        self.twins = twins
-        self._loaded: list[Mapping[str, Any]] = []
-
-    @override
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        self._loaded = [state_dict]
-
-    @override
-    def _step_microbatches(self, *args: Any, **kwargs: Any) -> None:
-        while self._loaded:
-            super().load_state_dict(self._loaded.pop())
-        super()._step_microbatches(*args, **kwargs)
-
-
 def begin(trainer: Trainer, update: Callable[[], object]) -> None:
     """Completes a trainer whose model spec is `with_2bw`, at the end of its construction.
 
@@ -93,7 +70,7 @@ def begin(trainer: Trainer, update: Callable[[], object]) -> None:
     schedule's state. Raises BadInput for another schedule, and for a batch in several steps.
     """
     schedule, config = trainer.pp_schedule, trainer.config
-    if not isinstance(schedule, TorchtitanSchedule):
+    if not isinstance(schedule, Schedule2BW):
         name = config.parallelism.pipeline_parallel_schedule
         raise BadInput("parallelism.pipeline_parallel_schedule", name, f"must be {NAME} here")
     if trainer.gradient_accumulation_steps > 1:

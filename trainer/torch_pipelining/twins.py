@@ -32,7 +32,7 @@ class Twins:
             buffers = {id(buffer): buffer for buffer in newest.buffers()}
             given = [copy.deepcopy(newest, dict(buffers)) for _ in range(2)]
         refusals.require_twins(newest, given)
-        self._modules = list(given)
+        self.modules = list(given)
         self._sharded = [part for part in newest.modules() if isinstance(part, FSDPModule)]
         self._weights: list[list[nn.Parameter]] = []  # of the twins and of `newest`, once started
         self._last_fresh = -1
@@ -45,7 +45,7 @@ class Twins:
 
     def module(self, batch: int) -> nn.Module:
         """The module that the batch computes on."""
-        return self._modules[batch % 2]
+        return self.modules[batch % 2]
 
     def weights(self, batch: int) -> list[nn.Parameter]:
         """The weights that the batch computes on, in the module's order; from `start` on."""
@@ -66,11 +66,11 @@ class Twins:
         """How many updates old the weights are that the batch computes on: 0 or 1."""
         return int(batch > self._last_fresh)
 
-    def start(self, batch: int, delay: int = 0) -> None:
-        """Both twins get the newest weights, W(batch); `delay` is that of what the batch reads."""
+    def start(self, batch: int) -> None:
+        """Both twins get the newest weights, W(batch)."""
         self.reshard()
         # Looked up once: to walk a module takes as long as a small microbatch.
-        self._weights = [[*module.parameters()] for module in (*self._modules, self.newest)]
+        self._weights = [[*module.parameters()] for module in (*self.modules, self.newest)]
         every = [weight for weights in self._weights for weight in weights]
         is_plain = not any(isinstance(weight, DTensor) for weight in every)
         self._is_aliased = is_plain and not self.reads_ahead and len({w.dtype for w in every}) <= 1
@@ -84,7 +84,17 @@ class Twins:
         else:
             copy_into(other, newest)
         copy_into(mine, newest)
-        self._last_fresh = batch - delay
+        self._memory = [[weight.detach() for weight in self.weights(t)] for t in (0, 1)]
+        self._last_fresh = batch
+
+    def restore(self, batch: int, late: Sequence[Tensor], ahead: Sequence[Tensor]) -> None:
+        """The twins get what this batch computes on, one update late, and, if the correction
+        `reads_ahead`, what the next one does; the newest weights are W(batch)."""
+        self.start(batch)
+        copy_into(self.weights(batch), late)
+        if ahead:
+            copy_into(self.weights(batch + 1), ahead)
+        self._last_fresh = batch - 1
 
     def make_room(self, batch: int) -> Sequence[Tensor]:
         """Moves the newest weights, W(batch), to where version batch + 1 shall be.
@@ -93,10 +103,10 @@ class Twins:
         """
         if not self._is_aliased:
             return []
-        here, kept = ([*map(Tensor.detach, self.weights(t))] for t in (batch, batch + 1))
+        here, kept = (self._memory[t % 2] for t in (batch, batch + 1))
         torch._foreach_copy_(here, kept)
         for weight, there in zip(self.newest_weights, here, strict=True):
-            weight.data = there.data
+            weight.data = there
         return kept
 
     def show(self, batch: int, ahead: Sequence[Tensor]) -> None:

@@ -11,10 +11,9 @@ from torch.distributed.pipelining import PipelineStage
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from trainer.base.build import build
-from trainer.base.flat import local
 from trainer.base.ranges import MAX_COUNT
 from trainer.delayed.arm import Node
-from trainer.delayed.kept_weights import alike, copy_into
+from trainer.delayed.kept_weights import alike
 from trainer.executors.gradients import Clip
 from trainer.optimizers.hyperball import on_spheres
 from trainer.stages.in_parts import CorrectionInParts
@@ -40,32 +39,34 @@ class LateUpdate:
         self.twins = Twins(stage.submod, twins, reads_ahead=self._make([1]).reads_ahead)
         self.sums = LateSums(stage, stage.submod, tied)
         self._norm: Tensor | None = None  # of the batch whose `update` runs
+        self._loaded: list[Mapping[str, Any]] = []  # what the next batch needs of a saved state
 
     @cached_property
     def _correction(self) -> CorrectionInParts:
         """Made when it is first needed: until then weights may be loaded, moved or sharded."""
         weights = self.twins.newest_weights
-        whole, lags = [None] * len(weights), [1] * len(weights)
-        return CorrectionInParts(self._make, lags, alike(weights), whole)
+        return CorrectionInParts(self._make, [1] * len(weights), alike(weights))
 
     def prepare(self, batch: int, *, is_synchronous: bool = False) -> nn.Module:
         """Returns the module that the batch computes on, at first and if `is_synchronous` with the
         newest weights."""
         self.twins.reshard()
+        while self._loaded:
+            self._take_back(batch, self._loaded.pop())
         if not self.twins.is_started:
             self.sums.make_equal(self.twins.newest_weights)
         if is_synchronous or not self.twins.is_started:
             self.twins.start(batch)
         return self.twins.module(batch)
 
-    def begin_norm(self, batch: int, *, is_scaled: bool) -> None:
+    def begin_norm(self, batch: int) -> None:
         """Starts to add up the norm over the stages. The newest weights must be W(batch)."""
         self.sums.finish_tied()
         gradients = [weight.grad for weight in self.twins.weights(batch)]
         with torch.no_grad():
             newest = self.twins.newest_weights
             self._correction.gradient_of_some(gradients, newest, self._delays(batch))
-        self.sums.begin_norm(batch, gradients, is_scaled=is_scaled)
+        self.sums.begin_norm(gradients)
 
     def clip(self, max_norm: float) -> Tensor:
         """Clips the newest weights' gradients in `update`; returns the norm over all stages."""
@@ -73,7 +74,7 @@ class LateUpdate:
         if norm is None:
             raise RuntimeError("clip_grad_norm_ belongs into update(), where the gradient is whole")
         gradients = [weight.grad for weight in self.twins.newest_weights]
-        Clip(max_norm)([local(g) for g in gradients if g is not None], lambda: norm)
+        Clip(max_norm)([g for g in gradients if g is not None], lambda: norm)
         return norm
 
     def await_norm(self, batch: int) -> None:
@@ -123,14 +124,12 @@ class LateUpdate:
         A schedule that has trained nothing has the same names, since torch.distributed.checkpoint
         loads into the tensors that it finds.
         """
-        if not self.twins.is_started:
-            self.prepare(batch)
+        self.prepare(batch)
         memory = self._correction.state()
         if batch < 2:
             memory = [{**b, **m} for b, m in zip(self._blank_memory(), memory, strict=True)]
         late, ahead = ([w.detach() for w in self.twins.weights(batch + i)] for i in (0, 1))
         return {
-            "delay": self.twins.delay(batch),
             "late": dict(zip(self._names, late, strict=True)),
             # Else the batch after the next one computes on the newest weights.
             "ahead": dict(zip(self._names, ahead, strict=True)) if self.twins.reads_ahead else {},
@@ -147,16 +146,17 @@ class LateUpdate:
             blank.apply(at, zeros, [delay] * len(weights))
         return blank.state()
 
-    def restore(self, batch: int, state: Mapping[str, Any]) -> None:
-        """Takes back what `state` returned; the newest weights are W(batch)."""
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes back what `state` returned, when a batch needs it: the newest weights may be loaded
+        until then."""
+        self._loaded = [state]
+
+    def _take_back(self, batch: int, state: Mapping[str, Any]) -> None:
         # Copies: what torch.distributed.checkpoint loads into may be the twins' own memory.
-        sets = [
+        late, ahead = (
             [state[of][n].clone() for n in self._names if state[of]] for of in ("late", "ahead")
-        ]
-        self.twins.start(batch, int(state["delay"]))
-        for i, weights in enumerate(sets):
-            if weights:
-                copy_into(self.twins.weights(batch + i), weights)
+        )
+        self.twins.restore(batch, late, ahead)
         memory, remembered = state["correction"], state["remembered"]
         self._correction.restore(
             [{k: memory[n][k] for k in remembered if k in memory[n]} for n in self._names]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from analysis import load
-from analysis.statistics.overhead import overhead
+from analysis.statistics.pairs import overhead
 from tests.support.synthetic_store import config, result, write
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from trainer.compiled import passes, update
+from trainer.compiled import passes, step
 
 
 def _forget() -> None:
     passes._graph.cache_clear()
-    update._graph.cache_clear()
+    step.update_graph.cache_clear()
 
 
 @pytest.fixture(scope="package")

@@ -10,7 +10,7 @@ from bench.steps import executor, resolved
 from trainer.base.compiler import compiler
 from trainer.base.resources import reproducible
 from trainer.compiled import passes
-from trainer.compiled.products import products_of
+from trainer.compiled.graphs import products_of
 from trainer.executors.gradients import Update
 
 SHORT = passes.SHORT

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from trainer.base.compiler import compiler
 from trainer.base.errors import BadInput
-from trainer.compiled import products
-from trainer.compiled.products import product, products_of
+from trainer.compiled import graphs
+from trainer.compiled.graphs import product, products_of
 
 pytestmark = pytest.mark.skipif(
     shutil.which(compiler()) is None, reason=f"needs a C++ compiler: {compiler()} is not installed"
@@ -99,11 +99,11 @@ def test_a_library_is_built_once_and_never_seen_in_part(
         return CompletedProcess(command, 0)
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(products.subprocess, "run", cut)
+    monkeypatch.setattr(graphs.subprocess, "run", cut)
     with pytest.raises(KeyboardInterrupt):
-        products._built()
+        graphs._built()
     assert not [*tmp_path.glob("*.so")]
-    assert products._built() == products._built()
+    assert graphs._built() == graphs._built()
     assert [path.suffix for path in tmp_path.iterdir()] == [".so"]
     assert len(built) == 2
 
@@ -117,5 +117,5 @@ def test_a_compiler_that_fails_is_told_in_a_line(
     monkeypatch.setenv("CXX", str(old))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     with pytest.raises(BadInput, match=r"^compile=update: needs a C\+\+20 compiler; .*option -std"):
-        products._built()
+        graphs._built()
     assert not [*(tmp_path / "cache").glob("*.so")]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tests.support import toy
 from tests.support.delayed import ADAMW, PHASES, T
+from trainer.base.flat import Flat, Layout
 from trainer.corrections.adaptive_error_feedback import AdaptiveErrorFeedback
 from trainer.corrections.error_feedback import ErrorFeedback
 from trainer.corrections.error_feedback_gradient import GradientErrorFeedback
@@ -47,6 +48,7 @@ ADAPTIVE = partial(AdaptiveErrorFeedback, coefficient=1.0, decay=0.0)
         (FEEDBACK, 1, [(1, 0), (2, 0), (3, 1)], [9, 7, 3]),
         # SOAP and ADOPT make no update at their first call: nothing is corrected after it.
         (FEEDBACK, 1, [(0, 1), (2, 1), (1, 1)], [10, 8, 8]),
+        (partial(FEEDBACK, lag="delay"), 2, [(0, 2), (2, 2), (3, 2)], [10, 8, 5]),
         # No memory: λ = u / v for an update u after v, between 0 and 1: 0.5, −1 → 0, 3 → 1.
         (ADAPTIVE, 1, [(2, 1), (1, 1), (-1, 1), (-3, 1)], [8, 7.5, 8.5, 13.5]),
         # Averages of u v and v²: (2, 1) → λ = 0.5; (−1, 2.5) → 0; (0.5, 3.25) → λ = 0.5 · 2 / 13.
@@ -69,6 +71,18 @@ def test_corrected_updates_by_hand(
     correction, weight = make(T, [lag]), torch.tensor([10.0])
     ends = [apply(correction, weight, *step, looks_back=looks_back) for step in steps]
     assert ends == pytest.approx(weights)
+
+
+def test_an_update_of_a_part_of_a_weight_is_one() -> None:
+    """A first entry that stays, as of a token that no batch has, is no sign of a zero update."""
+    layout, correction = Layout([torch.Size([2])], [0]), FEEDBACK(T, [1])
+    weights = Flat(layout, [torch.tensor([10.0, 10.0])])
+    for update in ([0.0, 1.0], [2.0, 3.0]):
+        step = Flat(layout, [torch.tensor(update)])
+        weights.wholes[0] -= step.wholes[0]
+        correction.apply(weights, step, [1])
+    # 10 − 0 − 2 − (2 − 0); 10 − 1 − 3 − (3 − 1)
+    assert weights.wholes[0].tolist() == [6.0, 4.0]
 
 
 @pytest.mark.parametrize(

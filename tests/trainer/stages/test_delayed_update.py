@@ -11,8 +11,12 @@ from torch import Tensor, nn
 from tests.support import toy
 from tests.support.delayed import ADAMW, PHASES, SGD, T, assert_equal, expected
 from trainer.corrections.error_feedback import ErrorFeedback
+from trainer.corrections.learning_rate import LearningRate
 from trainer.corrections.none import NoCorrection
+from trainer.optimizers.routing import kinds
 from trainer.schedules import recipes as schedules
+from trainer.schedules.operations import Op
+from trainer.stages.stage import Stage
 
 
 @pytest.mark.parametrize("optimizer", [ADAMW, SGD], ids=["adamw", "sgd"])
@@ -150,3 +154,26 @@ def test_replicas_train_the_mean_of_all_their_microbatches(num_replicas: int) ->
     for ours, theirs in zip(toy.weights(executor), history[-1], strict=True):
         # Sums of three and of two halves round otherwise than one of six.
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
+
+
+def test_a_group_is_as_late_as_its_latest_weight() -> None:
+    """It has one learning rate, where tied weights have a larger delay than the others."""
+    module = nn.Linear(1, 1)
+    stage = Stage(
+        module,
+        kinds(module),
+        lambda parameters: torch.optim.SGD([weight for _, weight in parameters], lr=1.0),
+        partial(LearningRate, T, anneal=T),
+        lambda t: 1.0,
+        lag=0,
+        tied=frozenset({"weight"}),
+        tied_lag=2,
+        dtype=torch.float32,
+    )
+    for t in range(3):
+        op = Op("F", 0, batch=t, microbatch=0, version=t, tied_version=max(0, t - 2))
+        stage.forward(op, torch.ones(1, 1), Tensor.sum)
+        stage.backward_input(op, None)
+        stage.backward_weights(op)
+        stage.update(t, stage.take_gradients())
+    assert stage.lr == 2 ** (2 / T - 1)

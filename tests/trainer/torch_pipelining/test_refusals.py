@@ -70,12 +70,6 @@ def test_a_captured_graph(monkeypatch: pytest.MonkeyPatch) -> None:
         refusals.require_trainable(print, [])
 
 
-def test_an_evaluation_in_flight() -> None:
-    refusals.require_drained(True)
-    with pytest.raises(RuntimeError, match=r"inside `with schedule\.drained"):
-        refusals.require_drained(False)
-
-
 def test_no_trace_without_times(tmp_path: Path) -> None:
     recorder = PassRecorder(SimpleNamespace(device="cpu"), is_tracing=False)
     schedule = pipedream_2bw(

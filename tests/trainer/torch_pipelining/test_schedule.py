@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
 
 from tests.support import every_correction, every_optimizer
 from tests.support.lazy_kernels import OF_2BW
@@ -16,6 +18,7 @@ from tests.support.torch_mutants import MUTANTS, as_mutant
 from tests.support.torch_optimizers import OF_TORCH
 from tests.support.torch_pipeline import LOOSE, Case, T, as_nccl_rank, on_ranks
 from trainer.base.errors import GangFailed
+from trainer.torch_pipelining import Schedule2BW
 
 DAILY: dict[int, list[Case]] = {
     2: [
@@ -24,10 +27,11 @@ DAILY: dict[int, list[Case]] = {
         Case(4, "our_muon", slack=True, clip_norm=LOOSE),
         Case(2, "torch_muon", 1.0, shares="blocks"),
         Case(2, correction="weight_prediction", drains={3: "save"}),  # its twins lie alone
+        Case(2, correction="taylor"),  # whose gradients see the newest weights
     ],
     3: [
         Case(3, "sgd", 1.0, shares="stages", drains={2: "evaluate", 4: "save"}),
-        Case(6, "adamw", 1.0, drains={2: "drain"}, synchronous_start=2),
+        Case(6, "adamw", 1.0, drains={5: "drain"}, synchronous_start=2),
     ],
 }
 
@@ -68,6 +72,28 @@ def test_every_correction() -> None:
             torch.testing.assert_close(trained, right, rtol=0, atol=3e-7)
         else:
             assert not differences(trained, right), case
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_gradients_of_summed_losses() -> None:
+    """With `scale_grads=False`, as Schedule1F1B takes it, they are not divided."""
+    torch.manual_seed(0)
+    module, x = nn.Linear(2, 2), torch.ones(4, 2)
+    nn.functional.mse_loss(module(x), x).mul(4).backward()
+    right = [weight.grad.clone() for weight in module.parameters()]
+    module.zero_grad()
+    seen: list[Tensor] = []
+    schedule = Schedule2BW(
+        PipelineStage(module, 0, 1, torch.device("cpu")),
+        4,
+        nn.MSELoss(),
+        update=lambda: seen.extend(w.grad.clone() for w in module.parameters()),
+        scale_grads=False,
+    )
+    schedule.step(x, target=x)
+    with pytest.raises(RuntimeError, match="made no optimizer step"), schedule.drained():
+        pass
+    torch.testing.assert_close(seen, right)
 
 
 DAILY_MUTANTS = ("a twin updated in place", "the norm of another batch")
