@@ -72,7 +72,7 @@ def _panel(
     shown = ["series", x.column, y.column]
     means = marks(_means(rows, x.column, y.column), shown, x, y).mark_line(strokeWidth=1.8)
     layers = [
-        seeds.mark_line(opacity=FAINT, strokeWidth=0.8),
+        seeds.mark_line(strokeOpacity=FAINT, strokeWidth=0.8),
         seeds.mark_point(opacity=0, size=40).encode(tooltip=hover(told)),
         means.encode(color=look.color, strokeDash=look.dash),
     ]
