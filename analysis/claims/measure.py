@@ -23,6 +23,7 @@ from analysis.claims.rule import (
 from analysis.statistics.intervals import Values
 from analysis.statistics.pairs import VARIANT, pairs
 from analysis.table.points import settings
+from analysis.table.remembered import remembered
 from analysis.table.schema import OF_ARM
 from trainer.base.status import Status
 
@@ -35,6 +36,7 @@ DELAY = "pipedream_2bw"
 """The schedule of the paper's delay: every gradient is one update old."""
 
 
+@remembered
 def measured(trials: pd.DataFrame) -> pd.DataFrame:
     """One row per pair whose sync trial completed: the columns of `pairs`, those of the arm, its
     `setting`, and `value`: the gap, infinite where the arm diverged.

@@ -78,11 +78,10 @@ def gaps_by_coefficient(
 
     Rows of arms without correction have no value. With `correction`, that one alone is shown.
     """
-    paired = paired_seeds(trials, gaps)
+    paired = paired_seeds(trials, gaps).assign(key="correction.coefficient")
     own = trials.drop_duplicates("trial_id").set_index("trial_id")[CORRECTION]
     paired[CORRECTION] = own.loc[paired["trial_id"]].to_numpy()
     paired["value"] = paired["coefficient"].astype(float)
-    paired["key"] = "correction.coefficient"
     if correction is not None:
         paired = paired[paired["method"].isin([correction, "none"])]
     return _joined([panel.sort_values(IN_PANEL) for panel in _panels_of_methods(paired, trials)])

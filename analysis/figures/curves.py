@@ -1,13 +1,20 @@
 """Losses over training and the gap while it grows: one line per arm, its seeds behind it."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import product
 
 import altair as alt
 import pandas as pd
 
 from analysis.figures.figure import Chart, Figure
-from analysis.figures.means import CAPTION, COLUMNS, marks, of_means, over_tokens
+from analysis.figures.means import (
+    CAPTION,
+    COLUMNS,
+    below_each_other,
+    marks,
+    of_means,
+    over_tokens,
+)
 from analysis.figures.rows import PANEL, best_points
 from analysis.figures.scales import Axis, far_apart, linear, of_gaps, of_tokens
 from analysis.figures.style import INK, arm_styles
@@ -37,7 +44,9 @@ PAIRED = "gap: minus the loss of sync at the same seed and update; band: 95 % in
 
 def losses(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     """Return `validation`, or `training` where no trial was evaluated FEWEST times."""
-    return _with_points(validation(trials, gaps), lambda: training(trials, gaps))
+    evaluated = _of_best(trials, gaps, _evaluations)
+    curves = _with_points(evaluated, lambda: _of_best(trials, gaps, _parts))
+    return _with_gaps(curves, trials)
 
 
 def losses_of(trials: pd.DataFrame, gaps: pd.DataFrame, optimizers: Iterable[str]) -> pd.DataFrame:
@@ -68,7 +77,7 @@ def validation(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
 
     The columns are COLUMNS, `update`, the `tokens` trained on until then, `val_loss`, and OF_GAP.
     """
-    return _of_best(trials, gaps, "val_loss", lambda shown: map(validation_losses, shown["folder"]))
+    return _with_gaps(_of_best(trials, gaps, _evaluations), trials)
 
 
 def _by_stages(
@@ -94,49 +103,53 @@ def training(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     The columns are COLUMNS, the last `update` of the part, the `tokens` until then, the mean
     `train_loss`, and OF_GAP. Every batch is in some part.
     """
-    return _of_best(trials, gaps, "train_loss", _training)
-
-
-def _training(shown: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    lengths = (updates_asked(shown) / POINTS).round().clip(lower=1)
-    return map(_in_parts, shown["folder"], lengths.astype(int))
-
-
-def _in_parts(folder: str, length: int) -> pd.DataFrame:
-    """Return means of `length` updates each; a part that the run did not finish is left out."""
-    losses = training_losses(folder)
-    part = losses["update"] // length
-    losses = losses[part.groupby(part).transform("count") == length]
-    parts = losses.groupby(losses["update"] // length)
-    return parts.agg({"update": "max", "train_loss": "mean"}).reset_index(drop=True)
+    return _with_gaps(_of_best(trials, gaps, _parts), trials)
 
 
 def _of_best(
-    trials: pd.DataFrame,
-    gaps: pd.DataFrame,
-    loss: str,
-    read: Callable[[pd.DataFrame], Iterable[pd.DataFrame]],
+    trials: pd.DataFrame, gaps: pd.DataFrame, read: Callable[[pd.DataFrame], pd.DataFrame]
 ) -> pd.DataFrame:
-    """Return the curves that `read` finds for the trials of the best points, with OF_GAP of `loss`.
+    """Return the curves that `read` finds for the trials of the best points, without OF_GAP."""
+    shown = best_points(trials, gaps)
+    return over_tokens(read(shown), shown) if len(shown) else pd.DataFrame(columns=COLUMNS)
+
+
+def _evaluations(shown: pd.DataFrame) -> pd.DataFrame:
+    return below_each_other([*map(validation_losses, shown["folder"])])
+
+
+def _parts(shown: pd.DataFrame) -> pd.DataFrame:
+    """Return means of a POINTS-th of each run; a part that the run did not finish is left out."""
+    losses = below_each_other([*map(training_losses, shown["folder"])])
+    lengths = (updates_asked(shown) / POINTS).round().clip(lower=1).to_numpy(dtype=int)
+    length = lengths[losses.index.get_level_values("trial")]
+    part = losses["update"] // length
+    is_whole = part.groupby(["trial", part]).transform("size") == length
+    parts = losses[is_whole].groupby(["trial", part[is_whole]])
+    return parts.agg({"update": "max", "train_loss": "mean"})
+
+
+def _with_gaps(curves: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of `_of_best` with OF_GAP of their loss, which is the last column.
 
     OF_GAP is missing for sync, and without a partner that completed. Both trials of a pair saw the
     same batches, whose noise cancels. The mean ends where the first of its trials does, and is
     missing before all of them have a value.
     """
-    shown = best_points(trials, gaps)
-    if shown.empty:
-        return pd.DataFrame(columns=COLUMNS)
-    table, keys = over_tokens(read(shown), shown), [*PANEL, "series"]
+    keys, with_all = [*PANEL, "series"], [*dict.fromkeys([*curves, *OF_GAP])]
+    if curves.empty:
+        return curves.reindex(columns=with_all)
+    *_, loss = curves
     paired = pairs(trials)
     paired = paired[paired["status_sync"] == Status.COMPLETED]
-    partner = table["trial_id"].map(paired.set_index("trial_id")["trial_id_sync"])
-    losses = table.drop_duplicates(["trial_id", "update"]).set_index(["trial_id", "update"])[loss]
-    of_partner = losses.reindex(pd.MultiIndex.from_arrays([partner, table["update"]]))
-    table["gap"] = table[loss].to_numpy() - of_partner.to_numpy()
+    partner = curves["trial_id"].map(paired.set_index("trial_id")["trial_id_sync"])
+    losses = curves.drop_duplicates(["trial_id", "update"]).set_index(["trial_id", "update"])[loss]
+    of_partner = losses.reindex(pd.MultiIndex.from_arrays([partner, curves["update"]]))
+    table = curves.assign(gap=curves[loss].to_numpy() - of_partner.to_numpy())
     groups = table[partner.notna()].groupby(keys)
     means = {key: _means_of_gaps(of_series) for key, of_series in groups}
     if not means:
-        return table.reindex(columns=[*dict.fromkeys([*table, *OF_GAP])])
+        return table.reindex(columns=with_all)
     of_series = pd.concat(means, names=keys).reset_index(keys)
     return table.merge(of_series, on=[*keys, "update"], how="left")
 

@@ -14,7 +14,7 @@ import altair as alt
 import pandas as pd
 
 from analysis.figures.figure import Chart, Figure
-from analysis.figures.means import CAPTION, COLUMNS, of_means, over_tokens
+from analysis.figures.means import CAPTION, COLUMNS, below_each_other, of_means, over_tokens
 from analysis.figures.rows import OF_SEED, PANEL, along, best_points
 from analysis.figures.scales import Axis, linear, of_positive
 from analysis.figures.style import arm_styles, ordered_styles
@@ -56,11 +56,12 @@ def measured(trials: pd.DataFrame, gaps: pd.DataFrame, name: str) -> pd.DataFram
     """
     shown = best_points(trials, gaps)
     group = "routing" if name in OF_ROUTING else "all"
-    measurements = [_series(rows, group, name) for rows in _rows(trials, gaps)]
+    rows = _rows(trials, gaps)
+    measurements = [_series(own, group, name) for own in rows] if any(rows) else []
     is_shown = [not (curve[name] == 0).all() for curve in measurements]  # nor if it is empty
     if not any(is_shown):
         return pd.DataFrame(columns=COLUMNS)
-    return over_tokens([*compress(measurements, is_shown)], shown[is_shown])
+    return over_tokens(below_each_other([*compress(measurements, is_shown)]), shown[is_shown])
 
 
 @remembered

@@ -163,7 +163,7 @@ def _layers(
     known = dots.transform_filter("isValid(datum.mean)").encode(x=x, tooltip=hover(HOVER))
     return [
         *([reference(0.0, x)] if quantity == GAP else []),
-        points.mark_point(filled=True, size=16, opacity=FAINT).encode(
+        points.mark_point(filled=True, size=16, opacity=1, fillOpacity=FAINT).encode(
             tooltip=hover(["series", "mean", *OF_SEED])
         ),
         whiskers(dots, alt.X("low:Q", title=x["title"], scale=x["scale"])),

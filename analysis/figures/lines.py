@@ -143,7 +143,7 @@ def _means(frame: _LineFrame, rows: pd.DataFrame) -> list[alt.Chart]:
 def _points(frame: _LineFrame, rows: pd.DataFrame) -> alt.Chart:
     told = hover(["series", "value", frame.column, *OF_SEED])
     points = frame.layer(rows.dropna(subset=frame.column), frame.column, *OF_SEED)
-    marks = points.mark_point(filled=True, size=14, opacity=FAINT, xOffset=MOVED)
+    marks = points.mark_point(filled=True, size=14, opacity=1, fillOpacity=FAINT, xOffset=MOVED)
     return marks.encode(shape=frame.look.shape, tooltip=told)
 
 

@@ -1,6 +1,6 @@
 """Means over seeds and the seeds behind them, over tokens or the updates since a switch."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import altair as alt
 import pandas as pd
@@ -16,12 +16,17 @@ COLUMNS = [*PANEL, *SERIES, *OF_SEED]
 CAPTION = ("lines: mean over n seeds, to where the first of them diverged (×); faint: each seed",)
 
 
-def over_tokens(curves: Iterable[pd.DataFrame], shown: pd.DataFrame) -> pd.DataFrame:
-    """Return the curves below each other: COLUMNS, `update`, `tokens`, and the curves' own column.
+def below_each_other(curves: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Return the curves of several trials in one table, whose index level `trial` counts them."""
+    return pd.concat(curves, keys=range(len(curves)), names=["trial", None])
 
-    There is one curve (`update` and one more column) for each row of `shown`, in its order.
+
+def over_tokens(rows: pd.DataFrame, shown: pd.DataFrame) -> pd.DataFrame:
+    """Return COLUMNS, `update`, `tokens`, and the curves' own column.
+
+    `rows` are those of `below_each_other`, with `update` and one more column: the curve `trial` is
+    that of this row of `shown`.
     """
-    rows = pd.concat([*curves], keys=range(len(shown)), names=["trial", None])
     of_row, rows = rows.index.get_level_values("trial"), rows.reset_index(drop=True)
     trials = shown[[*COLUMNS, "batch_size", "seq_len"]].iloc[of_row].reset_index(drop=True)
     tokens = (rows["update"] + 1) * trials["batch_size"] * trials["seq_len"]
@@ -67,7 +72,7 @@ def _panel(
     shown = ["series", x.column, y.column]
     means = marks(_means(rows, x.column, y.column), shown, x, y).mark_line(strokeWidth=1.8)
     layers = [
-        seeds.mark_line(opacity=FAINT, strokeWidth=0.8),
+        seeds.mark_line(strokeOpacity=FAINT, strokeWidth=0.8),
         seeds.mark_point(opacity=0, size=40).encode(tooltip=hover(told)),
         means.encode(color=look.color, strokeDash=look.dash),
     ]

@@ -64,6 +64,7 @@ def with_means(table: pd.DataFrame, column: str, keys: Sequence[str]) -> pd.Data
     return table.merge(pd.DataFrame(means, columns=[*keys, *MEAN]), on=[*keys])
 
 
+@remembered
 def paired_seeds(trials: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
     """Return one row per trial whose sync partner completed: the columns of `pairs` and MEAN.
 

@@ -29,18 +29,26 @@ class Ahead(ExitStack):
         if self._is_large and self.worker is None:
             self.worker = self.enter_context(Worker())
             self.worker.do(_draw)
-            threading.Thread(target=_import, daemon=True).start()
+            threading.Thread(target=_judge, daemon=True).start()
 
 
 def _draw() -> None:
     from analysis.figures.files import warm_up
 
     warm_up()
+    _import()
+
+
+def _judge() -> None:
+    from analysis.figures.taxes import speed_ups
+
+    speed_ups()
+    _import()
 
 
 def _import() -> None:
-    from analysis.figures.taxes import speed_ups
+    import pandas.io.formats.style  # noqa: F401
+
     from analysis.report import report  # noqa: F401
 
-    speed_ups()
     gc.freeze()  # what was imported stays: a look at it takes tenths of a second, again and again
