@@ -181,7 +181,7 @@ def test_no_heartbeat_follows_the_end(
     monkeypatch.setattr(leases, "POLL_EVERY", 0.01)
     lease = RegisterLease(BucketClient(URL), None, ID)
     with lease.heartbeat():
-        wait_for(lambda: stored(server)["beat"] > 3)
+        wait_for(lambda: stored(server)["beat"] > 3, seconds=30)
         lease.swap(holder=None)
         ended = stored(server)
         time.sleep(0.2)

@@ -114,6 +114,13 @@ def test_no_draw_depends_on_what_ran_before(name: str) -> None:
     assert all(map(torch.equal, trained(disturb=False), trained(disturb=True)))
 
 
+@pytest.mark.parametrize("name", ON_SPHERES)
+def test_a_matrix_of_zeros_stays_and_is_no_nan(name: str) -> None:
+    weight = nn.Parameter(torch.zeros(6, 4))
+    step(maker(name)([("matrix", weight)]), 0)
+    assert torch.equal(weight, torch.zeros(6, 4))
+
+
 @every
 def test_bf16_leaves_stay_finite(name: str) -> None:
     schedule = schedules.pipedream_2bw(6, **ONE_STAGE)
