@@ -106,9 +106,7 @@ def write_arms(
 ) -> None:
     """A trial for every arm and seed; None diverges."""
     for arm, of_seeds in losses.items():
-        for seed, loss in enumerate(of_seeds):
-            settings = config(arm, optimizer=optimizer, seed=seed)
-            write(store, settings, result(settings, loss), curve=True)
+        put(store, arm, of_seeds, optimizer=optimizer)
 
 
 def put(
