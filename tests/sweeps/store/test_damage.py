@@ -164,6 +164,7 @@ def assert_named(text: str, damage: Damage) -> None:
     lines = [line for line in text.splitlines() if NAMED[damage] in line]
     assert len(lines) == 1, text
     assert lines[0].startswith(("warning: not counted, ", "warning: left out: "))
+    assert ".DS_Store" not in text
     assert "Traceback" not in text
 
 
