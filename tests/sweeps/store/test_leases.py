@@ -11,13 +11,12 @@ import pytest
 
 from analysis.objects import bucket as requests
 from analysis.objects import lease as leases
-from analysis.objects import register
+from analysis.objects import provider, register
 from analysis.objects.bucket import BucketClient, StoreAway
 from analysis.objects.lease import RegisterLease, edit, is_free
 from analysis.objects.register import see
 from sweeps.store.objects import ObjectStore
 from tests.support import s3_server
-from tests.support.trials import wait_for
 from trainer.base.errors import LeaseLost
 from trainer.folder.lease import Held
 
@@ -174,6 +173,31 @@ def once(fault: str) -> Callable[[str, str], str | None]:
     return lambda method, key: left.pop() if method == "PUT" and left else None
 
 
+def test_a_holder_without_network_counts_itself_out_before_others_may_take_over(
+    server: s3_server.ServedBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert leases.STOP_AFTER < leases.STALE_AFTER
+    monkeypatch.setattr(leases, "STOP_AFTER", 0.5)
+    monkeypatch.setattr(leases, "HEARTBEAT_EVERY", 0.1)
+    monkeypatch.setattr(leases, "POLL_EVERY", 0.05)
+    monkeypatch.setattr(provider, "NUM_TRIES", 0)
+    lease = RegisterLease(BucketClient(URL), None, ID)
+    with lease.heartbeat():
+        time.sleep(1.0)
+        assert not lease.is_lost()
+        assert stored(server)["beat"] > 3
+        server.fault = lambda method, key: "cut"
+        deadline = time.monotonic() + 20
+        while not lease.is_lost():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    server.fault = lambda method, key: None
+    before = stored(server)
+    with pytest.raises(LeaseLost):
+        lease.swap(holder=None)
+    assert stored(server) == before
+
+
 def test_no_heartbeat_follows_the_end(
     server: s3_server.ServedBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +205,6 @@ def test_no_heartbeat_follows_the_end(
     monkeypatch.setattr(leases, "POLL_EVERY", 0.01)
     lease = RegisterLease(BucketClient(URL), None, ID)
     with lease.heartbeat():
-        wait_for(lambda: stored(server)["beat"] > 3, seconds=30)
         lease.swap(holder=None)
         ended = stored(server)
         time.sleep(0.2)

@@ -160,7 +160,6 @@ def test_a_network_that_is_cut_for_long_ends_the_trial_and_loses_nothing(
         server.fault = lambda method, key: "cut"
         return False
 
-    assert leases.STOP_AFTER < leases.STALE_AFTER, "it counts itself out before others take over"
     monkeypatch.setattr(leases, "STOP_AFTER", 0.3)
     monkeypatch.setattr(provider, "NUM_TRIES", 0)
     with pytest.raises(LeaseLost):
