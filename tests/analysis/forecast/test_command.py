@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from analysis.__main__ import main
-from tests.support.refusals import Refused
 from tests.support.simulated_ladders import SIZE, Truth, ladder, write
 from tests.support.synthetic_store import put
 
@@ -146,9 +145,12 @@ def test_the_figure_is_written(store: Path, tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_line(
-    store: Path, words: Sequence[str], told: str, refused: Refused
+    store: Path, words: Sequence[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert told in refused(lambda: run(store, *words))
+    assert run(store, *words) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert len(error.splitlines()) == 1
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"gap": 1}'])
