@@ -3,6 +3,7 @@
 import pytest
 
 from analysis.__main__ import main
+from analysis.commands import COMMANDS
 from tests.support.refusals import Refused, name_of
 
 LONG = "x" * 300
@@ -10,7 +11,7 @@ ADVISE = "advise optimizer=muon stages=4 microbatches=8"
 
 # words → what the one line has
 BAD = {
-    "out": "out=: must be key=value, or a command first",
+    "out": f"out=: must be key=value, or a command first: {', '.join(COMMANDS)}",
     "out=": "out=: must have a value",
     "oot=a": "oot=a: is not a key of this command",
     "watch=true": "watch=true: is not a key of this command",

@@ -15,6 +15,7 @@ from pipegap.__main__ import PLACES
 from sweeps.__main__ import main as sweeps
 from sweeps.commands import COMMANDS
 from sweeps.commands.evaluate import parse_words
+from sweeps.request.command_line import parse_request
 from tests.support.make import lines_of_make
 from tests.support.markdown import DOCUMENTS, ROOT, commands, shell_lines, write_files
 from tests.support.reports import with_figures
@@ -33,6 +34,8 @@ ELSEWHERE = {"git", "cd", "source", "export", "tensorboard", "wandb", "pip", "py
 ACTIVATE = ["source", ".venv/bin/activate"]
 NEED_A_CLUSTER: Mapping[str, Words] = {"jobs": [], "stop": ["ID"]}
 """Commands of sweeps, and the words that the documents may give them."""
+MANY = {"sweep=all", "sweep=paper"}
+"""Sweeps that tests/sweeps/test_sweeps.py plans: here their words are read."""
 NEED_NO_STORE = {"stability"}
 """Commands of analysis that read no results."""
 
@@ -105,6 +108,8 @@ def check_sweep(words: Words) -> None:
     rest = [word for word in rest if word not in ("--help", "watch=true", "dry_run=true")]
     if command == "evaluate":  # the small store has no weights
         assert not rest or parse_words([*rest, "results=results"])
+    elif MANY.intersection(rest):
+        assert parse_request(rest).sweeps
     elif command == "dashboard":
         assert sweeps([command, *rest]) == 0
     elif rest:
@@ -152,7 +157,20 @@ def no_files() -> Iterator[None]:
         yield
 
 
-LOSSES: dict[str, list[float | None]] = {"sync": [1.7, 1.8], "delay": [1.9, 2.0]}
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small store, in which no command changes anything."""
+    folder = tmp_path_factory.mktemp("store")
+    for optimizer in ("adamw", "muon"):
+        write_arms(folder, {"sync": [1.7, 1.8], "delay": [1.9, 2.0]}, optimizer=optimizer)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands are run in a folder of their own, which has that store."""
+    (tmp_path / "results").symlink_to(store)
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -163,9 +181,6 @@ def test_a_command_is_understood(
 ) -> None:
     write_files(document, tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    for optimizer in ("adamw", "muon"):
-        write_arms(tmp_path / "results", LOSSES, optimizer=optimizer)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     check(words)
 
@@ -188,11 +203,7 @@ def test_a_command_is_understood(
         "rm -rf results",
     ],
 )
-def test_a_wrong_command_is_noticed(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_arms(tmp_path / "results", LOSSES)
-    monkeypatch.chdir(tmp_path)
+def test_a_wrong_command_is_noticed(words: str) -> None:
     with pytest.raises((AssertionError, BadInput, LookupError)):
         check(words.split())
 

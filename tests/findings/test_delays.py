@@ -9,7 +9,7 @@ from analysis import load
 from findings.code.calls import statements
 from findings.code.cells import groups
 from findings.code.published import View
-from tests.support.synthetic_store import config, result, write
+from tests.support.synthetic_store import late, put
 
 GAPS = {
     "adamw": {1: 0.01, 2: 0.02, 4: 0.1, 8: 0.1, 16: 0.12},
@@ -25,19 +25,12 @@ FEEDBACK = {"_target_": "trainer.corrections.matched_error_feedback.MatchedError
 @pytest.fixture
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for optimizer, gaps in GAPS.items():
-        for seed, noise in enumerate(NOISES):
-            sync = config(optimizer=optimizer, seed=seed)
-            write(tmp_path, sync, result(sync, 2.0))
-            for delay, gap in gaps.items():
-                for correction, of_arm in (({}, gap), (FEEDBACK, gap * LEFT[delay])):
-                    late = config(optimizer=optimizer, seed=seed)
-                    schedule = {"_target_": "trainer.schedules.constant_delay", "delay": delay}
-                    if delay == 1:
-                        schedule = {"_target_": "trainer.schedules.pipedream_2bw"}
-                    late["pipeline"] |= schedule
-                    late["correction"] |= correction
-                    loss = 2.0 + of_arm + noise * (1 + 2 * bool(correction))
-                    write(tmp_path, late, result(late, loss, delays=[delay]))
+        put(tmp_path, "sync", [2.0] * len(NOISES), optimizer=optimizer)
+        for delay, gap in gaps.items():
+            plain = [2.0 + gap + noise for noise in NOISES]
+            late(tmp_path, delay, plain, optimizer=optimizer)
+            fed = [2.0 + gap * LEFT[delay] + 3 * noise for noise in NOISES]
+            late(tmp_path, delay, fed, optimizer=optimizer, correction=FEEDBACK)
     view = View(load(tmp_path))
     own = {optimizer: group for (optimizer,), group in groups(view).items()}
     monkeypatch.setattr(statements, "_of", lambda sweep: own)

@@ -9,7 +9,7 @@ from analysis import load
 from findings.code.calls import statements
 from findings.code.cells import TrialGroup, groups
 from findings.code.published import View
-from tests.support.synthetic_store import config, result, write
+from tests.support.synthetic_store import late, put, write_arms
 
 GAPS = {"muon": {2: 0.1, 8: 0.4, 16: 1.0}, "adamh": {2: 0.3, 8: 1.0, 16: 2.0}}
 SHARES = {"muon": {2: 0.6, 8: 0.4, 16: 0.2}, "adamh": {2: 0.5, 8: 0.1, 16: 0.1}}
@@ -24,18 +24,12 @@ Numbers = dict[str, dict[int, float]]
 def outcomes(store: Path, gaps: Numbers, shares: Numbers, monkeypatch: pytest.MonkeyPatch) -> str:
     """The table of statements on trials with these gaps and shares of weight prediction."""
     for optimizer, of_delays in gaps.items():
-        for seed, noise in enumerate(NOISE):
-            sync = config(optimizer=optimizer, seed=seed)
-            write(store, sync, result(sync, 2.0))
-            for delay, gap in of_delays.items():
-                predicted = gap * (1 - shares[optimizer][delay])
-                for correction, of_arm in (({}, gap), (PREDICTION, predicted), (TAYLOR, gap)):
-                    settings = config(optimizer=optimizer, seed=seed)
-                    late = {"_target_": "trainer.schedules.constant_delay", "delay": delay}
-                    settings["pipeline"] |= late
-                    settings["correction"] |= correction
-                    loss = 2.0 + of_arm + noise * (1 + bool(correction))
-                    write(store, settings, result(settings, loss, delays=[delay]))
+        put(store, "sync", [2.0] * len(NOISE), optimizer=optimizer)
+        for delay, gap in of_delays.items():
+            predicted = gap * (1 - shares[optimizer][delay])
+            for correction, of_arm in (({}, gap), (PREDICTION, predicted), (TAYLOR, gap)):
+                losses = [2.0 + of_arm + noise * (1 + bool(correction)) for noise in NOISE]
+                late(store, delay, losses, optimizer=optimizer, correction=correction)
     view = View(load(store))
     own = {optimizer: group for (optimizer,), group in groups(view).items()}
     monkeypatch.setattr(statements, "_of", lambda sweep: own)
@@ -80,10 +74,14 @@ def test_a_reversed_order_and_a_remedy_that_harms_disagree(
 def test_the_papers_three_losses_beside_trials(
     fed: float, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for seed, noise in enumerate(NOISE):
-        for arm, loss in {"sync": 2.0, "delay": 2.1 + noise, "delay_ef": fed - noise}.items():
-            settings = config(arm, seed=seed)
-            write(tmp_path, settings, result(settings, loss))
+    write_arms(
+        tmp_path,
+        {
+            "sync": [2.0] * len(NOISE),
+            "delay": [2.1 + noise for noise in NOISE],
+            "delay_ef": [fed - noise for noise in NOISE],
+        },
+    )
     monkeypatch.setattr(
         statements, "read", lambda table: load(tmp_path).assign(model=statements.HYBRID)
     )

@@ -16,7 +16,6 @@ from findings.code.pages import PARTS, call
 from findings.code.published import FINDINGS
 
 FED = {"_target_": FEEDBACK, "coefficient": 1.0, "lag": 1}
-SHRINKING = 'along sweep=second_rung scale=few_updates key=num_updates_asked head={:,} title="gap'
 Losses = Mapping[tuple[str, ...], Mapping[str, float]]
 
 
@@ -85,16 +84,6 @@ def test_the_largest_standard_error_of_a_gap() -> None:
     assert said == f"The largest standard error of these 14 gaps is {max(errors):.4f}."
 
 
-def test_coefficients_beyond_one() -> None:
-    of = losses("overshoot/trials_tiny", "optimizer", "arm")
-    rows = {row[0]: row for row in lines("overshoot", "rows")}
-    for optimizer in {at[0] for at in of}:
-        one, two = of[optimizer, "delay_ef"], of[optimizer, "delay_ef(2)"]
-        row = rows[name(optimizer)]
-        assert row[3] == cell(minus(two, of[optimizer, "sync"]))
-        assert row[5] == cell(minus(one, two))
-
-
 @pytest.mark.parametrize(
     ("arm", "alone", "said"),
     [
@@ -155,18 +144,6 @@ def test_the_height_of_a_spike() -> None:
     for optimizer in ("adamw", "muon"):
         ends = minus(heights[optimizer, "0.999"], heights[optimizer, "0.9"])
         assert rows[name(optimizer), "largest minus smallest"][2] == cell(ends)
-
-
-def test_a_gap_shrinks_with_the_length() -> None:
-    of = losses("second_rung/trials_few_updates", "optimizer", "arm", "num_updates_asked")
-    rows = {row[0]: row for row in lines("second_rung", SHRINKING)}
-    for optimizer in ("adamw", "muon"):
-        first, later, last = (
-            minus(of[optimizer, "delay", length], of[optimizer, "sync", length])
-            for length in ("800", "3200", "12800")
-        )
-        row = rows[f"{name(optimizer)}, delay"]
-        assert row[1:] == [cell(minus(first, last)), cell(minus(later, last)), "3"]
 
 
 def test_the_theory_stands_beside_the_gaps_of_tiny() -> None:

@@ -10,12 +10,14 @@ TEXTS = [f"document {i}: " + "naïve words ".replace("n", chr(97 + i % 20)) * 9 
 ABOUT = {"corpus": "t", "tokenizer": "bytes", "license": "none", "attribution": "nobody"}
 
 
-def prepared(out: Path, texts: list[str] | None = None, encoder: str = "bytes") -> Prepared:
+def prepared(
+    out: Path, texts: list[str] | None = None, encoder: str = "bytes", validation_share: float = 0.2
+) -> Prepared:
     prepare(
         lambda: TEXTS if texts is None else texts,
         lambda documents, folder: ENCODERS[encoder].make(documents, folder, folder),
         out,
-        validation_share=0.2,
+        validation_share=validation_share,
         num_tokens=float("inf"),
         about=ABOUT,
     )

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,17 @@ def python(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Runs Python with these words to its end."""
     command = [sys.executable, *words]
     return subprocess.run(command, check=False, capture_output=True, text=True, **options)
+
+
+@contextmanager
+def holding(code: str, *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process of Python that runs `code` until it is killed, and the first line that it prints:
+    by then it holds what it is about."""
+    command = [sys.executable, "-c", code, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().strip()
+        process.kill()
 
 
 def alive(pid: int) -> bool:

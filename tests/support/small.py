@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from tests.support.documents import prepared
 from trainer.config.compose import compose
-from trainer.data.prepare import prepare
-from trainer.data.tokenizers import Bytes
 
 SMALL = [
     "model.hidden_size=24",
@@ -23,14 +22,7 @@ SMALL = [
 def corpus(folder: Path) -> Path:
     """About 30 KB of text, prepared as bytes."""
     texts = [f"{i} times {i + 1} is {i * (i + 1)}, and so on and on. " * 3 for i in range(300)]
-    prepare(
-        lambda: texts,
-        lambda documents, out: Bytes(),
-        folder / "corpus",
-        validation_share=0.05,
-        num_tokens=float("inf"),
-        about={"corpus": "t", "tokenizer": "bytes", "license": "none", "attribution": "nobody"},
-    )
+    prepared(folder / "corpus", texts, validation_share=0.05)
     return folder / "corpus"
 
 

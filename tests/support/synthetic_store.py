@@ -1,7 +1,7 @@
 """Writes results folders whose numbers the test chooses."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +106,7 @@ def write_arms(
 ) -> None:
     """A trial for every arm and seed; None diverges."""
     for arm, of_seeds in losses.items():
-        for seed, loss in enumerate(of_seeds):
-            settings = config(arm, optimizer=optimizer, seed=seed)
-            write(store, settings, result(settings, loss), curve=True)
+        put(store, arm, of_seeds, optimizer=optimizer)
 
 
 def put(
@@ -127,6 +125,23 @@ def put(
             (settings if key in settings else settings["optimizer"])[key] = value
         settings["correction"] |= correction or {}
         write(store, settings, result(settings, loss), curve=True)
+
+
+def late(
+    store: Path,
+    delay: int,
+    losses: Sequence[float | None],
+    *,
+    optimizer: str = "adamw",
+    correction: Mapping[str, Any] = {},
+) -> None:
+    """One trial per seed, of which all gradients are so many updates late; one update: by 2BW."""
+    constant = {"_target_": "trainer.schedules.constant_delay", "delay": delay}
+    for seed, loss in enumerate(losses):
+        settings = config("delay", optimizer=optimizer, seed=seed)
+        settings["pipeline"] |= constant if delay > 1 else {}
+        settings["correction"] |= correction
+        write(store, settings, result(settings, loss, delays=[delay]))
 
 
 def record(store: Path, sweep: str, scale: str, ids: list[str], **changes: Any) -> None:

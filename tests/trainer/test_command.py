@@ -7,6 +7,7 @@ import pytest
 import trainer
 from tests.support import small
 from tests.support.processes import python
+from tests.support.refusals import Refused
 from trainer.__main__ import main
 from trainer.base.places import CODE_ROOT
 
@@ -23,12 +24,10 @@ def test_a_finished_trial_does_not_look_as_if_it_had_run(
 
 
 def test_a_folder_that_cannot_be_made_is_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, refused: Refused
 ) -> None:
-    assert main(small.overrides(tmp_path, "out=/proc/trial")) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("python -m trainer: out=/proc/trial: ")
-    assert error.count("\n") == 1
+    words = small.overrides(tmp_path, "out=/proc/trial")
+    assert refused(lambda: main(words)).startswith("python -m trainer: out=/proc/trial: ")
 
 
 def test_every_public_name_is_there() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from analysis.__main__ import main
 from tests.support import every_optimizer, small
+from tests.support.refusals import Refused
 from tests.support.trials import rows
 from trainer.base.errors import BadInput
 from trainer.models.loss import cross_entropy
@@ -183,11 +184,5 @@ def test_the_command_says_where_the_run_stands(
         ("num_updtes=3", "num_updtes"),
     ],
 )
-def test_a_bad_word_is_refused_in_one_line(
-    word: str, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["sharpness", word]) == 2
-    said = capsys.readouterr()
-    assert says in said.err
-    assert said.err.count("\n") == 1
-    assert said.out == ""
+def test_a_bad_word_is_refused_in_one_line(word: str, says: str, refused: Refused) -> None:
+    assert says in refused(lambda: main(["sharpness", word]))

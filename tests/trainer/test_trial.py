@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 from tests.support import small
 from tests.support.trials import ASYNC, Stop, ran, rows, stop_at, untimed, wait_for
 from trainer.base.errors import BadInput
-from trainer.config.plan import plan_trial
-from trainer.folder.record import Row, TrialFolder
+from trainer.folder.record import Row
 from trainer.trial import record_failure, run_trial
 
 
@@ -123,17 +122,6 @@ def test_a_failure_is_never_recorded_over_a_result(tmp_path: Path) -> None:
     expected = run_trial(config)
     record_failure(config, "another driver gave up")
     assert run_trial(config, stop_at(0)) == expected
-
-
-def test_two_processes_do_not_run_one_trial(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trainer.folder.lease.ACQUIRE_TIMEOUT", 0.3)
-    config = small.config(tmp_path, f"out={tmp_path / 'one'}")
-    folder = TrialFolder(tmp_path / "one", plan_trial(config).trial_id)
-    with folder.claimed(config, {}), pytest.raises(BadInput, match="another process"):
-        run_trial(config)
-    assert run_trial(config)["status"] == "completed"
 
 
 def test_bf16_leaves_train_an_fp32_master(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from scipy import stats
 from analysis.advice.advice import Advice
 from analysis.advice.race import SameTime
 from analysis.advice.verdict import GO, STAY, UNDECIDED
-from tests.support.advised import add, ask
-from tests.support.synthetic_store import config, write
+from tests.support.advised import ask
+from tests.support.synthetic_store import config, put, write
 
 
 def compared(advice: Advice, name: str) -> SameTime:
@@ -24,9 +24,9 @@ def compared(advice: Advice, name: str) -> SameTime:
 def test_faster_and_no_worse_in_the_same_time_is_a_go(tmp_path: Path) -> None:
     """425 updates in the time of 400: half way between runs of 400 and 450, on a line that lies
     above what runs of 425 would give. 1F1B's time allows more than the 450 that were run."""
-    add(tmp_path, "sync", [1.00, 1.01, 1.02])
-    add(tmp_path, "delay", [1.02, 1.03, 1.05])
-    add(tmp_path, "delay", [0.92, 0.93, 0.945], updates=450)
+    put(tmp_path, "sync", [1.00, 1.01, 1.02])
+    put(tmp_path, "delay", [1.02, 1.03, 1.05])
+    put(tmp_path, "delay", [0.92, 0.93, 0.945], num_updates=450)
     advice = ask(tmp_path)
     for name, share, lengths in (("ZB-V", 0.5, (400, 450)), ("1F1B", 1, (450,))):
         at = compared(advice, name)
@@ -44,9 +44,9 @@ def test_faster_and_no_worse_in_the_same_time_is_a_go(tmp_path: Path) -> None:
 
 
 def test_slower_to_the_same_loss_is_a_stay(tmp_path: Path) -> None:
-    add(tmp_path, "sync", [1.00, 1.01, 1.02])
-    add(tmp_path, "delay", [1.30, 1.32, 1.32])
-    add(tmp_path, "delay", [1.20, 1.21, 1.22], updates=425)
+    put(tmp_path, "sync", [1.00, 1.01, 1.02])
+    put(tmp_path, "delay", [1.30, 1.32, 1.32])
+    put(tmp_path, "delay", [1.20, 1.21, 1.22], num_updates=425)
     advice = ask(tmp_path)
     assert advice.verdict.word == STAY
     assert compared(advice, "ZB-V").gap == pytest.approx(0.2)
@@ -59,9 +59,9 @@ def test_an_interpolation_decides_nothing_in_favour_of_the_side_that_it_flatters
     """The same gap at the same time, on a line between runs of other lengths on either side."""
     stay, go = tmp_path / "stay", tmp_path / "go"
     for store, low, high in ((stay, 1.20, 1.0), (go, 3.0, 1.0)):
-        add(store, "sync", [low, low + 0.01, low + 0.02], updates=200)
-        add(store, "sync", [high, high + 0.01, high + 0.02])
-        add(store, "delay", [1.10, 1.12, 1.13])
+        put(store, "sync", [low, low + 0.01, low + 0.02], num_updates=200)
+        put(store, "sync", [high, high + 0.01, high + 0.02])
+        put(store, "delay", [1.10, 1.12, 1.13])
     # Sync after 400 / 1.0625 updates by hand: 1.20 less 0.8824 of the way to 1.0.
     by_hand = 1.1167 - (1.21 - 0.8824 * 0.2)
     assert compared(ask(stay), "ZB-V").gap == pytest.approx(by_hand, abs=1e-3)
@@ -73,9 +73,9 @@ def test_an_interpolation_decides_nothing_in_favour_of_the_side_that_it_flatters
 
 def test_sync_runs_of_the_same_time_compare_as_well(tmp_path: Path) -> None:
     """To what a sync run of 376 updates reaches, the delayed one has time for 400."""
-    add(tmp_path, "sync", [1.0, 1.01, 1.02])
-    add(tmp_path, "sync", [1.2, 1.21, 1.22], updates=376)
-    add(tmp_path, "delay", [1.10, 1.12, 1.13])
+    put(tmp_path, "sync", [1.0, 1.01, 1.02])
+    put(tmp_path, "sync", [1.2, 1.21, 1.22], num_updates=376)
+    put(tmp_path, "delay", [1.10, 1.12, 1.13])
     advice = ask(tmp_path)
     at = compared(advice, "ZB-V")
     assert (at.updates, at.sync_updates) == pytest.approx((400, 400 / 1.0625))
@@ -86,9 +86,9 @@ def test_sync_runs_of_the_same_time_compare_as_well(tmp_path: Path) -> None:
 
 
 def test_an_interval_that_holds_zero_asks_for_seeds(tmp_path: Path) -> None:
-    add(tmp_path, "sync", [1.00, 1.01, 1.02])
-    add(tmp_path, "delay", [1.05, 1.05, 1.05])
-    add(tmp_path, "delay", [0.94, 0.97, 1.01], updates=425)
+    put(tmp_path, "sync", [1.00, 1.01, 1.02])
+    put(tmp_path, "delay", [1.05, 1.05, 1.05])
+    put(tmp_path, "delay", [0.94, 0.97, 1.01], num_updates=425)
     advice = ask(tmp_path)
     assert advice.verdict.word == UNDECIDED
     # Differences of −0.06, −0.04, −0.01: t(0.975, 4) = 2.776 times 0.0252 / √5 is 0.031 < 0.0367,
@@ -101,9 +101,9 @@ def test_an_interval_that_holds_zero_asks_for_seeds(tmp_path: Path) -> None:
 def test_the_tax_stands_against_each_speed_up(tmp_path: Path) -> None:
     """Delayed runs of 400, 450 and 640 updates end 0.12, 0.03 and -0.1 from sync's 400: by hand a
     tax between the last two. It is above the 1.125 of ZB-H1 and below the 1.375 of 1F1B."""
-    add(tmp_path, "sync", [1.00, 1.01, 1.02])
+    put(tmp_path, "sync", [1.00, 1.01, 1.02])
     for updates, gap in ((400, 0.12), (450, 0.03), (640, -0.1)):
-        add(tmp_path, "delay", [1.0 + gap, 1.01 + gap, 1.021 + gap], updates=updates)
+        put(tmp_path, "delay", [1.0 + gap, 1.01 + gap, 1.021 + gap], num_updates=updates)
     advice = ask(tmp_path, updates=400)
     assert advice.gap is not None
     tax = 450 / 400 * (640 / 450) ** (3 / 13)
@@ -113,14 +113,14 @@ def test_the_tax_stands_against_each_speed_up(tmp_path: Path) -> None:
     assert "the speed-up over ZB-H1: the tax is higher" in str(advice)
     thin = tmp_path / "thin"
     for seed in (0, 1):
-        add(thin, "sync", [1.0 + seed / 100])
+        put(thin, "sync", [1.0 + seed / 100])
     assert "token tax" not in str(ask(thin))
 
 
 def test_an_uncertain_tax_decides_nothing(tmp_path: Path) -> None:
-    add(tmp_path, "sync", [1.00, 1.01, 1.02])
+    put(tmp_path, "sync", [1.00, 1.01, 1.02])
     for updates, level in ((400, 1.1), (450, 1.02), (640, 0.9)):
-        add(tmp_path, "delay", [level, level + 0.05, level - 0.02], updates=updates)
+        put(tmp_path, "delay", [level, level + 0.05, level - 0.02], num_updates=updates)
     assert "the speed-up over ZB-H1: not shown to be lower or higher" in str(
         ask(tmp_path, updates=400)
     )
@@ -151,8 +151,8 @@ def test_runs_of_one_length(
     tmp_path: Path, delay: list[float | None], stages: int, word: str, told: str
 ) -> None:
     """Whatever the loss was in the middle of a run: its learning rate had not decayed yet."""
-    add(tmp_path, "sync", [1.00, 1.01, 1.02])
-    add(tmp_path, "delay", delay)
+    put(tmp_path, "sync", [1.00, 1.01, 1.02])
+    put(tmp_path, "delay", delay)
     advice = ask(tmp_path, stages=stages)
     assert advice.verdict.word == word
     assert told in str(advice)
@@ -165,23 +165,23 @@ def test_a_longer_run_that_diverged_counts_against_its_arm(
     tmp_path: Path, updates: int, diverged: int
 ) -> None:
     """However low the others end: of the compared length, or next to it."""
-    add(tmp_path, "sync", [1.0 + seed / 100 for seed in range(8)])
-    add(tmp_path, "delay", [1.01 + seed / 100 for seed in range(8)])
+    put(tmp_path, "sync", [1.0 + seed / 100 for seed in range(8)])
+    put(tmp_path, "delay", [1.01 + seed / 100 for seed in range(8)])
     longer = [None if seed < diverged else 0.8 + seed / 100 for seed in range(8)]
-    add(tmp_path, "delay", longer, updates=updates)
+    put(tmp_path, "delay", longer, num_updates=updates)
     advice = ask(tmp_path)
     assert advice.verdict.word == STAY
     counted = f"delay in {diverged} of 8 runs of {updates} updates"
     assert advice.verdict.why == f"the delayed runs diverged where sync did not: {counted}"
-    add(tmp_path, "sync", [None] * 8, updates=updates)  # no run that long can be trained
+    put(tmp_path, "sync", [None] * 8, num_updates=updates)  # no run that long can be trained
     assert ask(tmp_path, updates=400).verdict.word == UNDECIDED
 
 
 def test_an_arm_that_did_not_diverge_is_left(tmp_path: Path) -> None:
-    add(tmp_path, "sync", [1.0, 1.01, 1.02])
+    put(tmp_path, "sync", [1.0, 1.01, 1.02])
     for arm, longer in (("delay", [0.8, 0.81, 0.82]), ("delay_ef", [0.7, 0.7, None])):
-        add(tmp_path, arm, [1.05, 1.06, 1.06])
-        add(tmp_path, arm, longer, updates=425)
+        put(tmp_path, arm, [1.05, 1.06, 1.06])
+        put(tmp_path, arm, longer, num_updates=425)
     advice = ask(tmp_path)
     assert advice.verdict.word == GO
     assert advice.gap is not None
@@ -193,7 +193,7 @@ def test_an_arm_that_did_not_diverge_is_left(tmp_path: Path) -> None:
 def test_fewer_than_two_pairs_decide_nothing(tmp_path: Path, losses: dict[str, Any]) -> None:
     write(tmp_path, config("sync", seed=9), None)
     for arm, of_seeds in losses.items():
-        add(tmp_path, arm, of_seeds)
+        put(tmp_path, arm, of_seeds)
     advice = ask(tmp_path)
     assert advice.verdict.word == UNDECIDED
     assert "run more of these trials: seeds=[0, 1, 2]" in str(advice)

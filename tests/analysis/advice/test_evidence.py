@@ -9,8 +9,8 @@ import pytest
 
 from analysis.advice.verdict import UNDECIDED
 from analysis.table.records import Record, RecordedTrial
-from tests.support.advised import add, ask
-from tests.support.synthetic_store import config, result, write
+from tests.support.advised import ask
+from tests.support.synthetic_store import config, put, result, write
 from trainer.base.errors import BadInput
 
 
@@ -28,10 +28,10 @@ from trainer.base.errors import BadInput
 def test_the_coefficient_of_the_smallest_gap_that_is_shown_to_help(
     tmp_path: Path, feedback: dict[float, list[float | None]], chosen: float
 ) -> None:
-    add(tmp_path, "sync", [1.0, 1.01, 1.0])
-    add(tmp_path, "delay", [1.4, 1.42, 1.41])
+    put(tmp_path, "sync", [1.0, 1.01, 1.0])
+    put(tmp_path, "delay", [1.4, 1.42, 1.41])
     for coefficient, losses in feedback.items():
-        add(tmp_path, "delay_ef", losses, coefficient=coefficient)
+        put(tmp_path, "delay_ef", losses, correction={"coefficient": coefficient})
     advice = ask(tmp_path)
     assert advice.gap is not None
     assert advice.gap.coefficient == chosen
@@ -41,8 +41,8 @@ def test_the_coefficient_of_the_smallest_gap_that_is_shown_to_help(
 
 def test_the_longest_training_that_can_be_decided_is_shown(tmp_path: Path) -> None:
     for updates, level in ((200, 2.0), (400, 1.0)):
-        add(tmp_path, "sync", [level, level + 0.01], updates=updates)
-        add(tmp_path, "delay", [level + 0.02, level + 0.03], updates=updates)
+        put(tmp_path, "sync", [level, level + 0.01], num_updates=updates)
+        put(tmp_path, "delay", [level + 0.02, level + 0.03], num_updates=updates)
     decided = ask(tmp_path).evidence
     assert decided is not None
     assert decided.updates == 200  # 212.5 updates lie between 200 and 400, and end lower
@@ -86,6 +86,6 @@ def test_the_command_repeats_a_setting_whose_key_is_null(tmp_path: Path) -> None
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, question: dict[str, Any], message: str) -> None:
-    add(tmp_path, "sync", [1.0])
+    put(tmp_path, "sync", [1.0])
     with pytest.raises(BadInput, match=message):
         ask(tmp_path, **question)

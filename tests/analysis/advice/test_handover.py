@@ -1,13 +1,11 @@
 """The code under a *go* trains as the runs that it was said of."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.functional import mse_loss
 
@@ -26,13 +24,6 @@ def lines(store: Path, delay: list[float], feedback: list[float]) -> str:
     return handover([advise(load(store), optimizer="muon", stages=4, microbatches=8)])
 
 
-@pytest.fixture
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def new() -> tuple[torch.nn.Module, torch.optim.Optimizer, Any]:
     torch.manual_seed(0)
     model = torch.nn.Linear(2, 2)
@@ -40,8 +31,9 @@ def new() -> tuple[torch.nn.Module, torch.optim.Optimizer, Any]:
     return model, optimizer, torch.optim.lr_scheduler.ExponentialLR
 
 
+@pytest.mark.usefixtures("one_rank")
 def test_the_code_trains_with_the_delay_and_the_coefficient_that_were_judged(
-    tmp_path: Path, one_rank: None
+    tmp_path: Path,
 ) -> None:
     head, *code = lines(tmp_path, [1.20, 1.22, 1.23], FEEDBACK).splitlines()
     assert head.startswith("to go with Muon on torch.distributed.pipelining, in place of ")

@@ -7,17 +7,17 @@ import pytest
 from analysis import load
 from analysis.advice.advice import sentence
 from analysis.advice.rows import ROW, advices, verdict_rows
-from tests.support.advised import add, ask
-from tests.support.synthetic_store import write_arms
+from tests.support.advised import ask
+from tests.support.synthetic_store import put, write_arms
 
 RIVALS = ["1F1B", "interleaved 1F1B (4 parts)", "ZB-H1", "ZB-V", "DualPipeV"]
 
 
 def add_runs(store: Path, short: float, long: float) -> None:
     """Sync ends at 1, delayed runs of 400 and of 550 updates at these losses; three seeds."""
-    add(store, "sync", [1.0, 1.01, 1.02])
-    add(store, "delay_ef", [short, short + 0.01, short + 0.021])
-    add(store, "delay_ef", [long, long + 0.01, long + 0.021], updates=550)
+    put(store, "sync", [1.0, 1.01, 1.02])
+    put(store, "delay_ef", [short, short + 0.01, short + 0.021])
+    put(store, "delay_ef", [long, long + 0.01, long + 0.021], num_updates=550)
 
 
 def test_one_row_per_optimizer_and_rival(tmp_path: Path) -> None:

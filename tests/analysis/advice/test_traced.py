@@ -9,7 +9,8 @@ import pytest
 from analysis.advice.advice import bubble
 from analysis.advice.speed import Costs, equal_stages, flushed_speeds, traced_costs, with_step_time
 from analysis.commands import advise
-from tests.support.advised import add, ask
+from tests.support.advised import ask
+from tests.support.synthetic_store import put
 from trainer.base.errors import BadInput
 from trainer.tracing.clock import Span
 from trainer.tracing.trace import write_trace
@@ -91,8 +92,8 @@ def test_the_share_that_can_be_won_stands_first(
     tmp_path: Path, step_time: float, first: str, second: str
 ) -> None:
     """9 of 40 or of 200; with measured costs only."""
-    add(tmp_path, "sync", [1.0, 1.01])
-    add(tmp_path, "delay", [1.0, 1.02])
+    put(tmp_path, "sync", [1.0, 1.01])
+    put(tmp_path, "delay", [1.0, 1.02])
     assert bubble(ask(tmp_path)) == []
     advice = ask(tmp_path, costs=with_step_time(equal_stages(4), 8, step_time))
     assert str(advice).startswith("\n".join(bubble(advice)))
@@ -104,8 +105,8 @@ def test_the_share_that_can_be_won_stands_first(
 def test_the_command_takes_a_trace_or_times(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    add(tmp_path, "sync", [1.0, 1.01])
-    add(tmp_path, "delay", [1.0, 1.02])
+    put(tmp_path, "sync", [1.0, 1.01])
+    put(tmp_path, "delay", [1.0, 1.02])
     trace = tmp_path / "trace.json"
     write_trace(trace, [spans(rank, [rank], in_halves=False) for rank in (0, 1)], 2)
     words: dict[str, Any] = {"stages": "2", "microbatches": "4", "results": str(tmp_path)}

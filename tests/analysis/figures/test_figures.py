@@ -10,7 +10,7 @@ from analysis import gaps, load
 from analysis.figures import BY_NAME, FIGURES, plot
 from analysis.figures.curves import FEWEST
 from analysis.report.paper_tables import TABLES
-from tests.support.synthetic_store import config, put, result, write, write_arms
+from tests.support.synthetic_store import config, late, put, result, write, write_arms
 
 
 def shown(store: Path, name: str) -> pd.DataFrame:
@@ -21,14 +21,6 @@ def shown(store: Path, name: str) -> pd.DataFrame:
 def means(data: pd.DataFrame) -> dict[tuple[str, float], float]:
     rows = data.drop_duplicates(["series", "value"])
     return dict(zip(zip(rows["series"], rows["value"], strict=True), rows["mean"], strict=True))
-
-
-def late(store: Path, delay: int, losses: list[float | None]) -> None:
-    """Writes a trial per seed whose stages are all so many updates late."""
-    for seed, loss in enumerate(losses):
-        settings = config(seed=seed)
-        settings["pipeline"] |= {"_target_": "trainer.schedules.constant_delay", "delay": delay}
-        write(store, settings, result(settings, loss, delays=[delay]))
 
 
 def test_the_swept_number_is_the_axis_and_every_seed_is_there(tmp_path: Path) -> None:

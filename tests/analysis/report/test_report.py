@@ -101,17 +101,6 @@ def test_warnings_are_part_of_the_report(tmp_path: Path) -> None:
     assert "warning: 1 of 1 pairs mix git (def and abc" in report(tmp_path, tmp_path / "out")
 
 
-@pytest.mark.usefixtures("words_alone")
-def test_a_damaged_result_is_a_remark_of_the_report(tmp_path: Path) -> None:
-    write_arms(tmp_path, LOSSES)
-    path = tmp_path / "trials" / "0003" / "result.json"
-    path.write_bytes(path.read_bytes()[:40])
-    text = report(tmp_path, tmp_path / "out")
-    assert f"warning: not counted, because damaged: {path}" in text
-    assert "1 unfinished" in text
-    assert "+0.5000 n=1" in text
-
-
 def test_a_file_in_the_way_is_bad_input(tmp_path: Path) -> None:
     write_arms(tmp_path, LOSSES)
     (tmp_path / "out").write_text("")

@@ -1,6 +1,7 @@
 """One damaged trial or record is named in a line and left out; the others stay."""
 
 import json
+import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -85,19 +86,35 @@ def test_a_folder_that_a_process_has_just_claimed_is_no_trial_yet(tmp_path: Path
         pd.testing.assert_frame_equal(load(tmp_path), whole)
 
 
+@pytest.mark.parametrize(
+    ("stands", "says"),
+    [(lambda path: path.symlink_to(path.name), "is a loop of links"), (os.mkfifo, "is a pipe")],
+    ids=["loop", "pipe"],
+)
 @pytest.mark.parametrize("file", ["config.json", "result.json"])
-def test_a_file_that_cannot_be_read_stops_no_other(file: str, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_stops_no_other(
+    file: str, stands: Callable[[Path], object], says: str, tmp_path: Path
+) -> None:
+    """And nobody waits for a pipe."""
     whole = others(tmp_path)
     bad = write(tmp_path, config(seed=3), result(config(), 1.5)) / file
     bad.unlink()
-    bad.symlink_to(file)  # to itself
+    stands(bad)
     record(tmp_path, "main", "tiny", ids(tmp_path))
     (tmp_path / "sweeps" / "other.json").symlink_to("nowhere")
-    with pytest.warns(UserWarning, match=f"damaged: {bad} is a loop of links"):
+    with pytest.warns(UserWarning, match=f"damaged: {bad} {says}"):
         table = load(tmp_path)
     assert table["status"].tolist()[:9] == whole["status"].tolist()
     with pytest.warns(UserWarning, match="other.json cannot be read"):
         assert len(records(tmp_path)) == 1
+
+
+def test_rows_in_place_of_which_a_pipe_stands_are_none(tmp_path: Path) -> None:
+    others(tmp_path)
+    path = tmp_path / "trials" / "0000" / "metrics.jsonl"
+    path.unlink()
+    os.mkfifo(path)
+    assert training_losses(str(path.parent)).empty
 
 
 @pytest.mark.parametrize("name", RESULTS)
@@ -170,46 +187,6 @@ def test_a_damaged_record_is_left_out(changes: dict[str, Any], tmp_path: Path) -
     if changes is RECORDS[0]:  # a report has it among its remarks
         with warnings.catch_warnings(action="error"):
             assert f"damaged: {path}" in report(tmp_path, tmp_path / "out")
-
-
-STRANGERS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a copy": (
-        lambda trials: shutil.copytree(trials / "0000", trials / "0000.bak"),
-        "0000.bak is a copy of trial 0000: move it away",
-    ),
-    "a copy without a result": (
-        lambda trials: (
-            (trials / "0000" / "trial_id").write_text("0000\n"),
-            shutil.copytree(
-                trials / "0000", trials / "00", ignore=lambda *_: ["result.json", "metrics.jsonl"]
-            ),
-        ),
-        "00 is a copy of trial 0000: move it away",
-    ),
-    "a file": (
-        lambda trials: (trials / "README.txt").write_text("mine"),
-        "README.txt is no trial's folder: move it away",
-    ),
-    "a link to nowhere": (
-        lambda trials: (trials / "link").symlink_to("nowhere"),
-        "link is no trial's folder: move it away",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", STRANGERS)
-def test_what_is_out_of_place_is_named_and_counts_for_nothing(name: str, tmp_path: Path) -> None:
-    whole = others(tmp_path)
-    stray, says = STRANGERS[name]
-    stray(tmp_path / "trials")
-    (tmp_path / "trials" / ".DS_Store").touch()
-    (tmp_path / "trials" / "empty").mkdir()
-    for _ in range(2):  # an index is not allowed to hide it
-        with pytest.warns(UserWarning, match=f"out of place: {tmp_path}/trials/{says}$"):
-            pd.testing.assert_frame_equal(load(tmp_path), whole)
-    text = report(tmp_path, tmp_path / "out")
-    assert text.count(says) == 1
-    assert "Traceback" not in text
 
 
 def test_a_renamed_folder_is_named_and_does_not_count(tmp_path: Path) -> None:

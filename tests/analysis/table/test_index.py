@@ -137,7 +137,12 @@ def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
-DAMAGES = [cut, flip, by_other_code, of_another_form, without_a_maker, empty, Path.unlink]
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGES = [cut, flip, by_other_code, of_another_form, without_a_maker, empty, pipe, Path.unlink]
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)

@@ -98,29 +98,8 @@ def test_noise_of_plain_descent_has_a_closed_form(k: float) -> None:
     assert delayed.noise(k) == pytest.approx((1 + k) / ((1 - k) * k * (2 + k)))
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon", "adan", "lion"])
-def test_noise_is_the_power_of_the_transfer_function(name: str) -> None:
-    """Parseval's: the mean of |b / a|² over the unit circle."""
-    loop, k = Loop(linear(node(name)), hooks(FEEDBACK, 1)), 0.3
-    z = np.exp(2j * np.pi * np.arange(2**15) / 2**15)
-    response = loop.change.now(1 / z) / np.polynomial.Polynomial(loop.characteristic(k))(1 / z)
-    assert loop.noise(k) == pytest.approx(np.mean(np.abs(response) ** 2), rel=1e-8)
-
-
 def test_noise_has_no_end_beyond_the_limit() -> None:
     assert Loop(SAME, hooks(NONE, 1)).noise(1.01) == math.inf
-
-
-@pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_feedback_has_the_recursion_of_prediction(name: str) -> None:
-    """At a delay of 1, with λ = h."""
-    prediction = {**every_correction.settings("weight_prediction"), "horizon": 0.7}
-    loops = [
-        Loop(linear(node(name)), hooks(correction, 1))
-        for correction in ({**FEEDBACK, "coefficient": 0.7}, prediction)
-    ]
-    own, predicted = (loop.characteristic(0.4) for loop in loops)
-    np.testing.assert_allclose(own, predicted, atol=1e-15)
 
 
 def test_a_taylor_term_with_the_right_curvature_undoes_the_delay() -> None:

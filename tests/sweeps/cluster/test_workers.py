@@ -1,6 +1,5 @@
 """What a worker tells its driver of a trial in an object store."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,11 @@ from sweeps.request.expand import Trial
 from sweeps.store.objects import ObjectStore
 from sweeps.tracking import choice
 from tests.support import s3_server, small
-from tests.support.bucket import served
 from trainer.base.status import Status
 from trainer.config.plan import plan_trial
 from trainer.folder.record import read_result
 
 Told = list[dict[str, Any]]
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3_server.ServedBucket]:
-    with served(monkeypatch, tmp_path / "cache", num_tries=0) as bucket:
-        yield bucket
 
 
 @pytest.fixture

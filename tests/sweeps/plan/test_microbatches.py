@@ -1,15 +1,17 @@
-"""A sweep in one stage and process takes fewer microbatches where the plan says that they pay."""
+"""A sweep in one stage and process takes fewer microbatches where the plan says that they pay.
+
+That a sweep keeps to what its first command decided is in test_preferred.py.
+"""
 
 from pathlib import Path
 
 import pytest
 
-from sweeps.plan import devices, sweep_record
+from sweeps.plan import devices
 from sweeps.plan.devices import known_devices
 from sweeps.plan.pricing import summary
 from sweeps.plan.sweep_plan import SweepPlan, plan_sweeps
 from sweeps.request.command_line import parse_request
-from sweeps.store.opened import FileStore
 
 WORDS = ("sweep=main", "scale=135m", "seeds=[0]", "advice=null")
 FEWER = "pipeline.num_microbatches=4"
@@ -25,11 +27,8 @@ def on(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     devices._counted.cache_clear()  # a machine has one kind of GPU
 
 
-def planned(folder: Path, *words: str, record: bool = False) -> SweepPlan:
-    request = parse_request([*WORDS, f"results={folder}", *words])
-    [plan] = plan_sweeps(request)
-    if record:
-        sweep_record.write(request, [plan], FileStore(request.results))
+def planned(folder: Path, *words: str) -> SweepPlan:
+    [plan] = plan_sweeps(parse_request([*WORDS, f"results={folder}", *words]))
     return plan
 
 
@@ -95,18 +94,3 @@ def test_where_the_gpu_is_the_limit_nothing_is_gained(
     plan = planned(tmp_path)
     assert numbers(plan) == {8}
     assert "must take at most 0.95 of the time: 1.00 by the rates of A100" in plan.not_added
-
-
-def test_a_sweep_keeps_to_what_its_first_command_decided(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a GPU that would decide otherwise too."""
-    fast, slow = tmp_path / "H100", tmp_path / "A100"
-    begun = planned(fast, record=True)
-    on(monkeypatch, "A100")
-    assert numbers(planned(slow, record=True)) == {8}
-    assert ids(planned(fast)) == ids(begun)
-    on(monkeypatch, "H100")
-    later = planned(slow)
-    assert numbers(later) == {8}
-    assert later.not_added == f"{FEWER} is not added: the record of main-135m has none"

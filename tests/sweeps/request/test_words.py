@@ -102,6 +102,7 @@ BAD = {
     "submit sweep=main results=a": "results=a: must be given as an absolute path",
     f"{LONG}": f"{LONG[:100]}…{LONG[:100]}=: must be key=value, or a command first",
     "\0": r"\x00=: must be key=value, or a command first",
+    "advice": f"advice=: must be key=value, or a command first: {', '.join(COMMANDS)}",
 }
 
 

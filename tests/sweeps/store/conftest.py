@@ -17,12 +17,6 @@ from tests.support.reports import with_figures
 from tests.support.stored import URL, trial_of
 
 
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3_server.ServedBucket]:
-    with served(monkeypatch, tmp_path / "cache", num_tries=1) as bucket:
-        yield bucket
-
-
 @pytest.fixture(scope="session")
 def moto_port() -> Iterator[int]:
     with moto.serving() as port:

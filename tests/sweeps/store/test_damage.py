@@ -37,6 +37,11 @@ def half_copied(place: Place) -> None:
 
 def alien_file(place: Place) -> None:
     (place.trials[0].folder.parent / "README.txt").write_text("mine")
+    (place.trials[0].folder.parent / ".DS_Store").touch()  # hidden files are no trouble
+
+
+def alien_link(place: Place) -> None:
+    (place.trials[0].folder.parent / "link").symlink_to("nowhere")
 
 
 def pipe_as_result(place: Place) -> None:
@@ -94,7 +99,7 @@ def empty_rows(place: Place) -> None:
 Damage = Callable[[Place], None]
 HARMLESS: dict[str, list[Damage]] = {
     "folder": [
-        *(copied, copied_unfinished, half_copied, alien_file),
+        *(copied, copied_unfinished, half_copied, alien_file, alien_link),
         *(pipe_as_result, loop_as_result),
     ],
     "bucket": [
@@ -107,6 +112,7 @@ NAMED = {
     copied_unfinished: "copy is a copy of trial ",
     half_copied: "half is a copy of trial ",
     alien_file: "README.txt is no trial's folder",
+    alien_link: "link is no trial's folder",
     pipe_as_result: "result.json is a pipe or a device, where a file must be",
     loop_as_result: "result.json is a loop of links",
     copied_register: "copy.json is a copy of the register of trial ",
@@ -158,6 +164,7 @@ def assert_named(text: str, damage: Damage) -> None:
     lines = [line for line in text.splitlines() if NAMED[damage] in line]
     assert len(lines) == 1, text
     assert lines[0].startswith(("warning: not counted, ", "warning: left out: "))
+    assert ".DS_Store" not in text
     assert "Traceback" not in text
 
 

@@ -39,13 +39,8 @@ COMMANDS: dict[str, tuple[Main, list[str]]] = {
 }
 OF_SWEEPS = {"run": [], "price": ["dry_run=true"], "status": ["status"]}
 IN_THE_WAY: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a file": (Path.touch, "must be a folder, not a file"),
     "a pipe": (os.mkfifo, "must be a folder, not a file"),
     "a loop": (lambda path: path.symlink_to(path), "must be a folder, not a loop of links"),
-    "a table of the wrong name": (
-        lambda path: path.write_text("trial_id,status\na,completed\n"),
-        "must be a folder, not a file",
-    ),
 }
 FAULTS = {
     "403": (2, "permission denied (AccessDenied)"),

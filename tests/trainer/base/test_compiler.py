@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import holding
 from trainer.base.compiler import compiling
 from trainer.base.errors import Stopped
 
@@ -52,13 +53,8 @@ def names(folder: Path) -> set[str]:
 @pytest.fixture
 def other() -> Iterator[subprocess.Popen[str]]:
     """Another process that compiles."""
-    with subprocess.Popen(
-        [sys.executable, "-c", MARKED], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "marked\n"
+    with holding(MARKED) as (process, _):
         yield process
-        process.kill()
 
 
 def test_what_a_killed_process_wrote_in_place_is_deleted(

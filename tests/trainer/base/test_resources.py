@@ -3,15 +3,11 @@
 import gc
 import os
 import pickle
-import random
 from contextlib import suppress
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from tests.support import small
 from trainer.base.errors import BadInput
 from trainer.base.resources import (
     MANY_OBJECTS,
@@ -20,7 +16,6 @@ from trainer.base.resources import (
     reproducible,
     reset_peak_memory,
 )
-from trainer.trial import run_trial
 
 
 def test_the_generator_goes_on_from_where_it_was() -> None:
@@ -35,14 +30,6 @@ def test_the_generator_goes_on_from_where_it_was() -> None:
         torch.rand(3)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.initial_seed() == 5
-
-
-def test_a_trial_changes_no_random_state(tmp_path: Path) -> None:
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    run_trial(small.config(tmp_path, "num_updates=2"))
-    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    assert torch.equal(before[0], after[0])
-    assert before[1:] == after[1:]
 
 
 def test_a_part_of_a_vector_is_sent_without_the_vector() -> None:

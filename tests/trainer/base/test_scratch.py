@@ -1,12 +1,11 @@
 """What a killed process left in the temporary folder goes at the next start, and nothing else."""
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.processes import holding
 from trainer.base.scratch import scratch
 
 PROCESS = """
@@ -27,11 +26,8 @@ PREFIX = "ours-"
 def test_folders_of_killed_processes_are_deleted_and_those_of_living_ones_stay(
     tmp_path: Path,
 ) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", PROCESS, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        theirs = Path(process.stdout.readline().strip())
+    with holding(PROCESS, str(tmp_path)) as (process, said):
+        theirs = Path(said)
         (tmp_path / "another's").mkdir()
         with scratch(tmp_path, PREFIX) as mine:
             assert mine.parent == theirs.parent == tmp_path

@@ -173,16 +173,6 @@ def test_an_attempt_that_leads_nowhere_or_is_a_folder_holds_nothing(tmp_path: Pa
         assert held.number == 3
 
 
-def test_who_wrote_a_damaged_attempt_counts_as_alive_until_its_heartbeat_is_old(
-    tmp_path: Path,
-) -> None:
-    path = lease.attempt_path(tmp_path, 1)
-    path.write_text('{"ended": 1}')
-    assert lease.holder(tmp_path) == {}
-    os.utime(path, (0, 0))
-    assert lease.holder(tmp_path) is None
-
-
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -190,10 +180,6 @@ def test_who_wrote_a_damaged_attempt_counts_as_alive_until_its_heartbeat_is_old(
         (b"\xff", "is not whole JSON"),
         (b"[" * 100_000, "is not whole JSON"),
         (b"9" * 5000, "is not whole JSON"),
-        (b'{"update": 1, "val_loss": NaN}', "NaN is no number"),
-        (b'{"update": 1, "val_loss": 1e999}', "a number is too large"),
-        (b'{"update": 99999999999999999999}', "an integer is too large"),
-        (b'{"update": 1, "name": "\\ud800"}', "surrogates"),
         (b"[1]", "it: Input should be a valid dictionary"),
         (b'{"update": true}', "update: Input should be a valid integer"),
         (b'{"val_loss": 1}', "update: Field required"),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support import small
+from tests.support.processes import holding
 from tests.support.trials import main_while, wait_for
 from trainer.base.errors import BadInput, LeaseLost, Stopped
 from trainer.folder import lease
@@ -38,12 +39,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def other(tmp_path: Path) -> Any:
     """A process that holds the trial of the folder."""
-    command = [sys.executable, "-c", HOLD, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
+    with holding(HOLD, str(tmp_path)) as (process, _):
         yield process
-        process.kill()
 
 
 def take(folder: Path) -> int:
@@ -106,8 +103,9 @@ def test_another_machine_counts_by_its_signs_of_life_whatever_the_clocks_say(
     assert take(tmp_path) == 2
 
 
-def test_who_died_before_it_said_who_it_is_counts_as_another_machine(tmp_path: Path) -> None:
-    attempt_path(tmp_path, 1).touch()
+@pytest.mark.parametrize("content", ["", '{"ended": 1}'], ids=["not yet written", "damaged"])
+def test_who_did_not_say_who_it_is_counts_as_another_machine(content: str, tmp_path: Path) -> None:
+    attempt_path(tmp_path, 1).write_text(content)
     with pytest.raises(Held):
         take(tmp_path)
     age(attempt_path(tmp_path, 1), lease.STALE_AFTER + 1)

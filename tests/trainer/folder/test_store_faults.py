@@ -68,14 +68,3 @@ def test_a_limit_on_the_size_of_files_is_said_in_a_line(tmp_path: Path) -> None:
 def test_a_store_that_may_not_be_written_is_refused_by_permission(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir(mode=0o500)
     assert main(["sweep=main", "scale=micro", *small.overrides(tmp_path)]) == 2
-
-
-def test_a_read_only_store_is_refused(
-    tmp_path: Path, tiny_disk: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", str(tiny_disk)], check=True)
-    words = small.overrides(tmp_path, f"results={tiny_disk / 'results'}")
-    assert main(["sweep=main", "scale=micro", *words]) == 2
-    errors = capsys.readouterr().err
-    assert errors.count("\n") == 1
-    assert f"results={tiny_disk / 'results'}: must be a folder that can be written" in errors

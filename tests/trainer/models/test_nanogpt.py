@@ -142,19 +142,6 @@ def test_half_the_range_of_the_embedding_is_twice_its_learning_rate() -> None:
     torch.testing.assert_close(first, second, rtol=1e-7, atol=1e-7)
 
 
-@pytest.mark.parametrize("num_stages", [2, 3])
-def test_stages_in_turn_are_the_whole_model(num_stages: int) -> None:
-    model, x, names = whole(SMALL), TOKENS, []
-    split = SMALL.split(num_stages, 8)
-    for index in range(num_stages):
-        stage = SMALL.stage(index, split)
-        SMALL.initialise(stage, 0)
-        names += [name for name, _ in stage.named_parameters()]
-        x = stage(x)
-    assert torch.equal(x, model(TOKENS))
-    assert sorted(names) == sorted(name for name, _ in model.named_parameters())
-
-
 def test_it_trains_alike_in_one_stage_and_in_two(tmp_path: Path) -> None:
     """Under a delay, by SGD, which enlarges no rounding."""
     words = (*WORDS, "optimizer=sgd", "pipeline=pipedream_2bw", "pipeline.num_microbatches=2")
