@@ -101,9 +101,15 @@ def id_with(folder: Path) -> str:
 
 
 def ids(*folders: Path) -> list[str]:
-    """Each folder's id, in a process of its own: a process keeps to one folder."""
-    with get_context("forkserver").Pool(1, maxtasksperchild=1) as pool:
-        return pool.map(id_with, folders, chunksize=1)
+    """Each folder's id, in a process of its own: a process keeps to one folder.
+
+    A pool for each, since one that replaces its processes may wait for ever when it ends.
+    """
+    found = []
+    for folder in folders:
+        with get_context("forkserver").Pool(1) as pool:
+            found.append(pool.apply(id_with, (folder,)))
+    return found
 
 
 def test_a_change_of_the_code_makes_another_trial(tmp_path: Path) -> None:
