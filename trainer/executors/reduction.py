@@ -164,20 +164,20 @@ class Reducer:
             norms = [s.norms(of_stage) for s, of_stage in zip(self._slots, gradients, strict=True)]
             # The norm of the vector is the same number for any cut into stages.
             vector = torch.cat((sum(norms[1:], norms[0]), loss.reshape(1) / gang.num_replicas))
-            alone = self._clip.by_stage
-            if alone and not vector.isfinite().all():
-                # The totals will tell every rank, some batches later. Nothing may step by it.
-                for of_stage in gradients:
-                    torch._foreach_zero_(wholes(of_stage)[0])
+            is_finite = vector.isfinite().all() if self._clip.by_stage else None
             totals = Totals(gang, op.batch, vector)
             if kind.is_clipped:
                 for stage, of_stage in zip(self._stages, gradients, strict=True):
                     self._clip(stage.clipped(of_stage), lambda: totals.norm)
             # The one wait for the device, in this thread: the rank computes on meanwhile.
-            if not alone:
+            if is_finite is None:
                 _ = totals.loss_and_norm  # or Diverged
-            elif self._stream is not None:
-                self._stream.synchronize()
+            elif not is_finite.item():
+                # The totals will tell every rank, some batches later. Nothing may step by it.
+                for of_stage in gradients:
+                    torch._foreach_zero_(wholes(of_stage)[0])
+                if self._stream is not None:
+                    self._stream.synchronize()
         return Reduced(gradients, totals)
 
     def _sum_tied(self, gradients: list[Sequence[Tensor]]) -> None:
