@@ -122,8 +122,8 @@ class Schedule2BW(Schedule1F1B):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned: the training goes on to the bit.
 
-        The next `step` reads it, so module and optimizer may be loaded before or after. Raises
-        RuntimeError unless drained.
+        The next `step` reads it, unchanged, so module and optimizer may be loaded before or after.
+        Raises RuntimeError unless drained.
         """
         self._require_drained()
         self.num_taken = self.num_made = int(state_dict["num_updates"])
