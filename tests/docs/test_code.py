@@ -4,7 +4,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -95,21 +94,18 @@ def test_it_equals_transformers(tmp_path: Path) -> None:
         torch.testing.assert_close(mine[name], weight.grad, rtol=0, atol=1e-5)
 
 
+ID = """
+import sys
+from trainer.config.compose import compose
+from trainer.config.identity import trial_id
+print(trial_id(compose([f"code={sys.argv[1]}", "model=gpt2_tiny"]), "d"))
+"""
+
+
 def id_with(folder: Path) -> str:
-    """The id of a trial with the code of a folder."""
-    return trial_id(compose([f"code={folder}", "model=gpt2_tiny"]), "d")
-
-
-def ids(*folders: Path) -> list[str]:
-    """Each folder's id, in a process of its own: a process keeps to one folder.
-
-    A pool for each, since one that replaces its processes may wait for ever when it ends.
-    """
-    found = []
-    for folder in folders:
-        with get_context("forkserver").Pool(1) as pool:
-            found.append(pool.apply(id_with, (folder,)))
-    return found
+    """The id of a trial with the code of a folder, by a process that keeps to this folder."""
+    words = [sys.executable, "-c", ID, str(folder)]
+    return subprocess.run(words, check=True, capture_output=True, text=True, cwd=ROOT).stdout
 
 
 def test_a_change_of_the_code_makes_another_trial(tmp_path: Path) -> None:
@@ -118,7 +114,8 @@ def test_a_change_of_the_code_makes_another_trial(tmp_path: Path) -> None:
     with (tmp_path / "edited" / "gpt2.py").open("a") as file:
         file.write("# edited\n")
     (tmp_path / "helper" / "helper.py").write_text("x = 1\n")
-    a, b, edited, helper = ids(*(tmp_path / name for name in ("a", "b", "edited", "helper")))
+    names = ("a", "b", "edited", "helper")
+    a, b, edited, helper = (id_with(tmp_path / name) for name in names)
     assert a == b
     assert len({a, edited, helper}) == 3
     plain = trial_id(compose([]), "d")
