@@ -62,8 +62,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             "stages",
         },
         "torch_pipelining": {
-            *("base", "corrections", "delayed", "executors", "optimizers", "ranks", "schedules"),
-            *("stages", "tracing"),
+            *("base", "corrections", "delayed", "executors", "optimizers", "schedules", "stages"),
+            "tracing",
         },
         "evaluation": {"base", "config", "data", "folder", "models"},
         "__init__": {"base", "config", "delayed", "torch_pipelining", "trial"},

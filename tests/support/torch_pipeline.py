@@ -23,7 +23,8 @@ from tests.support.lazy_kernels import lazy_kernels
 from tests.support.nccl_like import nccl_like
 from tests.support.torch_optimizers import OPTIMIZERS
 from trainer.base.resources import rank_device
-from trainer.ranks.groups import AHEAD, Heartbeat, joined
+from trainer.executors.channel import AHEAD
+from trainer.ranks.groups import Heartbeat, joined
 from trainer.ranks.spawn import run_gang
 from trainer.ranks.supervisor import Parent
 from trainer.torch_pipelining import Schedule2BW

@@ -1,7 +1,7 @@
 """The processes of one trial: p ranks per replica, which live and die together."""
 
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from time import monotonic
@@ -12,29 +12,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.base.errors import Stopped
-
-AHEAD = {"cpu": 2, "cuda": 0}
-"""Type of device → receives that are posted before those that their reader waits for.
-
-On a CPU messages arrive while their reader computes, and one whose receive is there leaves at once,
-where gloo would ask for it first. On a GPU a receive is a kernel that runs until its message is
-there, and to load another kernel, at its first launch, CUDA waits for those that run: posted early,
-a receive may wait for what then is never launched. There the stream on which it is posted
-(`own_stream`) does not wait for what was launched, so that messages arrive meanwhile too.
-"""
-
-
-def own_stream(device: torch.device) -> torch.cuda.Stream | None:
-    """A stream beside that of the computation on a GPU; None on a CPU."""
-    return torch.cuda.Stream(device) if device.type == "cuda" else None
-
-
-def on_stream(stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]:
-    """A context whose kernels go to the stream; None, at no cost on a CPU, leaves them as they are.
-
-    For None `torch.cuda.stream` looks for devices, which takes 6 µs of every message.
-    """
-    return nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 class PeerLost(RuntimeError):

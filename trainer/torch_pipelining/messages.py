@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
-from trainer.ranks.groups import AHEAD, on_stream, own_stream
+from trainer.executors.channel import AHEAD, on_stream, own_stream
 
 FORWARD, BACKWARD = "F", "B"
 
