@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trainer.base.flat import wholes
+from trainer.executors.channel import on_stream, own_stream
 from trainer.executors.gradients import Clip, Diverged, Slots, Update, slots
 from trainer.executors.passes import Pass
 from trainer.ranks.groups import Gang
@@ -78,7 +79,7 @@ class Reducer:
         self._slots = _agree_on_slots(gang, stages, num_stages)
         self._divisor, self._clip = num_microbatches * gang.num_replicas, clip
         self._clock = clock
-        self._stream = torch.cuda.Stream(gang.device) if gang.device.type == "cuda" else None
+        self._stream = own_stream(gang.device)
         self._thread = ThreadPoolExecutor(1, "reducer", torch.set_num_threads, (1,))
         self._complete: deque[tuple[Op, Sequence[Tensor], Pass]] = deque()
         self._pending: Future[Reduced] | None = None
@@ -147,7 +148,7 @@ class Reducer:
     def _reduce(
         self, op: Op, gradients: list[Sequence[Tensor]], loss: Tensor, kind: Pass
     ) -> Reduced:
-        with torch.cuda.stream(self._stream), self._clock.span(op, "reduce"):  # None: no stream
+        with on_stream(self._stream), self._clock.span(op, "reduce"):
             gang = self._gang
             # The loss travels with the gradients: one message fewer per batch.
             loss = loss.to(gradients[0][0].dtype)
