@@ -184,7 +184,7 @@ def build_stages(
 
     A weight whose name both the first and the last stage have is tied. `divide` may divide the
     optimizer's states among replicas, weight by weight. Undivided and not in a graph, an optimizer
-    that steps every entry by itself steps all weights of a kind at once.
+    that steps every entry by itself steps all weights that decay at once.
     """
     by_entry = is_entrywise(locate(config["optimizer"]["_target_"]))
     is_joined = by_entry and config["compile"] != "update"

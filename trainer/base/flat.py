@@ -5,11 +5,14 @@ Entry by entry it gives the same numbers, to the last bit.
 
 from collections.abc import Hashable, Iterator, Sequence
 from functools import cached_property
+from itertools import accumulate
 from math import prod
+from operator import add
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors
 
 ALIGNED = 64
 """A part begins at a multiple of so many entries: libraries choose their kernels by alignment."""
@@ -22,27 +25,26 @@ class Vector:
     """How tensors of `shapes` lie in a vector, one after another; they have `numbers` in a list."""
 
     def __init__(self, numbers: Sequence[int], shapes: Sequence[torch.Size]) -> None:
-        self.numbers, self._shapes = numbers, shapes
+        self.numbers = numbers
         sizes = [prod(shape) for shape in shapes]
         self._gaps = [-size % ALIGNED for size in sizes[:-1]] + [0]
-        pairs = zip(sizes, self._gaps, strict=True)
-        self._cuts = [entries for pair in pairs for entries in pair]
-        self.starts = [sum(self._cuts[: 2 * i]) for i in range(len(sizes))]
-        self.size = sum(self._cuts)
+        ends = list(accumulate(map(add, sizes, self._gaps)))
+        self.starts, self.size = [0, *ends[:-1]], ends[-1]
+        strides = [torch.empty(shape, device="meta").stride() for shape in shapes]
+        self._places = list(zip(shapes, strides, self.starts, strict=True))
 
     def parts(self, whole: Tensor) -> list[Tensor]:
         """The tensors that lie in the vector `whole`, as views."""
-        parts = whole.split_with_sizes(self._cuts)[::2]
-        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+        first = whole.storage_offset()
+        return [whole.as_strided(shape, by, first + start) for shape, by, start in self._places]
 
     def joined(self, tensors: Sequence[Tensor]) -> Tensor:
         """A new vector with a copy of each tensor, and zeros between them."""
-        pieces = [tensor.reshape(-1) for tensor in tensors]
         if any(self._gaps):
             zeros = tensors[0].new_zeros(max(self._gaps))
             gaps = [zeros[:gap] for gap in self._gaps]
-            pieces = [entries for pair in zip(pieces, gaps, strict=True) for entries in pair]
-        return torch.cat(pieces)
+            tensors = [entries for pair in zip(tensors, gaps, strict=True) for entries in pair]
+        return _flatten_dense_tensors(tensors) if len(tensors) > 1 else tensors[0].flatten().clone()
 
     def beneath(self, tensors: Sequence[Tensor]) -> Tensor | None:
         """The vector that these tensors are parts of, itself; None if they lie otherwise."""
@@ -83,15 +85,16 @@ class Layout:
 
 
 def _members(shapes: Sequence[torch.Size], keys: Sequence[Hashable]) -> Iterator[list[int]]:
-    """Yields the numbers of the tensors of each vector."""
+    """Yields the numbers of the tensors of each vector: each lies in the first one with room."""
     for key in dict.fromkeys(keys):
-        members: list[int] = []
+        vectors: list[list[int]] = []
         for i in (i for i, of in enumerate(keys) if of == key):
-            if members and sum(prod(shapes[j]) for j in (*members, i)) > LARGEST:
-                yield members
-                members = []
+            room = (v for v in vectors if sum(prod(shapes[j]) for j in (*v, i)) <= LARGEST)
+            members = next(room, None)
+            if members is None:
+                vectors.append(members := [])
             members.append(i)
-        yield members
+        yield from vectors
 
 
 class Flat(Sequence[Any]):

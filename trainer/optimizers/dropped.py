@@ -7,7 +7,7 @@ from math import prod
 from torch.optim import Optimizer
 
 from trainer.base.flat import LARGEST
-from trainer.optimizers.routing import MATRICES, Factory, Kind, is_entrywise
+from trainer.optimizers.routing import MATRICES, Factory, Kind, alike, is_entrywise
 
 Weights = Sequence[tuple[Kind, Sequence[int]]]
 """Kind and shape of each weight; a stack of matrices is one weight."""
@@ -36,9 +36,9 @@ def one_matrix(weights: Weights) -> int:
 
 
 def one_vector(weights: Weights) -> int:
-    """Entries of a vector that weights of a kind lie in (`trainer.base.flat`)."""
+    """Entries of a vector that weights lie in which are stepped `alike` (`trainer.base.flat`)."""
     largest = max((prod(shape) for _, shape in weights), default=0)
-    return max(largest, min(LARGEST, _most((kind, prod(shape)) for kind, shape in weights)))
+    return max(largest, min(LARGEST, _most((alike(kind), prod(shape)) for kind, shape in weights)))
 
 
 def drops(number: float, at_once: AtOnce) -> Callable[[Factory], Factory]:

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from trainer.base.flat import Layout, Vector, storage
 from trainer.optimizers.averaging import Averages
-from trainer.optimizers.routing import Parameters
+from trainer.optimizers.routing import Parameters, alike
 from trainer.optimizers.sharded import Make
 from trainer.optimizers.state import Observer, State, Wrapper, options, replace_options
 
@@ -27,14 +27,14 @@ def joined(make: Make) -> Make:
 class Joined(Wrapper):
     """Steps the optimizer of `make` on the vectors that the weights of `parameters` lie in.
 
-    `make` returns an optimizer that steps every entry by itself. Weights of one kind in one storage
-    are a vector (`trainer.base.flat`), which may lie elsewhere at every step. The state is seen by
-    weight.
+    `make` returns an optimizer that steps every entry by itself. The weights in one storage that it
+    steps `alike` are a vector (`trainer.base.flat`), which may lie elsewhere at every step. The
+    state is seen by weight.
     """
 
     def __init__(self, make: Make, parameters: Parameters) -> None:
         self._weights = weights = [weight for _, weight in parameters]
-        keys = [(kind, storage(weight)) for kind, weight in parameters]
+        keys = [(alike(kind), storage(weight)) for kind, weight in parameters]
         layout = Layout([weight.shape for weight in weights], keys)
         self._vectors: dict[nn.Parameter, tuple[Vector, list[nn.Parameter]]] = {}
         for vector in layout.vectors:
@@ -139,7 +139,7 @@ class Joined(Wrapper):
 
 def _beneath(vector: Vector, weights: Sequence[Tensor]) -> Tensor:
     whole = vector.beneath(weights)
-    assert whole is not None, "the weights of a kind in one storage do not lie in order"
+    assert whole is not None, "weights that are stepped alike do not lie in order"
     return whole.data
 
 

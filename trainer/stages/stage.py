@@ -15,7 +15,7 @@ from trainer.corrections.none import NoCorrection
 from trainer.corrections.past import chosen
 from trainer.optimizers import state as optimizer_state
 from trainer.optimizers.averaging import evaluated
-from trainer.optimizers.routing import BALANCE, Kind, Parameters
+from trainer.optimizers.routing import BALANCE, Kind, Parameters, alike
 from trainer.optimizers.sharded import Sharded, owned
 from trainer.optimizers.state import Observer
 from trainer.schedules.operations import Op
@@ -72,7 +72,8 @@ class Stage:
 
     def _make_versions(self, module: nn.Module, dtype: torch.dtype) -> Versions:
         ahead = self._correction.reads_ahead
-        return Versions(module, self.lags, dtype, self._kinds, reads_ahead=ahead)
+        together = [alike(kind) for kind in self._kinds]
+        return Versions(module, self.lags, dtype, together, reads_ahead=ahead)
 
     @property
     def slots(self) -> list[str | None]:

@@ -13,12 +13,12 @@ from trainer.base.flat import LARGEST, Flat, Layout, cloned, wholes
 from trainer.optimizers import state
 from trainer.optimizers.averaging import evaluated
 from trainer.optimizers.joined import Joined, joined
-from trainer.optimizers.routing import Kind, Parameters, is_entrywise
+from trainer.optimizers.routing import Kind, Parameters, alike, is_entrywise
 from trainer.optimizers.state import Observer
 
 KINDS: list[Kind] = ["vector", "matrix", "embedding", "matrix", "vector"]
 SHAPES = [torch.Size(shape) for shape in [(7,), (5, 3), (9, 4), (16, 8), (64,)]]
-LAYOUT = Layout(SHAPES, KINDS)
+LAYOUT = Layout(SHAPES, [alike(kind) for kind in KINDS])
 ENTRYWISE = [name for name in NAMES if is_entrywise(locate(address(name)))]
 
 
@@ -78,21 +78,29 @@ def test_the_state_is_that_of_each_weight(name: str) -> None:
             assert torch.equal(value, other) if isinstance(value, Tensor) else value == other
 
 
-def test_one_call_steps_all_weights_of_a_kind() -> None:
+def test_one_call_steps_all_weights_that_decay() -> None:
     weights = [nn.Parameter(weight, requires_grad=False) for weight in laid_out(0)]
     optimizer = joined(maker("adamw"))(list(zip(KINDS, weights, strict=True)))
     assert isinstance(optimizer, Joined)
-    assert sum(len(group["params"]) for group in optimizer._inner.param_groups) == 3
+    assert sum(len(group["params"]) for group in optimizer._inner.param_groups) == 2
     assert sum(len(group["params"]) for group in optimizer.param_groups) == 5
 
 
 def test_lists_of_one_layout_are_few_vectors_and_others_stay_lists() -> None:
     a, b = laid_out(0), laid_out(1)
     assert [whole.shape for whole in wholes(a, b)[0]] == [w.shape for w in wholes(b)[0]]
-    assert len(wholes(a, b)[0]) == 3
+    assert len(wholes(a, b)[0]) == 2
     assert len(wholes(a, list(b))[0]) == 5
-    assert len(Layout([torch.Size([LARGEST // 2 + 1])] * 3, [0] * 3).vectors) == 3
     copy = cloned(a)
     torch._foreach_add_(*wholes(copy, b))
     assert all(torch.equal(c, x + y) for c, x, y in zip(copy, a, b, strict=True))
     assert all(part.data_ptr() % 256 == a[1].data_ptr() % 256 for part in (a[1], a[3]))
+
+
+def test_a_tensor_lies_in_the_first_vector_that_has_room() -> None:
+    shapes = [torch.Size([LARGEST // part]) for part in (2, 1, 3, 8)]
+    layout = Layout(shapes, [0] * len(shapes))
+    assert [vector.numbers for vector in layout.vectors] == [[0, 2, 3], [1]]
+    assert [vector.size <= LARGEST for vector in layout.vectors] == [True, True]
+    empty = [torch.empty(vector.size, device="meta") for vector in layout.vectors]
+    assert [part.shape for part in layout.parts(empty)] == shapes
