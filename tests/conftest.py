@@ -4,6 +4,7 @@ import gc
 import signal
 from collections.abc import Iterator
 from copy import deepcopy
+from functools import cache, wraps
 
 import pytest
 import torch
@@ -42,16 +43,25 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def composed_once() -> Iterator[None]:
-    """Hydra composes each choice of conf/ once per process, and not for each trial that asks."""
-    whole, known = compose._compose, dict[str, tuple[Node, Node]]()
+    """Hydra composes each YAML of conf/ once per process, and not every set that a test chooses.
 
+    A choice changes nothing but its own group (`test_compose`), so sets are put together here.
+    """
+    whole = compose._compose
+
+    @cache
+    def alone(*choice: tuple[str, str]) -> tuple[Node, Node]:
+        return whole(ParsedWords((), dict(choice), []))
+
+    @wraps(whole)
     def composed(parsed: ParsedWords) -> tuple[Node, Node]:
         if parsed.searchpath:  # to files of the test's own
             return whole(parsed)
-        key = str(sorted(parsed.choices.items()))
-        if key not in known:
-            known[key] = whole(parsed)
-        return deepcopy(known[key])
+        node, names = alone()
+        for group, name in parsed.choices.items():
+            of_choice, named = alone((group, name))
+            node, names = {**node, group: of_choice[group]}, {**names, group: named[group]}
+        return deepcopy((node, names))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "_compose", composed)

@@ -1,6 +1,9 @@
 """Words give exactly the config that Hydra gives, for each of them alone and for many at once."""
 
 import json
+import re
+from collections.abc import Iterator
+from inspect import unwrap
 
 import pytest
 from hydra import compose as hydra_compose
@@ -9,6 +12,7 @@ from omegaconf import OmegaConf, open_dict
 
 from trainer.base.errors import BadInput
 from trainer.base.places import CONF
+from trainer.config import compose as compose_module
 from trainer.config.compose import Composer, compose
 from trainer.config.names import GROUPS
 from trainer.config.plan import Planner, plan_trial
@@ -61,6 +65,21 @@ RESOLVERS = (
 def exactly(config: object) -> str:
     """Tells 1 from 1.0."""
     return json.dumps(config, sort_keys=True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def by_hydra_alone() -> Iterator[None]:
+    """Here no set of choices is put together as elsewhere in the tests (`composed_once`)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compose_module, "_compose", unwrap(compose_module._compose))
+        yield
+
+
+def test_a_choice_changes_nothing_but_its_own_group() -> None:
+    """For more, a YAML that Hydra composes needs a package or a list of defaults of its own."""
+    texts = [path.read_text() for group in GROUPS for path in (CONF / group).glob("*.yaml")]
+    assert len(texts) > len(GROUPS)
+    assert not [text for text in texts if re.search("@package|^defaults:", text, re.MULTILINE)]
 
 
 @pytest.fixture(scope="module")
