@@ -19,6 +19,7 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
+from bench.pipelining import clip
 from bench.ranks import CPU
 from trainer.corrections.none import NoCorrection
 from trainer.executors.gradients import Clip
@@ -73,10 +74,14 @@ class Contender:
     """A schedule on the stages of this rank, with the loop that its users write."""
 
     def __init__(
-        self, gang: Gang, make: Callable[..., Any], indices: Sequence[int], m: int, seconds: float
+        self,
+        make: Callable[..., Any],
+        indices: Sequence[int],
+        m: int,
+        stage: Callable[[], nn.Module],
     ) -> None:
         p = dist.get_world_size() * len(indices)
-        self.modules = [SleepingStage(seconds / len(indices)) for _ in indices]
+        self.modules = [stage() for _ in indices]
         self.stages = [
             PipelineStage(module, index, p, CPU)
             for module, index in zip(self.modules, indices, strict=True)
@@ -103,12 +108,7 @@ class Flushed(Contender):
         """Trains on some batches."""
         for _ in range(BATCHES):
             self.step()
-            square = torch.stack(
-                [w.grad.square().sum() for w in self.weights if w.grad is not None]
-            )
-            norm = square.sum()
-            dist.all_reduce(norm)
-            nn.utils.clip_grads_with_norm_(self.weights, CLIP, norm.sqrt())
+            clip(self.weights, CLIP)
             self.optimizer.step()
             self.optimizer.zero_grad()
 
@@ -125,7 +125,6 @@ class Delayed(Contender):
         if self.clips:
             self.schedule.clip_grad_norm_(CLIP)
         self.optimizer.step()
-        self.optimizer.zero_grad()
 
     def run(self) -> None:
         """Trains on some batches, to a drain."""
@@ -166,24 +165,21 @@ def contenders(gang: Gang, p: int, m: int, seconds: float) -> dict[str, Flushed 
     """All that is compared; the schedules with two stages per rank get halves."""
     rank = gang.place
     looped, folded = [rank, rank + p], [rank, 2 * p - 1 - rank]
-    delayed = partial(Schedule2BW, trace=seconds > 0)  # torch's schedules time nothing either
+    whole, half = (partial(SleepingStage, seconds / parts) for parts in (1, 2))
+    delayed = partial(Schedule2BW, trace=True)
     feedback = partial(delayed, error_feedback=1.0)
     slack = partial(feedback, slack=True)
     return {
-        "Schedule1F1B": Flushed(gang, Schedule1F1B, [rank], m, seconds),
-        "ScheduleInterleaved1F1B": Flushed(gang, ScheduleInterleaved1F1B, looped, m, seconds),
-        "ScheduleZBVZeroBubble": Flushed(gang, ScheduleZBVZeroBubble, folded, m, seconds),
+        "Schedule1F1B": Flushed(Schedule1F1B, [rank], m, whole),
+        "ScheduleInterleaved1F1B": Flushed(ScheduleInterleaved1F1B, looped, m, half),
+        "ScheduleZBVZeroBubble": Flushed(ScheduleZBVZeroBubble, folded, m, half),
         **(
-            {"ScheduleDualPipeV": Flushed(gang, ScheduleDualPipeV, folded, m, seconds)}
+            {"ScheduleDualPipeV": Flushed(ScheduleDualPipeV, folded, m, half)}
             if m >= 2 * p  # torch refuses fewer
             else {}
         ),
-        "Schedule2BW": Delayed(gang, feedback, [rank], m, seconds),
-        "Schedule2BW without a clip": Delayed(gang, feedback, [rank], m, seconds, clips=False),
-        "Schedule2BW without Error Feedback": Delayed(gang, delayed, [rank], m, seconds),
-        **(
-            {"Schedule2BW with slack": Delayed(gang, slack, [rank], m, seconds)}
-            if m > 2 * (p - 1)
-            else {}
-        ),
+        "Schedule2BW": Delayed(feedback, [rank], m, whole),
+        "Schedule2BW without a clip": Delayed(feedback, [rank], m, whole, clips=False),
+        "Schedule2BW without Error Feedback": Delayed(delayed, [rank], m, whole),
+        **({"Schedule2BW with slack": Delayed(slack, [rank], m, whole)} if m > 2 * (p - 1) else {}),
     }

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from bench.ranks import Run, Send, medians_of_all, on_ranks
 from bench.sleepers import BATCHES, Delayed, Flushed, OfTrials, contenders
-from bench.timing import WARM_UPS, cpu_seconds_of, medians, options
+from bench.timing import WARM_UPS, options
 from trainer.ranks.collect import collect
 from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Schedule
@@ -68,7 +68,7 @@ def _ready(action: Any, ends: Mapping[tuple[str, int, int], float], last: int) -
 
 
 def compare(gang: Gang, send: Send, m: int, rounds: int) -> None:
-    """Times all contenders in turn; the recording rank sends medians, simulations and overheads."""
+    """Times all contenders in turn; the recording rank sends medians and simulations."""
     p = dist.get_world_size()
     shape: dict[str, Any] = {"num_stages": p, "num_microbatches": m}
     phases: dict[str, Any] = {"synchronous_start": 0, "synchronous_cooldown": 0}
@@ -86,17 +86,14 @@ def compare(gang: Gang, send: Send, m: int, rounds: int) -> None:
     }
     ideal[OF_TRIALS] = ideal["Schedule2BW"]
     clocks = {
-        name: (c.schedule._recorder._clock, order(slack="slack" in name))
+        name: (c.schedule._clock, order(slack="slack" in name))
         for name, c in made.items()
         if isinstance(c, Delayed)
     }
     clocks[OF_TRIALS] = trials.executor._clock, order()
     own = {name: of_own_simulation(gang, *clock) for name, clock in clocks.items()}
-    awake = contenders(gang, p, m, 0.0)
-    busy = {name: c.run for name, c in awake.items() if len(c.stages) == 1}
-    overhead = medians(busy, rounds, cpu_seconds_of)
     if gang.records:
-        send((p, m, seconds, ideal, own, {k: v / BATCHES / m for k, v in overhead.items()}))
+        send((p, m, seconds, ideal, own))
 
 
 def of_own_simulation(gang: Gang, clock: Clock, schedule: Schedule) -> float:
@@ -118,12 +115,12 @@ def _of_simulation(spans: Spans, schedule: Schedule, first: int, last: int) -> f
 
 
 Times = dict[str, float]
-Message = tuple[int, int, Times, Times, Times, Times]
+Message = tuple[int, int, Times, Times, Times]
 
 
 def show(message: Message) -> None:
     """Prints the lines of one shape."""
-    p, m, seconds, ideal, own, overhead = message
+    p, m, seconds, ideal, own = message
     for name, measured in seconds.items():
         ratio, expected = (of["Schedule1F1B"] / of[name] for of in (seconds, ideal))
         of_own = f"{own[name]:.3f}" if name in own else ""
@@ -131,8 +128,6 @@ def show(message: Message) -> None:
             f"| {p} | {m} | {name} | {measured * 1e3:.0f} | {ideal[name] / measured:.3f} "
             f"| {of_own} | {ratio:.2f} | {expected:.2f} |"
         )
-    costs = ", ".join(f"{name} {s * 1e3:.2f}" for name, s in overhead.items())
-    print(f"CPU ms per microbatch of rank 0, stages that do not sleep: {costs}", flush=True)
 
 
 def main() -> None:

@@ -36,6 +36,14 @@ def cpu_seconds_of(run: Call) -> float:
     return time.process_time() - started
 
 
+def thread_seconds_of(run: Call) -> float:
+    """Seconds that this thread computed during one call: what the libraries' own threads spin away
+    while they wait for a message is left out."""
+    started = time.thread_time()
+    run()
+    return time.thread_time() - started
+
+
 def in_turn(
     contenders: Mapping[str, Call], rounds: int, clock: Callable[[Call], float] = seconds_of
 ) -> dict[str, list[float]]:

@@ -48,7 +48,7 @@ def in_a_v(at: Place) -> tuple[int, ...]:
 
 def one_forward_one_backward(at: Place, num_microbatches: int) -> Iterator[OrderStep]:
     """1F1B (arXiv 2006.09503): one forward for each later rank, then one forward, one backward."""
-    return _by_turns(at.num_ranks - 1 - at.rank, num_microbatches)
+    return by_turns(at.num_ranks - 1 - at.rank, num_microbatches)
 
 
 def with_slack(at: Place, num_microbatches: int) -> Iterator[OrderStep]:
@@ -58,12 +58,15 @@ def with_slack(at: Place, num_microbatches: int) -> Iterator[OrderStep]:
     In 1F1B a backward is there no earlier than it is needed, so every message to the next rank and
     back delays the rank by as much.
     """
-    return _by_turns(2 * (at.num_ranks - 1 - at.rank), num_microbatches)
+    return by_turns(2 * (at.num_ranks - 1 - at.rank), num_microbatches)
 
 
-def _by_turns(ahead: int, num_microbatches: int) -> Iterator[OrderStep]:
-    """So many forwards, then one backward and one forward by turns, then the last backwards."""
-    for step in range(num_microbatches + ahead):
+def by_turns(ahead: int, num_microbatches: int, steps: range | None = None) -> Iterator[OrderStep]:
+    """So many forwards, then one backward and one forward by turns, then the last backwards.
+
+    Step n is a forward n, and the backward that became due by it; `steps` are all by default.
+    """
+    for step in range(num_microbatches + ahead) if steps is None else steps:
         if step < num_microbatches:
             yield OrderStep("F", 0, step)
         if step >= ahead:

@@ -13,6 +13,7 @@ from torch import Size, Tensor
 from typing_extensions import override
 
 from trainer.corrections.none import NoCorrection, State
+from trainer.corrections.past import chosen
 from trainer.optimizers.routing import BALANCE, EXPERTS, Kind
 
 MakeCorrection = Callable[[Sequence[int]], NoCorrection]
@@ -47,11 +48,17 @@ class CorrectionInParts(NoCorrection):
         num_parts: Sequence[int | None] = (),
     ) -> None:
         self._num_parts = num_parts or [None] * len(lags)
+        self._are_whole = not any(self._num_parts)
         self._groups = [(group, make(self._parts(group, lags))) for group in groups]
         self._first = self._groups[0][1]
         super().__init__(self._first.num_updates, lags)
         self.needs_update = self._first.needs_update  # type: ignore[misc]
         self.reads_ahead = self._first.reads_ahead  # type: ignore[misc]
+
+    @property
+    def moves_weights(self) -> bool:
+        """Whether `apply` does anything."""
+        return type(self._first).apply is not NoCorrection.apply
 
     @override
     def gradient(
@@ -75,7 +82,8 @@ class CorrectionInParts(NoCorrection):
         present = [gradient for gradient in gradients if gradient is not None]
         if len(present) < len(gradients):
             raise RuntimeError("a correction of gradients needs one of every weight")
-        self.gradient(present, weights, delays)
+        with torch.no_grad():
+            self.gradient(present, weights, delays)
 
     @override
     def look_back(self, delays: Sequence[int]) -> None:
@@ -117,7 +125,9 @@ class CorrectionInParts(NoCorrection):
         for group, correction in self._groups:
             yield correction, *(self._parts(group, items) if items else [] for items in lists)
 
-    def _parts(self, group: Sequence[int], items: Sequence[Any]) -> list[Any]:
+    def _parts(self, group: Sequence[int], items: Sequence[Any]) -> Sequence[Any]:
+        if self._are_whole:
+            return chosen(items, group)
         return [part for i in group for part in _parts_of(items[i], self._num_parts[i])]
 
     def _joined(

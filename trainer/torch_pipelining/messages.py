@@ -1,7 +1,7 @@
 """Messages with the stages before and after, by a communicator for each direction of each pair."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 from typing import Any
 
@@ -10,9 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
-from trainer.executors.channel import AHEAD, on_stream, own_stream
+from trainer.executors.channel import AHEAD, own_stream
 
 FORWARD, BACKWARD = "F", "B"
+Operations = Callable[[int], list[dist.P2POp]]
 
 
 def of_every_rank(value: object, group: Any = None) -> list[Any]:
@@ -49,8 +50,14 @@ class Neighbours:
     """
 
     def __init__(self, stage: PipelineStage) -> None:
-        self._receives = {FORWARD: stage.get_fwd_recv_ops, BACKWARD: stage.get_bwd_recv_ops}
-        self._sends = {FORWARD: stage.get_fwd_send_ops, BACKWARD: stage.get_bwd_send_ops}
+        self._receives: dict[str, Operations] = {}
+        self._sends: dict[str, Operations] = {}
+        if not stage.is_first:
+            self._receives[FORWARD] = stage.get_fwd_recv_ops
+            self._sends[BACKWARD] = stage.get_bwd_send_ops
+        if not stage.is_last:
+            self._receives[BACKWARD] = stage.get_bwd_recv_ops
+            self._sends[FORWARD] = stage.get_fwd_send_ops
         self._leaving: deque[tuple[Tensor, dist.Work]] = deque()
         self._capacity = 4 * stage.num_stages
         self._stream, self.ahead = own_stream(stage.device), AHEAD[stage.device.type]
@@ -67,14 +74,19 @@ class Neighbours:
 
     def receive(self, kind: str, microbatch: int) -> list[dist.Work]:
         """Posts the receives of one forward or backward, `ahead` passes before it."""
-        with on_stream(self._stream):
-            works = [self._start(kind, op) for op in self._receives[kind](microbatch)]
-        if self._stream:  # the next receives wait for the pass before this one, which had buffers
-            self._stream.wait_stream(torch.cuda.current_stream())
+        operations = self._receives[kind](microbatch) if kind in self._receives else []
+        if self._stream is None:
+            return [self._start(kind, op) for op in operations]
+        with torch.cuda.stream(self._stream):
+            works = [self._start(kind, op) for op in operations]
+        # The next receives wait for the pass before this one, which had buffers.
+        self._stream.wait_stream(torch.cuda.current_stream())
         return works
 
     def send(self, kind: str, microbatch: int) -> None:
         """Starts the sends of one forward or backward; their tensors must not change any more."""
+        if kind not in self._sends:
+            return
         for op in self._sends[kind](microbatch):
             op.tensor = op.tensor.detach()  # kept until it has left, which its graph need not be
             self._leaving.append((op.tensor, self._start(kind, op)))
@@ -92,3 +104,9 @@ class Neighbours:
             raise RuntimeError(f"rank {op.peer} is no neighbour: messages may not skip a stage")
         work: dist.Work = op.op(op.tensor, op.peer, group)
         return work
+
+
+def wait_for(works: Sequence[dist.Work]) -> None:
+    """Waits for messages, on a GPU without the host."""
+    for work in works:
+        work.wait()

@@ -1,7 +1,6 @@
 """What `Schedule2BW` cannot do, said in one line that names the argument and the mend."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -50,21 +49,36 @@ def require_twins(newest: nn.Module, twins: Sequence[nn.Module]) -> None:
     require(is_met, "twins", len(twins), "must be two modules with the weights of the stage's")
 
 
-def require_trainable(update: object, newest: Sequence[Tensor]) -> None:
-    """Raises BadInput without an `update`, or if weights are updated in another place; RuntimeError
-    while a CUDA graph is captured.
-    """
+def require_trainable(update: object, newest: Iterable[Tensor]) -> None:
+    """Raises BadInput without an `update`, or if weights are updated in another place."""
     allowed = "is required: a function that steps the optimizer"
     require(callable(update), "update", update, allowed)
     allowed = "must not step in the backward (OptimizersInBackward): its gradient is late"
     is_hooked = any(weight._post_accumulate_grad_hooks for weight in newest)
     require(not is_hooked, "optimizer", "a hook of a weight", allowed)
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+
+
+def require_eager(device: torch.device) -> None:
+    """Raises RuntimeError while a CUDA graph is captured."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise RuntimeError("Schedule2BW computes on two sets of weights in turn: no CUDA graphs")
 
 
-@contextmanager
-def unscaled(scalers: list[GradScaler]) -> Iterator[None]:
+class Replaced:
+    """A context, to be entered at any time, in which an attribute has another value."""
+
+    def __init__(self, owner: object, name: str, value: object) -> None:
+        self._owner, self._name, self._value = owner, name, value
+
+    def __enter__(self) -> None:
+        self._present = getattr(self._owner, self._name)
+        setattr(self._owner, self._name, self._value)
+
+    def __exit__(self, *_: object) -> None:
+        setattr(self._owner, self._name, self._present)
+
+
+def unscaled(scalers: list[GradScaler]) -> Replaced:
     """Scales no loss in the context, and adds to `scalers` each GradScaler that would.
 
     The scale would be another one at the update, a batch later, and the norm over all stages knows
@@ -75,19 +89,7 @@ def unscaled(scalers: list[GradScaler]) -> Iterator[None]:
         scalers.extend([scaler] if scaler.is_enabled() else [])
         return outputs
 
-    with replaced(GradScaler, "scale", noted):
-        yield
-
-
-@contextmanager
-def replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    """Gives an attribute another value in the context."""
-    present = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, present)
+    return Replaced(GradScaler, "scale", noted)
 
 
 def require_stepped(weights: Sequence[Tensor], versions: Sequence[int]) -> None:

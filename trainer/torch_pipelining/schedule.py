@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from inspect import signature
 from itertools import islice, pairwise
 from pathlib import Path
@@ -13,14 +13,18 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from typing_extensions import override
 
+from trainer.base.errors import BadInput
 from trainer.corrections.none import NoCorrection
 from trainer.delayed.arm import correction_node, require_options
+from trainer.schedules.operations import Op
+from trainer.schedules.orders import by_turns
 from trainer.schedules.recipes import pipedream_2bw
 from trainer.torch_pipelining import refusals
-from trainer.torch_pipelining.messages import BACKWARD, FORWARD, Neighbours
-from trainer.torch_pipelining.recorder import PassRecorder
+from trainer.torch_pipelining.messages import BACKWARD, FORWARD, Neighbours, of_every_rank, wait_for
 from trainer.torch_pipelining.sums import way_back
 from trainer.torch_pipelining.update import LateUpdate
+from trainer.tracing.clock import Clock
+from trainer.tracing.trace import leave
 
 TAKES_TARGET = "target" in signature(Schedule1F1B._initialize_stage).parameters  # not in 2.11
 
@@ -78,12 +82,14 @@ class Schedule2BW(Schedule1F1B):
         self.num_taken = 0  # batches that `step` took, so the number of the next one
         self.num_made = 0  # updates
         self._lead = per_stage * (stage.num_stages - 1 - stage.stage_index)
+        self._divisor = torch.tensor(float(n_microbatches), device=stage.device)
         self._slack, self._synchronous_start = slack, synchronous_start
         node = correction_node(error_feedback, correction)
         self._late = LateUpdate(stage, twins, tied, node, num_updates)
         self.twins = self._late.twins.modules
+        self._unscaled = refusals.unscaled(self._late.sums.scalers)
         self._neighbours = Neighbours(stage)
-        self._recorder = PassRecorder(stage, is_tracing=trace)
+        self._clock = Clock(stage.device, True) if trace else None
         # Before this forward of the next batch the gradient is whole, with those of tied copies.
         self._norm_at = max(self._lead, way_back(stage.num_stages)) if tied else self._lead
         self._drains = [0]  # batches before which the pipeline was drained
@@ -103,8 +109,8 @@ class Schedule2BW(Schedule1F1B):
 
         It takes the time of a bubble and changes no number of the training.
         """
-        with torch.enable_grad(), self._recorder.drain():
-            self._run(self.num_taken * self._n_microbatches)
+        with torch.enable_grad(), self._clock.between_drains() if self._clock else nullcontext():
+            self._run()
             if self.num_made < self.num_taken:
                 self._drains.append(self.num_taken)
                 self._late.begin_norm(self.num_made)
@@ -128,7 +134,7 @@ class Schedule2BW(Schedule1F1B):
         self._require_drained()
         self.num_taken = self.num_made = int(state_dict["num_updates"])
         self._drains = [self.num_taken]
-        self._late.restore(state_dict)
+        self._late.loaded = state_dict
 
     def write_trace(self, folder: Path) -> None:
         """Writes, in `drained()`, trace.json for Perfetto and timeline.svg, as a trial does: what
@@ -136,15 +142,15 @@ class Schedule2BW(Schedule1F1B):
         one writes. Raises BadInput without `trace=True`.
         """
         self._require_drained()
-        trial = pipedream_2bw(
-            self.num_made,
-            num_stages=self._stage.num_stages,
-            num_microbatches=self._n_microbatches,
-            synchronous_start=min(self._synchronous_start, self.num_made),
-            synchronous_cooldown=0,
-            slack=self._slack,
-        )
-        self._recorder.leave(folder, trial, [*pairwise(self._drains)])
+        if self._clock is None:
+            raise BadInput("trace", False, "must be True for a trace to be written")
+        spans = of_every_rank(self._clock.spans, self._stage.group)
+        start = min(self._synchronous_start, self.num_made)
+        shape = {"num_stages": self._stage.num_stages, "num_microbatches": self._n_microbatches}
+        phases: dict[str, Any] = {"synchronous_start": start, "synchronous_cooldown": 0}
+        trial = pipedream_2bw(self.num_made, **shape, **phases, slack=self._slack)
+        if self._stage.is_first:
+            leave(folder, spans, trial, [*pairwise(self._drains)])
 
     @override
     def _step_microbatches(
@@ -165,14 +171,17 @@ class Schedule2BW(Schedule1F1B):
             # torch 2.11 would never prepare for a backward what it prepared for an evaluation.
             self._stage_forward_initialized = self._stage_backward_initialized
             return
-        refusals.require_trainable(self.update, self._late.twins.newest_weights)
         args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
         stage, batch = self._stage, self.num_taken
-        stage.submod = self._late.prepare(batch, is_synchronous=batch <= self._synchronous_start)
+        refusals.require_eager(stage.device)
+        if self.num_made == batch:
+            self._late.prepare(batch, is_synchronous=batch <= self._synchronous_start)
+            refusals.require_trainable(self.update, self._late.twins.newest)
+        stage.submod = self._late.twins.module(batch)
         target = {"target": target_mbs and target_mbs[0]} if TAKES_TARGET else {}
         self._initialize_stage(args[0], kwargs[0], **target, **of_loss)
 
-        def forward(i: int) -> None:
+        def forward(batch: int, i: int) -> None:
             if i == self._norm_at and self.num_made < batch:
                 self._late.begin_norm(self.num_made)
             output = stage.forward_one_chunk(i, args[i], kwargs[i], return_outputs)
@@ -180,8 +189,8 @@ class Schedule2BW(Schedule1F1B):
             self._maybe_compute_loss(stage, output, target_mbs, i, **of_loss)
 
         self.num_taken += 1
-        with refusals.unscaled(self._late.sums.scalers):
-            self._run(batch * self._n_microbatches, forward)
+        with self._unscaled:
+            self._run(forward)
         if self.num_made < batch:
             self._make_update()
         self._update_losses(stage, losses)
@@ -189,42 +198,30 @@ class Schedule2BW(Schedule1F1B):
             with self.drained():
                 pass
 
-    def _passes(self, first: int) -> Iterator[tuple[str, int]]:
-        """1F1B without an end, from one forward on: each forward, and the backward that became due
-        `lead` before it. After the last batch that was taken, the backwards alone. Microbatches are
-        counted from the first one of batch 0.
-        """
-        begin, end = (t * self._n_microbatches for t in (self._drains[-1], self.num_taken))
-        for number in range(first, end if first < end else end + self._lead):
-            if number < end:
-                yield FORWARD, number
-            if number - self._lead >= begin:
-                yield BACKWARD, number - self._lead
+    def _run(self, forward: Callable[[int, int], None] | None = None) -> None:
+        """Makes the passes of the last batch that was taken or, without a `forward`, those that are
+        left then: in 1F1B's order without an end.
 
-    def _run(self, first: int, forward: Callable[[int], None] | None = None) -> None:
-        """Makes each pass in turn. What it receives is posted up to two passes before (AHEAD).
-
-        No buffer is in use by then: its backward came three passes before a forward, or earlier.
+        What a pass receives is posted up to two passes before (AHEAD). No buffer is in use by then:
+        its backward came three passes before a forward, or earlier.
         """
-        stage, m = self._stage, self._n_microbatches
+        stage, m, first = self._stage, self._n_microbatches, self._drains[-1]
+        taken = (self.num_taken - first) * m  # microbatches
+        steps = range(taken, taken + self._lead) if forward is None else range(taken - m, taken)
         name = "fwd_cache" if hasattr(stage, "fwd_cache") else "_forward_chunk_states"  # torch 2.15
         kept: dict[int, Any] = getattr(stage, name)
         kept.update(self._in_flight)
-        passes = [*self._passes(first)]
-        receives = (self._neighbours.receive(kind, number % m) for kind, number in passes)
+        passes = [*by_turns(self._lead, taken, steps)]
+        receives = (self._neighbours.receive(kind, number % m) for kind, _, number in passes)
         posted = deque(islice(receives, self._neighbours.ahead))
-        for kind, number in passes:
+        make = {FORWARD: forward, BACKWARD: self._backward}
+        for kind, _, number in passes:
             posted.extend(islice(receives, 1))
-            batch, i = divmod(number, m)
-            with self._recorder.span(f"wait {kind}", batch, i):
-                for work in posted.popleft():
-                    work.wait()
+            batch, i = first + number // m, number % m
+            if works := posted.popleft():
+                self._timed(f"wait {kind}", batch, i, wait_for, works)
             stage.submod = self._late.twins.module(batch)
-            with self._recorder.span(kind, batch, i):
-                if kind == BACKWARD:
-                    self._backward(batch, i)
-                elif forward is not None:
-                    forward(i)
+            self._timed(kind, batch, i, make[kind], batch, i)
         self._in_flight = dict(kept)
         stage.submod = self.newest
 
@@ -233,17 +230,23 @@ class Schedule2BW(Schedule1F1B):
         stage.backward_one_chunk(i, loss=self._maybe_get_loss(stage, i), last_backward=is_last)
         self._neighbours.send(BACKWARD, i)
         if is_last:
-            stage.perform_reduce_grad(self._n_microbatches if self.scale_grads else 1)
-            self._late.sums.begin_tied(self._late.twins.weights(batch))
+            stage.perform_reduce_grad(1)  # that would divide weight by weight
+            self._late.complete(batch, self._divisor if self.scale_grads else None)
 
     def _make_update(self) -> None:
         """At the end of the next batch, on all ranks alike: its forwards needed no new weights."""
-        assert self.update is not None
-        with self._recorder.span("wait U", self.num_made):
-            self._late.await_norm(self.num_made)
-        with self._recorder.span("U", self.num_made):
-            self._late(self.num_made, self.update)
+        batch = self.num_made
+        norm = self._timed("wait U", batch, 0, self._late.sums.take, batch)
+        self._timed("U", batch, 0, self._late, batch, norm, self.update)
         self.num_made += 1
+
+    def _timed(self, kind: str, batch: int, i: int, call: Any, *given: Any) -> Any:
+        """Makes a call, which is an F, a B, a U, or a wait before one ("wait F") in the trace."""
+        if self._clock is None:
+            return call(*given)
+        op = Op("F", self._stage.stage_index, batch, i, version=0, tied_version=0)
+        with self._clock.span(op, kind):
+            return call(*given)
 
     def _require_drained(self) -> None:
         if self.num_made < self.num_taken:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.amp import GradScaler
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor, Replicate
@@ -31,29 +31,27 @@ class LateSums:
     order.
     """
 
-    def __init__(self, stage: PipelineStage, module: nn.Module, tied: Sequence[str]) -> None:
-        named = dict(module.named_parameters())
-        self._tied = [list(named).index(name) for name in tied if name in named]
-        copies = [] if stage.is_first else self._tied
-        self._counted = [i for i in range(len(named)) if i not in copies]
+    def __init__(self, stage: PipelineStage, tied: Sequence[str]) -> None:
+        named = dict(stage.submod.named_parameters())
+        self._tied = [[*named].index(name) for name in tied if name in named]
+        self._counted = [i for i in range(len(named)) if stage.is_first or i not in self._tied]
         mine = len(self._counted), [getattr(named.get(name), "shape", name) for name in tied]
         numbers, shapes = zip(*of_every_rank(mine, stage.group), strict=True)
         are_known = not any(isinstance(shape, str) for of_stage in shapes for shape in of_stage)
         if not are_known or any(shapes[1:-1]) or shapes[0] != shapes[-1]:
             allowed = "must name weights of equal shapes on the first and on the last stage alone"
             raise BadInput("tied", list(tied), allowed)
-        self._start = sum(numbers[: stage.stage_index])
-        # A slot for each weight of the model, and one that tells of a scaled loss.
-        self._zeros = torch.zeros(sum(numbers) + 1, device=stage.device)
+        counts = [sum(numbers[: stage.stage_index]), sum(numbers[stage.stage_index + 1 :])]
+        self._others = [torch.zeros(count, device=stage.device) for count in counts]
+        """The slots of the stages before and after this one."""
         ranks = ranks_of(stage)
         self._first = ranks[0]
         self._group, self._ends = new_group(ranks), new_group(sorted({ranks[0], ranks[-1]}))
-        self._of_tied: list[dist.Work] = []
-        self._norms = self._zeros
+        self._of_tied: list[Any] = []
+        self._zero = torch.zeros(1, device=stage.device)
         self.scalers: list[GradScaler] = []  # that scaled a loss, which this rank alone may know
         # NCCL builds a communicator at its first use.
-        self._of_norm = _begun(self._norms, self._group)
-        self._of_norm.wait()
+        dist.all_reduce(self._zero, group=self._group)
 
     def make_equal(self, weights: Sequence[Tensor]) -> None:
         """Gives the last stage's copies of tied weights the values of the first stage's."""
@@ -66,7 +64,8 @@ class LateSums:
             gradient = weights[i].grad
             if gradient is None:
                 raise RuntimeError("a tied weight got no gradient on this stage")
-            self._of_tied.append(_begun(local(gradient), self._ends))
+            work = dist.all_reduce(local(gradient), group=self._ends, async_op=True)
+            self._of_tied.append(work)
 
     def finish_tied(self) -> None:
         """Waits until the gradients of tied weights are added up."""
@@ -75,15 +74,14 @@ class LateSums:
 
     def begin_norm(self, every: Sequence[Tensor | None]) -> None:
         """Starts the sum for this stage's gradients of a batch, one per weight or None."""
-        counted = [every[i] for i in self._counted]
-        norms = norms_of([self._zeros[0] if g is None else g for g in counted])
-        # Zeros before and after, of fp32 or wider. DTensors share a norm and leave slots at 0.
+        norms = norms_of([self._zero if (g := every[i]) is None else g for i in self._counted])
         mine = [torch.stack(norms)] if norms else []
-        after = self._start + len(norms)
-        self._norms = torch.cat([self._zeros[: self._start], *mine, self._zeros[after:]])
-        if self.scalers:  # then no norm is finite
-            self._norms.fill_(torch.inf)
-        self._of_norm = _begun(self._norms, self._group)
+        mine += [self._zero] * (len(self._counted) - len(norms))  # DTensors share a norm
+        before, after = self._others  # of fp32 or wider, as the whole vector is
+        self._norms = torch.cat([before, *mine, after])
+        if self.scalers:
+            self._norms.fill_(-torch.inf)  # which no norm is
+        self._of_norm: Any = dist.all_reduce(self._norms, group=self._group, async_op=True)
 
     def take(self, batch: int) -> Tensor:
         """The norm of the batch's gradient, the same on every rank.
@@ -91,9 +89,9 @@ class LateSums:
         Raises on every rank alike: Diverged if it is not finite, BadInput for a scaled loss.
         """
         self._of_norm.wait()
-        norm = torch.linalg.vector_norm(self._norms[:-1])
+        norm = torch.linalg.vector_norm(self._norms)
         if not isfinite(norm):
-            if self._norms[-1]:
+            if -torch.inf in self._norms:
                 allowed = "must not scale: the clip and the update come a batch later; use bf16"
                 raise BadInput("loss_fn", "GradScaler.scale", f"{allowed} without it")
             raise Diverged(batch)
@@ -124,11 +122,6 @@ def norms_of(gradients: Sequence[Tensor]) -> list[Tensor]:
     norms = [*torch._foreach_norm(plain)] if plain else []
     totals: list[Any] = [get_total_norm(tensors) for tensors in alike.values()]
     return norms + [total.full_tensor() for total in totals]
-
-
-def _begun(tensor: Tensor, group: Any) -> dist.Work:
-    work: Any = dist.all_reduce(tensor, group=group, async_op=True)
-    return work
 
 
 def _summed(gradient: DTensor) -> DTensor:

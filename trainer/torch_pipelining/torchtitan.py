@@ -17,7 +17,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.trainer import Trainer
 
 from trainer.base.errors import BadInput
-from trainer.torch_pipelining.refusals import replaced
+from trainer.torch_pipelining.refusals import Replaced
 from trainer.torch_pipelining.schedule import Schedule2BW
 
 NAME = "2BW"
@@ -47,7 +47,11 @@ def with_2bw(spec: ModelSpec, **options: Any) -> ModelSpec:
 
         class WithTwins(Schedule2BW):
             def __init__(self, stage: PipelineStage, loss_fn: Any, **given: Any) -> None:
-                loss = _following(stage, chunked, loss_fn)
+                def loss(*args: Any, **kwargs: Any) -> Tensor:
+                    if chunked is not None:  # it has the last layer, of the batch's own module
+                        chunked.set_lm_head(stage.submod.lm_head)
+                    return loss_fn(*args, **kwargs)
+
                 super().__init__(stage, loss_fn=loss, twins=twins, **options, **given)
 
         chunked = loss_fn if isinstance(loss_fn, ChunkedLossWrapper) else None
@@ -57,7 +61,7 @@ def with_2bw(spec: ModelSpec, **options: Any) -> ModelSpec:
         def with_mine(name: str) -> Any:
             return WithTwins if name == NAME else find(name)
 
-        with replaced(pipeline_parallel, "get_schedule_class", with_mine):
+        with Replaced(pipeline_parallel, "get_schedule_class", with_mine):
             return spec.pipelining_fn(model, parallelize_fn=parallelize, loss_fn=loss_fn, **rest)
 
     return replace(spec, pipelining_fn=pipelining)
@@ -93,17 +97,3 @@ def _make_like(twin: nn.Module, part: nn.Module) -> None:
     twin.train(part.training)
     if hasattr(part, "_skip_lm_head"):
         twin._skip_lm_head = part._skip_lm_head
-
-
-def _following(
-    stage: PipelineStage, chunked: ChunkedLossWrapper | None, loss_fn: Callable[..., Tensor]
-) -> Callable[..., Tensor]:
-    """A chunked loss has the model's last layer: of the module that its batch computes on."""
-    if chunked is None:
-        return loss_fn
-
-    def loss(*args: Any, **kwargs: Any) -> Tensor:
-        chunked.set_lm_head(stage.submod.lm_head)
-        return loss_fn(*args, **kwargs)
-
-    return loss

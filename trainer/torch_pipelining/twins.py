@@ -2,10 +2,10 @@
 
 import copy
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from trainer.delayed.kept_weights import copy_into
@@ -13,7 +13,7 @@ from trainer.torch_pipelining import refusals
 
 
 class Twins:
-    """Batch t computes on twin t mod 2, a module with weights of its own; `newest` is the user's.
+    """Batch t computes on twin t mod 2, a module with weights of its own; `whole` is the user's.
 
     A module per version, and not leaves that are bound to one module in turn (`stages.versions`):
     FSDP2 and DDP tie what they keep to the weights that they were given.
@@ -24,24 +24,19 @@ class Twins:
     """
 
     def __init__(
-        self, newest: nn.Module, given: Sequence[nn.Module] | None, *, reads_ahead: bool
+        self, whole: nn.Module, given: Sequence[nn.Module] | None, *, reads_ahead: bool
     ) -> None:
-        self.newest, self.reads_ahead = newest, reads_ahead
         if given is None:
-            refusals.require_plain(newest)
-            buffers = {id(buffer): buffer for buffer in newest.buffers()}
-            given = [copy.deepcopy(newest, dict(buffers)) for _ in range(2)]
-        refusals.require_twins(newest, given)
-        self.modules = list(given)
-        self._sharded = [part for part in newest.modules() if isinstance(part, FSDPModule)]
-        self._weights: list[list[nn.Parameter]] = []  # of the twins and of `newest`, once started
+            refusals.require_plain(whole)
+            buffers = {id(buffer): buffer for buffer in whole.buffers()}
+            given = [copy.deepcopy(whole, dict(buffers)) for _ in range(2)]
+        refusals.require_twins(whole, given)
+        self.whole, self.modules, self.reads_ahead = whole, [*given], reads_ahead
+        self.names = [name for name, _ in whole.named_parameters()]
+        self.newest: list[nn.Parameter] = []
+        """The user's weights, from `start` on."""
         self._last_fresh = -1
         """The last batch that computes on the newest weights."""
-
-    @property
-    def is_started(self) -> bool:
-        """Whether the twins have weights to compute on."""
-        return bool(self._weights)
 
     def module(self, batch: int) -> nn.Module:
         """The module that the batch computes on."""
@@ -51,39 +46,27 @@ class Twins:
         """The weights that the batch computes on, in the module's order; from `start` on."""
         return self._weights[batch % 2]
 
-    @property
-    def newest_weights(self) -> list[nn.Parameter]:
-        """The newest weights; until `start` they may be replaced."""
-        return self._weights[-1] if self._weights else [*self.newest.parameters()]
-
-    def reshard(self) -> None:
-        """Drops whole weights: FSDP2 keeps those that an evaluation gathered, and no optimizer
-        steps them."""
-        for part in self._sharded:
-            part.reshard()
-
-    def delay(self, batch: int) -> int:
-        """How many updates old the weights are that the batch computes on: 0 or 1."""
-        return int(batch > self._last_fresh)
+    def delays(self, batch: int) -> list[int]:
+        """For each weight, how many updates old it is when the batch computes on it: 0 or 1."""
+        return [int(batch > self._last_fresh)] * len(self.newest)
 
     def start(self, batch: int) -> None:
         """Both twins get the newest weights, W(batch)."""
-        self.reshard()
         # Looked up once: to walk a module takes as long as a small microbatch.
-        self._weights = [[*module.parameters()] for module in (*self.modules, self.newest)]
-        every = [weight for weights in self._weights for weight in weights]
+        *self._weights, self.newest = ([*m.parameters()] for m in (*self.modules, self.whole))
+        every = [*chain(self.newest, *self._weights)]
         is_plain = not any(isinstance(weight, DTensor) for weight in every)
         self._is_aliased = is_plain and not self.reads_ahead and len({w.dtype for w in every}) <= 1
-        newest, mine, other = self.newest_weights, self.weights(batch), self.weights(batch + 1)
+        mine, other = self.weights(batch), self.weights(batch + 1)
         if self._is_aliased:
             # The newest weights stay where they are: a checkpoint may be on its way to there.
-            for weight, here, there in zip(newest, mine, other, strict=True):
+            for weight, here, there in zip(self.newest, mine, other, strict=True):
                 if here.data_ptr() == weight.data_ptr():
                     here.data = there.data
                 there.data = weight.data
         else:
-            copy_into(other, newest)
-        copy_into(mine, newest)
+            copy_into(other, self.newest)
+        copy_into(mine, self.newest)
         self._memory = [[weight.detach() for weight in self.weights(t)] for t in (0, 1)]
         self._last_fresh = batch
 
@@ -96,6 +79,14 @@ class Twins:
             copy_into(self.weights(batch + 1), ahead)
         self._last_fresh = batch - 1
 
+    def move_gradients(self, batch: int) -> None:
+        """Gives the newest weights the gradients of those that the batch computed on."""
+        for mine, theirs in zip(self.newest, self.weights(batch), strict=True):
+            gradient, theirs.grad = theirs.grad, None
+            if gradient is not None and gradient.dtype != mine.dtype:
+                gradient = gradient.to(mine.dtype)
+            mine.grad = gradient
+
     def make_room(self, batch: int) -> Sequence[Tensor]:
         """Moves the newest weights, W(batch), to where version batch + 1 shall be.
 
@@ -105,7 +96,7 @@ class Twins:
             return []
         here, kept = (self._memory[t % 2] for t in (batch, batch + 1))
         torch._foreach_copy_(here, kept)
-        for weight, there in zip(self.newest_weights, here, strict=True):
+        for weight, there in zip(self.newest, here, strict=True):
             weight.data = there
         return kept
 

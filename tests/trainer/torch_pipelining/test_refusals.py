@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.pipelining import PipelineStage
 
 from trainer.base.errors import BadInput
-from trainer.schedules.recipes import pipedream_2bw
-from trainer.torch_pipelining import refusals
-from trainer.torch_pipelining.recorder import PassRecorder
+from trainer.torch_pipelining import Schedule2BW, refusals
 
 STAGE = SimpleNamespace(group_size=2, num_stages=2)
 LOSS = nn.MSELoss()
@@ -64,16 +63,13 @@ def test_an_update_that_is_made_elsewhere_or_not_at_all() -> None:
 
 
 def test_a_captured_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match="no CUDA graphs"):
-        refusals.require_trainable(print, [])
+        refusals.require_eager(torch.device("cuda"))
 
 
+@pytest.mark.usefixtures("one_rank")
 def test_no_trace_without_times(tmp_path: Path) -> None:
-    recorder = PassRecorder(SimpleNamespace(device="cpu"), is_tracing=False)
-    schedule = pipedream_2bw(
-        2, num_stages=1, num_microbatches=2, synchronous_start=0, synchronous_cooldown=0
-    )
+    stage = PipelineStage(nn.Linear(2, 2), 0, 1, torch.device("cpu"))
     with pytest.raises(BadInput, match="trace=False: must be True"):
-        recorder.leave(tmp_path, schedule, [(0, 2)])
+        Schedule2BW(stage, 1, LOSS).write_trace(tmp_path)

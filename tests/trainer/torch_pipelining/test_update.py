@@ -25,11 +25,11 @@ def test_a_step_that_no_version_of_a_weight_shows(one_rank: None, how: str) -> N
     twins[0](torch.ones(1, 2)).sum().backward()
     optimizer = torch.optim.AdamW(newest.parameters(), lr=0.1, **{how: True})
     versions = [weight._version for weight in newest.parameters()]
-    late(0, optimizer.step)
+    late(0, torch.ones(()), optimizer.step)
     assert versions == [weight._version for weight in newest.parameters()]
     twins[1](torch.ones(1, 2)).sum().backward()
     with pytest.raises(RuntimeError, match="made no optimizer step"):
-        late(1, lambda: None)
+        late(1, torch.ones(()), lambda: None)
 
 
 @pytest.mark.parametrize("evaluates", [False, True])
