@@ -87,7 +87,6 @@ class Schedule2BW(Schedule1F1B):
         node = correction_node(error_feedback, correction)
         self._late = LateUpdate(stage, twins, tied, node, num_updates)
         self.twins = self._late.twins.modules
-        self._unscaled = refusals.unscaled(self._late.sums.scalers)
         self._neighbours = Neighbours(stage)
         self._clock = Clock(stage.device, True) if trace else None
         # Before this forward of the next batch the gradient is whole, with those of tied copies.
@@ -98,8 +97,7 @@ class Schedule2BW(Schedule1F1B):
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clips, in `update`, by the norm over all stages, and returns the norm before.
 
-        Its sum over the stages began a batch ago, so nobody waits for it. Raises RuntimeError
-        outside of `update`.
+        Its sum began a batch ago, so nobody waits. Raises RuntimeError outside of `update`.
         """
         return self._late.clip(max_norm)
 
@@ -189,7 +187,7 @@ class Schedule2BW(Schedule1F1B):
             self._maybe_compute_loss(stage, output, target_mbs, i, **of_loss)
 
         self.num_taken += 1
-        with self._unscaled:
+        with self._late.sums.unscaled:
             self._run(forward)
         if self.num_made < batch:
             self._make_update()
@@ -235,9 +233,8 @@ class Schedule2BW(Schedule1F1B):
 
     def _make_update(self) -> None:
         """At the end of the next batch, on all ranks alike: its forwards needed no new weights."""
-        batch = self.num_made
-        norm = self._timed("wait U", batch, 0, self._late.sums.take, batch)
-        self._timed("U", batch, 0, self._late, batch, norm, self.update)
+        norm = self._timed("wait U", self.num_made, 0, self._late.sums.take, self.num_made)
+        self._timed("U", self.num_made, 0, self._late, self.num_made, norm, self.update)
         self.num_made += 1
 
     def _timed(self, kind: str, batch: int, i: int, call: Any, *given: Any) -> Any:

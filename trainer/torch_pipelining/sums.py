@@ -16,6 +16,7 @@ from torch.nn.utils import get_total_norm
 from trainer.base.errors import BadInput
 from trainer.base.flat import local
 from trainer.executors.gradients import Diverged
+from trainer.torch_pipelining import refusals
 from trainer.torch_pipelining.messages import new_group, of_every_rank, ranks_of
 
 
@@ -49,7 +50,8 @@ class LateSums:
         self._group, self._ends = new_group(ranks), new_group(sorted({ranks[0], ranks[-1]}))
         self._of_tied: list[Any] = []
         self._zero = torch.zeros(1, device=stage.device)
-        self.scalers: list[GradScaler] = []  # that scaled a loss, which this rank alone may know
+        self._scalers: list[GradScaler] = []  # that scaled a loss, which this rank alone may know
+        self.unscaled = refusals.unscaled(self._scalers)
         # NCCL builds a communicator at its first use.
         dist.all_reduce(self._zero, group=self._group)
 
@@ -79,7 +81,7 @@ class LateSums:
         mine += [self._zero] * (len(self._counted) - len(norms))  # DTensors share a norm
         before, after = self._others  # of fp32 or wider, as the whole vector is
         self._norms = torch.cat([before, *mine, after])
-        if self.scalers:
+        if self._scalers:
             self._norms.fill_(-torch.inf)  # which no norm is
         self._of_norm: Any = dist.all_reduce(self._norms, group=self._group, async_op=True)
 
