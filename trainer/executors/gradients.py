@@ -86,6 +86,5 @@ class Clip:
     def __call__(self, gradients: Sequence[Tensor], norm_of_model: Callable[[], Tensor]) -> None:
         """Clips one stage's gradients in place. `by_stage` does not ask for the model's norm."""
         norm = get_total_norm(gradients) if self.by_stage else norm_of_model()
-        # To the bit `(self.norm / (norm + 1e-6)).clamp(max=1.0)`, whose division is two calls too.
-        scale = (norm + 1e-6).reciprocal_().mul_(self.norm).clamp_(max=1.0)
+        scale = (self.norm / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(wholes(gradients)[0], scale)
