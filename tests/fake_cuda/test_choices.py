@@ -6,6 +6,7 @@ import pytest
 
 from tests.support import hybrid, moe
 from tests.support.fake_cuda.asked import answers, choices, needed, require_sound, small
+from trainer.config.compose import compose
 
 pytestmark = [pytest.mark.slow, needed]
 # Between two renewals: LAPACK's routines report to the host whether they converged.
@@ -16,23 +17,37 @@ STAGES = [
     "pipeline.num_stages=2",
     "pipeline.num_microbatches=4",
 ]
-FAMILIES = {
-    "moe": [*moe.WORDS, "model.num_layers=1"],
-    "hybrid": [*hybrid.WORDS, "model.num_layers=2"],
-}
 MORE = [
     *(["num_replicas=2"], ["clip_scope=stage"], ["clip_norm=null"], ["model.loss_chunk=8"]),
     *(["model.activation_checkpointing=true"], ["dtype=float32", "eval_dtype=float32"]),
 ]
-OF_FAMILIES = [
-    *(["correction=error_feedback"], ["optimizer=muon"], ["model.balance=bias"]),
-    *(["model.activation_checkpointing=true"], ["model.loss_chunk=8"]),
+OF_FAMILIES = [["correction=error_feedback"], ["optimizer=muon"]]
+OF_EXPERTS = [
+    *(*OF_FAMILIES, ["model.activation_checkpointing=true"]),
+    *(["model.balance=bias"], ["model.loss_chunk=8"]),
 ]
+FAMILIES = {
+    "moe": ([*moe.WORDS, "model.num_layers=1"], OF_EXPERTS),
+    "hybrid": ([*hybrid.WORDS, "model.num_layers=2"], OF_EXPERTS),
+    "nanogpt": (
+        [
+            *("model=nanogpt", "model.vocab_size=257", "model.hidden_size=24"),
+            *("model.num_layers=1", "model.num_heads=2", "model.num_kv_heads=2"),
+            "model.intermediate_size=32",
+        ],
+        OF_FAMILIES,
+    ),
+}
+"""Family beside the dense one of `small` → the words of a small model, and what is tried of it."""
 WHOLE = {
     **{f"optimizer={n}": [f"optimizer={n}", *RENEWING.get(n, [])] for n in choices("optimizer")},
     **{f"correction={name}": [f"correction={name}"] for name in choices("correction")},
     **{" ".join(words): words for words in MORE},
-    **{f"{f} {' '.join(x)}": [*words, *x] for f, words in FAMILIES.items() for x in OF_FAMILIES},
+    **{
+        f"{family} {' '.join(more)}": [*words, *more]
+        for family, (words, tried) in FAMILIES.items()
+        for more in tried
+    },
 }
 PIPELINES = {f"pipeline={name}": [*STAGES, f"pipeline={name}"] for name in choices("pipeline")}
 
@@ -51,3 +66,9 @@ def looked_at(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("name", [*WHOLE, *PIPELINES])
 def test_a_trial_on_a_gpu(looked_at: dict[str, dict[str, Any]], name: str) -> None:
     require_sound(looked_at[name])
+
+
+def test_every_family_is_tried() -> None:
+    tried = [small(), *(small(*words) for words, _ in FAMILIES.values())]
+    classes = {compose([f"model={name}"])["model"]["_target_"] for name in choices("model")}
+    assert {compose(words)["model"]["_target_"] for words in tried} == classes
