@@ -1,10 +1,14 @@
-"""Every choice on a GPU that is not there: devices fit, nothing raises, and the host waits once."""
+"""Every choice on a GPU that is not there: devices fit, nothing raises, the host waits once, and an
+update takes no more kernels than were recorded."""
 
+from math import inf
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.support import hybrid, moe
+from tests.support import hybrid, moe, nanogpt
 from tests.support.fake_cuda.asked import answers, choices, needed, require_sound, small
 from trainer.config.compose import compose
 
@@ -29,14 +33,7 @@ OF_EXPERTS = [
 FAMILIES = {
     "moe": ([*moe.WORDS, "model.num_layers=1"], OF_EXPERTS),
     "hybrid": ([*hybrid.WORDS, "model.num_layers=2"], OF_EXPERTS),
-    "nanogpt": (
-        [
-            *("model=nanogpt", "model.vocab_size=257", "model.hidden_size=24"),
-            *("model.num_layers=1", "model.num_heads=2", "model.num_kv_heads=2"),
-            "model.intermediate_size=32",
-        ],
-        OF_FAMILIES,
-    ),
+    "nanogpt": ([*nanogpt.WORDS, "model.num_layers=1"], OF_FAMILIES),
 }
 """Family beside the dense one of `small` → the words of a small model, and what is tried of it."""
 WHOLE = {
@@ -49,6 +46,7 @@ WHOLE = {
         for more in tried
     },
 }
+LAUNCHES = yaml.safe_load(Path(__file__).with_name("launches.yaml").read_text())
 PIPELINES = {f"pipeline={name}": [*STAGES, f"pipeline={name}"] for name in choices("pipeline")}
 
 
@@ -66,6 +64,9 @@ def looked_at(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("name", [*WHOLE, *PIPELINES])
 def test_a_trial_on_a_gpu(looked_at: dict[str, dict[str, Any]], name: str) -> None:
     require_sound(looked_at[name])
+    group, _, choice = name.partition("=")
+    recorded = LAUNCHES.get(group, {}).get(choice, inf)
+    assert looked_at[name]["launches"]["update 1"]["beside"] <= recorded
 
 
 def test_every_family_is_tried() -> None:
