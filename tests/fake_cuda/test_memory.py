@@ -61,7 +61,7 @@ def test_the_peak_is_as_planned(
 
 
 @pytest.mark.parametrize("trial", COMPARED)
-def test_a_comparison_takes_what_is_planned(
+def test_a_comparison_takes_what_is_planned_and_a_checkpoint_nothing(
     looked_at: dict[Any, dict[str, Any]], trial: str
 ) -> None:
     facts = looked_at[trial]
@@ -69,4 +69,4 @@ def test_a_comparison_takes_what_is_planned(
     peaks = facts["peaks"]
     assert facts["planned"] == pytest.approx(peaks["comparison"], rel=0.05)
     of_updates = max(peak for part, peak in peaks.items() if part.startswith("update "))
-    assert max(peaks["evaluation"], peaks["checkpoint"]) <= of_updates
+    assert peaks["checkpoint"] <= of_updates, "it is copied to the host part by part"
