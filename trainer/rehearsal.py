@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import harmonic_mean
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from trainer.base.atomic import file_hash
 from trainer.base.build import build
 from trainer.base.errors import Stopped
@@ -66,7 +68,7 @@ class Excerpt:
         whole = self._source.open()
         num_windows = (len(whole.validation) - 1) // self._seq_len
         taken = min(num_windows, self._rows + num_windows % self._rows)
-        first = whole.validation.read(0, taken * self._seq_len + 1)
+        first = whole.validation.read(0, taken * self._seq_len + 1).astype(np.uint32)
         return replace(whole, validation=Tokens([first]))
 
 

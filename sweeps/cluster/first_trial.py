@@ -128,7 +128,7 @@ class _Process:
         share: int = 1,
     ) -> None:
         self._asked_to_stop = asked_to_stop
-        self._actor = (
+        self._actor: Any = (
             ray.remote(_Works)
             .options(
                 num_cpus=resources.get("CPU", 0) / share,
