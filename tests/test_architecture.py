@@ -55,7 +55,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             "ranks",
             "training",
         },
-        "rehearsal": {"base", "folder", "models", "ranks", "trial"},
+        "rehearsal": {"base", "data", "folder", "models", "ranks", "trial"},
         "sharpness": {"base", "config", "executors", "models", "optimizers", "parts"},
         "delayed": {
             *("base", "config", "corrections", "executors", "folder", "optimizers", "schedules"),

@@ -1,39 +1,75 @@
 """The first updates of a trial, straight through, and again with a stop and a resume in between.
 
-Both must end in the same numbers, to the bit. They evaluate, write checkpoints, stop, resume and
+Both must end in the same numbers, to the bit. They evaluate, write a checkpoint, stop, resume and
 write final weights as the trial itself will, so that what fails there fails in a minute.
 """
 
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from statistics import harmonic_mean
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from trainer.base.atomic import file_hash
+from trainer.base.build import build
 from trainer.base.errors import Stopped
+from trainer.data.tokens import Dataset, Source, Tokens
 from trainer.folder.record import Row
 from trainer.models.export import FINAL
 from trainer.ranks.spawn import run_gang
 from trainer.ranks.supervisor import Launch
 from trainer.trial import run_trial
 
-UPDATES, STOPS_AFTER, LAST_DRAIN = 6, 3, 4
+UPDATES, STOPS_AFTER = 6, 3
 SHORT = {
     "num_updates": UPDATES,
     "tokens_per_parameter": None,
     "eval_every": STOPS_AFTER,
-    "checkpoint_every": LAST_DRAIN,  # once before the end: it may take seconds
+    "eval_tokens": None,
     "save_final": True,
     "trace": False,
 }
 """Keys of a trial of few updates, in which everything happens that happens in a long one."""
 STRAIGHT, STOPPED = "straight", "stopped"
 """Folders of the two runs."""
+CHECKPOINT_EVERY = {STRAIGHT: UPDATES, STOPPED: STOPS_AFTER}
+"""One checkpoint in all, which may take seconds: in the background, when the trial is stopped."""
 OF_CLOCK = {"tokens_per_second", "wall_seconds"}
 
 Config = Mapping[str, Any]
+
+
+class Excerpt:
+    """The data that `source` names, with few windows to validate on: one whole batch of `rows`
+    and, where the split has a shorter last one, that, since either has a graph of its own."""
+
+    def __init__(
+        self, *, source: Mapping[str, Any], path: str | None, rows: int, seq_len: int
+    ) -> None:
+        self._source: Source = build(source)
+        self._rows, self._seq_len = rows, seq_len
+
+    @property
+    def hash(self) -> str | None:
+        """That of the source."""
+        return self._source.hash
+
+    @property
+    def num_validation_tokens(self) -> int:
+        """Those of the source."""
+        return self._source.num_validation_tokens
+
+    def open(self) -> Dataset:
+        """Verifies and opens all of the data; raises as the source does."""
+        whole = self._source.open()
+        num_windows = (len(whole.validation) - 1) // self._seq_len
+        taken = min(num_windows, self._rows + num_windows % self._rows)
+        first = whole.validation.read(0, taken * self._seq_len + 1).astype(np.uint32)
+        return replace(whole, validation=Tokens([first]))
 
 
 class Rehearsed(NamedTuple):
@@ -41,9 +77,9 @@ class Rehearsed(NamedTuple):
 
     `stopped_after` counts updates; None if the trial was at its end before it heard that it should
     stop, as a very short one may be. `difference` says in words what differs; None if nothing does.
-    `tokens_per_second` are those of all updates after LAST_DRAIN: of the last one alone they would
-    be too many, as a delayed update ends right after the one before it at the end. `peak_bytes` are
-    those of the fullest rank.
+    `tokens_per_second` are those of all updates after the evaluation: of the last one alone they
+    would be too many, as a delayed update ends right after the one before it at the end.
+    `peak_bytes` are those of the fullest rank.
     """
 
     status: str
@@ -58,7 +94,7 @@ def begin(config: Config, folder: Path, launch: Launch = run_gang) -> None:
 
     Raises what `run_trial` raises.
     """
-    run_trial(_short(config, folder / STRAIGHT), launch=launch)
+    run_trial(_short(config, folder, STRAIGHT), launch=launch)
     num_done = 0
 
     def report(row: Row) -> None:
@@ -66,7 +102,7 @@ def begin(config: Config, folder: Path, launch: Launch = run_gang) -> None:
         num_done = row["update"] + 1
 
     with suppress(Stopped):
-        short = _short(config, folder / STOPPED)
+        short = _short(config, folder, STOPPED)
         run_trial(short, report, lambda: num_done >= STOPS_AFTER, launch)
 
 
@@ -78,19 +114,26 @@ def resume(config: Config, folder: Path, launch: Launch = run_gang) -> Rehearsed
     straight, stopped = folder / STRAIGHT, folder / STOPPED
     has_stopped = not (stopped / "result.json").exists()
     stopped_after = len(_rows(stopped)) if has_stopped else None
-    result = run_trial(_short(config, stopped), launch=launch)
+    result = run_trial(_short(config, folder, STOPPED), launch=launch)
     return Rehearsed(
         str(result["status"]),
         stopped_after,
         _difference(straight, stopped) if config["deterministic"] else None,
-        harmonic_mean(row["tokens_per_second"] for row in _rows(straight)[LAST_DRAIN:]),
+        harmonic_mean(row["tokens_per_second"] for row in _rows(straight)[STOPS_AFTER:]),
         result["peak_memory_bytes"],
     )
 
 
-def _short(config: Config, folder: Path) -> Config:
-    tokens = config["eval_batch_size"] * config["seq_len"]
-    return {**config, **SHORT, "eval_tokens": tokens, "out": str(folder)}
+def _short(config: Config, folder: Path, run: str) -> Config:
+    data = {
+        "_target_": f"{Excerpt.__module__}.{Excerpt.__name__}",
+        "path": config["data"].get("path"),  # which errors name
+        "source": config["data"],
+        "rows": config["eval_batch_size"],
+        "seq_len": config["seq_len"],
+    }
+    own = {"data": data, "checkpoint_every": CHECKPOINT_EVERY[run], "out": str(folder / run)}
+    return {**config, **SHORT, **own}
 
 
 def _difference(straight: Path, stopped: Path) -> str | None:

@@ -132,7 +132,8 @@ class Training:
                 (self._asked_to_stop(), max(1, int(STOP_WITHIN / seconds)))
             )
             if stop and last < self._plan.num_updates:
-                self._save(wait=True)
+                if not self._agenda.saves_after(last):  # else the end of the context waits for it
+                    self._save(wait=True)
                 raise Stopped(last)
 
     def _advance(self, first: int, last: int) -> None:

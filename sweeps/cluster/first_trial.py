@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from trainer.base.errors import Unavailable, one_line
 from trainer.base.machine import Machine, look
 from trainer.base.resources import require_device
 from trainer.base.scratch import scratch
+from trainer.ranks.spawn import PRELOAD
 from trainer.ranks.supervisor import AskedToStop
 from trainer.rehearsal import UPDATES, Config, Rehearsed, begin, resume
 
@@ -72,20 +74,25 @@ def _try(
     results, needed = Path(trial.config["results"]), bundles(trial, gpus_per_trial)
     require_resources(needed)
     group = placement_group([bundle for bundle in needed if bundle])
-    on_device = partial(_run, group, needed[-1], asked_to_stop)
-    # The process that supervises a gang takes nothing: its ranks take the bundles.
-    as_trial = partial(_run, group, needed[0], asked_to_stop)
+    start = partial(_Process, group, asked_to_stop)
+    # The process that supervises a gang takes nothing: its ranks take the bundles. Two processes
+    # that share what a trial takes: the second one imports what it needs while the first one works.
+    first, second = (start(needed[0], share=2) for _ in range(2))
+    looking = first if len(needed) == 1 else start(needed[-1])
     try:
         with scratch(results, ".first-trial-") as folder:
-            machine: Machine = on_device(_look, trial.config["device"], results)
+            machine: Machine = looking.run(_look, trial.config["device"], results)
+            if looking is not first:
+                looking.end()
             num_gpus = ray.cluster_resources().get("GPU", 0)
             yield from preflight.lines(machine, trial, num_gpus, store)
             on_gpu = _memory(trial, needed[-1])
             for change in preflight.changes(machine, trial, todo, on_gpu, gpus_per_trial):
                 yield f"change    {change}"
             yield f"first     {UPDATES} updates of {trial.name}, straight through and with a stop"
-            as_trial(_begin, trial.config, folder)
-            rehearsed: Rehearsed = as_trial(_resume, trial.config, folder)
+            first.run(_begin, trial.config, folder)
+            first.end()
+            rehearsed: Rehearsed = second.run(_resume, trial.config, folder)
             yield _verdict(rehearsed, trial, time.monotonic() - started)
     except _Asked:
         return
@@ -99,34 +106,60 @@ def _memory(trial: Trial, resources: Mapping[str, float]) -> int | None:
     return None if of_rank is None else int(1 / resources.get("GPU", 1.0)) * of_rank
 
 
-def _run(
-    group: PlacementGroup,
-    resources: dict[str, float],
-    asked_to_stop: AskedToStop,
-    function: Callable[..., object],
-    *arguments: object,
-) -> Any:
-    """Return what the function returns, in a new process that has these resources of the group.
+class _Works:
+    """What runs in a process of Ray's; it imports what a trial needs before it is asked."""
 
-    Raises _Asked once `asked_to_stop`, and Unavailable if the function raises or its process dies.
-    """
-    task: Any = ray.remote(max_calls=1, max_retries=0)(function)
-    answer = task.options(
-        num_cpus=resources.get("CPU", 0),
-        num_gpus=resources.get("GPU", 0),
-        scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
-    ).remote(*arguments)
-    while not ray.wait([answer], timeout=ASK_EVERY)[0]:
-        if asked_to_stop():
-            ray.cancel(answer, force=True)
-            raise _Asked
-    try:
-        return ray.get(answer)
-    except ray.exceptions.RayTaskError as error:
-        why = preflight.cause(str(error.cause))
-    except ray.exceptions.RayError as error:
-        why = preflight.cause(str(error))
-    raise Unavailable(f"first trial: {one_line(why)} {WITHOUT}")
+    def __init__(self) -> None:
+        for name in PRELOAD:
+            import_module(name)
+
+    def run(self, function: Callable[..., object], *arguments: object) -> object:
+        return function(*arguments)
+
+
+class _Process:
+    """A new process that has a share of these resources of the group, until it is ended."""
+
+    def __init__(
+        self,
+        group: PlacementGroup,
+        asked_to_stop: AskedToStop,
+        resources: Mapping[str, float],
+        share: int = 1,
+    ) -> None:
+        self._asked_to_stop = asked_to_stop
+        self._actor: Any = (
+            ray.remote(_Works)
+            .options(
+                num_cpus=resources.get("CPU", 0) / share,
+                num_gpus=resources.get("GPU", 0) / share,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
+            )
+            .remote()
+        )
+
+    def run(self, function: Callable[..., object], *arguments: object) -> Any:
+        """Return what the function returns.
+
+        Raises _Asked once a signal asks to stop, and Unavailable if the function raises or the
+        process dies.
+        """
+        answer = self._actor.run.remote(function, *arguments)
+        while not ray.wait([answer], timeout=ASK_EVERY)[0]:
+            if self._asked_to_stop():
+                self.end()
+                raise _Asked
+        try:
+            return ray.get(answer)
+        except ray.exceptions.RayTaskError as error:
+            why = preflight.cause(str(error.cause))
+        except ray.exceptions.RayError as error:
+            why = preflight.cause(str(error))
+        raise Unavailable(f"first trial: {one_line(why)} {WITHOUT}")
+
+    def end(self) -> None:
+        """Ends the process: its resources are free."""
+        ray.kill(self._actor)
 
 
 def _look(device: str, results: Path) -> Machine:

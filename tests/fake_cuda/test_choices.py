@@ -1,11 +1,16 @@
-"""Every choice on a GPU that is not there: devices fit, nothing raises, and the host waits once."""
+"""Every choice on a GPU that is not there: devices fit, nothing raises, the host waits once, and an
+update takes no more kernels than were recorded."""
 
+from math import inf
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.support import hybrid, moe
+from tests.support import hybrid, moe, nanogpt
 from tests.support.fake_cuda.asked import answers, choices, needed, require_sound, small
+from trainer.base.places import CONF
 
 pytestmark = [pytest.mark.slow, needed]
 # Between two renewals: LAPACK's routines report to the host whether they converged.
@@ -16,24 +21,32 @@ STAGES = [
     "pipeline.num_stages=2",
     "pipeline.num_microbatches=4",
 ]
-FAMILIES = {
-    "moe": [*moe.WORDS, "model.num_layers=1"],
-    "hybrid": [*hybrid.WORDS, "model.num_layers=2"],
-}
 MORE = [
     *(["num_replicas=2"], ["clip_scope=stage"], ["clip_norm=null"], ["model.loss_chunk=8"]),
     *(["model.activation_checkpointing=true"], ["dtype=float32", "eval_dtype=float32"]),
 ]
-OF_FAMILIES = [
-    *(["correction=error_feedback"], ["optimizer=muon"], ["model.balance=bias"]),
-    *(["model.activation_checkpointing=true"], ["model.loss_chunk=8"]),
+OF_FAMILIES = [["correction=error_feedback"], ["optimizer=muon"]]
+OF_EXPERTS = [
+    *(*OF_FAMILIES, ["model.activation_checkpointing=true"]),
+    *(["model.balance=bias"], ["model.loss_chunk=8"]),
 ]
+FAMILIES = {
+    "moe": ([*moe.WORDS, "model.num_layers=1"], OF_EXPERTS),
+    "hybrid": ([*hybrid.WORDS, "model.num_layers=2"], OF_EXPERTS),
+    "nanogpt": ([*nanogpt.WORDS, "model.num_layers=1"], OF_FAMILIES),
+}
+"""Family beside the dense one of `small` → the words of a small model, and what is tried of it."""
 WHOLE = {
     **{f"optimizer={n}": [f"optimizer={n}", *RENEWING.get(n, [])] for n in choices("optimizer")},
     **{f"correction={name}": [f"correction={name}"] for name in choices("correction")},
     **{" ".join(words): words for words in MORE},
-    **{f"{f} {' '.join(x)}": [*words, *x] for f, words in FAMILIES.items() for x in OF_FAMILIES},
+    **{
+        f"{family} {' '.join(more)}": [*words, *more]
+        for family, (words, tried) in FAMILIES.items()
+        for more in tried
+    },
 }
+LAUNCHES = yaml.safe_load(Path(__file__).with_name("launches.yaml").read_text())
 PIPELINES = {f"pipeline={name}": [*STAGES, f"pipeline={name}"] for name in choices("pipeline")}
 
 
@@ -51,3 +64,18 @@ def looked_at(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("name", [*WHOLE, *PIPELINES])
 def test_a_trial_on_a_gpu(looked_at: dict[str, dict[str, Any]], name: str) -> None:
     require_sound(looked_at[name])
+    group, _, choice = name.partition("=")
+    recorded = LAUNCHES.get(group, {}).get(choice, inf)
+    assert looked_at[name]["launches"]["update 1"]["beside"] <= recorded
+
+
+def test_every_family_is_tried() -> None:
+    words = [small(), *(words for words, _ in FAMILIES.values())]
+    tried = {word.removeprefix("model=") for of in words for word in of if "model=" in word}
+    assert {family(name) for name in tried} == {family(name) for name in choices("model")}
+
+
+def family(model: str) -> str:
+    """The class of a model of conf/."""
+    recipe: str = yaml.safe_load((CONF / "model" / f"{model}.yaml").read_text())["_target_"]
+    return recipe

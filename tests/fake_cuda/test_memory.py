@@ -61,9 +61,12 @@ def test_the_peak_is_as_planned(
 
 
 @pytest.mark.parametrize("trial", COMPARED)
-def test_a_comparison_takes_what_is_planned(
+def test_a_comparison_takes_what_is_planned_and_a_checkpoint_nothing(
     looked_at: dict[Any, dict[str, Any]], trial: str
 ) -> None:
     facts = looked_at[trial]
     assert facts["error"] is None, facts["error"]
-    assert facts["planned"] == pytest.approx(facts["peaks"]["comparison"], rel=0.05)
+    peaks = facts["peaks"]
+    assert facts["planned"] == pytest.approx(peaks["comparison"], rel=0.05)
+    of_updates = max(peak for part, peak in peaks.items() if part.startswith("update "))
+    assert peaks["checkpoint"] <= of_updates, "it is copied to the host part by part"

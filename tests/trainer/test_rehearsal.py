@@ -6,8 +6,10 @@ import pytest
 
 from tests.support import small
 from trainer import rehearsal
+from trainer.base.build import build
 from trainer.base.errors import BadInput
 from trainer.corrections.error_feedback import ErrorFeedback
+from trainer.folder.record import Row, TrialFolder
 
 EF = ("pipeline=pipedream_2bw", "correction=error_feedback", "dtype=bfloat16")
 
@@ -21,8 +23,35 @@ def test_a_stop_and_a_resume_change_no_bit(tmp_path: Path) -> None:
     assert ["val_loss" in row for row in rows] == [False, False, True, False, False, True]
     tokens = config["batch_size"] * config["seq_len"]
     straight = rehearsal._rows(tmp_path / "out" / rehearsal.STRAIGHT)
-    seconds = sum(tokens / row["tokens_per_second"] for row in straight[4:])  # after a checkpoint
-    assert found.tokens_per_second == pytest.approx(2 * tokens / seconds)
+    seconds = sum(tokens / row["tokens_per_second"] for row in straight[3:])  # evaluated before
+    assert found.tokens_per_second == pytest.approx(3 * tokens / seconds)
+
+
+@pytest.mark.parametrize(("num_windows", "expected"), [(7, 4 + 3), (8, 4), (3, 3)])
+def test_it_evaluates_a_whole_batch_and_the_last_one(
+    tmp_path: Path, num_windows: int, expected: int
+) -> None:
+    rows = small.config(tmp_path)["data"]
+    whole = build(rows).open().validation
+    seq_len = (len(whole) - 1) // num_windows
+    found = rehearsal.Excerpt(source=rows, path=None, rows=4, seq_len=seq_len).open()
+    assert len(found.validation) == expected * seq_len + 1
+    assert (found.validation.read(0, 9) == whole.read(0, 9)).all()
+
+
+def test_one_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a thread, as on a GPU, and not again when the trial stops right after it."""
+    waited, save = [], TrialFolder.save
+
+    def saved(folder: TrialFolder, number: int, state: Row, wait: bool, **options: bool) -> None:
+        waited.append((number, wait))
+        save(folder, number, state, wait=False, **options)
+
+    monkeypatch.setattr(TrialFolder, "save", saved)
+    config = small.config(tmp_path, *EF)
+    rehearsal.begin(config, tmp_path / "out")
+    assert rehearsal.resume(config, tmp_path / "out").stopped_after == 3
+    assert waited == [(3, True)], "a CPU waits"
 
 
 def test_a_rank_of_a_true_pipeline_too(tmp_path: Path) -> None:

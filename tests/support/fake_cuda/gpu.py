@@ -112,6 +112,8 @@ class _Watch(TorchDispatchMode):
         is_strict = is_on_gpu and torch.are_deterministic_algorithms_enabled()
         if is_strict and kernels.is_refused(function, args):
             gpu.refused[f"{base} at {place()}"] += 1
+        if kernels.is_mixed(function, args):
+            gpu.mixed[f"several devices in {base} at {place()}"] += 1
         if kwargs.get("generator") is not None:  # a fake tensor is drawn by none
             kwargs["generator"] = None
         try:

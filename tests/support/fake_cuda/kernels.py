@@ -50,15 +50,34 @@ def is_refused(function: OpOverload, args: Sequence[Any]) -> bool:
     return any(name in REFUSED and REFUSED[name](args) for name in {*names(function)})
 
 
+def is_mixed(function: OpOverload, args: Sequence[Any]) -> bool:
+    """Whether a foreach operation raises since its tensors are on several devices, which fake
+    tensors do not see. Numbers, tensors without a dimension, may be on the CPU."""
+    base, _ = names(function)
+    if not base.startswith("_foreach") or base == "_foreach_copy_":
+        return False
+    devices = ({x.device.type for x in at if x.dim()} for at in zip(*_lists(args), strict=False))
+    return any(len(of_one) > 1 for of_one in devices)
+
+
+def _lists(args: Sequence[Any]) -> list[Sequence[Tensor]]:
+    """The arguments that are lists of tensors."""
+    lists = (arg for arg in args if isinstance(arg, list | tuple) and arg)
+    return [arg for arg in lists if isinstance(arg[0], Tensor)]
+
+
 def wait(function: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> str:
     """Why the host waits for the device in this operation; empty if it does not."""
     base, full = names(function)
     if base in WAITS or full in WAITS:
         return base
-    if base not in ("_to_copy", "copy_"):
+    if base == "_foreach_copy_":
+        target, source = args[0][0], args[1][0]
+    elif base in ("_to_copy", "copy_"):
+        source, target = (args[1], args[0]) if base == "copy_" else (args[0], out)
+    else:
         return ""
-    source, target = (args[1], args[0]) if base == "copy_" else (args[0], out)
-    is_free = kwargs.get("non_blocking") or (base == "copy_" and len(args) > 2 and args[2])
+    is_free = kwargs.get("non_blocking") or (base != "_to_copy" and len(args) > 2 and args[2])
     ways = source.device.type, target.device.type
     if is_free or ways not in (("cuda", "cpu"), ("cpu", "cuda")):
         return ""
@@ -73,7 +92,7 @@ def launches(base: str, args: Sequence[Any]) -> int:
         return 0
     if not base.startswith("_foreach"):
         return 1
-    lists = [arg for arg in args if isinstance(arg, list | tuple) and isinstance(arg[0], Tensor)]
+    lists = _lists(args)
     number = len(lists[0])
     if not _is_fast(base, lists):
         return number

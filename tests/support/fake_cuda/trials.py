@@ -11,7 +11,7 @@ from torch import Tensor
 from bench.gpu.host import PASSES
 from bench.steps import executor, resolved
 from tests.support.fake_cuda.gpu import FakeGPU, place
-from trainer.base.resources import reproducible
+from trainer.base.resources import on_cpu, reproducible
 from trainer.config.memory import peak_bytes
 from trainer.executors.emulated import Emulated
 
@@ -79,7 +79,7 @@ def _run(gpu: FakeGPU, config: Facts, executor: Emulated, updates: int, whole: b
     executor.take_choices()
     gpu.begin("checkpoint")
     executor.weights()
-    executor.restore(executor.state())
+    executor.restore(on_cpu(executor.state()))  # as a file is read
     gpu.begin("update after it")
     executor.run(updates + 1, updates + 2, lambda update: None)
 
