@@ -1,10 +1,12 @@
 """A compiled update against the same update without a compiler, on one core.
 
-    python -m bench.compiled_step [scale=tiny] [dtype=float32] [rounds=10] [optimizers=adamw,…]
+    python -m bench.compiled_step [scale=tiny] [model=micro_moe] [dtype=float32] [rounds=10]
+        [optimizers=adamw,…]
 
-With a delay and Error Feedback. CPU time of the process, in alternating rounds; the ratio is the
-median of the rounds' ratios. Before that, what the first updates take: with an empty cache of
-torch's compiler (TORCHINDUCTOR_CACHE_DIR) a minute or more, with a full one seconds.
+With a delay and Error Feedback, of the scale's model or another one. CPU time of the process, in
+alternating rounds; the ratio is the median of the rounds' ratios. Before that, what the first
+updates take: with an empty cache of torch's compiler (TORCHINDUCTOR_CACHE_DIR) a minute or more,
+with a full one seconds.
 """
 
 from statistics import median
@@ -34,8 +36,10 @@ def row(words: list[str], optimizer: str, rounds: int) -> str:
 
 def main() -> None:
     """Prints the table."""
-    given = options(scale="tiny", rounds=10, optimizers="adamw,muon,soap", dtype="float32")
-    words = words_of_scale(given.scale, f"dtype={given.dtype}")
+    defaults = {"optimizers": "adamw,muon,soap", "dtype": "float32", "model": ""}
+    given = options(scale="tiny", rounds=10, **defaults)
+    model = [f"model={given.model}"] if given.model else []  # else the scale's
+    words = words_of_scale(given.scale, f"dtype={given.dtype}", *model)
     print("| | plain, ms | compiled, ms | compiled / plain | least … most | first updates, s |")
     print("| --- | --- | --- | --- | --- | --- |")
     with reproducible(seed=0, num_threads=1):

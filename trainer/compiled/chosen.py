@@ -10,13 +10,25 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainer.compiled.rules import Adam, Adan, Group, Lion, Mars, MarsVector, Rule, TorchAdam
+from trainer.compiled.rules import (
+    Adam,
+    Adan,
+    BalanceBias,
+    Group,
+    Lion,
+    Mars,
+    MarsVector,
+    Rule,
+    TorchAdam,
+)
 from trainer.compiled.rules_of_matrices import Muon, NorMuon, Soap
 from trainer.corrections.error_feedback import ErrorFeedback
 from trainer.corrections.matched_error_feedback import MatchedErrorFeedback
 from trainer.corrections.none import NoCorrection
+from trainer.optimizers.in_parts import OptimizerInParts
 from trainer.optimizers.orthogonal import JORDAN
 from trainer.optimizers.together import Together
+from trainer.stages.in_parts import CorrectionInParts
 
 
 def _muon(group: Group) -> Rule | None:
@@ -58,20 +70,28 @@ FEEDBACK: Mapping[type[NoCorrection], Callable[[int], float]] = {
 
 def rules(optimizer: Optimizer) -> dict[Tensor, tuple[dict[str, Any], Rule]]:
     """The group and the rule of each weight that has a rule."""
-    found: dict[Tensor, tuple[dict[str, Any], Rule]] = {}
+    pairs = zip(optimizer.param_groups, _by_group(optimizer), strict=True)
+    ruled = [(group, rule) for group, rule in pairs if rule is not None]
+    return {weight: (group, rule) for group, rule in ruled for weight in group["params"]}
+
+
+def _by_group(optimizer: Optimizer) -> list[Rule | None]:
+    """The rule of each group, in order; None for a group without one."""
+    if isinstance(optimizer, OptimizerInParts):  # the groups of balance biases come last
+        inner = _by_group(optimizer.inner)
+        return [*inner, *[BalanceBias()] * (len(optimizer.param_groups) - len(inner))]
+    found: list[Rule | None] = []
     for part in optimizer.parts if isinstance(optimizer, Together) else [optimizer]:
         make = RULES.get(f"{type(part).__module__.partition('.')[0]}.{type(part).__name__}")
-        for group in part.param_groups:
-            if make is not None and (rule := make(group)) is not None:
-                found.update(dict.fromkeys(group["params"], (group, rule)))
+        found += [make(group) if make is not None else None for group in part.param_groups]
     return found
 
 
 def without_graph(optimizer: Optimizer, correction: NoCorrection) -> list[str]:
     """Which of the groups `optimizer` and `correction` no graph makes."""
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    acts = (type(correction).apply, type(correction).gradient)
-    does_nothing = acts == (NoCorrection.apply, NoCorrection.gradient)
+    kind = type(of_matrices(correction))
+    does_nothing = (kind.apply, kind.gradient) == (NoCorrection.apply, NoCorrection.gradient)
     is_made = {
         "optimizer": len(rules(optimizer)) == len(weights),
         "correction": does_nothing or feedback(correction) is not None,
@@ -81,8 +101,14 @@ def without_graph(optimizer: Optimizer, correction: NoCorrection) -> list[str]:
 
 def feedback(correction: NoCorrection) -> Callable[[int], float] | None:
     """Delay → λ, if the graph makes this correction; it makes Error Feedback with a lag of 1."""
+    correction = of_matrices(correction)
     factor = FEEDBACK.get(type(correction))
     if not isinstance(correction, ErrorFeedback) or factor is None or correction.lag != 1:
         return None
     coefficient = correction.coefficient
     return lambda delay: coefficient * factor(delay)
+
+
+def of_matrices(correction: NoCorrection) -> NoCorrection:
+    """The correction that sees matrices and vectors, where `correction` sees stacks of matrices."""
+    return correction.inner if isinstance(correction, CorrectionInParts) else correction

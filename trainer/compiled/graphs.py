@@ -1,10 +1,11 @@
 """Functions of tensors as graphs of torch's compiler, one for each shape, shared by all trials.
 
-On one thread products of matrices are the operator `pipegap::product` of products.cpp, built by the
-C++ compiler at its first use.
+On one thread products of matrices are our own operators of products.cpp, built by the C++ compiler
+at their first use.
 """
 
 import hashlib
+import logging
 import os
 import subprocess
 from collections.abc import Callable, Sequence
@@ -70,6 +71,8 @@ def compiled(graph: GraphModule, examples: Sequence[Tensor], num_threads: int) -
     """
     from torch._inductor import standalone_compile
 
+    # It warns of each operation that costs its C++ a microsecond more to call.
+    logging.getLogger("torch._inductor.ir").setLevel(logging.ERROR)
     options = {"config_patches": {"cpp.threads": num_threads, "cpp_wrapper": True}}
     return standalone_compile(
         graph, [*examples], dynamic_shapes="from_example_inputs", options=options
@@ -77,11 +80,12 @@ def compiled(graph: GraphModule, examples: Sequence[Tensor], num_threads: int) -
 
 
 @cache
-def product() -> Callable[[Tensor, Tensor], Tensor]:
-    """a [m, k], b [k, n] or stacks of both, fp32 on a CPU, in any layout → a b, on one thread.
+def operators() -> Any:
+    """`product` and `grouped` of products.cpp: products of fp32 on a CPU, in any layout, on one
+    thread.
 
-    Differs from torch.mm by rounding, and takes half of its time on AMD's processors with AVX-512.
-    Raises BadInput if it cannot be built.
+    They differ from torch's by rounding, and take half of the time on AMD's processors with
+    AVX-512. Raises BadInput if they cannot be built.
     """
     torch.ops.load_library(_built())
 
@@ -89,19 +93,36 @@ def product() -> Callable[[Tensor, Tensor], Tensor]:
     def _(a: Tensor, b: Tensor) -> Tensor:
         return a.new_empty((*a.shape[:-1], b.shape[-1]))
 
-    return torch.ops.pipegap.product.default
+    @torch.library.register_fake("pipegap::grouped")
+    def _(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+        groups = ends.shape if b.ndim == 2 else ()
+        return a.new_empty((*groups, a.shape[0], b.shape[-1]))
+
+    return torch.ops.pipegap
 
 
 def products_of(num_threads: int) -> dict[Any, Callable[..., Any]]:
-    """torch's products of matrices → what a graph on so many threads makes in their place."""
+    """torch's products of matrices → what a graph on so many threads makes in their place.
+
+    Those by groups are our own on any number of threads and in any dtype: torch's compiler takes
+    them in bf16 alone, and there compiles one for each number of rows.
+    """
+    of_groups = {torch.ops.aten._grouped_mm.default: _grouped}
     if num_threads > 1:
-        return {}
-    by = product()
+        return of_groups
+    by = operators().product
 
     def in_fp32(a: Tensor, b: Tensor) -> Any:
         return by(a, b) if a.dtype == torch.float32 else NotImplemented
 
-    return dict.fromkeys((torch.ops.aten.mm.default, torch.ops.aten.bmm.default), in_fp32)
+    of_matrices = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default)
+    return {**of_groups, **dict.fromkeys(of_matrices, in_fp32)}
+
+
+def _grouped(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    """Sums in fp32, as torch's does."""
+    product: Tensor = operators().grouped(a.float(), b.float(), ends)
+    return product.to(a.dtype)
 
 
 def _built() -> Path:

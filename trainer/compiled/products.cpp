@@ -1,5 +1,9 @@
-// Products of small matrices in fp32 on one thread, each or in stacks, as the operator
-// pipegap::product(a […, m, k], b […, k, n]) → […, m, n].
+// Products of small matrices in fp32 on one thread, as two operators. Each or in stacks:
+// pipegap::product(a […, m, k], b […, k, n]) → […, m, n]. And by groups, as experts multiply; the
+// rows of group g lie before row ends[g] and behind those of the group before it:
+// pipegap::grouped(a [rows, k], b [groups, k, n], ends [groups]) → [rows, n], each row by the matrix
+// of its group, and (a [m, rows], b [rows, n], ends [groups]) → [groups, m, n], each the sum over
+// the rows of a group.
 //
 // The libraries behind torch.mm pay off for larger matrices, and MKL takes kernels of AVX2 where
 // the processor is AMD's, whatever it could do. The algorithm is Goto and van de Geijn's (ACM TOMS
@@ -16,6 +20,7 @@
 #endif
 #include <ATen/cpu/vec/vec.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -34,6 +39,7 @@ struct Matrix {
   const float* entries;
   int64_t row, column; // strides
   const float* at(int64_t i, int64_t j) const { return entries + i * row + j * column; }
+  Matrix from(int64_t i, int64_t j) const { return {at(i, j), row, column}; }
 };
 
 struct Result {
@@ -95,8 +101,8 @@ void multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, float* c) {
   for (int64_t column = 0; column < n; column += COLUMNS)
     for (int64_t done = 0; done < k; done += DEPTH) {
       const int64_t depth = std::min(DEPTH, k - done), columns = std::min(COLUMNS, n - column);
-      pack({b.at(done, column), b.row, b.column}, depth, columns, panel);
-      tiles_of(m, depth, {a.at(0, done), a.row, a.column}, panel, {c + column, n, columns, done > 0});
+      pack(b.from(done, column), depth, columns, panel);
+      tiles_of(m, depth, a.from(0, done), panel, {c + column, n, columns, done > 0});
     }
 }
 
@@ -105,13 +111,16 @@ Matrix matrix(const at::Tensor& stack, int64_t number) {
   return {stack.const_data_ptr<float>() + offset, stack.stride(-2), stack.stride(-1)};
 }
 
+at::Tensor packable(const at::Tensor& b) {
+  return b.stride(-1) == 1 || b.stride(-2) == 1 ? b : b.contiguous();
+}
+
 at::Tensor product(const at::Tensor& a, const at::Tensor& given) {
   TORCH_CHECK(
       a.dim() == given.dim() && (a.dim() == 2 || (a.dim() == 3 && a.size(0) == given.size(0))),
       "product takes two matrices or two stacks of as many");
   TORCH_CHECK(a.size(-1) == given.size(-2), "product of matrices whose inner sizes differ");
-  const bool can_pack = given.stride(-1) == 1 || given.stride(-2) == 1;
-  const at::Tensor b = can_pack ? given : given.contiguous();
+  const at::Tensor b = packable(given);
   const int64_t m = a.size(-2), k = a.size(-1), n = b.size(-1), stacked = a.dim() == 3 ? a.size(0) : 1;
   at::Tensor c = a.dim() == 3 ? at::empty({stacked, m, n}, a.options()) : at::empty({m, n}, a.options());
   if (k == 0) c.zero_(); // else no tile writes it
@@ -120,12 +129,38 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& given) {
   return c;
 }
 
+at::Tensor grouped(const at::Tensor& a, const at::Tensor& given, const at::Tensor& ends) {
+  const bool is_sum = given.dim() == 2;
+  TORCH_CHECK(
+      a.dim() == 2 && ends.dim() == 1 && ends.scalar_type() == at::kInt && ends.is_contiguous() &&
+          (is_sum || (given.dim() == 3 && given.size(0) == ends.size(0))),
+      "grouped takes a matrix, a matrix or a stack of one per group, and int32 ends");
+  TORCH_CHECK(a.size(1) == given.size(-2), "grouped: matrices whose inner sizes differ");
+  const at::Tensor b = packable(given);
+  const int64_t m = a.size(0), k = a.size(1), n = b.size(-1), groups = ends.size(0);
+  at::Tensor c = is_sum ? at::zeros({groups, m, n}, a.options()) : at::zeros({m, n}, a.options());
+  const int32_t* end = ends.const_data_ptr<int32_t>();
+  float* out = c.mutable_data_ptr<float>();
+  for (int64_t g = 0, begin = 0; g < groups; begin = end[g++]) {
+    const int64_t rows = end[g] - begin;
+    TORCH_CHECK(rows >= 0 && end[g] <= (is_sum ? k : m), "grouped: ends that do not ascend to the rows");
+    if (is_sum)
+      multiply(m, n, rows, matrix(a, 0).from(0, begin), matrix(b, 0).from(begin, 0), out + g * m * n);
+    else
+      multiply(rows, n, k, matrix(a, 0).from(begin, 0), matrix(b, g), out + begin * n);
+  }
+  return c;
+}
+
 } // namespace
 
 TORCH_LIBRARY(pipegap, library) {
-  library.def(
-      "product(Tensor a, Tensor b) -> Tensor",
-      {at::Tag::pt2_compliant_tag, at::Tag::flexible_layout});
+  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag, at::Tag::flexible_layout};
+  library.def("product(Tensor a, Tensor b) -> Tensor", tags);
+  library.def("grouped(Tensor a, Tensor b, Tensor ends) -> Tensor", tags);
 }
 
-TORCH_LIBRARY_IMPL(pipegap, CPU, library) { library.impl("product", product); }
+TORCH_LIBRARY_IMPL(pipegap, CPU, library) {
+  library.impl("product", product);
+  library.impl("grouped", grouped);
+}

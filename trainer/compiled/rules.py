@@ -30,6 +30,8 @@ class Rule(ABC):
     """
 
     keys: ClassVar[tuple[Key, ...]]
+    is_corrected: ClassVar[bool] = True
+    """Whether corrections such as Error Feedback change these weights."""
 
     @abstractmethod
     def numbers(self, group: Group, step: int) -> list[float]:
@@ -46,8 +48,8 @@ class Rule(ABC):
         """Returns the stepped weights."""
 
     def done(self, group: Group, state: Tensors) -> int:
-        """How many steps the optimizer has made; the graph's `state` is given."""
-        return int(group["step"])
+        """How many steps the optimizer has made, if it counts; the graph's `state` is given."""
+        return int(group.get("step", 0))
 
     def renew(self, group: Group, step: int, state: Tensors) -> None:  # noqa: B027
         """Does after a step what is due only now and then, in place and without a graph.
@@ -75,6 +77,24 @@ def _of_adam(
         *(1 - lr * decay, 1 - first, second, 1 - second),
         *(math.sqrt(corrected(second, step)), group["eps"], lr / corrected(first, step)),
     ]
+
+
+@dataclass(frozen=True)
+class BalanceBias(Rule):
+    """The rule of a router's balance biases: a step of 1 against the sign, whatever the rate."""
+
+    keys: ClassVar[tuple[Key, ...]] = ()
+    is_corrected: ClassVar[bool] = False
+
+    @override
+    def numbers(self, group: Group, step: int) -> list[float]:
+        return []
+
+    @override
+    def stepped(
+        self, weights: Tensor, gradients: Tensor, state: Tensors, numbers: Tensors
+    ) -> Tensor:
+        return weights - gradients.sign()
 
 
 @dataclass(frozen=True)

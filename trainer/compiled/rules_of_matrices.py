@@ -88,7 +88,7 @@ class NorMuon(Muon):
         rows = state[1]
         rows.copy_(rows + newer * ((update * update).mean(-1, keepdim=True) - rows))
         even = update / (rows.sqrt() + eps)
-        entries = weights[0].numel()
+        entries = weights.shape[-2] * weights.shape[-1]
         wanted = norms(update) if self.keeps_norm else 0.2 * math.sqrt(entries)
         size = self.size(weights) if self.keeps_norm else 1.0
         return weights * kept - lr * size * (wanted / (norms(even) + eps)) * even

@@ -11,18 +11,21 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer.compiled.chosen import feedback, rules
+from trainer.compiled.chosen import feedback, of_matrices, rules
 from trainer.compiled.graphs import Graph, graph_of
 from trainer.compiled.rules import Key, Rule
 from trainer.compiled.versions import Blocks, StackedVersions
 from trainer.corrections.none import NoCorrection
+from trainer.optimizers.in_parts import PARTS
+from trainer.optimizers.routing import EXPERTS, Kind
 
 
 class Block(NamedTuple):
     """What decides the graph of one block.
 
     `shape` is [members, *shape of a weight], `state` has the shape of each tensor of the rule. The
-    new version is written to other memory than the old one if the block `is_late`.
+    new version is written to other memory than the old one if the block `is_late`. A block of
+    stacks [members, experts, rows, columns] is corrected matrix by matrix.
     """
 
     rule: Rule
@@ -30,6 +33,7 @@ class Block(NamedTuple):
     state: tuple[torch.Size, ...]
     num_numbers: int
     is_late: bool
+    has_stacks: bool
 
 
 class UpdateShape(NamedTuple):
@@ -76,10 +80,11 @@ class Step:
         correction: NoCorrection,
         versions: StackedVersions,
         layout: Blocks,
+        kinds: Sequence[Kind],
         num_threads: int,
     ) -> None:
         self._optimizer, self._correction, self._versions = optimizer, correction, versions
-        self._layout, self._num_threads = layout, num_threads
+        self._layout, self._kinds, self._num_threads = layout, kinds, num_threads
         self._feedback = feedback(correction)
         self._held: _Held | None = None
 
@@ -113,40 +118,57 @@ class Step:
             self._correction.apply(self._versions.master, self._layout.tensors(given), delays)
 
     def _can_begin(self) -> bool:
-        is_ruled = len(rules(self._optimizer)) == len(self._versions.master)
-        return is_ruled and all(self._optimizer.state.get(w) for w in self._versions.master)
+        ruled = rules(self._optimizer)
+        has_state = (self._optimizer.state.get(w) for w, (_, rule) in ruled.items() if rule.keys)
+        return len(ruled) == len(self._versions.master) and all(has_state)
 
     def _hold(self) -> _Held:
-        blocks = [self._ruled(members) for members in self._layout.members]
+        blocks = [self._ruled(b) for b in range(len(self._layout.members))]
         earlier: list[Tensor] = []
         if self._feedback is not None:
-            updates = [state["update_1"] for state in self._correction.state()]
+            pairs = zip(self._correction.state(), self._versions.master, strict=True)
+            updates = [s["update_1"] if s else torch.zeros_like(weight) for s, weight in pairs]
             earlier = self._layout.stacked(updates)
         return _Held(blocks, earlier, update_graph(self._kind(blocks)))
 
-    def _ruled(self, members: Sequence[int]) -> _Ruled:
-        weights = [self._versions.master[i] for i in members]
+    def _ruled(self, b: int) -> _Ruled:
+        weights = [self._versions.master[i] for i in self._layout.members[b]]
         group, rule = rules(self._optimizer)[weights[0]]
-        return _Ruled(group, rule, [self._stacked(weights, key) for key in rule.keys])
+        shape = self._layout.shapes[b]
+        return _Ruled(group, rule, [self._stacked(weights, shape, key) for key in rule.keys])
 
-    def _stacked(self, weights: Sequence[nn.Parameter], key: Key) -> Tensor:
-        """The stack of these weights' tensors at `key`, of which the state then has the parts."""
+    def _stacked(self, weights: Sequence[nn.Parameter], shape: torch.Size, key: Key) -> Tensor:
+        """The stack of these weights' tensors at `key`, of which the state then has the parts.
+
+        Of a weight that is stepped in parts, the tensors of the parts are stacked too.
+        """
         *path, last = key
-        holders: list[Any] = [self._optimizer.state[weight] for weight in weights]
+        states = [self._optimizer.state[weight] for weight in weights]
+        holders: list[Any] = [part for of in states for part in of.get(PARTS, [of])]
         for part in path:
             holders = [holder[part] for holder in holders]
         stack = torch.stack([holder[last] for holder in holders])
-        for holder, of_weight in zip(holders, stack.unbind(), strict=True):
-            holder[last] = of_weight
-        return stack
+        for holder, of_part in zip(holders, stack.unbind(), strict=True):
+            holder[last] = of_part
+        if stack.numel() == shape.numel():  # a vector of more dimensions is stepped in one
+            return stack.view(shape)
+        return stack.unflatten(0, (len(weights), -1)) if PARTS in states[0] else stack
 
     def _kind(self, blocks: Sequence[_Ruled]) -> UpdateShape:
-        columns = zip(blocks, self._layout.shapes, self._versions.num_slots, strict=True)
+        kinds = [self._kinds[members[0]] for members in self._layout.members]
+        columns = zip(blocks, self._layout.shapes, self._versions.num_slots, kinds, strict=True)
         described = tuple(
-            Block(rule, shape, tuple(t.shape for t in state), len(rule.numbers(group, 2)), num > 1)
-            for (group, rule, state), shape, num in columns
+            Block(
+                rule,
+                shape,
+                tuple(tensor.shape for tensor in state),
+                num_numbers=len(rule.numbers(group, 2)),
+                is_late=num > 1,
+                has_stacks=kind == EXPERTS,
+            )
+            for (group, rule, state), shape, num, kind in columns
         )
-        gives_update = type(self._correction).apply is not NoCorrection.apply
+        gives_update = type(of_matrices(self._correction)).apply is not NoCorrection.apply
         return UpdateShape(described, gives_update, self._feedback is not None, self._num_threads)
 
     def _numbers(self, steps: Sequence[int], delays: Sequence[int]) -> Tensor:
@@ -154,7 +176,9 @@ class Step:
         pairs = zip(self._held.blocks, steps, strict=True)
         numbers = [n for (group, rule, _), step in pairs for n in rule.numbers(group, step)]
         if self._feedback is not None:
-            numbers += [self._feedback(delays[i]) for of in self._layout.members for i in of]
+            columns = zip(self._held.blocks, self._layout.members, strict=True)
+            acts = {i: block.rule.is_corrected for block, members in columns for i in members}
+            numbers += [self._feedback(delays[i]) if acts[i] else 0.0 for i in acts]
         return torch.tensor(numbers, dtype=torch.float32)
 
     def _tensors(self, gradients: Sequence[Tensor]) -> list[Tensor]:
@@ -193,18 +217,19 @@ def update_graph(update: UpdateShape) -> Graph:
             if update.has_feedback:
                 factors = numbers[coefficients : coefficients + block.shape[0]]
                 coefficients += block.shape[0]
-                stepped = stepped + _feedback(given[-1], next(taken), factors)
+                stepped = stepped + _feedback(given[-1], next(taken), factors, block.has_stacks)
             new.copy_(stepped)
         return given
 
     return graph_of(function, _examples(update), update.num_threads)
 
 
-def _feedback(update: Tensor, earlier: Tensor, factors: Tensor) -> Tensor:
-    """λ (u_{t−1} − u_t) of each member, or 0 where u_{t−1} is zero."""
-    entries = tuple(range(1, update.ndim))
-    factors = factors * (earlier.abs().sum(entries) != 0)
-    return factors.view(-1, *[1] * len(entries)) * (earlier - update)
+def _feedback(update: Tensor, earlier: Tensor, factors: Tensor, has_stacks: bool) -> Tensor:
+    """λ (u_{t−1} − u_t) of each member, or 0 where u_{t−1} is zero; in stacks, of each matrix."""
+    entries = tuple(range(1 + has_stacks, update.ndim))
+    is_moved = earlier.abs().sum(entries) != 0
+    factors = (factors.unsqueeze(1) if has_stacks else factors) * is_moved
+    return factors.view(*factors.shape, *[1] * len(entries)) * (earlier - update)
 
 
 def _examples(update: UpdateShape) -> list[Tensor]:

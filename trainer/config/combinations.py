@@ -120,7 +120,6 @@ def check_graphs(config: Config, model: Recipe, correction: NoCorrection) -> Non
         ("runner", config["runner"], config["runner"] == "emulated", "must be emulated"),
         ("diagnostics", config["diagnostics"], config["diagnostics"] is None, "must be null"),
         ("model.activation_checkpointing", recomputes, not recomputes, "must be false"),
-        ("model", label(config["model"]), "num_experts" not in config["model"], "must be dense"),
         ("correction", correction_name, not correction.reads_ahead, "must not read ahead"),
         ("optimizer", optimizer, optimizer not in OBSERVERS, "must not observe curvature"),
     ):

@@ -65,6 +65,11 @@ class OptimizerInParts(Wrapper):
             groups.append({"params": self._biases, "lr": 0.0})
         super().__init__(groups, {})
 
+    @property
+    def inner(self) -> Optimizer:
+        """The optimizer of matrices and vectors, whose groups come first here."""
+        return self._inner
+
     def observe(self, gradients: Mapping[Tensor, Tensor]) -> None:
         """Shows the inner optimizer the gradients of its weights, where there are any."""
         assert isinstance(self._inner, Observer)

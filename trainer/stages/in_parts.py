@@ -50,15 +50,16 @@ class CorrectionInParts(NoCorrection):
         self._num_parts = num_parts or [None] * len(lags)
         self._are_whole = not any(self._num_parts)
         self._groups = [(group, make(self._parts(group, lags))) for group in groups]
-        self._first = self._groups[0][1]
-        super().__init__(self._first.num_updates, lags)
-        self.needs_update = self._first.needs_update  # type: ignore[misc]
-        self.reads_ahead = self._first.reads_ahead  # type: ignore[misc]
+        self.inner = self._groups[0][1]
+        """The correction of the first group; those of the others are alike."""
+        super().__init__(self.inner.num_updates, lags)
+        self.needs_update = self.inner.needs_update  # type: ignore[misc]
+        self.reads_ahead = self.inner.reads_ahead  # type: ignore[misc]
 
     @property
     def moves_weights(self) -> bool:
         """Whether `apply` does anything."""
-        return type(self._first).apply is not NoCorrection.apply
+        return type(self.inner).apply is not NoCorrection.apply
 
     @override
     def gradient(
@@ -77,7 +78,7 @@ class CorrectionInParts(NoCorrection):
 
         Raises RuntimeError if the correction changes gradients and a weight has none.
         """
-        if type(self._first).gradient is NoCorrection.gradient:
+        if type(self.inner).gradient is NoCorrection.gradient:
             return
         present = [gradient for gradient in gradients if gradient is not None]
         if len(present) < len(gradients):
@@ -92,7 +93,7 @@ class CorrectionInParts(NoCorrection):
 
     @override
     def lr_factor(self, update: int, delay: int) -> float:
-        return self._first.lr_factor(update, delay)
+        return self.inner.lr_factor(update, delay)
 
     @override
     def apply(

@@ -140,9 +140,11 @@ def test_a_record_from_before_there_was_a_preference_has_none(tmp_path: Path) ->
 
 
 def test_studies_stay_as_their_trials_were_published(tmp_path: Path) -> None:
-    """And the sweeps of the paper are compiled at this scale."""
+    """And the sweeps of the paper are compiled at this scale, of whichever architecture."""
     study = f"sweep={STUDIES / 'noise' / 'sweep.yaml'}"
-    for sweep, way in ((study, False), ("sweep=nesterov", False), ("sweep=main", "update")):
+    compiled = ("sweep=main", "sweep=families")
+    ways_of = {study: False, "sweep=nesterov": False, **dict.fromkeys(compiled, "update")}
+    for sweep, way in ways_of.items():
         words = [sweep, "scale=tiny", "seeds=[0]", f"results={tmp_path}"]
         [plan] = plan_sweeps(parse_request(words))
         assert ways(plan) == {way}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.steps import executor, resolved
+from tests.support.smallest import DENSE, MOE, trainer
 from trainer.base.compiler import compiler
 from trainer.base.resources import reproducible
 from trainer.compiled import passes
@@ -14,22 +14,24 @@ from trainer.compiled.graphs import products_of
 from trainer.executors.gradients import Update
 
 SHORT = passes.SHORT
-SMALL = (
-    *("model=nano", "model.num_layers=1", "model.hidden_size=16", "model.intermediate_size=24"),
-    *("model.vocab_size=30", "batch_size=4", "seq_len=8"),
-)
 
 
 @pytest.mark.skipif(shutil.which(compiler()) is None, reason=f"needs {compiler()}")
 @pytest.mark.parametrize(
-    ("dtype", "made_by", "not_by"),
+    ("model", "dtype", "made_by", "not_by"),
     [
-        ("float32", "pipegap.product", ("aten.mm", "aten.bmm", "scaled_dot_product")),
-        ("bfloat16", "aten.mm", ("pipegap.product", "scaled_dot_product")),
+        (DENSE, "float32", "pipegap.product", ("aten.mm", "aten.bmm", "scaled_dot_product")),
+        (DENSE, "bfloat16", "aten.mm", ("pipegap.product", "scaled_dot_product")),
+        (MOE, "float32", "pipegap.grouped", ("aten.mm", "aten._grouped_mm")),
+        (MOE, "bfloat16", "pipegap.grouped", ("aten._grouped_mm",)),
     ],
 )
 def test_who_makes_products_and_short_attention(
-    dtype: str, made_by: str, not_by: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    model: tuple[str, ...],
+    dtype: str,
+    made_by: str,
+    not_by: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ours is faster in fp32, torch's in bf16, for which processors have instructions."""
     made: dict[str, list[Update]] = {"false": [], "update": []}
@@ -47,7 +49,7 @@ def test_who_makes_products_and_short_attention(
     with reproducible(0, 1):
         for way, updates in made.items():
             words = (f"compile={way}", f"dtype={dtype}")
-            executor(resolved([*SMALL, *words])).run(0, 1, updates.append)
+            trainer(*model, *words).run(0, 1, updates.append)
     passes._graph.cache_clear()
     [code] = codes
     assert made_by in code

@@ -2,17 +2,13 @@
 
 import pytest
 
-from bench.steps import executor, resolved
 from tests.support.every_optimizer import NAMES
+from tests.support.smallest import BIASED, DENSE, config, trainer
 from trainer.base.errors import BadInput
 from trainer.base.places import CONF
 from trainer.compiled.stage import CompiledStage
 from trainer.config.combinations import OBSERVERS, require_graphs
 
-SMALL = (
-    *("model=nano", "model.num_layers=1", "model.hidden_size=16", "model.intermediate_size=24"),
-    *("model.vocab_size=30", "batch_size=4", "seq_len=8", "pipeline=pipedream_2bw"),
-)
 READS_AHEAD = "weight_prediction"
 CHOICES = [
     *((f"optimizer={name}",) for name in NAMES if name not in OBSERVERS),
@@ -33,12 +29,13 @@ CHOICES = [
 
 
 @pytest.mark.parametrize("words", CHOICES, ids=" ".join)
-def test_a_plan_and_a_stage_agree(words: tuple[str, ...]) -> None:
-    config = resolved([*SMALL, *words, "compile=update"])
-    [stage] = executor(config).stages
+@pytest.mark.parametrize("model", [DENSE, BIASED], ids=["dense", "mixture"])
+def test_a_plan_and_a_stage_agree(model: tuple[str, ...], words: tuple[str, ...]) -> None:
+    given = (*model, "pipeline=pipedream_2bw", *words, "compile=update")
+    [stage] = trainer(*given).stages
     assert isinstance(stage, CompiledStage)
     try:
-        require_graphs(config)
+        require_graphs(config(*given))
         is_whole = True
     except BadInput:
         is_whole = False

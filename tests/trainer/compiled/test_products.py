@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from itertools import product as every
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -13,7 +14,7 @@ from torch import Tensor
 from trainer.base.compiler import compiler
 from trainer.base.errors import BadInput
 from trainer.compiled import graphs
-from trainer.compiled.graphs import product, products_of
+from trainer.compiled.graphs import operators, products_of
 
 pytestmark = pytest.mark.skipif(
     shutil.which(compiler()) is None, reason=f"needs a C++ compiler: {compiler()} is not installed"
@@ -38,7 +39,7 @@ def layouts(stack: tuple[int, ...], rows: int, columns: int) -> Iterator[Tensor]
 
 def assert_exact(stack: tuple[int, ...], m: int, k: int, n: int) -> None:
     for a, b in every(layouts(stack, m, k), layouts(stack, k, n)):
-        made = product()(a, b)
+        made = operators().product(a, b)
         assert made.is_contiguous()
         assert torch.equal(made, (a.long() @ b.long()).float()), (stack, m, k, n)
 
@@ -56,21 +57,58 @@ def test_nothing_to_multiply(m: int, k: int, n: int) -> None:
     assert_exact((), m, k, n)
 
 
+@pytest.mark.parametrize("ends", [(5, 5, 9, 80), (0, 80), (80,), (0, 0)])
+def test_groups_of_rows_are_multiplied_exactly(ends: tuple[int, ...]) -> None:
+    """Rows by the matrix of their group, and sums over the rows of a group, which may be empty."""
+    rows, groups = ends[-1], [*pairwise((0, *ends))]
+    bounds = torch.tensor(ends, dtype=torch.int32)
+    for k, n in ((20, 70), (300, 5)):
+        for a, b in every(layouts((), rows, k), layouts((len(ends),), k, n)):
+            parts = [a[s:e].long() @ b[g].long() for g, (s, e) in enumerate(groups)]
+            assert torch.equal(operators().grouped(a, b, bounds), torch.cat(parts).float())
+        for a, b in every(layouts((), k, rows), layouts((), rows, n)):
+            parts = [a[:, s:e].long() @ b[s:e].long() for s, e in groups]
+            assert torch.equal(operators().grouped(a, b, bounds), torch.stack(parts).float())
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "ends"),
+    [
+        ((6, 4), (2, 5, 3), (2, 6)),
+        ((6, 4), (2, 4, 3), (2, 4, 6)),
+        ((6, 4), (2, 4, 3), (2, 7)),
+        ((6, 4), (2, 4, 3), (4, 2)),
+        ((4, 6), (6, 3), (2, 7)),
+        ((2, 6, 4), (2, 4, 3), (2, 6)),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused(
+    a: tuple[int, ...], b: tuple[int, ...], ends: tuple[int, ...]
+) -> None:
+    bounds = torch.tensor(ends, dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="grouped"):
+        operators().grouped(torch.zeros(a), torch.zeros(b), bounds)
+    with pytest.raises(RuntimeError, match="grouped"):
+        operators().grouped(torch.zeros(a), torch.zeros(b), bounds.long())
+
+
 @pytest.mark.parametrize("k", [64, 2048])
 def test_it_rounds_no_worse_than_torch(k: int) -> None:
     torch.manual_seed(0)
     a, b = torch.randn(50, k), torch.randn(k, 70)
     exact = a.double() @ b.double()
-    error, of_torch = ((made - exact).square().mean().sqrt() for made in (product()(a, b), a @ b))
+    both = operators().product(a, b), a @ b
+    error, of_torch = ((made - exact).square().mean().sqrt() for made in both)
     assert error < 2 * of_torch
 
 
 def test_an_entry_depends_on_its_row_and_column_alone() -> None:
     torch.manual_seed(0)
     a, b = torch.randn(50, 300), torch.randn(300, 70)
-    made = product()(a, b)
-    assert torch.equal(product()(a[17:18], b), made[17:18])
-    assert torch.equal(product()(a, b[:, 33:34].contiguous()), made[:, 33:34])
+    product = operators().product
+    made = product(a, b)
+    assert torch.equal(product(a[17:18], b), made[17:18])
+    assert torch.equal(product(a, b[:, 33:34].contiguous()), made[:, 33:34])
 
 
 @pytest.mark.parametrize(
@@ -78,12 +116,14 @@ def test_an_entry_depends_on_its_row_and_column_alone() -> None:
 )
 def test_sizes_that_do_not_fit_are_refused(a: tuple[int, ...], b: tuple[int, ...]) -> None:
     with pytest.raises(RuntimeError, match="product"):
-        product()(torch.zeros(a), torch.zeros(b))
+        operators().product(torch.zeros(a), torch.zeros(b))
 
 
 def test_several_threads_take_torchs_products() -> None:
-    assert products_of(2) == {}
-    assert [*products_of(1)] == [torch.ops.aten.mm.default, torch.ops.aten.bmm.default]
+    """But for those by groups, which torch's compiler does not take in fp32."""
+    aten = torch.ops.aten
+    assert [*products_of(2)] == [aten._grouped_mm.default]
+    assert [*products_of(1)] == [aten._grouped_mm.default, aten.mm.default, aten.bmm.default]
 
 
 def test_a_library_is_built_once_and_never_seen_in_part(

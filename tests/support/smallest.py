@@ -1,0 +1,29 @@
+"""Models whose update takes milliseconds, as words, and trainers of them on random tokens."""
+
+from typing import Any
+
+from bench.steps import executor, resolved
+from tests.support import hybrid
+from trainer.executors.emulated import Emulated
+
+DENSE = (
+    *("model=nano", "model.num_layers=1", "model.hidden_size=16", "model.intermediate_size=24"),
+    *("model.vocab_size=30", "batch_size=4", "seq_len=8"),
+)
+MOE = (
+    *DENSE,
+    *("model=micro_moe", "model.num_heads=2", "model.head_size=8", "model.intermediate_size=16"),
+    "model.num_experts=4",
+)
+BIASED = (*MOE, "model.balance=bias", "model.router=vector")
+HYBRID = (*DENSE, *hybrid.WORDS, "model.num_layers=2", "model.router=vector")
+
+
+def config(*words: str) -> dict[str, Any]:
+    """The resolved config of these words; of several with one key the last one counts."""
+    return resolved([*{word.partition("=")[0]: word for word in words}.values()])
+
+
+def trainer(*words: str) -> Emulated:
+    """All stages with that config."""
+    return executor(config(*words))
