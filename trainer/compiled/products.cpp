@@ -20,7 +20,6 @@
 #endif
 #include <ATen/cpu/vec/vec.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -138,17 +137,22 @@ at::Tensor grouped(const at::Tensor& a, const at::Tensor& given, const at::Tenso
   TORCH_CHECK(a.size(1) == given.size(-2), "grouped: matrices whose inner sizes differ");
   const at::Tensor b = packable(given);
   const int64_t m = a.size(0), k = a.size(1), n = b.size(-1), groups = ends.size(0);
-  at::Tensor c = is_sum ? at::zeros({groups, m, n}, a.options()) : at::zeros({m, n}, a.options());
+  at::Tensor c = is_sum ? at::empty({groups, m, n}, a.options()) : at::empty({m, n}, a.options());
+  if (k == 0) c.zero_();
   const int32_t* end = ends.const_data_ptr<int32_t>();
   float* out = c.mutable_data_ptr<float>();
-  for (int64_t g = 0, begin = 0; g < groups; begin = end[g++]) {
+  int64_t begin = 0;
+  for (int64_t g = 0; g < groups; begin = end[g++]) {
     const int64_t rows = end[g] - begin;
-    TORCH_CHECK(rows >= 0 && end[g] <= (is_sum ? k : m), "grouped: ends that do not ascend to the rows");
-    if (is_sum)
+    TORCH_CHECK(rows >= 0 && end[g] <= (is_sum ? k : m), "grouped: ends that do not ascend");
+    if (!is_sum)
+      multiply(rows, n, k, matrix(a, 0).from(begin, 0), matrix(b, g), out + begin * n);
+    else if (rows > 0)
       multiply(m, n, rows, matrix(a, 0).from(0, begin), matrix(b, 0).from(begin, 0), out + g * m * n);
     else
-      multiply(rows, n, k, matrix(a, 0).from(begin, 0), matrix(b, g), out + begin * n);
+      std::fill_n(out + g * m * n, m * n, 0.f);
   }
+  TORCH_CHECK(begin == (is_sum ? k : m), "grouped: rows behind the last end");
   return c;
 }
 

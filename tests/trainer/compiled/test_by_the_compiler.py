@@ -74,7 +74,7 @@ def test_again_and_resumed_it_is_the_same_to_the_bit(
 
 @pytest.mark.parametrize(
     ("model", "optimizer"),
-    [(DENSE, "adamw"), (DENSE, "muon"), (MOE, "adamw"), (BIASED, "lion"), (HYBRID, "adamw")],
+    [(DENSE, "adamw"), (DENSE, "muon"), (MOE, "adamw"), (BIASED, "adamw"), (HYBRID, "adamw")],
     ids=len,
 )
 def test_it_is_near_the_plain_update_but_not_the_same(
@@ -82,7 +82,7 @@ def test_it_is_near_the_plain_update_but_not_the_same(
 ) -> None:
     """SOAP is not near itself here: 1e-7 of each weight moves a third of the first two updates,
     since Adam makes steps of full size in directions in which gradients are rounding alone. Nor is
-    Muon near itself in a mixture: the plain one rounds to bf16, and tokens then visit other experts.
+    Muon in a mixture: the plain one rounds to bf16, and tokens then visit other experts.
     """
     words = (*model, f"optimizer={optimizer}")
     compiled = trained(trainer(*words, "compile=update"), 0, 14)
