@@ -1,13 +1,10 @@
 """What the graphs compute, before the compiler rounds otherwise, is the plain update."""
 
 from copy import deepcopy
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from pytorch_optimizer.optimizer import mars
-from pytorch_optimizer.optimizer.muon import base, normuon
 from pytorch_optimizer.optimizer.utils.matrix import zero_power_via_newton_schulz_5
 from torch import Tensor
 
@@ -53,17 +50,13 @@ def distance(weights: Weights, others: Weights, start: Weights) -> float:
 @pytest.mark.parametrize("optimizer", RULED)
 @pytest.mark.parametrize("model", [(), BIASED, HYBRID], ids=["dense", "mixture", "hybrid"])
 def test_a_rule_makes_the_step_of_the_library(
-    model: tuple[str, ...], optimizer: str, graphs: list[Any], monkeypatch: pytest.MonkeyPatch
+    model: tuple[str, ...], optimizer: str, graphs: list[Any], library_in_fp32: None
 ) -> None:
     """From a state of the library it goes on as the library does, and the other way round.
 
-    The library orthogonalises in fp32 here, as rules do: in its bf16 the last bit of a gradient is
-    3 % of an update, where the processor multiplies bf16 itself. Routers are vectors here: the rows
-    of a router's gradient sum to rounding, of which SOAP makes a step of full size.
+    Routers are vectors here: the rows of a router's gradient sum to rounding, of which SOAP makes a
+    step of full size.
     """
-    exact = partial(zero_power_via_newton_schulz_5, dtype=torch.float32)
-    for module in (mars, base, normuon):
-        monkeypatch.setattr(module, "zero_power_via_newton_schulz_5", exact)
     words = (*model, *DELAYED, f"optimizer={optimizer}", "optimizer.weight_decay=0.5")
     plain, compiled = trainer(*words), trainer(*words, "compile=update")
     plain.run(0, 11, lambda update: None)
