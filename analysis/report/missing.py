@@ -71,7 +71,8 @@ def _of_record(record: Record, status: dict[str, str], store: str) -> dict[str, 
         "flops": sum(trial.flops or 0 for trial in left.values()),
         "arms": ", ".join(f"{count} {arm}" for arm, count in sorted(arms.items())),
         "settled": record.settled,
-        "command": command(record.words, store),
+        # Without what was added: a command of several sweeps did so for some of them alone.
+        "command": command((w for w in record.words if w not in record.added), store),
     }
 
 

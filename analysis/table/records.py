@@ -53,6 +53,8 @@ class Record:
     """Ids of the trials that its report compares."""
     trials: dict[str, RecordedTrial]
     """All its trials by their ids, also those that tuning tried."""
+    added: tuple[str, ...] = ()
+    """Those of the words that no command had: the sweep prefers them, and its record keeps them."""
 
     @property
     def conditions(self) -> str:

@@ -2,7 +2,7 @@
 
 The record says what was asked for, and which trials answer. `<results>/sweeps/<label>.json` holds
 what the last command planned: `format` (2), `sweep`, `scale`, `label`, `words` (of the command
-line, and the preferred ones that were added), `verdict` (the rule, empty if the sweep has none),
+line, and the preferred ones that were `added`), `added`, `verdict` (the rule, if it has one),
 `arms`, `seeds`, `settled` (nothing is left to tune or to judge), `remarks`, `compared` (ids of the
 trials in its report) and `trials`: id → `arm`, `seed`, `tokens`, `flops` and `seconds`, the
 expected time with start and evaluation, null if no trial of its shape has finished.
@@ -77,6 +77,7 @@ def record(request: Request, sweep: SweepPlan, prices: Prices) -> dict[str, Any]
         "scale": request.scale,
         "label": sweep.label,
         "words": [*request.words, *sweep.added],
+        "added": [*sweep.added],
         "verdict": sweep.sweep.verdict or "",
         "arms": [*sweep.sweep.arms],
         "seeds": sweep.sweep.seeds,

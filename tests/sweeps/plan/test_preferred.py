@@ -1,10 +1,13 @@
 """What a scale prefers is added to all trials of a sweep or to none, and a sweep keeps to it."""
 
 import json
+import shlex
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+from analysis.report.missing import missing
 from analysis.report.scopes import StoreViews, scopes
 from analysis.table.load import load
 from analysis.table.records import records
@@ -137,6 +140,17 @@ def test_a_record_from_before_there_was_a_preference_has_none(tmp_path: Path) ->
     content["words"].remove("compile=update")
     path.write_text(json.dumps(content))
     assert ways(planned(tmp_path)) == {False}
+
+
+def test_the_command_that_goes_on_is_the_one_that_was_given(tmp_path: Path) -> None:
+    """A command of several sweeps adds words to some of them, and others would refuse them."""
+    plan = planned(tmp_path, record=True)
+    [record] = records(tmp_path / "results")
+    assert record.words[-1:] == record.added == ("compile=update",)
+    nothing_done = pd.DataFrame(columns=["trial_id", "status"])
+    [command] = missing(nothing_done, [record], [], "results=r")["command"]
+    words = [w for w in record.words if w not in plan.added and not w.startswith("results=")]
+    assert command == shlex.join(["python", "-m", "sweeps", *words, "results=r"])
 
 
 def test_studies_stay_as_their_trials_were_published(tmp_path: Path) -> None:
