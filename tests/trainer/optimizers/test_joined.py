@@ -104,3 +104,10 @@ def test_a_tensor_lies_in_the_first_vector_that_has_room() -> None:
     assert [vector.size <= LARGEST for vector in layout.vectors] == [True, True]
     empty = [torch.empty(vector.size, device="meta") for vector in layout.vectors]
     assert [part.shape for part in layout.parts(empty)] == shapes
+
+
+def test_a_vector_may_begin_within_a_storage() -> None:
+    vector = LAYOUT.vectors[0]
+    whole = torch.arange(float(vector.size + 3))[3:]
+    first = [part.flatten()[0] for part in vector.parts(whole)]
+    assert first == [whole[start] for start in vector.starts]
