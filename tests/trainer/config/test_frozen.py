@@ -1,66 +1,24 @@
 """What stores and people's own configs depend on stays: addresses of choices, and ids of trials."""
 
+import hashlib
+import json
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
 import pytest
 import yaml
 
-from trainer.base.build import locate
-from trainer.base.places import CONF
+from trainer.base.places import CODE_ROOT, CONF
 from trainer.config.compose import compose
 from trainer.config.identity import trial_id, version_of
+from trainer.config.names import is_choice
 
-OPTIMIZERS = (
-    *("adamuon", "adamw", "adan", "ademamix", "adopt", "dion", "kron", "lion", "mars", "muon"),
-    *("nadamw", "normuon", "schedule_free_adamw", "scion", "sgd", "sgdw", "shampoo", "signum"),
-    *("soap", "sophia"),
-)
-SCHEDULES = (
-    *("constant_delay", "gpipe", "interleaved_1f1b", "pipedream", "pipedream_2bw", "sync"),
-    "zero_bubble_h1",
-)
-CORRECTIONS = {
-    "adaptive_error_feedback": "adaptive_error_feedback.AdaptiveErrorFeedback",
-    "error_feedback": "error_feedback.ErrorFeedback",
-    "error_feedback_gradient": "error_feedback_gradient.GradientErrorFeedback",
-    "learning_rate": "learning_rate.LearningRate",
-    "matched_error_feedback": "matched_error_feedback.MatchedErrorFeedback",
-    "none": "none.NoCorrection",
-    "taylor": "taylor.Taylor",
-    "weight_prediction": "weight_prediction.WeightPrediction",
-}
-ADDRESSES = {
-    **{("optimizer", name): f"trainer.optimizers.{name}" for name in OPTIMIZERS},
-    **{("pipeline", name): f"trainer.schedules.{name}" for name in SCHEDULES},
-    **{("correction", name): f"trainer.corrections.{of}" for name, of in CORRECTIONS.items()},
-    **{
-        ("lr_schedule", name): f"trainer.lr.{name}"
-        for name in ("constant", "cosine", "inverse_sqrt", "linear", "wsd")
-    },
-    **{
-        ("model", name): "trainer.models.llama.Llama"
-        for name in ("nano", "smollm2_135m", "smollm2_360m", "tiny", "tiny_deep")
-    },
-    **{
-        ("data", name): "trainer.data.shards.Prepared"
-        for name in ("fineweb", "fineweb_edu", "gcide", "wiki", "wiki_bpe")
-    },
-    **{
-        ("model", name): "trainer.models.qwen3_moe.Qwen3Moe"
-        for name in ("micro_moe", "moe_2b", "tiny_moe")
-    },
-    **{
-        ("model", name): "trainer.models.qwen3_next.Qwen3Next"
-        for name in ("hybrid_10b", "tiny_hybrid")
-    },
-    ("data", "bins"): "trainer.data.bins.Bins",
-    ("optimizer", "adamh"): "trainer.optimizers.hyperball.adamh",
-    ("optimizer", "basis_rotation"): "trainer.optimizers.basis_rotation.basis_rotation",
-    ("optimizer", "muonh"): "trainer.optimizers.hyperball.muonh",
-    ("optimizer", "nanochat"): "trainer.optimizers.nanochat.nanochat",
-    ("optimizer", "normuonh"): "trainer.optimizers.hyperball.normuonh",
-    ("pipeline", "dualpipe_v"): "trainer.schedules.recipes.dualpipe_v",
-    ("pipeline", "zero_bubble_v"): "trainer.schedules.recipes.zero_bubble_v",
-}
-"""Group and choice → the address that every config.json of it holds."""
+FROZEN = [
+    json.loads(line) for line in Path(__file__).with_name("frozen.jsonl").read_text().splitlines()
+]
+"""Words, the id of their trial on the wiki text, and of its config the whole, for no word, or the
+node of what the word chooses; of a scale only the id."""
 
 WIKI = "587fbfc6c2e2707943a6e2eb44c75a6467f161234b5e6fe0bcfea79f4f9dbe1e"
 """Hash of the prepared wiki text, of which the published trials are."""
@@ -117,12 +75,31 @@ IDS = {
 }
 
 
-@pytest.mark.parametrize(("group", "choice"), ADDRESSES)
-def test_the_address_of_a_choice_stays_importable(group: str, choice: str) -> None:
-    address = ADDRESSES[group, choice]
-    node = yaml.safe_load((CONF / group / f"{choice}.yaml").read_text())
-    assert node["_target_"] == address
-    assert callable(locate(address))
+@pytest.mark.parametrize("frozen", FROZEN, ids=lambda frozen: " ".join(frozen["words"]) or "none")
+def test_a_choice_stays_what_it_was(frozen: Any) -> None:
+    """Also a new name for its class leaves the address that every config.json of it holds."""
+    words = list(chain.from_iterable(map(in_full, frozen["words"])))
+    config = compose(words)
+    assert {key: config[key] for key in frozen["config"]} == frozen["config"]
+    assert trial_id(config, WIKI) == frozen["id"]
+    for key, node in frozen["config"].items():
+        if is_choice(node):
+            chosen = yaml.safe_load((CONF / key / f"{config['choices'][key]}.yaml").read_text())
+            assert chosen["_target_"] == node["_target_"]
+
+
+def in_full(word: str) -> list[str]:
+    """The words of a scale; any other word as it is."""
+    group, _, name = word.partition("=")
+    scale = CONF / "scale" / f"{name}.yaml"
+    return yaml.safe_load(scale.read_text())["base"] if group == "scale" else [word]
+
+
+def test_the_front_page_keeps_its_table() -> None:
+    front = (CODE_ROOT / "README.md").read_text()
+    table = [line for line in front.splitlines() if line.startswith("|")][:8]
+    digest = hashlib.sha256("\n".join(table).encode()).hexdigest()
+    assert digest[:16] == "d1ca7268dabce0f8", "\n".join(table)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,59 @@
+"""A store that version 0.2 made opens, reports and advises, choices dropped since included."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis.__main__ import main as analysis
+from sweeps.__main__ import main as sweeps
+from trainer.base.places import CODE_ROOT
+
+FILES = CODE_ROOT / "tests" / "stores" / "v0_2.jsonl"
+"""The text files of its store: five sweeps of tiny models, their records and finished trials."""
+GAPS = [
+    ("adamw", "delay", 3.3474, 3.6243, 1),  # micro_moe, with diagnostics of its routing
+    ("adamw", "delay", 3.4586, 3.6440, 2),
+    ("adamw", "delay", 3.4890, 3.6425, 1),  # compile=update, by preference
+    ("adamw", "delay", 3.4890, 3.6425, 1),  # shard_optimizer=true
+    ("adamw", "delay", 3.6819, 3.9385, 1),  # nanogpt
+    ("adamw", "delay_ef", 3.4586, 3.7231, 2),
+    ("sophia", "delay", 3.2803, 3.4665, 2),
+    ("sophia", "delay_ef", 3.2803, 3.5056, 2),
+]
+"""Optimizer, arm, mean losses of sync and of the arm, and pairs, as version 0.2 reported them."""
+ADVICE = (
+    "Sophia: stay against ZB-V and DualPipeV; not enough data against 1F1B, interleaved 1F1B (4 "
+    "parts) and ZB-H1; in the time of ZB-V it makes 6 % more updates and ends higher by 0.1862 "
+    "[0.0705, 0.3019]"
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    for line in FILES.read_text().splitlines():
+        file = json.loads(line)
+        path = tmp_path / file["file"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(file["text"])
+    return tmp_path
+
+
+def test_it_reports_as_before(store: Path) -> None:
+    out = store / "report"
+    assert analysis(["report", f"results={store}", f"out={out}"]) == 0
+    gaps = pd.read_csv(out / "gaps.csv").query("n > 0")
+    columns = gaps[["optimizer", "arm", "loss_sync", "loss", "n"]].round(4)
+    assert sorted(columns.itertuples(index=False, name=None)) == GAPS
+    assert len(pd.read_csv(out / "trials.csv")) == 24
+
+
+def test_it_advises_as_before(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert analysis(["advise", f"results={store}", "stages=4", "microbatches=8"]) == 0
+    assert ADVICE in capsys.readouterr().out
+
+
+def test_it_lists_every_trial(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweeps(["list", f"results={store}"]) == 0
+    assert capsys.readouterr().out.count("completed") == 24
