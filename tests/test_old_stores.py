@@ -28,6 +28,10 @@ ADVICE = (
     "parts) and ZB-H1; in the time of ZB-V it makes 6 % more updates and ends higher by 0.1862 "
     "[0.0705, 0.3019]"
 )
+DROPPED = [
+    ("optimizer=sophia", 8, "optimizer=sophia"),
+]
+"""Selections of its trials that this version cannot run, their number, and what was dropped."""
 
 
 @pytest.fixture
@@ -57,3 +61,13 @@ def test_it_advises_as_before(store: Path, capsys: pytest.CaptureFixture[str]) -
 def test_it_lists_every_trial(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sweeps(["list", f"results={store}"]) == 0
     assert capsys.readouterr().out.count("completed") == 24
+
+
+@pytest.mark.parametrize(("selection", "number", "dropped"), DROPPED)
+def test_its_dropped_trials_are_not_run_again(
+    store: Path, capsys: pytest.CaptureFixture[str], selection: str, number: int, dropped: str
+) -> None:
+    assert sweeps(["rerun", f"results={store}", selection, "force=true"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    says = f"({dropped}: dropped in 0.3.0; its trials are still read; stay with 0.2 to run it)"
+    assert [line.endswith(says) for line in lines] == [True] * number

@@ -29,7 +29,6 @@ class Agenda:
     eval_every: int
     checkpoint_every: int
     compare_every: int | None
-    observe_every: int | None
 
     def evaluates_after(self, num_done: int) -> bool:
         """Whether the validation loss is due after `num_done` updates; at the end it always is."""
@@ -43,17 +42,12 @@ class Agenda:
         """Whether `update` is compared with the one that a fresh gradient would make."""
         return self.compare_every is not None and update % self.compare_every == 0
 
-    def observes(self, update: int) -> bool:
-        """Whether the optimizer needs more than the gradient before `update`."""
-        return self.observe_every is not None and update % self.observe_every == 0
-
     def drains(self, num_done: int) -> Iterator[int]:
         """Yields how many updates are done at each drain after `num_done` updates, ascending."""
         marks = merge(
             sorted(self.phases),
             self._each(self.eval_every),
             self._each(self.checkpoint_every),
-            self._each(self.observe_every),
             self._each(self.compare_every),
             (update + 1 for update in self._each(self.compare_every)),
         )

@@ -96,7 +96,7 @@ class Training:
         self._device, self._parts, self._executor = device, parts, executor
         self._folder, self._on_finish = folder, on_finish
         schedule, keys = parts.schedule, ("eval_every", "checkpoint_every", "diagnostics")
-        every = *(job.config[key] for key in keys), executor.observe_every
+        every = (job.config[key] for key in keys)
         self._agenda = Agenda(job.plan.num_updates, schedule.phases, *every)
         self._progress = TrialProgress(job.config, schedule)
         self._stride = 1
@@ -148,8 +148,6 @@ class Training:
             else:
                 self._write(row)
 
-        if self._agenda.observes(first):
-            self._executor.observe(first)
         if compares:
             self._executor.probe(first)
         self._progress.start(first, last)

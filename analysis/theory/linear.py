@@ -155,7 +155,6 @@ OPTIMIZERS: Mapping[str, Callable[[Settings, float], Filter]] = {
     f"{_OPT}.soap": _averaged,
     f"{_OPT}.kl_soap.kl_soap": _averaged,
     f"{_OPT}.basis_rotation.basis_rotation": _averaged,
-    f"{_OPT}.sophia": _averaged,
     f"{_OPT}.shampoo": lambda settings, updates: SAME,
 }
 """Published address of an optimizer → its filter, for matrices."""

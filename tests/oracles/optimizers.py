@@ -136,15 +136,6 @@ def lion(w: Tensor, batches: Batches, o: Settings, place: int) -> Tensor:
     return w
 
 
-def sophia(w: Tensor, batches: Batches, o: Settings, place: int) -> Tensor:
-    """Before any curvature was observed (for that see test_sophia.py): every entry is clipped."""
-    m = torch.zeros_like(w)
-    for g, factor in batches:
-        m = o.momentum * m + (1 - o.momentum) * g
-        w = w * (1 - o.lr * factor * o.weight_decay) - o.lr * factor * (m / o.eps).clamp(-1, 1)
-    return w
-
-
 def signum(w: Tensor, batches: Batches, o: Settings, place: int) -> Tensor:
     m = torch.zeros_like(w)
     for g, factor in batches:
@@ -175,4 +166,4 @@ def schedule_free(w: Tensor, batches: Batches, o: Settings) -> tuple[Tensor, Ten
 
 
 Reference = Callable[[Tensor, Batches, Settings, int], Tensor]
-OF_EVERY_WEIGHT = [adamw, adan, ademamix, adopt, lion, mars, nadamw, sgd, sgdw, signum, sophia]
+OF_EVERY_WEIGHT = [adamw, adan, ademamix, adopt, lion, mars, nadamw, sgd, sgdw, signum]

@@ -22,7 +22,6 @@ EVERY, MAYBE = st.integers(1, 2 * T), st.none() | st.integers(1, 2 * T)
     eval_every=EVERY,
     checkpoint_every=EVERY,
     compare_every=MAYBE,
-    observe_every=MAYBE,
     num_done=st.integers(0, T - 1),
 )
 @pytest.mark.parametrize("make", [pipedream_2bw, pipedream])
@@ -33,12 +32,11 @@ def test_what_runs_between_two_drains_can_run(
     eval_every: int,
     checkpoint_every: int,
     compare_every: int | None,
-    observe_every: int | None,
     num_done: int,
 ) -> None:
     phases = {"synchronous_start": start, "synchronous_cooldown": cooldown}
     schedule = make(T, num_stages=3, num_microbatches=2, **phases)
-    agenda = Agenda(T, schedule.phases, eval_every, checkpoint_every, compare_every, observe_every)
+    agenda = Agenda(T, schedule.phases, eval_every, checkpoint_every, compare_every)
     drains = [*agenda.drains(num_done)]
     assert drains[-1] == T
     for first, last in pairwise([num_done, *drains]):
@@ -47,7 +45,7 @@ def test_what_runs_between_two_drains_can_run(
 
 def test_drains_are_counted_as_they_are_needed() -> None:
     """All drains of a billion updates would take all memory before the first update."""
-    drains = Agenda(10**9, (0, 10**9), 7, 3, 5, 1).drains(num_done=4)
+    drains = Agenda(10**9, (0, 10**9), 7, 3, 1).drains(num_done=4)
     assert [*islice(drains, 3)] == [5, 6, 7]
 
 

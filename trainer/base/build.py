@@ -21,7 +21,6 @@ _PUBLISHED: Mapping[str, tuple[str, ...]] = {
     "trainer.optimizers.kronecker": ("kron", "shampoo", "soap"),
     "trainer.optimizers.muon": ("adamuon", "muon", "normuon", "scion"),
     "trainer.optimizers.sgd": ("lion", "sgd", "sgdw", "signum"),
-    "trainer.optimizers.sophia": ("sophia",),
     "trainer.schedules.recipes": (
         *("constant_delay", "gpipe", "interleaved_1f1b", "pipedream", "pipedream_2bw", "sync"),
         "zero_bubble_h1",

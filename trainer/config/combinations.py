@@ -25,10 +25,6 @@ NOT_SHARDED: Mapping[str, str] = {
 """Optimizer → why its states cannot be divided among replicas: it would make other numbers."""
 
 
-OBSERVERS = ("sophia",)
-"""Optimizers that ask for gradients against sampled labels, for which there is no graph."""
-
-
 MADE_BY_GRAPHS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "optimizer": {
         **{name: {} for name in ("adamw", "adan", "lion", "mars", "normuon", "soap")},
@@ -113,7 +109,7 @@ def check_graphs(config: Config, model: Recipe, correction: NoCorrection) -> Non
     """Raises BadInput for a setting that `compile=update` does not have."""
     if config["compile"] != "update":
         return
-    optimizer, correction_name = label(config["optimizer"]), label(config["correction"])
+    correction_name = label(config["correction"])
     recomputes = model.activation_checkpointing
     for key, value, holds, allowed in (
         ("device", config["device"], config["device"] == "cpu", "must be cpu"),
@@ -121,7 +117,6 @@ def check_graphs(config: Config, model: Recipe, correction: NoCorrection) -> Non
         ("diagnostics", config["diagnostics"], config["diagnostics"] is None, "must be null"),
         ("model.activation_checkpointing", recomputes, not recomputes, "must be false"),
         ("correction", correction_name, not correction.reads_ahead, "must not read ahead"),
-        ("optimizer", optimizer, optimizer not in OBSERVERS, "must not observe curvature"),
     ):
         if not holds:
             raise BadInput(key, value, f"{allowed} with compile=update")

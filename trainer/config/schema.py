@@ -23,6 +23,7 @@ from trainer.base.places import require_folder
 from trainer.base.ranges import Count, Few, Place, Rows, Seed
 from trainer.base.resources import resolved_dtype
 from trainer.config.combinations import check_combinations
+from trainer.config.dropped import refuse_dropped_node
 from trainer.config.names import GROUPS, YOUNGER, names
 
 Choice = dict[str, Any]
@@ -133,6 +134,7 @@ def check_choice(key: str, node: Choice, code: str | None = None) -> Choice:
 
     `code` is the folder of the user's own code.
     """
+    refuse_dropped_node(key, node)
     path = str(node.get("_target_"))
     try:
         with contained():

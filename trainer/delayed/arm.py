@@ -15,7 +15,6 @@ from trainer.config.schema import check_choice
 from trainer.corrections.error_feedback import ErrorFeedback
 from trainer.corrections.none import NoCorrection
 from trainer.optimizers.averaging import Averages
-from trainer.optimizers.state import Observer
 from trainer.schedules.operations import Schedule
 
 Node = dict[str, Any]
@@ -87,16 +86,12 @@ def _check_phase(name: str, value: object) -> None:
 
 
 def require_plain(optimizer: object, wrapper: type[Optimizer]) -> None:
-    """Raises BadInput unless it is a plain torch optimizer: no `wrapper` of one, and one that takes
-    all its gradients in `step`."""
+    """Raises BadInput unless it is a plain torch optimizer: no `wrapper` of one."""
     name = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):
         raise BadInput("optimizer", name, "must be a torch.optim.Optimizer")
     if isinstance(optimizer, wrapper):
         raise BadInput("optimizer", name, "is delayed already: pass the optimizer that it wraps")
-    if isinstance(optimizer, Observer):
-        allowed = "takes gradients of its own beside those of step(): only trials can delay it"
-        raise BadInput("optimizer", name, allowed)
     if hasattr(optimizer, "eval") and not isinstance(optimizer, Averages):
         allowed = (
             "moves its weights in eval(): wrap it by trainer.optimizers.averaging.ScheduleFree"

@@ -8,15 +8,8 @@ from typing import Any, ClassVar, TypeVar
 from torch import Tensor
 
 from trainer.executors.gradients import Diverged, Update
-from trainer.executors.passes import (
-    CURVATURE,
-    FRESH_GRADIENT,
-    TRAINING,
-    Loss,
-    LossOfOutput,
-    MicrobatchPlace,
-    Pass,
-)
+from trainer.executors.passes import FRESH_GRADIENT, TRAINING, Loss, Pass, against
+from trainer.models.loss import Output
 from trainer.schedules.operations import Op, Schedule
 from trainer.stages.probe import Comparison, Counts
 from trainer.stages.stage import Stage
@@ -67,11 +60,6 @@ class Executor(ABC):
         """The stages of this process, in the order of the model."""
         return self._stages
 
-    @property
-    def observe_every(self) -> int | None:
-        """Updates between observations of the curvature; None if the optimizer asks for none."""
-        return self._stages[0].observe_every
-
     def run(self, first: int, last: int, on_update: OnUpdate) -> None:
         """Trains on batches first … last − 1 of one phase, then drains.
 
@@ -94,10 +82,6 @@ class Executor(ABC):
             for stage in self._stages:
                 stage.take_comparison()
                 stage.take_choices()
-
-    def observe(self, batch: int) -> None:
-        """Shows the optimizers the curvature at the version that `batch`, the next one, reads."""
-        self._run(CURVATURE, self._schedule.alone(batch))
 
     def agreed(self, mine: T) -> T:
         """Returns in every process the value that the recording process passes as `mine`."""
@@ -132,8 +116,6 @@ class Executor(ABC):
         on_update: OnUpdate = lambda update: None,
     ) -> None:
         self._pass = kind
-        for stage in self._stages:
-            stage.train(kind.is_training)
         self._execute(operations, on_update)
 
     def _microbatch(self, op: Op, replica: int) -> tuple[Tensor, Tensor]:
@@ -142,10 +124,9 @@ class Executor(ABC):
         rows = parts[replica * self._schedule.num_microbatches + op.microbatch]
         return rows[:, :-1], rows[:, 1:]
 
-    def _loss_of(self, op: Op, replica: int) -> LossOfOutput:
+    def _loss_of(self, op: Op, replica: int) -> Callable[[Output], Tensor]:
         _, targets = self._microbatch(op, replica)
-        place = MicrobatchPlace(op.batch, op.microbatch, replica, self._num_parts)
-        return self._pass.loss(self._loss, targets, place)
+        return against(targets, self._loss)
 
     @abstractmethod
     def evaluate(self, batches: Iterable[Tensor]) -> float:

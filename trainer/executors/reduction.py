@@ -167,9 +167,8 @@ class Reducer:
             vector = torch.cat((sum(norms[1:], norms[0]), loss.reshape(1) / gang.num_replicas))
             is_finite = vector.isfinite().all() if self._clip.by_stage else None
             totals = Totals(gang, op.batch, vector)
-            if kind.is_clipped:
-                for stage, of_stage in zip(self._stages, gradients, strict=True):
-                    self._clip(stage.clipped(of_stage), lambda: totals.norm)
+            for stage, of_stage in zip(self._stages, gradients, strict=True):
+                self._clip(stage.clipped(of_stage), lambda: totals.norm)
             # The one wait for the device, in this thread: the rank computes on meanwhile.
             if is_finite is None:
                 _ = totals.loss_and_norm  # or Diverged

@@ -7,7 +7,7 @@ sees its entries in one dimension: MARS would take it for a matrix. Balance bias
 their own.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from trainer.optimizers.averaging import Averages
 from trainer.optimizers.routing import BALANCE, EXPERTS, VECTOR, Group, Kind, Parameters
-from trainer.optimizers.state import Observer, Wrapper, options, replace_options
+from trainer.optimizers.state import options, replace_options
 
 PARTS = "parts"
 """Key of the state of a weight that is seen in parts: a list with the state of each of them."""
@@ -41,7 +41,7 @@ def _is_seen_in_parts(kind: Kind, weight: Tensor) -> bool:
     return kind == EXPERTS or (kind == VECTOR and weight.ndim > 1)
 
 
-class OptimizerInParts(Wrapper):
+class OptimizerInParts(Optimizer):
     """Has the weights of `parameters`, and steps the optimizer of `make` on matrices and vectors.
 
     Balance biases b have a rule of their own: b ← b − sign(gradient), whatever the learning rate.
@@ -69,17 +69,6 @@ class OptimizerInParts(Wrapper):
     def inner(self) -> Optimizer:
         """The optimizer of matrices and vectors, whose groups come first here."""
         return self._inner
-
-    def observe(self, gradients: Mapping[Tensor, Tensor]) -> None:
-        """Shows the inner optimizer the gradients of its weights, where there are any."""
-        assert isinstance(self._inner, Observer)
-        self._lend()
-        shown = {weight: gradients[weight] for weight in self._others if weight in gradients}
-        for weight, views in self._views.items():
-            if weight in gradients:
-                shown.update(zip(views, self._parts(weight, gradients[weight]), strict=True))
-        self._inner.observe(shown)
-        self._take_back()
 
     @torch.no_grad()
     def evaluation_weights(self) -> dict[Tensor, Tensor]:

@@ -3,20 +3,21 @@
 It computes the same numbers in fewer calls: entries of one vector are stepped alike.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from inspect import unwrap
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from typing_extensions import override
 
 from trainer.base.flat import Layout, Vector, storage
 from trainer.optimizers.averaging import Averages
 from trainer.optimizers.routing import Parameters, alike
 from trainer.optimizers.sharded import Make
-from trainer.optimizers.state import Observer, State, Wrapper, options, replace_options
+from trainer.optimizers.state import State, options, replace_options
 
 
 def joined(make: Make) -> Make:
@@ -24,7 +25,7 @@ def joined(make: Make) -> Make:
     return lambda parameters: Joined(make, parameters)
 
 
-class Joined(Wrapper):
+class Joined(Optimizer):
     """Steps the optimizer of `make` on the vectors that the weights of `parameters` lie in.
 
     `make` returns an optimizer that steps every entry by itself. The weights in one storage that it
@@ -67,16 +68,6 @@ class Joined(Wrapper):
     @state.setter
     def state(self, by_weight: dict[Tensor, State]) -> None:
         self._by_weight = by_weight
-
-    def observe(self, gradients: Mapping[Tensor, Tensor]) -> None:
-        """Shows the inner optimizer the gradients of its vectors."""
-        assert isinstance(self._inner, Observer)
-        self._take_state()
-        shown: dict[Tensor, Tensor] = {
-            whole: vector.joined([gradients[weight] for weight in weights])
-            for whole, (vector, weights) in self._vectors.items()
-        }
-        self._inner.observe(shown)
 
     @torch.no_grad()
     def evaluation_weights(self) -> dict[Tensor, Tensor]:

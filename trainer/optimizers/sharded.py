@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from trainer.optimizers.averaging import Averages
 from trainer.optimizers.routing import Kind, Parameters
-from trainer.optimizers.state import Observer, State, Wrapper
+from trainer.optimizers.state import State
 
 Make = Callable[[Parameters], Optimizer]
 Share = Callable[[Sequence[tuple[int, Tensor]]], None]
@@ -57,7 +57,7 @@ def sharded(
     return divided
 
 
-class Sharded(Wrapper):
+class Sharded(Optimizer):
     """The optimizer `inner` of `weights`, of which replica `owned_by[i]` steps the i-th.
 
     Groups and state belong to `inner`: a weight of another replica has options and no state.
@@ -86,11 +86,6 @@ class Sharded(Wrapper):
     def state(self) -> Any:  # type: ignore[override]
         """The state of the inner optimizer."""
         return self._inner.state
-
-    def observe(self, gradients: Mapping[Tensor, Tensor]) -> None:
-        """Shows the inner optimizer the gradients of the weights of this replica."""
-        assert isinstance(self._inner, Observer)
-        self._inner.observe({w: g for w, g in gradients.items() if w in self.owned})
 
     @torch.no_grad()
     def evaluation_weights(self) -> Mapping[Tensor, Tensor]:

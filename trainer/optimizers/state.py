@@ -1,8 +1,8 @@
-"""What a stage asks of an optimizer beside its steps: state by weight, and curvature."""
+"""What a stage asks of an optimizer beside its steps: its state by weight."""
 
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -86,30 +86,3 @@ def _exactly(saved: Any, loaded: Any) -> Any:
     if not isinstance(saved, Tensor):
         return saved
     return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
-
-
-@runtime_checkable
-class Observer(Protocol):
-    """An optimizer that estimates curvature from gradients against sampled labels.
-
-    It gets such gradients before every `observe_every`-th update, taken at the same weights as the
-    gradient of that update. Each observation costs one more gradient and a drain.
-    """
-
-    @property
-    def observe_every(self) -> int | None:
-        """Updates between observations; None: it wants none."""
-
-    def observe(self, gradients: Mapping[Tensor, Tensor]) -> None:
-        """Gets the batch's mean gradient, not clipped, of each parameter."""
-
-
-class Wrapper(Optimizer):
-    """An optimizer that has another one step."""
-
-    _inner: Optimizer
-
-    @property
-    def observe_every(self) -> int | None:
-        """Updates between observations of the curvature; None if the inner optimizer wants none."""
-        return self._inner.observe_every if isinstance(self._inner, Observer) else None

@@ -111,13 +111,10 @@ class Schedule:
         """Every rank's operations from drain to drain: batches first … last − 1 of one phase."""
         return [self._operations(rank, first, last) for rank in range(self.num_ranks)]
 
-    def alone(self, batch: int) -> list[list[Op]]:
-        """Every rank's operations if `batch` alone runs between two drains."""
-        return replace(self, flushes=True).operations(batch, batch + 1)
-
     def undelayed(self, batch: int) -> list[list[Op]]:
-        """Every rank's operations for `alone(batch)` if the schedule had no delay."""
-        return replace(self, lags=(0,) * len(self.lags)).alone(batch)
+        """Every rank's operations for `batch` alone between two drains, as without a delay."""
+        fresh = replace(self, lags=(0,) * len(self.lags), flushes=True)
+        return fresh.operations(batch, batch + 1)
 
     def _operations(self, rank: int, first: int, last: int) -> list[Op]:
         delayed = self.first_delayed <= first < self.first_cooldown

@@ -17,7 +17,6 @@ from trainer.optimizers import state as optimizer_state
 from trainer.optimizers.averaging import evaluated
 from trainer.optimizers.routing import BALANCE, Kind, Parameters, alike
 from trainer.optimizers.sharded import Sharded, owned
-from trainer.optimizers.state import Observer
 from trainer.schedules.operations import Op
 from trainer.stages.backward import Microbatch
 from trainer.stages.in_parts import correction_in_parts
@@ -84,10 +83,6 @@ class Stage:
     def clipped(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         """The gradients that the clip scales: all but the pseudo-gradients of balance biases."""
         return chosen(gradients, (i for i, kind in enumerate(self._kinds) if kind != BALANCE))
-
-    def train(self, is_training: bool) -> None:
-        """Whether gradients contain the terms that the model itself adds to the loss."""
-        self._module.train(is_training)
 
     @property
     def lr(self) -> float:
@@ -168,18 +163,6 @@ class Stage:
         """The counts of the watched batch, by layer; ends the watch."""
         choices, self._choices = self._choices, NoRoutingProbe()
         return choices.results()
-
-    @property
-    def observe_every(self) -> int | None:
-        """Updates between observations of the curvature; None if the optimizer asks for none."""
-        return self.optimizer.observe_every if isinstance(self.optimizer, Observer) else None
-
-    @torch.no_grad()
-    def observe(self, batch: int, gradients: Sequence[Tensor]) -> None:
-        """Shows the optimizer gradients against sampled labels; makes no update."""
-        del self._read[batch]
-        assert isinstance(self.optimizer, Observer)
-        self.optimizer.observe(dict(zip(self.versions.master, gradients, strict=True)))
 
     def take_comparison(self) -> Comparison:
         """How the last update compares with the probe's, by weight; empty if it had no probe."""

@@ -78,7 +78,7 @@ def test_noise_is_the_power_of_the_response_to_one_noisy_gradient(correction: st
 EPS = 1e12
 """Beside it second moments are nothing: what is divided by their root is divided by a constant."""
 DECAYS = ("momentum", "difference_decay", "slow_momentum", "variance_decay")
-BY_EPS = ["adamw", "nadamw", "adan", "adopt", "ademamix", "mars", "soap", "kl_soap", "sophia"]
+BY_EPS = ["adamw", "nadamw", "adan", "adopt", "ademamix", "mars", "soap", "kl_soap"]
 FROZEN: dict[str, dict[str, Any]] = {
     **{name: {"eps": EPS, "momentum_decay": 1e9, "slow_warmup": 1} for name in BY_EPS},
     "muon": {"scaling": "original"},

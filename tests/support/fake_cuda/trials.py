@@ -63,9 +63,6 @@ def facts_of(gpu: FakeGPU) -> Facts:
 
 def _run(gpu: FakeGPU, config: Facts, executor: Emulated, updates: int, whole: bool) -> None:
     for t in range(updates):
-        if executor.observe_every and t % executor.observe_every == 0:
-            gpu.begin("observation")
-            executor.observe(t)
         gpu.begin(f"update {t}")
         executor.run(t, t + 1, lambda update: None)
     if not whole:

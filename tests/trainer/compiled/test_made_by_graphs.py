@@ -7,11 +7,11 @@ from tests.support.smallest import BIASED, DENSE, config, trainer
 from trainer.base.errors import BadInput
 from trainer.base.places import CONF
 from trainer.compiled.stage import CompiledStage
-from trainer.config.combinations import OBSERVERS, require_graphs
+from trainer.config.combinations import require_graphs
 
 READS_AHEAD = "weight_prediction"
 CHOICES = [
-    *((f"optimizer={name}",) for name in NAMES if name not in OBSERVERS),
+    *((f"optimizer={name}",) for name in NAMES),
     ("optimizer=muon", "optimizer.orthogonalisation=polar_express"),
     ("optimizer=muon", "optimizer.cautious_decay=true"),
     ("optimizer=muon", "optimizer.nesterov=false", "optimizer.newton_schulz_steps=3"),

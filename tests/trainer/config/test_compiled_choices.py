@@ -26,7 +26,6 @@ def test_experts_in_fp32(tmp_path: Path, family: tuple[str, ...], key: str) -> N
         ("runner=pipelined", "runner=pipelined: must be emulated with compile=update"),
         ("device=cuda", "device=cuda: must be cpu with compile=update"),
         ("diagnostics=2", "diagnostics=2: must be null with compile=update"),
-        ("optimizer=sophia", "optimizer=sophia: must not observe"),
         ("correction=weight_prediction", "correction=weight_prediction: must not read ahead"),
         ("pipeline=paci", "compile=update: must be false with pipeline=paci"),
     ],

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from tests.support import every_optimizer, toy
+from tests.support import toy
 from tests.support.delayed import ADAMW, T
 from tests.support.own_loop import KEEP, Loop
 from trainer.base.errors import BadInput
@@ -122,8 +122,6 @@ def test_what_cannot_be_wrapped_is_refused() -> None:
         DelayedOptimizer(weights)  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="delayed already"):
         DelayedOptimizer(DelayedOptimizer(inner))
-    with pytest.raises(BadInput, match="only trials can delay it"):
-        DelayedOptimizer(every_optimizer.maker("sophia")([("matrix", weights[0])]))
 
 
 def test_more_steps_than_were_said_are_refused() -> None:

@@ -21,7 +21,6 @@ WAYS = (
     ("optimizer=adamw", *DELAYED),
     ("optimizer=muon", *DELAYED),
     ("optimizer=soap", "pipeline=pipedream_2bw", "correction=taylor"),
-    ("optimizer=sophia", "optimizer.observe_every=2", *DELAYED),
     ("optimizer=schedule_free_adamw", "pipeline=pipedream_2bw"),
     ("optimizer=adamw", "pipeline=pipedream", "correction=learning_rate"),
     ("optimizer=muon", *DELAYED, "dtype=bfloat16"),

@@ -163,7 +163,7 @@ def test_biased_models_are_kept_by_our_own_names(tmp_path: Path) -> None:
     [
         (hybrid.WORDS, "bias", "mars", "bfloat16"),
         pytest.param(moe.WORDS, "loss", "muon", "float32", marks=pytest.mark.slow),
-        pytest.param(moe.WORDS, "bias", "sophia", "float32", marks=pytest.mark.slow),
+        pytest.param(moe.WORDS, "bias", "soap", "float32", marks=pytest.mark.slow),
     ],
 )
 def test_a_stopped_trial_goes_on_with_other_stages(

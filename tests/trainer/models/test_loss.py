@@ -15,7 +15,6 @@ from trainer.base.build import build
 from trainer.config.compose import compose
 from trainer.config.memory import loss_bytes
 from trainer.config.plan import plan_trial
-from trainer.executors.passes import MicrobatchPlace, against_samples
 from trainer.models.decoder import LOSS
 from trainer.models.loss import Unprojected, cross_entropy, loss_by
 
@@ -109,17 +108,6 @@ def test_parts_may_be_replaced() -> None:
     )
     loss(hidden @ head.T, targets)
     assert called == ["of_chunk"] * 3 + ["of_logits"]
-
-
-def test_labels_are_drawn_in_chunks() -> None:
-    """Sophia's: the same as of all logits at once."""
-    hidden, head, targets = inputs(torch.float32)
-    sampled_loss = partial(against_samples, cross_entropy, targets, MicrobatchPlace(0, 0, 0, 1))
-    torch.manual_seed(0)
-    whole = sampled_loss()(hidden @ head.T)
-    for chunk in (10, 1000):
-        assert torch.isclose(sampled_loss()(Unprojected(hidden, head, chunk)), whole, rtol=1e-6)
-    assert not torch.isclose(cross_entropy(hidden @ head.T, targets) * 51**0.5, whole, rtol=0.01)
 
 
 @pytest.mark.parametrize("is_tied", [True, False])

@@ -16,7 +16,6 @@ from trainer.optimizers import state
 from trainer.optimizers.averaging import evaluated
 from trainer.optimizers.in_parts import optimizer_in_parts
 from trainer.optimizers.routing import Kind, is_entrywise
-from trainer.optimizers.state import Observer
 from trainer.stages.update import dry_update
 
 every = pytest.mark.parametrize("name", NAMES)
@@ -50,16 +49,12 @@ def stacked(name: str, with_bias: bool = False) -> tuple[Named, Optimizer]:
 
 def step(weights: Named, optimizer: Optimizer, t: int) -> None:
     gradients = drawn(t)
-    shown = {}
     for kind, weight in weights:
         weight.grad = gradients[kind] if kind in gradients else torch.arange(4.0) - 1
-        shown[weight] = weight.grad.clone()
-    step_at(optimizer, t, shown)
+    step_at(optimizer)
 
 
-def step_at(optimizer: Optimizer, t: int, gradients: Mapping[Tensor, Tensor]) -> None:
-    if isinstance(optimizer, Observer) and optimizer.observe_every and t % 2 == 0:
-        optimizer.observe(gradients)
+def step_at(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         group["lr"] *= 0.9
     optimizer.step()
@@ -73,7 +68,7 @@ def by_itself(name: str) -> list[Tensor]:
     for t in range(UPDATES):
         for (_, weight), (_, gradient) in zip(weights, apart(drawn(t)), strict=True):
             weight.grad = gradient
-        step_at(optimizer, t, {w: w.grad.clone() for _, w in weights if w.grad is not None})
+        step_at(optimizer)
     return [w.detach() for w in evaluated(optimizer, [w for _, w in weights])]
 
 

@@ -14,7 +14,6 @@ from trainer.optimizers import state
 from trainer.optimizers.averaging import evaluated
 from trainer.optimizers.joined import Joined, joined
 from trainer.optimizers.routing import Kind, Parameters, alike, is_entrywise
-from trainer.optimizers.state import Observer
 
 KINDS: list[Kind] = ["vector", "matrix", "embedding", "matrix", "vector"]
 SHAPES = [torch.Size(shape) for shape in [(7,), (5, 3), (9, 4), (16, 8), (64,)]]
@@ -38,8 +37,6 @@ def trained(make: Callable[[Parameters], Optimizer], *, resumed: bool) -> list[T
         torch._foreach_copy_(list(there), weights)
         for weight, data, gradient in zip(weights, there, laid_out(1 + t), strict=True):
             weight.data, weight.grad = data, 0.1 * gradient if t % 2 else gradient
-        if isinstance(optimizer, Observer) and optimizer.observe_every and t % 4 == 0:
-            optimizer.observe(dict(zip(weights, laid_out(100 + t), strict=True)))
         for group in optimizer.param_groups:
             group["lr"] *= 0.9
         optimizer.step()

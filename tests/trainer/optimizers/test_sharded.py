@@ -14,7 +14,7 @@ from trainer.optimizers.averaging import evaluated
 from trainer.optimizers.in_parts import optimizer_in_parts
 from trainer.optimizers.routing import Kind, Parameters, is_entrywise, kept_entries
 from trainer.optimizers.sharded import Sharded, owners, sharded
-from trainer.optimizers.state import Observer, by_weight
+from trainer.optimizers.state import by_weight
 
 SHAPES: list[tuple[Kind, tuple[int, ...]]] = [
     ("embedding", (65, 24)),
@@ -48,8 +48,6 @@ class Replica:
 
     def step(self, t: int) -> None:
         torch.set_rng_state(self.random)
-        if isinstance(self.optimizer, Observer) and self.optimizer.observe_every is not None:
-            self.optimizer.observe(dict(zip(self.weights, gradients(50 + t), strict=True)))
         for weight, gradient in zip(self.weights, gradients(t), strict=True):
             weight.grad = gradient
         self.optimizer.step()
