@@ -28,8 +28,7 @@ from trainer.models.recipe import Recipe, compiled, compiled_stage
 from trainer.models.split import Split
 from trainer.optimizers.in_parts import optimizer_in_parts
 from trainer.optimizers.joined import joined
-from trainer.optimizers.routing import Parameters, is_entrywise, kept_entries
-from trainer.optimizers.sharded import Make, sharded
+from trainer.optimizers.routing import Parameters, is_entrywise
 from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Schedule
 from trainer.stages.backward import microbatches_of
@@ -97,8 +96,7 @@ def build_pipelined(config: Config, parts: Parts, gang: Gang) -> Pipelined:
     schedule, device = parts.schedule, gang.device
     rows = config["batch_size"] // (schedule.num_microbatches * gang.num_replicas)
     mine = schedule.stages(gang.place)
-    divide = partial(_divided, config, gang) if config["shard_optimizer"] else None
-    stages = build_stages(config, parts.model, schedule, parts.lr_factor, device, mine, divide)
+    stages = build_stages(config, parts.model, schedule, parts.lr_factor, device, mine)
     loss, message = _loss(config), torch.Size([rows, config["seq_len"], parts.model.hidden_size])
     practise(dict(zip(mine, stages, strict=True)), schedule.num_stages - 1, loss, message)
     return Pipelined(
@@ -112,12 +110,6 @@ def build_pipelined(config: Config, parts: Parts, gang: Gang) -> Pipelined:
         message,
         Path(config["out"] or config["results"]),
     )
-
-
-def _divided(config: Config, gang: Gang, make: Make) -> Make:
-    """Divides the states of the optimizer among the replicas of this rank's place."""
-    kept = kept_entries(locate(config["optimizer"]["_target_"]))
-    return sharded(make, kept, gang.replica, gang.num_replicas, gang.share)
 
 
 def _batch(parts: Parts, device: torch.device) -> Callable[[int], Tensor]:
@@ -178,17 +170,14 @@ def build_stages(
     lr_factor: Callable[[int], float],
     device: torch.device,
     indices: Iterable[int],
-    divide: Callable[[Make], Make] | None = None,
 ) -> list[Stage]:
     """Builds the model's stages with these `indices`, on `device`, weights initialised.
 
-    A weight whose name both the first and the last stage have is tied. `divide` may divide the
-    optimizer's states among replicas, weight by weight. Undivided and not in a graph, an optimizer
+    A weight whose name both the first and the last stage have is tied. Not in a graph, an optimizer
     that steps every entry by itself steps all weights that decay at once.
     """
     by_entry = is_entrywise(locate(config["optimizer"]["_target_"]))
-    is_joined = by_entry and config["compile"] != "update"
-    arrange = divide or (joined if is_joined else lambda make: make)
+    arrange = joined if by_entry and config["compile"] != "update" else lambda make: make
     split = model.split(schedule.num_stages, config["seq_len"])
     first, last = (_names(empty_stage(model, index, split)) for index in (0, len(split) - 1))
     tied = first & last if len(split) > 1 else frozenset()

@@ -38,7 +38,6 @@ RANKS = {
             (0, ["pipeline=pipedream"]),
             (1, ["pipeline=pipedream", "clip_scope=stage"]),
             (0, ["num_replicas=2", EF]),
-            (1, ["num_replicas=2", "shard_optimizer=true"]),
             (1, [*moe.WORDS, "model.num_layers=2"]),
             (0, [*hybrid.WORDS, "model.num_layers=2"]),
         )

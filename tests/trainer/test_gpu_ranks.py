@@ -97,11 +97,8 @@ def test_models_with_experts(tmp_path: Path, family: Words) -> None:
     assert_all_equal(tmp_path, 2, [(*family, "optimizer=muon", *DELAYED, TWO)])
 
 
-def test_replicas_that_divide_the_states(tmp_path: Path) -> None:
-    divided = ("num_replicas=2", "runner=pipelined", "shard_optimizer=true", TWO)
-    undivided = ("num_replicas=2", "optimizer=muon", *DELAYED, TWO)
-    ways = [(*divided, f"optimizer={name}", *DELAYED) for name in ("adamw", "muon", "soap")]
-    assert_all_equal(tmp_path, 4, [*ways, undivided])
+def test_replicas(tmp_path: Path) -> None:
+    assert_all_equal(tmp_path, 4, [("num_replicas=2", "optimizer=muon", *DELAYED, TWO)])
 
 
 def test_a_stop_and_a_resume_change_no_bit(tmp_path: Path) -> None:

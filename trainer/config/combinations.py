@@ -19,11 +19,6 @@ REJECTED: Mapping[tuple[str, str], str] = {
     for correction in ("error_feedback", "adaptive_error_feedback", "matched_error_feedback")
 }
 """Optimizer and correction → why not."""
-NOT_SHARDED: Mapping[str, str] = {
-    "kron": "it draws random numbers for one weight after the other, and so others for a part"
-}
-"""Optimizer → why its states cannot be divided among replicas: it would make other numbers."""
-
 
 MADE_BY_GRAPHS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "optimizer": {
@@ -47,27 +42,12 @@ def check_combinations(config: Config) -> None:
     if (optimizer, correction) in REJECTED:
         why = REJECTED[optimizer, correction]
         raise BadInput("correction", correction, f"not with optimizer={optimizer}: {why}")
-    _check_sharding(config, optimizer)
     _check_compiled_experts(config)
     _check_fused(config)
     if config["trace"] and config["runner"] == "emulated":
         raise BadInput("trace", True, "needs runner=pipelined: only ranks wait for each other")
     if config["trace"] and config["diagnostics"] is not None:
         raise BadInput("trace", True, "needs diagnostics=null: its probes would be in the picture")
-
-
-def _check_sharding(config: Config, optimizer: str) -> None:
-    if not config["shard_optimizer"]:
-        return
-    for key, holds, needed in (
-        ("runner", config["runner"] == "pipelined", "runner=pipelined"),
-        ("num_replicas", config["num_replicas"] > 1, "num_replicas of 2 or more"),
-    ):
-        if not holds:
-            allowed = f"needs {needed}, among which the states are divided (it is {config[key]})"
-            raise BadInput("shard_optimizer", True, allowed)
-    if (why := NOT_SHARDED.get(optimizer)) is not None:
-        raise BadInput("shard_optimizer", True, f"not with optimizer={optimizer}: {why}")
 
 
 def _check_compiled_experts(config: Config) -> None:

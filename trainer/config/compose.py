@@ -17,6 +17,7 @@ from yaml import YAMLError
 
 from trainer.base.errors import BadInput, closest_first
 from trainer.base.places import CONF
+from trainer.config.dropped import is_dropped
 from trainer.config.names import GROUPS
 from trainer.config.schema import validate
 from trainer.config.words import REFERENCE, SEARCHPATH, ParsedWords, Word, parse, parse_word
@@ -58,7 +59,8 @@ class Composer:
         parsed = parse([self._parse(word) for word in words])
         node, names = self._chosen(parsed)
         for word in parsed.settings:
-            _set(node, word)
+            if not is_dropped(word.key, word.value):
+                _set(node, word)
         resolved = {key: _value(value, node, key, ()) for key, value in node.items()}
         return {**resolved, "choices": names}
 

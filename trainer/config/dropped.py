@@ -1,25 +1,44 @@
 """What earlier versions could run and this one cannot: its trials are still read and compared."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from trainer.base.build import OWN, Node, label
 from trainer.base.errors import BadInput
 
-DROPPED: Mapping[str, tuple[str, str]] = {
+CHOICES: Mapping[str, tuple[str, str]] = {
     "optimizer=sophia": ("0.3.0", "0.2"),
 }
-"""Word → the version that dropped it, and the last one that runs it."""
+"""Choice → the version that dropped it, and the last one that runs it."""
+KEYS: Mapping[str, tuple[Any, str, str]] = {
+    "shard_optimizer": (False, "0.3.0", "0.2"),
+}
+"""Key → the value at which a trial does what all trials do since it was dropped; and both versions.
+With this value the key is read, and forgotten."""
 
 
-def refuse_dropped(key: str, value: object) -> None:
-    """Raises BadInput if this word, a choice by the name of its YAML or a key, was dropped."""
-    if (versions := DROPPED.get(f"{key}={value}")) is not None:
-        since, last = versions
-        allowed = f"dropped in {since}; its trials are still read; stay with {last} to run it"
-        raise BadInput(key, value, allowed)
+def refuse_dropped_choice(group: str, name: str) -> None:
+    """Raises BadInput if this choice, by the name of its YAML, was dropped."""
+    if (versions := CHOICES.get(f"{group}={name}")) is not None:
+        raise _dropped(group, name, *versions)
 
 
 def refuse_dropped_node(group: str, node: Node) -> None:
     """Raises BadInput for a recorded choice of ours that was dropped."""
     if str(node.get("_target_")).startswith(OWN):
-        refuse_dropped(group, label(node))
+        refuse_dropped_choice(group, label(node))
+
+
+def is_dropped(key: str, value: object) -> bool:
+    """Whether a key of the config was dropped. Raises BadInput for a value that asks for it."""
+    if key not in KEYS:
+        return False
+    usual, *versions = KEYS[key]
+    if value != usual:
+        raise _dropped(key, value, *versions)
+    return True
+
+
+def _dropped(key: str, value: object, since: str, last: str) -> BadInput:
+    allowed = f"dropped in {since}; its trials are still read; stay with {last} to run it"
+    return BadInput(key, value, allowed)

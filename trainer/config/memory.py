@@ -17,7 +17,6 @@ from trainer.corrections.none import NoCorrection
 from trainer.models.recipe import Recipe
 from trainer.optimizers.dropped import dropped_entries
 from trainer.optimizers.routing import Kind, kept_entries
-from trainer.optimizers.sharded import owners
 from trainer.schedules.operations import Op, Schedule
 from trainer.schedules.proof import interleave
 
@@ -77,14 +76,6 @@ def _shared(dtype: torch.dtype, lag: int, correction: NoCorrection, *, is_true: 
     num_gradients = 2 if is_true and lag else 1
     fp32 = 1 + num_gradients + correction.num_buffers(lag)
     return FP32 * fp32 + dtype.itemsize * num_leaves
-
-
-def _largest_share(entries: Sequence[int], num_owners: int) -> int:
-    """Return the most entries of states that one replica owns."""
-    loads = [0] * num_owners
-    for number, owner in zip(entries, owners(entries, num_owners), strict=True):
-        loads[owner] += number
-    return max(loads)
 
 
 class Weight(NamedTuple):
@@ -202,10 +193,9 @@ def _held(
 
 
 def _states(config: Mapping[str, Any], stages: Stages) -> list[int]:
-    """The fp32 numbers of each stage's optimizer, on the replica that owns most of them."""
+    """The fp32 numbers of each stage's optimizer."""
     kept = kept_entries(locate(config["optimizer"]["_target_"]))
-    num_owners = config["num_replicas"] if config["shard_optimizer"] else 1
-    return [_largest_share([kept(*weight) for weight in stage], num_owners) for stage in stages]
+    return [sum(kept(*weight) for weight in stage) for stage in stages]
 
 
 @cache

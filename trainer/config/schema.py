@@ -23,7 +23,7 @@ from trainer.base.places import require_folder
 from trainer.base.ranges import Count, Few, Place, Rows, Seed
 from trainer.base.resources import resolved_dtype
 from trainer.config.combinations import check_combinations
-from trainer.config.dropped import refuse_dropped_node
+from trainer.config.dropped import is_dropped, refuse_dropped_node
 from trainer.config.names import GROUPS, YOUNGER, names
 
 Choice = dict[str, Any]
@@ -72,7 +72,6 @@ class TrialConfig(BaseModel):
 
     runner: Literal["emulated", "pipelined"]
     num_replicas: Few
-    shard_optimizer: bool = YOUNGER["shard_optimizer"]
     timeout: Annotated[float, Interval(gt=0, le=1e8)]
     trace: bool
     diagnostics: Count | None
@@ -103,7 +102,8 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises BadInput for an unknown or missing key, a wrong type, a value out of range, or keys that
     contradict each other.
     """
-    checked = _check(TrialConfig, config, prefix="")
+    kept = {key: value for key, value in config.items() if not is_dropped(key, value)}
+    checked = _check(TrialConfig, kept, prefix="")
     use_code(checked["code"])
     for group in GROUPS:
         checked[group] = check_choice(group, checked[group], checked["code"])

@@ -18,7 +18,7 @@ from trainer.base.cli import one_of, split_word
 from trainer.base.code import require_code
 from trainer.base.errors import BadInput
 from trainer.base.places import CONF
-from trainer.config.dropped import refuse_dropped
+from trainer.config.dropped import refuse_dropped_choice
 from trainer.config.names import GROUPS
 
 SEARCHPATH = "hydra.searchpath"
@@ -58,7 +58,7 @@ class ParsedWords:
         for group, name in self.choices.items():
             known = {path.stem for place in places for path in (place / group).glob("*.yaml")}
             if name not in known:
-                refuse_dropped(group, name)
+                refuse_dropped_choice(group, name)
                 raise one_of(group, name, sorted(known))
 
 

@@ -101,10 +101,7 @@ class Pipelined(Executor):
     @override
     def state(self) -> dict[str, dict[str, Any]]:
         """The state of the whole model, on the recording rank and a disk; empty on other ranks."""
-        mine = super().state()
-        if self._gang.replica > 0:
-            mine = {k: v for stage in self._stages for k, v in stage.owned_state().items()}
-        # Ranks come in order, so an owner's optimizer state replaces the empty one of replica 0.
+        mine = super().state() if self._gang.replica == 0 else {}
         return whole_state(self._gang, mine, self._spill)
 
     @override

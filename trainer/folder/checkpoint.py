@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from trainer.base.atomic import always, file_hash, partial, publish, rename
 from trainer.base.errors import BadInput
+from trainer.config import dropped
 from trainer.folder import wellformed
 
 State = dict[str, Any]
@@ -148,8 +149,9 @@ def load_own(path: Path, trial_id: str) -> State:
 
 # What a trial may do otherwise than the one whose checkpoint it goes on from.
 MAY_DIFFER = {
-    *("pipeline", "runner", "num_replicas", "shard_optimizer", "device", "num_threads"),
+    *("pipeline", "runner", "num_replicas", "device", "num_threads"),
     *("compile", "resume_from"),
+    *dropped.KEYS,
     *("results", "out", "save_final", "checkpoint_every", "eval_every", "eval_tokens"),
     *("timeout", "trace", "diagnostics", "choices", "deterministic", "eval_dtype"),
 }

@@ -15,8 +15,7 @@ from typing_extensions import override
 
 from trainer.base.flat import Layout, Vector, storage
 from trainer.optimizers.averaging import Averages
-from trainer.optimizers.routing import Parameters, alike
-from trainer.optimizers.sharded import Make
+from trainer.optimizers.routing import Make, Parameters, alike
 from trainer.optimizers.state import State, options, replace_options
 
 

@@ -22,6 +22,7 @@ MATRICES: tuple[Kind, ...] = ("matrix", EXPERTS)
 """Kinds of weights that are hidden matrices, one or a stack of them."""
 
 Parameters = Sequence[tuple[Kind, nn.Parameter]]
+Make = Callable[[Parameters], Optimizer]
 Group = dict[str, Any]
 Decay = Annotated[float, Interval(ge=0, lt=1)]
 """Decay of an average: the share of the old value that is kept. Larger is a longer memory."""

@@ -177,20 +177,6 @@ class Gang:
         assert work is not None
         return work
 
-    def share(self, tensors: Sequence[tuple[int, Tensor]]) -> None:
-        """Gives the replicas of this place each tensor, in place, as the replica named beside it
-        has it. Every replica makes the call, with tensors of the same shapes. Raises PeerLost."""
-        with self.raising_peer_lost():
-            works = [
-                dist.broadcast(
-                    tensor, self.at(self.place, replica), group=self.replicas, async_op=True
-                )
-                for replica, tensor in tensors
-            ]
-        for work in works:
-            assert work is not None
-            self.wait(work)
-
     def all_gather(self, mine: object) -> list[Any]:
         """The objects of all ranks, in order of rank, on every rank."""
         everything: list[Any] = [None] * (self.num_ranks * self.num_replicas)

@@ -16,7 +16,6 @@ from trainer.corrections.past import chosen
 from trainer.optimizers import state as optimizer_state
 from trainer.optimizers.averaging import evaluated
 from trainer.optimizers.routing import BALANCE, Kind, Parameters, alike
-from trainer.optimizers.sharded import Sharded, owned
 from trainer.schedules.operations import Op
 from trainer.stages.backward import Microbatch
 from trainer.stages.in_parts import correction_in_parts
@@ -211,20 +210,12 @@ class Stage:
             )
         }
 
-    def owned_state(self) -> dict[str, dict[str, Any]]:
-        """The part of `state` that this replica alone has; empty with an undivided optimizer."""
-        if not isinstance(self.optimizer, Sharded):
-            return {}
-        optimizer, owned = optimizer_state.by_weight(self.optimizer), self.optimizer.owned
-        named = zip(self.versions.names, self.versions.master, strict=True)
-        return {name: {"optimizer": optimizer[w]} for name, w in named if w in owned}
-
     def restore(self, state: Mapping[str, dict[str, Any]]) -> None:
         """Restores what `state` returned; the given state may hold other stages' weights too."""
         mine, masters = [state[name] for name in self.versions.names], self.versions.master
         self.versions.restore(mine)
         saved = {w: weight["optimizer"] for w, weight in zip(masters, mine, strict=True)}
-        optimizer_state.restore(self.optimizer, owned(self.optimizer, saved))
+        optimizer_state.restore(self.optimizer, saved)
         device = masters[0].device
         corrections = [weight["correction"].items() for weight in mine]
         self._correction.restore([{k: v.to(device) for k, v in items} for items in corrections])
