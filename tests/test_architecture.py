@@ -56,7 +56,6 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             "training",
         },
         "rehearsal": {"base", "data", "folder", "models", "ranks", "trial"},
-        "sharpness": {"base", "config", "executors", "models", "optimizers", "parts"},
         "delayed": {
             *("base", "config", "corrections", "executors", "folder", "optimizers", "schedules"),
             "stages",

@@ -8,6 +8,5 @@ COMMANDS = {
     "forecast": "what will a delay cost on a larger rung?",
     "forecasts": "recorded forecasts beside what was measured since",
     "stability": "what delay and correction do to the edge of stability, by theory",
-    "sharpness": "how near to that edge a synchronous run trains, measured",
 }
 """The first word of the command line → what the command does."""
