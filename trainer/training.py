@@ -28,7 +28,7 @@ from trainer.models.export import save_final
 from trainer.parts import Parts
 from trainer.progress import Agenda, TrialProgress, outcome
 from trainer.ranks.supervisor import AskedToStop
-from trainer.stages.probe import routing_summary, summary
+from trainer.stages.probe import summary
 
 Config = Mapping[str, Any]
 Report = Callable[[Row], None]
@@ -154,8 +154,7 @@ class Training:
         self._executor.run(first, last, on_update)
         for row in held:
             if compares:
-                compared, choices = self._executor.take_comparison(), self._executor.take_choices()
-                row["diagnostics"] = summary(compared) | routing_summary(choices)
+                row["diagnostics"] = summary(self._executor.take_comparison())
             if evaluates:
                 self._evaluate(row)
             else:

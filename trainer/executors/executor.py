@@ -11,7 +11,7 @@ from trainer.executors.gradients import Diverged, Update
 from trainer.executors.passes import FRESH_GRADIENT, TRAINING, Loss, Pass, against
 from trainer.models.loss import Output
 from trainer.schedules.operations import Op, Schedule
-from trainer.stages.probe import Comparison, Counts
+from trainer.stages.probe import Comparison
 from trainer.stages.stage import Stage
 
 OnUpdate = Callable[[Update], None]
@@ -74,14 +74,11 @@ class Executor(ABC):
 
         Nothing is recorded if that gradient is not finite.
         """
-        for stage in self._stages:
-            stage.watch(batch)
         try:
             self._run(FRESH_GRADIENT, self._schedule.undelayed(batch))
         except Diverged:
             for stage in self._stages:
                 stage.take_comparison()
-                stage.take_choices()
 
     def agreed(self, mine: T) -> T:
         """Returns in every process the value that the recording process passes as `mine`."""
@@ -90,11 +87,6 @@ class Executor(ABC):
     def take_comparison(self) -> Comparison:
         """How the last update compares with the probe's, by weight; tied weights count once."""
         return {k: v for stage in self._stages for k, v in stage.take_comparison().items()}
-
-    def take_choices(self) -> dict[str, Counts]:
-        """How the choice of experts in the last update differs from the newest weights' choice, by
-        layer; of the first replica's tokens."""
-        return {k: v for stage in self._stages for k, v in stage.take_choices().items()}
 
     def state(self) -> dict[str, dict[str, Any]]:
         """By name, what each weight needs in order to resume. To be called between runs only."""

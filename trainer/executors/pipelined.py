@@ -17,7 +17,7 @@ from trainer.executors.reduction import Reducer
 from trainer.ranks.collect import collect, whole_state
 from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Op, Schedule, completes, horizon
-from trainer.stages.probe import Comparison, Counts
+from trainer.stages.probe import Comparison
 from trainer.stages.stage import Stage
 from trainer.tracing.clock import Clock
 from trainer.tracing.trace import leave
@@ -70,11 +70,6 @@ class Pipelined(Executor):
     def take_comparison(self) -> Comparison:
         """The comparison of the whole model, on the recording rank; empty on other ranks."""
         return self._gathered(dict(super().take_comparison()))
-
-    @override
-    def take_choices(self) -> dict[str, Counts]:
-        """The counts of the whole model, on the recording rank; empty on other ranks."""
-        return self._gathered(super().take_choices())
 
     @override
     @torch.no_grad()

@@ -25,15 +25,9 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.gate, self.experts, self.balance = gate, experts, balance
         self._num_chosen = num_chosen
-        self.chosen: Tensor | None = None
-        self.loads: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, seq, hidden] to the same.
-
-        Keeps the numbers of the chosen experts, int64 [tokens, chosen], in `chosen`, and how many
-        tokens visit each expert, int64 [experts], in `loads`.
-        """
+        """[batch, seq, hidden] to the same."""
         tokens = x.flatten(0, 1)
         chances = self.gate(tokens)
         chosen = self.balance.scores(chances).topk(self._num_chosen, -1).indices
@@ -41,7 +35,6 @@ class MixtureOfExperts(nn.Module):
         shares = shares / shares.sum(-1, keepdim=True)
         routes = Routes.of(chosen, chances.shape[-1])
         out = self.balance(self.experts(tokens, shares.to(x.dtype), routes), chances, routes.loads)
-        self.chosen, self.loads = chosen.detach(), routes.loads
         return out.view_as(x)
 
 

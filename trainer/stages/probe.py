@@ -1,4 +1,4 @@
-"""Late updates beside fresh ones: how far apart they are, and which experts their tokens visit.
+"""Late updates beside fresh ones: how far apart they are.
 
 The fresh update of batch t is what the same optimizer state would have made from the gradient at
 W(t) (arXiv 2606.30634, figures 17 and 18). It takes a second gradient and a second optimizer step
@@ -8,10 +8,10 @@ W(t) (arXiv 2606.30634, figures 17 and 18). It takes a second gradient and a sec
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from trainer.optimizers.routing import Kind
@@ -147,91 +147,3 @@ def _figures(sums: Mapping[str, float]) -> dict[str, float | None]:
 
 def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole > 0 and math.isfinite(part / whole) else None
-
-
-Seen = tuple[int, int]
-"""(number of a batch, number of a microbatch)."""
-Counts = dict[str, float]
-
-
-@runtime_checkable
-class Chooses(Protocol):
-    """A layer that chooses experts. After a forward, `chosen` has their numbers, int64 [tokens,
-    chosen], and `loads` how many tokens visit each, int64 [experts].
-    """
-
-    chosen: Tensor | None
-    loads: Tensor | None
-
-
-class NoRoutingProbe:
-    """Records nothing; the interface of what sees which experts a stage's tokens visit."""
-
-    def seen(self, part: Seen) -> None:
-        """Sees the layers just after their forward on a microbatch."""
-
-    def results(self) -> dict[str, Counts]:
-        """By layer: the number of `pairs` of a token and an expert, how many of them `changed`, and
-        the loads of the `least` and the `most` loaded expert as multiples of the mean load.
-
-        Empty if nothing was seen.
-        """
-        return {}
-
-
-class RoutingProbe(NoRoutingProbe):
-    """Sees each microbatch of one batch twice: first by the newest weights, then as it is trained.
-
-    A pair has changed if the newest weights would send its token to none of the same number.
-    """
-
-    def __init__(self, module: nn.Module, batch: int) -> None:
-        layers = {name: part for name, part in module.named_modules() if isinstance(part, Chooses)}
-        self._layers: Mapping[str, Chooses] = layers
-        self._batch = batch
-        self._fresh: dict[tuple[str, Seen], Tensor] = {}
-        self._pairs: Counter[str] = Counter()
-        self._changed: dict[str, Tensor] = {}
-        self._loads: dict[str, Tensor] = {}
-
-    def seen(self, part: Seen) -> None:
-        """Keeps the first choice of each microbatch, and compares the second with it."""
-        if part[0] != self._batch:
-            return
-        for name, layer in self._layers.items():
-            assert layer.chosen is not None
-            assert layer.loads is not None
-            if (name, part) not in self._fresh:
-                self._fresh[name, part] = layer.chosen
-            else:
-                self._compare(name, layer.chosen, self._fresh.pop((name, part)), layer.loads)
-
-    def _compare(self, name: str, chosen: Tensor, fresh: Tensor, loads: Tensor) -> None:
-        changed = (chosen.unsqueeze(-1) != fresh.unsqueeze(-2)).all(-1).sum()
-        self._pairs[name] += chosen.numel()
-        self._changed[name] = self._changed.get(name, 0) + changed
-        self._loads[name] = self._loads.get(name, 0) + loads
-
-    def results(self) -> dict[str, Counts]:
-        """The counts of the compared batch, by layer."""
-        return {
-            name: {
-                "pairs": float(pairs),
-                "changed": float(self._changed[name]),
-                "least": float(self._loads[name].min()) * len(self._loads[name]) / pairs,
-                "most": float(self._loads[name].max()) * len(self._loads[name]) / pairs,
-            }
-            for name, pairs in self._pairs.items()
-        }
-
-
-def routing_summary(choices: Mapping[str, Counts]) -> dict[str, dict[str, float]]:
-    """Return as `routing` the share of changed pairs in all layers, and the least and the greatest
-    load of any expert. The result is empty for a model without a choice.
-    """
-    if not choices:
-        return {}
-    layers = choices.values()
-    changed = sum(layer["changed"] for layer in layers) / sum(layer["pairs"] for layer in layers)
-    least, most = min(layer["least"] for layer in layers), max(layer["most"] for layer in layers)
-    return {"routing": {"changed_share": changed, "least_load": least, "greatest_load": most}}

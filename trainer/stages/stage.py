@@ -19,7 +19,7 @@ from trainer.optimizers.routing import BALANCE, Kind, Parameters, alike
 from trainer.schedules.operations import Op
 from trainer.stages.backward import Microbatch
 from trainer.stages.in_parts import correction_in_parts
-from trainer.stages.probe import Comparison, Counts, NoProbe, NoRoutingProbe, Probe, RoutingProbe
+from trainer.stages.probe import Comparison, NoProbe, Probe
 from trainer.stages.sums import Sums
 from trainer.stages.update import corrected_update, dry_update
 from trainer.stages.versions import Versions
@@ -62,7 +62,7 @@ class Stage:
         self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.dtype, self.eval_dtype = dtype, eval_dtype or self.versions.master[0].dtype
         self._lr_factor, self._module, self._run = lr_factor, module, run(module)
-        self._probe, self._choices = NoProbe(), NoRoutingProbe()
+        self._probe = NoProbe()
         self._microbatch = microbatch
         self._in_flight: dict[tuple[int, int, int], Microbatch] = {}
         self._read: dict[int, list[int]] = {}
@@ -104,8 +104,6 @@ class Stage:
         leaves = self.versions.bind(self._read[op.batch], op.batch)
         microbatch = self._microbatch(x, leaves)
         output = microbatch.forward(self._run, loss)
-        if replica == 0:
-            self._choices.seen((op.batch, op.microbatch))
         self._in_flight[op.batch, op.microbatch, replica] = microbatch
         return output
 
@@ -153,15 +151,6 @@ class Stage:
         """Records what these fresh gradients would make, to compare the next update with it."""
         self._start_update(batch)
         self._probe = Probe(dry_update(self.optimizer, self.versions.master, gradients))
-
-    def watch(self, batch: int) -> None:
-        """Compares the experts that this batch visits on the first replica: see `RoutingProbe`."""
-        self._choices = RoutingProbe(self._module, batch)
-
-    def take_choices(self) -> dict[str, Counts]:
-        """The counts of the watched batch, by layer; ends the watch."""
-        choices, self._choices = self._choices, NoRoutingProbe()
-        return choices.results()
 
     def take_comparison(self) -> Comparison:
         """How the last update compares with the probe's, by weight; empty if it had no probe."""

@@ -73,7 +73,6 @@ def _run(gpu: FakeGPU, config: Facts, executor: Emulated, updates: int, whole: b
     executor.probe(updates)
     executor.run(updates, updates + 1, lambda update: None)
     executor.take_comparison()
-    executor.take_choices()
     gpu.begin("checkpoint")
     executor.weights()
     executor.restore(on_cpu(executor.state()))  # as a file is read
