@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, StrictBool, TypeAdapter
 
 from analysis.table.text import in_a_line
-from trainer.base.places import FORMER_SCALES
 from trainer.folder.files import Damaged, damage
 from trainer.folder.wellformed import Amount, Count, read
 
@@ -67,7 +66,7 @@ class Record:
 RECORD = TypeAdapter(Record)
 """A file of `sweeps/`: see `sweeps.plan.sweep_record`."""
 FORMAT = 2
-"""The `format` of the records that are written today; those before version 0.2 have none."""
+"""The `format` of every record since version 0.2."""
 
 
 def records(results: Path) -> list[Record]:
@@ -89,27 +88,10 @@ def _read(results: Path) -> tuple[dict[str, Mapping[str, Any]], list[Damaged]]:
     damaged = []
     for path in sorted((results / "sweeps").glob("*.json")):
         try:
-            content = with_present_scale(read(path, RECORD))
-            if content["label"] not in contents or content["format"] == FORMAT:
-                contents[content["label"]] = content
+            content = read(path, RECORD)
+            if content.get("format") != FORMAT:
+                raise Damaged(path, "is of version 0.1, when scales had other names")
+            contents[content["label"]] = content
         except (Damaged, OSError) as error:
             damaged.append(damage(path, error))
     return contents, damaged
-
-
-def with_present_scale(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the content of a record with the present name of its scale in scale, label and words.
-
-    A record from before version 0.2 has no `format`, and the names that scales had then.
-    """
-    former = content["scale"]
-    if "format" in content or former not in FORMER_SCALES:
-        return {"format": 1, **content}
-    scale = FORMER_SCALES[former]
-    return {
-        **content,
-        "format": 1,
-        "scale": scale,
-        "label": f"{content['label'].removesuffix(former)}{scale}",
-        "words": [*(w for w in content["words"] if w != f"scale={former}"), f"scale={scale}"],
-    }

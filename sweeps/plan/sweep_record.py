@@ -18,7 +18,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from analysis.table.records import FORMAT, RECORD, with_present_scale
+from analysis.table.records import FORMAT
 from sweeps.plan import tried_report
 from sweeps.plan.pricing import Prices
 from sweeps.plan.sweep_plan import SweepPlan, all_planned
@@ -31,7 +31,6 @@ from trainer.base.children import Worker
 from trainer.base.errors import BadInput
 from trainer.config.identity import code_version
 from trainer.folder.files import Damaged, content
-from trainer.folder.wellformed import read
 
 FOLDER = "sweeps"
 MADE_OF, PAGE = ".made_of.json", "index.html"
@@ -45,28 +44,12 @@ def write(request: Request, sweeps: Sequence[SweepPlan], store: SweepStore) -> N
         path = request.results / FOLDER / f"{sweep.label}.json"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _keep_former(path, store)
             write_json(path, record(request, sweep, prices))
             clean_old(path.parent, f".*{SUFFIX}", newest=path)
             store.push(path)
         except OSError as error:
             allowed = f"must be a folder that can be written ({error.strerror})"
             raise BadInput("results", request.results, allowed) from None
-
-
-def _keep_former(path: Path, store: SweepStore) -> None:
-    """Copy the record at `path` to its label of today, if a scale has the label's name since.
-
-    `main-tiny` of a store from before version 0.2 would be lost to the `main-tiny` of today.
-    """
-    try:
-        former = with_present_scale(read(path, RECORD))
-    except (Damaged, FileNotFoundError):
-        return
-    own = path.with_name(f"{former['label']}.json")
-    if own != path and not own.exists():
-        write_json(own, {**former, "format": FORMAT})
-        store.push(own)
 
 
 def record(request: Request, sweep: SweepPlan, prices: Prices) -> dict[str, Any]:

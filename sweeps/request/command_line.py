@@ -13,7 +13,6 @@ from sweeps.request.files import (
     paper_words,
     parse,
     preferred_at,
-    present_scale,
     scale_file,
     search_file,
     slug,
@@ -62,7 +61,7 @@ class Request:
 def parse_request(arguments: Sequence[str]) -> Request:
     """Return the request that the words key=value of a command line make; raises BadInput."""
     given = dict(map(split_word, arguments))
-    names, scale = given.pop("sweep", ""), present_scale(given.pop("scale", "few_updates"))
+    names, scale = given.pop("sweep", ""), given.pop("scale", "few_updates")
     results, dry_run = given.pop("results", "results"), take_flag(given, "dry_run")
     gpus_per_trial = parse_gpus(given.pop("gpus_per_trial", "1"))
     first_trial = CHOICES[take_choice(given, "first_trial", [*CHOICES])]
@@ -84,7 +83,7 @@ def parse_request(arguments: Sequence[str]) -> Request:
                 raise
             raise BadInput(error.key, error.value, f"{error.allowed} (sweep {label})") from None
     return Request(
-        words=[f"scale={scale}" if word == "scale=long" else word for word in arguments],
+        words=list(arguments),
         scale=scale,
         sweeps=sweeps,
         label=f"{names}-{scale}" if names in (ALL, PAPER) else "_".join(labels),

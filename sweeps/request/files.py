@@ -1,14 +1,14 @@
 """Reads sweep files and scales, by their name in conf/, or a sweep file by its path."""
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 from trainer.base import documents
 from trainer.base.cli import one_of
 from trainer.base.errors import BadInput
-from trainer.base.places import CODE_ROOT, CONF, FORMER_SCALES
+from trainer.base.places import CODE_ROOT, CONF
+from trainer.config.dropped import refuse_dropped_choice
 from trainer.config.names import yamls
 
 ALL, PAPER = "all", "paper"
@@ -49,7 +49,7 @@ def sweep_files(names: str) -> list[tuple[str, dict[str, Any]]]:
 def _sweep_file(name: str) -> tuple[str, dict[str, Any]]:
     content = _read("sweep", name, f", {ALL}, {PAPER}, or path/to/a.yaml")
     shared = parse("sweep", name, SHARED.read_text("utf-8")) if _is_of_study(name) else {}
-    return _label(name), _with_present_scales({"base": [], **shared, **content})
+    return _label(name), {"base": [], **shared, **content}
 
 
 def _is_of_study(name: str) -> bool:
@@ -62,31 +62,6 @@ def _label(name: str) -> str:
         return name
     path = Path(name).resolve()
     return path.parent.name if _is_of_study(name) else path.stem
-
-
-def _with_present_scales(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a sweep file with the scales' names of today.
-
-    A file with the key `long` is from before version 0.2, and so are its other scales.
-    """
-    scales = content.get("scales")
-    if not isinstance(scales, dict) or "long" not in scales:
-        return content
-    _say_renamed("the key long of a sweep's scales")
-    present = {FORMER_SCALES.get(scale, scale): words for scale, words in scales.items()}
-    return {**content, "scales": present}
-
-
-def present_scale(name: str) -> str:
-    """Return a scale's name since version 0.2; say so on standard error if `name` is older."""
-    if name != "long":
-        return name
-    _say_renamed("scale=long")
-    return FORMER_SCALES[name]
-
-
-def _say_renamed(what: str) -> None:
-    print(f"{what}: long is called tiny now, and tiny is called few_updates", file=sys.stderr)
 
 
 def scale_file(name: str) -> list[str]:
@@ -126,6 +101,7 @@ def _named(group: str, name: str) -> Path:
 def _read(group: str, name: str, paths: str = "") -> dict[str, Any]:
     """Return the content of a file. `paths`: what else than a name of the group is allowed."""
     if not (paths and is_path(name)) and name not in known(group):
+        refuse_dropped_choice(group, name)
         raise one_of(group, name, known(group), paths)
     path = Path(name) if paths and is_path(name) else _named(group, name)
     try:

@@ -18,9 +18,6 @@ _INSTALLED = _PACKAGE / "conf"
 CONF = _INSTALLED if _INSTALLED.is_dir() else CODE_ROOT / "conf"
 """The configs: conf/ of a checkout, which setup.py installs as trainer/conf."""
 
-FORMER_SCALES = {"tiny": "few_updates", "long": "tiny"}
-"""Name of a scale before version 0.2 → its name since then."""
-
 MAX_NAME, MAX_PATH = 255, 4_000
 """Bytes of a file's name and of a path, as file systems have them. What is written below a folder
 makes its path longer."""

@@ -8,6 +8,7 @@ from trainer.base.errors import BadInput
 
 CHOICES: Mapping[str, tuple[str, str]] = {
     "optimizer=sophia": ("0.3.0", "0.2"),
+    "scale=long": ("0.3.0", "0.2"),
 }
 """Choice → the version that dropped it, and the last one that runs it."""
 KEYS: Mapping[str, tuple[Any, str, str]] = {
