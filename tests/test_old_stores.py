@@ -31,6 +31,7 @@ ADVICE = (
 DROPPED = [
     ("optimizer=sophia", 8, "optimizer=sophia"),
     ("num_replicas=2", 2, "shard_optimizer=True"),
+    ("model=nanogpt", 2, "model=nanogpt"),
 ]
 """Selections of its trials that this version cannot run, their number, and what was dropped."""
 

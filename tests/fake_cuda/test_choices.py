@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support import hybrid, moe, nanogpt
+from tests.support import hybrid, moe
 from tests.support.fake_cuda.asked import answers, choices, needed, require_sound, small
 from trainer.base.places import CONF
 
@@ -33,7 +33,6 @@ OF_EXPERTS = [
 FAMILIES = {
     "moe": ([*moe.WORDS, "model.num_layers=1"], OF_EXPERTS),
     "hybrid": ([*hybrid.WORDS, "model.num_layers=2"], OF_EXPERTS),
-    "nanogpt": ([*nanogpt.WORDS, "model.num_layers=1"], OF_FAMILIES),
 }
 """Family beside the dense one of `small` → the words of a small model, and what is tried of it."""
 WHOLE = {

@@ -7,6 +7,7 @@ from trainer.base.build import OWN, Node, label
 from trainer.base.errors import BadInput
 
 CHOICES: Mapping[str, tuple[str, str]] = {
+    "model=nanogpt": ("0.3.0", "0.2"),
     "optimizer=sophia": ("0.3.0", "0.2"),
     "scale=long": ("0.3.0", "0.2"),
 }

@@ -109,12 +109,11 @@ def test_the_front_page_keeps_its_table() -> None:
         (("compile=update",), 3),
         (("model.tied_embeddings=false",), 3),
         (("model.tied_embeddings=false", "compile=update"), 4),
-        (("model=nanogpt", "model.vocab_size=257"), 3),
         (("model=tiny_hybrid",), 2),
     ],
 )
 def test_a_fix_of_some_trials_renames_those_alone(words: tuple[str, ...], version: int) -> None:
-    """HEAD_FIXES is 1, and modded-nanogpt has no key that says that its head is its own."""
+    """HEAD_FIXES is 1."""
     given = {word.partition("=")[0]: word for word in (*TINY, "num_updates=9", *words)}
     assert version_of(compose([*given.values()])) == version
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from bench.steps import executor, resolved
-from tests.support import hybrid, moe, nanogpt
+from tests.support import hybrid, moe
 from trainer.models.recipe import compiled_stage
 
 WORDS = (
@@ -56,8 +56,8 @@ def test_a_graph_of_a_layer_and_one_of_the_loss(graphs: list[Any], words: tuple[
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize(
     ("family", "of_shape"),
-    [(moe, 2), (hybrid, 3), (nanogpt, 2)],
-    ids=["moe", "hybrid", "nanogpt"],
+    [(moe, 2), (hybrid, 3)],
+    ids=["moe", "hybrid"],
 )
 def test_a_graph_of_each_kind_of_layer_and_one_of_the_loss(
     graphs: list[Any], family: Any, of_shape: int

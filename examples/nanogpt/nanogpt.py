@@ -1,4 +1,6 @@
-"""modded-nanogpt's GPT of track 3: biases, normed queries and keys, squared ReLU, capped logits.
+"""modded-nanogpt's GPT of track 3, for trials: code=examples/nanogpt model=nanogpt.
+
+Biases, queries and keys of one length, squared ReLU, capped logits, by parts of the package's own.
 
 Its equations are those of train_gpt_simple.py (github.com/KellerJordan/modded-nanogpt at f411b3d,
 records/track_3_optimization).

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,13 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from examples.nanogpt.model import GPT
+from examples.nanogpt.nanogpt import NanoGPT
 from tests.support import gangs, small
+from tests.support.markdown import ROOT
 from tests.support.whole import whole
 from trainer.base.build import build
+from trainer.base.code import use_code
 from trainer.base.errors import BadInput
 from trainer.config.compose import compose_node
+from trainer.config.identity import version_of
 from trainer.models.loss import cross_entropy
-from trainer.models.nanogpt import NanoGPT
 
 SMALL = NanoGPT(
     vocab_size=50,
@@ -36,10 +40,17 @@ TOKENS = torch.randint(50, (2, 17), generator=torch.Generator().manual_seed(0))
 INPUTS, TARGETS = TOKENS[:, :-1], TOKENS[:, 1:]
 PAIRS = [*range(64, 96), *range(32), *range(32, 64), *range(96, 128)]
 """Places in a head of theirs, in the order of ours: pairs that are turned come first."""
+CODE = f"code={ROOT / 'examples' / 'nanogpt'}"
 WORDS = (
-    *("model=nanogpt", "model.vocab_size=257", "model.hidden_size=32", "model.num_layers=3"),
+    *(CODE, "model=nanogpt", "model.vocab_size=257", "model.hidden_size=32", "model.num_layers=3"),
     *("model.num_heads=2", "model.num_kv_heads=1", "model.intermediate_size=64", "num_updates=6"),
 )
+
+
+def own() -> Any:
+    """The recipe of the YAML."""
+    use_code(str(ROOT / "examples" / "nanogpt"))
+    return build(compose_node([CODE, "model=nanogpt"])["model"])
 
 
 def moved() -> nn.Module:
@@ -87,14 +98,14 @@ def test_it_is_the_model_of_the_example() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_yaml_has_the_epsilon_of_torch(dtype: torch.dtype) -> None:
     x = 1e-4 * torch.randn(4, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
-    recipe = build(compose_node(["model=nanogpt"])["model"])
+    recipe = own()
     expected = F.rms_norm(x, (64,), eps=recipe.rms_norm_eps)
     assert torch.equal(F.rms_norm(x, (64,)), expected)
     assert not torch.allclose(F.rms_norm(x, (64,), eps=0.0), expected)
 
 
 def test_its_size_is_that_of_track_3() -> None:
-    recipe = build(compose_node(["model=nanogpt"])["model"])
+    recipe = own()
     with torch.device("meta"):
         module, theirs = recipe.stage(0, recipe.split(1, 8)), GPT(50_304, 12, 768)
     sizes = [sum(w.numel() for w in model.parameters()) for model in (module, theirs)]
@@ -152,6 +163,11 @@ def test_it_trains_alike_in_one_stage_and_in_two(tmp_path: Path) -> None:
     for name, weight in one.weights.items():
         torch.testing.assert_close(two.weights[name], weight)
     assert all(weight.any() for weight in one.weights.values())
+
+
+def test_its_head_counts_as_its_own(tmp_path: Path) -> None:
+    """HEAD_FIXES is 1, and the model has no key that says that its head is its own."""
+    assert version_of(small.config(tmp_path, *WORDS)) == 3
 
 
 def test_heads_that_cannot_be_halved_are_bad_input() -> None:
