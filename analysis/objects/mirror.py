@@ -38,7 +38,7 @@ SWEEPS = "sweeps"
 """The folder whose objects have no register: records of sweeps, which are written as a whole."""
 LISTED = (register.FOLDER, SWEEPS)
 """The folders whose objects a pull lists."""
-CHECK = "`python -m sweeps check` says more: results="
+AGAIN = "delete what is damaged, and its trial runs again with its sweep"
 GONE = "is gone, though the register of its trial names it"
 TORN = "is not as long as the register of its trial says"
 NOT_OURS = "is no object of a store: move it away"
@@ -108,7 +108,7 @@ class Mirror:
             allowed = f"must be a folder that can be written ({error.strerror})"
             raise BadInput("XDG_CACHE_HOME", self.path, allowed) from None
         if damaged:
-            say = f"left out: {said(damaged)}: {CHECK}{self.bucket.url}"
+            say = f"left out: {said(damaged)}: {AGAIN}"
             warnings.warn(say, stacklevel=2)
 
     def _pull(self) -> list[Damaged]:

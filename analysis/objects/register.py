@@ -82,10 +82,6 @@ class Register:
         return replace(self, writer=writer, beat=self.beat + 1, **changes)
 
 
-class Copied(Damaged):
-    """A register of another trial, which somebody copied to this name."""
-
-
 @dataclass(frozen=True)
 class Seen:
     """A register as it was read."""
@@ -119,7 +115,7 @@ def see(bucket: BucketClient, trial_id: str) -> Seen | None:
         document = parse(content, REGISTER)
         if document["trial_id"] != trial_id:
             why = f"is a copy of the register of trial {document['trial_id']}: move it away"
-            raise Copied(Path(key(trial_id)), why)
+            raise Damaged(Path(key(trial_id)), why)
         values = {field.name: document[field.name] for field in fields(Register)}
         return Seen(Register(**values), version, modified)
     except FileNotFoundError:

@@ -70,16 +70,6 @@ class Entry(NamedTuple):
     row: str
 
 
-class Misplaced(Damaged):
-    """A trial's folder that does not count: the trial has another one, or must have."""
-
-    def __init__(self, path: Path, trial_id: str, *, is_copy: bool) -> None:
-        renamed = f"is the folder of trial {trial_id}: give it that name, or move it away"
-        copy = f"is a copy of trial {trial_id}: move it away"
-        super().__init__(path, copy if is_copy else renamed)
-        self.trial_id = trial_id
-
-
 class Trials(NamedTuple):
     """What is read of the folders of trials."""
 
@@ -87,7 +77,8 @@ class Trials(NamedTuple):
     """By the names of the folders."""
     damaged: Sequence[Damaged]
     """Files that are not what was written."""
-    misplaced: Sequence[Misplaced]
+    misplaced: Sequence[Damaged]
+    """Folders of trials that have another one, or must have."""
 
 
 def read_trials(folder: Path, names: Sequence[str], path: Path | None, *, whole: bool) -> Trials:
@@ -120,10 +111,15 @@ def read_trials(folder: Path, names: Sequence[str], path: Path | None, *, whole:
     kept = {name: row for name, row in named.items() if name not in copies}
     known_ids = {*names, *(row["trial_id"] for row in kept.values())}
     misplaced = [
-        Misplaced(folder / name, trial_id, is_copy=trial_id in known_ids)
+        _misplaced(folder / name, trial_id, is_copy=trial_id in known_ids)
         for name, trial_id in copies.items()
     ]
     return Trials(kept, all_damaged, misplaced)
+
+
+def _misplaced(path: Path, trial_id: str, *, is_copy: bool) -> Damaged:
+    renamed = f"is the folder of trial {trial_id}: give it that name, or move it away"
+    return Damaged(path, f"is a copy of trial {trial_id}: move it away" if is_copy else renamed)
 
 
 def _copies(rows: Mapping[str, Row], *, by_name: bool) -> dict[str, str]:

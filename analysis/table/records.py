@@ -77,11 +77,6 @@ def records(results: Path) -> list[Record]:
     return [RECORD.validate_python(contents[label]) for label in sorted(contents)]
 
 
-def damaged_records(results: Path) -> list[Damaged]:
-    """Return the records of a store that are damaged."""
-    return _read(results)[1]
-
-
 def _read(results: Path) -> tuple[dict[str, Mapping[str, Any]], list[Damaged]]:
     """Return the contents of records by their labels, and what is wrong with the others."""
     contents: dict[str, Mapping[str, Any]] = {}

@@ -6,7 +6,6 @@ COMMANDS = {
     "evaluate": "asks trials that kept their weights the questions of downstream tasks",
     "list": "lists selected trials of a store",
     "rerun": "runs selected trials again",
-    "check": "lists what is damaged in a store, and mends what can be mended",
     "prune": "deletes checkpoints of selected trials",
     "dashboard": "prints or saves the wandb workspace of a sweep",
     "submit": "runs a sweep as a job of a Ray cluster",

@@ -16,7 +16,7 @@ from analysis.objects.mirror import AT_ONCE, Mirror
 from analysis.objects.register import ARCHIVED, CHECKPOINT, RESULT, Register, fetch, see
 from analysis.objects.working import WorkingFolder
 from sweeps.request.expand import Trial
-from sweeps.store.store import STAYS, Config, Problem, RunningTrial, Spare, TrialState
+from sweeps.store.store import STAYS, Config, RunningTrial, Spare, TrialState
 from trainer.base.errors import BadInput
 from trainer.base.scratch import scratch
 from trainer.base.status import FINAL
@@ -152,13 +152,6 @@ class ObjectStore:
     def _drop(self, trial_id: str, keys: Sequence[str]) -> None:
         if edit(self._bucket, trial_id, _without_checkpoints):
             self._bucket.delete(keys)
-
-    def problems(self) -> Iterator[Problem]:
-        """Yield those of registers and objects, then those of the files that they name."""
-        from sweeps.store.problems import in_bucket, in_folder  # pandas is slow
-
-        yield from in_bucket(self._bucket, self.folder)
-        yield from in_folder(self.folder)
 
     @contextmanager
     def probe(self) -> Iterator[Callable[[], bool]]:

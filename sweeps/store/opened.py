@@ -9,7 +9,7 @@ from pathlib import Path
 from sweeps.request.expand import Trial
 from sweeps.store.objects import ObjectStore
 from sweeps.store.results import creates, probe, require_writable
-from sweeps.store.store import STAYS, Config, Problem, RunningTrial, Spare, SweepStore, TrialState
+from sweeps.store.store import STAYS, Config, RunningTrial, Spare, SweepStore, TrialState
 from trainer.base.atomic import partials
 from trainer.base.errors import BadInput
 from trainer.base.places import is_url, require_folder
@@ -99,12 +99,6 @@ class FileStore:
             if files and holder(folder) is None:
                 num_bytes = sum(path.stat().st_size for path in files)
                 yield Spare(len(files), num_bytes, partial(_delete, files))
-
-    def problems(self) -> Iterator[Problem]:
-        """Yield those of its files."""
-        from sweeps.store.problems import in_folder  # pandas is slow
-
-        return in_folder(self.folder)
 
     @contextmanager
     def probe(self) -> Iterator[Callable[[], bool]]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from sweeps.request.expand import Trial
-from trainer.folder.files import Damaged
 from trainer.folder.lease import PATTERN
 
 STAYS = ("config.json", "result.json", "trial_id", PATTERN, "earlier-*", ".*")
@@ -24,7 +23,7 @@ class TrialState(Enum):
     HELD = auto()
     """A process runs it, or the store does not answer."""
     DAMAGED = auto()
-    """Nobody can run it before somebody mends its folder or register."""
+    """Nobody can run it before somebody deletes what is damaged of its folder or register."""
     ENDED = auto()
     """It has a result that stays."""
 
@@ -44,24 +43,6 @@ class Spare(NamedTuple):
     num_files: int
     num_bytes: int
     delete: Callable[[], object]
-
-
-def nothing() -> bool:
-    """Mends nothing."""
-    return False
-
-
-class Problem(NamedTuple):
-    """One thing that is not as it was written."""
-
-    damage: Damaged
-    advice: str
-    mend: Callable[[], bool] = nothing
-    """Mends it, and returns whether it could."""
-
-    def __str__(self) -> str:
-        """One line: where, what is wrong, what to do."""
-        return f"{self.damage.value} {self.damage.allowed}: {self.advice}"
 
 
 class SweepStore(Protocol):
@@ -111,9 +92,6 @@ class SweepStore(Protocol):
     def spare(self, folders: Sequence[Path]) -> Iterable[Spare]:
         """Return checkpoints of the trials in these folders of `folder`, and what killed processes
         left; nothing of a trial that a process runs."""
-
-    def problems(self) -> Iterable[Problem]:
-        """Return what is damaged or out of place."""
 
     def probe(self) -> AbstractContextManager[Callable[[], bool]]:
         """Yield a function that says, on any machine, whether that one sees this same store."""

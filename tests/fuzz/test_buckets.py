@@ -22,7 +22,6 @@ from trainer.base.errors import Stopped
 RESULTS = f"results={URL}"
 READERS = {
     "list": (sweeps, ["list", RESULTS, "format=json"]),
-    "check": (sweeps, ["check", RESULTS]),
     "status": (sweeps, ["status", RESULTS]),
     "rerun": (sweeps, ["rerun", RESULTS, "status=interrupted", "dry_run=true"]),
     "prune": (sweeps, ["prune", RESULTS, "checkpoints=all", "dry_run=true"]),

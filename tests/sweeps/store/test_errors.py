@@ -33,7 +33,6 @@ COMMANDS: dict[str, tuple[Main, list[str]]] = {
     "list": (sweeps, ["list"]),
     "prune": (sweeps, ["prune", "checkpoints=all"]),
     "rerun": (sweeps, ["rerun", "status=failed"]),
-    "check": (sweeps, ["check"]),
     "overview": (sweeps, ["status"]),
     "publish": (publish, ["publish", "study=momentum"]),
 }
