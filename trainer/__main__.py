@@ -13,9 +13,6 @@ from trainer.base.cli import DONE, FAILED, FULL, INTERRUPTED, Parser, end_with, 
 from trainer.base.errors import BadInput, GangFailed, LeaseLost, Stopped
 from trainer.base.places import CONF
 
-MAX_CONFIG = 1_000_000
-"""Characters of a config that are read."""
-
 
 def _choices() -> str:
     """The groups of conf/ with their choices, one line per group."""
@@ -64,10 +61,7 @@ def _config(arguments: argparse.Namespace) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     """The content of a JSON file; raises BadInput."""
     try:
-        if not path.is_file():
-            raise FileNotFoundError("there is none")
-        with path.open(encoding="utf-8") as file:
-            config = json.loads(file.read(MAX_CONFIG))
+        config = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput("--config", path, f"must be a JSON file ({error})") from None
     if not isinstance(config, dict):

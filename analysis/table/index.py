@@ -29,7 +29,7 @@ import trainer.config.names
 import trainer.folder.wellformed
 from analysis.table.rows import Row, row
 from trainer.config.names import GROUPS, yamls
-from trainer.folder.files import MARKER, Damaged, damage, recorded_id, require_file
+from trainer.folder.files import MARKER, Damaged, damage, recorded_id
 from trainer.folder.wellformed import CONFIG, RESULT, read
 
 MADE_BY = b"made_by"
@@ -206,13 +206,12 @@ def read_index(path: Path, names: Collection[str] | None = None) -> dict[str, En
     Empty if other code wrote the index, or not whole, or if there is none.
     """
     try:
-        require_file(path)
         if parquet.read_schema(path).metadata.get(MADE_BY) != _made_by():
             return {}
         filters = None if names is None else [("name", "in", [*names])]
         table = parquet.read_table(path, filters=filters, page_checksum_verification=True)
         columns = [table.column(name).to_pylist() for name in ("name", *Stamp._fields, "row")]
-    except (Damaged, OSError, ValueError, LookupError, AttributeError, pa.ArrowException):
+    except (OSError, ValueError, LookupError, AttributeError, pa.ArrowException):
         return {}
     return {name: Entry(Stamp(*stamp), row) for name, *stamp, row in zip(*columns, strict=True)}
 

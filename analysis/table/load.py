@@ -20,7 +20,6 @@ from trainer.base.errors import BadInput, first_line, short
 from trainer.base.status import ENDED, Status
 from trainer.config.names import YOUNGER
 from trainer.folder.files import Damaged
-from trainer.folder.wellformed import LARGEST
 
 MAY_LACK = ("folder", "num_active_parameters")
 """Columns of the table that a published CSV may lack: a place on one machine, and what older
@@ -173,7 +172,7 @@ def _parsed(dtype: str, text: str) -> Any:
     except (ValueError, RecursionError):
         value = text
     is_number = type(value) in (int, float)
-    if is_number and not (abs(value) <= LARGEST and math.isfinite(value)):
+    if is_number and not (abs(value) < 2**63 and math.isfinite(value)):
         value = text
     if dtype in KINDS and type(value) not in KINDS[dtype]:
         raise ValueError

@@ -47,8 +47,6 @@ def restore(place: Place) -> None:
 ODD: dict[str, Callable[[Path], None]] = {
     "folder": Path.mkdir,
     "dead link": lambda path: path.symlink_to("nowhere"),
-    "loop of links": lambda path: path.symlink_to(path.name),
-    "pipe": os.mkfifo,
 }
 """What people's tools leave where a file must be."""
 

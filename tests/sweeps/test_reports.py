@@ -53,9 +53,6 @@ def test_what_was_printed_is_kept_with_the_page(tmp_path: Path) -> None:
     assert sweep_record.printed(tmp_path, "later") is None
     (tmp_path / sweep_record.MADE_OF).write_text("not JSON")
     assert sweep_record.printed(tmp_path, "now") is None
-    (tmp_path / sweep_record.MADE_OF).unlink()
-    os.mkfifo(tmp_path / sweep_record.MADE_OF)  # whoever reads a pipe waits
-    assert sweep_record.printed(tmp_path, "now") is None
 
 
 def test_a_sweep_that_is_done_makes_its_report_once(

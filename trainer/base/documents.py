@@ -1,8 +1,6 @@
-"""Reads YAML, of files and of words, within bounds that no honest document comes near.
+"""Reads YAML, of files and of words, by PyYAML's safe loader with the scalars of YAML 1.2.
 
-Scalars are numbers, true, false and null as YAML 1.2 has them: 1e-3 is a number, and `on`, 010 and
-12:30 are text. An alias stands for one value only, because a few lines of aliases to lists can
-stand for gigabytes; tags are not read.
+1e-3 is a number, and `on`, 010 and 12:30 are text. A key that is there twice is refused.
 """
 
 import re
@@ -13,10 +11,6 @@ from typing_extensions import override
 
 from trainer.base.errors import short
 
-MAX_LENGTH = 30_000
-"""Characters: these are read within a second."""
-MAX_DEPTH = 20
-"""Lists and mappings within each other."""
 LONGEST_NUMBER = 100
 """Digits of a whole number; a longer one is text."""
 
@@ -27,7 +21,7 @@ NOT_FINITE = r"[-+]?\.?(?i:inf|nan)"
 
 
 class NotRead(ValueError):
-    """A text that is no YAML, or beyond the bounds. The message is one line."""
+    """A text that is no YAML. The message is one line."""
 
 
 def read(text: str) -> Any:
@@ -35,19 +29,17 @@ def read(text: str) -> Any:
 
     Raises NotRead, also for a key that is there twice: YAML's own loader would keep the last value.
     """
-    if len(text) > MAX_LENGTH:
-        raise NotRead(f"it has more than {MAX_LENGTH:,} characters")
     try:
-        return yaml.load(text, Loader=_Bounded)
+        return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         raise NotRead(_where(error)) from None
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise NotRead(short(" ".join(str(error).split()))) from None
 
 
 def scalar(text: str) -> str | int | float | bool | None:
     """Returns the number, boolean or None that `text` writes without quotes; else `text`."""
-    loader = _Bounded("")
+    loader = _Loader("")
     tag = loader.resolve(yaml.ScalarNode, text, (True, False))
     return loader.construct_object(yaml.ScalarNode(tag, text))
 
@@ -58,46 +50,19 @@ def _where(error: yaml.MarkedYAMLError) -> str:
     return short(f"{error.problem or error.context}{where}")
 
 
-class _Bounded(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (PyYAML's, which copies it)
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._depth = 0
-
-    @override
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()
-        if self.check_event(yaml.AliasEvent):
-            node = super().compose_node(parent, index)
-            if not isinstance(node, yaml.ScalarNode):
-                self._refuse("an alias (*name) stands for more than one value", event)
-            return node
-        if event.tag is not None:
-            self._refuse(f"a tag ({event.tag}) is not read", event)
-        if self._depth == MAX_DEPTH:
-            self._refuse(f"more than {MAX_DEPTH} lists and mappings within each other", event)
-        self._depth += 1
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
 
     @override
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         made: dict[Any, Any] = super().construct_mapping(node, deep)
         if len(made) < len(node.value):
-            self._refuse_repeated([(self.construct_object(key), key) for key, _ in node.value])
+            keys = [self.construct_object(key) for key, _ in node.value]
+            twice = next(i for i, key in enumerate(keys) if key in keys[:i])
+            problem = f"the key {keys[twice]} is there twice: remove or rename one"
+            mark = node.value[twice][0].start_mark
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
         return made
-
-    def _refuse_repeated(self, keys: list[tuple[object, yaml.Node]]) -> None:
-        seen = set()
-        for key, node in keys:
-            if key in seen:
-                self._refuse(f"the key {key} is there twice: remove or rename one", node)
-            seen.add(key)
-
-    def _refuse(self, problem: str, at: Any) -> None:
-        raise yaml.MarkedYAMLError(problem=problem, problem_mark=at.start_mark)
 
 
 for _tag, _pattern, _first in (
@@ -106,6 +71,6 @@ for _tag, _pattern, _first in (
     ("int", INT, "-+0123456789"),
     ("float", f"{FLOAT}|{NOT_FINITE}", "-+0123456789.iInN"),
 ):
-    _Bounded.add_implicit_resolver(
+    _Loader.add_implicit_resolver(
         f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), [*_first]
     )

@@ -1,10 +1,8 @@
 """Where the files lie that come with the code, and which words can name a file or folder."""
 
-import errno
 import os
 import re
 from pathlib import Path
-from stat import S_ISDIR
 
 from trainer.base.errors import NO_TEXT, BadInput
 
@@ -48,15 +46,6 @@ def is_url(word: str) -> bool:
     return LIKE_URL.search(word) is not None
 
 
-def _instead_of_folder(path: str) -> str | None:
-    """What stands at the path in place of a folder; None if a folder is there, or nothing."""
-    try:
-        mode = os.stat(path).st_mode
-    except OSError as error:
-        return "a loop of links" if error.errno == errno.ELOOP else None
-    return None if S_ISDIR(mode) else "a file"
-
-
 def require_folder(key: str, value: str, or_file: str = "") -> None:
     """Raises BadInput for what is not, and cannot become, a folder.
 
@@ -65,8 +54,8 @@ def require_folder(key: str, value: str, or_file: str = "") -> None:
     if (problem := path_problem(value)) is not None:
         raise BadInput(key, value, problem)
     may_be_file = Path(value).suffix == or_file != "" and os.path.isfile(value)
-    if not may_be_file and (other := _instead_of_folder(value)) is not None:
-        raise BadInput(key, value, f"must be a folder, not {other}")
+    if not may_be_file and os.path.exists(value) and not os.path.isdir(value):
+        raise BadInput(key, value, "must be a folder, not a file")
     if is_url(value):
         allowed = "must be a folder: sweeps and analysis know URLs of stores, other commands do not"
         raise BadInput(key, value, allowed)

@@ -1,9 +1,7 @@
-"""The files of a trial's folder as people may have left them: damaged, or no files at all."""
+"""The files of a trial's folder as people may have left them."""
 
-import errno
 from collections.abc import Sequence
 from pathlib import Path
-from stat import S_ISDIR, S_ISREG
 
 from trainer.base.errors import BadInput, some
 
@@ -32,22 +30,11 @@ def damage(path: Path, error: Damaged | OSError) -> Damaged:
 
 
 def content(path: Path) -> bytes:
-    """The bytes of a file. Raises FileNotFoundError, or Damaged for what is no file."""
-    require_file(path)
-    return path.read_bytes()
-
-
-def require_file(path: Path) -> None:
-    """Raises FileNotFoundError, or Damaged for what is no file: whoever reads a pipe waits."""
+    """The bytes of a file. Raises FileNotFoundError, or Damaged for a folder in its place."""
     try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise Damaged(path, "is a loop of links") from None
-    if not S_ISREG(mode):
-        what = "a folder" if S_ISDIR(mode) else "a pipe or a device"
-        raise Damaged(path, f"is {what}, where a file must be")
+        return path.read_bytes()
+    except IsADirectoryError:
+        raise Damaged(path, "is a folder, where a file must be") from None
 
 
 def recorded_id(folder: Path) -> str | None:

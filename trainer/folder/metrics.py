@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer.base.atomic import partial, publish
-from trainer.folder.files import Damaged, require_file
 from trainer.folder.wellformed import ROW, parse
 
 Row = dict[str, Any]
@@ -54,11 +53,10 @@ def digest(lines: Iterable[bytes]) -> str:
 def last_row(folder: Path) -> Row | None:
     """The last complete row of metrics.jsonl; None if there is none."""
     try:
-        require_file(folder / "metrics.jsonl")
         with (folder / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
             lines = file.read().splitlines(keepends=True)
-    except (OSError, Damaged):
+    except OSError:
         return None
     return next(filter(None, map(row_of, reversed(lines))), None)
 
@@ -67,10 +65,9 @@ def row_number(folder: Path, number: int) -> Row | None:
     """The row in this line of metrics.jsonl, of which the first has number 1; None if there is no
     such line or it is not whole."""
     try:
-        require_file(folder / "metrics.jsonl")
         with (folder / "metrics.jsonl").open("rb") as file:
             lines = [*islice(file, number)]
-    except (OSError, Damaged):
+    except OSError:
         return None
     return row_of(lines[-1]) if len(lines) == number else None
 

@@ -15,7 +15,7 @@ from trainer.base.errors import BadInput
 from trainer.base.status import Status
 from trainer.folder import checkpoint, metrics, wellformed
 from trainer.folder.checkpoint import Writer, copied
-from trainer.folder.files import MARKER, Damaged, recorded_id, require_file
+from trainer.folder.files import MARKER, Damaged, recorded_id
 from trainer.folder.lease import attempts, holder, leased, read, trained
 from trainer.folder.metrics import Metrics, Row
 
@@ -115,7 +115,7 @@ class TrialFolder:
         """
         for name in FILES:
             if (self.path / name).is_dir():
-                require_file(self.path / name)  # what else is no file gives way
+                raise Damaged(self.path / name, "is a folder, where a file must be")
         with suppress(FileNotFoundError):
             newest = next((path for path, why_not in self._checkpoints() if not why_not), None)
             if newest is not None:

@@ -4,11 +4,8 @@ A form lists the keys that are read somewhere. An object may lack keys that are 
 older code did not write, and may have other keys, which newer code wrote.
 """
 
-import json
-import math
-from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, NotRequired, Required
+from typing import Annotated, Any, Literal, NotRequired, Required
 
 from annotated_types import Ge, Gt
 from pydantic import AfterValidator, ConfigDict, Strict, TypeAdapter, ValidationError, with_config
@@ -22,11 +19,8 @@ from trainer.folder.files import Damaged, content
 Content = dict[str, Any]
 Form = TypeAdapter[Any]
 
-DEEPEST = 10
-"""Mappings and lists within each other in a config. Ours has two."""
 OF_FINAL = ("trial_id", "final_val_loss", "num_updates", "wall_seconds", "delays")
 """What the result of a trial that does not run again has."""
-LARGEST = 2**63 - 1  # integers beyond it fit in no table
 
 
 def read(path: Path, form: Form) -> Content:
@@ -40,29 +34,11 @@ def read(path: Path, form: Form) -> Content:
 
 def parse(text: bytes, form: Form) -> Content:
     """The JSON object in `text`. Raises ValueError, which says in a line why it is none."""
-    check(parsed := _numbers(text) or _whole(text), form)
-    return parsed
-
-
-def _numbers(text: bytes) -> Content | None:
-    """What `_whole` returns, in a third of the time; None unless all are numbers of usual size."""
     try:
-        numbers: Content = from_json(text, allow_inf_nan=False)
-        # The root of the sum of the squares is no smaller than any of the numbers.
-        return numbers if math.hypot(*numbers.values()) < LARGEST else None
-    except (ValueError, TypeError, OverflowError, AttributeError):
-        return None
-
-
-def _whole(text: bytes) -> Content:
-    try:
-        parsed: Content = json.loads(
-            text.decode(), parse_constant=_refuse, parse_int=_integer, parse_float=_float
-        )
-        if b"\\u" in text:
-            json.dumps(parsed, ensure_ascii=False).encode()  # half a character is no text
-    except (ValueError, RecursionError) as error:
+        parsed: Content = from_json(text, allow_inf_nan=False)
+    except ValueError as error:
         raise ValueError(f"is not whole JSON ({error})") from None
+    check(parsed, form)
     return parsed
 
 
@@ -75,24 +51,6 @@ def check(content: object, form: Form) -> None:
         key = ".".join(map(str, first["loc"])) or "it"
         message = first["msg"].removeprefix("Value error, ")
         raise ValueError(f"is not what was written ({key}: {message})") from None
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number")
-
-
-def _integer(digits: str) -> int:
-    number = int(digits)
-    if abs(number) > LARGEST:
-        raise ValueError("an integer is too large")
-    return number
-
-
-def _float(digits: str) -> float:
-    number = float(digits)
-    if math.isinf(number):
-        raise ValueError("a number is too large")
-    return number
 
 
 KEYS = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
@@ -189,16 +147,6 @@ class _Config(TypedDict, total=False):
     device: str
 
 
-def _not_deep(config: Content) -> Content:
-    level: list[Any] = [config]
-    for _ in range(DEEPEST):
-        values = [node.values() if isinstance(node, dict) else node for node in level]
-        level = [value for value in chain(*values) if isinstance(value, dict | list)]
-    if level:
-        raise ValueError("is nested too deeply")
-    return config
-
-
 @with_config(KEYS)
 class _Attempt(TypedDict, total=False):
     attempt: Count
@@ -238,7 +186,7 @@ OF_RESULT = frozenset(_Result.__annotations__)
 """The keys of a result whose types are known."""
 RESULT: Form = TypeAdapter(Annotated[_Result, AfterValidator(_whole_result)])
 """result.json. One of a trial that does not run again has its loss and its length."""
-CONFIG: Form = TypeAdapter(Annotated[_Config, AfterValidator(_not_deep)])
+CONFIG: Form = TypeAdapter(_Config)
 """config.json, as far as tables read it: whether such a trial can run is for `config.schema`."""
 ATTEMPT: Form = TypeAdapter(_Attempt)
 """attempt-*.json."""

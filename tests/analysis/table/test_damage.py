@@ -1,7 +1,6 @@
 """One damaged trial or record is named in a line and left out; the others stay."""
 
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -86,35 +85,19 @@ def test_a_folder_that_a_process_has_just_claimed_is_no_trial_yet(tmp_path: Path
         pd.testing.assert_frame_equal(load(tmp_path), whole)
 
 
-@pytest.mark.parametrize(
-    ("stands", "says"),
-    [(lambda path: path.symlink_to(path.name), "is a loop of links"), (os.mkfifo, "is a pipe")],
-    ids=["loop", "pipe"],
-)
 @pytest.mark.parametrize("file", ["config.json", "result.json"])
-def test_a_file_that_cannot_be_read_stops_no_other(
-    file: str, stands: Callable[[Path], object], says: str, tmp_path: Path
-) -> None:
-    """And nobody waits for a pipe."""
+def test_a_file_that_cannot_be_read_stops_no_other(file: str, tmp_path: Path) -> None:
     whole = others(tmp_path)
     bad = write(tmp_path, config(seed=3), result(config(), 1.5)) / file
     bad.unlink()
-    stands(bad)
+    bad.mkdir()
     record(tmp_path, "main", "tiny", ids(tmp_path))
     (tmp_path / "sweeps" / "other.json").symlink_to("nowhere")
-    with pytest.warns(UserWarning, match=f"damaged: {bad} {says}"):
+    with pytest.warns(UserWarning, match=f"damaged: {bad} is a folder"):
         table = load(tmp_path)
     assert table["status"].tolist()[:9] == whole["status"].tolist()
     with pytest.warns(UserWarning, match="other.json cannot be read"):
         assert len(records(tmp_path)) == 1
-
-
-def test_rows_in_place_of_which_a_pipe_stands_are_none(tmp_path: Path) -> None:
-    others(tmp_path)
-    path = tmp_path / "trials" / "0000" / "metrics.jsonl"
-    path.unlink()
-    os.mkfifo(path)
-    assert training_losses(str(path.parent)).empty
 
 
 @pytest.mark.parametrize("name", RESULTS)

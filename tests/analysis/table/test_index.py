@@ -137,12 +137,7 @@ def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
-def pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-DAMAGES = [cut, flip, by_other_code, of_another_form, without_a_maker, empty, pipe, Path.unlink]
+DAMAGES = [cut, flip, by_other_code, of_another_form, without_a_maker, empty, Path.unlink]
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)

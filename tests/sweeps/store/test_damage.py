@@ -4,7 +4,6 @@ One suite for a folder and for a bucket.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -42,14 +41,6 @@ def alien_file(place: Place) -> None:
 
 def alien_link(place: Place) -> None:
     (place.trials[0].folder.parent / "link").symlink_to("nowhere")
-
-
-def pipe_as_result(place: Place) -> None:
-    os.mkfifo(place.trials[-1].folder / "result.json")
-
-
-def loop_as_result(place: Place) -> None:
-    (place.trials[-1].folder / "result.json").symlink_to("result.json")
 
 
 def copied_register(place: Place) -> None:
@@ -100,7 +91,6 @@ Damage = Callable[[Place], None]
 HARMLESS: dict[str, list[Damage]] = {
     "folder": [
         *(copied, copied_unfinished, half_copied, alien_file, alien_link),
-        *(pipe_as_result, loop_as_result),
     ],
     "bucket": [
         *(copied_register, copied_register_with_a_dot, alien_object, alien_below, alien_record),
@@ -113,8 +103,6 @@ NAMED = {
     half_copied: "half is a copy of trial ",
     alien_file: "README.txt is no trial's folder",
     alien_link: "link is no trial's folder",
-    pipe_as_result: "result.json is a pipe or a device, where a file must be",
-    loop_as_result: "result.json is a loop of links",
     copied_register: "copy.json is a copy of the register of trial ",
     copied_register_with_a_dot: ".bak.json is no object of a store",
     alien_object: "README.txt is no object of a store",

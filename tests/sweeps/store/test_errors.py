@@ -1,6 +1,5 @@
 """A store that does not answer, or refuses: each command says so in a line, and how it ended."""
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -38,8 +37,7 @@ COMMANDS: dict[str, tuple[Main, list[str]]] = {
 }
 OF_SWEEPS = {"run": [], "price": ["dry_run=true"], "status": ["status"]}
 IN_THE_WAY: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a pipe": (os.mkfifo, "must be a folder, not a file"),
-    "a loop": (lambda path: path.symlink_to(path), "must be a folder, not a loop of links"),
+    "a file": (Path.touch, "must be a folder, not a file"),
 }
 FAULTS = {
     "403": (2, "permission denied (AccessDenied)"),

@@ -1,7 +1,6 @@
 """An object store is copied, whatever lies in it; what is no store is refused."""
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 
 import analysis
 from analysis.objects.bucket import BucketClient, StoreRefuses
-from analysis.objects.mirror import NOTES
 from sweeps.request.expand import Trial
 from sweeps.store.opened import open_store
 from sweeps.store.store import SweepStore
@@ -66,16 +64,6 @@ def test_a_consoles_marker_of_the_folder_of_trials_is_not_spare(
 ) -> None:
     server.write(f"{URL.removeprefix(f's3://{s3_server.BUCKET}/')}/trials/", b"")
     assert [*objects.spare([objects.folder / "trials" / "mine"])] == []
-
-
-def test_a_pull_waits_for_no_pipe_in_place_of_its_notes(objects: SweepStore, trial: Trial) -> None:
-    run(objects, trial)
-    objects.pull()
-    notes = objects.folder / NOTES
-    notes.unlink()
-    os.mkfifo(notes)
-    objects.pull()
-    assert notes.is_file(), "a new one"
 
 
 @pytest.mark.parametrize("name", ["registers//a.json", "registers/.", "trials/../b"])

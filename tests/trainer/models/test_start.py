@@ -1,7 +1,6 @@
 """A training that starts from a checkpoint starts from its weights, to the bit, on any stages."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -151,21 +150,11 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: change_config(folder, rope_parameters=[1]),
         "has rope_type=[1], this model has default",
     ),
-    "a pipe as weights": (
-        lambda folder: pipe(folder / "model.safetensors"),
-        "must hold model*.safetensors",
-    ),
-    "a pipe as config": (lambda folder: pipe(folder / "config.json"), "must hold a config.json"),
 }
 
 
 def cut(path: Path, end: int) -> None:
     path.write_bytes(path.read_bytes()[:end])
-
-
-def pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
 
 
 def change_config(folder: Path, **changes: Any) -> None:
