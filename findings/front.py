@@ -6,7 +6,6 @@ here return. Every other page is a record, which nothing makes anew.
 """
 
 import os
-import re
 import textwrap
 from collections.abc import Sequence
 from math import floor
@@ -74,8 +73,9 @@ def table() -> str:
 def front_page(text: str) -> str:
     """The text of the README with its two parts made again."""
     for part, made in (("answer", answer()), ("table", table())):
-        marked = re.compile(rf"(<!-- {part} -->\n).*?(\n<!-- end -->)", re.DOTALL)
-        text = marked.sub(lambda place, made=made: f"{place[1]}{made}{place[2]}", text)
+        before, start, rest = text.partition(f"<!-- {part} -->\n")
+        _, end, after = rest.partition("\n<!-- end -->")
+        text = f"{before}{start}{made}{end}{after}"
     return text
 
 

@@ -23,7 +23,6 @@ from trainer.trial import run_trial
 
 READERS = {
     "advise": ["advise", "optimizer=adamw", "stages=2", "microbatches=4"],
-    "forecast": ["forecast", "optimizer=adamw", "updates=4000"],
 }
 STATEMENTS = (
     *("sys.exit(0)", "sys.exit('x' * 9999)", "sys.exit('\\n')", "os._exit(0)", "raise SystemExit"),
