@@ -73,7 +73,7 @@ figures: $(READY) $(call corpus,$(FIGURE_SCALES))  ## every figure and table of 
 	done; \
 	$(if $(DRY_RUN),,[ $$code -eq 2 ] || $(BIN)/python -m analysis $(STORE) out=report || code=$$?;) exit $$code
 
-docs: $(READY)  ## the tables, verdicts and figures of README.md, docs/ and findings/, from the published trials
+docs: $(READY)  ## the answer, table and picture of README.md and docs/gaps.ipynb, from the published trials of its job
 	$(BIN)/python -m findings
 
 site: $(READY)  ## the documentation as a site, in site/; REPO_URL=<URL> links to the code

@@ -1,6 +1,6 @@
 """Kills the driver, a trial, a rank or the raylet of a small sweep, and looks at what became of it.
 
-    python -m bench.kills [moments=20] [seed=0] [targets=driver,trial,rank,raylet]
+    python -m bench.sweep kills [moments=20] [seed=0] [targets=driver,trial,rank,raylet]
         [signals=SIGKILL,SIGTERM] [bucket=s3://BUCKET] [drivers=1]
 
 Each target is killed at `moments` random moments with each signal. A moment is a number of updates
@@ -25,10 +25,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from bench.small_sweep import GANG, LENGTH, TARGETS, BucketSweep, SmallSweep, check, disturb
 from bench.timing import options
+from tests.support.small_sweep import GANG, LENGTH, TARGETS, BucketSweep, SmallSweep, check, disturb
 
 SMALL = ("model.hidden_size=24", "model.intermediate_size=32", "model.num_layers=2")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
@@ -37,26 +36,23 @@ Make = Callable[[Path, Sequence[str]], SmallSweep]
 Kill = tuple[str, signal.Signals]
 
 
-def main() -> None:
+def kills(folder: Path, words: Sequence[str]) -> None:
     """Prints a row per target and signal, each up to its first loss; exits with 1 if any."""
     words_of = {"targets": ",".join(TARGETS), "signals": ",".join(how.name for how in SIGNALS)}
-    given = options(moments=20, seed=0, drivers=1, bucket="", **words_of)
+    given = options(words, moments=20, seed=0, drivers=1, bucket="", **words_of)
     generator = random.Random(given.seed)
     signals = [how for how in SIGNALS if how.name in given.signals.split(",")]
-    kills = [*product(given.targets.split(","), signals)]
-    assert {target for target, _ in kills} <= {*TARGETS}, given.targets
+    wanted = [*product(given.targets.split(","), signals)]
+    assert {target for target, _ in wanted} <= {*TARGETS}, given.targets
     make: Make = partial(BucketSweep, bucket=given.bucket) if given.bucket else SmallSweep
     failures = 0
     print("| killed | by | hits | exit codes of the drivers | intact | seconds |")
     print("| --- | --- | --- | --- | --- | --- |")
-    with TemporaryDirectory(prefix="pipegap-kills-") as scratch:
-        for words, rows in _by_sweep(kills).items():
-            whole = make(Path(scratch) / f"whole{len(words)}", words)
-            whole.finish()
-            for kill in rows:
-                failures += _try(
-                    kill, given.moments, given.drivers, generator, whole, make, Path(scratch)
-                )
+    for of_sweep, rows in _by_sweep(wanted).items():
+        whole = make(folder / f"whole{len(of_sweep)}", of_sweep)
+        whole.finish()
+        for kill in rows:
+            failures += _try(kill, given.moments, given.drivers, generator, whole, make, folder)
     sys.exit(failures > 0)
 
 
@@ -115,7 +111,3 @@ def _survives(
         print(f"{target} {how.name} after {moment} updates: {error}", file=sys.stderr, flush=True)
         return False
     return True
-
-
-if __name__ == "__main__":
-    main()

@@ -19,8 +19,8 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
-from bench.pipelining import clip
-from bench.ranks import CPU
+from bench.pipeline import clip
+from tests.support.ranks import CPU
 from trainer.corrections.none import NoCorrection
 from trainer.executors.gradients import Clip
 from trainer.executors.pipelined import Pipelined

@@ -2,24 +2,28 @@
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from types import SimpleNamespace
 
+import torch.distributed as dist
+
 from trainer.base.cli import split_word
+from trainer.ranks.groups import Gang
 
 Call = Callable[[], object]
 WARM_UPS = 2
 """Rounds that do not count."""
 
 
-def options(**defaults: str | int) -> SimpleNamespace:
-    """The words key=value of the command line over the `defaults`, of whose types they are."""
-    given = dict(map(split_word, sys.argv[1:]))
+def options(words: Sequence[str] | None = None, **defaults: str | int) -> SimpleNamespace:
+    """The `words` key=value, or those of the command line, over the `defaults`, of whose types they
+    are."""
+    given = dict(map(split_word, sys.argv[1:] if words is None else words))
     if unknown := given.keys() - defaults.keys():
         raise SystemExit(f"{', '.join(sorted(unknown))}: must be among {', '.join(defaults)}")
-    words = {key: type(defaults[key])(value) for key, value in given.items()}
-    return SimpleNamespace(**defaults | words)
+    chosen = {key: type(defaults[key])(value) for key, value in given.items()}
+    return SimpleNamespace(**defaults | chosen)
 
 
 def seconds_of(run: Call) -> float:
@@ -34,14 +38,6 @@ def cpu_seconds_of(run: Call) -> float:
     started = time.process_time()
     run()
     return time.process_time() - started
-
-
-def thread_seconds_of(run: Call) -> float:
-    """Seconds that this thread computed during one call: what the libraries' own threads spin away
-    while they wait for a message is left out."""
-    started = time.thread_time()
-    run()
-    return time.thread_time() - started
 
 
 def in_turn(
@@ -64,6 +60,20 @@ def medians(
     """Median seconds of each contender over `rounds` alternating rounds, two warm-ups first."""
     calls = in_turn(contenders, rounds + WARM_UPS, clock)
     return {name: median(seconds[WARM_UPS:]) for name, seconds in calls.items()}
+
+
+def medians_of_all(gang: Gang, runs: Mapping[str, Call], rounds: int) -> dict[str, float]:
+    """Median seconds of each run, which all ranks begin and end together."""
+
+    def with_others(run: Call) -> Call:
+        def timed() -> None:
+            gang.heartbeat.beat()
+            run()
+            dist.barrier()  # the slowest rank's time is everyone's
+
+        return timed
+
+    return medians({name: with_others(run) for name, run in runs.items()}, rounds)
 
 
 def table(rows: Mapping[str, float], baseline: str, unit: float, name: str) -> str:

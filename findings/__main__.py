@@ -1,4 +1,4 @@
-"""The notebook's commands: publish trials, and make every page and figure from what is published.
+"""Publishes trials, and makes the front page's parts from those of its job.
 
 python -m findings                                      # what `make docs` calls
 python -m findings publish study=momentum results=results
@@ -14,7 +14,6 @@ from analysis import load
 from analysis.objects.mirror import pulled
 from analysis.report.report import PLACES
 from analysis.table.records import records
-from findings.code.published import FINDINGS, ROOT
 from sweeps.request.files import known
 from trainer.base.atomic import write_atomically
 from trainer.base.cli import (
@@ -29,7 +28,8 @@ from trainer.base.cli import (
 )
 from trainer.base.errors import BadInput
 
-COMMANDS = ("pages", "publish")
+FINDINGS = Path(__file__).parent
+COMMANDS = ("front", "publish")
 KEYS = """keys of publish:
   study=STUDY    a folder of findings/
   results=PATH   the store of the trials
@@ -45,13 +45,13 @@ def main() -> int:
 
 
 def _command() -> int:
-    command, words = split_command(sys.argv[1:], COMMANDS, "pages")
-    given = parse(words, "python -m findings", "makes every page, or publishes trials", KEYS)
+    command, words = split_command(sys.argv[1:], COMMANDS, "front")
+    given = parse(words, "python -m findings", "makes the front page, or publishes trials", KEYS)
     if command == "publish":
         print(publish(**_publish_words(given)))
     else:
         refuse_others(given, "python -m findings")
-        make_pages()
+        _make_front_page()
     return DONE
 
 
@@ -130,19 +130,11 @@ def _mixed(trials: pd.DataFrame) -> str:
     return f"; they are of {commits} commits" if commits > 1 else ""
 
 
-def make_pages() -> None:
-    """Writes the pages and figures, and says which pages changed."""
-    from findings.code.pages import made, pages, write_notebook, write_pictures
+def _make_front_page() -> None:
+    from findings.front import write  # with the notebook's kernel, which publishing needs not
 
-    warnings.simplefilter("ignore", UserWarning)  # of commits: a page's trials are of several
-    for path in pages():
-        text = path.read_text()
-        new = made(text, path)
-        if new != text:
-            write_atomically(path, new.encode())
-            print(f"changed: {path.relative_to(ROOT)}")
-    write_pictures()
-    write_notebook()
+    warnings.simplefilter("ignore", UserWarning)  # of commits: the job's trials are of several
+    write()
 
 
 if __name__ == "__main__":

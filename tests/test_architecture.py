@@ -83,11 +83,10 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "claims": {"statistics", "table"},
         "advice": {"statistics", "table"},
         "theory": {"statistics", "table"},
-        "forecast": {"statistics", "table"},
-        "figures": {"advice", "forecast", "statistics", "table"},
+        "figures": {"advice", "statistics", "table"},
         "report": {"advice", "claims", "figures", "statistics", "table"},
         "__init__": {"advice", "objects", "statistics", "table"},
-        "commands": {"advice", "figures", "forecast", "objects", "report", "table", "theory"},
+        "commands": {"advice", "figures", "objects", "report", "table", "theory"},
         "__main__": {"commands"},
     },
 }

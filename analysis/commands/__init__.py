@@ -5,8 +5,6 @@ COMMANDS = {
     "figures": "the figures of a store for a paper: width, theme, PDF",
     "serve": "the report as a page that follows the store, for browsers on this machine",
     "advise": "may I make my pipeline asynchronous?",
-    "forecast": "what will a delay cost on a larger rung?",
-    "forecasts": "recorded forecasts beside what was measured since",
     "stability": "what delay and correction do to the edge of stability, by theory",
 }
 """The first word of the command line → what the command does."""

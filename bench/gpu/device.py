@@ -12,8 +12,8 @@ from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
 
 from bench import timing
-from bench.steps import words_of_scale
 from bench.timing import Call
+from tests.support.steps import words_of_scale
 from trainer.base.machine import copied_per_second, synchronize
 
 WIDTHS = {"cuda": 8192, "cpu": 128}

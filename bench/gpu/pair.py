@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from bench.gpu.device import GPUSetting, Row
-from bench.ranks import IN_A_ROW, Send, on_ranks, ours
+from tests.support.ranks import IN_A_ROW, Send, on_ranks, ours
 from trainer.base.errors import GangFailed
 from trainer.base.machine import synchronize
 from trainer.base.resources import ranks_may_share_a_gpu

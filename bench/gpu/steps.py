@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu.device import GPUSetting, Row, prepare, timed
-from bench.steps import executor, ours, resolved, theirs
+from tests.support.steps import executor, ours, resolved, theirs
 from trainer.base.build import build
 
 DELAY = ("pipeline=pipedream_2bw",)

@@ -15,7 +15,7 @@ import numpy as np
 
 from bench.gpu.device import GPUSetting, Row
 from bench.gpu.steps import EF
-from bench.steps import executor, resolved
+from tests.support.steps import executor, resolved
 from trainer import rehearsal
 from trainer.base.machine import synchronize
 from trainer.config.compose import compose

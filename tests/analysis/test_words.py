@@ -44,7 +44,6 @@ BAD = {
     f"{ADVISE} results=nowhere": "results=nowhere: must be a folder",
     "stability delay=1.5": "delay=1.5: must be a whole number from 0 to 32",
     "stability delay=33": "delay=33: must be a whole number from 0 to 32",
-    "forecast optimizer=a updates=0": "whole number from 1 to 1,000,000,000,000,000",
     "stability k=0": "k=0: must be above 0",
     "stability k=nan": "k=nan: must be a number from 0 to",
     "stability updates=-1": "updates=-1: must be a whole number",

@@ -9,8 +9,7 @@ import pytest
 
 from analysis import best, downstream, gaps, load
 from analysis.table.schema import BEST, DOWNSTREAM, GAP, TRIAL, Columns
-from findings.code.pages import NOTEBOOK, executed
-from findings.code.pages import NOTEBOOK_TRIALS as TRIALS
+from findings.front import JOB, NOTEBOOK, executed
 from tests.support.answers import write_answers
 from tests.support.synthetic_store import write_arms
 
@@ -64,7 +63,7 @@ def test_the_notebook_shows_what_the_published_trials_say(
     kept = nbformat.read(NOTEBOOK, as_version=4)
     assert shown(executed()) == shown(kept), "make docs"
     assert pictures(kept) == 1
-    trials = pd.read_csv(TRIALS)
+    trials = pd.read_csv(JOB)
     finals = trials.pivot_table(index=["optimizer", "seed"], columns="arm", values="final_val_loss")
     gap = (finals["delay"] - finals["sync"]).groupby("optimizer").mean()
     text = "\n".join(shown(kept))

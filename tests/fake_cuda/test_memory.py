@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from bench.gpu.host import EF, in_two
-from bench.steps import words_of_scale
 from tests.support.every_optimizer import NAMES
 from tests.support.fake_cuda.asked import answers, needed, require_planned
+from tests.support.fake_cuda.parts import EF, in_two
+from tests.support.steps import words_of_scale
 from trainer.config.combinations import REJECTED
 
 pytestmark = [pytest.mark.slow, needed]

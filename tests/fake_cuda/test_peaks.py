@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from bench.gpu.host import LAUNCHES, RECORDED, REST, few_tokens, in_two
 from tests.support.fake_cuda.asked import answers, needed, require_planned
+from tests.support.fake_cuda.parts import LAUNCHES, RECORDED, REST, few_tokens, in_two
 
 pytestmark = [pytest.mark.slow, needed]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bench.steps import resolved, words_of_scale
 from tests.support import hybrid, moe
 from tests.support.fake_cuda.asked import answers, needed, small
+from tests.support.steps import resolved, words_of_scale
 from trainer.config.plan import plan_trial
 
 pytestmark = [pytest.mark.slow, needed]

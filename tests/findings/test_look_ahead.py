@@ -1,12 +1,17 @@
 """The look-ahead corrects where nothing is late, as Error Feedback does elsewhere."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from findings.code.published import read
+from analysis import load
+from findings.overshoot import look_ahead
 from findings.overshoot.look_ahead import OPTIMIZERS, LookAhead, config_of
 from trainer.config.compose import compose
 from trainer.config.plan import plan_trial
+
+PUBLISHED = Path(look_ahead.__file__).parent / "trials_tiny.csv"
 
 
 def test_an_update_that_is_not_late_is_corrected() -> None:
@@ -30,6 +35,6 @@ def test_the_rest_is_the_synchronous_trial_of_the_sweep(optimizer: str) -> None:
     config = config_of((optimizer, 3, 9), "results")
     assert config["correction"]["coefficient"] == 3
     plain = config | {"correction": compose(["correction=none"])["correction"]}
-    trials = read("overshoot/trials_tiny").query("arm == 'sync' and seed == 9")
+    trials = load(PUBLISHED).query("arm == 'sync' and seed == 9")
     (published,) = trials.loc[trials["optimizer"] == optimizer, "trial_id"]
     assert plan_trial(plain).trial_id == published

@@ -8,8 +8,6 @@ import pytest
 from analysis import load
 from findings import __main__ as command
 from findings.__main__ import publish
-from findings.code import pages, published
-from findings.code.calls import sentences
 from tests.support.refusals import Refused
 from tests.support.synthetic_store import record, write_arms
 from trainer.base.errors import BadInput
@@ -42,20 +40,6 @@ def test_a_table_has_the_compared_trials_without_places(store: Path, findings: P
     assert trials["final_val_loss"].tolist() == of_store["final_val_loss"].tolist()[:-1]
     assert not {"folder", "results", "data.path"} & {*path.read_text().split("\n")[0].split(",")}
     assert publish("momentum", str(store), findings=findings) == said, "again is the same"
-
-
-def test_pages_show_what_was_published(
-    store: Path, findings: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish("momentum", str(store), findings=findings)
-    monkeypatch.setattr(published, "FINDINGS", findings)
-    page = findings / "momentum" / "README.md"
-    page.write_text("# Momentum\n\n<!-- trials table=momentum/trials_tiny -->\n<!-- end -->\n")
-    text = pages.made(page.read_text(), page)
-    assert "3 trials of 400 updates: [trials_tiny.csv](" in text
-    assert sentences.trials("momentum/trials_tiny") == (
-        "3 trials of 400 updates: [trials_tiny.csv](findings/momentum/trials_tiny.csv)."
-    )
 
 
 def test_trials_of_several_commits_are_said_to_be(store: Path, findings: Path) -> None:
@@ -102,7 +86,7 @@ def test_trials_of_other_data_and_fewer_trials_are_refused(store: Path, findings
     [
         (["publish", "results=results"], "study=: must be given"),
         (["publish", "study=main", "results=results", "size=2"], "size=2: is not a key"),
-        (["print"], "must be key=value, or a command first: pages, publish"),
+        (["print"], "must be key=value, or a command first: front, publish"),
     ],
 )
 def test_a_wrong_command_line_is_refused_in_one_line(

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bench.steps import executor, resolved
+from tests.support.steps import executor, resolved
 from trainer.executors.emulated import Emulated
 from trainer.stages import update
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from bench.steps import executor, resolved
 from tests.support import hybrid
+from tests.support.steps import executor, resolved
 from trainer.executors.emulated import Emulated
 
 DENSE = (

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from analysis.objects.bucket import BucketClient
-from bench.small_sweep import END_TIMEOUT, LENGTH, BucketSweep, check
 from tests.support import moto, s3_server, small
+from tests.support.small_sweep import END_TIMEOUT, LENGTH, BucketSweep, check
 
 pytestmark = pytest.mark.slow
 URL = f"s3://{s3_server.BUCKET}/store"

@@ -22,9 +22,9 @@ from torch.optim import optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from bench.gpu.host import told_apart
 from tests.support.fake_cuda import kernels, patches
 from tests.support.fake_cuda.memory import Memory
+from tests.support.fake_cuda.parts import told_apart
 
 PROJECT = Path(__file__).parents[3]
 LIBRARIES = ("/pytorch_optimizer/", "/schedulefree/", "/torch/optim/")
@@ -33,7 +33,7 @@ LIBRARIES = ("/pytorch_optimizer/", "/schedulefree/", "/torch/optim/")
 class FakeGPU:
     """What operations on the fake device did, by the `part` of the run that they belong to.
 
-    `launches` are also told apart by what the update did: see `bench.gpu.host.PARTS`.
+    `launches` are also told apart by what the update did: see `parts.PARTS`.
     """
 
     def __init__(self) -> None:

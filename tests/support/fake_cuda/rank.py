@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from typing_extensions import override
 
-from bench.steps import UPDATES, RandomTokens, resolved
 from tests.support.fake_cuda.gpu import FakeGPU
 from tests.support.fake_cuda.trials import Facts, facts_of
+from tests.support.steps import UPDATES, RandomTokens, resolved
 from trainer.base.build import build
 from trainer.base.resources import reproducible
 from trainer.config.memory import peak_bytes

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.gpu.host import PASSES
-from bench.steps import executor, resolved
 from tests.support.fake_cuda.gpu import FakeGPU, place
+from tests.support.fake_cuda.parts import PASSES
+from tests.support.steps import executor, resolved
 from trainer.base.resources import on_cpu, reproducible
 from trainer.config.memory import peak_bytes
 from trainer.executors.emulated import Emulated

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.small_sweep import GANG, LENGTH, SmallSweep, check, disturb
 from tests.support import small
+from tests.support.small_sweep import GANG, LENGTH, SmallSweep, check, disturb
 
 pytestmark = pytest.mark.slow
 MATRIX = [
@@ -19,7 +19,7 @@ MATRIX = [
     ("rank", signal.SIGKILL),
     ("raylet", signal.SIGKILL),
 ]
-"""One moment each; `python -m bench.kills` has more."""
+"""One moment each; `python -m bench.sweep kills` has more."""
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.small_sweep import END_TIMEOUT, SmallSweep
 from tests.support import small
+from tests.support.small_sweep import END_TIMEOUT, SmallSweep
 from tests.support.trials import wait_for
 from trainer.base.status import Status
 

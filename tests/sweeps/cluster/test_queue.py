@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from bench.drivers import simulate
 from sweeps.cluster.queue import (
     LOOK_EVERY,
     LOOKS_AT_ONCE,
@@ -21,6 +20,7 @@ from sweeps.request.expand import points, unique
 from sweeps.store.opened import FileStore
 from sweeps.store.store import TrialState
 from tests.support import small
+from tests.support.drivers import simulate
 from trainer.base.status import Status
 from trainer.folder.lease import leased
 

@@ -13,10 +13,10 @@ from tempfile import mkdtemp
 
 import pytest
 
-from bench.small_sweep import LENGTH, SWEEP, BucketSweep, SmallSweep
 from tests.support import s3_server, small
 from tests.support.keys import leaks, new_keys
 from tests.support.ray_head import head
+from tests.support.small_sweep import LENGTH, SWEEP, BucketSweep, SmallSweep
 
 pytestmark = pytest.mark.slow  # test_own_cluster.py has a sweep in a folder
 KEYS = new_keys()

@@ -26,8 +26,6 @@ COMMANDS: dict[str, tuple[Main, list[str]]] = {
     "report": (analysis, []),
     "figures": (analysis, ["figures"]),
     "advise": (analysis, ["advise", "optimizer=adamw", "stages=2", "microbatches=4"]),
-    "forecast": (analysis, ["forecast", "optimizer=adamw", "updates=400"]),
-    "forecasts": (analysis, ["forecasts", "record=."]),
     "serve": (analysis, ["serve", "port=0"]),
     "list": (sweeps, ["list"]),
     "prune": (sweeps, ["prune", "checkpoints=all"]),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.ranks import Send, on_ranks, prepare
+from tests.support.ranks import Send, on_ranks, prepare
 from trainer.parts import build_pipelined
 from trainer.ranks.groups import Gang
 

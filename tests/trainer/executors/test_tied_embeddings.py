@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.steps import executor, resolved
 from tests.support import hybrid, moe, toy
 from tests.support.delayed import PHASES
 from tests.support.every_optimizer import NAMES
 from tests.support.llama import SMALL
+from tests.support.steps import executor, resolved
 from tests.support.whole import EMBEDDING, emulated
 from trainer.base.resources import reproducible
 from trainer.executors.emulated import Emulated

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from bench.steps import executor, resolved
 from tests.support import hybrid, moe
+from tests.support.steps import executor, resolved
 from trainer.models.recipe import compiled_stage
 
 WORDS = (

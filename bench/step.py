@@ -1,17 +1,17 @@
 """An update of a small trial on one core, against the same step written with transformers.
 
-    python -m bench.tiny_step [scale=few_updates] [rounds=10] [compile=true]
+    python -m bench.step [scale=few_updates] [rounds=10] [compile=true|update]
 
-The bf16 contender of transformers runs under autocast, as its users do on a CPU. With
-`compile=true`, compiled steps run beside those that are not.
+The bf16 contender of transformers runs under autocast, as its users do on a CPU. With `compile=`,
+steps that are compiled so run beside those that are not; transformers knows `true` alone.
 """
 
 from collections.abc import Callable
 
 import torch
 
-from bench.steps import ours, resolved, theirs, words_of_scale
 from bench.timing import medians, options, table
+from tests.support.steps import ours, resolved, theirs, words_of_scale
 from trainer.base.build import build
 from trainer.base.resources import reproducible
 from trainer.models.llama import Llama
@@ -61,6 +61,20 @@ def _compiled(words: list[str], dtype: str) -> dict[str, Callable[[], None]]:
     }
 
 
+def _whole_updates(words: list[str], dtype: str) -> dict[str, Callable[[], None]]:
+    late = [*words, "compile=update", *LATE]
+    return {
+        f"pipegap, {name}, delay + EF, compiled update, {dtype}": ours(
+            [*late, f"optimizer={name.lower()}"], AT_ONCE
+        )
+        for name in ("AdamW", "Muon", "SOAP")
+    }
+
+
+COMPILED = {"false": lambda words, dtype: {}, "true": _compiled, "update": _whole_updates}
+"""Value of `compile=` → the contenders that it adds."""
+
+
 def main() -> None:
     """Prints the table."""
     given = options(scale="few_updates", rounds=10, compile="false")
@@ -68,8 +82,7 @@ def main() -> None:
     contenders: dict[str, Callable[[], None]] = {}
     for dtype, name in (("float32", "fp32"), ("bfloat16", "bf16")):
         contenders |= _contenders([*words, f"dtype={dtype}"], name)
-        if given.compile == "true":
-            contenders |= _compiled([*words, f"dtype={dtype}"], name)
+        contenders |= COMPILED[given.compile]([*words, f"dtype={dtype}"], name)
     with reproducible(seed=0, num_threads=1):
         seconds = medians(contenders, given.rounds)
     print(table(seconds, "transformers + torch.optim.AdamW, fp32", AT_ONCE * 1e-3, "ms per update"))

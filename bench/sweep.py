@@ -1,23 +1,27 @@
-"""What `python -m sweeps` costs beside training: to plan, and to start.
+"""What `python -m sweeps` costs beside training, to plan and to start, and whether it survives.
 
-    python -m bench.sweep_command planning [rounds=3]
-    python -m bench.sweep_command first_update [rounds=3] [scale=few_updates]
+    python -m bench.sweep planning [rounds=3]
+    python -m bench.sweep first_update [rounds=3] [scale=few_updates]
+    python -m bench.sweep kills [moments=20] …
 
 `planning`: the whole command with `dry_run=true`, for 10,000 trials. `first_update`: from the
 command to the first rows of a trial, with Ray's own start; rows come some updates at a time, so a
-part of these seconds is training.
+part of these seconds is training. `kills`: see bench/kills.py.
 """
 
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
 import yaml
+
+from bench.kills import kills
+from bench.timing import options
 
 COMMAND = (sys.executable, "-m", "sweeps")
 POINTS, SEEDS = 1_000, 5
@@ -33,15 +37,15 @@ LARGE_SWEEP = {
 POLL_EVERY = 0.02
 
 
-def planning(folder: Path, given: Mapping[str, str]) -> None:
+def planning(folder: Path, words: Sequence[str]) -> None:
     """Prints what the last round planned, and the median seconds."""
-    path, rounds = folder / "large.yaml", int(given.get("rounds", "3"))
+    path, rounds = folder / "large.yaml", options(words, rounds=3).rounds
     path.write_text(yaml.safe_dump(LARGE_SWEEP))
-    words = (f"sweep={path}", f"results={folder}/results", "dry_run=true")
+    command = (*COMMAND, f"sweep={path}", f"results={folder}/results", "dry_run=true")
     seconds = []
     for _ in range(rounds):
         started = time.perf_counter()
-        done = subprocess.run([*COMMAND, *words], check=True, capture_output=True, text=True)
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
         seconds.append(time.perf_counter() - started)
     print(done.stdout.splitlines()[0])
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -50,14 +54,20 @@ def planning(folder: Path, given: Mapping[str, str]) -> None:
     print(f"{median(seconds):.1f} s by the clock (median of {times}), {cpu:.1f} s of CPU (mean)")
 
 
-def first_update(folder: Path, given: Mapping[str, str]) -> None:
+def first_update(folder: Path, words: Sequence[str]) -> None:
     """Prints the seconds of each round: a sweep in a new store, which is stopped then."""
-    for number in range(int(given.get("rounds", "3"))):
+    given = options(words, rounds=3, scale="few_updates")
+    for number in range(given.rounds):
         results = folder / str(number)
-        scale = f"scale={given.get('scale', 'few_updates')}"
-        words = ("sweep=main", scale, "seeds=[0]", f"results={results}")
+        command = (
+            *COMMAND,
+            "sweep=main",
+            f"scale={given.scale}",
+            "seeds=[0]",
+            f"results={results}",
+        )
         started = time.perf_counter()
-        with subprocess.Popen([*COMMAND, *words], stdout=subprocess.DEVNULL) as driver:
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as driver:
             try:
                 while not _has_rows(results):
                     assert driver.poll() is None, driver.returncode
@@ -71,17 +81,18 @@ def _has_rows(results: Path) -> bool:
     return any(path.stat().st_size for path in results.glob("trials/*/metrics.jsonl"))
 
 
-PARTS: Mapping[str, Callable[[Path, Mapping[str, str]], None]] = {
+PARTS: Mapping[str, Callable[[Path, Sequence[str]], None]] = {
     "planning": planning,
     "first_update": first_update,
+    "kills": kills,
 }
 
 
 def main() -> None:
     """Measures one part."""
     part, *words = sys.argv[1:]
-    with TemporaryDirectory(prefix="pipegap-sweep-command-") as folder:
-        PARTS[part](Path(folder), dict(word.split("=") for word in words))
+    with TemporaryDirectory(prefix="pipegap-bench-") as folder:
+        PARTS[part](Path(folder), words)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Gangs of ranks on this machine, a core each, that are timed together."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from bench.timing import medians
 from trainer.base.build import build
 from trainer.base.resources import rank_device, reproducible
 from trainer.config.compose import compose
@@ -72,20 +71,6 @@ def _as_rank(
     own = rank_device(device, heartbeat.rank, shape[0] * shape[1])
     with reproducible(0, 1), joined(store, heartbeat.rank, *shape, own, heartbeat, TIMEOUT) as gang:
         program(gang, send, *arguments)
-
-
-def medians_of_all(gang: Gang, runs: Mapping[str, Run], rounds: int) -> dict[str, float]:
-    """Median seconds of each run, which all ranks begin and end together."""
-
-    def with_others(run: Run) -> Run:
-        def timed() -> None:
-            gang.heartbeat.beat()
-            run()
-            dist.barrier()  # the slowest rank's time is everyone's
-
-        return timed
-
-    return medians({name: with_others(run) for name, run in runs.items()}, rounds)
 
 
 def prepare(num_microbatches: int, pipeline: str, *words: str) -> tuple[dict[str, Any], Parts]:

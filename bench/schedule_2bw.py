@@ -1,6 +1,6 @@
 """Schedules of torch.distributed.pipelining and `Schedule2BW` on stages that sleep.
 
-    python -m bench.sleeping [stages=4] [microbatches=4] [rounds=5]
+    python -m bench.schedule_2bw [stages=4] [microbatches=4] [rounds=5]
 
 Ranks sleep in place of computing, so that two cores are enough; messages, sums over the ranks and
 updates are real. Each schedule stands beside the ideal: its order, in which messages, sums and
@@ -16,9 +16,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from bench.ranks import Run, Send, medians_of_all, on_ranks
 from bench.sleepers import BATCHES, Delayed, Flushed, OfTrials, contenders
-from bench.timing import WARM_UPS, options
+from bench.timing import WARM_UPS, medians_of_all, options
+from tests.support.ranks import Run, Send, on_ranks
 from trainer.ranks.collect import collect
 from trainer.ranks.groups import Gang
 from trainer.schedules.operations import Schedule

@@ -1,6 +1,6 @@
 """A true pipeline of two ranks, one core each, against torch.distributed.pipelining.
 
-    python -m bench.pipelining [microbatches=4] [rounds=5]
+    python -m bench.pipeline [microbatches=4] [rounds=5]
 
 All contenders have one model, microbatches, data, optimizer and global clip, and share processes.
 """
@@ -21,19 +21,18 @@ from torch.distributed.pipelining import (
 )
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from bench.ranks import (
+from bench.timing import medians_of_all, options, table
+from tests.support.ranks import (
     CPU,
     IN_A_ROW,
     RANKS,
     Run,
     Send,
-    medians_of_all,
     modules_of,
     on_ranks,
     ours,
     prepare,
 )
-from bench.timing import options, table
 from trainer.base.build import build
 from trainer.models.loss import cross_entropy
 from trainer.optimizers.routing import kinds

@@ -1,10 +1,9 @@
 """Time over ideal of many drivers that share one store, by simulation of their real queues.
 
-`python -m bench.drivers [drivers=1,2,8,64,256,1000]`: each driver runs one trial at a time; there
-are ten for each driver, of 55 s give or take 5 %. Order, skipping and looks are those of
-sweeps/cluster/queue.py on a store in memory. A trial takes START seconds from its choice to its
-lease, or to the news that another driver was faster. As Tune does, a driver chooses one trial
-ahead. Ideal: one queue without any delay.
+Each driver runs one trial at a time; there are ten for each driver, of 55 s give or take 5 %.
+Order, skipping and looks are those of sweeps/cluster/queue.py on a store in memory. A trial takes
+START seconds from its choice to its lease, or to the news that another driver was faster. As Tune
+does, a driver chooses one trial ahead. Ideal: one queue without any delay.
 """
 
 import heapq
@@ -13,7 +12,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 
-from bench.timing import options
 from sweeps.cluster.queue import TrialQueue, in_order
 from sweeps.store.store import TrialState
 
@@ -128,22 +126,3 @@ def ideal(seconds: list[float], num_drivers: int) -> float:
     for duration in seconds:
         heapq.heapreplace(free, free[0] + duration)
     return max(free)
-
-
-def main() -> None:
-    """Prints a row for each number of drivers."""
-    given = options(drivers="1,2,8,64,256,1000")
-    print("| drivers | trials | time over ideal | late | looks at held trials per s of waiting |")
-    print("| --- | --- | --- | --- | --- |")
-    for num_drivers in map(int, given.drivers.split(",")):
-        done, ratio = simulate(num_drivers)
-        looks = done.num_held / done.waiting if done.waiting else 0.0
-        print(
-            f"| {num_drivers:,} | {len(done.ends):,} | {ratio:.2f} | {done.num_late:,} | "
-            f"{looks:.2f} |",
-            flush=True,
-        )
-
-
-if __name__ == "__main__":
-    main()
