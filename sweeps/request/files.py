@@ -6,9 +6,9 @@ from typing import Any
 
 from trainer.base import documents
 from trainer.base.cli import one_of
+from trainer.base.dropped import refuse_dropped_choice
 from trainer.base.errors import BadInput
 from trainer.base.places import CODE_ROOT, CONF
-from trainer.config.dropped import refuse_dropped_choice
 from trainer.config.names import yamls
 
 ALL, PAPER = "all", "paper"

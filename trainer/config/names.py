@@ -11,9 +11,9 @@ from typing import Any, TypeGuard
 
 import yaml
 
+from trainer.base import dropped
 from trainer.base.build import Node, label, published
 from trainer.base.places import CONF
-from trainer.config import dropped
 
 GROUPS = ("model", "data", "optimizer", "pipeline", "correction", "lr_schedule")
 """What is chosen of a trial; the folders of conf/ that hold its choices."""

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from trainer.base import dropped
 from trainer.base.atomic import always, file_hash, partial, publish, rename
 from trainer.base.errors import BadInput
-from trainer.config import dropped
 from trainer.folder import wellformed
 
 State = dict[str, Any]
