@@ -3,20 +3,12 @@
 from typing import Any
 
 from bench.steps import executor, resolved
-from tests.support import hybrid
 from trainer.executors.emulated import Emulated
 
 DENSE = (
     *("model=nano", "model.num_layers=1", "model.hidden_size=16", "model.intermediate_size=24"),
     *("model.vocab_size=30", "batch_size=4", "seq_len=8"),
 )
-MOE = (
-    *DENSE,
-    *("model=micro_moe", "model.num_heads=2", "model.head_size=8", "model.intermediate_size=16"),
-    "model.num_experts=4",
-)
-BIASED = (*MOE, "model.balance=bias", "model.router=vector")
-HYBRID = (*DENSE, *hybrid.WORDS, "model.num_layers=2", "model.router=vector")
 
 
 def config(*words: str) -> dict[str, Any]:
