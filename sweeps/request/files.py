@@ -6,8 +6,8 @@ from typing import Any
 
 from trainer.base import documents
 from trainer.base.cli import one_of
-from trainer.base.dropped import refuse_dropped_choice
 from trainer.base.errors import BadInput
+from trainer.base.former import refuse_dropped_choice
 from trainer.base.places import CODE_ROOT, CONF
 from trainer.config.names import yamls
 

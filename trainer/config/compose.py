@@ -15,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from trainer.base.dropped import is_dropped
 from trainer.base.errors import BadInput, closest_first
+from trainer.base.former import is_dropped
 from trainer.base.places import CONF
 from trainer.config.names import GROUPS
 from trainer.config.schema import validate

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 
 import yaml
 
-from trainer.base import dropped
+from trainer.base import former
 from trainer.base.build import Node, label, published
 from trainer.base.places import CONF
 
@@ -115,7 +115,7 @@ YOUNGER: Mapping[str, Any] = MappingProxyType(
         "eval_dtype": "float32",
         "deterministic": True,
         "from_pretrained": None,
-        **{key: usual for key, (usual, *_) in dropped.KEYS.items()},
+        **{key: usual for key, (usual, *_) in former.KEYS.items()},
         "model.loss_chunk": None,
         "model.fused_delta_rule": False,
         "optimizer.orthogonalisation": "newton_schulz",

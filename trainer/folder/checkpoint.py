@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from trainer.base import dropped
+from trainer.base import former
 from trainer.base.atomic import always, file_hash, partial, publish, rename
 from trainer.base.errors import BadInput
 from trainer.folder import wellformed
@@ -151,7 +151,7 @@ def load_own(path: Path, trial_id: str) -> State:
 MAY_DIFFER = {
     *("pipeline", "runner", "num_replicas", "device", "num_threads"),
     *("compile", "resume_from"),
-    *dropped.KEYS,
+    *former.KEYS,
     *("results", "out", "save_final", "checkpoint_every", "eval_every", "eval_tokens"),
     *("timeout", "trace", "diagnostics", "choices", "deterministic", "eval_dtype"),
 }
